@@ -1,0 +1,1 @@
+"""What the fabric is and where it runs: fabric file -> spec -> fabric -> files -> lab."""

@@ -1,0 +1,93 @@
+"""Errors as data: what is wrong, where, why, and what to try. Collected, shown together, never a traceback.
+
+A `Problem` is one line for the user (and a hint below it). Rooms raise one of the three errors here; the command
+line prints their problems and leaves with their exit code. Anything else that escapes is a defect of Heddle.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    where: `zone.yml:14`, `--set`, or the part of the machine it is about (`frr`); may be empty.
+    what:  the path and value at fault, as the user wrote it: `queues.buffer: 12parsec`.
+    why:   the reason, as the rest of the sentence: `is not a size`.
+    hint:  what to try, or the command that mends it; may be empty.
+    """
+
+    where: str
+    what: str
+    why: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        """`zone.yml:14  queues.buffer: 12parsec is not a size`, and the hint indented below it."""
+        head = f"{self.where}  {self.what} {self.why}".strip()
+        if not self.hint:
+            return head
+        pad = " " * (len(self.where) + 2 if self.where else 2)
+        return head + "".join(f"\n{pad}{'hint: ' if i == 0 else '      '}{h}" for i, h in enumerate(self.hint.split("\n")))
+
+
+class HeddleError(Exception):
+    """The base of all that a user or a machine can cause; carries problems and an exit code."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("\n".join(str(p) for p in problems))
+        self.problems = problems
+
+
+class CheckError(HeddleError):
+    """A check or a comparison failed (exit code 1)."""
+
+    exit_code = 1
+
+
+class InputError(HeddleError):
+    """What the user asked for is wrong (exit code 2)."""
+
+    exit_code = 2
+
+
+class MachineError(HeddleError):
+    """This machine lacks something (exit code 3); the hint is the command that mends it."""
+
+    exit_code = 3
+
+
+@dataclass(slots=True)
+class Problems:
+    """Collects problems so that all of them are shown at once."""
+
+    found: list[Problem] = field(default_factory=list)
+
+    def add(self, *, where: str, what: str, why: str, hint: str = "") -> None:
+        """Note one problem and go on looking for the next."""
+        self.found.append(Problem(where, what, why, hint))
+
+    def raise_if_any(self, kind: type[HeddleError] = InputError) -> None:
+        """Raise `kind` with everything found, or return when there is nothing."""
+        if self.found:
+            raise kind(*self.found)
+
+
+def nearest(word: str, legal: Iterable[str]) -> str:
+    """The legal word that looks most like `word`, or an empty string when none is near."""
+    matches = difflib.get_close_matches(word.lower(), list(legal), n=1, cutoff=0.6)
+    return matches[0] if matches else ""
+
+
+def did_you_mean(word: str, legal: Iterable[str]) -> str:
+    """A hint with the nearest legal word, or the whole list when nothing is near."""
+    words = list(legal)
+    near = nearest(word, words)
+    return f"did you mean {near}?" if near else "legal here: " + ", ".join(words)

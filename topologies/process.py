@@ -1,0 +1,85 @@
+"""The one way to run an outside command: logged, timed, replayable.
+
+Every command is an argument list; nothing passes through a shell. `Journal` keeps what was run, and prints it as a
+shell script: that is what `./inv up --explain` shows, and it is teaching material too.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from topologies.problems import MachineError, Problem
+
+log = logging.getLogger("heddle.process")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left behind. `seconds` is wall time."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class Journal:
+    """The commands of one piece of work, in order; safe to share between threads."""
+
+    lines: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, argv: Sequence[str], stdin: str | None = None) -> None:
+        """Remember a command, with what it was given on standard input as a here-document."""
+        text = shlex.join(argv)
+        if stdin is not None:
+            text += " <<'EOF'\n" + stdin.rstrip("\n") + "\nEOF"
+        with self._lock:
+            self.lines.append(text)
+
+    def comment(self, text: str) -> None:
+        """Remember something that no command does (a BPF map written, a file placed)."""
+        with self._lock:
+            self.lines.extend("# " + line for line in text.splitlines())
+
+    def script(self) -> str:
+        """The whole as a shell script."""
+        return "#!/bin/sh\nset -e\n" + "\n".join(self.lines) + "\n"
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    stdin: str | None = None,
+    check: bool = True,
+    timeout: float = 60.0,
+    journal: Journal | None = None,
+) -> Done:
+    """Run a command to its end and return what it printed.
+
+    timeout: seconds. Raises MachineError when the command is missing, fails (with `check`) or takes too long; its
+    first error lines are the reason, so that `ip -batch` errors name the line at fault.
+    """
+    if journal is not None:
+        journal.note(argv, stdin)
+    start = time.monotonic()
+    try:
+        proc = subprocess.run(list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    except FileNotFoundError:
+        raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s")) from None
+    done = Done(tuple(argv), proc.returncode, proc.stdout, proc.stderr, time.monotonic() - start)
+    log.debug("%s -> %d in %.3f s", shlex.join(argv), done.code, done.seconds)
+    if check and done.code != 0:
+        said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
+        raise MachineError(Problem("", shlex.join(argv), f"failed with exit code {done.code}: {said}"))
+    return done

@@ -1,0 +1,51 @@
+"""Where a rendered topology runs. One protocol; netns is the first member, containerlab the next.
+
+In:  a rendered `NAME.clab.yml` (never the fabric), so whatever runs here runs in containerlab.
+Out: node handles: a network namespace at a path. Queues, BPF, counters, captures and traffic are written once,
+against handles, and do not know the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from topologies.events import Observer
+from topologies.process import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHandle:
+    """A node of a running lab."""
+
+    name: str
+    netns: Path  # /run/netns/heddle-zone-rtsw1
+
+
+class Runtime(Protocol):
+    """What a runtime can do. Everything is idempotent where its name allows it."""
+
+    name: str
+
+    def exists(self, lab: str) -> bool:
+        """True when anything of that lab (a namespace, a process, a file) is on this machine."""
+
+    def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
+        """Namespaces, links, sysctls, addresses: everything but daemons. MachineError names the node and line."""
+
+    def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
+        """Binds and start scripts: the daemons run when this returns (they need not have converged)."""
+
+    def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
+        """Handles of all nodes of the topology, whether or not they are up."""
+
+    def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
+        """Run argv in the node with this terminal's streams and return its exit code."""
+
+    def capture(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+        """Run argv in the node and return its standard output; MachineError when it fails."""
+
+    def destroy(self, lab: str, observer: Observer) -> int:
+        """End every process and remove every namespace and file of that lab; how many objects were removed."""

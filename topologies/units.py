@@ -1,0 +1,66 @@
+"""Sizes and rates as people write them: `1MB`, `64K`, `100mbit`, `4200`.
+
+Sizes: K, M, G are powers of two, as in nccl-tests (`64K` is 65,536); KB, MB, GB are powers of ten, KiB, MiB, GiB powers
+of two. Rates are bits per second with powers of ten, as tc writes them (`100mbit`, `400gbit`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_NUMBER: Final = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*$")
+_SIZE: Final = {
+    "": 1, "b": 1,
+    "k": 1 << 10, "m": 1 << 20, "g": 1 << 30,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9,
+}  # fmt: skip
+_RATE: Final = {
+    "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9,
+    "bit/s": 1, "kbit/s": 10**3, "mbit/s": 10**6, "gbit/s": 10**9,
+}  # fmt: skip
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes in `text`; ValueError says what is wrong with it."""
+    return _parse(text, _SIZE, "a size", "write bytes as 4200, 64K, 1MB or 2MiB", bare=True)
+
+
+def parse_rate(text: str | int) -> int:
+    """Bits per second in `text`; ValueError says what is wrong with it."""
+    return _parse(text, _RATE, "a rate", "write a rate as 100mbit or 1gbit", bare=False)
+
+
+def _parse(text: str | int, units: dict[str, int], kind: str, hint: str, *, bare: bool) -> int:
+    if isinstance(text, bool) or not isinstance(text, str | int):
+        raise ValueError(f"is not {kind}; {hint}")
+    match = _NUMBER.match(str(text))
+    if match is None:
+        raise ValueError(f"is not {kind}; {hint}")
+    number, unit = match.groups()
+    if unit == "" and not bare:
+        raise ValueError(f"has no unit; {hint}")
+    factor = units.get(unit.lower())
+    if factor is None:
+        raise ValueError(f"has the unit {unit}, which {kind} cannot have; {hint}")
+    value = float(number) * factor
+    if value != int(value):
+        raise ValueError(f"is not a whole number of {'bytes' if bare else 'bits per second'}; {hint}")
+    return int(value)
+
+
+def format_size(count: int) -> str:
+    """Bytes for people: `4 KiB`, `1.5 MiB`."""
+    for name, unit in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= unit:
+            return f"{count / unit:.4g} {name}"
+    return f"{count} B"
+
+
+def format_rate(bps: int) -> str:
+    """Bits per second as tc writes them: `100mbit`."""
+    for name, unit in (("gbit", 10**9), ("mbit", 10**6), ("kbit", 10**3)):
+        if bps >= unit and bps % unit == 0:
+            return f"{bps // unit}{name}"
+    return f"{bps}bit"
