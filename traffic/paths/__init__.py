@@ -1,0 +1,1 @@
+"""Where every queue pair went: predicted, asked of the kernel, measured; and whether the three agree."""
