@@ -7,10 +7,21 @@ QP numbers, source ports and packet sequence numbers are functions of the fabric
 
 from __future__ import annotations
 
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from topologies.fabric import Fabric, Port
+from topologies.problems import InputError, Problem, did_you_mean
+from traffic.collectives import find_pattern
+from traffic.nic.sport import sport_for_qps
+from traffic.options import RunOptions, SourcePorts
+
 ROCE_PORT: Final = 4791
+WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
+MIN_QP_WINDOW: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +70,122 @@ class Flow:
     qpn: int  # destination QP number
     first_hop: str  # ingress port at the source's RTSW: rtsw1:eth5
     dport: int = ROCE_PORT
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a run will do."""
+
+    lab: str
+    k: int
+    ib_mtu: int
+    options: RunOptions
+    endpoints: tuple[Endpoint, ...]  # by rank
+    qps: tuple[Qp, ...]  # by connection, then index
+
+    @property
+    def window(self) -> int:
+        """Packets that one QP may have unacknowledged."""
+        return self.options.window or max(MIN_QP_WINDOW, WINDOW_PACKETS // self.options.qps)
+
+    def flows(self) -> tuple[Flow, ...]:
+        """The data direction of every QP, in the order of `qps`."""
+        by_rank = self.endpoints
+        return tuple(
+            Flow(
+                by_rank[q.src_rank].host,
+                by_rank[q.dst_rank].host,
+                by_rank[q.src_rank].ip,
+                by_rank[q.dst_rank].ip,
+                q.sport,
+                q.dst_qpn,
+                by_rank[q.src_rank].first_hop,
+            )
+            for q in self.qps
+        )
+
+
+def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
+    """Place the ranks, open the QPs; InputError when the fabric has no such ranks or hosts."""
+    pattern = find_pattern(options.collective, options.algorithm)
+    endpoints = place(fabric, options)
+    numbers = _QpNumbers(fabric.name, endpoints)
+    qps = []
+    for src, dst in sorted(pattern.peers(len(endpoints))):
+        for index in range(options.qps):
+            mine, theirs = numbers.next(src), numbers.next(dst)
+            sport = _source_port(options.source_ports, index, mine, theirs)
+            qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
+    return Plan(fabric.name, fabric.spec.k, fabric.spec.roce.ib_mtu, options, endpoints, tuple(qps))
+
+
+def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
+    """Rank -> NIC. `block` fills rack by rack, `cyclic` deals one to each rack in turn, or the hosts are named."""
+    nics = [port for host in fabric.hosts for port in host.ports]
+    if options.placement == "cyclic":
+        racks: dict[int, list[Port]] = defaultdict(list)
+        for port in nics:
+            racks[fabric.by_name[port.node].rack or 0].append(port)
+        deepest = max(len(r) for r in racks.values())
+        nics = [r[i] for i in range(deepest) for r in racks.values() if i < len(r)]
+    elif options.placement != "block":
+        nics = _named(fabric, options.placement)
+    ranks = options.ranks or len(nics)
+    if ranks > len(nics):
+        hint = f"try --ranks {len(nics)}, or more racks, hosts_per_rack or nics_per_host in the fabric file"
+        raise InputError(Problem("", f"--ranks {ranks}", f"is more than the {len(nics)} NICs to place them on", hint))
+    if ranks < 2:
+        raise InputError(
+            Problem("", f"--ranks {ranks}", "is too few: a collective needs two", "a fabric of two hosts or more has them")
+        )
+    return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
+
+
+def _named(fabric: Fabric, placement: str) -> list[Port]:
+    nics: list[Port] = []
+    names = [host.name for host in fabric.hosts]
+    words = placement.split(",")
+    for word in words:
+        host = fabric.by_name.get(word)
+        if host is None or word not in names:
+            hint = did_you_mean(word, ["block", "cyclic", *names]) if len(words) == 1 else did_you_mean(word, names)
+            raise InputError(Problem("", f"--placement {placement}", f"names {word}, which is no host here", hint))
+        nics.extend(host.ports)
+    if len(set(words)) != len(words):
+        raise InputError(Problem("", f"--placement {placement}", "names a host twice", "each NIC carries one rank"))
+    return nics
+
+
+def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
+    gateway = fabric.by_name[port.peer_node].port(port.peer_port)
+    if port.address is None or gateway.address is None:
+        raise ValueError(f"{port.ref} has no address")  # shapes give every host link one
+    return Endpoint(
+        rank, port.node, port.name, str(port.address.ip), port.mac,
+        str(gateway.address.ip), gateway.mac, gateway.ref, port.rate_bps, port.mtu,
+    )  # fmt: skip
+
+
+class _QpNumbers:
+    """Hands out QP numbers as NICs do: one after the other, from a start that differs from NIC to NIC."""
+
+    def __init__(self, lab: str, endpoints: Sequence[Endpoint]) -> None:
+        self._lab = lab
+        self._nics = [e.nic for e in endpoints]
+        # 0 and 1 are management QPs (IBTA vol. 1, section 3.9); starts stay well inside 24 bits.
+        self._next = [0x100 + (zlib.crc32(f"{lab}/{nic}".encode()) & 0xFFFFF) for nic in self._nics]
+
+    def next(self, rank: int) -> int:
+        """The next free QP number of that rank's NIC."""
+        self._next[rank] += 1
+        return self._next[rank]
+
+    def psn(self, rank: int, qpn: int) -> int:
+        """A 24-bit first PSN: any value may come, those near the wrap too."""
+        return zlib.crc32(f"{self._lab}/{self._nics[rank]}/{qpn}/psn".encode()) & 0xFFFFFF
+
+
+def _source_port(how: SourcePorts, index: int, src_qpn: int, dst_qpn: int) -> int:
+    if how.mode == "qpn":
+        return sport_for_qps(src_qpn, dst_qpn)
+    return how.ports[index % len(how.ports)]

@@ -1,0 +1,1 @@
+"""The hosts' NICs: RC queue pairs, and the packet sockets that carry their frames."""

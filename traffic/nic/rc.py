@@ -1,0 +1,310 @@
+"""A reliable connection (RC) as InfiniBand defines it, without sockets and clocks: pure state, driven from outside.
+
+In:  messages to write (`Requester.post`), packets and acknowledgements that arrived, the time.
+Out: bursts of packets to send (`Requester.take`), what to answer (`Responder.receive`).
+Go-back-N: a lost packet, a NAK or a time-out makes the requester send again from the oldest packet not acknowledged.
+PSNs are 24 bits on the wire and unbounded integers in here (IBTA vol. 1, section 9.7).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+PSN_MASK: Final = 0xFFFFFF
+PSN_HALF: Final = 0x800000
+NEVER: Final = float("inf")
+
+# AETH syndromes (IBTA vol. 1, table 44; Linux rxe_hdr.h)
+ACK: Final = 0x1F  # no end-to-end credit limit
+NAK_PSN: Final = 0x60
+NAK_INVALID: Final = 0x61
+NAK_ACCESS: Final = 0x62
+
+
+@dataclass(frozen=True, slots=True)
+class RcParams:
+    """How a connection behaves. Times in seconds, sizes in bytes, the window in packets."""
+
+    mtu: int = 4096
+    window: int = 64
+    ack_every: int = 8
+    timeout_s: float = 0.54
+    retries: int = 7
+
+
+@dataclass(slots=True)
+class Message:
+    """One RDMA WRITE with immediate. `first` is its first PSN (unbounded), `packets` how many it has."""
+
+    payload: memoryview
+    va: int
+    rkey: int
+    imm: int
+    first: int = 0
+    packets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Consecutive packets of one message: `count` from packet `index` on, the first with PSN `psn` (24 bits)."""
+
+    message: Message
+    index: int
+    count: int
+    psn: int
+
+
+@dataclass(slots=True)
+class RequesterCounters:
+    """What a requester did, in packets unless named otherwise."""
+
+    sent: int = 0
+    sent_bytes: int = 0  # frame bytes, added by who builds the frames
+    retransmitted: int = 0
+    naks: int = 0
+    timeouts: int = 0
+
+
+class Requester:
+    """The sending half of a QP."""
+
+    __slots__ = (
+        "_queue",
+        "_tail",
+        "_tries",
+        "_unsent",
+        "counters",
+        "deadline",
+        "error",
+        "next",
+        "params",
+        "tried",
+        "una",
+    )
+
+    def __init__(self, params: RcParams, psn: int) -> None:
+        self.params = params
+        self.una = psn  # oldest PSN not acknowledged
+        self.next = psn  # next PSN to send
+        self.tried = psn  # one past the highest PSN ever sent
+        self._tail = psn  # one past the last PSN of what is posted
+        self._queue: deque[Message] = deque()  # messages not wholly acknowledged, oldest first
+        self._unsent = 0  # index in _queue of the message that `next` stands in
+        self._tries = 0
+        self.deadline = NEVER
+        self.error = ""
+        self.counters = RequesterCounters()
+
+    @property
+    def idle(self) -> bool:
+        """True when everything that was posted is acknowledged."""
+        return self.una == self._tail
+
+    @property
+    def ready(self) -> int:
+        """How many packets may be sent now."""
+        return 0 if self.error else min(self._tail, self.una + self.params.window) - self.next
+
+    def post(self, message: Message) -> None:
+        """Queue a message; it is sent in order, when the window allows."""
+        message.first = self._tail
+        message.packets = max(1, -(-len(message.payload) // self.params.mtu))
+        self._tail += message.packets
+        self._queue.append(message)
+
+    def take(self, limit: int, now: float) -> list[Burst]:
+        """Up to `limit` packets to send now, as bursts. They count as sent; starts the retransmission timer."""
+        bursts: list[Burst] = []
+        room = min(limit, self.ready)
+        while room > 0:
+            message = self._queue[self._unsent]
+            index = self.next - message.first
+            count = min(room, message.packets - index)
+            bursts.append(Burst(message, index, count, self.next & PSN_MASK))
+            self.next += count
+            room -= count
+            if index + count == message.packets:
+                self._unsent += 1
+        if bursts:
+            sent = sum(b.count for b in bursts)
+            self.counters.sent += sent
+            self.counters.retransmitted += max(0, min(self.tried, self.next) - (self.next - sent))
+            self.tried = max(self.tried, self.next)
+            if self.deadline == NEVER:
+                self.deadline = now + self.params.timeout_s
+        return bursts
+
+    def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
+        """An ACK or NAK for `psn` (24 bits) arrived."""
+        at = self._unwrap(psn)
+        if syndrome & 0x60 == 0:
+            self._advance(at + 1, now)
+        elif syndrome == NAK_PSN:
+            self.counters.naks += 1
+            self._advance(at, now)
+            if at == self.una and self.una < self.tried:
+                self._rewind(now)
+        else:
+            self._fail(f"the receiver refused a write (AETH syndrome 0x{syndrome:02x})")
+
+    def expire(self, now: float) -> None:
+        """The time is `now`: go back to the oldest unacknowledged packet if the timer ran out, or give up."""
+        if now < self.deadline:
+            return
+        self.counters.timeouts += 1
+        self._tries += 1
+        if self._tries > self.params.retries:
+            self._fail(f"no acknowledgement after {self.params.retries} retries of {self.params.timeout_s:.3g} s")
+        else:
+            self._rewind(now)
+
+    def _fail(self, why: str) -> None:
+        self.error = why
+        self.deadline = NEVER
+
+    def _unwrap(self, psn: int) -> int:
+        """The unbounded PSN nearest to `una` that has these 24 bits."""
+        return self.una + ((psn - self.una + PSN_HALF) & PSN_MASK) - PSN_HALF
+
+    def _advance(self, una: int, now: float) -> None:
+        if not self.una < una <= self.tried:
+            return  # old news, or an acknowledgement of what was never sent
+        self.una = una
+        self._tries = 0
+        while self._queue and self._queue[0].first + self._queue[0].packets <= una:
+            self._queue.popleft()
+            self._unsent -= 1
+        if self.next <= una:  # acknowledged while going back: go on from there
+            self.next = una
+            self._unsent = 0
+        self.deadline = NEVER if self.una == self.next else now + self.params.timeout_s
+
+    def _rewind(self, now: float) -> None:
+        self.next = self.una
+        self._unsent = 0
+        self.deadline = now + self.params.timeout_s
+
+
+class Access(Protocol):
+    """What a responder writes into: the memory of one rank."""
+
+    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
+        """The bytes [va, va+length), or None when no such region is open to that key."""
+
+    def arrived(self, imm: int) -> None:
+        """A message with this immediate is complete."""
+
+
+@dataclass(slots=True)
+class ResponderCounters:
+    """What a responder saw, in packets; `duplicates` and `out_of_order` were not accepted."""
+
+    received: int = 0
+    duplicates: int = 0
+    out_of_order: int = 0
+    invalid: int = 0
+    naks: int = 0
+
+
+class Responder:
+    """The receiving half of a QP: takes packets in order, writes them to memory, says what to answer."""
+
+    __slots__ = (
+        "_at",
+        "_left",
+        "_nak_sent",
+        "_psn",
+        "_target",
+        "ack_due",
+        "counters",
+        "memory",
+        "msn",
+        "params",
+        "reply",
+    )
+
+    def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
+        self.params = params
+        self.memory = memory
+        self.msn = 0
+        self.ack_due = False
+        self.reply: tuple[int, int] | None = None  # a NAK to send: (PSN, syndrome)
+        self.counters = ResponderCounters()
+        self._psn = psn & PSN_MASK  # the PSN that must come next
+        self._nak_sent = False
+        self._target: memoryview | None = None  # what the current message is written to
+        self._at = 0
+        self._left = 0
+
+    @property
+    def acked(self) -> int:
+        """The PSN that an ACK sent now carries: the last one taken in order."""
+        return (self._psn - 1) & PSN_MASK
+
+    def receive(self, packet: WritePacket, payload: memoryview) -> None:
+        """A data packet with a right ICRC arrived. Afterwards `ack_due` and `reply` say what to send."""
+        ahead = (packet.psn - self._psn + PSN_HALF & PSN_MASK) - PSN_HALF
+        if ahead < 0:
+            self.counters.duplicates += 1
+            self.ack_due = True  # the ACK of it was lost, or a time-out came too early: say again where we are
+            return
+        if ahead > 0:
+            self.counters.out_of_order += 1
+            if not self._nak_sent:  # one NAK a gap, until what is missing arrives
+                self._nak(NAK_PSN)
+            return
+        problem = self._write(packet, payload)
+        if problem:
+            self.counters.invalid += 1
+            self._nak(problem)
+            return
+        self.counters.received += 1
+        self._psn = (self._psn + 1) & PSN_MASK
+        self._nak_sent = False
+        if packet.ack_request:
+            self.ack_due = True
+        if packet.last:
+            self.msn = (self.msn + 1) & PSN_MASK
+            if packet.imm is not None:
+                self.memory.arrived(packet.imm)
+
+    def _nak(self, syndrome: int) -> None:
+        self.counters.naks += 1
+        self._nak_sent = True
+        self.reply = (self._psn, syndrome)
+
+    def _write(self, packet: WritePacket, payload: memoryview) -> int:
+        """Copy a packet's payload to where it belongs; 0, or the syndrome that says what is wrong with it."""
+        size = len(payload)
+        if packet.first:
+            if self._target is not None or packet.reth is None:
+                return NAK_INVALID
+            va, rkey, length = packet.reth
+            target = self.memory.resolve(va, rkey, length)
+            if target is None:
+                return NAK_ACCESS
+            self._target, self._at, self._left = target, 0, length
+        if self._target is None or size > self._left or (not packet.last and size != self.params.mtu):
+            return NAK_INVALID
+        if packet.last and size != self._left:
+            return NAK_INVALID
+        self._target[self._at : self._at + size] = payload
+        self._at += size
+        self._left -= size
+        if packet.last:
+            self._target = None
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class WritePacket:
+    """The headers of an RDMA WRITE packet, as a responder needs them. `reth` is (va, rkey, length)."""
+
+    psn: int
+    first: bool
+    last: bool
+    ack_request: bool
+    reth: tuple[int, int, int] | None = None
+    imm: int | None = None
