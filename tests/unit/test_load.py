@@ -1,0 +1,114 @@
+"""Fabric files: what is read, what overrides do, and what mistakes outside the file look like."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from topologies.load import load_fabric, presets
+from topologies.problems import InputError
+from topologies.yamlfile import MAX_BYTES
+
+
+def problems(name_or_path: str, *overrides: str, name: str | None = None) -> str:
+    with pytest.raises(InputError) as caught:
+        load_fabric(name_or_path, name=name, overrides=overrides)
+    return str(caught.value)
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "my fabric.yml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_right_and_named_like_its_file(name: str) -> None:
+    assert load_fabric(name).name == name
+
+
+def test_a_file_is_read_with_its_units(tmp_path: Path) -> None:
+    spec = load_fabric(write(tmp_path, "name: a\nracks: 3\nctsw: 5\nlink: {host: 1gbit, mtu: 9000}\n"))
+    assert (spec.link.host, spec.link.mtu, spec.racks) == (10**9, 9000, 3)
+
+
+def test_words_are_read_as_yaml_1_2_reads_them(tmp_path: Path) -> None:
+    assert load_fabric(write(tmp_path, "name: no\nracks: 1\nctsw: 1\n")).name == "no"
+
+
+def test_aliases_are_followed(tmp_path: Path) -> None:
+    spec = load_fabric(write(tmp_path, "name: a\nracks: &n 3\nctsw: *n\n"))
+    assert (spec.racks, spec.ctsw) == (3, 3)
+
+
+def test_overrides_win_over_the_file_and_the_last_wins() -> None:
+    spec = load_fabric("tiny", overrides=["routing.ecmp=e-ecmp", "link.host=1gbit", "racks=3", "racks=4"])
+    assert (spec.routing.ecmp, spec.link.host, spec.racks) == ("e-ecmp", 10**9, 4)
+
+
+def test_the_name_can_be_given_apart() -> None:
+    assert load_fabric("tiny", name="other").name == "other"
+    assert problems("tiny", name="Too-Long-A-Name").startswith("--name  name: Too-Long-A-Name is not a legal name")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("routing.ecmp", "is not path=value"),
+        ("=3", "is not path=value"),
+        ("a..b=3", "is not path=value"),
+        ("routing.emcp=flow", "did you mean ecmp?"),
+        ("ecmp=flow", "did you mean routing.ecmp?"),
+        ("racks=many", "racks: many is not a whole number"),
+        ("racks=", "racks has no value"),
+        ("racks=[", "is not YAML"),
+        ("link.host.rate=3", "link.host is not a rate"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, said: str) -> None:
+    text = problems("tiny", override)
+    assert said in text
+    assert text.startswith("--set")
+
+
+def test_errors_of_file_and_overrides_come_together(tmp_path: Path) -> None:
+    text = problems(write(tmp_path, "name: a\nracks: 0\nctsw: 2\n"), "link.mtu=17", "queues.bufer=1MB")
+    assert "racks: 0" in text
+    assert "link.mtu: 17" in text
+    assert "did you mean buffer?" in text
+
+
+def test_a_preset_misspelt_is_hinted() -> None:
+    assert problems("zoen") == "zoen is neither a preset nor a file\n  hint: did you mean zone?"
+    assert "presets: demo, tiny, zone" in problems("something")
+
+
+def test_a_missing_file_hints_its_neighbour(tmp_path: Path) -> None:
+    write(tmp_path, "name: a\n")
+    assert "did you mean my fabric.yml?" in problems(str(tmp_path / "my fabrik.yml"))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "/"])
+def test_no_odd_name_gets_through(name: str) -> None:
+    assert problems(name)
+
+
+def test_a_directory_is_no_fabric(tmp_path: Path) -> None:
+    assert "is a directory" in problems(str(tmp_path))
+
+
+def test_a_file_that_never_ends_is_not_read_to_its_end() -> None:
+    assert f"is larger than {MAX_BYTES // 1024} KiB" in problems("/dev/zero")
+
+
+def test_hostile_files_are_answered_quickly(tmp_path: Path) -> None:
+    start = time.monotonic()
+    for text in ("[" * 60_000, "a: " + "9" * 60_000, "- " * 30_000, "{" * 60_000, '"' * 60_000, "&a " * 20_000):
+        assert problems(write(tmp_path, text))
+    assert time.monotonic() - start < 10
+
+
+def test_no_control_character_reaches_the_terminal(tmp_path: Path) -> None:
+    assert "\x1b" not in problems(write(tmp_path, 'name: "\\e[31mred"\nracks: 1\nctsw: 1\n'))

@@ -1,0 +1,229 @@
+"""YAML as plain data with a line number for every key, and problems instead of exceptions.
+
+In:  the text of a small YAML file.
+Out: Document: the data, and for every dotted path its line and its value as the user wrote it.
+The node tree is read, not the loaded data: only nodes know their lines, and only there duplicate keys still show.
+Words are read as YAML 1.2 reads them (`no` and `on` are words; only true and false are booleans): people write
+`racks: 0o17` or `name: no` less often than they are bitten by YAML 1.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from topologies.problems import InputError, Problem, Problems
+
+MAX_BYTES: Final = 64 * 1024
+MAX_VALUES: Final = 20_000  # after aliases are expanded: a YAML bomb is small on disk
+MAX_DEPTH: Final = 16
+
+Step = str | int
+Trail = tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a key stands, and its value as the user wrote it (empty for a group or a list)."""
+
+    where: str
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Document:
+    """Plain data with a mark for every path in it."""
+
+    data: dict[str, Any]
+    source: str
+    marks: dict[Trail, Mark] = field(default_factory=dict)
+
+    def where(self, trail: Trail) -> str:
+        """`zone.yml:14` for the path, or for its nearest parent that is in the file."""
+        for length in range(len(trail), -1, -1):
+            if trail[:length] in self.marks:
+                return self.marks[trail[:length]].where
+        return self.source
+
+    def text(self, trail: Trail) -> str:
+        """The value as written, or an empty string for a group, a list, or a key that is not there."""
+        mark = self.marks.get(trail)
+        return mark.text if mark else ""
+
+
+def dotted(trail: Trail) -> str:
+    """`queues.lossless[0]`."""
+    out = ""
+    for step in trail:
+        out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else step
+    return out
+
+
+def read_text(path: Path, source: str) -> str:
+    """The text of a file of at most 64 KiB in UTF-8; InputError says what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(Problem("", source, "is not a file here", "check the path")) from None
+    except IsADirectoryError:
+        raise InputError(Problem("", source, "is a directory", "name the .yml file in it")) from None
+    except OSError as error:
+        raise InputError(Problem("", source, f"cannot be read: {error.strerror}")) from None
+    if len(raw) > MAX_BYTES:
+        raise InputError(Problem("", source, f"is larger than {MAX_BYTES // 1024} KiB, no fabric file needs that"))
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        why = f"is not UTF-8 text (byte 0x{raw[error.start]:02x})"
+        raise InputError(Problem(f"{source}:{line}", "the file", why, "save it as UTF-8")) from None
+
+
+def parse(text: str, source: str) -> Document:
+    """Read a mapping; InputError carries every problem found (syntax, duplicate keys, depth, size, tags)."""
+    node = _compose(text, source)
+    if node is None:
+        raise InputError(Problem(source, "the file", "is empty", "presets are examples: topologies/presets/tiny.yml"))
+    reader = _Reader(lambda n: f"{source}:{n.start_mark.line + 1}")
+    data = reader.read(node, ())
+    reader.problems.raise_if_any()
+    if not isinstance(data, dict):
+        kind = "a list" if isinstance(data, list) else "a single value"
+        hint = "write it as lines of key: value, as in topologies/presets/tiny.yml"
+        raise InputError(Problem(reader.at(node), "the file", f"holds {kind}, not keys and values", hint))
+    return Document(data, source, reader.marks)
+
+
+def parse_value(text: str, where: str, trail: Trail) -> tuple[Any, dict[Trail, Mark]]:
+    """Read one value given outside a file (`--set queues.buffer=1MB`); marks all carry `where`."""
+    node = _compose(text, where)
+    if node is None:
+        return None, {trail: Mark(where)}
+    reader = _Reader(lambda _: where)
+    data = reader.read(node, trail)
+    reader.problems.raise_if_any()
+    return data, reader.marks
+
+
+def _compose(text: str, source: str) -> yaml.Node | None:
+    try:
+        _check_depth(text, source)
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        raise InputError(_syntax(error, text, source)) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        code = error.character if isinstance(error.character, int) else ord(str(error.character)[:1])
+        what = f"character U+{code:04X}"
+        raise InputError(Problem(f"{source}:{line}", what, "is not allowed in YAML", "remove it")) from None
+
+
+def _check_depth(text: str, source: str) -> None:
+    # compose recurses once a level; the event stream does not, so depth is known before anything recurses.
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            where = f"{source}:{event.start_mark.line + 1}" if event.start_mark else source
+            raise InputError(Problem(where, "the file", f"is nested deeper than {MAX_DEPTH} levels"))
+
+
+def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    line = mark.line + 1 if mark else 1
+    said = (error.problem or "something is not YAML here").strip()
+    rows = text.splitlines()
+    row = rows[line - 1] if line <= len(rows) else ""
+    hint = ""
+    if "\t" in row[: len(row) - len(row.lstrip())] or "'\\t'" in said:
+        return Problem(f"{source}:{line}", "the line", "is indented with a tab, which YAML forbids", "use spaces")
+    if "mapping values are not allowed" in said:
+        hint = "a text with ': ' in it needs quotes; if it is a key, check the indentation"
+    elif "expected <block end>" in said:
+        hint = "check that keys of one group are indented alike"
+    elif "could not find expected ':'" in said:
+        hint = "every key needs a colon and a space before its value"
+    elif isinstance(error, yaml.composer.ComposerError) and "single document" in str(error.context):
+        return Problem(f"{source}:{line}", "the file", "holds more than one document", "keep what stands above ---")
+    shown = f"column {mark.column + 1}" if mark else "the line"
+    return Problem(f"{source}:{line}", shown, f"is not YAML: {said}", hint)
+
+
+_NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT: Final = re.compile(r"[-+]?[0-9]{1,300}")
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
+_TAGS: Final = frozenset({"!"}).union(
+    f"tag:yaml.org,2002:{t}" for t in ("null", "bool", "int", "float", "str", "timestamp", "map", "seq")
+)
+
+
+def _scalar(node: yaml.Node) -> Any:
+    word = str(node.value)
+    if not isinstance(node, yaml.ScalarNode) or node.style is not None or word in ("<<", "="):
+        return word
+    if word in _NULL:
+        return None
+    if word in _BOOL:
+        return _BOOL[word]
+    if _INT.fullmatch(word):
+        return int(word)
+    return float(word) if _FLOAT.fullmatch(word) else word
+
+
+@dataclass(slots=True)
+class _Reader:
+    at: Callable[[yaml.Node], str]
+    marks: dict[Trail, Mark] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+    values: int = 0
+
+    def read(self, node: yaml.Node, trail: Trail) -> Any:
+        self.values += 1
+        if self.values > MAX_VALUES or len(trail) > MAX_DEPTH:
+            why = f"grows beyond {MAX_VALUES} values" if self.values > MAX_VALUES else "repeats itself without end"
+            hint = "write the values out instead of using aliases (*name)"
+            raise InputError(Problem(self.at(node), "the file", f"{why} when its aliases are followed", hint))
+        self.marks.setdefault(trail, Mark(self.at(node)))
+        if node.tag not in _TAGS and node.value not in ("<<", "="):
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")[:60]
+            self.problems.add(where=self.at(node), what=dotted(trail), why=f"has the tag {tag}, which is not read here")
+        if isinstance(node, yaml.MappingNode):
+            return dict(self._pairs(node, trail))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(item, (*trail, i)) for i, item in enumerate(node.value)]
+        shown = str(node.value) if len(str(node.value)) <= 60 else str(node.value)[:57] + "..."
+        self.marks[trail] = Mark(self.marks[trail].where, _printable(shown))
+        return _scalar(node)
+
+    def _pairs(self, node: yaml.MappingNode, trail: Trail) -> Iterator[tuple[str, Any]]:
+        seen: dict[str, str] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                what = dotted(trail) or "the file"
+                self.problems.add(where=self.at(key_node), what=what, why="has a list or a group as a key")
+                continue
+            key = _printable(str(key_node.value))[:60]
+            here = (*trail, key)
+            where = self.at(key_node)
+            if key in seen:
+                why = f"is there twice, first in line {seen[key].rpartition(':')[2]}"
+                self.problems.add(where=where, what=dotted(here), why=why, hint="keep one of the two")
+                continue
+            seen[key] = where
+            self.marks[here] = Mark(where)
+            yield key, self.read(value_node, here)
+
+
+def _printable(text: str) -> str:
+    # What the user wrote is shown again on a terminal: no control characters may get there.
+    return "".join(c if c.isprintable() else "?" for c in text)
