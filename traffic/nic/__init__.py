@@ -1,1 +1,1 @@
-"""The hosts' NICs: RC queue pairs, and the packet sockets that carry their frames."""
+"""What a NIC does: frames, queue pairs, pacing. Its wire is `wire`, `frames`, `parse` and `socket`."""

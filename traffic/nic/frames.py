@@ -1,0 +1,267 @@
+"""Building RoCEv2 frames in batches, for AF_PACKET.
+
+In:  FlowHeader (one per queue pair and direction) and payload bytes.
+Out: frames in a SendBatch, ready for one sendmmsg.
+What is the same in all packets of a kind (addresses, lengths, checksum, opcode, destination QP) is made once and kept
+as a Template, with the state of the ICRC behind it; a packet costs its PSN word, its payload and one zlib call. UDP
+checksum is 0 and IPv4 has DF and identification 0, as soft-RoCE and NICs send. Reading frames is in parse.py.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import zlib
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from traffic.nic.buffers import BATCH, FrameBuffer, frame_bytes_for
+from traffic.nic.icrc import prefix_state
+from traffic.nic.wire import (
+    ACK,
+    CNP,
+    CNP_BYTES,
+    DEFAULT_PKEY,
+    ETHERTYPE_IPV4,
+    EXT_AT,
+    EXTRA_BYTES,
+    ICRC_BYTES,
+    IP_AT,
+    IPV4_NO_OPTIONS,
+    PROTO_UDP,
+    PSN_MASK,
+    PSN_WORD_AT,
+    QPN_MASK,
+    ROCE_PORT,
+    UDP_AT,
+    WRITE_MIDDLE,
+)
+
+Payload: TypeAlias = bytes | bytearray | memoryview  # of bytes (format B); of a uint8 array, array.data
+Reth: TypeAlias = tuple[int, int, int]  # virtual address (64 bits), remote key (32), length of the whole message (32)
+
+ACKREQ: Final = 1 << 31  # in the PSN word
+_DONT_FRAGMENT: Final = 0x4000
+_TEMPLATES_KEPT: Final = 512  # per flow; a sweep over odd sizes must not grow without end
+
+_ETH = struct.Struct(">6s6sH")
+_IP = struct.Struct(">BBHHHBBH4s4s")
+_UDP = struct.Struct(">HHHH")
+_BTH8 = struct.Struct(">BBHI")
+_WORD = struct.Struct(">I")
+_RETH = struct.Struct(">QII")
+_ACK_TAIL = struct.Struct(">II")
+_ICRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """All packets of one flow with the same opcode, payload length and flags, up to their PSN.
+
+    prefix: the first 50 bytes of the frame (Ethernet, IPv4, UDP, BTH up to the destination QP), also as an array.
+    state:  the ICRC's state after them.
+    """
+
+    prefix: bytes
+    row: npt.NDArray[np.uint8]
+    state: int
+    payload_at: int
+    payload_bytes: int
+    icrc_at: int
+    frame_bytes: int
+
+
+def ip_checksum(header: bytes) -> int:
+    """The internet checksum (RFC 1071) of an IPv4 header whose checksum field is zero; 0 for a header that is right."""
+    total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+class FlowHeader:
+    """What all packets from one QP to its peer share: addresses, source port, traffic class, the peer's QP number."""
+
+    def __init__(
+        self,
+        *,
+        src_mac: str,
+        dst_mac: str,
+        src_ip: str,
+        dst_ip: str,
+        sport: int,
+        dqpn: int,
+        tos: int = 0,
+        ttl: int = 64,
+        pkey: int = DEFAULT_PKEY,
+    ) -> None:
+        """MACs as `02:00:..`, IPv4 addresses as text, tos is DSCP << 2 | ECN; ValueError for text that is neither."""
+        self.src_mac = bytes.fromhex(src_mac.replace(":", ""))
+        self.dst_mac = bytes.fromhex(dst_mac.replace(":", ""))
+        self.src_ip = ipaddress.IPv4Address(src_ip).packed
+        self.dst_ip = ipaddress.IPv4Address(dst_ip).packed
+        self.sport = sport
+        self.dqpn = dqpn & QPN_MASK
+        self.tos = tos
+        self.ttl = ttl
+        self.pkey = pkey
+        self._templates: dict[tuple[int, int, bool], Template] = {}
+
+    def template(self, opcode: int, payload_bytes: int = 0, solicited: bool = False) -> Template:
+        """The template of a kind of packet; KeyError for an opcode that is not in wire.EXTENSIONS."""
+        key = (opcode, payload_bytes, solicited)
+        found = self._templates.get(key)
+        if found is None:
+            if len(self._templates) >= _TEMPLATES_KEPT:
+                self._templates.clear()
+            found = self._templates[key] = self._make(opcode, payload_bytes, solicited)
+        return found
+
+    def _make(self, opcode: int, payload_bytes: int, solicited: bool) -> Template:
+        pad = -payload_bytes % 4
+        payload_at = EXT_AT + EXTRA_BYTES[opcode]
+        icrc_at = payload_at + payload_bytes + pad
+        frame_bytes = icrc_at + ICRC_BYTES
+        prefix = self._eth_ip_udp(frame_bytes) + _BTH8.pack(
+            opcode,
+            solicited << 7 | pad << 4,
+            self.pkey,
+            (1 << 30 if opcode == CNP else 0) | self.dqpn,
+        )
+        # The headers are masked up to BTH byte 4; the destination QP goes into the kept state as it is.
+        state, covered = prefix_state(prefix[IP_AT:].ljust(frame_bytes - IP_AT, b"\0"))
+        state = zlib.crc32(prefix[IP_AT + covered :], state)
+        row = np.frombuffer(prefix, np.uint8)
+        return Template(prefix, row, state, payload_at, payload_bytes, icrc_at, frame_bytes)
+
+    def _eth_ip_udp(self, frame_bytes: int) -> bytes:
+        eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV4)
+        ip = (IPV4_NO_OPTIONS, self.tos, frame_bytes - IP_AT, 0, _DONT_FRAGMENT, self.ttl, PROTO_UDP)
+        checksum = ip_checksum(_IP.pack(*ip, 0, self.src_ip, self.dst_ip))
+        udp = _UDP.pack(self.sport, ROCE_PORT, frame_bytes - UDP_AT, 0)
+        return eth + _IP.pack(*ip, checksum, self.src_ip, self.dst_ip) + udp
+
+
+class SendBatch(FrameBuffer):
+    """Frames to be sent together. Every `put_*` writes whole frames into slots and notes their lengths.
+
+    Put frames into slots 0, 1, 2, ... and hand the batch with their number to PacketSocket.send.
+    """
+
+    def __init__(self, mtu_bytes: int = 4096, slots: int = BATCH) -> None:
+        """Room for any packet of a QP with this IB MTU (the largest payload of a packet, bytes)."""
+        super().__init__(frame_bytes_for(mtu_bytes), slots)
+        self.mtu_bytes = mtu_bytes
+        self._tails: dict[int, list[memoryview]] = {}
+
+    def put_data(
+        self,
+        slot: int,
+        flow: FlowHeader,
+        opcode: int,
+        psn: int,
+        payload: Payload = b"",
+        *,
+        ackreq: bool = False,
+        solicited: bool = False,
+        reth: Reth | None = None,
+        imm: int | None = None,
+    ) -> int:
+        """Write one SEND or WRITE packet into a slot; the frame's bytes.
+
+        RETH and immediate data must be given exactly when the opcode carries them, and the payload must fit the
+        MTU: ValueError otherwise. KeyError for an unknown opcode.
+        """
+        mem = self.mem
+        start = self.starts[slot]
+        size = len(payload)
+        if size > self.mtu_bytes:
+            raise ValueError(f"payload of {size} bytes, MTU is {self.mtu_bytes}")
+        made = flow.template(opcode, size, solicited)
+        at = start + EXT_AT
+        mem[start : start + PSN_WORD_AT] = made.prefix
+        _WORD.pack_into(mem, start + PSN_WORD_AT, psn & PSN_MASK | ackreq << 31)
+        if reth is not None:
+            _RETH.pack_into(mem, at, *reth)
+            at += _RETH.size
+        if imm is not None:
+            _WORD.pack_into(mem, at, imm)
+            at += _WORD.size
+        if at != start + made.payload_at:
+            raise ValueError(f"opcode {opcode:#04x} and the extended headers given do not belong together")
+        mem[at : at + size] = payload
+        return self._seal(slot, start, made)
+
+    def _seal(self, slot: int, start: int, made: Template) -> int:
+        """Zero the padding, add the ICRC, note the length."""
+        mem = self.mem
+        end = start + made.icrc_at
+        pad = -made.payload_bytes % 4
+        if pad:
+            mem[end - pad : end] = bytes(pad)
+        _ICRC.pack_into(mem, end, zlib.crc32(mem[start + PSN_WORD_AT : end], made.state))
+        self.lengths[slot] = made.frame_bytes
+        return made.frame_bytes
+
+    def put_middles(
+        self,
+        slot: int,
+        flow: FlowHeader,
+        psn: int,
+        payload: npt.NDArray[np.uint8],
+        *,
+        opcode: int = WRITE_MIDDLE,
+        ackreq: npt.NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Write a run of packets without extended headers (MIDDLE, LAST, SEND_FIRST) of equal payload; how many.
+
+        payload: uint8 (packets, bytes of each), bytes a multiple of 4 and at most the MTU. PSNs count up from `psn`.
+        ackreq:  bool (packets,), or None for none. ValueError when the run does not fit the batch or its rows.
+        """
+        count, size = len(payload), int(payload.shape[1])
+        made = flow.template(opcode, size)
+        if made.payload_at != EXT_AT or size % 4 or size > self.mtu_bytes or slot + count > self.slots:
+            raise ValueError(f"{count} packets of {size} bytes, opcode {opcode:#04x}, are no run for slot {slot}")
+        stop = slot + count
+        rows = self.rows[slot:stop]
+        words = np.arange(psn, psn + count, dtype=np.uint32) & np.uint32(PSN_MASK)
+        if ackreq is not None:
+            words |= ackreq.astype(np.uint32) << np.uint32(31)
+        rows[:, :PSN_WORD_AT] = made.row
+        rows[:, PSN_WORD_AT:EXT_AT] = words.astype(">u4").view(np.uint8).reshape(count, 4)
+        rows[:, EXT_AT : EXT_AT + size] = payload
+        tails = self._tails_to(made.icrc_at)[slot:stop]
+        crcs = np.fromiter(map(zlib.crc32, tails, repeat(made.state)), "<u4", count)
+        rows[:, made.icrc_at : made.frame_bytes] = crcs.view(np.uint8).reshape(count, 4)
+        self.lengths[slot:stop] = made.frame_bytes
+        return count
+
+    def _tails_to(self, icrc_at: int) -> list[memoryview]:
+        """Per slot, what the ICRC covers behind the template."""
+        found = self._tails.get(icrc_at)
+        if found is None:
+            if len(self._tails) >= _TEMPLATES_KEPT:
+                self._tails.clear()
+            found = [self.mem[start + PSN_WORD_AT : start + icrc_at] for start in self.starts]
+            self._tails[icrc_at] = found
+        return found
+
+    def put_ack(self, slot: int, flow: FlowHeader, psn: int, syndrome: int, msn: int) -> int:
+        """Write an ACK or NAK (as the syndrome says) for `psn`, with the 24-bit message sequence number."""
+        made = flow.template(ACK)
+        start = self.starts[slot]
+        mem = self.mem
+        mem[start : start + PSN_WORD_AT] = made.prefix
+        _ACK_TAIL.pack_into(mem, start + PSN_WORD_AT, psn & PSN_MASK, syndrome << 24 | msn & PSN_MASK)
+        return self._seal(slot, start, made)
+
+    def put_cnp(self, slot: int, flow: FlowHeader) -> int:
+        """Write a congestion notification for the flow's destination QP: BECN set, PSN 0, 16 reserved bytes of zero."""
+        made = flow.template(CNP)
+        start = self.starts[slot]
+        self.mem[start : start + PSN_WORD_AT] = made.prefix
+        self.mem[start + PSN_WORD_AT : start + EXT_AT + CNP_BYTES] = bytes(EXT_AT - PSN_WORD_AT + CNP_BYTES)
+        return self._seal(slot, start, made)

@@ -1,0 +1,26 @@
+"""The UDP source port as NICs choose it: the only entropy that 5-tuple ECMP sees of a queue pair."""
+
+from __future__ import annotations
+
+
+def flow_label_for_qps(lqpn: int, rqpn: int) -> int:
+    """The 20-bit flow label of a pair of QP numbers, the same from both ends (Linux rdma_calc_flow_label)."""
+    v = (lqpn * rqpn) & 0xFFFFFFFFFFFFFFFF
+    v ^= v >> 20
+    v ^= v >> 40
+    return v & 0xFFFFF
+
+
+def sport_for_flow_label(label: int) -> int:
+    """The UDP source port, 49152..65535, that a flow label stands for (Linux rdma_flow_label_to_udp_sport)."""
+    return 0xC000 | ((label & 0x3FFF) ^ ((label & 0xFC000) >> 14))
+
+
+def sport_for_qps(lqpn: int, rqpn: int) -> int:
+    """The UDP source port of a queue pair whose flow label is 0, as NCCL leaves it (Linux rdma_get_udp_sport)."""
+    return sport_for_flow_label(flow_label_for_qps(lqpn, rqpn))
+
+
+def sport_of_rxe(qpn: int) -> int:
+    """The UDP source port that soft-RoCE takes for its own QP number (rxe_qp.c: hash_32 to 14 bits)."""
+    return 0xC000 + (((qpn * 0x61C88647) & 0xFFFFFFFF) >> 18)

@@ -1,0 +1,126 @@
+"""The numbers of the wire: opcodes, header sizes, offsets, syndromes. No code, so that everybody may import it.
+
+Sources: InfiniBand Architecture Specification vol. 1 (chapter 9 and annex A17), Linux rxe_hdr.h and rxe_opcode.h,
+Wireshark packet-infiniband.c. Offsets count from the first byte of an untagged Ethernet frame with a plain IPv4 header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+ROCE_PORT: Final = 4791
+ETHERTYPE_IPV4: Final = 0x0800
+PROTO_UDP: Final = 17
+IPV4_NO_OPTIONS: Final = 0x45  # version 4, five words
+
+ETH_BYTES: Final = 14
+IPV4_BYTES: Final = 20
+UDP_BYTES: Final = 8
+BTH_BYTES: Final = 12
+RETH_BYTES: Final = 16
+ATOMIC_BYTES: Final = 28
+ATOMIC_ACK_BYTES: Final = 8
+DETH_BYTES: Final = 8
+IMM_BYTES: Final = 4
+AETH_BYTES: Final = 4
+CNP_BYTES: Final = 16  # reserved, zero
+ICRC_BYTES: Final = 4
+
+IP_AT: Final = ETH_BYTES
+UDP_AT: Final = IP_AT + IPV4_BYTES
+BTH_AT: Final = UDP_AT + UDP_BYTES  # 42
+DQPN_WORD_AT: Final = BTH_AT + 4  # FECN, BECN, 6 reserved bits, then the destination QP number (24 bits)
+PSN_WORD_AT: Final = BTH_AT + 8  # acknowledge request, 7 reserved bits, then the packet sequence number (24 bits)
+EXT_AT: Final = BTH_AT + BTH_BYTES  # 54: extended headers, or payload when there are none
+OVERHEAD_BYTES: Final = EXT_AT + ICRC_BYTES  # of a packet without extended headers
+MIN_ETHERNET: Final = 60  # shorter frames may come with padding behind the IP packet
+
+PSN_MASK: Final = 0xFFFFFF
+QPN_MASK: Final = 0xFFFFFF
+DEFAULT_PKEY: Final = 0xFFFF
+ECN_MASK: Final = 0x03  # of the IPv4 TOS byte
+ECN_CE: Final = 0x03
+ECT0: Final = 0x02
+
+# Reliable connection (RC). Unreliable connection (UC) is the same plus 0x20 as far as it goes, datagram (UD) plus 0x60.
+RC: Final = 0x00
+UC: Final = 0x20
+UD: Final = 0x60
+SEND_FIRST: Final = 0x00
+SEND_MIDDLE: Final = 0x01
+SEND_LAST: Final = 0x02
+SEND_LAST_IMM: Final = 0x03
+SEND_ONLY: Final = 0x04
+SEND_ONLY_IMM: Final = 0x05
+WRITE_FIRST: Final = 0x06
+WRITE_MIDDLE: Final = 0x07
+WRITE_LAST: Final = 0x08
+WRITE_LAST_IMM: Final = 0x09
+WRITE_ONLY: Final = 0x0A
+WRITE_ONLY_IMM: Final = 0x0B
+READ_REQUEST: Final = 0x0C
+READ_RESPONSE_FIRST: Final = 0x0D
+READ_RESPONSE_MIDDLE: Final = 0x0E
+READ_RESPONSE_LAST: Final = 0x0F
+READ_RESPONSE_ONLY: Final = 0x10
+ACK: Final = 0x11
+ATOMIC_ACK: Final = 0x12
+COMPARE_SWAP: Final = 0x13
+FETCH_ADD: Final = 0x14
+UD_SEND_ONLY: Final = UD + SEND_ONLY
+UD_SEND_ONLY_IMM: Final = UD + SEND_ONLY_IMM
+CNP: Final = 0x81  # what NICs send; Linux ib_pack.h's IB_OPCODE_CNP, 0x80, is the base of the group
+
+_RC_EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {
+    SEND_FIRST: (),
+    SEND_MIDDLE: (),
+    SEND_LAST: (),
+    SEND_LAST_IMM: ("imm",),
+    SEND_ONLY: (),
+    SEND_ONLY_IMM: ("imm",),
+    WRITE_FIRST: ("reth",),
+    WRITE_MIDDLE: (),
+    WRITE_LAST: (),
+    WRITE_LAST_IMM: ("imm",),
+    WRITE_ONLY: ("reth",),
+    WRITE_ONLY_IMM: ("reth", "imm"),
+    READ_REQUEST: ("reth",),
+    READ_RESPONSE_FIRST: ("aeth",),
+    READ_RESPONSE_MIDDLE: (),
+    READ_RESPONSE_LAST: ("aeth",),
+    READ_RESPONSE_ONLY: ("aeth",),
+    ACK: ("aeth",),
+    ATOMIC_ACK: ("aeth", "atomic_ack"),
+    COMPARE_SWAP: ("atomic",),
+    FETCH_ADD: ("atomic",),
+}
+# Which extended headers follow the BTH, in order. An opcode that is not here is none that Heddle reads (RD, XRC).
+EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {
+    **_RC_EXTENSIONS,
+    **{UC + op: names for op, names in _RC_EXTENSIONS.items() if op <= WRITE_ONLY_IMM},
+    UD_SEND_ONLY: ("deth",),
+    UD_SEND_ONLY_IMM: ("deth", "imm"),
+    CNP: ("cnp",),
+}
+EXTENSION_BYTES: Final[Mapping[str, int]] = {
+    "reth": RETH_BYTES,
+    "imm": IMM_BYTES,
+    "aeth": AETH_BYTES,
+    "atomic": ATOMIC_BYTES,
+    "atomic_ack": ATOMIC_ACK_BYTES,
+    "deth": DETH_BYTES,
+    "cnp": CNP_BYTES,
+}
+EXTRA_BYTES: Final[Mapping[int, int]] = {
+    opcode: sum(EXTENSION_BYTES[name] for name in names) for opcode, names in EXTENSIONS.items()
+}
+
+# AETH syndromes. A plain ACK carries the credit count; 31 says that there is no credit limit.
+ACK_NO_LIMIT: Final = 0x1F
+RNR_NAK: Final = 0x20
+NAK_SEQUENCE: Final = 0x60
+NAK_INVALID: Final = 0x61
+NAK_ACCESS: Final = 0x62
+NAK_OPERATION: Final = 0x63
+SYNDROME_KIND: Final = 0xE0  # 0x00 ACK, 0x20 receiver not ready, 0x60 NAK
