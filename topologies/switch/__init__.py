@@ -1,1 +1,96 @@
-"""What makes a namespace a fabric switch."""
+"""What makes a namespace a fabric switch, and a host's port a NIC: queues, hashing, counters.
+
+In:  a Fabric and the handles of its nodes, however a runtime made them.
+Out: nothing but the state of the namespaces, and pins below /sys/fs/bpf/heddle/LAB, which `remove` takes away.
+Only handles are used: what works for namespaces works for containers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from topologies.events import Observer
+from topologies.fabric import Fabric, Node, Tier
+from topologies.process import Journal
+from topologies.runtimes import NodeHandle
+from topologies.switch import hashing, offloads, queues
+from topologies.switch.libbpf import ensure_bpffs, loaded
+
+_OBJECTS: Final = Path(__file__).resolve().parent / "bpf"
+_HOSTS: Final = "_hosts"  # no node can be called this
+_STEP: Final = "queues, hashing, counters"
+
+
+def apply(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal, observer: Observer) -> None:
+    """Give every node of `handles` its port rates, offloads and programs, and every switch its hashing.
+
+    The namespaces and their links must be there; daemons need not be, and may start meanwhile. What an earlier,
+    killed attempt left pinned is replaced. Raises MachineError for the first node that fails, when all have ended.
+    """
+    ensure_bpffs()
+    remove(fabric.name)
+    observer.begin(_STEP, len(handles))
+    nodes = [node for node in fabric.nodes if node.name in handles]
+    if any(node.tier is Tier.HOST for node in nodes):
+        _pin_nic(fabric.name)
+    with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
+        jobs = [pool.submit(_apply_node, fabric, node, handles[node.name], journal) for node in nodes]
+    for done, job in enumerate(jobs, 1):
+        job.result()
+        observer.advance(_STEP, done)
+    observer.end(_STEP, f"{sum(len(n.ports) for n in nodes)} ports")
+
+
+def remove(lab: str) -> None:
+    """Unpin everything of one lab; nothing when there is nothing. Programs go when their ports do."""
+    shutil.rmtree(hashing.PINS / lab, ignore_errors=True)
+    try:
+        hashing.PINS.rmdir()
+    except OSError:
+        return  # other labs have pins there
+
+
+def pinned(lab: str) -> bool:
+    """True when anything of that lab is pinned."""
+    return (hashing.PINS / lab).is_dir()
+
+
+def _apply_node(fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal) -> None:
+    if node.tier is Tier.HOST:
+        filters = [queues.Filter("ingress", hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
+    else:
+        filters = _pin_switch(fabric, node, handle, journal)
+    offloads.switch_off(handle.netns, (port.name for port in node.ports))
+    queues.apply(handle.netns, node.ports, fabric.spec.queues.buffer, filters, journal)
+
+
+def _pin_switch(fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal) -> list[queues.Filter]:
+    """Load and pin a switch's own copies of `hash` and `count`; sysctls and seed as the fabric says."""
+    mode, seed = fabric.spec.routing.ecmp, node.hash_seed or 1
+    pins = hashing.pin_dir(fabric.name, node.name)
+    pins.mkdir(parents=True, exist_ok=True)
+    with loaded(_OBJECTS / "hash.o") as made:
+        cell = made.map("config", *hashing.CONFIG_SIZES)
+        cell.update(bytes(4), hashing.config(mode, seed))
+        cell.pin(pins / "config")
+        made.program("hash").pin(pins / "hash")
+    with loaded(_OBJECTS / "count.o") as made:
+        for name in ("flows", "ports", "misses"):
+            made.map(name, 0, 0).pin(pins / name)
+        made.program("count").pin(pins / "count")
+    hashing.write_sysctls(handle.netns, mode, seed)
+    journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {mode}, seed {seed}")
+    return [queues.Filter("ingress", pins / "hash"), queues.Filter("egress", pins / "count")]
+
+
+def _pin_nic(lab: str) -> None:
+    pins = hashing.pin_dir(lab, _HOSTS)
+    pins.mkdir(parents=True, exist_ok=True)
+    with loaded(_OBJECTS / "nic.o") as made:
+        made.map("taken", 4, 16).pin(pins / "taken")
+        made.program("nic").pin(pins / "nic")

@@ -112,7 +112,7 @@ def read_fib(handle: NodeHandle) -> Fib:
     Raises MachineError when the namespace is not there.
     """
     with RouteSocket(handle.netns) as netlink:
-        names = _read_names(netlink)
+        names = read_names(netlink)
         objects = _Objects(netlink, names)
         found: dict[IPv4Network, tuple[int, tuple[NextHop, ...]]] = {}
         for body in _dump(netlink, RTM_GETROUTE, _RTMSG.pack(socket.AF_INET, 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
@@ -132,7 +132,7 @@ def read_fib(handle: NodeHandle) -> Fib:
 def port_names(handle: NodeHandle) -> dict[int, str]:
     """ifindex -> interface name, of every interface of a node."""
     with RouteSocket(handle.netns) as netlink:
-        return _read_names(netlink)
+        return read_names(netlink)
 
 
 class _Objects:
@@ -216,7 +216,8 @@ def _u32(raw: bytes | None) -> int:
     return 0 if raw is None else int(_U32.unpack_from(raw)[0])
 
 
-def _read_names(netlink: RouteSocket) -> dict[int, str]:
+def read_names(netlink: RouteSocket) -> dict[int, str]:
+    """ifindex -> interface name, by a socket that is open already."""
     body = struct.pack("=BxHiII", 0, 0, 0, 0, 0) + attribute(_IFLA_EXT_MASK, _U32.pack(_SKIP_STATISTICS))
     names: dict[int, str] = {}
     for message in netlink.dump(RTM_GETLINK, body):

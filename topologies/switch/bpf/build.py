@@ -1,0 +1,66 @@
+"""Build the BPF objects that are committed here: `python topologies/switch/bpf/build.py`. Users never need this.
+
+In:  the .c files beside this one, and clang with llvm-objcopy.
+Out: a .o for each (no DWARF; BTF kept, since libbpf reads the maps from it), and `clang.txt`: what made them.
+The bytes depend on the sources and the clang version alone: headers are our own, and no path of the machine enters.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from topologies.problems import MachineError, Problem
+from topologies.process import run
+
+HERE: Final = Path(__file__).resolve().parent
+PROGRAMS: Final = ("hash", "count", "nic")
+VERSION_FILE: Final = HERE / "clang.txt"
+# v2: every kernel since 4.14; bpfel: x86-64 and arm64. The prefix map keeps build paths out of the BTF.
+_FLAGS: Final = ("-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
+
+
+def clang_version() -> str:
+    """`14.0.6`; MachineError when there is no clang."""
+    said = run(["clang", "--version"]).out
+    match = re.search(r"clang version ([0-9]+\.[0-9]+\.[0-9]+)", said)
+    if match is None:
+        raise MachineError(Problem("clang", said.partition("\n")[0], "tells no version"))
+    return match.group(1)
+
+
+def build(name: str, out: Path) -> bytes:
+    """Compile one program to `out` and return the object's bytes. MachineError says what clang found wrong."""
+    paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE))
+    run(["clang", *_FLAGS, *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
+    run([_objcopy(), "--strip-debug", str(out)])
+    return out.read_bytes()
+
+
+def _objcopy() -> str:
+    """llvm-objcopy, or the one that carries clang's major version (Debian's packages of clang without `llvm`)."""
+    major = clang_version().partition(".")[0]
+    for name in ("llvm-objcopy", f"llvm-objcopy-{major}"):
+        if shutil.which(name):
+            return name
+    raise MachineError(Problem("", "llvm-objcopy", "is not installed", "apt-get install llvm"))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build all programs, or those that are named."""
+    for name in argv or PROGRAMS:
+        size = len(build(name, HERE / f"{name}.o"))
+        print(f"{name}.o  {size} bytes")
+    VERSION_FILE.write_text(f"clang {clang_version()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
