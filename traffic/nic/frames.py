@@ -38,7 +38,10 @@ from traffic.nic.wire import (
     QPN_MASK,
     ROCE_PORT,
     UDP_AT,
+    WRITE_FIRST,
+    WRITE_LAST_IMM,
     WRITE_MIDDLE,
+    WRITE_ONLY_IMM,
 )
 
 Payload: TypeAlias = bytes | bytearray | memoryview  # of bytes (format B); of a uint8 array, array.data
@@ -46,6 +49,7 @@ Reth: TypeAlias = tuple[int, int, int]  # virtual address (64 bits), remote key 
 
 ACKREQ: Final = 1 << 31  # in the PSN word
 _DONT_FRAGMENT: Final = 0x4000
+_FEW: Final = 4  # packets, up to which one by one is faster than as arrays
 _TEMPLATES_KEPT: Final = 512  # per flow; a sweep over odd sizes must not grow without end
 
 _ETH = struct.Struct(">6s6sH")
@@ -237,6 +241,49 @@ class SendBatch(FrameBuffer):
         crcs = np.fromiter(map(zlib.crc32, tails, repeat(made.state)), "<u4", count)
         rows[:, made.icrc_at : made.frame_bytes] = crcs.view(np.uint8).reshape(count, 4)
         self.lengths[slot:stop] = made.frame_bytes
+        return count
+
+    def put_write(
+        self,
+        slot: int,
+        flow: FlowHeader,
+        psn: int,
+        message: Payload,
+        *,
+        reth: Reth,
+        imm: int,
+        index: int,
+        count: int,
+        ack_every: int,
+    ) -> int:
+        """Write packets [index, index + count) of one RDMA WRITE with immediate into slots from `slot` on; how many.
+
+        psn is that of packet `index`; all packets but the last carry the batch's MTU. Every `ack_every`-th packet of
+        the message and its last ask for an ACK. ValueError when the packets are not in the message or the batch.
+        """
+        mtu = self.mtu_bytes
+        packets = max(1, -(-len(message) // mtu))
+        stop = index + count
+        if not 0 <= index < stop <= packets or slot + count > self.slots:
+            raise ValueError(f"packets {index} to {stop} of {packets} are no burst for slot {slot} of {self.slots}")
+        view = memoryview(message)
+        middle, end = max(index, 1), min(stop, packets - 1)
+        if index == 0:
+            only = packets == 1
+            opcode, imm_now = (WRITE_ONLY_IMM, imm) if only else (WRITE_FIRST, None)
+            self.put_data(slot, flow, opcode, psn, view[:mtu], ackreq=only or ack_every == 1, reth=reth, imm=imm_now)
+        if 0 < end - middle <= _FEW:
+            for i in range(middle, end):
+                ask = (i + 1) % ack_every == 0
+                part = view[i * mtu : (i + 1) * mtu]
+                self.put_data(slot + i - index, flow, WRITE_MIDDLE, psn + i - index, part, ackreq=ask)
+        elif middle < end:
+            block = np.frombuffer(view[middle * mtu : end * mtu], np.uint8).reshape(end - middle, mtu)
+            asks = np.arange(middle + 1, end + 1) % ack_every == 0
+            self.put_middles(slot + middle - index, flow, psn + middle - index, block, ackreq=asks)
+        if stop == packets > 1:
+            last, tail = slot + count - 1, view[(packets - 1) * mtu :]
+            self.put_data(last, flow, WRITE_LAST_IMM, psn + count - 1, tail, ackreq=True, imm=imm)
         return count
 
     def _tails_to(self, icrc_at: int) -> list[memoryview]:

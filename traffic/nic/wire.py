@@ -115,6 +115,7 @@ EXTENSION_BYTES: Final[Mapping[str, int]] = {
 EXTRA_BYTES: Final[Mapping[int, int]] = {
     opcode: sum(EXTENSION_BYTES[name] for name in names) for opcode, names in EXTENSIONS.items()
 }
+HEADERS_ONLY: Final = frozenset({READ_REQUEST, ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, CNP})  # never with payload
 
 # AETH syndromes. A plain ACK carries the credit count; 31 says that there is no credit limit.
 ACK_NO_LIMIT: Final = 0x1F
