@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol, cast
 
 from topologies.events import Observer
+from topologies.problems import InputError, Problem, did_you_mean
 from topologies.process import Journal
 
 
@@ -41,6 +43,12 @@ class Runtime(Protocol):
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
         """Handles of all nodes of the topology, whether or not they are up."""
 
+    def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
+        """Where on this machine a file of a node is (`/run/frr/bgpd.vty`); None when it is not there."""
+
+    def explain(self, lab: str, topology: Path, journal: Journal) -> None:
+        """Note what create and start would run, without running it."""
+
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
         """Run argv in the node with this terminal's streams and return its exit code."""
 
@@ -49,3 +57,17 @@ class Runtime(Protocol):
 
     def destroy(self, lab: str, observer: Observer) -> int:
         """End every process and remove every namespace and file of that lab; how many objects were removed."""
+
+
+# Name -> where its class is, so that naming runtimes imports none of them.
+RUNTIMES: Final[Mapping[str, str]] = {
+    "netns": "topologies.runtimes.netns:NetnsRuntime",
+}
+
+
+def get_runtime(name: str) -> Runtime:
+    """The runtime of that name; InputError when there is none."""
+    if name not in RUNTIMES:
+        raise InputError(Problem("", f"--runtime {name}", "is no runtime", did_you_mean(name, RUNTIMES)))
+    module, _, attribute = RUNTIMES[name].partition(":")
+    return cast(Runtime, getattr(import_module(module), attribute)())

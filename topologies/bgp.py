@@ -1,0 +1,52 @@
+"""What bgpd says of its neighbours, asked through its own socket: no vtysh process, a millisecond a switch.
+
+The protocol is vtysh's own (lib/vty.c, vtysh_read): the command and a NUL go in; the text, three NULs and one byte of
+result come out.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from topologies.problems import MachineError
+from topologies.runtimes import Runtime
+
+ESTABLISHED: Final = "Established"
+_VTY: Final = "/run/frr/bgpd.vty"
+_COMMAND: Final = "show bgp ipv4 unicast summary json"
+
+
+def neighbours(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, str] | None:
+    """Port -> state of the BGP session over it (`Established`, `Active`, ...); None when bgpd does not answer."""
+    try:
+        spot = runtime.find(lab, topology, node, _VTY)
+        text = (
+            ask(spot, _COMMAND) if spot is not None else runtime.capture(lab, topology, node, ["vtysh", "-c", _COMMAND])
+        )
+        peers = json.loads(text).get("peers", {})
+        return {str(port): str(peer["state"]) for port, peer in peers.items()}
+    except (OSError, MachineError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
+    """Give a daemon one command in its view mode and return what it prints; OSError when it does not answer.
+
+    timeout: seconds of silence.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(timeout)
+        link.connect(str(vty))
+        link.sendall(command.encode() + b"\0")
+        answer = bytearray()
+        # The end is three NULs and the result byte, which may itself be NUL (success).
+        while len(answer) < 4 or answer[-4:-1] != b"\0\0\0":
+            part = link.recv(1 << 16)
+            if not part:
+                raise ConnectionResetError(f"{vty} closed")
+            answer += part
+    return answer[:-4].decode(errors="replace")

@@ -1,0 +1,134 @@
+"""Convergence is awaited, and it is judged where packets are forwarded: in every switch's kernel.
+
+In:  the fabric, and a handle per switch.
+Out: nothing once every switch has every rack prefix over exactly the ports on its shortest paths; otherwise what is
+missing, where, and what BGP says of the ports concerned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Final
+
+from topologies.bgp import ESTABLISHED
+from topologies.events import Observer
+from topologies.fabric import Fabric
+from topologies.problems import CheckError, Problem
+from topologies.runtimes import NodeHandle
+from topologies.switch.fib import read_fib
+
+_STEP: Final = "converge"
+_PAUSE_S: Final = 0.05
+_SHARE: Final = 4  # pause this many times as long as a look took: the processors are FRR's now
+_SHOWN: Final = 12  # problems, and ports in one of them
+_SHOWN_PORTS: Final = 4
+
+# Switch -> port -> BGP state; None when the switch's bgpd does not answer.
+Neighbours = Callable[[str], Mapping[str, str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One prefix that one switch does not forward as it should: ports that are missing, and ports too many."""
+
+    switch: str
+    prefix: IPv4Network
+    missing: frozenset[str]
+    extra: frozenset[str]
+
+
+def default_timeout(fabric: Fabric) -> float:
+    """Seconds to wait: it grows with links (4,536 of them: 110 s on two cores), with room for a busy machine."""
+    return 30 + len(fabric.links) / 20
+
+
+def gaps(fabric: Fabric, handles: Mapping[str, NodeHandle], switches: Iterable[str] | None = None) -> list[Gap]:
+    """What is not as it should be, in the kernels of these switches (all of them by default)."""
+    wanted = fabric.expected_next_hops
+    found = []
+    for switch in wanted if switches is None else switches:
+        routes = read_fib(handles[switch]).routes
+        for prefix, ports in wanted[switch].items():
+            have = frozenset(hop.port for hop in routes.get(prefix, ()) if not hop.dead)
+            if have != ports:
+                found.append(Gap(switch, prefix, ports - have, have - ports))
+    return found
+
+
+def wait(
+    fabric: Fabric, handles: Mapping[str, NodeHandle], neighbours: Neighbours, observer: Observer, timeout: float
+) -> None:
+    """Return when the fabric has converged; CheckError with what is missing after `timeout` seconds.
+
+    A switch that has all its routes is not looked at again until all have them: then all are, once more.
+    """
+    total = len(fabric.switches)
+    observer.begin(_STEP, total)
+    end = time.monotonic() + timeout
+    pending = {gap.switch for gap in gaps(fabric, handles)}
+    while pending:
+        observer.advance(_STEP, total - len(pending))
+        start = time.monotonic()
+        found = gaps(fabric, handles, sorted(pending))
+        pending = {gap.switch for gap in found}
+        if not pending:
+            found = gaps(fabric, handles)
+            pending = {gap.switch for gap in found}
+        now = time.monotonic()
+        if pending and now > end:
+            raise CheckError(*explain(fabric, found, neighbours, timeout))
+        if pending:
+            time.sleep(max(_PAUSE_S, _SHARE * (now - start)))
+    observer.end(_STEP, f"{total} switches have all next hops")
+
+
+def explain(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:
+    """Gaps as problems: one for each switch and set of ports, switches without a working bgpd first."""
+    groups: dict[tuple[str, frozenset[str], frozenset[str]], list[IPv4Network]] = {}
+    for gap in found:
+        groups.setdefault((gap.switch, gap.missing, gap.extra), []).append(gap.prefix)
+    states = {switch: neighbours(switch) for switch in dict.fromkeys(switch for switch, _, _ in groups)}
+    silent = [switch for switch, state in states.items() if state is None]
+    problems = [
+        Problem(switch, "bgpd", "does not answer", f"./inv exec {switch} cat /var/log/frr/bgpd.log")
+        for switch in silent
+    ]
+    for (switch, missing, extra), prefixes in groups.items():
+        if switch not in silent:
+            problems.append(_group_problem(fabric, switch, prefixes, (missing, extra), states[switch] or {}))
+    shown = problems[:_SHOWN]
+    if len(problems) > _SHOWN:
+        shown.append(Problem("", f"and {len(problems) - _SHOWN} more", "like these"))
+    count = len(dict.fromkeys(gap.switch for gap in found))
+    head = f"{count} of {len(fabric.switches)} switches lack routes after {timeout:g} s"
+    look = f"./inv exec {found[0].switch} vtysh -c 'show bgp summary'"
+    return [Problem(fabric.name, "convergence", f"did not come: {head}", look), *shown]
+
+
+def _group_problem(
+    fabric: Fabric,
+    switch: str,
+    prefixes: list[IPv4Network],
+    ports: tuple[frozenset[str], frozenset[str]],
+    states: Mapping[str, str],
+) -> Problem:
+    """`10.0.1.0/24 and 6 more lack next hops over eth1 to ctsw1 (BGP Active)`."""
+    node = fabric.by_name[switch]
+
+    def named(port: str) -> str:
+        state = states.get(port, "no neighbour")
+        note = "" if state == ESTABLISHED else f" (BGP: {state})"
+        return f"{port} to {node.port(port).peer_node}{note}"
+
+    what = str(prefixes[0]) + (f" and {len(prefixes) - 1} more" if len(prefixes) > 1 else "")
+    verb = "lacks" if len(prefixes) == 1 else "lack"
+    parts = []
+    for word, some in ((f"{verb} next hops over", ports[0]), ("should not go over", ports[1])):
+        if some:
+            order = [port.name for port in node.ports if port.name in some]
+            rest = f" and {len(order) - _SHOWN_PORTS} more" if len(order) > _SHOWN_PORTS else ""
+            parts.append(f"{word} {', '.join(named(p) for p in order[:_SHOWN_PORTS])}{rest}")
+    return Problem(switch, what, "; ".join(parts))

@@ -1,0 +1,263 @@
+"""The life of a lab: up, open, status, down.
+
+In:  FabricSpec (up) or a lab's name (everything else).
+Out: Lab, a handle to a running fabric; rooms above take nothing else.
+What a lab is, is written to its record before anything is made, so that whatever is killed can be found and removed.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from topologies import bgp, convergence, state
+from topologies.events import Observer, Silent
+from topologies.fabric import Fabric
+from topologies.preflight import preflight
+from topologies.problems import CheckError, InputError, Problem, did_you_mean
+from topologies.process import Journal
+from topologies.render import render, topology_name
+from topologies.runtimes import RUNTIMES, NodeHandle, Runtime, get_runtime
+from topologies.shapes import build
+from topologies.specdata import differences, dump_spec, load_spec
+
+if TYPE_CHECKING:
+    from topologies.spec import FabricSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """A running fabric."""
+
+    name: str
+    fabric: Fabric
+    runtime: Runtime
+    dir: Path  # the lab's state directory; what is written there goes with the lab
+    topology: Path  # the rendered NAME.clab.yml
+
+    def handles(self) -> Mapping[str, NodeHandle]:
+        """Every node's handle, by name."""
+        return self.runtime.nodes(self.name, self.topology)
+
+    def handle(self, node: str) -> NodeHandle:
+        """One node's handle; InputError when the lab has no such node."""
+        handles = self.handles()
+        if node not in handles:
+            raise InputError(Problem("", node, f"is no node of {self.name}", did_you_mean(node, handles)))
+        return handles[node]
+
+    def exec(self, node: str, argv: Sequence[str]) -> int:
+        """Run argv in a node with this terminal's streams; its exit code."""
+        return self.runtime.exec(self.name, self.topology, self.handle(node).name, argv)
+
+    def capture(self, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+        """Run argv in a node and return what it prints; MachineError when it fails. timeout: seconds."""
+        return self.runtime.capture(self.name, self.topology, self.handle(node).name, argv, timeout)
+
+    def neighbours(self, switch: str) -> Mapping[str, str] | None:
+        """Port -> BGP state of a switch; None when its bgpd does not answer."""
+        return bgp.neighbours(self.runtime, self.name, self.topology, switch)
+
+    def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
+        """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""
+        seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
+        convergence.wait(self.fabric, self.handles(), self.neighbours, observer or Silent(), seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class UpResult:
+    """What `up` did. `created` is False when the lab ran already; `seconds` has each step and `total`."""
+
+    lab: Lab
+    created: bool
+    converged: bool
+    seconds: Mapping[str, float]
+
+
+def up(
+    spec: FabricSpec,
+    *,
+    runtime: str = "netns",
+    observer: Observer | None = None,
+    rollback: bool = False,
+    timeout: float | None = None,
+    source: str = "",
+) -> UpResult:
+    """Bring a fabric up and wait until every route is in every kernel.
+
+    timeout: seconds for convergence. source: where the spec came from, for `status`.
+    Raises MachineError when this machine cannot, InputError when a lab of that name is in the way; both leave nothing
+    behind. CheckError when it does not converge: the lab is left for inspection unless `rollback`.
+    """
+    observer = observer or Silent()
+    engine = get_runtime(runtime)
+    fabric = build(spec)
+    preflight(fabric)
+    lab = Lab(spec.name, fabric, engine, state.lab_dir(spec.name), _topology_path(spec.name))
+    clock = _Clock()
+    with state.lock(spec.name):
+        running = _running(lab, observer)
+        if not running:
+            _make(lab, source, observer, clock)
+        try:
+            with clock.step("converge"):
+                lab.wait(observer, timeout)
+        except CheckError as error:
+            if rollback:
+                _remove(lab.name, engine, observer)
+                raise
+            left = Problem("", f"lab {lab.name}", "is left for inspection", f"./inv down {lab.name} removes it")
+            raise CheckError(*error.problems, left) from None
+        except KeyboardInterrupt:
+            if not running:
+                _remove(lab.name, engine, observer)
+            raise
+    return UpResult(lab, created=not running, converged=True, seconds=clock.seconds())
+
+
+def down(name: str, observer: Observer | None = None) -> bool:
+    """Remove everything of a lab, however it ended; False when there was nothing."""
+    with state.lock(name):
+        removed = [_remove(name, get_runtime(runtime), observer or Silent()) for runtime in RUNTIMES]
+    return any(removed)
+
+
+def open_lab(name: str | None = None) -> Lab:
+    """The running lab of that name, or the only one; InputError when there is none, or no telling which."""
+    names = state.labs()
+    if name is None:
+        if not names:
+            raise InputError(Problem("", "no lab", "is running", "./inv up zone brings one up"))
+        if len(names) > 1:
+            raise InputError(Problem("", "--lab", "is needed, since several labs run", "one of: " + ", ".join(names)))
+        name = names[0]
+    record = state.read_record(name)
+    if record is None:
+        hint = did_you_mean(name, names) if names else "no lab is running; ./inv up zone brings one up"
+        raise InputError(Problem("", f"lab {name}", "is not running", hint))
+    lab = _lab_of(record)
+    if record.phase != "running" or not lab.runtime.exists(name):
+        why = "is not up: its `up` has not ended, or was killed, or the machine was restarted"
+        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes what is left of it"))
+    return lab
+
+
+def explain(spec: FabricSpec, runtime: str = "netns") -> str:
+    """What `up` would run, as a shell script; nothing is run."""
+    fabric = build(spec)
+    journal = Journal()
+    with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
+        topology = render(fabric, Path(scratch, "topology"))
+        journal.comment(f"The files of {spec.name} are rendered to {_topology_path(spec.name).parent}:")
+        journal.comment("./inv render FABRIC --out DIR writes them elsewhere, to be read.")
+        get_runtime(runtime).explain(spec.name, topology, journal)
+    journal.comment("Then every port gets its rate and its offloads off, and switches their hashing and counters.")
+    return journal.script()
+
+
+def _make(lab: Lab, source: str, observer: Observer, clock: _Clock) -> None:
+    """Everything but waiting; whatever goes wrong, nothing is left behind."""
+    from topologies import switch
+
+    record = state.Record(lab.name, lab.runtime.name, "starting", dump_spec(lab.fabric.spec), source)
+    journal = Journal()
+    try:
+        state.write_record(record)
+        with clock.step("render"):
+            render(lab.fabric, lab.topology.parent)
+        with clock.step("create"):
+            lab.runtime.create(lab.name, lab.topology, journal, observer)
+        with clock.step("start"):
+            lab.runtime.start(lab.name, lab.topology, journal, observer)
+        with clock.step("switch"):  # while FRR finds its neighbours
+            switch.apply(lab.fabric, lab.handles(), journal, observer)
+        (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
+        state.write_record(replace(record, phase="running", seconds=clock.seconds()))
+    except BaseException:
+        _remove(lab.name, lab.runtime, observer)
+        raise
+
+
+def _running(lab: Lab, observer: Observer) -> bool:
+    """True when this very lab runs already. Half-made ones are removed; InputError when another has the name."""
+    record = state.read_record(lab.name)
+    if record is None:
+        if lab.runtime.exists(lab.name):
+            why = "is on this machine, but not by this user's Heddle: namespaces of that name are there"
+            raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or take another --name"))
+        return False
+    if record.phase != "running" or not get_runtime(record.runtime).exists(lab.name):
+        observer.warn(f"lab {lab.name} was left half-made; removing that first")
+        _remove(lab.name, get_runtime(record.runtime), observer)
+        return False
+    problems = [] if record.runtime == lab.runtime.name else [("runtime", record.runtime, lab.runtime.name)]
+    problems += differences(load_spec(record.spec), lab.fabric.spec)
+    if problems:
+        hint = f"./inv down {lab.name} first, or give this one another --name"
+        why = f"runs with a different fabric ({len(problems)} differences)"
+        details = [Problem("", f"{path}: {new}", f"was asked for, and {old} runs") for path, old, new in problems]
+        raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
+    observer.say(f"lab {lab.name} is up already, with this very fabric")
+    return True
+
+
+def _remove(name: str, runtime: Runtime, observer: Observer) -> bool:
+    """Everything of a lab, in an order that can be cut short and taken up again: the record goes last."""
+    from topologies import switch
+
+    with _uninterrupted():
+        count = runtime.destroy(name, observer)
+        switch.remove(name)
+        return state.remove_record(name) or count > 0
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait: a removal takes a second and should not be cut in two."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _topology_path(name: str) -> Path:
+    return state.lab_dir(name) / "topology" / topology_name(name)
+
+
+def _lab_of(record: state.Record) -> Lab:
+    fabric = build(load_spec(record.spec))
+    return Lab(
+        record.name, fabric, get_runtime(record.runtime), state.lab_dir(record.name), _topology_path(record.name)
+    )
+
+
+class _Clock:
+    """Wall time of each step, in seconds."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._steps: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a with block."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._steps[name] = round(time.monotonic() - start, 3)
+
+    def seconds(self) -> dict[str, float]:
+        """Steps so far, and `total`."""
+        return {**self._steps, "total": round(time.monotonic() - self._start, 3)}

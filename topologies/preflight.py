@@ -1,0 +1,87 @@
+"""Whether this machine can run this fabric, found out before anything is made. Everything that is wrong, at once.
+
+In:  FabricSpec and the fabric built from it.
+Out: nothing, or MachineError with the command that mends each shortcoming.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from topologies.fabric import Fabric
+from topologies.problems import MachineError, Problem
+
+FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
+SEED: Final = Path("/proc/sys/net/ipv4/fib_multipath_hash_seed")
+_PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
+_THREADS_A_SWITCH: Final = 12  # zebra and bgpd have four or five each; a thread takes a process id
+_THREADS_BESIDE: Final = 2000  # what else may run here
+
+
+def preflight(fabric: Fabric) -> None:
+    """Raise MachineError with all that this machine lacks for the fabric."""
+    problems = [*_rights(), *_programs(), *_kernel(fabric), *_limits(fabric)]
+    if problems:
+        raise MachineError(*problems)
+
+
+def frr_dir() -> Path | None:
+    """Where FRR's daemons are, or None."""
+    return next((path for path in FRR_DIRS if (path / "zebra").exists()), None)
+
+
+def _rights() -> Iterator[Problem]:
+    if os.geteuid() != 0:
+        yield Problem("", "network namespaces", "need root", "sudo ./inv ...")
+
+
+def _programs() -> Iterator[Problem]:
+    for program, package in _PACKAGES.items():
+        if shutil.which(program) is None:
+            yield Problem("", program, "is not installed", f"apt-get install {package}")
+    directory = frr_dir()
+    if directory is None:
+        yield Problem("frr", "zebra", "is not installed", "apt-get install frr")
+    elif not (directory / "bgpd").exists():
+        yield Problem("frr", f"{directory}/bgpd", "is missing: this FRR has no BGP", "apt-get install --reinstall frr")
+
+
+def _kernel(fabric: Fabric) -> Iterator[Problem]:
+    # Only the kernel's own hash needs it: under e-ecmp the seed is the BPF program's.
+    if fabric.spec.routing.ecmp == "flow" and not SEED.exists():
+        yield Problem(
+            "kernel",
+            "net.ipv4.fib_multipath_hash_seed",
+            f"is missing in Linux {os.uname().release}: all switches would hash alike",
+            "boot Linux 6.11 or newer, or set routing.ecmp=e-ecmp",
+        )
+    if not Path("/proc/sys/net/ipv6").exists():
+        yield Problem("kernel", "IPv6", "is switched off, and unnumbered BGP needs it", "boot without ipv6.disable=1")
+
+
+def _limits(fabric: Fabric) -> Iterator[Problem]:
+    """Limits that all namespaces of the machine share."""
+    switches, links = len(fabric.switches), len(fabric.links)
+    # A neighbour at each end of each link; the same again so that two labs, or IPv4 and IPv6 at once, fit.
+    neighbours = 4 * links
+    for family in ("ipv4", "ipv6"):
+        yield from _at_least(f"net.{family}.neigh.default.gc_thresh3", neighbours, "neighbours")
+    yield from _at_least("kernel.pid_max", _THREADS_A_SWITCH * switches + _THREADS_BESIDE, "processes and threads")
+    # One a daemon, and they all run as the user frr.
+    yield from _at_least("fs.inotify.max_user_instances", 2 * switches + 16, "inotify instances")
+
+
+def _at_least(key: str, need: int, what: str) -> Iterator[Problem]:
+    try:
+        have = int(Path("/proc/sys", *key.split(".")).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return  # not on this kernel, so not its limit
+    if have < need:
+        step = 1 << (need - 1).bit_length()
+        yield Problem(
+            "kernel", f"{key} = {have}", f"is too low: this fabric has {need} {what}", f"sysctl -w {key}={step}"
+        )

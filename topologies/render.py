@@ -1,0 +1,204 @@
+"""Fabric -> files: the containerlab topology and what its binds point at.
+
+In:  Fabric.
+Out: a directory with `NAME.clab.yml` and one directory per switch (frr.conf, daemons, vtysh.conf, start.sh).
+The same fabric gives the same bytes. Every runtime starts from these files, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Mapping
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from topologies.fabric import Fabric, Node, Tier
+from topologies.problems import InputError, Problem
+
+TEMPLATES: Final = Path(__file__).resolve().parent.parent / "templates"
+SWITCH_FILES: Final = ("frr.conf", "daemons", "vtysh.conf", "start.sh")
+# containerlab's graph sorts its rows by these names.
+GROUPS: Final = {Tier.HOST.value: "server", Tier.RTSW.value: "leaf", Tier.CTSW.value: "spine"}
+# Source and destination address, protocol, source and destination port (ip-sysctl, fib_multipath_hash_fields).
+FIVE_TUPLE_FIELDS: Final = 0x37
+# 90 MB of netlink receive buffer is Debian's own default: a burst of links and routes must not overrun zebra.
+ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
+BGPD_OPTIONS: Final = "-P 0"
+
+
+def render(fabric: Fabric, out: Path) -> Path:
+    """Write all files of the fabric into `out` and return the topology's path.
+
+    Everything is made beside `out` first, so an error writes nothing; into a directory that exists, files are moved
+    one by one, the topology last. InputError when `out` cannot be such a directory.
+    """
+    files = rendered(fabric)
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise InputError(Problem("", f"--out {out}", "is a file", "name a directory; it is made when missing"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise InputError(Problem("", f"--out {out}", f"cannot be written: {error.strerror}")) from None
+    try:
+        for name, text in files.items():
+            _write(staging / name, text)
+        staging.chmod(0o755)
+        _place(staging, out, list(files))
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return out / topology_name(fabric.name)
+
+
+def topology_name(lab: str) -> str:
+    """`zone.clab.yml`: containerlab finds topologies by this ending."""
+    return f"{lab}.clab.yml"
+
+
+def rendered(fabric: Fabric) -> dict[str, str]:
+    """Relative path -> text of every file, the topology last."""
+    env = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - YAML and FRR configuration, not HTML
+    )
+    shared = {
+        "fabric": fabric,
+        "ra_interval": ra_interval(fabric),
+        "zebra_options": ZEBRA_OPTIONS,
+        "bgpd_options": BGPD_OPTIONS,
+    }
+    files: dict[str, str] = {}
+    templates = {name: env.get_template(f"frr/{name}.j2") for name in SWITCH_FILES}
+    for node in fabric.switches:
+        own = {"node": node, "maximum_paths": _maximum_paths(fabric, node)}
+        files |= {f"{node.name}/{name}": template.render(shared, **own) for name, template in templates.items()}
+    files[topology_name(fabric.name)] = env.get_template("clab/topology.clab.yml.j2").render(
+        shared,
+        groups=GROUPS,
+        mgmt_subnet=mgmt_subnet(fabric),
+        switch_sysctls=switch_sysctls(fabric),
+        host_sysctls=HOST_SYSCTLS,
+        switch_files=SWITCH_FILES,
+        host_commands=lambda node: host_commands(fabric, node),
+    )
+    return files
+
+
+def ra_interval(fabric: Fabric) -> str:
+    """Seconds between router advertisements, which unnumbered BGP learns its peers from.
+
+    Short ones bring sessions up sooner; on thousands of ports they are load of their own.
+    """
+    ports = sum(len(node.ports) for node in fabric.switches)
+    return "1" if ports <= 1024 else "2" if ports <= 4096 else "4"
+
+
+def mgmt_subnet(fabric: Fabric) -> IPv4Network:
+    """The lab's own management network: a function of its name, large enough for a node each, clear of the pool.
+
+    172.24.0.0/13 leaves alone what Docker hands out first; when the pool lies there, 192.168.0.0/16 takes its place.
+    """
+    pool = fabric.spec.addressing.network
+    space = IPv4Network("172.24.0.0/13")
+    if space.overlaps(pool):
+        space = IPv4Network("192.168.0.0/16")
+    length = min(24, 32 - (len(fabric.nodes) + 3).bit_length())
+    slots = 2 ** (length - space.prefixlen)
+    slot = zlib.crc32(fabric.name.encode()) % slots
+    return IPv4Network((int(space.network_address) + (slot << (32 - length)), length))
+
+
+def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
+    """What makes a namespace a router; the per-switch hash seed is set at the node.
+
+    `flow` lets the kernel hash the five-tuple; under e-ecmp a BPF program sets the packet's hash, which policy 1 uses.
+    """
+    flow = fabric.spec.routing.ecmp == "flow"
+    hashing = {"net.ipv4.fib_multipath_hash_policy": "3" if flow else "1"}
+    if flow:
+        hashing["net.ipv4.fib_multipath_hash_fields"] = str(FIVE_TUPLE_FIELDS)
+    return {
+        "net.ipv4.ip_forward": "1",
+        "net.ipv6.conf.all.forwarding": "1",
+        "net.ipv6.conf.all.disable_ipv6": "0",  # unnumbered BGP lives on link-local addresses
+        # Duplicate address detection would hold every link-local address, so every session, back by a second.
+        "net.ipv6.conf.all.accept_dad": "0",
+        "net.ipv6.conf.default.accept_dad": "0",
+        "net.ipv4.conf.all.rp_filter": "0",
+        "net.ipv4.conf.default.rp_filter": "0",
+        "net.ipv4.conf.all.ignore_routes_with_linkdown": "1",
+        "net.ipv4.conf.default.ignore_routes_with_linkdown": "1",
+        **hashing,
+    }
+
+
+# A host with several NICs answers on the one it was asked on, so no reverse path filter. IPv6 stays on, as containerlab
+# forces it, but hosts take no part in the switches' router advertisements.
+HOST_SYSCTLS: Final[Mapping[str, str]] = {
+    "net.ipv4.conf.all.rp_filter": "0",
+    "net.ipv4.conf.default.rp_filter": "0",
+    "net.ipv6.conf.all.disable_ipv6": "0",
+    "net.ipv6.conf.default.accept_ra": "0",
+    "net.ipv6.conf.default.router_solicitations": "0",
+    "net.ipv6.conf.all.accept_dad": "0",
+    "net.ipv6.conf.default.accept_dad": "0",
+}
+
+
+def host_commands(fabric: Fabric, host: Node) -> list[str]:
+    """The host's addresses and its way to the pool, as `ip` commands.
+
+    There is no default route: what is not in the fabric must fail at once. With several NICs the pool is reached over
+    all of them, and a socket bound to one NIC's address leaves through that NIC (a table each).
+    """
+    pool = fabric.spec.addressing.network
+    ways: list[tuple[str, str, str]] = []
+    for port in host.ports:
+        peer = fabric.by_name[port.peer_node].port(port.peer_port)
+        if port.address is not None and peer.address is not None:
+            ways.append((port.name, str(port.address), str(peer.address.ip)))
+    commands = [f"ip addr add {address} dev {name}" for name, address, _ in ways]
+    if len(ways) == 1:
+        return [*commands, f"ip route add {pool} via {ways[0][2]} dev {ways[0][0]}"]
+    hops = " ".join(f"nexthop via {gateway} dev {name}" for name, _, gateway in ways)
+    commands.append(f"ip route add {pool} {hops}")
+    for table, (name, address, gateway) in enumerate(ways, 101):
+        commands.append(f"ip route add {pool} via {gateway} dev {name} table {table}")
+        commands.append(f"ip rule add from {address.split('/')[0]} table {table}")
+    return commands
+
+
+def _maximum_paths(fabric: Fabric, node: Node) -> int:
+    """As many as there are equal paths to any rack, and no more: FRR sizes its next-hop tables by it."""
+    return max((len(hops) for hops in fabric.expected_next_hops[node.name].values()), default=1)
+
+
+def _write(path: Path, text: str) -> None:
+    """One file, with modes that do not hang on the user's umask."""
+    if not path.parent.exists():
+        path.parent.mkdir()
+        path.parent.chmod(0o755)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755 if path.suffix == ".sh" else 0o644)
+
+
+def _place(staging: Path, out: Path, names: list[str]) -> None:
+    """Move the finished files to where they belong."""
+    if not out.exists():
+        staging.rename(out)
+        return
+    for name in names:
+        target = out / name
+        target.parent.mkdir(exist_ok=True)
+        os.replace(staging / name, target)  # noqa: PTH105 - the atomic one

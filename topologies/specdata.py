@@ -1,0 +1,57 @@
+"""A spec as plain data and back, and how two of them differ.
+
+Rates are written with their unit, since a fabric file wants one; everything else is as pydantic has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel
+
+from topologies.spec import FabricSpec, Rate
+from topologies.units import format_rate
+
+# What marks a field as a rate: the parser in its annotation.
+_RATE: Final = get_args(Rate)[1]
+
+
+def dump_spec(spec: FabricSpec) -> dict[str, Any]:
+    """Plain data that `load_spec` and a fabric file's loader understand."""
+    return _dump(spec)
+
+
+def load_spec(data: Mapping[str, Any]) -> FabricSpec:
+    """The spec that was dumped; pydantic's ValidationError when another version of Heddle dumped it."""
+    # As JSON, since strict models take lists for tuples and text for enums only there.
+    return FabricSpec.model_validate_json(json.dumps(data))
+
+
+def differences(old: FabricSpec, new: FabricSpec) -> list[tuple[str, Any, Any]]:
+    """(path, old value, new value) of every key that differs, in the file's order."""
+    before, after = _flat(dump_spec(old)), _flat(dump_spec(new))
+    keys = dict.fromkeys([*before, *after])
+    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+
+
+def _dump(model: BaseModel) -> dict[str, Any]:
+    data: dict[str, Any] = model.model_dump(mode="json")
+    for name, info in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            data[name] = _dump(value)
+        elif _RATE in info.metadata:
+            data[name] = format_rate(value)
+    return data
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,173 @@
+"""What Heddle remembers between two commands: one directory per lab, and a lock per lab.
+
+    STATE/labs/zone/lab.json     the record: name, runtime, phase, the whole fabric file
+    STATE/labs/zone/topology/    what was rendered
+    STATE/labs/zone.lock         there while a command changes the lab
+
+STATE is $HEDDLE_STATE_DIR, else $XDG_STATE_HOME/heddle, else ~/.local/state/heddle; under sudo that of the user who
+called, and what is made there is theirs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from topologies.problems import InputError, MachineError, Problem
+
+_FORMAT: Final = 1  # of lab.json; a record of another format is not guessed at
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One lab, as lab.json has it. A lab in phase `starting` whose lock is free was left half-made."""
+
+    name: str
+    runtime: str
+    phase: Literal["starting", "running"]
+    spec: Mapping[str, Any]
+    source: str = ""  # the preset or file it came from
+    seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
+    format: int = _FORMAT
+
+
+def state_dir() -> Path:
+    """Where the state is kept; it need not exist."""
+    if chosen := os.environ.get("HEDDLE_STATE_DIR"):
+        return Path(chosen).absolute()
+    if chosen := os.environ.get("XDG_STATE_HOME"):
+        return Path(chosen).absolute() / "heddle"
+    caller = _caller()
+    home = Path(caller.pw_dir) if caller else Path.home()
+    return home / ".local/state/heddle"
+
+
+def lab_dir(lab: str) -> Path:
+    """The directory of one lab; it need not exist."""
+    return state_dir() / "labs" / lab
+
+
+def labs() -> list[str]:
+    """Names of all labs that there is a record of, sorted."""
+    return sorted(path.parent.name for path in (state_dir() / "labs").glob("*/lab.json"))
+
+
+def read_record(lab: str) -> Record | None:
+    """The lab's record, or None when there is none. MachineError when it cannot be understood."""
+    path = lab_dir(lab) / "lab.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.get("format") != _FORMAT:
+            raise ValueError(f"its format is {data.get('format')}, not {_FORMAT}")
+        return Record(**data)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise MachineError(Problem("", str(path), f"cannot be read: {error}", f"./inv down {lab} removes it")) from None
+
+
+def write_record(record: Record) -> None:
+    """Write lab.json so that a reader, or a crash, finds the old one or the new one and nothing between."""
+    directory = lab_dir(record.name)
+    make_dir(directory)
+    fd, name = tempfile.mkstemp(prefix=".lab.", dir=directory)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(asdict(record), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        give_to_caller(Path(name))
+        Path(name).replace(directory / "lab.json")
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def remove_record(lab: str) -> bool:
+    """Remove the lab's directory; False when there was none."""
+    directory = lab_dir(lab)
+    if not directory.exists():
+        return False
+    # The record goes last: a removal that is cut short is still known as a lab.
+    for entry in directory.iterdir():
+        if entry.name != "lab.json":
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    shutil.rmtree(directory)
+    return True
+
+
+@contextmanager
+def lock(lab: str) -> Iterator[None]:
+    """Hold the lab for the length of a with block; InputError when another command holds it."""
+    path = state_dir() / "labs" / f"{lab}.lock"
+    make_dir(path.parent)
+    fd = _locked(path, lab)
+    try:
+        yield
+    finally:
+        path.unlink(
+            missing_ok=True
+        )  # while it is held: whoever opened it meanwhile sees that it is not the one any more
+        os.close(fd)
+
+
+def _locked(path: Path, lab: str) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(fd).st_ino:
+                os.ftruncate(fd, 0)
+                os.write(fd, f"{os.getpid()}\n".encode())
+                return fd
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            who = f" (process {holder})" if holder else ""
+            why = f"is being worked on by another Heddle{who}"
+            raise InputError(Problem("", f"lab {lab}", why, "wait for it to end, or end it, and try again")) from None
+        except FileNotFoundError:
+            pass  # removed by its holder between open and stat
+        os.close(fd)
+
+
+def make_dir(path: Path) -> None:
+    """Make a directory and its parents, all of them the caller's own."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot be made: {error.strerror}"
+        raise MachineError(
+            Problem("", str(path), why, "HEDDLE_STATE_DIR=/var/tmp/heddle names another place")
+        ) from None
+    for made in missing:
+        give_to_caller(made)
+
+
+def give_to_caller(path: Path) -> None:
+    """Under sudo: make the calling user the owner, so that they can read and remove it without."""
+    caller = _caller()
+    if caller is not None and os.geteuid() == 0:
+        with suppress(OSError):
+            os.chown(path, caller.pw_uid, caller.pw_gid, follow_symlinks=False)
+
+
+def _caller() -> pwd.struct_passwd | None:
+    """Who called sudo, if that is how we are root."""
+    name = os.environ.get("SUDO_USER", "")
+    if os.geteuid() != 0 or name in {"", "root"}:
+        return None
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return None

@@ -1,0 +1,80 @@
+"""How the running labs do: what `./inv status` prints.
+
+In:  a lab's name, or None for all.
+Out: LabStatus, one a lab. Convergence is read from the kernels now, BGP from each bgpd's socket now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from topologies import convergence, state
+from topologies.bgp import ESTABLISHED
+from topologies.fabric import Tier
+from topologies.lab import Lab, open_lab
+from topologies.problems import HeddleError, InputError, Problem, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class BgpStatus:
+    """Sessions, a link each: one counts as established when both of its ends say so."""
+
+    established: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabStatus:
+    """One lab. `broken`: half-made by an `up` that was killed, or its namespaces are gone; `down` removes it."""
+
+    lab: str
+    runtime: str
+    state: Literal["up", "broken"]
+    converged: bool
+    switches: int
+    hosts: int
+    links: int
+    bgp: BgpStatus
+    source: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As `./inv status --format json` has it."""
+        return asdict(self)
+
+
+def status(name: str | None = None) -> list[LabStatus]:
+    """All labs that there is a record of, or the one named; InputError when that one does not exist."""
+    names = state.labs()
+    if name is not None and name not in names:
+        hint = did_you_mean(name, names) if names else "no lab is running; ./inv up zone brings one up"
+        raise InputError(Problem("", f"lab {name}", "is not running", hint))
+    return [_status(each) for each in ([name] if name is not None else names)]
+
+
+def _status(name: str) -> LabStatus:
+    try:
+        lab = open_lab(name)
+        record = state.read_record(name)
+        missing = convergence.gaps(lab.fabric, lab.handles())
+    except HeddleError:  # any reason why it cannot be opened or read: it is shown, and `down` works
+        return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0))
+    return LabStatus(
+        lab=name,
+        runtime=lab.runtime.name,
+        state="up",
+        converged=not missing,
+        switches=len(lab.fabric.switches),
+        hosts=len(lab.fabric.hosts),
+        links=len(lab.fabric.links),
+        bgp=_sessions(lab),
+        source=record.source if record else "",
+    )
+
+
+def _sessions(lab: Lab) -> BgpStatus:
+    states = {node.name: lab.neighbours(node.name) or {} for node in lab.fabric.switches}
+    by_name = lab.fabric.by_name
+    between = [link for link in lab.fabric.links if Tier.HOST not in (by_name[link.a[0]].tier, by_name[link.b[0]].tier)]
+    up = sum(all(states[node].get(port) == ESTABLISHED for node, port in (link.a, link.b)) for link in between)
+    return BgpStatus(up, len(between))
