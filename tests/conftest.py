@@ -1,0 +1,131 @@
+"""Fixtures that give a running fabric. They are public: your own check is ten lines.
+
+    # tests/netns/test_mine.py
+    from topologies.lab import Lab
+
+    def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
+        routes = tiny.capture("rtsw1", ["ip", "route", "show", "10.0.1.0/24"])
+        assert routes.count("nexthop") == 2
+
+    def test_three_racks(fabric_lab: FabricLab) -> None:
+        lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1)      # up and converged; goes down with the module
+        assert "10.0.2.0/24" in lab.capture("rtsw1", ["vtysh", "-c", "show ip route bgp"])
+
+`lab.handle(node)` gives the namespace, `lab.exec` and `lab.capture` run commands in it, `lab.fabric`
+says what should be.
+Labs of tests have names and a state directory of their own, so they run beside yours.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topologies import lab as life
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.preflight import frr_dir
+from topologies.spec import FabricSpec
+
+GOLDEN = Path(__file__).parent / "golden"
+FabricLab = Callable[..., Lab]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--regen-goldens", action="store_true", help="write tests/golden anew instead of comparing with it"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests below tests/netns need root and FRR; without them they are skipped, and say why."""
+    reason = "needs root" if os.geteuid() != 0 else "needs FRR (apt-get install frr)" if frr_dir() is None else ""
+    for item in items:
+        if "netns" in item.path.parts or item.get_closest_marker("root"):
+            item.add_marker(pytest.mark.root)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state directory for this run of the tests: nothing of yours is listed, changed or removed."""
+    before = os.environ.get("HEDDLE_STATE_DIR")
+    path = tmp_path_factory.mktemp("state")
+    os.environ["HEDDLE_STATE_DIR"] = str(path)
+    yield path
+    os.environ.pop("HEDDLE_STATE_DIR")
+    if before is not None:
+        os.environ["HEDDLE_STATE_DIR"] = before
+
+
+@pytest.fixture(scope="session")
+def lab_name() -> Callable[[], str]:
+    """Names that no other lab has: t, this process, a counter."""
+    count = iter(range(10**6))
+    return lambda: f"t{os.getpid() % 10**7:x}n{next(count):x}"
+
+
+@pytest.fixture(scope="module")
+def fabric_lab(lab_name: Callable[[], str]) -> Iterator[FabricLab]:
+    """A factory: keys of a fabric file in, a converged lab out. All of them go down with the module."""
+    names: list[str] = []
+
+    def make(**keys: Any) -> Lab:
+        names.append(lab_name())
+        return life.up(FabricSpec(name=names[-1], **keys)).lab
+
+    try:
+        yield make
+    finally:
+        for name in names:
+            life.down(name)
+
+
+@pytest.fixture(scope="module")
+def tiny(lab_name: Callable[[], str]) -> Iterator[Lab]:
+    """The preset tiny, running: 2 RTSW, 2 CTSW, 4 hosts. Leave it as you find it: the module shares it."""
+    name = lab_name()
+    try:
+        yield life.up(load_fabric("tiny", name=name)).lab
+    finally:
+        life.down(name)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a file below tests/golden, or write it there: `pytest --regen-goldens`."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--regen-goldens"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} is missing; pytest --regen-goldens writes it"
+        assert text == path.read_text(encoding="utf-8"), f"{name} differs; if you meant it: pytest --regen-goldens"
+
+    return compare
+
+
+@pytest.fixture
+def golden_dir(request: pytest.FixtureRequest) -> Callable[[str, dict[str, str]], None]:
+    """Compare relative path -> text with a directory below tests/golden: the same files, the same bytes."""
+
+    def compare(name: str, files: dict[str, str]) -> None:
+        root = GOLDEN / name
+        if request.config.getoption("--regen-goldens"):
+            shutil.rmtree(root, ignore_errors=True)
+            for relative, text in files.items():
+                (root / relative).parent.mkdir(parents=True, exist_ok=True)
+                (root / relative).write_text(text, encoding="utf-8")
+        there = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in root.rglob("*") if p.is_file()}
+        assert sorted(files) == sorted(there), "other files than before; if you meant it: pytest --regen-goldens"
+        for relative, text in files.items():
+            assert text == there[relative], f"{name}/{relative} differs; if you meant it: pytest --regen-goldens"
+
+    return compare
