@@ -16,7 +16,7 @@ from topologies.units import parse_size
 
 QpMode = Literal["split", "round-robin"]
 ELEMENT_BYTES: Final = 4  # float32
-MAX_SIZE: Final = 1 << 30
+MAX_SIZE: Final = 1 << 28
 MAX_QPS: Final = 128  # NCCL's own limit for a connection
 FIXED_SPORT: Final = 49152  # what OTG takes when none is given
 
@@ -51,7 +51,7 @@ class RunOptions:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """`8`, `64K`, `64K:16M`, `64K:16M:x2` or `64K:1M:64K` (nccl-tests' -b, -e, -f and -i); ValueError says what is wrong."""
+    """`8`, `64K:16M`, `64K:16M:x2` or `64K:1M:64K` (nccl-tests' -b, -e, -f, -i); ValueError says what is wrong."""
     parts = text.split(":")
     if len(parts) > 3:
         raise ValueError("has too many parts; write 64K, or 64K:16M:x2")
@@ -146,7 +146,7 @@ def run_options(
         ("--iters", iters, 1, 10_000),
         ("--warmup", warmup, 0, 1_000),
         ("--window", 1 if window is None else window, 1, 1 << 14),
-        ("--ranks", 2 if ranks is None else ranks, 2, 1 << 16),
+        ("--ranks", 2 if ranks is None else ranks, 2, 2048),
     ):
         if not low <= value <= high:
             wrong(f"{flag} {value}", f"is outside {low} to {high}")

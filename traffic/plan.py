@@ -136,7 +136,9 @@ def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
         raise InputError(Problem("", f"--ranks {ranks}", f"is more than the {len(nics)} NICs to place them on", hint))
     if ranks < 2:
         raise InputError(
-            Problem("", f"--ranks {ranks}", "is too few: a collective needs two", "a fabric of two hosts or more has them")
+            Problem(
+                "", f"--ranks {ranks}", "is too few: a collective needs two", "a fabric of two hosts or more has them"
+            )
         )
     return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
 

@@ -1,4 +1,4 @@
-"""Ring all-reduce: n-1 steps of reduce-scatter, then n-1 of all-gather, each of about 1/n of the array to one neighbour.
+"""Ring all-reduce: n-1 steps of reduce-scatter, then n-1 of all-gather, a 1/n of the array to one neighbour each.
 
 Every rank sends 2(n-1)/n of the array in all, which is where busbw's factor comes from.
 """

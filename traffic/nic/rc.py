@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 PSN_MASK: Final = 0xFFFFFF
 PSN_HALF: Final = 0x800000
@@ -187,6 +187,17 @@ class Requester:
         self.deadline = now + self.params.timeout_s
 
 
+class WritePacket(NamedTuple):
+    """The headers of an RDMA WRITE packet, as a responder needs them. `reth` is (va, rkey, length)."""
+
+    psn: int
+    first: bool
+    last: bool
+    ack_request: bool
+    reth: tuple[int, int, int] | None = None
+    imm: int | None = None
+
+
 class Access(Protocol):
     """What a responder writes into: the memory of one rank."""
 
@@ -296,15 +307,3 @@ class Responder:
         if packet.last:
             self._target = None
         return 0
-
-
-@dataclass(frozen=True, slots=True)
-class WritePacket:
-    """The headers of an RDMA WRITE packet, as a responder needs them. `reth` is (va, rkey, length)."""
-
-    psn: int
-    first: bool
-    last: bool
-    ack_request: bool
-    reth: tuple[int, int, int] | None = None
-    imm: int | None = None

@@ -26,6 +26,7 @@ _SO_ATTACH_FILTER: Final = 26
 _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
 _SOL_PACKET: Final = 263
+_ETH_P_ALL: Final = 3
 _PACKET_STATISTICS: Final = 6
 _PACKET_IGNORE_OUTGOING: Final = 23
 _STATISTICS = struct.Struct("=II")  # packets, drops
@@ -123,7 +124,9 @@ class PacketSocket:
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
         if send_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, send_bytes // 2)
-        self._socket.bind((self.interface, ETHERTYPE_IPV4))
+        # For all protocols: only such sockets get a frame before clsact ingress, where Heddle's hosts drop RoCE for
+        # the IP stack's sake (__netif_receive_skb_core). The filter lets in no more than RoCE all the same.
+        self._socket.bind((self.interface, _ETH_P_ALL))
 
     def _hush(self) -> socket.socket | None:
         """Hold UDP port 4791 and drop what comes: else the host's IP stack answers RoCE with ICMP port unreachable.

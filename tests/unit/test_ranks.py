@@ -1,0 +1,135 @@
+"""Whole collectives between ranks that share nothing but a (lossy) channel: the sums must be right, or be seen wrong."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from traffic.collectives import find_pattern
+from traffic.nic.rc import ACK, PSN_MASK, Message, RcParams, Requester, Responder, WritePacket
+from traffic.options import QpMode, RunOptions
+from traffic.ranks import Rank, part_sizes, rank_input
+from traffic.schedule import build_schedule
+
+PARAMS = RcParams(mtu=256, window=8, ack_every=2, timeout_s=1.0, retries=50)
+
+
+class Wire:
+    """One QP: requester, responder, and what is lost between them."""
+
+    def __init__(self, src: int, loss: float, dice: random.Random) -> None:
+        self.requester = Requester(PARAMS, dice.randrange(1 << 24))
+        self.responder: Responder
+        self.src, self.loss, self.dice = src, loss, dice
+
+    def post(self, message: Message) -> None:
+        self.requester.post(message)
+
+    def turn(self, now: float) -> None:
+        self.requester.expire(now)
+        for burst in self.requester.take(self.dice.randint(1, 8), now):
+            for i in range(burst.index, burst.index + burst.count):
+                if self.dice.random() < self.loss:
+                    continue
+                m = burst.message
+                first, last = i == 0, i == m.packets - 1
+                psn = (burst.psn + i - burst.index) & PSN_MASK
+                reth = (m.va, m.rkey, len(m.payload)) if first else None
+                packet = WritePacket(psn, first, last, True, reth, m.imm if last else None)
+                self.responder.receive(packet, m.payload[i * 256 : (i + 1) * 256])
+        answer = self.responder.reply or ((self.responder.acked, ACK) if self.responder.ack_due else None)
+        self.responder.reply, self.responder.ack_due = None, False
+        if answer and self.dice.random() >= self.loss:
+            self.requester.acknowledge(*answer, now)
+
+
+def run_all(options: RunOptions, n: int, loss: float = 0.0, seed: int = 1) -> list[Rank]:
+    """All ranks to their end; every rank's array is checked after every size, as a worker does it."""
+    dice = random.Random(seed)
+    pattern = find_pattern(options.collective, options.algorithm)
+    wires = {(s, d): [Wire(s, loss, dice) for _ in range(options.qps)] for s, d in pattern.peers(n)}
+    keys = {r: 1000 + r for r in range(n)}
+    ranks = [
+        Rank(options, n, r, keys[r], {d: qps for (s, d), qps in wires.items() if s == r}, keys, clock=lambda: 0.0)
+        for r in range(n)
+    ]
+    for (_, d), qps in wires.items():
+        for wire in qps:
+            wire.responder = Responder(PARAMS, wire.requester.una, ranks[d])
+    flat = [wire for qps in wires.values() for wire in qps]
+    for turn in range(200_000):
+        for rank in ranks:
+            if rank.size_done and not rank.finished:
+                if rank.begun:
+                    count = rank.size // 4
+                    rank.check(sum((rank_input(r, count) for r in range(n)), np.zeros(count, np.float32)))
+                rank.next_size()
+        if all(r.finished for r in ranks) and all(w.requester.idle for w in flat):
+            return ranks
+        dice.shuffle(flat)
+        for wire in flat:
+            wire.turn(turn * 0.1)
+            assert not wire.requester.error
+    raise AssertionError("never came to an end")
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize(("qps", "mode"), [(1, "split"), (4, "split"), (4, "round-robin")])
+def test_every_rank_ends_with_the_sum(n: int, qps: int, mode: QpMode) -> None:
+    options = RunOptions(sizes=(4, 8, 100, 4096, 20_000), iters=2, warmup=1, qps=qps, qp_mode=mode, chunk=512)
+    for rank in run_all(options, n):
+        assert [r.wrong for r in rank.results] == [0] * 5
+        assert [r.size for r in rank.results] == list(options.sizes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_sum_is_right_over_a_lossy_channel(seed: int) -> None:
+    options = RunOptions(sizes=(3000, 9000), iters=3, warmup=0, qps=2, chunk=512)
+    for rank in run_all(options, 4, loss=0.1, seed=seed):
+        assert [r.wrong for r in rank.results] == [0, 0]
+
+
+def test_a_corrupted_message_shows_as_wrong_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Responder.receive
+    hits = SimpleNamespace(left=1)
+
+    def corrupt(self: Responder, packet: WritePacket, payload: memoryview) -> None:
+        if hits.left and len(payload) == 256:
+            hits.left -= 1
+            payload = memoryview(np.float32(np.frombuffer(payload, np.float32) + 1).tobytes())
+        original(self, packet, payload)
+
+    monkeypatch.setattr(Responder, "receive", corrupt)
+    ranks = run_all(RunOptions(sizes=(4096,), iters=1, warmup=0, chunk=512), 4)
+    assert sum(r.results[0].wrong for r in ranks) >= 64
+
+
+def test_a_schedule_waits_for_what_it_forwards() -> None:
+    schedule = build_schedule(find_pattern("all-reduce", "ring"), 4, 1, 4000, 1024)
+    first = [s for s in schedule.sends if s.key[0] == 0]
+    assert all(not s.needs for s in first)
+    for send in schedule.sends:
+        if send.key[0]:
+            assert send.needs == ((send.key[0] - 1, send.key[1]),)
+    assert sum(s.hi - s.lo for s in schedule.sends) == 2 * 3 * 1000
+
+
+def test_parts_of_a_split_message_are_those_of_nccl() -> None:
+    assert part_sizes(65536, 16) == [(i * 4096, 4096) for i in range(16)]
+    assert part_sizes(1000, 4) == [(0, 256), (256, 256), (512, 256), (768, 232)]
+    assert part_sizes(100, 16) == [(0, 100)]
+    for length in (1, 127, 128, 129, 5000, 131072):
+        parts = part_sizes(length, 7)
+        assert parts[0][0] == 0 and sum(size for _, size in parts) == length
+        assert all(a + size == b for (a, size), (b, _) in pairwise(parts))
+
+
+def test_inputs_differ_between_ranks_and_sums_stay_exact() -> None:
+    a, b = rank_input(0, 1000), rank_input(1, 1000)
+    assert not np.array_equal(a, b)
+    assert a.min() >= 0 and a.max() <= 255
+    assert np.array_equal(a, np.round(a))

@@ -1,0 +1,168 @@
+"""RC queue pairs against a channel that loses, repeats and reorders: what is written is what was sent, or an error."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from traffic.nic.rc import ACK, NAK_ACCESS, NEVER, PSN_MASK, Message, RcParams, Requester, Responder, WritePacket
+
+PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)
+RKEY = 7
+
+
+@dataclass
+class Memory:
+    data: bytearray
+    arrivals: list[int] = field(default_factory=list)
+
+    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
+        if rkey != RKEY or va + length > len(self.data):
+            return None
+        return memoryview(self.data)[va : va + length]
+
+    def arrived(self, imm: int) -> None:
+        self.arrivals.append(imm)
+
+
+def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[WritePacket, memoryview]]:
+    """What the NIC would put on the wire for the bursts that the requester hands out."""
+    out = []
+    for burst in requester.take(limit, now):
+        message = burst.message
+        for i in range(burst.index, burst.index + burst.count):
+            first, last = i == 0, i == message.packets - 1
+            psn = (burst.psn + i - burst.index) & PSN_MASK
+            reth = (message.va, message.rkey, len(message.payload)) if first else None
+            ask = last or psn % PARAMS.ack_every == 0
+            mtu = requester.params.mtu
+            packet = WritePacket(psn, first, last, ask, reth, message.imm if last else None)
+            out.append((packet, message.payload[i * mtu : (i + 1) * mtu]))
+    return out
+
+
+def talk(sizes: list[int], loss: float, seed: int, psn: int = PSN_MASK - 3) -> tuple[Requester, Responder, Memory, bytes]:
+    """Send messages of these sizes through a channel with this loss either way, until all is acknowledged."""
+    dice = random.Random(seed)
+    total = dice.randbytes(sum(sizes))
+    memory = Memory(bytearray(len(total)))
+    requester, responder = Requester(PARAMS, psn), Responder(PARAMS, psn, memory)
+    at = 0
+    for imm, size in enumerate(sizes):
+        requester.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
+        at += size
+    now, back = 0.0, deque[tuple[int, int]]()
+    for _ in range(100_000):
+        if requester.idle or requester.error:
+            return requester, responder, memory, total
+        now += 0.1
+        requester.expire(now)
+        for packet, payload in packets_of(requester, now, limit=dice.randint(1, 9)):
+            if dice.random() >= loss:
+                responder.receive(packet, payload)
+            if responder.reply is not None:
+                back.append(responder.reply)
+                responder.reply = None
+            elif responder.ack_due:
+                back.append((responder.acked, ACK))
+            responder.ack_due = False
+        while back:
+            answer = back.popleft()
+            if dice.random() >= loss:
+                requester.acknowledge(*answer, now)
+    raise AssertionError("never came to an end")
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("seed", range(5))
+def test_everything_arrives_once_and_in_order_whatever_is_lost(loss: float, seed: int) -> None:
+    sizes = [1, 255, 256, 257, 4096, 40_000, 12]
+    requester, responder, memory, total = talk(sizes, loss, seed)
+    assert not requester.error
+    assert bytes(memory.data) == total
+    assert memory.arrivals == list(range(len(sizes)))
+    assert responder.msn == len(sizes)
+    if loss == 0.0:
+        assert requester.counters.retransmitted == 0
+        assert requester.counters.timeouts == 0
+        assert responder.counters.duplicates == responder.counters.out_of_order == 0
+    assert requester.deadline == NEVER
+
+
+def test_counts_of_sent_and_taken_packets_add_up_under_loss() -> None:
+    requester, responder, _, total = talk([100_000], 0.1, seed=3)
+    first_time = -(-len(total) // PARAMS.mtu)
+    assert responder.counters.received == first_time
+    assert requester.counters.sent == first_time + requester.counters.retransmitted
+    assert requester.counters.retransmitted > 0
+
+
+def test_the_window_bounds_what_is_under_way() -> None:
+    requester = Requester(PARAMS, 0)
+    requester.post(Message(memoryview(bytes(256 * 100)), 0, RKEY, 0))
+    assert sum(b.count for b in requester.take(64, 0.0)) == PARAMS.window
+    assert requester.take(64, 0.0) == []
+    requester.acknowledge(3, ACK, 0.1)
+    assert requester.ready == 4
+
+
+def test_a_gap_gives_one_nak_until_what_is_missing_comes() -> None:
+    memory = Memory(bytearray(256 * 8))
+    requester, responder = Requester(PARAMS, 5), Responder(PARAMS, 5, memory)
+    requester.post(Message(memoryview(bytes(range(256)) * 8), 0, RKEY, 0))
+    sent = packets_of(requester, 0.0)
+    for packet, payload in [sent[0], *sent[2:]]:
+        responder.receive(packet, payload)
+    assert responder.counters.naks == 1
+    assert responder.reply is not None and responder.reply[0] == 6
+    assert responder.counters.out_of_order == 6
+    requester.acknowledge(*responder.reply, 0.1)
+    again = packets_of(requester, 0.1)
+    assert [p.psn for p, _ in again] == [6, 7, 8, 9, 10, 11, 12]
+    assert requester.counters.retransmitted == 7
+
+
+def test_a_dead_peer_ends_in_an_error_after_all_retries() -> None:
+    requester = Requester(PARAMS, 0)
+    requester.post(Message(memoryview(b"x"), 0, RKEY, 0))
+    now = 0.0
+    requester.take(64, now)
+    for _ in range(PARAMS.retries + 1):
+        now += 1.5
+        requester.expire(now)
+        requester.take(64, now)
+    assert "no acknowledgement after 7 retries" in requester.error
+    assert requester.counters.timeouts == PARAMS.retries + 1
+
+
+def test_a_wrong_key_is_refused_and_ends_the_requester() -> None:
+    memory = Memory(bytearray(256))
+    requester, responder = Requester(PARAMS, 0), Responder(PARAMS, 0, memory)
+    requester.post(Message(memoryview(b"abcd"), 0, RKEY + 1, 0))
+    for packet, payload in packets_of(requester, 0.0):
+        responder.receive(packet, payload)
+    assert responder.reply == (0, NAK_ACCESS)
+    requester.acknowledge(*responder.reply, 0.0)
+    assert "refused" in requester.error
+    assert bytes(memory.data) == bytes(256)
+
+
+def test_payloads_that_do_not_fit_their_message_are_never_written() -> None:
+    memory = Memory(bytearray(512))
+    responder = Responder(PARAMS, 0, memory)
+    responder.receive(WritePacket(0, True, True, True, (0, RKEY, 4), 1), memoryview(b"far too long"))
+    assert responder.counters.invalid == 1
+    assert bytes(memory.data) == bytes(512)
+    assert memory.arrivals == []
+
+
+def test_acknowledgements_of_what_was_never_sent_change_nothing() -> None:
+    requester = Requester(PARAMS, 100)
+    requester.post(Message(memoryview(bytes(1024)), 0, RKEY, 0))
+    requester.take(2, 0.0)
+    requester.acknowledge(500, ACK, 0.0)
+    requester.acknowledge(50, ACK, 0.0)
+    assert requester.una == 100

@@ -1,0 +1,253 @@
+"""One NIC: queue pairs above, a packet socket below.
+
+In:  frames from the socket, messages from ranks.
+Out: frames to the socket, writes into the ranks' memory.
+The NIC sends at line rate because its port is shaped to it: the socket holds a few frames only, and when it is full
+the NIC waits until the port has let some go. Answers (ACK, NAK) go ahead of data, and QPs take turns.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from traffic.nic import wire
+from traffic.nic.frames import FlowHeader, SendBatch
+from traffic.nic.parse import Parser, Received
+from traffic.nic.rc import ACK as SYNDROME_ACK
+from traffic.nic.rc import Burst, Message, Requester, Responder, WritePacket
+from traffic.nic.socket import PacketSocket
+
+_TURN: Final = 8  # packets that one QP sends before the next has its turn
+_FILL: Final = 16  # frames that are made before they are handed to the socket
+_READS: Final = 4  # full batches that are taken in before others have their turn
+
+_WRITES: Final = {
+    # opcode: (first, last, has RETH, has immediate)
+    wire.WRITE_FIRST: (True, False, True, False),
+    wire.WRITE_MIDDLE: (False, False, False, False),
+    wire.WRITE_LAST: (False, True, False, False),
+    wire.WRITE_LAST_IMM: (False, True, False, True),
+    wire.WRITE_ONLY: (True, True, True, False),
+    wire.WRITE_ONLY_IMM: (True, True, True, True),
+}
+
+
+@dataclass(slots=True)
+class NicCounters:
+    """Frames that arrived and were not given to any QP, by reason."""
+
+    malformed: int = 0
+    icrc_errors: int = 0
+    stray: int = 0  # for no QP of this NIC, or not from its peer
+    ce: int = 0  # carried congestion-experienced marks (these were given to their QP)
+
+
+class QueuePair:
+    """One end of a connection: sends or receives data, and the answers to it."""
+
+    __slots__ = ("_nic", "flow", "peer_ip", "qpn", "requester", "responder", "waiting")
+
+    def __init__(
+        self,
+        nic: Nic,
+        qpn: int,
+        flow: FlowHeader,
+        requester: Requester | None = None,
+        responder: Responder | None = None,
+    ) -> None:
+        self._nic = nic
+        self.qpn = qpn
+        self.flow = flow
+        self.peer_ip = int.from_bytes(flow.dst_ip, "big")
+        self.requester = requester
+        self.responder = responder
+        self.waiting = False  # already in the NIC's round
+
+    def post(self, message: Message) -> None:
+        """Send a message when it is this QP's turn."""
+        if self.requester is None:
+            raise ValueError(f"QP {self.qpn:#x} only receives")
+        self.requester.post(message)
+        self._nic.wake(self)
+
+
+class Nic:
+    """Drives all queue pairs of one port."""
+
+    def __init__(self, packet_socket: PacketSocket, ib_mtu: int) -> None:
+        self.socket = packet_socket
+        self.counters = NicCounters()
+        self.blocked = False  # the socket is full; wait until it can be written
+        self.events = select.EPOLLIN  # what the worker's poll watches this NIC for
+        self.qps: dict[int, QueuePair] = {}
+        self._batch = SendBatch(ib_mtu)
+        self._parser = Parser()
+        self._filled = 0
+        self._sent = 0
+        self._round: deque[QueuePair] = deque()
+        self._answers: deque[tuple[QueuePair, int, int, int]] = deque()
+
+    def add(self, qp: QueuePair) -> None:
+        """Open a queue pair."""
+        self.qps[qp.qpn] = qp
+
+    def wake(self, qp: QueuePair) -> None:
+        """The QP may have something to send."""
+        if not qp.waiting:
+            qp.waiting = True
+            self._round.append(qp)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to send, nothing unacknowledged."""
+        return (
+            self._sent == self._filled
+            and not self._answers
+            and all(q.requester is None or q.requester.idle for q in self.qps.values())
+        )
+
+    @property
+    def deadline(self) -> float:
+        """When the next retransmission timer runs out."""
+        return min((q.requester.deadline for q in self.qps.values() if q.requester is not None), default=float("inf"))
+
+    def errors(self) -> list[str]:
+        """What QPs died of."""
+        return [
+            f"QP {q.qpn:#x}: {q.requester.error}"
+            for q in self.qps.values()
+            if q.requester is not None and q.requester.error
+        ]
+
+    def expire(self, now: float) -> None:
+        """Let the timers of all QPs look at the clock."""
+        for qp in self.qps.values():
+            if qp.requester is not None and qp.requester.deadline <= now:
+                qp.requester.expire(now)
+                self.wake(qp)
+
+    # sending
+
+    def transmit(self, now: float) -> None:
+        """Send what may be sent until there is no more, or the socket is full (`blocked`)."""
+        while True:
+            if self._sent == self._filled:
+                self._fill(now)
+                if self._filled == 0:
+                    self.blocked = False
+                    return
+            self._sent += self.socket.send(self._batch, self._filled - self._sent, first=self._sent)
+            if self._sent < self._filled:
+                # A link that is down or a queue that refuses gives no wake-up: the worker's tick tries again.
+                self.blocked = self.socket.errno == errno.EAGAIN
+                return
+
+    def _fill(self, now: float) -> None:
+        slot = 0
+        while self._answers and slot < _FILL:
+            qp, psn, syndrome, msn = self._answers.popleft()
+            self._batch.put_ack(slot, qp.flow, psn, syndrome, msn)
+            slot += 1
+        while self._round and slot < _FILL:
+            qp = self._round.popleft()
+            requester = qp.requester
+            if requester is None:
+                continue
+            for burst in requester.take(min(_TURN, _FILL - slot), now):
+                slot = self._put(slot, qp, requester, burst)
+            if requester.ready > 0:
+                self._round.append(qp)
+            else:
+                qp.waiting = False
+        self._filled, self._sent = slot, 0
+
+    def _put(self, slot: int, qp: QueuePair, requester: Requester, burst: Burst) -> int:
+        """Write a burst's frames from `slot` on; the slot after them."""
+        message = burst.message
+        stop = slot + self._batch.put_write(
+            slot, qp.flow, burst.psn, message.payload,
+            reth=(message.va, message.rkey, len(message.payload)), imm=message.imm,
+            index=burst.index, count=burst.count, ack_every=requester.params.ack_every,
+        )  # fmt: skip
+        requester.counters.sent_bytes += int(self._batch.lengths[slot:stop].sum())
+        return stop
+
+    # receiving
+
+    def receive(self, now: float) -> None:
+        """Take in what has arrived, give it to its QPs, and queue their answers."""
+        touched: dict[int, QueuePair] = {}
+        for _ in range(_READS):
+            buffer, lengths = self.socket.recv()
+            if lengths:
+                self._take(self._parser.parse(buffer, lengths), now, touched)
+            if len(lengths) < buffer.slots:
+                break
+        for qp in touched.values():
+            self._answer(qp)
+
+    def _take(self, got: Received, now: float, touched: dict[int, QueuePair]) -> None:
+        for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
+            qp = self.qps.get(qpn)
+            if not sound or qp is None or kind.src != qp.peer_ip:
+                self._turn_away(got.oks[i], sound)
+                continue
+            if kind.tos & wire.ECN_MASK == wire.ECN_CE:
+                self.counters.ce += 1
+            if kind.opcode == wire.ACK and qp.requester is not None:
+                syndrome, _ = got.aeth(i)
+                qp.requester.acknowledge(got.psns[i], syndrome, now)
+                self.wake(qp)
+                continue
+            write = _WRITES.get(kind.opcode)
+            if write is None or qp.responder is None:
+                self.counters.stray += 1
+                continue
+            first, last, has_reth, has_imm = write
+            reth = got.reth(i) if has_reth else None
+            imm = got.imm(i) if has_imm else None
+            packet = WritePacket(got.psns[i], first, last, got.ackreqs[i], reth, imm)
+            qp.responder.receive(packet, got.payload(i))
+            touched[qpn] = qp
+
+    def _turn_away(self, ok: bool, sound: bool) -> None:
+        """Count a frame that is for no QP here, by what was wrong with it."""
+        if sound:
+            self.counters.stray += 1
+        elif ok:
+            self.counters.icrc_errors += 1
+        else:
+            self.counters.malformed += 1
+
+    def _answer(self, qp: QueuePair) -> None:
+        """One ACK for all that a batch brought, or the NAK of its gap."""
+        responder = qp.responder
+        if responder is None:
+            return
+        if responder.reply is not None:
+            psn, syndrome = responder.reply
+            self._answers.append((qp, psn, syndrome, responder.msn))
+        elif responder.ack_due:
+            self._answers.append((qp, responder.acked, SYNDROME_ACK, responder.msn))
+        responder.reply = None
+        responder.ack_due = False
+
+
+def announce(interface: str, mac: str, ip: str, gateway_ip: str) -> None:
+    """Ask for the gateway by ARP, once, from inside the host's namespace: so the RTSW knows this NIC before data comes.
+
+    Raises OSError when the interface is not there.
+    """
+    own = bytes.fromhex(mac.replace(":", ""))
+    request = struct.pack(
+        "!HHBBH6s4s6s4s", 1, 0x0800, 6, 4, 1, own, socket.inet_aton(ip), bytes(6), socket.inet_aton(gateway_ip)
+    )
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as raw:
+        raw.bind((interface, 0))
+        raw.send(b"\xff" * 6 + own + b"\x08\x06" + request)

@@ -1,0 +1,197 @@
+"""What a run leaves behind, so that its paths can be proven when it is over and the fabric has moved on.
+
+In:  a running lab, before and after; the flows with what each sender put on the wire.
+Out: Evidence: FIBs and hashing as they were, counters and drops over the run, and the oracle's answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from topologies.fabric import Fabric
+from topologies.runtimes import NodeHandle
+from topologies.switch import queues
+from topologies.switch.counters import SwitchCounters, read_counters
+from topologies.switch.fib import Fib, read_fib
+from topologies.switch.hashing import SwitchHashing, read_hashing
+from traffic.paths import oracle
+from traffic.paths.measure import key_of
+from traffic.plan import Flow
+
+SETTLE_S: Final = 1.0  # how long counters may take to stand still after a run
+_POLL_S: Final = 0.02
+_STILL_POLLS: Final = 6  # as long as a full port buffer of 1 MB takes to drain at 100 Mb/s, and some
+_SOFTNET: Final = Path("/proc/net/softnet_stat")
+
+
+class RunningLab(Protocol):
+    """What of a lab is needed here."""
+
+    @property
+    def name(self) -> str:
+        """The lab's name."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """Its fabric."""
+
+    def handle(self, node: str) -> NodeHandle:
+        """The handle of one node."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentFlow:
+    """A flow and what its sender put on the wire for it: packets, retransmitted ones too, and bytes of frames."""
+
+    flow: Flow
+    packets: int
+    bytes: int
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SentFlow:
+        """An entry of `flows` in a run's file."""
+        text = {key: str(data[key]) for key in ("src", "dst", "src_ip", "dst_ip", "first_hop")}
+        flow = Flow(**text, sport=int(data["sport"]), qpn=int(data["qpn"]), dport=int(data["dport"]))
+        return cls(flow, int(data["packets"]), int(data["bytes"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `flows` in a run's file."""
+        f = self.flow
+        return {
+            "src": f.src, "dst": f.dst, "src_ip": f.src_ip, "dst_ip": f.dst_ip, "sport": f.sport, "dport": f.dport,
+            "qpn": f.qpn, "first_hop": f.first_hop, "packets": self.packets, "bytes": self.bytes,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The state of all switches before a run. drops: port -> packets; backlog: the machine's, see `backlog_drops`."""
+
+    fibs: Mapping[str, Fib]
+    hashing: Mapping[str, SwitchHashing]
+    counters: Mapping[str, SwitchCounters]
+    drops: Mapping[str, int]
+    backlog: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """FIBs and hashing before a run, everything else over the run.
+
+    drops: `rtsw1:eth2` -> packets its queue refused. backlog_drops: packets that this machine's receive backlog lost,
+    in whatever namespace. oracle: a path for each flow, in the run's order. changed: switches whose routes or hashing
+    were others after the run than before.
+    """
+
+    fibs: Mapping[str, Fib]
+    hashing: Mapping[str, SwitchHashing]
+    counters: Mapping[str, SwitchCounters]
+    drops: Mapping[str, int]
+    backlog_drops: int
+    oracle: tuple[tuple[str, ...], ...]
+    changed: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for the run's file."""
+        return {
+            "fib": [fib.to_json() for fib in self.fibs.values()],
+            "hashing": [row.to_json() for row in self.hashing.values()],
+            "counters": [table.to_json() for table in self.counters.values()],
+            "drops": dict(self.drops),
+            "backlog_drops": self.backlog_drops,
+            "oracle": [list(path) for path in self.oracle],
+            "changed": list(self.changed),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Evidence:
+        """What `to_json` wrote."""
+        fibs = [Fib.from_json(row) for row in data["fib"]]
+        hashing = [SwitchHashing.from_json(row) for row in data["hashing"]]
+        counters = [SwitchCounters.from_json(row) for row in data["counters"]]
+        return cls(
+            {fib.switch: fib for fib in fibs},
+            {row.switch: row for row in hashing},
+            {table.switch: table for table in counters},
+            {str(port): int(count) for port, count in data["drops"].items()},
+            int(data["backlog_drops"]),
+            tuple(tuple(str(port) for port in path) for path in data["oracle"]),
+            tuple(str(switch) for switch in data["changed"]),
+        )
+
+
+def collect_before(lab: RunningLab) -> Before:
+    """Read the state of all switches; some 1 ms a switch. MachineError when the lab does not run."""
+    fibs, hashing = read_routing(lab)
+    return Before(fibs, hashing, _read_all(lab), _read_drops(lab), backlog_drops())
+
+
+def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) -> Evidence:
+    """Read it again when all packets have arrived, or nothing moves any more, or SETTLE_S have passed."""
+    counters = _settled(lab, before, flows)
+    fibs, hashing = read_routing(lab)
+    changed = tuple(name for name in fibs if fibs[name] != before.fibs[name] or hashing[name] != before.hashing[name])
+    drops = {port: count - before.drops.get(port, 0) for port, count in _read_drops(lab).items()}
+    asked = oracle.ask(lab.fabric, _handles(lab), before.hashing, [sent.flow for sent in flows])
+    lost = backlog_drops() - before.backlog
+    return Evidence(before.fibs, before.hashing, counters, drops, lost, tuple(asked), changed)
+
+
+def read_routing(lab: RunningLab) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
+    """FIB and hashing of every switch, by name."""
+    handles = _handles(lab)
+    fibs = {name: read_fib(handle) for name, handle in handles.items()}
+    return fibs, {name: read_hashing(lab.name, handle) for name, handle in handles.items()}
+
+
+def backlog_drops() -> int:
+    """Packets that the machine's CPUs have dropped because netdev_max_backlog was reached, since boot.
+
+    A packet that crosses a veth waits in the receiving CPU's backlog; what is lost there is lost by the machine, and in
+    no namespace's counters.
+    """
+    return sum(int(line.split()[1], 16) for line in _SOFTNET.read_text().splitlines())
+
+
+def _settled(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) -> dict[str, SwitchCounters]:
+    deadline = time.monotonic() + SETTLE_S
+    last: dict[str, SwitchCounters] = {}
+    still = 0
+    while True:
+        now = {name: table.since(before.counters[name]) for name, table in _read_all(lab).items()}
+        still = still + 1 if {n: t.flows for n, t in now.items()} == {n: t.flows for n, t in last.items()} else 0
+        if _arrived(lab.fabric, now, flows) or still >= _STILL_POLLS or time.monotonic() > deadline:
+            return now
+        last = now
+        time.sleep(_POLL_S)
+
+
+def _arrived(fabric: Fabric, counters: Mapping[str, SwitchCounters], flows: Sequence[SentFlow]) -> bool:
+    """True when the ports that lead to hosts have counted every packet that was sent."""
+    to_hosts = {port.peer_ref for host in fabric.hosts for port in host.ports}
+    found: dict[tuple[str, str, int], int] = {}
+    for switch, table in counters.items():
+        for row in table.flows:
+            if f"{switch}:{row.port}" in to_hosts:
+                found[row.src, row.dst, row.qpn] = row.packets
+    return all(found.get(key_of(sent.flow), 0) == sent.packets for sent in flows)
+
+
+def _handles(lab: RunningLab) -> dict[str, NodeHandle]:
+    return {switch.name: lab.handle(switch.name) for switch in lab.fabric.switches}
+
+
+def _read_all(lab: RunningLab) -> dict[str, SwitchCounters]:
+    return {name: read_counters(lab.name, handle) for name, handle in _handles(lab).items()}
+
+
+def _read_drops(lab: RunningLab) -> dict[str, int]:
+    return {
+        f"{name}:{port}": drops
+        for name, handle in _handles(lab).items()
+        for port, drops in queues.read_drops(handle.netns).items()
+    }

@@ -1,0 +1,267 @@
+"""The verdict on paths: three sources side by side, and how evenly the links were used.
+
+In:  a lab's fabric, Evidence of a run, and what every sender sent.
+Out: PathsResult: `agree` is true only if prediction, oracle and measurement name the same ports for every QP that sent
+packets, the first hop counted exactly what was sent, and every packet missing further on is found in a drop counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from topologies.fabric import Fabric, Tier
+from traffic.paths import oracle
+from traffic.paths.evidence import Evidence, RunningLab, SentFlow, read_routing
+from traffic.paths.measure import Measured, measure
+from traffic.paths.predict import predict
+from traffic.plan import Flow
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowProof:
+    """One QP: its path by three sources, packets at each measured port, and why it is not proven ('' when it is)."""
+
+    flow: Flow
+    sent: int
+    predicted: Path
+    oracle: Path
+    measured: Path
+    counted: tuple[int, ...]
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `paths`."""
+        return {
+            "src": self.flow.src, "dst": self.flow.dst, "qpn": self.flow.qpn, "sport": self.flow.sport,
+            "predicted": list(self.predicted), "oracle": list(self.oracle), "measured": list(self.measured),
+            "packets": self.sent, "counted": list(self.counted), "agree": not self.why, "why": self.why,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """A switch's egress port: the proven flows on it, their packets and bytes, and all else that left by it."""
+
+    port: str
+    uplink: bool
+    packets: int
+    bytes: int
+    flows: int
+    other_packets: int = 0
+    other_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `links`."""
+        return {
+            "port": self.port, "uplink": self.uplink, "packets": self.packets, "bytes": self.bytes,
+            "flows": self.flows, "other_packets": self.other_packets, "other_bytes": self.other_bytes,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mmr:
+    """Maximum over mean of flows and of bytes over a set of links, idle ones too; None when nothing was on them."""
+
+    flows: float | None
+    bytes: float | None
+
+    @classmethod
+    def of(cls, links: Sequence[LinkUse]) -> Mmr:
+        """The MMR over these links."""
+        return cls(_max_over_mean([link.flows for link in links]), _max_over_mean([link.bytes for link in links]))
+
+
+@dataclass(frozen=True, slots=True)
+class PathsResult:
+    """What `./inv paths` says. lost: port -> packets of proven flows that vanished between it and the next port."""
+
+    agree: bool
+    flows: tuple[FlowProof, ...]
+    links: tuple[LinkUse, ...]
+    mmr: Mmr
+    per_rtsw: Mapping[str, Mmr]
+    lost: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `paths`; packets and bytes are counts, paths are lists of egress ports."""
+        per_rtsw = {name: {"flows": m.flows, "bytes": m.bytes} for name, m in self.per_rtsw.items()}
+        return {
+            "agree": self.agree,
+            "flows": [row.to_json() for row in self.flows],
+            "links": [row.to_json() for row in self.links],
+            "mmr": {"flows": self.mmr.flows, "bytes": self.mmr.bytes, "per_rtsw": per_rtsw},
+            "lost": dict(self.lost),
+            "notes": list(self.notes),
+        }
+
+    def text(self) -> str:
+        """Tables of at most 100 columns: verdict, uplink bars, then flows (disagreeing ones first)."""
+        from traffic.paths.text import render
+
+        return render(self)
+
+
+def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> PathsResult:
+    """Lay the three sources side by side. flows in the order that `collect_after` had them."""
+    wanted = [sent.flow for sent in flows]
+    predicted = predict(lab.fabric, evidence.fibs, evidence.hashing, wanted)
+    measured = measure(lab.fabric, evidence.counters, wanted)
+    lost = _lost(measured)
+    unexplained = _unexplained(lost, evidence)
+    proofs = tuple(
+        _proof(sent, own, asked, seen, unexplained)
+        for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
+    )
+    misses = sum(table.misses for table in evidence.counters.values())
+    notes = _notes(evidence, misses, lost, sum(not sent.packets for sent in flows))
+    agree = not misses and all(not proof.why for proof in proofs)
+    return _result(lab.fabric, agree, proofs, _links(lab.fabric, evidence, flows, measured), lost, notes)
+
+
+def foresee(lab: RunningLab, flows: Sequence[Flow]) -> PathsResult:
+    """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only."""
+    fibs, hashing = read_routing(lab)
+    predicted = predict(lab.fabric, fibs, hashing, flows)
+    handles = {switch.name: lab.handle(switch.name) for switch in lab.fabric.switches}
+    asked = oracle.ask(lab.fabric, handles, hashing, flows)
+    proofs = tuple(
+        FlowProof(flow, 0, own, other, (), (), _path_why(flow, own, other))
+        for flow, own, other in zip(flows, predicted, asked, strict=True)
+    )
+    counts: dict[str, int] = {}
+    for path in predicted:
+        for port in path:
+            counts[port] = counts.get(port, 0) + 1
+    links = [LinkUse(ref, uplink, 0, 0, counts.get(ref, 0)) for ref, uplink in _ports(lab.fabric)]
+    notes = ("no packet was sent: this is what the FIBs and the kernels say",)
+    return _result(lab.fabric, all(not proof.why for proof in proofs), proofs, links, {}, notes)
+
+
+def _result(
+    fabric: Fabric,
+    agree: bool,
+    proofs: tuple[FlowProof, ...],
+    links: Sequence[LinkUse],
+    lost: Mapping[str, int],
+    notes: tuple[str, ...],
+) -> PathsResult:
+    uplinks = [link for link in links if link.uplink]
+    per_rtsw = {
+        switch.name: Mmr.of([link for link in uplinks if link.port.partition(":")[0] == switch.name])
+        for switch in fabric.switches
+        if switch.tier is Tier.RTSW
+    }
+    return PathsResult(agree, proofs, tuple(links), Mmr.of(uplinks), per_rtsw, lost, notes)
+
+
+def _proof(sent: SentFlow, own: Path, asked: Path, seen: Measured, unexplained: Mapping[str, str]) -> FlowProof:
+    return FlowProof(
+        sent.flow, sent.packets, own, asked, seen.path, seen.packets, _why(sent, own, asked, seen, unexplained)
+    )
+
+
+def _why(sent: SentFlow, own: Path, asked: Path, seen: Measured, unexplained: Mapping[str, str]) -> str:
+    """Why a flow is not proven; empty when it is."""
+    if why := _path_why(sent.flow, own, asked):
+        return why
+    if not sent.packets and not seen.path:
+        return ""  # a QP that had nothing to send has no measured path
+    if seen.stray:
+        return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
+    if seen.packets[:1] != (sent.packets,):
+        return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
+    if seen.path != own:
+        return "the counters saw another path"
+    for port, before, after in zip(seen.path, seen.packets, seen.packets[1:], strict=False):
+        if after > before:
+            return f"more packets after {port} than at it"
+        if after < before and port in unexplained:
+            return unexplained[port]
+    return ""
+
+
+def _path_why(flow: Flow, own: Path, asked: Path) -> str:
+    if own != asked:
+        return "the prediction is not what the kernels say"
+    if not own:
+        return f"{flow.first_hop.partition(':')[0]} has no route to {flow.dst_ip}"
+    return ""
+
+
+def _lost(measured: Sequence[Measured]) -> dict[str, int]:
+    """Port -> packets that it counted and the next port of their path did not."""
+    lost: dict[str, int] = {}
+    for seen in measured:
+        for port, before, after in zip(seen.path, seen.packets, seen.packets[1:], strict=False):
+            if after < before:
+                lost[port] = lost.get(port, 0) + before - after
+    return lost
+
+
+def _unexplained(lost: Mapping[str, int], evidence: Evidence) -> dict[str, str]:
+    """Port -> what is to be said when more was lost behind it than its queue and the machine say they dropped."""
+    found: dict[str, str] = {}
+    for port, count in lost.items():
+        queue = evidence.drops.get(port, 0)
+        if count > queue + evidence.backlog_drops:
+            found[port] = f"{count} packets vanished after {port}, whose queue dropped {queue}"
+    return found
+
+
+def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) -> tuple[str, ...]:
+    notes: list[str] = []
+    if idle:
+        notes.append(f"{idle} QPs had nothing to send and so have no measured path")
+    if evidence.changed:
+        notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
+    for port, count in sorted(lost.items()):
+        notes.append(f"{count} packets were lost after {port}; its queue dropped {evidence.drops.get(port, 0)}")
+    if evidence.backlog_drops:
+        notes.append(
+            f"this machine dropped {evidence.backlog_drops} packets before a switch saw them: "
+            "the machine, not the fabric, was the limit (net.core.netdev_max_backlog)"
+        )
+    if misses:
+        notes.append(f"{misses} packets were not counted: a counter map was full")
+    return tuple(notes)
+
+
+def _ports(fabric: Fabric) -> list[tuple[str, bool]]:
+    """Every switch port, and whether it is an uplink of an RTSW."""
+    return [
+        (port.ref, switch.tier is Tier.RTSW and fabric.by_name[port.peer_node].tier is not Tier.HOST)
+        for switch in fabric.switches
+        for port in switch.ports
+    ]
+
+
+def _links(
+    fabric: Fabric, evidence: Evidence, flows: Sequence[SentFlow], measured: Sequence[Measured]
+) -> list[LinkUse]:
+    ours = {(sent.flow.src_ip, sent.flow.dst_ip, sent.flow.qpn) for sent in flows}
+    used: dict[str, list[int]] = {}  # port -> packets, bytes, flows
+    for switch, table in evidence.counters.items():
+        for row in table.flows:
+            if (row.src, row.dst, row.qpn) in ours:
+                cell = used.setdefault(f"{switch}:{row.port}", [0, 0, 0])
+                cell[0] += row.packets
+                cell[1] += row.bytes
+                cell[2] += 1
+    totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
+    links: list[LinkUse] = []
+    for ref, uplink in _ports(fabric):
+        packets, size, count = used.get(ref, (0, 0, 0))
+        total = totals.get(ref)
+        others = (total.packets - packets, total.bytes - size) if total else (0, 0)
+        links.append(LinkUse(ref, uplink, packets, size, count, *others))
+    return links
+
+
+def _max_over_mean(values: Sequence[int]) -> float | None:
+    total = sum(values)
+    return round(max(values) * len(values) / total, 4) if total else None

@@ -1,0 +1,100 @@
+"""Plan + lab -> results: one collective on a running lab.
+
+In:  a Lab (see topologies/lab.py), RunOptions, an observer.
+Out: RunResult, also stored below the lab's directory, with the evidence that `paths` judges.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topologies.events import Observer
+from topologies.lab import Lab
+from traffic import machine
+from traffic.collectives import find_pattern
+from traffic.crew import crew_of
+from traffic.nic.wire import OVERHEAD_BYTES
+from traffic.options import RunOptions
+from traffic.plan import ROCE_PORT, Plan, build_plan
+from traffic.results import FlowRow, MachineUse, RunResult, size_row
+
+
+def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
+    """Carry a plan out; CheckError when a queue pair dies, MachineError when a worker does.
+
+    A result with wrong elements is returned, not raised: `#wrong` is a result.
+    """
+    plan = build_plan(lab.fabric, options)
+    netns = {e.host: lab.handle(e.host).netns for e in plan.endpoints}
+    before = machine.read()
+    with crew_of(plan, netns) as crew:
+        reports = crew.run(observer)
+    after = machine.read()
+    return _result(lab, plan, reports, before, after)
+
+
+def _result(
+    lab: Lab, plan: Plan, reports: list[dict[str, Any]], before: machine.Reading, after: machine.Reading
+) -> RunResult:
+    """Put what the workers said together: rows in order of size, flows in order of the plan's QPs."""
+    ranks: dict[int, list[dict[str, Any]]] = {}
+    ends: dict[tuple[int, int], dict[str, Any]] = {}
+    nics: list[dict[str, Any]] = []
+    for report in reports:
+        ranks.update({int(rank): sizes for rank, sizes in report["ranks"].items()})
+        ends.update({(end["rank"], end["qpn"]): end for end in report["qps"]})
+        nics.extend(report["nics"].values())
+    factor = find_pattern(plan.options.collective, plan.options.algorithm).busbw_factor(len(plan.endpoints))
+    rows = []
+    for index, size in enumerate(plan.options.sizes):
+        seen = [sizes[index] for _, sizes in sorted(ranks.items())]
+        seconds = [s["seconds"] for s in seen]
+        rows.append(size_row(size, plan.options.iters, factor, seconds, sum(s["wrong"] for s in seen)))
+    return RunResult(
+        lab=lab.name,
+        k=plan.k,
+        ecmp=lab.fabric.spec.routing.ecmp,
+        options=plan.options,
+        endpoints=plan.endpoints,
+        rows=tuple(rows),
+        flows=_flow_rows(plan, ends),
+        machine=_machine_use(plan, reports, nics, before, after),
+        icrc_errors=sum(n["icrc_errors"] + n["malformed"] for n in nics),
+        stray=sum(n["stray"] for n in nics),
+    )
+
+
+def _flow_rows(plan: Plan, ends: dict[tuple[int, int], dict[str, Any]]) -> tuple[FlowRow, ...]:
+    rows = []
+    for qp in plan.qps:
+        src, dst = plan.endpoints[qp.src_rank], plan.endpoints[qp.dst_rank]
+        sent = ends[qp.src_rank, qp.src_qpn]["requester"]
+        took = ends[qp.dst_rank, qp.dst_qpn]["responder"]
+        rows.append(
+            FlowRow(
+                src=src.host, dst=dst.host, src_rank=qp.src_rank, dst_rank=qp.dst_rank, src_ip=src.ip, dst_ip=dst.ip,
+                sport=qp.sport, dport=ROCE_PORT, qpn=qp.dst_qpn, first_hop=src.first_hop,
+                packets=sent["sent"], bytes=sent["sent_bytes"], retransmitted=sent["retransmitted"],
+                naks=sent["naks"], timeouts=sent["timeouts"],
+                out_of_order=took["out_of_order"], duplicates=took["duplicates"],
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _machine_use(
+    plan: Plan,
+    reports: list[dict[str, Any]],
+    nics: list[dict[str, Any]],
+    before: machine.Reading,
+    after: machine.Reading,
+) -> MachineUse:
+    rates = [e.rate_bps for e in plan.endpoints]
+    return MachineUse(
+        cpu_share=machine.cpu_share(before, after),
+        worker_share=max(report["busy"] for report in reports),
+        backlog_drops=after.backlog_drops - before.backlog_drops,
+        socket_drops=sum(n["socket_drops"] for n in nics),
+        wanted_pps=machine.wanted_pps(rates, plan.ib_mtu, OVERHEAD_BYTES),
+        budget_pps=machine.budget_pps(),
+    )
