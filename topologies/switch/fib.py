@@ -135,6 +135,15 @@ def port_names(handle: NodeHandle) -> dict[int, str]:
         return read_names(netlink)
 
 
+def route_hops(message: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
+    """The next hops of one route message that tells them all itself (an answer to RTM_F_FIB_MATCH)."""
+    attrs = attributes(message, _RTMSG.size)
+    fields = _RTMSG.unpack_from(message)
+    if fields[7] != RTN_UNICAST:
+        return ()
+    return _own_hops(attrs, fields[8], names)
+
+
 class _Objects:
     """The namespace's nexthop objects; asked for only when a route names one (FRR installs all its routes so)."""
 
@@ -176,6 +185,10 @@ def _hops(attrs: Mapping[int, bytes], flags: int, names: Mapping[int, str], obje
         resolved = objects.resolve(_u32(attrs[_RTA_NH_ID]))
         if resolved is not None:
             return resolved
+    return _own_hops(attrs, flags, names)
+
+
+def _own_hops(attrs: Mapping[int, bytes], flags: int, names: Mapping[int, str]) -> tuple[NextHop, ...]:
     if _RTA_MULTIPATH in attrs:
         return _multipath(attrs[_RTA_MULTIPATH], names)
     if _RTA_OIF not in attrs:

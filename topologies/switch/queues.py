@@ -30,6 +30,7 @@ _TCMSG: Final = struct.Struct("=B3xiIII")
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_HTB_PARMS, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 6, 7
 _TCA_BPF_NAME: Final = 7
+_TCA_STATS2, _TCA_STATS_QUEUE = 7, 3
 _TICK_S: Final = 64e-9  # PSCHED_TICKS2NS: a shift of 6
 
 
@@ -106,6 +107,22 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
             for body in netlink.dump(RTM_GETTCLASS, _TCMSG.pack(0, ifindex, 0, 0, 0)) if ifindex in limits else ():
                 if _TCMSG.unpack_from(body)[2] == _CLASS_ID:
                     found[port] = _shaper(port, attributes(body, _TCMSG.size)[_TCA_OPTIONS], limits[ifindex])
+    return found
+
+
+def read_drops(netns: Path) -> dict[str, int]:
+    """Port -> packets that its queue has refused since it was made (the FIFO's own count), for shaped ports."""
+    found: dict[str, int] = {}
+    with RouteSocket(netns) as netlink:
+        names = read_names(netlink)
+        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, _, parent, _ = _TCMSG.unpack_from(body)
+            attrs = attributes(body, _TCMSG.size)
+            if parent == _CLASS_ID and _TCA_STATS2 in attrs:
+                statistics = attributes(attrs[_TCA_STATS2], 0)
+                if _TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
+                    (drops,) = struct.unpack_from("=8xI", statistics[_TCA_STATS_QUEUE])
+                    found[names.get(ifindex, f"if{ifindex}")] = drops
     return found
 
 

@@ -173,10 +173,13 @@ def _why(sent: SentFlow, own: Path, asked: Path, seen: Measured, unexplained: Ma
         return ""  # a QP that had nothing to send has no measured path
     if seen.stray:
         return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
+    return _count_why(sent, seen, unexplained) or ("" if seen.path == own else "the counters saw another path")
+
+
+def _count_why(sent: SentFlow, seen: Measured, unexplained: Mapping[str, str]) -> str:
+    """What is wrong with the counts along a measured path; empty when they sum."""
     if seen.packets[:1] != (sent.packets,):
         return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
-    if seen.path != own:
-        return "the counters saw another path"
     for port, before, after in zip(seen.path, seen.packets, seen.packets[1:], strict=False):
         if after > before:
             return f"more packets after {port} than at it"
