@@ -2,13 +2,14 @@
 
     from scapy.all import IP, UDP, Ether
     from traffic.roce import BTH, RETH, icrc_ok
-    p = Ether() / IP(dst="10.0.0.2") / UDP(sport=50000) / BTH(opcode="RC_RDMA_WRITE_ONLY", dqpn=17) / RETH(dmalen=5) / b"hello"
+    p = Ether() / IP(dst="10.0.0.2") / UDP(sport=50000) / BTH(opcode="RC_RDMA_WRITE_ONLY", dqpn=17) / RETH(va=64) / b"hi"
     p = Ether(bytes(p)); p.show(); icrc_ok(p)
 
-On building, padding, pad count and ICRC are added behind the payload unless given; on reading they are fields of the BTH,
-so what lies behind the last header is the payload and nothing else. UDP's port and its checksum (0, as NICs send) come by
-themselves. Field names are those of scapy.contrib.roce, which may be loaded beside this, before or after: from the import
-of this module on, port 4791 is read by these layers. Importing scapy takes a second: import this where it is used.
+On building, padding, pad count and ICRC are added behind the payload unless given; on reading they are fields of the
+BTH, so what lies behind the last header is the payload and nothing else. UDP's port and its checksum (0, as NICs send)
+come by themselves. Field names are those of scapy.contrib.roce, which may be loaded beside this, before or after: from
+the import of this module on, port 4791 is read by these layers. Importing scapy takes a second, so import this where it
+is used. Reliable datagrams (RD) and XRC are not here.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from scapy.fields import (
 )
 from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
 from scapy.packet import Packet, bind_top_down
 
 from traffic.nic import wire
@@ -263,16 +265,18 @@ def icrc_ok(packet: Any) -> bool:
 
     False as well for what has no ICRC at all: other protocols, truncated packets.
     """
-    from scapy.layers.l2 import Ether
-
     if isinstance(packet, bytes | bytearray | memoryview):
         packet = Ether(bytes(packet))
     layer = packet.getlayer(IP) or packet.getlayer(IPv6)
     if layer is None or BTH not in layer:
         return False
-    size = len(bytes(layer[UDP].payload))
-    data = bytes(layer)[: len(layer) - len(layer[UDP].payload) + size]
-    return data[-wire.ICRC_BYTES :] == icrc(data)
+    data = bytes(layer)
+    size = int.from_bytes(data[2:4], "big") if layer.version == 4 else 40 + int.from_bytes(data[4:6], "big")
+    data = data[:size]  # Ethernet may have padded it
+    try:
+        return len(data) == size and data[-wire.ICRC_BYTES :] == icrc(data)
+    except ValueError:
+        return False
 
 
 EXTENDED: Final[dict[str, type[_Header]]] = {
