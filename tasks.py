@@ -1,0 +1,233 @@
+"""The verbs of Heddle: parse, call, print. `./inv VERB --help` shows what stands here.
+
+Rooms are imported where they are used: `./inv --list` must be quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from topologies import packages
+from topologies.cli import suites
+from topologies.cli.console import Console
+from topologies.cli.program import main
+from topologies.cli.verbs import verb
+
+FABRIC = "preset name (demo, tiny, zone) or fabric file"
+LAB = "which running lab; not needed while only one runs"
+SET = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
+
+
+@verb(packages=packages.FABRIC, root=True)
+def demo(out: Console) -> None:
+    """The main job end to end: a fabric, three all-reduces, and the proof of every path. Takes a minute.
+
+    The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. Everything is
+    taken down again.
+    """
+    from traffic.demo import demo as run_demo
+
+    result = run_demo(out.observer, None if out.json else out.rich)
+    out.result(result.to_json(), result.text())
+
+
+@verb()
+def doctor(out: Console) -> None:
+    """What this machine can and cannot run, and the command that would mend it.
+
+    Exit code 3 when something that a fabric needs is not there. Nothing is changed or left behind.
+    """
+    from topologies.doctor import examine
+
+    report = examine()
+    out.result(report.to_json(), report.text())
+    out.exit_code = 0 if report.ok else 3
+
+
+@verb(
+    help={
+        "fabric": FABRIC,
+        "name": "call the lab otherwise than the file does",
+        "runtime": "where nodes run: netns",
+        "set": SET,
+        "explain": "print what would run as a shell script, and run nothing",
+        "rollback": "take the lab down again when it does not converge",
+        "timeout": "seconds to wait for convergence; otherwise by size",
+    },
+    packages=lambda typed: () if typed["explain"] else packages.FABRIC,
+    root=lambda typed: not typed["explain"],
+)
+def up(
+    out: Console,
+    fabric: str,
+    name: str | None = None,
+    runtime: str = "netns",
+    set_: Sequence[str] = (),
+    explain: bool = False,
+    rollback: bool = False,
+    timeout: float | None = None,
+) -> None:
+    """Bring a fabric up and wait until every route is in every kernel."""
+    from topologies import lab
+    from topologies.cli import views
+    from topologies.load import load_fabric
+
+    spec = load_fabric(fabric, name=name, overrides=set_)
+    if explain:
+        script = lab.explain(spec, runtime)
+        return out.result({"lab": spec.name, "script": script}, script)
+    done = lab.up(spec, runtime=runtime, observer=out.observer, rollback=rollback, timeout=timeout, source=fabric)
+    return out.result(views.up_json(done), views.up_text(done))
+
+
+@verb(help={"lab": "one lab in detail"}, positional=["lab"], root=True)
+def status(out: Console, lab: str | None = None) -> None:
+    """Running labs, or one in detail: converged or not, and how many BGP sessions stand."""
+    from topologies.cli import views
+    from topologies.status import status as read
+
+    labs = read(lab)
+    out.result({"labs": [each.to_json() for each in labs]}, views.status_text(labs, detail=lab is not None))
+
+
+@verb(
+    help={"node": "rtsw1, ctsw2, host3, ...", "cmd": "the command and its words, flags and all", "lab": LAB},
+    rest="cmd",
+    rest_after_positionals=True,
+    root=True,
+    name="exec",
+)
+def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = None) -> None:
+    """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. Leaves with its exit code.
+
+    Flags of Heddle stand before the node: ./inv exec --lab zone rtsw1 ip route.
+    """
+    from topologies.cli.inside import run_inside
+
+    run_inside(out, lab, node, cmd)
+
+
+@verb(
+    help={
+        "collective": "all-reduce",
+        "algorithm": "ring",
+        "ranks": "how many; otherwise every NIC",
+        "size": "bytes a rank: 8, 64K, or 64K:16M:x2",
+        "qps": "queue pairs of a connection",
+        "qp_mode": "split (each message over all QPs) or round-robin (messages in turn)",
+        "iters": "iterations measured",
+        "warmup": "iterations before",
+        "sport": "UDP source ports: qpn, fixed[:PORT], list:A,B,C",
+        "placement": "ranks on hosts: block, cyclic, or host names with commas",
+        "lab": LAB,
+        "fabric": "bring this fabric up for the run, and down after it",
+        "set": SET + " (with --fabric)",
+    },
+    packages=packages.FABRIC,
+    root=True,
+)
+def run(
+    out: Console,
+    collective: str = "all-reduce",
+    algorithm: str = "ring",
+    ranks: int | None = None,
+    size: str = "1M",
+    qps: int = 1,
+    qp_mode: str = "split",
+    iters: int = 5,
+    warmup: int = 1,
+    sport: str = "qpn",
+    placement: str = "block",
+    lab: str | None = None,
+    fabric: str | None = None,
+    set_: Sequence[str] = (),
+) -> None:
+    """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated."""
+    from topologies.cli.inside import lab_for_run
+    from traffic.options import run_options
+    from traffic.run import run as run_collective
+
+    options = run_options(
+        collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode,
+        iters=iters, warmup=warmup, sport=sport, placement=placement,
+    )  # fmt: skip
+    with lab_for_run(out, lab, fabric, set_) as where:
+        result = run_collective(where, options, out.observer)
+    out.result(result.to_json(), result.table())
+    out.exit_code = 1 if result.wrong else 0
+
+
+@verb(help={"lab": LAB}, root=True)
+def paths(out: Console, lab: str | None = None) -> None:
+    """Where every QP of the last run went: predicted, asked of the kernel, and measured. Exit 1 when they differ."""
+    from topologies.lab import open_lab
+    from traffic.run import last_paths
+
+    result = last_paths(open_lab(lab))
+    out.result(result.to_json(), result.text())
+    out.exit_code = 0 if result.agree else 1
+
+
+@verb(help={"lab": LAB}, root=True)
+def validate(out: Console, lab: str | None = None) -> None:
+    """Every check that applies to the lab; exit 1 when one fails."""
+    from topologies.cli.inside import validate_lab
+
+    validate_lab(out, lab)
+
+
+@verb(help={"fabric": FABRIC, "out": "directory to write to", "name": "call the lab otherwise", "set": SET})
+def render(out: Console, fabric: str, out_: str = "out", name: str | None = None, set_: Sequence[str] = ()) -> None:
+    """Write a fabric's containerlab topology and FRR configuration, and start nothing."""
+    from pathlib import Path
+
+    from topologies.load import load_fabric
+    from topologies.render import render as write
+    from topologies.shapes import build
+
+    topology = write(build(load_fabric(fabric, name=name, overrides=set_)), Path(out_))
+    out.result({"topology": str(topology)}, f"wrote {topology}, and what it binds beside it")
+
+
+@verb(help={"lab": "which one; not needed while only one runs", "all": "every lab"}, positional=["lab"], root=True)
+def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
+    """Take a lab down: every namespace, process, pin and file of it, and of no other. Twice is as good as once."""
+    from topologies.cli.inside import take_down
+
+    take_down(out, lab, everything=all_)
+
+
+@verb(
+    help={
+        "suite": "unit, golden, netns or all",
+        "build": "see to it that clang is there, so that the BPF programs are rebuilt and compared",
+        "args": "words for pytest: ./inv test unit -- -k load -x",
+    },
+    positional=["suite"],
+    rest="args",
+    packages=suites.needed_packages,
+    root=suites.needs_root,
+)
+def test(out: Console, suite: str = "all", build: bool = False, args: Sequence[str] = ()) -> None:
+    """Run the test suites; unit and golden need no root."""
+    suites.run_tests(out, suite, args)
+
+
+@verb(help={"what": "which figure; otherwise all"}, positional=["what"], packages=packages.FABRIC, root=True)
+def bench(out: Console, what: str = "all") -> None:
+    """Measure Heddle itself on this machine: figures as ratios, and absolute."""
+    from traffic.bench import bench as measure
+
+    result = measure(what, out.observer)
+    out.result(result.to_json(), result.text())
+
+
+@verb()
+def lint(out: Console) -> None:
+    """ruff and mypy --strict over the whole tree; installs them from requirements-dev.lock when needed."""
+    suites.run_linters(out)
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))

@@ -1,0 +1,191 @@
+"""Words after `./inv VERB` -> keyword arguments.
+
+In:  a Verb (its parameters, read from the function's signature) and the words.
+Out: keyword arguments with their types; InputError collects every word that is wrong.
+invoke's own parser is not used for verbs: it cannot have optional positionals, takes the next word for another task
+(`./inv up demo`), and stops at the first mistake.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from topologies.problems import InputError, Problem, Problems, nearest
+
+_KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a verb; `name` is Python's, `flag` what is typed."""
+
+    name: str
+    kind: str  # str, int, float, bool, list
+    default: Any
+    positional: bool
+    help: str = ""
+
+    @property
+    def word(self) -> str:
+        """`qp-mode` for qp_mode; a trailing underscore only keeps Python's builtins apart."""
+        return self.name.rstrip("_").replace("_", "-")
+
+    @property
+    def flag(self) -> str:
+        """`--qp-mode`."""
+        return f"--{self.word}"
+
+    @property
+    def required(self) -> bool:
+        """True when there is no default."""
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What can be typed after a verb. `rest` takes the words that are not ours (`exec`'s command)."""
+
+    name: str
+    parameters: Sequence[Parameter]
+    rest: str = ""
+    rest_after_positionals: bool = False  # exec: all that follows NODE; else only what follows --
+
+    @property
+    def flags(self) -> dict[str, Parameter]:
+        """Flag -> parameter; `--no-x` stands for parameters that are true unless switched off."""
+        table = {p.flag: p for p in self.parameters if p.name != self.rest}
+        table |= {f"--no-{p.word}": p for p in self.parameters if p.kind == "bool" and p.default is True}
+        return table
+
+    @property
+    def positionals(self) -> list[Parameter]:
+        """In the order in which they are typed."""
+        return [p for p in self.parameters if p.positional and p.name != self.rest]
+
+    @property
+    def usage(self) -> str:
+        """`./inv up FABRIC [flags]`."""
+        words = [f"./inv {self.name}"]
+        words += [p.word.upper() if p.required else f"[{p.word.upper()}]" for p in self.positionals]
+        if self.rest:
+            words.append(f"{self.rest.upper()}..." if self.rest_after_positionals else f"[-- {self.rest.upper()}...]")
+        return " ".join(words)
+
+
+def parameters_of(function: Callable[..., Any], positional: Sequence[str], help: Mapping[str, str]) -> list[Parameter]:
+    """Read a verb's parameters from its signature, but for the first one (the console)."""
+    found = []
+    for p in list(inspect.signature(function).parameters.values())[1:]:
+        note = str(p.annotation)
+        kind = next((k for k in ("bool", "float", "int") if note.split(" |", maxsplit=1)[0] == k), "str")
+        kind = "list" if note.startswith(("Sequence", "list")) else kind
+        placed = p.name in positional or p.default is inspect.Parameter.empty
+        found.append(Parameter(p.name, kind, p.default, placed, help.get(p.name.rstrip("_"), "")))
+    return found
+
+
+def parse(verb: Verb, words: Sequence[str]) -> dict[str, Any]:
+    """Keyword arguments for the verb; InputError with all that is wrong with the words."""
+    return _Parse(verb).run(list(words))
+
+
+@dataclass(slots=True)
+class _Parse:
+    verb: Verb
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+
+    def run(self, words: list[str]) -> dict[str, Any]:
+        waiting = self.verb.positionals
+        while words:
+            if self.verb.rest_after_positionals and not any(p.required for p in waiting):
+                self.values[self.verb.rest] = words[1:] if words[0] == "--" else words
+                break
+            word = words.pop(0)
+            if word == "--":
+                self._take_rest(words)
+                break
+            if word.startswith("-") and word != "-":
+                self._flag(word, words)
+            elif waiting:
+                self._set(waiting.pop(0), word, word)
+            else:
+                self.problems.add(
+                    where="", what=word, why=f"is one word too many for {self.verb.name}", hint=self._see()
+                )
+        for parameter in self.verb.parameters:
+            if parameter.required and parameter.name not in self.values:
+                what = f"{self.verb.name} needs {parameter.word.upper()}"
+                self.problems.add(where="", what=what, why="and none was given", hint=self._see())
+        self.problems.raise_if_any()
+        return self.values
+
+    def _see(self) -> str:
+        return f"{self.verb.usage}; ./inv {self.verb.name} --help says more"
+
+    def _take_rest(self, words: list[str]) -> None:
+        if self.verb.rest:
+            self.values[self.verb.rest] = list(words)
+        elif words:
+            self.problems.add(where="", what="--", why=f"has no meaning for {self.verb.name}", hint=self._see())
+
+    def _flag(self, word: str, words: list[str]) -> None:
+        flag, equals, value = word.partition("=")
+        parameter = self.verb.flags.get(flag)
+        if parameter is None:
+            near = nearest(flag, self.verb.flags)
+            hint = f"did you mean {near}?" if near else f"flags: {', '.join(self.verb.flags)}"
+            self.problems.add(where="", what=flag, why=f"is not a flag of {self.verb.name}", hint=hint)
+            # What follows an unknown flag is most likely its value, and no second mistake.
+            if not equals and words and not words[0].startswith("-"):
+                words.pop(0)
+        elif parameter.kind == "bool":
+            if equals:
+                self.problems.add(
+                    where="", what=word, why="has a value, and this flag takes none", hint=f"write {flag}"
+                )
+            self.values[parameter.name] = not flag.startswith("--no-") or flag == parameter.flag
+        elif equals:
+            self._set(parameter, value, word)
+        elif not words or words[0].partition("=")[0] in self.verb.flags or words[0] == "--":
+            hint = f"write {flag} {parameter.word.upper()}"
+            self.problems.add(where="", what=flag, why="needs a value", hint=hint)
+        else:
+            value = words.pop(0)
+            self._set(parameter, value, f"{flag} {value}")
+
+    def _set(self, parameter: Parameter, text: str, shown: str) -> None:
+        if parameter.kind == "list":
+            self.values[parameter.name] = [*self.values.get(parameter.name, []), text]
+            return
+        convert, name = _KINDS.get(parameter.kind, (str, "a text"))
+        try:
+            self.values[parameter.name] = convert(text)
+        except ValueError:
+            self.problems.add(where="", what=shown, why=f"is not {name}")
+            if parameter.required:
+                self.values[parameter.name] = None
+
+
+def wants_json(words: Sequence[str]) -> bool:
+    """True when the words ask for JSON: even what is wrong with them is then told as JSON."""
+    for i, word in enumerate(words):
+        if word == "--":
+            return False
+        if word == "--format=json" or (word == "--format" and list(words[i + 1 : i + 2]) == ["json"]):
+            return True
+    return False
+
+
+def check_format(text: str) -> str:
+    """`text` or `json`; InputError otherwise."""
+    if text not in ("text", "json"):
+        near = nearest(text, ("text", "json"))
+        raise InputError(Problem("", f"--format {text}", "is neither text nor json", near and f"did you mean {near}?"))
+    return text

@@ -1,0 +1,92 @@
+"""What verbs do with running labs beyond one call: commands in nodes, a lab for the length of a run, taking down."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from topologies import lab as labs
+from topologies import state
+from topologies.cli.console import Console, table
+from topologies.problems import InputError, Problem
+
+if TYPE_CHECKING:
+    from topologies.lab import Lab
+
+
+def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:
+    """Run a command in a node; the verb leaves with its exit code."""
+    where = labs.open_lab(lab)
+    where.handle(node)
+    if not cmd:
+        hint = f"./inv exec {node} ip route, or ./inv exec {node} bash"
+        raise InputError(Problem("", f"exec {node}", "has no command", hint))
+    if cmd[0].startswith("-"):
+        hint = f"flags of Heddle stand before the node: ./inv exec {cmd[0]} ... {node} COMMAND"
+        raise InputError(Problem("", cmd[0], "is not a command", hint))
+    if out.json:
+        printed = where.capture(node, cmd, timeout=600.0)
+        out.result({"lab": where.name, "node": node, "command": shlex.join(cmd), "stdout": printed})
+        return
+    out.close()
+    out.exit_code = where.exec(node, cmd)
+
+
+@contextmanager
+def lab_for_run(out: Console, lab: str | None, fabric: str | None, overrides: Sequence[str]) -> Iterator[Lab]:
+    """The running lab; or, for `--fabric`, one that is brought up now and taken down at the end, however that comes."""
+    if fabric is None:
+        if overrides:
+            hint = "a running lab is what it is: ./inv run --fabric FABRIC --set ..., or ./inv up FABRIC --set ..."
+            raise InputError(Problem("", "--set", "has no meaning without --fabric", hint))
+        yield labs.open_lab(lab)
+        return
+    if lab is not None:
+        hint = "--lab takes a running one, --fabric brings one up for the run"
+        raise InputError(Problem("", "--lab and --fabric", "exclude each other", hint))
+    from topologies.load import load_fabric
+
+    done = labs.up(load_fabric(fabric, overrides=overrides), observer=out.observer, rollback=True, source=fabric)
+    try:
+        yield done.lab
+    finally:
+        if done.created:
+            labs.down(done.lab.name, out.observer)
+
+
+def take_down(out: Console, lab: str | None, *, everything: bool) -> None:
+    """Take one lab or all of them down; having none to take down is no error, not knowing which is."""
+    known = state.labs()
+    if everything and lab is not None:
+        raise InputError(Problem("", f"{lab} and --all", "exclude each other", "name one lab, or take all"))
+    if lab is None and not everything and len(known) > 1:
+        hint = f"one of: {', '.join(known)}; or ./inv down --all"
+        raise InputError(Problem("", "down", "needs a LAB, since several run", hint))
+    names = known if lab is None else [lab]
+    removed = [name for name in names if labs.down(name, out.observer)]
+    text = f"{', '.join(removed)}: down, nothing of it is left" if removed else "nothing to take down"
+    if lab is not None and not removed:
+        text = f"nothing of {lab} is here" + (f"; running: {', '.join(known)}" if known else "")
+    out.result({"down": removed}, text)
+
+
+def validate_lab(out: Console, lab: str | None) -> None:
+    """Every check that applies to the lab, as a table; exit code 1 when one fails."""
+    from topologies.status import status
+
+    where = labs.open_lab(lab)
+    found = status(where.name)[0]
+    checks = [
+        {"name": "routes", "ok": found.converged, "detail": "every rack prefix with all its next hops in every kernel"},
+        {
+            "name": "bgp",
+            "ok": found.bgp.established == found.bgp.expected,
+            "detail": f"{found.bgp.established} of {found.bgp.expected} sessions established",
+        },
+    ]
+    ok = all(bool(c["ok"]) for c in checks)
+    rows = [(str(c["name"]), "ok" if c["ok"] else "FAILED", str(c["detail"])) for c in checks]
+    out.result({"ok": ok, "lab": where.name, "checks": checks}, table(("check", "result", "what was found"), rows))
+    out.exit_code = 0 if ok else 1

@@ -1,0 +1,57 @@
+"""How results look to people, for verbs whose results are plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from topologies.cli.console import table
+
+if TYPE_CHECKING:
+    from topologies.lab import UpResult
+    from topologies.status import LabStatus
+
+
+def up_json(done: UpResult) -> dict[str, Any]:
+    """`lab`, `converged`, `created`, `seconds`."""
+    return {
+        "lab": done.lab.name,
+        "created": done.created,
+        "converged": done.converged,
+        "topology": str(done.lab.topology),
+        "seconds": dict(done.seconds),
+    }
+
+
+def up_text(done: UpResult) -> str:
+    """Two lines: what is up, and what to do with it."""
+    fabric = done.lab.fabric
+    size = f"{len(fabric.switches)} switches, {len(fabric.hosts)} hosts, {len(fabric.links)} links"
+    if not done.created:
+        return f"{done.lab.name} is up already: {size}"
+    return (
+        f"{done.lab.name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
+        f"next: ./inv run --lab {done.lab.name} | ./inv status | ./inv exec {fabric.switches[0].name} vtysh | "
+        f"./inv down {done.lab.name}"
+    )
+
+
+def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
+    """A table of labs, or one lab line by line."""
+    if not labs:
+        return "no lab is running; ./inv up zone brings one up"
+    if detail:
+        rows = [(k, str(v)) for k, v in labs[0].to_json().items() if k != "bgp"]
+        bgp = labs[0].bgp
+        return table(("lab", labs[0].lab), [*rows[1:], ("bgp", f"{bgp.established} of {bgp.expected} established")])
+    header = ("lab", "runtime", "state", "converged", "switches", "hosts", "links", "bgp", "from")
+    return table(
+        header,
+        [
+            (
+                *(s.lab, s.runtime, s.state, "yes" if s.converged else "no", str(s.switches), str(s.hosts)),
+                *(str(s.links), f"{s.bgp.established}/{s.bgp.expected}", s.source),
+            )
+            for s in labs
+        ],
+    )

@@ -1,0 +1,208 @@
+"""System packages: what is missing, what it is called here, and its installation through apt.
+
+In:  names of PARTS (what a verb needs).
+Out: nothing, or MachineError with the line to type. A part is there when its file is: dpkg is not asked, so FRR built
+from source counts too.
+Installing frr must not disturb this machine: Debian's package starts zebra at once, in the machine's own namespace.
+Where systemd runs, the unit is masked (in /run only, so that a reboot heals whatever goes wrong here) while apt works,
+and disabled after. An frr that was there before is never touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from topologies.preflight import FRR_DIRS
+from topologies.problems import MachineError, Problem
+
+LIBBPF: Final = ("libbpf.so.1", "libbpf.so.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something of the system that Heddle uses: how to see it, and the Debian packages that bring it.
+
+    packages: the first that apt knows is taken (libbpf1 was libbpf0 before Debian 12 and Ubuntu 22.10).
+    """
+
+    name: str
+    why: str
+    packages: tuple[str, ...]
+    present: Callable[[], bool]
+
+
+def frr_daemon(name: str) -> Path | None:
+    """Where zebra or bgpd is, or None. Debian keeps them out of PATH."""
+    for directory in FRR_DIRS:
+        if os.access(directory / name, os.X_OK):
+            return directory / name
+    return None
+
+
+def libbpf() -> str | None:
+    """The name under which the system's libbpf can be loaded, or None."""
+    for name in LIBBPF:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return name
+    return None
+
+
+def _program(name: str) -> Callable[[], bool]:
+    # sbin is not in every user's PATH, and the programs are there all the same.
+    return lambda: shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") is not None
+
+
+def _frr() -> bool:
+    return all(frr_daemon(d) for d in ("zebra", "bgpd")) and _program("vtysh")()
+
+
+def _iproute2() -> bool:
+    return _program("ip")() and _program("tc")()
+
+
+def _util_linux() -> bool:
+    return all(_program(name)() for name in ("nsenter", "setpriv"))
+
+
+_ALL: Final = (
+    Part("frr", "the switches' control plane: zebra and bgpd", ("frr",), _frr),
+    Part(
+        "iproute2",
+        "namespaces, links and queues: ip and tc",
+        ("iproute2",),
+        lambda: _program("ip")() and _program("tc")(),
+    ),
+    Part("libbpf", "loads the hashing and counting programs", ("libbpf1", "libbpf0"), lambda: libbpf() is not None),
+    Part("util-linux", "enters namespaces: nsenter and setpriv", ("util-linux",), _util_linux),
+    Part("ethtool", "tests look at offloads with it", ("ethtool",), _program("ethtool")),
+    Part("tshark", "tests compare our packets with its dissection", ("tshark",), _program("tshark")),
+    Part("clang", "rebuilds the BPF programs", ("clang",), _program("clang")),
+    Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
+)
+PARTS: Final = {p.name: p for p in _ALL}
+# What a running fabric needs, and what the whole test suite needs beside it.
+FABRIC: Final = ("frr", "iproute2", "libbpf", "util-linux")
+TESTS: Final = (*FABRIC, "ethtool", "tshark")
+BUILD: Final = ("clang", "libbpf-dev")
+
+
+def missing(names: Sequence[str]) -> list[Part]:
+    """The parts among `names` that are not there."""
+    return [PARTS[n] for n in names if not PARTS[n].present()]
+
+
+def ensure(
+    names: Sequence[str],
+    *,
+    yes: bool = False,
+    ask: Callable[[str], bool] = lambda _: False,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Return when all parts are there, installing what is missing when allowed.
+
+    Allowed means: `yes`, or CI=true in the environment, or `ask` said so. MachineError names what is missing and the
+    line that installs it, when it is not allowed, cannot be done (no apt-get, no root), or did not help.
+    """
+    lacking = missing(names)
+    if not lacking:
+        return
+    apt = shutil.which("apt-get")
+    if apt is None:
+        hint = "install it with this system's own tools (packages are named as in Debian)"
+        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
+    sudo = _sudo()
+    words = [p.packages[0] for p in lacking]
+    line = shlex.join([*([] if os.geteuid() == 0 else ["sudo"]), "apt-get", "install", *words])
+    for part in lacking:
+        say(f"missing: {part.packages[0]} ({part.why})")
+    allowed = yes or os.environ.get("CI", "").lower() in ("1", "true", "yes")
+    if sudo is None or not (allowed or ask(f"Install {', '.join(words)} now?")):
+        hint = f"{line}\nor let Heddle do it: the same line again with --yes"
+        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
+    _install(lacking, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, say)
+
+
+def _sudo() -> list[str] | None:
+    """What to put before a command that needs root; None when there is no way."""
+    if os.geteuid() == 0:
+        return []
+    sudo = shutil.which("sudo")
+    return [sudo] if sudo else None
+
+
+def _install(lacking: Sequence[Part], before: list[str], line: str, say: Callable[[str], None]) -> None:
+    get = [*before, "apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
+    words = _known(lacking)
+    with _quiet_service(before, any(p.name == "frr" for p in lacking), say):
+        say(f"installing {' '.join(words)}")
+        ended = _apt([*get, "install", "--no-install-recommends", *words])
+        if ended:
+            # A bare machine has no package lists, or stale ones.
+            say("apt-get update, and again")
+            _apt([*get, "update"])
+            words = _known(lacking)
+            ended = _apt([*get, "install", "--no-install-recommends", *words])
+    still = [p for p in lacking if not p.present()]
+    if still:
+        why = f"could not be installed (apt-get ended with {ended})" if ended else "is still missing"
+        raise MachineError(
+            *[Problem("", p.packages[0], why, f"see above for the reason; by hand: {line}") for p in still]
+        )
+
+
+def _apt(argv: list[str]) -> int:
+    # apt's own words go to stderr: stdout is the verb's result. Nothing may ask questions.
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
+
+
+def _known(lacking: Sequence[Part]) -> list[str]:
+    """For each part, the first of its packages that apt has heard of, or simply the first."""
+    words = []
+    for part in lacking:
+        seen = (w for w in part.packages if len(part.packages) == 1 or _has(w))
+        words.append(next(seen, part.packages[0]))
+    return words
+
+
+def _has(package: str) -> bool:
+    done = subprocess.run(["apt-cache", "show", package], capture_output=True, check=False)
+    return done.returncode == 0 and bool(done.stdout)
+
+
+@contextmanager
+def _quiet_service(before: list[str], frr: bool, say: Callable[[str], None]) -> Iterator[None]:
+    """Keep Debian's frr service from starting in the machine's own namespace while we install the package."""
+    if not frr:
+        yield
+        return
+    systemd = Path("/run/systemd/system").is_dir()
+
+    def systemctl(*words: str) -> None:
+        subprocess.run([*before, "systemctl", *words, "frr.service"], capture_output=True, check=False)
+
+    if systemd:
+        systemctl("mask", "--runtime")
+    try:
+        yield
+    finally:
+        if systemd:
+            systemctl("unmask", "--runtime")
+            systemctl("disable")
+            say("frr's own service stays off on this machine: Heddle starts its daemons itself, one set a switch")
+        elif Path("/run/frr/zebra.pid").exists():
+            # No systemd, and no policy against starting: the init script has started it.
+            subprocess.run([*before, "/etc/init.d/frr", "stop"], capture_output=True, check=False)
+            say("frr's own service was stopped: Heddle starts its daemons itself, one set a switch")
