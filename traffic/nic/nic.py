@@ -84,6 +84,7 @@ class Nic:
         self.socket = packet_socket
         self.counters = NicCounters()
         self.blocked = False  # the socket is full; wait until it can be written
+        self.eager = False  # may have something to send
         self.events = select.EPOLLIN  # what the worker's poll watches this NIC for
         self.qps: dict[int, QueuePair] = {}
         self._batch = SendBatch(ib_mtu)
@@ -102,6 +103,7 @@ class Nic:
         if not qp.waiting:
             qp.waiting = True
             self._round.append(qp)
+        self.eager = True
 
     @property
     def idle(self) -> bool:
@@ -112,11 +114,6 @@ class Nic:
             and all(q.requester is None or q.requester.idle for q in self.qps.values())
         )
 
-    @property
-    def deadline(self) -> float:
-        """When the next retransmission timer runs out."""
-        return min((q.requester.deadline for q in self.qps.values() if q.requester is not None), default=float("inf"))
-
     def errors(self) -> list[str]:
         """What QPs died of."""
         return [
@@ -125,12 +122,14 @@ class Nic:
             if q.requester is not None and q.requester.error
         ]
 
-    def expire(self, now: float) -> None:
-        """Let the timers of all QPs look at the clock."""
-        for qp in self.qps.values():
-            if qp.requester is not None and qp.requester.deadline <= now:
+    def expire(self, now: float) -> bool:
+        """Let the timers of all QPs look at the clock; True when one ran out."""
+        late = [q for q in self.qps.values() if q.requester is not None and q.requester.deadline <= now]
+        for qp in late:
+            if qp.requester is not None:
                 qp.requester.expire(now)
-                self.wake(qp)
+            self.wake(qp)
+        return bool(late)
 
     # sending
 
@@ -140,7 +139,7 @@ class Nic:
             if self._sent == self._filled:
                 self._fill(now)
                 if self._filled == 0:
-                    self.blocked = False
+                    self.blocked = self.eager = False
                     return
             self._sent += self.socket.send(self._batch, self._filled - self._sent, first=self._sent)
             if self._sent < self._filled:
@@ -200,10 +199,12 @@ class Nic:
                 continue
             if kind.tos & wire.ECN_MASK == wire.ECN_CE:
                 self.counters.ce += 1
-            if kind.opcode == wire.ACK and qp.requester is not None:
+            requester = qp.requester
+            if kind.opcode == wire.ACK and requester is not None:
                 syndrome, _ = got.aeth(i)
-                qp.requester.acknowledge(got.psns[i], syndrome, now)
-                self.wake(qp)
+                requester.acknowledge(got.psns[i], syndrome, now)
+                if requester.ready > 0:
+                    self.wake(qp)
                 continue
             write = _WRITES.get(kind.opcode)
             if write is None or qp.responder is None:
@@ -235,8 +236,11 @@ class Nic:
             self._answers.append((qp, psn, syndrome, responder.msn))
         elif responder.ack_due:
             self._answers.append((qp, responder.acked, SYNDROME_ACK, responder.msn))
+        else:
+            return
         responder.reply = None
         responder.ack_due = False
+        self.eager = True
 
 
 def announce(interface: str, mac: str, ip: str, gateway_ip: str) -> None:
