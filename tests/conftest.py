@@ -27,9 +27,12 @@ from typing import Any
 import pytest
 
 from topologies import lab as life
+from topologies import state
 from topologies.lab import Lab
 from topologies.load import load_fabric
 from topologies.preflight import frr_dir
+from topologies.runtimes.netns_cleanup import BPF_DIR, namespaces_of
+from topologies.runtimes.netns_space import RUN_DIR
 from topologies.spec import FabricSpec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -97,13 +100,44 @@ def tiny(lab_name: Callable[[], str]) -> Iterator[Lab]:
         life.down(name)
 
 
+@pytest.fixture(scope="session")
+def leftovers() -> Callable[[str], list[str]]:
+    """What of a lab is still on this machine: namespaces, processes, directories, pins, records. Empty: all is gone."""
+    return _leftovers
+
+
+def _leftovers(lab: str) -> list[str]:
+    found = [f"namespace {path.name}" for path in namespaces_of(lab)]
+    found += [str(path) for path in (RUN_DIR / lab, BPF_DIR / lab, state.lab_dir(lab)) if path.exists()]
+    found += [str(path) for path in (state.state_dir() / "labs").glob(f"{lab}.lock")]
+    inodes = {path.stat().st_ino for path in namespaces_of(lab)}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            mounts = (entry / "mountinfo").read_text()
+            stands = (entry / "ns/net").stat().st_ino in inodes
+        except OSError:
+            continue
+        if stands or f"/heddle/{lab}/" in mounts or f"heddle-{lab}-" in command:
+            found.append(f"process {entry.name}: {command}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def regen_goldens(request: pytest.FixtureRequest) -> bool:
+    """True when golden files are to be written anew."""
+    return bool(request.config.getoption("--regen-goldens"))
+
+
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+def golden(regen_goldens: bool) -> Callable[[str, str], None]:
     """Compare a text with a file below tests/golden, or write it there: `pytest --regen-goldens`."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name
-        if request.config.getoption("--regen-goldens"):
+        if regen_goldens:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         assert path.exists(), f"{path} is missing; pytest --regen-goldens writes it"
@@ -113,12 +147,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 @pytest.fixture
-def golden_dir(request: pytest.FixtureRequest) -> Callable[[str, dict[str, str]], None]:
+def golden_dir(regen_goldens: bool) -> Callable[[str, dict[str, str]], None]:
     """Compare relative path -> text with a directory below tests/golden: the same files, the same bytes."""
 
     def compare(name: str, files: dict[str, str]) -> None:
         root = GOLDEN / name
-        if request.config.getoption("--regen-goldens"):
+        if regen_goldens:
             shutil.rmtree(root, ignore_errors=True)
             for relative, text in files.items():
                 (root / relative).parent.mkdir(parents=True, exist_ok=True)

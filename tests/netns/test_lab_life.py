@@ -1,0 +1,307 @@
+"""The life of a lab, told by what a user does to it: up twice, kill -9, Ctrl-C, down twice, two labs at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from topologies import lab as life
+from topologies import state
+from topologies.convergence import gaps
+from topologies.events import Silent
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.problems import CheckError, InputError, MachineError
+from topologies.runtimes import enter
+from topologies.status import status
+
+ROOT = Path(__file__).parents[2]
+Leftovers = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def name(lab_name: Callable[[], str]) -> Iterator[str]:
+    """The name of a lab that goes down with the test, whatever became of it."""
+    chosen = lab_name()
+    yield chosen
+    life.down(chosen)
+
+
+class At(Silent):
+    """Does something when a step of `up` begins."""
+
+    def __init__(self, step: str, action: Callable[[], None]) -> None:
+        self.step = step
+        self.action = action
+
+    def begin(self, step: str, total: int | None = None) -> None:
+        if step == self.step:
+            self.action()
+
+
+def test_up_again_is_a_no_op_that_says_so(tiny: Lab) -> None:
+    said: list[str] = []
+
+    class Listener(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    again = life.up(load_fabric("tiny", name=tiny.name), observer=Listener())
+    assert not again.created
+    assert again.converged
+    assert any("already" in text for text in said)
+
+
+def test_up_with_another_fabric_names_what_differs(tiny: Lab) -> None:
+    with pytest.raises(InputError) as caught:
+        life.up(load_fabric("tiny", name=tiny.name, overrides=["link.mtu=5000", "link.host=50mbit"]))
+    said = str(caught.value)
+    assert "link.mtu: 5000 was asked for, and 4200 runs" in said
+    assert "link.host: 50mbit was asked for, and 100mbit runs" in said
+    assert f"./inv down {tiny.name}" in said
+
+
+def test_status_counts_what_runs_within_a_second(tiny: Lab) -> None:
+    start = time.monotonic()
+    (row,) = [row for row in status() if row.lab == tiny.name]
+    assert time.monotonic() - start < 1
+    assert (row.state, row.converged, row.switches, row.hosts, row.links) == ("up", True, 4, 4, 8)
+    assert (row.bgp.established, row.bgp.expected) == (4, 4)
+    assert json.loads(json.dumps(row.to_json()))["bgp"] == {"established": 4, "expected": 4}
+
+
+def test_the_only_lab_is_taken_when_none_is_named(tiny: Lab) -> None:
+    assert life.open_lab().name == tiny.name
+    with pytest.raises(InputError, match="is not running"):
+        life.open_lab("nosuch")
+
+
+def test_vtysh_works_in_every_switch(tiny: Lab) -> None:
+    for switch in tiny.fabric.switches:
+        said = tiny.capture(switch.name, ["vtysh", "-c", "show running-config"])
+        assert f"hostname {switch.name}" in said
+        assert f"router bgp {switch.asn}" in said
+
+
+def test_frr_takes_the_whole_configuration_without_complaint(tiny: Lab) -> None:
+    for switch in tiny.fabric.switches:
+        log = tiny.capture(switch.name, ["sh", "-c", "cat /var/log/frr/*.log"])
+        assert "No such command" not in log
+        assert "Unknown command" not in log
+
+
+def test_exec_gives_the_commands_exit_code(tiny: Lab) -> None:
+    assert tiny.exec("host1", ["sh", "-c", "exit 7"]) == 7
+    assert tiny.exec("host1", ["no-such-command"]) == 127
+    assert tiny.exec("rtsw1", ["test", "-e", "/sys/class/net/eth4"]) == 0
+    assert tiny.exec("host1", ["test", "-e", "/sys/class/net/eth2"]) == 1
+    with pytest.raises(InputError, match="did you mean host1"):
+        tiny.exec("hots1", ["true"])
+    with pytest.raises(MachineError, match="exit code 3: oh"):
+        tiny.capture("host1", ["sh", "-c", "echo oh >&2; exit 3"])
+
+
+def test_hosts_reach_each_other_over_the_fabric(tiny: Lab) -> None:
+    first, last = tiny.fabric.hosts[0], tiny.fabric.hosts[-1]
+    assert last.ports[0].address is not None
+    there = str(last.ports[0].address.ip)
+    code = f"import socket; s = socket.create_server(('{there}', 9)); s.accept()[0].sendall(b'here')"
+    with subprocess.Popen(["ip", "netns", "exec", tiny.handle(last.name).netns.name, sys.executable, "-c", code]):
+        ask = f"""
+import socket, time
+for _ in range(100):
+    try:
+        print(socket.create_connection(('{there}', 9), 2).recv(9).decode()); break
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+"""
+        assert tiny.capture(first.name, [sys.executable, "-c", ask]).strip() == "here"
+
+
+def test_a_start_script_twice_starts_nothing_twice(tiny: Lab) -> None:
+    pids = tiny.capture("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"])
+    tiny.capture("rtsw1", ["sh", "/etc/frr/start.sh"])
+    assert tiny.capture("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"]) == pids
+
+
+def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str, leftovers: Leftovers) -> None:
+    second = life.up(load_fabric("tiny", name=name))
+    assert second.created
+    with pytest.raises(InputError, match="several labs"):
+        life.open_lab()
+    assert life.down(name)
+    assert leftovers(name) == []
+    tiny.wait(timeout=1)
+
+
+def test_several_nics_and_odd_numbers_work(fabric_lab: Callable[..., Lab]) -> None:
+    lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=3, nics_per_host=2)
+    routes = lab.capture("host1", ["ip", "route", "show", "10.0.0.0/8"])
+    assert routes.count("nexthop") == 2
+    second = lab.fabric.by_name["host1"].ports[1]
+    assert second.address is not None
+    way = lab.capture("host1", ["ip", "route", "get", "10.0.2.1", "from", str(second.address.ip)])
+    assert f"dev {second.name}" in way
+
+
+def test_a_dead_bgpd_is_named_and_what_it_cost(name: str) -> None:
+    lab = life.up(load_fabric("tiny", name=name)).lab
+    os.kill(int(lab.capture("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
+    until(lambda: len(gaps(lab.fabric, lab.handles())) == 4)  # ctsw1 has lost both racks, each rack one way
+    with pytest.raises(CheckError) as caught:
+        lab.wait(timeout=0.5)
+    said = str(caught.value)
+    assert "ctsw1  bgpd does not answer" in said
+    assert "lacks next hops over eth1 to ctsw1 (BGP: " in said
+    (row,) = [row for row in status(name) if row.lab == name]
+    assert (row.converged, row.bgp.established) == (False, 2)
+    os.kill(int(lab.capture("rtsw1", ["cat", "/run/frr/zebra.pid"])), signal.SIGKILL)
+    assert lab.exec("rtsw1", ["true"]) == 0, "entering a node needs none of its daemons"
+
+
+def test_no_convergence_leaves_the_lab_and_says_why(name: str) -> None:
+    with pytest.raises(CheckError) as caught:
+        life.up(load_fabric("tiny", name=name), observer=At("create", without_a_session(name)), timeout=3)
+    said = str(caught.value)
+    assert "rtsw1  10.0.1.0/24 lacks next hops over eth2 to ctsw2 (BGP: no neighbour)" in said
+    assert f"./inv down {name} removes it" in said
+    assert life.open_lab(name).neighbours("rtsw1") == {"eth1": "Established"}
+
+
+def test_no_convergence_with_rollback_leaves_nothing(name: str, leftovers: Leftovers) -> None:
+    with pytest.raises(CheckError):
+        life.up(
+            load_fabric("tiny", name=name), observer=At("create", without_a_session(name)), timeout=1, rollback=True
+        )
+    assert leftovers(name) == []
+
+
+def test_a_start_script_that_fails_is_named_and_leaves_nothing(name: str, leftovers: Leftovers) -> None:
+    def spoil() -> None:
+        (topology_dir(name) / "ctsw2/start.sh").write_text("echo no such thing >&2; exit 5\n")
+
+    with pytest.raises(MachineError, match=r"ctsw2  sh /etc/frr/start.sh failed with exit code 5: no such thing"):
+        life.up(load_fabric("tiny", name=name), observer=At("create", spoil))
+    assert leftovers(name) == []
+
+
+@pytest.mark.parametrize("step", ["create", "start", "queues, hashing, counters", "converge"])
+def test_ctrl_c_during_up_leaves_nothing(step: str, name: str, leftovers: Leftovers) -> None:
+    process = up_in_a_process(name, step, "SIGINT")
+    assert process.wait(60) == -signal.SIGINT or process.returncode == 1
+    assert leftovers(name) == []
+
+
+@pytest.mark.parametrize("step", ["create", "start", "queues, hashing, counters", "converge"])
+def test_up_killed_at_a_step_goes_down_clean(step: str, name: str, leftovers: Leftovers) -> None:
+    assert up_in_a_process(name, step, "SIGKILL").wait(60) == -signal.SIGKILL
+    assert leftovers(name) != []
+    assert life.down(name)
+    assert leftovers(name) == []
+    assert not life.down(name), "the second time there is nothing"
+
+
+@pytest.mark.parametrize("after", [0.03, 0.06, 0.1, 0.15, 0.25])
+def test_up_killed_at_any_time_goes_down_clean(after: float, name: str, leftovers: Leftovers) -> None:
+    process = up_in_a_process(name, "create", "SIGKILL", after=after)
+    assert process.wait(60) == -signal.SIGKILL
+    life.down(name)
+    assert leftovers(name) == []
+
+
+def test_up_after_a_killed_up_just_works(name: str) -> None:
+    assert up_in_a_process(name, "start", "SIGKILL").wait(60) == -signal.SIGKILL
+    (row,) = status(name)
+    assert row.state == "broken"
+    with pytest.raises(InputError, match="down"):
+        life.open_lab(name)
+    assert life.up(load_fabric("tiny", name=name)).created
+
+
+def test_a_stranger_of_that_name_is_not_touched_by_up(name: str, leftovers: Leftovers) -> None:
+    subprocess.run(["ip", "netns", "add", f"heddle-{name}-rtsw1"], check=True)
+    with pytest.raises(InputError, match="not by this user's Heddle"):
+        life.up(load_fabric("tiny", name=name))
+    assert leftovers(name) == [f"namespace heddle-{name}-rtsw1"]
+
+
+def test_down_ends_whatever_runs_in_the_lab(name: str, leftovers: Leftovers) -> None:
+    lab = life.up(load_fabric("tiny", name=name)).lab
+    netns = lab.handle("host1").netns.name
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(99)"
+    with subprocess.Popen(
+        ["ip", "netns", "exec", netns, sys.executable, "-c", stubborn], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert life.down(name)
+        assert process.wait(5) == -signal.SIGKILL
+    assert leftovers(name) == []
+
+
+def test_two_heddles_do_not_work_on_one_lab(name: str) -> None:
+    with state.lock(name), pytest.raises(InputError, match=f"lab {name} is being worked on by another Heddle"):
+        life.down(name)
+
+
+def test_a_directory_that_is_not_there_is_made_for_the_node_only(tiny: Lab, tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("inside")
+    job = {
+        "node": "host1",
+        "netns": str(tiny.handle("host1").netns),
+        "mounts": [[str(tmp_path), "/run/heddletest", False]],
+        "commands": [["cat", "/run/heddletest/note"]],
+    }
+    argv = [sys.executable, "-I", "-S", enter.__file__, "one", json.dumps(job)]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "inside"
+    assert not Path("/run/heddletest").exists()
+
+
+def topology_dir(name: str) -> Path:
+    return state.lab_dir(name) / "topology"
+
+
+def without_a_session(name: str) -> Callable[[], None]:
+    """Take rtsw1's session over eth2 out of the rendered configuration."""
+
+    def edit() -> None:
+        path = topology_dir(name) / "rtsw1/frr.conf"
+        path.write_text(path.read_text().replace(" neighbor eth2 interface peer-group FABRIC\n", ""))
+
+    return edit
+
+
+def up_in_a_process(name: str, step: str, sign: str, after: float = 0.0) -> subprocess.Popen[bytes]:
+    """`up` of preset tiny, in a process (and a process group) that gets a signal `after` seconds into a step."""
+    program = f"""
+import os, signal, threading
+from topologies import lab
+from topologies.events import Silent
+from topologies.load import load_fabric
+
+class At(Silent):
+    def begin(self, step, total=None):
+        if step == {step!r}:
+            fire = lambda: os.kill(0 if {sign!r} == "SIGINT" else os.getpid(), signal.{sign})
+            threading.Timer({after}, fire).start() if {after} else fire()
+
+lab.up(load_fabric("tiny", name={name!r}), observer=At())
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not come true in time"
+        time.sleep(0.05)
