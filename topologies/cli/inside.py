@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -27,11 +30,29 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
         hint = f"flags of Heddle stand before the node: ./inv exec {cmd[0]} ... {node} COMMAND"
         raise InputError(Problem("", cmd[0], "is not a command", hint))
     if out.json:
-        printed = where.capture(node, cmd, timeout=600.0)
-        out.result({"lab": where.name, "node": node, "command": shlex.join(cmd), "stdout": printed})
-        return
+        with tempfile.TemporaryFile() as file:
+            with _stdout_to(file.fileno()):
+                out.exit_code = where.exec(node, cmd)
+            file.seek(0)
+            printed = file.read().decode(errors="replace")
+        data = {"lab": where.name, "node": node, "command": shlex.join(cmd), "exit_code": out.exit_code}
+        return out.result({**data, "stdout": printed})
     out.close()
     out.exit_code = where.exec(node, cmd)
+    return None
+
+
+@contextmanager
+def _stdout_to(fd: int) -> Iterator[None]:
+    """Let children of this process write to `fd` instead of stdout, which is for one JSON document."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(fd, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextmanager

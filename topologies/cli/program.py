@@ -79,9 +79,10 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
 
     def _check_core_flag(self, word: str) -> None:
         flag = word.partition("=")[0]
-        legal = [*self.initial_context.flags, "--"]
-        if flag in legal:
+        flags = self.initial_context.flags  # knows aliases (-h) too, but does not list them
+        if flag in flags or flag == "--":
             return
+        legal = list(flags)
         after = sorted(t.verb.name for t in self.namespace.tasks.values() if flag in t.verb.flags)
         near = nearest(flag, legal)
         hint = f"did you mean {near}?" if near else "./inv --help shows what there is"

@@ -1,0 +1,130 @@
+"""`inv`, the shell script that sets Heddle up: fast when all is there, clear when it is not. No network is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A tree with `inv`, a lock file without packages, and a tasks.py that says what it was given."""
+    tree = tmp_path / "a b" / "heddle"
+    tree.mkdir(parents=True)
+    shutil.copy(ROOT / "inv", tree / "inv")
+    (tree / "requirements.lock").write_text("# nothing\n")
+    (tree / "tasks.py").write_text("import os, sys\nprint(sys.argv[1:], os.getcwd())\n")
+    return tree
+
+
+def stamped(tree: Path) -> Path:
+    """The stamp of a set-up that is done, with this Python as its venv's."""
+    (tree / ".venv/bin").mkdir(parents=True, exist_ok=True)
+    (tree / ".venv/bin/python").unlink(missing_ok=True)
+    (tree / ".venv/bin/python").symlink_to(sys.executable)
+    stamp = tree / ".venv/heddle-stamp"
+    stamp.write_text(hashlib.sha256((tree / "requirements.lock").read_bytes()).hexdigest() + "\n")
+    return stamp
+
+
+def inv(tree: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    base = {k: v for k, v in os.environ.items() if k not in ("CI", "HEDDLE_PYTHON")}
+    return subprocess.run(
+        [str(tree / "inv"), *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**base, **env},
+        cwd="/", check=False,
+    )  # fmt: skip
+
+
+def test_set_up_is_skipped_when_the_stamp_is_right(clone: Path) -> None:
+    stamped(clone)
+    done = inv(clone, "up", "a b", "--x=*")
+    assert done.stdout == "['up', 'a b', '--x=*'] /\n"
+    assert done.stderr == ""
+
+
+def test_it_works_through_symbolic_links(clone: Path, tmp_path: Path) -> None:
+    stamped(clone)
+    (tmp_path / "one").symlink_to(clone / "inv")
+    (tmp_path / "inv").symlink_to("one")
+    assert inv(tmp_path, "x").stdout.startswith("['x']")
+
+
+def test_the_first_call_makes_a_venv_and_the_next_does_not(clone: Path) -> None:
+    first = inv(clone, "x", HEDDLE_PYTHON=sys.executable)
+    assert first.stdout.startswith("['x']"), first.stderr
+    assert "setting up" in first.stderr
+    assert inv(clone, "x").stderr == ""
+
+
+def test_a_stale_stamp_sets_up_again(clone: Path) -> None:
+    inv(clone, HEDDLE_PYTHON=sys.executable)
+    (clone / "requirements.lock").write_text("# still nothing\n")
+    assert "setting up" in inv(clone).stderr
+    assert inv(clone).stderr == ""
+
+
+def test_an_interrupted_set_up_is_taken_up(clone: Path) -> None:
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/bin/python").symlink_to("/nowhere/python3.11")
+    done = inv(clone, "x", HEDDLE_PYTHON=sys.executable)
+    assert done.stdout.startswith("['x']"), done.stderr
+
+
+def test_two_first_calls_at_once_both_work(clone: Path) -> None:
+    env = {**os.environ, "HEDDLE_PYTHON": sys.executable}
+    argv = [str(clone / "inv"), "x"]
+    both = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    said = [p.communicate(timeout=120) for p in both]
+    assert [p.returncode for p in both] == [0, 0], said
+    assert sum(b"setting up Heddle" in err for _, err in said) == 1
+
+
+def test_packages_that_cannot_be_had_are_no_traceback(clone: Path) -> None:
+    (clone / "requirements.lock").write_text(f"heddle-has-no-such-package==1 --hash=sha256:{'0' * 64}\n")
+    done = inv(clone, "status", "--format", "json", HEDDLE_PYTHON=sys.executable, PIP_NO_INDEX="1")
+    assert done.returncode == 3
+    assert "Python packages could not be installed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["error"]["exit_code"] == 3
+    assert not (clone / ".venv/heddle-stamp").exists()
+
+
+def test_a_python_too_old_is_named(clone: Path, tmp_path: Path) -> None:
+    old = tmp_path / "bin"
+    old.mkdir()
+    for name in ("python3", "python3.11", "python3.12", "python3.13"):
+        (old / name).write_text('#!/bin/sh\n[ "$1" = -V ] && echo "Python 3.9.2"\nexit 1\n')
+        (old / name).chmod(0o755)
+    done = inv(clone, PATH=f"{old}:/usr/bin:/bin")
+    assert done.returncode == 3
+    assert "Python is 3.9.2, and 3.11 or newer is needed" in done.stderr
+
+
+def test_venv_missing_from_python_names_its_package(clone: Path, tmp_path: Path) -> None:
+    """Debian ships python3 without ensurepip; a Python that cannot import it stands for that."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    cases = 'case "$2" in *ensurepip*) exit 1 ;; *base*) echo "$0"; exit 0 ;; esac'
+    script = f'#!/bin/sh\n{cases}\nexec {sys.executable} "$@"\n'
+    (fake / "python3").write_text(script)
+    (fake / "python3").chmod(0o755)
+    done = inv(clone, PATH=f"{fake}:/usr/bin:/bin")
+    assert done.returncode == 3
+    assert "python3-venv is missing" in done.stderr
+    assert "apt-get install python3-venv" in done.stderr
+
+
+def test_the_lock_files_hold_no_address() -> None:
+    for name in ("requirements.lock", "requirements-dev.lock"):
+        text = (ROOT / name).read_text()
+        assert "://" not in text
+        assert "--index" not in text

@@ -1,0 +1,219 @@
+"""The command line as people, notebooks and CI meet it: words in, one result out, the right exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topologies.cli.argv import Verb, parameters_of, parse, wants_json
+from topologies.cli.console import Console, table
+from topologies.cli.program import main
+from topologies.cli.verbs import verb
+from topologies.problems import CheckError, InputError, MachineError, Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def an_up(out: Console, fabric: str, name: str | None = None, set_: Sequence[str] = (), n: int = 1, go: bool = True,
+          dry: bool = False) -> None:  # fmt: skip
+    """Not called: only its signature is read."""
+
+
+def an_exec(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = None) -> None:
+    """Not called: only its signature is read."""
+
+
+UP = Verb("up", parameters_of(an_up, [], {}))
+TEST = Verb("test", parameters_of(an_up, ["fabric", "name"], {}), rest="set_")
+EXEC = Verb("exec", parameters_of(an_exec, [], {}), rest="cmd", rest_after_positionals=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("demo", {"fabric": "demo"}),
+        ("--name x zone", {"fabric": "zone", "name": "x"}),
+        ("--name=x=y zone", {"fabric": "zone", "name": "x=y"}),
+        ("zone --set a=1 --set=b=2", {"fabric": "zone", "set_": ["a=1", "b=2"]}),
+        ("zone --n -3", {"fabric": "zone", "n": -3}),
+        ("zone --no-go --dry", {"fabric": "zone", "go": False, "dry": True}),
+        ("--fabric up", {"fabric": "up"}),
+        ("-", {"fabric": "-"}),
+    ],
+)
+def test_words_become_arguments(line: str, typed: dict[str, Any]) -> None:
+    assert parse(UP, line.split()) == typed
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "up needs FABRIC and none was given"),
+        ("a b", "b is one word too many for up"),
+        ("a --nmae x", "did you mean --name?"),
+        ("a --n many", "--n many is not a whole number"),
+        ("a --n", "--n needs a value"),
+        ("a --name --dry", "--name needs a value"),
+        ("a --dry=yes", "this flag takes none"),
+        ("a -- b", "-- has no meaning for up"),
+        ("a --no-dry", "--no-dry is not a flag of up"),
+    ],
+)
+def test_wrong_words_are_named(line: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(UP, line.split())
+    assert said in str(caught.value)
+
+
+def test_all_wrong_words_come_together() -> None:
+    with pytest.raises(InputError) as caught:
+        parse(UP, ["--n", "x", "--nmae", "y"])
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("line", ["rtsw1 ip -br link", "rtsw1 -- ip -br link"])
+def test_all_that_follows_the_node_is_the_command(line: str) -> None:
+    assert parse(EXEC, line.split()) == {"node": "rtsw1", "cmd": ["ip", "-br", "link"]}
+
+
+def test_flags_before_the_node_are_ours_and_those_after_are_not() -> None:
+    assert parse(EXEC, ["--lab", "z", "rtsw1", "cat", "--lab"]) == {
+        "lab": "z",
+        "node": "rtsw1",
+        "cmd": ["cat", "--lab"],
+    }
+
+
+def test_words_after_two_dashes_go_to_pytest() -> None:
+    assert parse(TEST, ["unit", "--", "-k", "load", "-x"]) == {"fabric": "unit", "set_": ["-k", "load", "-x"]}
+
+
+def test_a_command_that_takes_json_itself_does_not_make_us_speak_json() -> None:
+    assert wants_json(["up", "--format", "json"])
+    assert not wants_json(["test", "--", "--format", "json"])
+
+
+@verb()
+def fail(out: Console, how: str) -> None:
+    """Fail in one of many ways."""
+    problem = Problem("here", "it", "is wrong", "mend it")
+    kinds: dict[str, BaseException] = {
+        "check": CheckError(problem), "input": InputError(problem), "machine": MachineError(problem),
+        "ctrl-c": KeyboardInterrupt(), "bug": RuntimeError("oops"), "pipe": BrokenPipeError(), "exit": SystemExit(7),
+    }  # fmt: skip
+    raise kinds[how]
+
+
+@verb(positional=["word"])
+def work(out: Console, word: str = "nothing") -> None:
+    """Do well."""
+    out.say("progress")
+    out.result({"word": word}, f"the word is {word}")
+
+
+def ended(*words: str) -> int:
+    return main({"fail": fail, "work": work}, ["inv", *words])
+
+
+CODES = {"check": 1, "input": 2, "machine": 3, "ctrl-c": 130, "bug": 70, "exit": 7}
+
+
+@pytest.mark.parametrize(("how", "code"), CODES.items())
+def test_every_ending_has_its_code(
+    how: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    assert ended("fail", how) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert len(list(tmp_path.glob("crash-*.log"))) == (how == "bug")
+
+
+@pytest.mark.parametrize("words", [("fail", h) for h in CODES if h != "exit"] + [("wrok",), ("work", "--x"), ("--x",)])
+def test_with_json_an_error_is_one_document_too(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    code = ended(*words, "--format", "json")
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == code
+    assert {"where", "what", "why", "hint"} == set(error["problems"][0])
+
+
+def test_with_json_stdout_is_one_document_and_progress_is_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("work", "hard", "--format", "json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"word": "hard"}
+    assert said.err == "progress\n"
+
+
+def test_a_format_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("work", "--format", "jsn") == 2
+    assert "did you mean json?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["wrok"], "did you mean work?"), (["work", "--wrod", "x"], "did you mean --word?")]
+)
+def test_what_is_misspelt_is_hinted(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--list"], ["help"], ["work", "--help"], ["help", "work"]])
+def test_help_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(*words) == 0
+    assert "Do well." in capsys.readouterr().out
+
+
+def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    for task in (t for t in vars(tasks).values() if hasattr(t, "verb")):
+        assert main(vars(tasks), ["inv", task.verb.name, "--help"]) == 0
+        assert task.__doc__
+        assert all(p.help for p in task.verb.parameters), task.verb.name
+    capsys.readouterr()
+
+
+def test_a_table_wraps_its_last_column_only() -> None:
+    text = table(("name", "detail"), [("a", "one two three four five six")], width=26)
+    assert text.splitlines() == ["name  detail", "a     one two three four", "      five six"]
+
+
+def test_who_stops_reading_is_not_told_off() -> None:
+    argv = [sys.executable, str(ROOT / "tasks.py"), "--help"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_env(PYTHONUNBUFFERED="1")) as inv:
+        assert inv.stdout is not None
+        assert inv.stderr is not None
+        inv.stdout.close()
+        assert inv.stderr.read() == b""
+        assert inv.wait() == 141
+
+
+def test_the_list_of_verbs_is_quick() -> None:
+    def once() -> float:
+        start = time.monotonic()
+        subprocess.run([sys.executable, str(ROOT / "tasks.py"), "--list"], check=True, capture_output=True, env=_env())
+        return time.monotonic() - start
+
+    assert min(once() for _ in range(5)) <= 0.3
+
+
+def test_no_heavy_library_is_read_for_a_list() -> None:
+    code = "import sys, tasks; print([m for m in ('rich', 'pydantic', 'numpy', 'scapy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def _env(**more: str) -> dict[str, str]:
+    return {**os.environ, **more}

@@ -1,0 +1,108 @@
+"""doctor: what is missing is named with its remedy, and nothing makes it stumble. packages: the same, with apt."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from topologies import doctor, packages, probes
+from topologies.problems import MachineError
+
+
+def test_every_check_has_a_detail_and_a_place_in_the_table() -> None:
+    report = doctor.examine()
+    assert [c["name"] for c in report.to_json()["checks"]] == list(doctor.CHECKS)
+    assert all(c.detail for c in report.checks)
+    assert all(name in report.text() for name in doctor.CHECKS)
+
+
+def test_optional_checks_are_the_ones_said_to_be() -> None:
+    # A check that breaks is called optional by name; the name must not be forgotten when one is added.
+    assert {c.name for c in doctor.examine().checks if not c.required} == set(doctor._OPTIONAL)
+
+
+def test_a_check_that_breaks_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> doctor.Check:
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(doctor, "CHECKS", {"kernel": broken, "docker": broken})
+    kernel, docker = doctor.examine().checks
+    assert not kernel.ok
+    assert kernel.required
+    assert "no such thing" in kernel.detail
+    assert not docker.required
+    assert not doctor.examine().ok
+
+
+def test_without_frr_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "FRR_DIRS", (Path("/nowhere"),))
+    report = doctor.examine()
+    frr = next(c for c in report.checks if c.name == "frr")
+    assert not report.ok
+    assert frr.fix == "apt-get install frr"
+    assert "MISSING" in report.text()
+
+
+def test_without_unshare_the_probes_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert set(probes.probe().values()) == {"unshare is missing (util-linux)"}
+
+
+@pytest.fixture
+def no_frr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "FRR_DIRS", (Path("/nowhere"),))
+    monkeypatch.delenv("CI", raising=False)
+
+
+@pytest.mark.usefixtures("no_frr")
+def test_what_is_missing_is_named_with_the_line_to_type() -> None:
+    with pytest.raises(MachineError) as caught:
+        packages.ensure(packages.FABRIC)
+    assert caught.value.exit_code == 3
+    assert "frr is missing" in str(caught.value)
+    assert "apt-get install frr" in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_frr")
+def test_without_apt_the_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(MachineError, match="this system's own tools"):
+        packages.ensure(["frr"], yes=True)
+
+
+@pytest.mark.usefixtures("no_frr")
+@pytest.mark.parametrize("how", ["yes", "CI", "asked"])
+def test_a_yes_installs(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for apt-get: it refuses once, as on a machine without package lists, then brings FRR."""
+    log, frr = tmp_path / "log", tmp_path / "frr"
+    script = f"""#!/bin/sh
+echo "$*" >> '{log}'
+case "$*" in *update*) exit 0 ;; esac
+[ "$(grep -c install '{log}')" -gt 1 ] || exit 100
+mkdir -p '{frr}'; for d in zebra bgpd; do printf '#!/bin/sh' > '{frr}'/$d; chmod +x '{frr}'/$d; done
+printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
+"""
+    (tmp_path / "bin").mkdir()
+    for name in ("apt-get", "sudo"):
+        tool = tmp_path / "bin" / name
+        tool.write_text(script if name == "apt-get" else '#!/bin/sh\nexec "$@"\n')
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(packages, "FRR_DIRS", (frr,))
+    if how == "CI":
+        monkeypatch.setenv("CI", "true")
+    packages.ensure(["frr"], yes=how == "yes", ask=lambda _: how == "asked")
+    assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
+
+
+def test_probing_leaves_nothing() -> None:
+    before = subprocess.run(["cat", "/proc/net/dev", "/proc/mounts"], capture_output=True, check=True).stdout
+    probes.probe()
+    after = subprocess.run(["cat", "/proc/net/dev", "/proc/mounts"], capture_output=True, check=True).stdout
+    assert b"heddle0" not in after
+    assert before.count(b"bpf") == after.count(b"bpf")
