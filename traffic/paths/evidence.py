@@ -39,8 +39,8 @@ class RunningLab(Protocol):
     def fabric(self) -> Fabric:
         """Its fabric."""
 
-    def handle(self, node: str) -> NodeHandle:
-        """The handle of one node."""
+    def handles(self) -> Mapping[str, NodeHandle]:
+        """The handle of every node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +126,27 @@ class Evidence:
 
 def collect_before(lab: RunningLab) -> Before:
     """Read the state of all switches; some 1 ms a switch. MachineError when the lab does not run."""
-    fibs, hashing = read_routing(lab)
-    return Before(fibs, hashing, _read_all(lab), _read_drops(lab), backlog_drops())
+    handles = switch_handles(lab)
+    fibs, hashing = read_routing(lab.name, handles)
+    return Before(fibs, hashing, _read_all(lab.name, handles), _read_drops(handles), backlog_drops())
 
 
 def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) -> Evidence:
     """Read it again when all packets have arrived, or nothing moves any more, or SETTLE_S have passed."""
-    counters = _settled(lab, before, flows)
-    fibs, hashing = read_routing(lab)
+    handles = switch_handles(lab)
+    counters = _settled(lab, handles, before, flows)
+    fibs, hashing = read_routing(lab.name, handles)
     changed = tuple(name for name in fibs if fibs[name] != before.fibs[name] or hashing[name] != before.hashing[name])
-    drops = {port: count - before.drops.get(port, 0) for port, count in _read_drops(lab).items()}
-    asked = oracle.ask(lab.fabric, _handles(lab), before.hashing, [sent.flow for sent in flows])
+    drops = {port: count - before.drops.get(port, 0) for port, count in _read_drops(handles).items()}
+    asked = oracle.ask(lab.fabric, handles, before.hashing, [sent.flow for sent in flows])
     lost = backlog_drops() - before.backlog
     return Evidence(before.fibs, before.hashing, counters, drops, lost, tuple(asked), changed)
 
 
-def read_routing(lab: RunningLab) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
+def read_routing(lab: str, handles: Mapping[str, NodeHandle]) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
     """FIB and hashing of every switch, by name."""
-    handles = _handles(lab)
     fibs = {name: read_fib(handle) for name, handle in handles.items()}
-    return fibs, {name: read_hashing(lab.name, handle) for name, handle in handles.items()}
+    return fibs, {name: read_hashing(lab, handle) for name, handle in handles.items()}
 
 
 def backlog_drops() -> int:
@@ -157,12 +158,14 @@ def backlog_drops() -> int:
     return sum(int(line.split()[1], 16) for line in _SOFTNET.read_text().splitlines())
 
 
-def _settled(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) -> dict[str, SwitchCounters]:
+def _settled(
+    lab: RunningLab, handles: Mapping[str, NodeHandle], before: Before, flows: Sequence[SentFlow]
+) -> dict[str, SwitchCounters]:
     deadline = time.monotonic() + SETTLE_S
     last: dict[str, SwitchCounters] = {}
     still = 0
     while True:
-        now = {name: table.since(before.counters[name]) for name, table in _read_all(lab).items()}
+        now = {name: table.since(before.counters[name]) for name, table in _read_all(lab.name, handles).items()}
         still = still + 1 if {n: t.flows for n, t in now.items()} == {n: t.flows for n, t in last.items()} else 0
         if _arrived(lab.fabric, now, flows) or still >= _STILL_POLLS or time.monotonic() > deadline:
             return now
@@ -181,17 +184,19 @@ def _arrived(fabric: Fabric, counters: Mapping[str, SwitchCounters], flows: Sequ
     return all(found.get(key_of(sent.flow), 0) == sent.packets for sent in flows)
 
 
-def _handles(lab: RunningLab) -> dict[str, NodeHandle]:
-    return {switch.name: lab.handle(switch.name) for switch in lab.fabric.switches}
+def switch_handles(lab: RunningLab) -> dict[str, NodeHandle]:
+    """The handles of a lab's switches, by name. Asking a lab for its handles reads its topology file: do it once."""
+    handles = lab.handles()
+    return {switch.name: handles[switch.name] for switch in lab.fabric.switches}
 
 
-def _read_all(lab: RunningLab) -> dict[str, SwitchCounters]:
-    return {name: read_counters(lab.name, handle) for name, handle in _handles(lab).items()}
+def _read_all(lab: str, handles: Mapping[str, NodeHandle]) -> dict[str, SwitchCounters]:
+    return {name: read_counters(lab, handle) for name, handle in handles.items()}
 
 
-def _read_drops(lab: RunningLab) -> dict[str, int]:
+def _read_drops(handles: Mapping[str, NodeHandle]) -> dict[str, int]:
     return {
         f"{name}:{port}": drops
-        for name, handle in _handles(lab).items()
+        for name, handle in handles.items()
         for port, drops in queues.read_drops(handle.netns).items()
     }

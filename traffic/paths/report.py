@@ -13,7 +13,7 @@ from typing import Any
 
 from topologies.fabric import Fabric, Tier
 from traffic.paths import oracle
-from traffic.paths.evidence import Evidence, RunningLab, SentFlow, read_routing
+from traffic.paths.evidence import Evidence, RunningLab, SentFlow, read_routing, switch_handles
 from traffic.paths.measure import Measured, measure
 from traffic.paths.predict import predict
 from traffic.plan import Flow
@@ -125,9 +125,9 @@ def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> Pat
 
 def foresee(lab: RunningLab, flows: Sequence[Flow]) -> PathsResult:
     """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only."""
-    fibs, hashing = read_routing(lab)
+    handles = switch_handles(lab)
+    fibs, hashing = read_routing(lab.name, handles)
     predicted = predict(lab.fabric, fibs, hashing, flows)
-    handles = {switch.name: lab.handle(switch.name) for switch in lab.fabric.switches}
     asked = oracle.ask(lab.fabric, handles, hashing, flows)
     proofs = tuple(
         FlowProof(flow, 0, own, other, (), (), _path_why(flow, own, other))

@@ -40,17 +40,17 @@ def build(name: str, out: Path) -> bytes:
     """Compile one program to `out` and return the object's bytes. MachineError says what clang found wrong."""
     paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE))
     run(["clang", *_FLAGS, *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
-    run([_objcopy(), "--strip-debug", str(out)])
+    run([tool("llvm-objcopy"), "--strip-debug", str(out)])
     return out.read_bytes()
 
 
-def _objcopy() -> str:
-    """llvm-objcopy, or the one that carries clang's major version (Debian's packages of clang without `llvm`)."""
+def tool(name: str) -> str:
+    """One of LLVM's tools, by its name or with clang's major version behind it (as Debian installs it beside clang)."""
     major = clang_version().partition(".")[0]
-    for name in ("llvm-objcopy", f"llvm-objcopy-{major}"):
-        if shutil.which(name):
-            return name
-    raise MachineError(Problem("", "llvm-objcopy", "is not installed", "apt-get install llvm"))
+    for candidate in (name, f"{name}-{major}"):
+        if shutil.which(candidate):
+            return candidate
+    raise MachineError(Problem("", name, "is not installed", "apt-get install llvm"))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,0 +1,171 @@
+"""A small fabric without daemons, for tests: real namespaces, links, queues and programs, and static routes.
+
+What BGP would install is installed by hand, with next hops as FRR makes them for unnumbered ports: 169.254.0.1 onlink,
+and a permanent neighbour entry with the peer's MAC.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from topologies import switch
+from topologies.events import Silent
+from topologies.fabric import Fabric, Node, Tier
+from topologies.namespace import inside
+from topologies.process import Journal, run
+from topologies.runtimes import NodeHandle
+from topologies.shapes import clos
+from topologies.spec import FabricSpec
+from traffic.plan import Flow
+
+GATEWAY = "169.254.0.1"
+
+
+@dataclass(frozen=True)
+class StaticLab:
+    """Enough of a lab for paths: name, fabric, handles."""
+
+    fabric: Fabric
+    nodes: Mapping[str, NodeHandle]
+
+    @property
+    def name(self) -> str:
+        return self.fabric.name
+
+    def handles(self) -> Mapping[str, NodeHandle]:
+        return self.nodes
+
+    def handle(self, node: str) -> NodeHandle:
+        return self.nodes[node]
+
+    def ip(self, node: str, *arguments: str) -> None:
+        run(["ip", "-n", self.handle(node).netns.name, *arguments])
+
+
+@contextmanager
+def static_fabric(
+    ecmp: str = "flow", weights: Sequence[int] = (1, 1, 1, 1), racks: int = 2, hosts_per_rack: int = 2, **keys: Any
+) -> Iterator[StaticLab]:
+    """A Clos with a CTSW for each weight, up for the length of a with block; its name is of this process alone."""
+    name = f"hb{os.getpid()}"
+    spec = FabricSpec.model_validate(
+        {"name": name, "racks": racks, "ctsw": len(weights), "hosts_per_rack": hosts_per_rack}
+        | {"routing": {"ecmp": ecmp}}
+        | keys
+    )
+    fabric = clos.build(spec)
+    lab = StaticLab(fabric, {n.name: NodeHandle(n.name, Path(f"/run/netns/hb-{name}-{n.name}")) for n in fabric.nodes})
+    try:
+        _create(lab)
+        for node in fabric.nodes:
+            run(["ip", "-n", lab.handle(node.name).netns.name, "-batch", "-"], stdin=_node_batch(fabric, node, weights))
+            with inside(lab.handle(node.name).netns):
+                Path("/proc/sys/net/ipv4/ip_forward").write_text("0" if node.tier is Tier.HOST else "1")
+        switch.apply(fabric, lab.handles(), Journal(), Silent())
+        yield lab
+    finally:
+        switch.remove(name)
+        batch = "".join(f"netns del {h.netns.name}\n" for h in lab.handles().values())
+        run(["ip", "-force", "-batch", "-"], stdin=batch, check=False)
+
+
+def _create(lab: StaticLab) -> None:
+    space = {name: handle.netns.name for name, handle in lab.handles().items()}
+    lines = [f"netns add {netns}" for netns in space.values()]
+    for link in lab.fabric.links:
+        ends = []
+        for node, name in (link.a, link.b):
+            mac = lab.fabric.by_name[node].port(name).mac
+            ends.append(f"{name} netns {space[node]} mtu {link.mtu} address {mac}")
+        lines.append(f"link add {ends[0]} type veth peer name {ends[1]}")
+    run(["ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
+
+
+def _node_batch(fabric: Fabric, node: Node, weights: Sequence[int]) -> str:
+    lines = ["link set lo up"]
+    peers = {port.name: fabric.by_name[port.peer_node] for port in node.ports}
+    for port in node.ports:
+        lines.append(f"link set {port.name} up")
+        peer_mac = peers[port.name].port(port.peer_port).mac
+        if port.address is not None:
+            lines.append(f"addr add {port.address} dev {port.name}")
+            peer_ip = peers[port.name].port(port.peer_port).address
+            assert peer_ip is not None
+            lines.append(f"neigh add {peer_ip.ip} lladdr {peer_mac} dev {port.name} nud permanent")
+            if node.tier is Tier.HOST:
+                lines.append(f"route add default via {peer_ip.ip}")
+        else:
+            lines.append(f"neigh add {GATEWAY} lladdr {peer_mac} dev {port.name} nud permanent")
+    if node.tier is not Tier.HOST:
+        for prefix, ports in fabric.expected_next_hops[node.name].items():
+            ordered = [p.name for p in node.ports if p.name in ports]
+            hops = [f"nexthop via {GATEWAY} dev {p} onlink weight {weights[i]}" for i, p in enumerate(ordered)]
+            lines.append(f"route add {prefix} {' '.join(hops)}")
+    return "\n".join(lines) + "\n"
+
+
+def some_flows(fabric: Fabric, count: int) -> list[Flow]:
+    """Flows between hosts of different racks, with all kinds of ports and QP numbers; the same at every call."""
+    hosts = fabric.hosts
+    flows = []
+    for i in range(count):
+        src = hosts[i % len(hosts)]
+        others = [h for h in hosts if h.rack != src.rack]
+        dst = others[i * 7 % len(others)]
+        flows.append(
+            Flow(
+                src.name, dst.name, address(src), address(dst),
+                sport=0xC000 | (i * 2654435761 >> 7 & 0x3FFF),
+                qpn=(i * 40503 + 17) & 0xFFFFFF,
+                first_hop=src.ports[0].peer_ref,
+            )
+        )  # fmt: skip
+    return flows
+
+
+def address(host: Node) -> str:
+    """The address of a host's first port."""
+    interface = host.ports[0].address
+    assert interface is not None
+    return str(interface.ip)
+
+
+def roce_frame(flow: Flow, payload: int = 64, src_mac: str = "", dst_mac: str = "", ihl: int = 5) -> bytes:
+    """An RDMA WRITE ONLY frame of a flow, as switches see it (the ICRC is zeros: no switch looks at it)."""
+    macs = bytes.fromhex((dst_mac + src_mac).replace(":", "")) or bytes(12)
+    length = 4 * ihl + 8 + 12 + 16 + payload + 4
+    addresses = socket.inet_aton(flow.src_ip) + socket.inet_aton(flow.dst_ip)
+    ip = struct.pack("!BBHHHBBH", 0x40 | ihl, 0, length, 0, 0x4000, 64, 17, 0) + addresses
+    ip = ip[:10] + struct.pack("!H", _checksum(ip + b"\x01" * (4 * ihl - 20))) + ip[12:] + b"\x01" * (4 * ihl - 20)
+    udp = struct.pack("!HHHH", flow.sport, flow.dport, length - 4 * ihl, 0)
+    bth = struct.pack("!BBHII", 0x0A, 0, 0xFFFF, flow.qpn, 0)
+    return macs + b"\x08\x00" + ip + udp + bth + bytes(16 + payload + 4)
+
+
+def _checksum(header: bytes) -> int:
+    total: int = sum(struct.unpack(f"!{len(header) // 2}H", header))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def send(lab: StaticLab, packets: Mapping[Flow, int], payload: int = 64) -> None:
+    """Put so many packets of each flow on its host's wire."""
+    for host in lab.fabric.hosts:
+        port = host.ports[0]
+        gateway = lab.fabric.by_name[port.peer_node].port(port.peer_port)
+        with (
+            inside(lab.handles()[host.name].netns),
+            socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire,
+        ):
+            wire.bind((port.name, 0))
+            for flow, count in packets.items():
+                for _ in range(count if flow.src == host.name else 0):
+                    wire.send(roce_frame(flow, payload, port.mac, gateway.mac))

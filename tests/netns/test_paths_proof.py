@@ -1,0 +1,143 @@
+"""Prediction, oracle and measurement on real namespaces, with static routes in BGP's place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.netns.static_fabric import StaticLab, send, some_flows, static_fabric
+from topologies.namespace import inside
+from topologies.switch import hashing, queues
+from topologies.switch.counters import read_counters
+from topologies.switch.fib import read_fib
+from traffic.paths import oracle
+from traffic.paths.evidence import Evidence, SentFlow, collect_after, collect_before, read_routing, switch_handles
+from traffic.paths.predict import predict
+from traffic.paths.report import foresee, prove
+from traffic.plan import Flow
+
+pytestmark = pytest.mark.root
+
+
+def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    fibs, modes = read_routing(lab.name, switch_handles(lab))
+    return predict(lab.fabric, fibs, modes, flows), oracle.ask(lab.fabric, lab.handles(), modes, flows)
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 3, 10), (1, 1, 1), (1,) * 8])
+def test_the_kernel_takes_the_paths_that_were_predicted_for_its_own_hash(weights: tuple[int, ...]) -> None:
+    with static_fabric("flow", weights) as lab:
+        flows = some_flows(lab.fabric, 400)
+        predicted, asked = both(lab, flows)
+        assert predicted == asked
+        assert {len(path) for path in asked} == {3}
+        assert len({path[0] for path in asked}) == 2 * len(weights), "every uplink of both racks is used"
+        for seed in (7, 99, 3_000_000_000, 2**32 - 1):
+            for policy in (1, 3):
+                with inside(lab.handle("rtsw1").netns):
+                    (hashing._SYSCTL / "fib_multipath_hash_seed").write_text(str(seed))
+                    (hashing._SYSCTL / "fib_multipath_hash_policy").write_text(str(policy))
+                predicted, asked = both(lab, flows)
+                assert predicted == asked, f"seed {seed}, policy {policy}"
+
+
+def test_a_dead_next_hop_and_nexthop_groups_are_predicted_too() -> None:
+    with static_fabric("flow") as lab:
+        flows = some_flows(lab.fabric, 300)
+        peer = lab.fabric.by_name["rtsw1"].ports[1]
+        with inside(lab.handle("rtsw1").netns):
+            (hashing._SYSCTL / "conf/all/ignore_routes_with_linkdown").write_text("1")
+            (hashing._SYSCTL / "conf/eth2/ignore_routes_with_linkdown").write_text("1")
+        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "down")
+        predicted, asked = both(lab, [f for f in flows if f.first_hop.startswith("rtsw1:")])
+        assert predicted == asked
+        assert {path[0] for path in asked} == {"rtsw1:eth1", "rtsw1:eth3", "rtsw1:eth4"}
+        prefix = str(lab.fabric.by_name["rtsw2"].prefix)
+        for number in (1, 3, 4):
+            lab.ip("rtsw1", "nexthop", "add", "id", str(number), "via", "169.254.0.1", "dev", f"eth{number}", "onlink")
+        lab.ip("rtsw1", "nexthop", "add", "id", "10", "group", "4,5/1,1/3,2")
+        lab.ip("rtsw1", "route", "replace", prefix, "nhid", "10")
+        hops = read_fib(lab.handle("rtsw1")).lookup(int(lab.fabric.by_name["rtsw2"].prefix.network_address))  # type: ignore[union-attr]
+        assert [(hop.port, hop.weight) for hop in hops] == [("eth4", 5), ("eth1", 1), ("eth3", 2)]
+        predicted, asked = both(lab, [f for f in flows if f.first_hop.startswith("rtsw1:")])
+        assert predicted == asked
+
+
+@pytest.mark.parametrize("ecmp", ["flow", "e-ecmp"])
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (3, 1, 7)])
+def test_real_frames_take_the_paths_that_were_predicted(ecmp: str, weights: tuple[int, ...]) -> None:
+    with static_fabric(ecmp, weights) as lab:
+        before = collect_before(lab)
+        sent = [SentFlow(f, i % 3 + 1, 0) for i, f in enumerate(some_flows(lab.fabric, 400))]
+        send(lab, {row.flow: row.packets for row in sent})
+        evidence = collect_after(lab, before, sent)
+        evidence = Evidence.from_json(json.loads(json.dumps(evidence.to_json())))
+        result = prove(lab, evidence, sent)
+        assert result.agree, result.text()
+        assert all(proof.measured == proof.predicted == proof.oracle for proof in result.flows)
+        assert all(proof.counted == (proof.sent,) * 3 for proof in result.flows)
+        uplinks = [link for link in result.links if link.uplink]
+        assert sum(link.packets for link in uplinks) == sum(row.packets for row in sent)
+        assert sum(link.flows for link in uplinks) == len(sent)
+        assert result.mmr.flows is not None and result.mmr.flows >= 1
+        assert max(len(line) for line in result.text().splitlines()) <= 100
+        json.dumps(result.to_json())
+
+
+def test_e_ecmp_spreads_the_qps_of_one_five_tuple_and_flow_does_not() -> None:
+    used = {}
+    for ecmp in ("flow", "e-ecmp"):
+        with static_fabric(ecmp) as lab:
+            one = some_flows(lab.fabric, 1)[0]
+            flows = [
+                Flow(one.src, one.dst, one.src_ip, one.dst_ip, one.sport, 100 + q, one.first_hop) for q in range(64)
+            ]
+            result = foresee(lab, flows)
+            assert result.agree, result.text()
+            used[ecmp] = {proof.predicted[0] for proof in result.flows}
+    assert len(used["flow"]) == 1
+    assert len(used["e-ecmp"]) == 4
+
+
+def test_packets_that_a_full_queue_drops_are_named_and_explained() -> None:
+    slow = {"host": "1gbit", "fabric": "1mbit"}
+    with static_fabric("flow", (1, 1), link=slow, queues={"buffer": "20KB"}) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        before = collect_before(lab)
+        send(lab, {flow: 100}, payload=1000)
+        evidence = collect_after(lab, before, [SentFlow(flow, 100, 0)])
+        result = prove(lab, evidence, [SentFlow(flow, 100, 0)])
+        port = result.flows[0].measured[0]
+        assert result.agree, result.text()
+        assert 50 < result.lost[port] == evidence.drops[port]
+        assert any(f"were lost after {port}" in note for note in result.notes)
+
+
+def test_what_is_not_proven_says_why() -> None:
+    with static_fabric("flow") as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        before = collect_before(lab)
+        send(lab, {flow: 5})
+        sent = [SentFlow(flow, 6, 0)]
+        result = prove(lab, collect_after(lab, before, sent), sent)
+        assert not result.agree
+        assert "6 packets were sent, the first hop counted 5" in result.text()
+
+
+def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() -> None:
+    with static_fabric(
+        "e-ecmp", (1, 1), link={"host": "25mbit", "fabric": "10gbit"}, queues={"buffer": "300KB"}
+    ) as lab:
+        rtsw = lab.fabric.by_name["rtsw1"]
+        found = queues.read(lab.handle("rtsw1").netns, [p.name for p in rtsw.ports])
+        for port in rtsw.ports:
+            row = found[port.name]
+            assert (row.rate_bps, row.ceil_bps, row.limit_bytes) == (port.rate_bps, port.rate_bps, 300_000)
+            assert port.mtu <= row.burst <= 2 * port.mtu
+        programs = queues.read_programs(lab.handle("rtsw1").netns, ["eth1"])
+        assert programs == {"eth1": ("ingress:hash", "egress:count")}
+        assert queues.read_programs(lab.handle("host1").netns, ["eth1"]) == {"eth1": ("ingress:nic",)}
+        now = hashing.read_hashing(lab.name, lab.handle("rtsw1"))
+        assert (now.mode, now.seed, now.policy, now.fields) == ("e-ecmp", rtsw.hash_seed, 1, 0x37)
+        assert read_counters(lab.name, lab.handle("rtsw1")).misses == 0
