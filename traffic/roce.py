@@ -2,7 +2,7 @@
 
     from scapy.all import IP, UDP, Ether
     from traffic.roce import BTH, RETH, icrc_ok
-    p = Ether() / IP(dst="10.0.0.2") / UDP(sport=50000) / BTH(opcode="RC_RDMA_WRITE_ONLY", dqpn=17) / RETH(va=64) / b"hi"
+    p = Ether() / IP(dst="10.0.0.2") / UDP(sport=50000) / BTH(opcode="RC_RDMA_WRITE_ONLY", dqpn=17) / RETH(va=1) / b"hi"
     p = Ether(bytes(p)); p.show(); icrc_ok(p)
 
 On building, padding, pad count and ICRC are added behind the payload unless given; on reading they are fields of the

@@ -1,0 +1,204 @@
+"""Packet sockets between two real namespaces: batches arrive whole, full queues are told apart, no stranger enters."""
+
+from __future__ import annotations
+
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import EAGAIN, ENETDOWN, ENOBUFS
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from topologies.namespace import NETNS_DIR, inside
+from topologies.problems import MachineError
+from traffic.nic import wire
+from traffic.nic.frames import FlowHeader, SendBatch
+from traffic.nic.parse import Parser, Received
+from traffic.nic.socket import PacketSocket
+
+pytestmark = pytest.mark.root
+
+MTU = 4096
+NEAR, FAR = "heddlewire-a", "heddlewire-b"
+MAC = {NEAR: "02:00:00:00:00:01", FAR: "02:00:00:00:00:02"}
+IP = {NEAR: "10.9.0.1", FAR: "10.9.0.2"}
+FLOW = FlowHeader(src_mac=MAC[NEAR], dst_mac=MAC[FAR], src_ip=IP[NEAR], dst_ip=IP[FAR], sport=50000, dqpn=7)
+PAYLOAD = np.arange(64 * MTU, dtype=np.uint32).astype(np.uint8).reshape(64, MTU)
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+def tc(*words: str) -> None:
+    subprocess.run(["tc", "-n", NEAR, *words], check=True, capture_output=True)
+
+
+@dataclass
+class Wire:
+    """A cable between two namespaces with a socket at each end."""
+
+    near: PacketSocket
+    far: PacketSocket
+    parser: Parser
+
+    def arrived(self, count: int, within_s: float = 3.0) -> list[Received]:
+        """Batches, copied apart by parsing, until `count` frames came or time is out."""
+        batches, seen, end = [], 0, time.monotonic() + within_s
+        while seen < count and time.monotonic() < end:
+            select.select([self.far], [], [], 0.1)
+            buffer, lengths = self.far.recv()
+            if lengths:
+                batches.append(self.parser.parse(buffer, lengths))
+                seen += len(lengths)
+        return batches
+
+
+@pytest.fixture
+def cable() -> Iterator[Wire]:
+    for name in (NEAR, FAR):
+        with suppress(subprocess.CalledProcessError):
+            ip("netns", "del", name)
+        ip("netns", "add", name)
+    try:
+        ip("link", "add", "eth1", "netns", NEAR, "type", "veth", "peer", "name", "eth1", "netns", FAR)
+        for name in (NEAR, FAR):
+            ip("-n", name, "link", "set", "eth1", "mtu", "4200", "address", MAC[name], "up")
+            ip("-n", name, "addr", "add", f"{IP[name]}/24", "dev", "eth1")
+        with (
+            PacketSocket(NETNS_DIR / NEAR, "eth1", MTU) as near,
+            PacketSocket(NETNS_DIR / FAR, "eth1", MTU) as far,
+        ):
+            yield Wire(near, far, Parser())
+    finally:
+        for name in (NEAR, FAR):
+            ip("netns", "del", name)
+
+
+def a_batch(psn: int = 0) -> SendBatch:
+    batch = SendBatch(MTU)
+    batch.put_middles(0, FLOW, psn, PAYLOAD)
+    return batch
+
+
+def until(holds: Callable[[], bool], within_s: float = 3.0) -> bool:
+    end = time.monotonic() + within_s
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
+def test_a_batch_arrives_whole_and_in_order(cable: Wire) -> None:
+    assert (cable.near.send(a_batch(5), 64), cable.near.errno) == (64, 0)
+    (got,) = cable.arrived(64)
+    assert got.runs() == [(0, 64)]
+    assert (got.psns[0], got.dqpns[0]) == (5, 7)
+    assert (got.block(0, 64) == PAYLOAD).all()
+    assert cable.far.recv()[1] == []
+    assert cable.far.drops() == 0
+
+
+def test_part_of_a_batch_is_sent_when_part_is_asked_for(cable: Wire) -> None:
+    assert cable.near.send(a_batch(0), 3, first=10) == 3
+    (got,) = cable.arrived(3)
+    assert got.psns == [10, 11, 12]
+
+
+def test_only_roce_gets_in_and_not_what_goes_out(cable: Wire) -> None:
+    with inside(NETNS_DIR / NEAR), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.sendto(b"x" * 100, (IP[FAR], 4792))
+        other.sendto(b"y" * 100, (IP[FAR], 4791))
+    cable.near.send(a_batch(), 1)
+    time.sleep(0.2)
+    buffer, lengths = cable.far.recv()
+    got = cable.parser.parse(buffer, lengths)
+    assert got.sounds == [False, True]  # the text to 4791 is no packet, but it is RoCE's port
+    assert cable.near.recv()[1] == []
+
+
+def test_the_hosts_stack_answers_nothing(cable: Wire) -> None:
+    for _ in range(5):
+        cable.near.send(a_batch(), 64)
+        cable.arrived(64)
+    command = ["ip", "netns", "exec", FAR, "cat", "/proc/net/snmp"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Icmp:"))
+    assert dict(zip(names, values, strict=True))["OutMsgs"] == "0"
+
+
+def test_a_frame_that_is_too_long_is_received_as_bad(cable: Wire) -> None:
+    for name in (NEAR, FAR):
+        ip("-n", name, "link", "set", "eth1", "mtu", "9000")
+    big = SendBatch(8192)
+    big.put_data(0, FLOW, wire.SEND_ONLY, 1, bytes(8192))
+    assert cable.near.send(big, 1) == 1
+    (got,) = cable.arrived(1)
+    assert (got.oks, got.sounds) == ([False], [False])
+
+
+def test_a_full_socket_waits_and_a_full_queue_drops(cable: Wire) -> None:
+    tc("qdisc", "add", "dev", "eth1", "root", "handle", "1:", "tbf", "rate", "20mbit", "burst", "5000", "limit", "10mb")
+    with PacketSocket(NETNS_DIR / NEAR, "eth1", MTU, send_frames=8) as small:
+        took = small.send(a_batch(), 64)
+        assert 8 <= took <= 10  # eight wait; one or two went through on the bucket's burst
+        assert small.errno == EAGAIN
+        assert select.select([], [small], [], 3.0)[1] == [small]
+        assert small.send(a_batch(took), 1) == 1
+    # What waits in the queue is still sent when its socket is closed.
+    assert sum(len(batch) for batch in cable.arrived(took + 1)) == took + 1
+    tc(
+        "qdisc",
+        "replace",
+        "dev",
+        "eth1",
+        "root",
+        "handle",
+        "1:",
+        "tbf",
+        "rate",
+        "20mbit",
+        "burst",
+        "5000",
+        "limit",
+        "20000",
+    )
+    assert cable.near.send(a_batch(), 64) < 10
+    assert (cable.near.errno, cable.near.queue_drops) == (ENOBUFS, 1)
+
+
+def test_unread_frames_are_counted_as_drops(cable: Wire) -> None:
+    with PacketSocket(NETNS_DIR / FAR, "eth1", MTU, receive_bytes=100_000) as tight:
+        for _ in range(4):
+            assert cable.near.send(a_batch(), 64) == 64
+        kept = 0
+        while lengths := tight.recv()[1]:
+            kept += len(lengths)
+        assert 0 < kept < 100
+        assert (tight.drops(), tight.drops()) == (256 - kept, 256 - kept)
+
+
+def test_a_link_that_goes_down_is_no_error_and_one_that_goes_away_is(cable: Wire) -> None:
+    ip("-n", NEAR, "link", "set", "eth1", "down")
+    assert (cable.near.send(a_batch(), 64), cable.near.errno) == (0, ENETDOWN)
+    ip("-n", NEAR, "link", "set", "eth1", "up")
+    assert until(lambda: cable.near.send(a_batch(), 1) == 1)
+    ip("-n", NEAR, "link", "del", "eth1")
+    with pytest.raises(OSError, match="eth1"):
+        until(lambda: cable.near.send(a_batch(), 1) == 1)
+    assert cable.near.recv()[1] == []
+
+
+def test_opening_says_what_is_missing(cable: Wire) -> None:
+    with pytest.raises(OSError, match="device"):
+        PacketSocket(NETNS_DIR / NEAR, "eth9")
+    with pytest.raises(MachineError, match="heddlewire-none"):
+        PacketSocket(Path("/run/netns/heddlewire-none"), "eth1")
+    with PacketSocket(NETNS_DIR / NEAR, "eth1") as socket_again:
+        pass
+    socket_again.close()

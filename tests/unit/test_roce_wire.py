@@ -1,0 +1,235 @@
+"""The wire: frames of the fast builder, of the scapy layers and of the published vector are the same bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scapy.layers.inet import IP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+from scapy.packet import Raw
+
+from tests.unit.roce_samples import DST_IP, MTU, PSN, SAMPLES, SRC_IP, Sample, flow, payload_of
+from traffic import roce
+from traffic.nic import wire
+from traffic.nic.frames import SendBatch, ip_checksum
+from traffic.nic.icrc import icrc
+from traffic.nic.sport import flow_label_for_qps, sport_for_qps, sport_of_rxe
+
+BY_NAME = pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
+ROOT = Path(__file__).parents[2]
+
+# scapy's test/contrib/roce.uts, "an example UC packet": payload with its two bytes of padding, without ICRC.
+VECTOR_BODY = b"F0\x81\x8b\xe2\x895\xd9\x0e\x9a\x95PT\x01\xbe\x88^P\x00\x00"
+VECTOR_ICRC = 0x78F353F3
+
+
+def vector() -> Any:
+    mac = "24:8a:07:a8:fa:22"
+    packet = Ether(dst=mac, src=mac) / IP(tos=1, id=1144, flags="DF", src="192.168.0.7", dst="192.168.0.7")
+    packet /= UDP(sport=49152) / roce.BTH(opcode="UC_SEND_ONLY", migreq=1, dqpn=211, psn=13571856)
+    return packet / VECTOR_BODY[:-2]
+
+
+def test_the_published_packet_gets_its_published_icrc() -> None:
+    data = bytes(vector())
+    assert data.endswith(VECTOR_BODY + VECTOR_ICRC.to_bytes(4, "big"))
+    assert icrc(data[14:]) == VECTOR_ICRC.to_bytes(4, "big")
+    read = Ether(data)
+    assert (read[roce.BTH].icrc, read[IP].chksum, read[roce.BTH].padcount) == (VECTOR_ICRC, 0xB4D5, 2)
+    assert read[Raw].load == VECTOR_BODY[:-2]
+    assert roce.icrc_ok(read)
+
+
+@BY_NAME
+def test_builder_and_layers_make_the_same_bytes(sample: Sample) -> None:
+    assert sample.frame() == bytes(sample.layers())
+
+
+@BY_NAME
+def test_layers_read_what_the_builder_wrote(sample: Sample) -> None:
+    packet = Ether(sample.frame())
+    bth = packet[roce.BTH]
+    assert roce.icrc_ok(packet)
+    assert (bth.opcode, bth.psn, bth.ackreq, bth.padcount) == (
+        sample.opcode, sample.psn, sample.ackreq, -sample.size % 4,
+    )  # fmt: skip
+    assert (bytes(packet[Raw].load) if Raw in packet else b"") == payload_of(sample.size)
+    if sample.reth:
+        assert (packet[roce.RETH].va, packet[roce.RETH].rkey, packet[roce.RETH].dmalen) == sample.reth
+    if sample.imm:
+        assert packet[roce.ImmDt].data == sample.imm
+    if sample.aeth:
+        assert (packet[roce.AETH].syndrome, packet[roce.AETH].msn) == sample.aeth
+    assert bytes(packet) == sample.frame()
+
+
+@BY_NAME
+def test_ip_headers_are_right(sample: Sample) -> None:
+    frame = sample.frame()
+    packet = Ether(frame)
+    assert ip_checksum(frame[14:34]) == 0
+    assert (packet[IP].len, packet[UDP].len, packet[UDP].chksum) == (len(frame) - 14, len(frame) - 34, 0)
+    assert (packet[IP].flags, packet[IP].id, packet[IP].ttl) == ("DF", 0, 64)
+
+
+def test_a_run_of_middles_is_the_same_as_one_by_one() -> None:
+    payload = np.frombuffer(payload_of(8 * MTU), np.uint8).reshape(8, MTU)
+    asks = np.array([i % 3 == 2 for i in range(8)])
+    run, single = SendBatch(MTU), SendBatch(MTU)
+    assert run.put_middles(2, flow(), PSN, payload, ackreq=asks) == 8
+    for i in range(8):  # the PSN wraps from 0xffffff to 0 on the way
+        single.put_data(2 + i, flow(), wire.WRITE_MIDDLE, PSN + i, payload[i].data, ackreq=bool(asks[i]))
+        assert run.frame(2 + i) == single.frame(2 + i)
+
+
+@pytest.mark.parametrize("size", [0, 1, MTU - 1, MTU, MTU + 1, 6 * MTU, 9 * MTU + 5])
+@pytest.mark.parametrize("burst", [1, 3, 64])
+def test_a_message_is_the_same_in_bursts_of_any_size(size: int, burst: int) -> None:
+    message = payload_of(size)
+    packets = max(1, -(-size // MTU))
+    batch, whole = SendBatch(MTU), b""
+    for index in range(0, packets, burst):
+        count = min(burst, packets - index)
+        batch.put_write(
+            0, flow(), PSN + index, message, reth=(1, 2, size), imm=3, index=index, count=count, ack_every=4
+        )
+        read = [Ether(bytes(batch.frame(i))) for i in range(count)]
+        assert all(roce.icrc_ok(packet) for packet in read)
+        for i, packet in enumerate(read, index):
+            last = i == packets - 1
+            assert packet[roce.BTH].psn == (PSN + i) & 0xFFFFFF
+            assert packet[roce.BTH].ackreq == (last or i % 4 == 3)
+            assert (roce.RETH in packet, roce.ImmDt in packet) == (i == 0, last)
+            whole += bytes(packet[Raw].load) if Raw in packet else b""
+    assert whole == message
+
+
+def test_switches_do_not_touch_the_icrc_but_nat_would() -> None:
+    packet = Ether(SAMPLES[0].frame())
+    changed = packet.copy()
+    changed[IP].ttl -= 3
+    changed[IP].tos |= wire.ECN_CE
+    changed[roce.BTH].becn = changed[roce.BTH].fecn = 1
+    del changed[IP].chksum
+    assert roce.icrc_ok(Ether(bytes(changed)))
+    for layer, field in ((UDP, "sport"), (IP, "id"), (roce.BTH, "dqpn"), (roce.BTH, "psn"), (roce.BTH, "pkey")):
+        wrong = packet.copy()
+        setattr(wrong[layer], field, wrong[layer].getfieldval(field) ^ 1)
+        assert not roce.icrc_ok(Ether(bytes(wrong))), field
+
+
+def test_ipv6_masks_class_label_and_hop_limit() -> None:
+    packet = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / IPv6(src="fd00::1", dst="fd00::2")
+    packet /= UDP(sport=50000) / roce.BTH(opcode="RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE", dqpn=9)
+    packet /= roce.RETH(va=1, rkey=2, dmalen=3) / roce.ImmDt(data=4) / b"abc"
+    read = Ether(bytes(packet))
+    assert roce.icrc_ok(read)
+    assert (read[roce.ImmDt].data, read[Raw].load) == (4, b"abc")
+    read[IPv6].tc, read[IPv6].fl, read[IPv6].hlim = 3, 0x12345, 9
+    assert roce.icrc_ok(read)
+    read[UDP].sport = 50001
+    assert not roce.icrc_ok(read)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "chain"),
+    [
+        (wire.READ_RESPONSE_ONLY, roce.aeth(31, 1) / b"data"),
+        (wire.READ_RESPONSE_MIDDLE, Raw(b"data")),
+        (wire.COMPARE_SWAP, roce.AtomicETH(va=8, rkey=1, swap=2, compare=3)),
+        (wire.ATOMIC_ACK, roce.aeth(31, 1) / roce.AtomicAckETH(original=5)),
+        (wire.UC + wire.WRITE_ONLY_IMM, roce.RETH(va=1) / roce.ImmDt(data=2) / b"data"),
+        (wire.UD_SEND_ONLY, roce.DETH(qkey=0x11111111, sqpn=5) / b"data"),
+        (wire.UD_SEND_ONLY_IMM, roce.DETH(qkey=1, sqpn=5) / roce.ImmDt(data=7) / b"data"),
+    ],
+)
+def test_every_opcode_has_its_headers(opcode: int, chain: Any) -> None:
+    packet = IP(src=SRC_IP, dst=DST_IP) / UDP(sport=50000) / roce.BTH(opcode=opcode, dqpn=3) / chain
+    read = IP(bytes(packet))
+    assert bytes(read[roce.BTH].payload) == bytes(chain)
+    assert [type(layer) for layer in _layers(read[roce.BTH].payload)] == [type(layer) for layer in _layers(chain)]
+    assert roce.icrc_ok(read)
+
+
+def _layers(packet: Any) -> list[Any]:
+    return [packet.getlayer(i) for i in range(len(packet.layers()))]
+
+
+@pytest.mark.parametrize("first", ["scapy.contrib.roce", "traffic.roce"])
+def test_scapys_own_layers_may_be_loaded_too(first: str) -> None:
+    second = {"scapy.contrib.roce": "traffic.roce", "traffic.roce": "scapy.contrib.roce"}[first]
+    script = f"""
+import {first}, {second}
+from scapy.all import Ether, IP, UDP, Raw
+from scapy.contrib import roce as theirs
+from traffic import roce as ours
+data = bytes(Ether(dst="02:00:00:00:00:02") / IP(src="10.0.0.1", dst="10.0.0.2") / UDP(sport=5) / theirs.BTH(dqpn=3))
+read = Ether(data)
+assert type(read[UDP].payload) is ours.BTH and ours.icrc_ok(read)
+ack = bytes(theirs.BTH(opcode=0x11, icrc=0) / theirs.AETH(msn=5))
+assert ack.hex() == "1100ffff" + "00" * 8 + "00000005" + "00" * 4
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_theirs_and_ours_agree_on_the_icrc() -> None:
+    from scapy.contrib.roce import BTH as THEIRS
+
+    for sample in SAMPLES:
+        packet = Ether(sample.frame())
+        body = bytes(packet[roce.BTH])[12:-4]
+        fields = {
+            name: packet[roce.BTH].getfieldval(name)
+            for name in ("opcode", "solicited", "dqpn", "psn", "ackreq", "becn")
+        }
+        theirs = packet[Ether].copy()
+        theirs[UDP].remove_payload()
+        theirs = theirs / THEIRS(padcount=packet[roce.BTH].padcount, **fields) / body
+        assert bytes(theirs) == sample.frame(), sample.name
+
+
+@pytest.mark.parametrize(
+    ("lqpn", "rqpn", "label", "port"),
+    [
+        (0x11, 0x12, 0x132, 49458),
+        (0x100, 0x200, 0x20000, 49160),
+        (0x101, 0x201, 0x20301, 49929),
+        (0x123, 0x456, 0x4EDC2, 60881),
+    ],
+)
+def test_source_ports_are_the_kernels(lqpn: int, rqpn: int, label: int, port: int) -> None:
+    assert flow_label_for_qps(lqpn, rqpn) == flow_label_for_qps(rqpn, lqpn) == label
+    assert sport_for_qps(lqpn, rqpn) == port
+
+
+def test_source_ports_of_soft_roce() -> None:
+    assert [sport_of_rxe(qpn) for qpn in range(17, 23)] == [57236, 63494, 53368, 59626, 49500, 55758]
+
+
+@pytest.mark.parametrize(
+    ("opcode", "size", "extra"),
+    [
+        (wire.WRITE_ONLY, 8, {}),
+        (wire.WRITE_MIDDLE, 8, {"imm": 1}),
+        (wire.WRITE_LAST_IMM, 8, {"reth": (1, 2, 3)}),
+        (wire.SEND_ONLY, MTU + 1, {}),
+    ],
+)
+def test_the_builder_refuses_what_does_not_fit_the_opcode(opcode: int, size: int, extra: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"MTU|belong"):
+        SendBatch(MTU).put_data(0, flow(), opcode, 0, bytes(size), **extra)
+
+
+def test_a_run_that_does_not_fit_is_refused() -> None:
+    batch = SendBatch(MTU, slots=4)
+    for shape in ((5, MTU), (2, MTU + 4), (2, 5)):
+        with pytest.raises(ValueError, match="no run"):
+            batch.put_middles(0, flow(), 0, np.zeros(shape, np.uint8))
+    with pytest.raises(ValueError, match="no burst"):
+        batch.put_write(0, flow(), 0, bytes(MTU), reth=(1, 2, 3), imm=0, index=0, count=2, ack_every=1)
