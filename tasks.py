@@ -13,6 +13,7 @@ from topologies.cli import suites
 from topologies.cli.console import Console
 from topologies.cli.program import main
 from topologies.cli.verbs import verb
+from topologies.problems import CheckError
 
 FABRIC = "preset name (demo, tiny, zone) or fabric file"
 LAB = "which running lab; not needed while only one runs"
@@ -28,8 +29,10 @@ def demo(out: Console) -> None:
     """
     from traffic.demo import demo as run_demo
 
-    result = run_demo(out.observer, None if out.json else out.rich)
+    result = run_demo(out.observer, out.show)
     out.result(result.to_json(), result.text())
+    if result.problems:
+        raise CheckError(*result.problems)
 
 
 @verb()
@@ -162,7 +165,7 @@ def run(
 def paths(out: Console, lab: str | None = None) -> None:
     """Where every QP of the last run went: predicted, asked of the kernel, and measured. Exit 1 when they differ."""
     from topologies.lab import open_lab
-    from traffic.run import last_paths
+    from traffic.lastrun import last_paths
 
     result = last_paths(open_lab(lab))
     out.result(result.to_json(), result.text())

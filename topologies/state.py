@@ -76,17 +76,21 @@ def read_record(lab: str) -> Record | None:
 
 
 def write_record(record: Record) -> None:
-    """Write lab.json so that a reader, or a crash, finds the old one or the new one and nothing between."""
-    directory = lab_dir(record.name)
-    make_dir(directory)
-    fd, name = tempfile.mkstemp(prefix=".lab.", dir=directory)
+    """Write lab.json."""
+    write_json(lab_dir(record.name) / "lab.json", asdict(record), indent=1)
+
+
+def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a file so that a reader, or a crash, finds the old one or the new one and nothing between."""
+    make_dir(path.parent)
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(asdict(record), file, indent=1)
+            json.dump(data, file, indent=indent)
             file.flush()
             os.fsync(file.fileno())
         give_to_caller(Path(name))
-        Path(name).replace(directory / "lab.json")
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

@@ -33,7 +33,7 @@ class _Member:
 
     def __init__(self) -> None:
         self.proc = subprocess.Popen(
-            [sys.executable, *os.environ.get("HEDDLE_W","-m traffic.worker").split()],
+            [sys.executable, "-m", "traffic.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=_ROOT,

@@ -31,7 +31,7 @@ class SourcePorts:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """One collective, as nccl-tests would be told of it. Sizes and `chunk` in bytes, `timeout_s` in seconds."""
+    """One collective, as nccl-tests would be told of it. Sizes and `chunk` in bytes."""
 
     collective: str = "all-reduce"
     algorithm: str = "ring"
@@ -45,7 +45,7 @@ class RunOptions:
     source_ports: SourcePorts = SourcePorts()
     chunk: int = 1 << 17  # one message; NCCL's P2P net chunk
     window: int | None = None  # packets a QP may have unacknowledged; default: 64 a connection, shared by its QPs
-    timeout_s: float = 0.54  # local ACK timeout: 4.096 us x 2^17
+    timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: by rate and buffer
     retries: int = 7
     max_seconds: float = 600.0
 

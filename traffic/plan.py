@@ -7,6 +7,7 @@ QP numbers, source ports and packet sequence numbers are functions of the fabric
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from traffic.options import RunOptions, SourcePorts
 ROCE_PORT: Final = 4791
 WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
 MIN_QP_WINDOW: Final = 4
+ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Plan:
     lab: str
     k: int
     ib_mtu: int
+    timeout_s: float  # how long a requester waits for an acknowledgement
     options: RunOptions
     endpoints: tuple[Endpoint, ...]  # by rank
     qps: tuple[Qp, ...]  # by connection, then index
@@ -116,7 +119,21 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
             qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
-    return Plan(fabric.name, fabric.spec.k, fabric.spec.roce.ib_mtu, options, endpoints, tuple(qps))
+    spec = fabric.spec
+    return Plan(fabric.name, spec.k, spec.roce.ib_mtu, ack_timeout(fabric, options), options, endpoints, tuple(qps))
+
+
+def ack_timeout(fabric: Fabric, options: RunOptions) -> float:
+    """Seconds until a packet counts as lost: 4.096 us x 2^exponent (IBTA vol. 1, section 9.7.6.1.3).
+
+    The default is the shortest such time that three full port buffers take to drain, so that queueing alone never
+    makes a requester send again.
+    """
+    if options.timeout is not None:
+        return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
+    slowest = min(fabric.spec.link.host, fabric.spec.link.fabric)
+    drain = 3 * 8 * fabric.spec.queues.buffer / slowest
+    return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(drain / ACK_TIMEOUT_UNIT_S)))
 
 
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:

@@ -109,12 +109,12 @@ class RunResult:
             "warnings": list(self.warnings),
         }
 
-    def table(self) -> str:
-        """The whole in nccl-tests' text format, with lines of our own behind `#`."""
-        lines = [*self._head(), *(_table_line(row) for row in self.rows), *self._foot()]
+    def table(self, short: bool = False) -> str:
+        """The whole in nccl-tests' text format, with lines of our own behind `#`; `short` leaves the ranks out."""
+        lines = [*self._head(short), *(_table_line(row) for row in self.rows), *self._foot()]
         return "\n".join(lines) + "\n"
 
-    def _head(self) -> list[str]:
+    def _head(self, short: bool) -> list[str]:
         o = self.options
         step = f"{o.sizes[1] / o.sizes[0]:g}(factor)" if len(o.sizes) > 1 else "1(factor)"
         return [
@@ -123,7 +123,7 @@ class RunResult:
             f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
-            *_rank_lines(self.endpoints),
+            *([] if short else _rank_lines(self.endpoints)),
             "#",
             f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}",
             "#       size         count      type   redop    root"

@@ -6,36 +6,74 @@ Out: RunResult, also stored below the lab's directory, with the evidence that `p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from topologies import state
 from topologies.events import Observer
 from topologies.lab import Lab
 from traffic import machine
 from traffic.collectives import find_pattern
 from traffic.crew import crew_of
+from traffic.lastrun import clear, save
 from traffic.nic.wire import OVERHEAD_BYTES
 from traffic.options import RunOptions
-from traffic.plan import ROCE_PORT, Plan, build_plan
+from traffic.paths.evidence import SentFlow, collect_after, collect_before
+from traffic.plan import ROCE_PORT, Flow, Plan, build_plan
 from traffic.results import FlowRow, MachineUse, RunResult, size_row
 
 
 def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     """Carry a plan out; CheckError when a queue pair dies, MachineError when a worker does.
 
-    A result with wrong elements is returned, not raised: `#wrong` is a result.
+    A result with wrong elements is returned, not raised: `#wrong` is a result. The lab is locked meanwhile.
     """
     plan = build_plan(lab.fabric, options)
-    netns = {e.host: lab.handle(e.host).netns for e in plan.endpoints}
-    before = machine.read()
-    with crew_of(plan, netns) as crew:
-        reports = crew.run(observer)
-    after = machine.read()
-    return _result(lab, plan, reports, before, after)
+    handles = lab.handles()
+    netns = {e.host: handles[e.host].netns for e in plan.endpoints}
+    wanted, budget = _budget(plan)
+    if wanted > budget:
+        observer.warn(
+            f"{wanted:,} packets/s at line rate, and this machine carries about {budget:,}: "
+            f"it may become the limit; lower link.host or --ranks"
+        )
+    with state.lock(lab.name):
+        clear(lab)
+        evidence_before = collect_before(lab)
+        before = machine.read()
+        with crew_of(plan, netns) as crew:
+            reports = crew.run(observer)
+        after = machine.read()
+        result = _result(lab, plan, reports, MachineReadings(before, after, wanted, budget))
+        evidence = collect_after(lab, evidence_before, sent_flows(result))
+        save(lab, result, evidence)
+    return result
 
 
-def _result(
-    lab: Lab, plan: Plan, reports: list[dict[str, Any]], before: machine.Reading, after: machine.Reading
-) -> RunResult:
+def sent_flows(result: RunResult) -> list[SentFlow]:
+    """What the senders of a run put on the wire."""
+    return [
+        SentFlow(Flow(f.src, f.dst, f.src_ip, f.dst_ip, f.sport, f.qpn, f.first_hop, f.dport), f.packets, f.bytes)
+        for f in result.flows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReadings:
+    """The machine before and after a run; packets a second that were wanted, and that it can carry."""
+
+    before: machine.Reading
+    after: machine.Reading
+    wanted_pps: int
+    budget_pps: int
+
+
+def _budget(plan: Plan) -> tuple[int, int]:
+    rates = [e.rate_bps for e in plan.endpoints]
+    return machine.wanted_pps(rates, plan.ib_mtu, OVERHEAD_BYTES), machine.budget_pps()
+
+
+def _result(lab: Lab, plan: Plan, reports: list[dict[str, Any]], readings: MachineReadings) -> RunResult:
     """Put what the workers said together: rows in order of size, flows in order of the plan's QPs."""
     ranks: dict[int, list[dict[str, Any]]] = {}
     ends: dict[tuple[int, int], dict[str, Any]] = {}
@@ -58,7 +96,7 @@ def _result(
         endpoints=plan.endpoints,
         rows=tuple(rows),
         flows=_flow_rows(plan, ends),
-        machine=_machine_use(plan, reports, nics, before, after),
+        machine=_machine_use(reports, nics, readings),
         icrc_errors=sum(n["icrc_errors"] + n["malformed"] for n in nics),
         stray=sum(n["stray"] for n in nics),
     )
@@ -82,19 +120,12 @@ def _flow_rows(plan: Plan, ends: dict[tuple[int, int], dict[str, Any]]) -> tuple
     return tuple(rows)
 
 
-def _machine_use(
-    plan: Plan,
-    reports: list[dict[str, Any]],
-    nics: list[dict[str, Any]],
-    before: machine.Reading,
-    after: machine.Reading,
-) -> MachineUse:
-    rates = [e.rate_bps for e in plan.endpoints]
+def _machine_use(reports: list[dict[str, Any]], nics: list[dict[str, Any]], readings: MachineReadings) -> MachineUse:
     return MachineUse(
-        cpu_share=machine.cpu_share(before, after),
+        cpu_share=machine.cpu_share(readings.before, readings.after),
         worker_share=max(report["busy"] for report in reports),
-        backlog_drops=after.backlog_drops - before.backlog_drops,
+        backlog_drops=readings.after.backlog_drops - readings.before.backlog_drops,
         socket_drops=sum(n["socket_drops"] for n in nics),
-        wanted_pps=machine.wanted_pps(rates, plan.ib_mtu, OVERHEAD_BYTES),
-        budget_pps=machine.budget_pps(),
+        wanted_pps=readings.wanted_pps,
+        budget_pps=readings.budget_pps,
     )

@@ -53,7 +53,7 @@ class Task:
 def rc_params(plan: Plan) -> RcParams:
     """The connections' parameters; an acknowledgement is asked for at least twice a window."""
     every = max(1, min(8, plan.window // 2))
-    return RcParams(plan.ib_mtu, plan.window, every, plan.options.timeout_s, plan.options.retries)
+    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries)
 
 
 class Worker:

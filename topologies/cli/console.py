@@ -57,6 +57,13 @@ class Console:
         self.close()
         print(json.dumps(data, indent=2, default=str) if self.json else text.rstrip("\n"), flush=True)
 
+    def show(self, text: str) -> None:
+        """A part of the result that is there before the rest; with JSON the whole comes at the end."""
+        if self._observer is not None:
+            self._observer.close()  # it draws again when the next step begins
+        if not self.json:
+            print(text, flush=True)
+
     def say(self, text: str) -> None:
         """A remark on stderr."""
         self.observer.say(text)

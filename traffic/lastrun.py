@@ -1,0 +1,49 @@
+"""The last run of a lab, kept in the lab's directory: what was sent, what was counted, and the proof made of it.
+
+One file, `runs/last.json`, replaced as a whole; it goes when the lab goes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from topologies import state
+from topologies.problems import InputError, Problem
+from traffic.paths.evidence import Evidence, SentFlow
+from traffic.paths.report import PathsResult, prove
+
+if TYPE_CHECKING:
+    from topologies.lab import Lab
+    from traffic.results import RunResult
+
+
+def _path(lab: Lab) -> Path:
+    return lab.dir / "runs" / "last.json"
+
+
+def clear(lab: Lab) -> None:
+    """Forget the last run: one that failed must not leave an older one to be taken for it."""
+    _path(lab).unlink(missing_ok=True)
+
+
+def save(lab: Lab, result: RunResult, evidence: Evidence) -> None:
+    """Keep a run and its evidence."""
+    state.write_json(_path(lab), {"run": result.to_json(), "evidence": evidence.to_json()})
+
+
+def load(lab: Lab) -> tuple[dict[str, Any], Evidence]:
+    """The last run as JSON data, and its evidence; InputError when there was none."""
+    path = _path(lab)
+    if not path.exists():
+        hint = "./inv run --collective all-reduce makes one"
+        raise InputError(Problem("", f"lab {lab.name}", "has no run to speak of", hint))
+    data = json.loads(path.read_text())
+    return data["run"], Evidence.from_json(data["evidence"])
+
+
+def last_paths(lab: Lab) -> PathsResult:
+    """Where every QP of the last run went, by three sources."""
+    run, evidence = load(lab)
+    return prove(lab, evidence, [SentFlow.from_json(flow) for flow in run["flows"]])
