@@ -175,9 +175,15 @@ def paths(out: Console, lab: str | None = None) -> None:
 @verb(help={"lab": LAB}, root=True)
 def validate(out: Console, lab: str | None = None) -> None:
     """Every check that applies to the lab; exit 1 when one fails."""
-    from topologies.cli.inside import validate_lab
+    from topologies.cli import views
+    from topologies.lab import open_lab
+    from traffic.paths.validate import validate as check
 
-    validate_lab(out, lab)
+    where = open_lab(lab)
+    checks = check(where)
+    ok = all(each.ok for each in checks)
+    out.result({"ok": ok, "lab": where.name, "checks": [c.to_json() for c in checks]}, views.checks_text(checks))
+    out.exit_code = 0 if ok else 1
 
 
 @verb(help={"fabric": FABRIC, "out": "directory to write to", "name": "call the lab otherwise", "set": SET})
@@ -220,7 +226,7 @@ def test(out: Console, suite: str = "all", build: bool = False, args: Sequence[s
 @verb(help={"what": "which figure; otherwise all"}, positional=["what"], packages=packages.FABRIC, root=True)
 def bench(out: Console, what: str = "all") -> None:
     """Measure Heddle itself on this machine: figures as ratios, and absolute."""
-    from traffic.bench import bench as measure
+    from tests.bench import bench as measure
 
     result = measure(what, out.observer)
     out.result(result.to_json(), result.text())

@@ -114,7 +114,7 @@ def test_venv_missing_from_python_names_its_package(clone: Path, tmp_path: Path)
     fake = tmp_path / "bin"
     fake.mkdir()
     cases = 'case "$2" in *ensurepip*) exit 1 ;; *base*) echo "$0"; exit 0 ;; esac'
-    script = f'#!/bin/sh\n{cases}\nexec {sys.executable} "$@"\n'
+    script = f'#!/bin/sh\n{cases}\nexec "{sys.executable}" "$@"\n'
     (fake / "python3").write_text(script)
     (fake / "python3").chmod(0o755)
     done = inv(clone, PATH=f"{fake}:/usr/bin:/bin")

@@ -64,6 +64,18 @@ class Console:
         if not self.json:
             print(text, flush=True)
 
+    def show(self, text: str) -> None:
+        """A part of the result that people read while the work goes on; programs wait for the whole."""
+        if not self.json:
+            self.close()
+            print(text.rstrip("\n"), flush=True)
+
+    def fail(self, *problems: Problem) -> None:
+        """Leave with exit code 1 because of these, after a result that was printed all the same."""
+        for problem in problems:
+            print(problem, file=sys.stderr)
+            self.exit_code = 1
+
     def say(self, text: str) -> None:
         """A remark on stderr."""
         self.observer.say(text)
@@ -72,7 +84,6 @@ class Console:
         """End the live display, so that nothing is drawn over what follows."""
         if self._observer is not None:
             self._observer.close()
-            self._observer = None
 
     def confirm(self, question: str) -> bool:
         """Ask on the terminal; False when there is nobody to ask."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from topologies import lab as labs
 from topologies import state
-from topologies.cli.console import Console, table
+from topologies.cli.console import Console
 from topologies.problems import InputError, Problem
 
 if TYPE_CHECKING:
@@ -91,23 +91,3 @@ def take_down(out: Console, lab: str | None, *, everything: bool) -> None:
     if lab is not None and not removed:
         text = f"nothing of {lab} is here" + (f"; running: {', '.join(known)}" if known else "")
     out.result({"down": removed}, text)
-
-
-def validate_lab(out: Console, lab: str | None) -> None:
-    """Every check that applies to the lab, as a table; exit code 1 when one fails."""
-    from topologies.status import status
-
-    where = labs.open_lab(lab)
-    found = status(where.name)[0]
-    checks = [
-        {"name": "routes", "ok": found.converged, "detail": "every rack prefix with all its next hops in every kernel"},
-        {
-            "name": "bgp",
-            "ok": found.bgp.established == found.bgp.expected,
-            "detail": f"{found.bgp.established} of {found.bgp.expected} sessions established",
-        },
-    ]
-    ok = all(bool(c["ok"]) for c in checks)
-    rows = [(str(c["name"]), "ok" if c["ok"] else "FAILED", str(c["detail"])) for c in checks]
-    out.result({"ok": ok, "lab": where.name, "checks": checks}, table(("check", "result", "what was found"), rows))
-    out.exit_code = 0 if ok else 1

@@ -10,6 +10,7 @@ from topologies.cli.console import table
 if TYPE_CHECKING:
     from topologies.lab import UpResult
     from topologies.status import LabStatus
+    from traffic.paths.validate import Check
 
 
 def up_json(done: UpResult) -> dict[str, Any]:
@@ -55,3 +56,11 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
             for s in labs
         ],
     )
+
+
+def checks_text(checks: Sequence[Check]) -> str:
+    """A table of checks, and the verdict."""
+    rows = [(c.name, "ok" if c.ok else "FAILED", c.detail) for c in checks]
+    failed = [c.name for c in checks if not c.ok]
+    verdict = f"failed: {', '.join(failed)}" if failed else "all is as it should be"
+    return table(("check", "result", "what was found"), rows) + "\n\n" + verdict
