@@ -54,7 +54,7 @@ def _ratio(value: float | None) -> str:
 
 def _flows(result: PathsResult, rows: int) -> list[str]:
     wrong = [proof for proof in result.flows if proof.why]
-    right = [proof for proof in result.flows if not proof.why]
+    right = sorted((p for p in result.flows if not p.why), key=lambda p: -len(p.predicted))  # far ones first
     lines = [f"{'from':<9} {'to':<9} {'QPN':>8} {'sport':>5} {'packets':>9}  path"] if result.flows else []
     for proof in wrong[:rows]:
         lines += _disagreement(proof)

@@ -1,0 +1,103 @@
+"""`validate` on a live lab: right when nothing is wrong, and naming what is broken when something is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.netns.static_fabric import some_flows
+from topologies.lab import Lab
+from topologies.process import run
+from traffic.paths.evidence import SentFlow, collect_after, collect_before
+from traffic.paths.report import prove
+from traffic.paths.validate import Check, validate
+
+pytestmark = pytest.mark.root
+
+
+def inside(lab: Lab, node: str, *command: str) -> None:
+    run(["nsenter", f"--net={lab.handle(node).netns}", *command])
+
+
+def failed(lab: Lab) -> dict[str, Check]:
+    return {check.name: check for check in validate(lab) if not check.ok}
+
+
+@contextmanager
+def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, Check]]:
+    inside(lab, node, *breaks.split())
+    try:
+        yield failed(lab)
+    finally:
+        inside(lab, node, *mends.split())
+
+
+def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
+    assert [check.name for check in validate(tiny)] == [
+        "sysctls", "hashing", "queues", "offloads", "programs", "bgp", "routes", "reachability", "paths",
+    ]  # fmt: skip
+    assert failed(tiny) == {}
+
+
+def test_a_wrong_rate_is_named(tiny: Lab) -> None:
+    wrong = "tc class change dev eth1 parent 1: classid 1:10 htb rate 7mbit burst 8400b cburst 8400b quantum 4214"
+    port = tiny.fabric.by_name["rtsw1"].port("eth1")
+    with broken(tiny, "rtsw1", wrong, wrong.replace("7mbit", f"{port.rate_bps}bit")) as found:
+        assert set(found) == {"queues"}
+        assert "rtsw1:eth1 is shaped to 7mbit" in found["queues"].detail
+
+
+def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
+    seed = tiny.fabric.by_name["ctsw1"].hash_seed
+    key = "net.ipv4.fib_multipath_hash_seed"
+    with broken(tiny, "ctsw1", f"sysctl -qw {key}=5", f"sysctl -qw {key}={seed}") as found:
+        assert set(found) == {"sysctls", "hashing"}
+        assert f"ctsw1: {key} is 5, not {seed}" in found["sysctls"].detail
+
+
+def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
+    with broken(tiny, "host1", "ethtool -K eth1 gro on", "ethtool -K eth1 gro off") as found:
+        assert set(found) == {"offloads"}
+        assert found["offloads"].detail == "host1:eth1 has gro on"
+    pin = f"/sys/fs/bpf/heddle/{tiny.name}/_hosts/nic"
+    attach = f"tc filter add dev eth1 ingress pref 10 handle 1 bpf direct-action object-pinned {pin}"
+    with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:
+        assert set(found) == {"programs"}
+        assert found["programs"].detail == "host1:eth1 has no program, not ingress:nic"
+    assert failed(tiny) == {}
+
+
+def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
+    mtu = tiny.fabric.spec.link.mtu
+    with broken(tiny, "host1", "ip link set eth1 mtu 1400", f"ip link set eth1 mtu {mtu}") as found:
+        assert set(found) == {"reachability"}
+        assert "host1:eth1 to host2:eth1" in found["reachability"].detail
+    assert failed(tiny) == {}
+
+
+def test_routes_that_change_during_a_run_are_told(tiny: Lab) -> None:
+    flow = some_flows(tiny.fabric, 1)[0]
+    before = collect_before(tiny)
+    inside(tiny, "rtsw1", "ip", "route", "add", "192.0.2.0/24", "dev", "eth1")
+    try:
+        sent = [SentFlow(flow, 0, 0)]
+        result = prove(tiny, collect_after(tiny, before, sent), sent)
+        assert any("changed during the run: rtsw1" in note for note in result.notes)
+        assert any("1 QPs had nothing to send" in note for note in result.notes)
+    finally:
+        inside(tiny, "rtsw1", "ip", "route", "del", "192.0.2.0/24")
+
+
+@pytest.mark.parametrize("keys", [{"routing": {"ecmp": "flow"}}, {"routing": {"ecmp": "e-ecmp"}}])
+def test_prediction_and_oracle_agree_where_bgp_made_the_routes(fabric_lab: object, keys: dict[str, object]) -> None:
+    from traffic.paths.report import foresee
+
+    assert callable(fabric_lab)
+    link = {"host": "25mbit", "fabric": "25mbit"}
+    lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1, link=link, **keys)
+    result = foresee(lab, some_flows(lab.fabric, 300))
+    assert result.agree, result.text()
+    assert {len(proof.oracle) for proof in result.flows} == {3}
+    assert failed(lab) == {}
