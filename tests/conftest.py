@@ -116,11 +116,12 @@ def _leftovers(lab: str) -> list[str]:
             continue
         try:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            mounts = (entry / "mountinfo").read_text()
+            own = (entry / "ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
+            mounts = "" if own else (entry / "mountinfo").read_text()
             stands = (entry / "ns/net").stat().st_ino in inodes
         except OSError:
             continue
-        if stands or f"/heddle/{lab}/" in mounts or f"heddle-{lab}-" in command:
+        if stands or f"/heddle/{lab}/" in mounts or f"heddle-{lab}-" in mounts + command:
             found.append(f"process {entry.name}: {command}")
     return found
 

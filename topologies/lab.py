@@ -99,12 +99,12 @@ def up(
     observer = observer or Silent()
     engine = get_runtime(runtime)
     fabric = build(spec)
-    preflight(fabric)
     lab = Lab(spec.name, fabric, engine, state.lab_dir(spec.name), _topology_path(spec.name))
     clock = _Clock()
     with state.lock(spec.name):
         running = _running(lab, observer)
         if not running:
+            preflight(fabric)
             _make(lab, source, observer, clock)
         try:
             with clock.step("converge"):
@@ -115,7 +115,7 @@ def up(
                 raise
             left = Problem("", f"lab {lab.name}", "is left for inspection", f"./inv down {lab.name} removes it")
             raise CheckError(*error.problems, left) from None
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C above all
             if not running:
                 _remove(lab.name, engine, observer)
             raise
@@ -158,8 +158,19 @@ def explain(spec: FabricSpec, runtime: str = "netns") -> str:
         journal.comment(f"The files of {spec.name} are rendered to {_topology_path(spec.name).parent}:")
         journal.comment("./inv render FABRIC --out DIR writes them elsewhere, to be read.")
         get_runtime(runtime).explain(spec.name, topology, journal)
-    journal.comment("Then every port gets its rate and its offloads off, and switches their hashing and counters.")
+        handles = get_runtime(runtime).nodes(spec.name, topology)
+    _explain_ports(fabric, handles, journal)
     return journal.script()
+
+
+def _explain_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
+    """What topologies/switch does to every port; offloads and programs are set by system calls, so in words."""
+    from topologies.switch.queues import shaper_lines
+
+    for node in fabric.nodes:
+        lines = [line for port in node.ports for line in shaper_lines(port, fabric.spec.queues.buffer)]
+        journal.note(["nsenter", f"--net={handles[node.name].netns}", "tc", "-batch", "-"], "\n".join(lines))
+    journal.comment("On every port: GRO, GSO, TSO and checksum offloads off; BPF at clsact: hash (in), count (out).")
 
 
 def _make(lab: Lab, source: str, observer: Observer, clock: _Clock) -> None:
@@ -172,6 +183,7 @@ def _make(lab: Lab, source: str, observer: Observer, clock: _Clock) -> None:
         state.write_record(record)
         with clock.step("render"):
             render(lab.fabric, lab.topology.parent)
+            state.give_to_caller(lab.topology.parent, deep=True)
         with clock.step("create"):
             lab.runtime.create(lab.name, lab.topology, journal, observer)
         with clock.step("start"):

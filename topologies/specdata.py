@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from topologies.problems import MachineError, Problem
 from topologies.spec import FabricSpec, Rate
 from topologies.units import format_rate
 
@@ -24,9 +25,14 @@ def dump_spec(spec: FabricSpec) -> dict[str, Any]:
 
 
 def load_spec(data: Mapping[str, Any]) -> FabricSpec:
-    """The spec that was dumped; pydantic's ValidationError when another version of Heddle dumped it."""
-    # As JSON, since strict models take lists for tuples and text for enums only there.
-    return FabricSpec.model_validate_json(json.dumps(data))
+    """The spec that was dumped; MachineError when another version of Heddle dumped it and this one cannot read it."""
+    try:
+        # As JSON, since strict models take lists for tuples and text for enums only there.
+        return FabricSpec.model_validate_json(json.dumps(data))
+    except ValidationError:
+        name = data.get("name", "")
+        why = "was made by another version of Heddle, whose fabric this one cannot read"
+        raise MachineError(Problem("", f"lab {name}", why, f"./inv down {name}, then up again")) from None
 
 
 def differences(old: FabricSpec, new: FabricSpec) -> list[tuple[str, Any, Any]]:

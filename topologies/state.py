@@ -158,12 +158,14 @@ def make_dir(path: Path) -> None:
         give_to_caller(made)
 
 
-def give_to_caller(path: Path) -> None:
-    """Under sudo: make the calling user the owner, so that they can read and remove it without."""
+def give_to_caller(path: Path, *, deep: bool = False) -> None:
+    """Under sudo: make the calling user the owner (`deep`: of all below, too), so that they can do without it."""
     caller = _caller()
-    if caller is not None and os.geteuid() == 0:
+    if caller is None:
+        return
+    for each in (path, *path.rglob("*")) if deep else (path,):
         with suppress(OSError):
-            os.chown(path, caller.pw_uid, caller.pw_gid, follow_symlinks=False)
+            os.chown(each, caller.pw_uid, caller.pw_gid, follow_symlinks=False)
 
 
 def _caller() -> pwd.struct_passwd | None:

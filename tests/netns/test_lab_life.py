@@ -137,8 +137,12 @@ def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str,
     assert second.created
     with pytest.raises(InputError, match="several labs"):
         life.open_lab()
-    assert life.down(name)
-    assert leftovers(name) == []
+    bystander = [sys.executable, "-I", "-S", enter.__file__, "one", json.dumps(job(tiny, ["sleep", "99"]))]
+    with subprocess.Popen(bystander) as process:
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+        assert life.down(name)
+        assert leftovers(name) == [], "nobody in another lab may keep the namespaces of this one"
+        process.kill()
     tiny.wait(timeout=1)
 
 
@@ -254,15 +258,15 @@ def test_two_heddles_do_not_work_on_one_lab(name: str) -> None:
 
 def test_a_directory_that_is_not_there_is_made_for_the_node_only(tiny: Lab, tmp_path: Path) -> None:
     (tmp_path / "note").write_text("inside")
-    job = {
-        "node": "host1",
-        "netns": str(tiny.handle("host1").netns),
-        "mounts": [[str(tmp_path), "/run/heddletest", False]],
-        "commands": [["cat", "/run/heddletest/note"]],
-    }
-    argv = [sys.executable, "-I", "-S", enter.__file__, "one", json.dumps(job)]
+    order = job(tiny, ["cat", "/run/heddletest/note"], [[str(tmp_path), "/run/heddletest", False]])
+    argv = [sys.executable, "-I", "-S", enter.__file__, "one", json.dumps(order)]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "inside"
     assert not Path("/run/heddletest").exists()
+
+
+def job(lab: Lab, argv: list[str], mounts: list[list[object]] | None = None) -> dict[str, object]:
+    """What enter.py takes, for host1."""
+    return {"node": "host1", "netns": str(lab.handle("host1").netns), "mounts": mounts or [], "commands": [argv]}
 
 
 def topology_dir(name: str) -> Path:

@@ -23,13 +23,11 @@ import sys
 
 CLONE_NEWNET = 0x40000000
 CLONE_NEWNS = 0x00020000
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
-MNT_DETACH = 2
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 1, 32, 4096, 16384, 1 << 19
 PR_SET_PDEATHSIG = 1
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
-libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 
 
 def check(result: int, what: str) -> None:
@@ -50,7 +48,9 @@ def enter(job: dict) -> None:  # type: ignore[type-arg]
     check(libc.setns(netns, CLONE_NEWNET), f"setns {job['netns']}")
     os.close(netns)
     check(libc.unshare(CLONE_NEWNS), "unshare")
-    mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    # Slave, not private: nothing made here shows outside, but what is unmounted outside goes here too. Else a daemon of
+    # this lab would keep the namespaces of every lab alive that was there when it started.
+    mount("none", "/", flags=MS_REC | MS_SLAVE)
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _, _ in job["mounts"]]
     if any(target.startswith("/run/") and not os.path.exists(target) for _, target, _ in job["mounts"]):
         replace_run()

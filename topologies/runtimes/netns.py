@@ -249,8 +249,13 @@ def _first_lines(text: str) -> str:
 def _in_parallel(work: Callable[[str], None], nodes: Iterable[str]) -> None:
     """Do `work` for each node; the first error is raised when all that began have ended."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        for future in [pool.submit(work, node) for node in nodes]:
-            future.result()
+        futures = [pool.submit(work, node) for node in nodes]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 @contextmanager

@@ -1,0 +1,154 @@
+"""What is kept between two commands, and what `up --explain` says: no root needed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from topologies import state
+from topologies.lab import explain
+from topologies.load import load_fabric, presets
+from topologies.problems import InputError, MachineError
+from topologies.runtimes import get_runtime
+from topologies.runtimes.netns_topology import read_topology
+from topologies.spec import FabricSpec
+from topologies.specdata import differences, dump_spec, load_spec
+
+
+@pytest.fixture(autouse=True)
+def empty_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "a state"))
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_a_spec_survives_being_stored(preset: str) -> None:
+    spec = load_fabric(preset, overrides=["link.host=12500kbit", "routing.seed=77"])
+    assert load_spec(dump_spec(spec)) == spec
+    assert dump_spec(spec)["link"]["host"] == "12500kbit"
+
+
+def test_differences_are_named_by_their_path() -> None:
+    old = FabricSpec(name="x", racks=2, ctsw=2)
+    new = load_spec({**dump_spec(old), "racks": 3, "routing": {"ecmp": "e-ecmp"}})
+    assert differences(old, new) == [("racks", 2, 3), ("routing.ecmp", "flow", "e-ecmp")]
+
+
+def test_a_record_comes_back_as_it_was_written() -> None:
+    record = state.Record("x", "netns", "running", {"name": "x"}, "tiny", {"total": 1.5})
+    state.write_record(record)
+    assert state.read_record("x") == record
+    assert state.labs() == ["x"]
+    assert [path.name for path in state.lab_dir("x").iterdir()] == ["lab.json"]
+    assert state.remove_record("x")
+    assert not state.remove_record("x")
+    assert state.labs() == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 1, "name": "x"}'])
+def test_a_record_that_is_damaged_says_how_to_go_on(text: str) -> None:
+    path = state.lab_dir("x") / "lab.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(MachineError, match=r"\./inv down x"):
+        state.read_record("x")
+
+
+def test_a_lock_is_held_by_one_and_leaves_no_file() -> None:
+    with state.lock("x"):
+        with pytest.raises(InputError, match=f"another Heddle \\(process {os.getpid()}\\)"), state.lock("x"):
+            pass
+        with state.lock("y"):
+            pass
+    with state.lock("x"):
+        pass
+    assert list((state.state_dir() / "labs").iterdir()) == []
+
+
+def test_the_lock_of_a_killed_command_is_free() -> None:
+    path = state.state_dir() / "labs" / "x.lock"
+    path.parent.mkdir(parents=True)
+    path.write_text("12345\n")
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    with state.lock("x"):
+        pass
+
+
+def test_the_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HEDDLE_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state.state_dir() == tmp_path / "heddle"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert state.state_dir() == tmp_path / ".local/state/heddle"
+
+
+def test_explain_prints_every_command_and_runs_none() -> None:
+    script = explain(FabricSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1))
+    for line in (
+        "netns add heddle-dry-rtsw1",
+        "link add eth1 netns heddle-dry-rtsw1 address 02:01:00:01:00:01 mtu 4200 type veth peer name eth1 "
+        "netns heddle-dry-ctsw1 address 02:02:00:01:00:01 mtu 4200",
+        "route add 10.0.0.0/8 via 10.0.0.0 dev eth1",
+        "ip netns exec heddle-dry-rtsw1 sh /etc/frr/start.sh",
+        "class add dev eth1 parent 1: classid 1:10 htb rate 100000000bit",
+    ):
+        assert line in script
+    assert state.labs() == []
+    assert not get_runtime("netns").exists("dry")
+
+
+def test_an_unknown_runtime_is_the_users_mistake() -> None:
+    with pytest.raises(InputError, match="did you mean netns"):
+        get_runtime("netn")
+
+
+def test_a_topology_with_what_namespaces_cannot_do_is_refused_with_all_reasons(tmp_path: Path) -> None:
+    path = tmp_path / "x.clab.yml"
+    path.write_text("""
+name: x
+topology:
+  defaults: {sysctls: {a.b: 1, c.d: "2"}}
+  groups: {leaf: {exec: [one], binds: ["a:/etc/frr/x", "b:/etc/frr/y"]}}
+  nodes:
+    n1: {group: leaf, sysctls: {a.b: "3"}, exec: [two], binds: ["c:/etc/frr/x:ro"]}
+    n2: {kind: linux, startup-delay: 3}
+  links:
+    - endpoints: ["n1:eth1", "n3:eth1"]
+    - {type: vxlan, endpoints: ["n1:eth2", "n2:eth2"]}
+""")
+    with pytest.raises(InputError) as caught:
+        read_topology(path)
+    said = str(caught.value)
+    assert "nodes.n2.startup-delay is nothing that the netns runtime can do" in said
+    assert "links[1]: n3 is no node of this topology" in said
+    assert "links[2].type: vxlan is not a link that namespaces have" in said
+
+
+def test_nodes_inherit_as_in_containerlab(tmp_path: Path) -> None:
+    path = tmp_path / "x.clab.yml"
+    path.write_text("""
+name: x
+topology:
+  defaults: {sysctls: {a.b: 1, c.d: "2"}}
+  kinds: {linux: {exec: [zero]}}
+  groups: {leaf: {exec: [one], binds: ["a:/etc/frr/x", "b:/etc/frr/y"]}}
+  nodes:
+    n1: {kind: linux, group: leaf, sysctls: {a.b: "3"}, exec: [two], binds: ["c:/etc/frr/x:ro"]}
+    n2:
+  links:
+    - endpoints: ["n1:eth1", "n2:eth1"]
+""")
+    topology = read_topology(path)
+    node = topology.nodes["n1"]
+    assert node.sysctls == {"a.b": "3", "c.d": "2"}
+    assert sorted(node.exec) == ["one", "two", "zero"]
+    assert {bind.target: (bind.source.name, bind.read_only) for bind in node.binds} == {
+        "/etc/frr/x": ("c", True),
+        "/etc/frr/y": ("b", False),
+    }
+    assert topology.links[0].mtu == 9500
