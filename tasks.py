@@ -13,7 +13,6 @@ from topologies.cli import suites
 from topologies.cli.console import Console
 from topologies.cli.program import main
 from topologies.cli.verbs import verb
-from topologies.problems import CheckError
 
 FABRIC = "preset name (demo, tiny, zone) or fabric file"
 LAB = "which running lab; not needed while only one runs"
@@ -31,8 +30,7 @@ def demo(out: Console) -> None:
 
     result = run_demo(out.observer, out.show)
     out.result(result.to_json(), result.text())
-    if result.problems:
-        raise CheckError(*result.problems)
+    out.fail(*result.problems)
 
 
 @verb()

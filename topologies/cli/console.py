@@ -64,12 +64,6 @@ class Console:
         if not self.json:
             print(text, flush=True)
 
-    def show(self, text: str) -> None:
-        """A part of the result that people read while the work goes on; programs wait for the whole."""
-        if not self.json:
-            self.close()
-            print(text.rstrip("\n"), flush=True)
-
     def fail(self, *problems: Problem) -> None:
         """Leave with exit code 1 because of these, after a result that was printed all the same."""
         for problem in problems:
