@@ -16,6 +16,7 @@ from typing import Final
 
 from topologies.events import Observer
 from topologies.fabric import Fabric, Node, Tier
+from topologies.problems import MachineError, Problem
 from topologies.process import Journal
 from topologies.runtimes import NodeHandle
 from topologies.switch import hashing, offloads, queues
@@ -72,8 +73,7 @@ def _apply_node(fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal
 def _pin_switch(fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal) -> list[queues.Filter]:
     """Load and pin a switch's own copies of `hash` and `count`; sysctls and seed as the fabric says."""
     mode, seed = fabric.spec.routing.ecmp, node.hash_seed or 1
-    pins = hashing.pin_dir(fabric.name, node.name)
-    pins.mkdir(parents=True, exist_ok=True)
+    pins = _pin_dir(fabric.name, node.name)
     with loaded(_OBJECTS / "hash.o") as made:
         cell = made.map("config", *hashing.CONFIG_SIZES)
         cell.update(bytes(4), hashing.config(mode, seed))
@@ -89,8 +89,19 @@ def _pin_switch(fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal
 
 
 def _pin_nic(lab: str) -> None:
-    pins = hashing.pin_dir(lab, _HOSTS)
-    pins.mkdir(parents=True, exist_ok=True)
+    pins = _pin_dir(lab, _HOSTS)
     with loaded(_OBJECTS / "nic.o") as made:
         made.map("taken", 4, 16).pin(pins / "taken")
         made.program("nic").pin(pins / "nic")
+
+
+def _pin_dir(lab: str, owner: str) -> Path:
+    """The directory for an owner's pins, made; another lab's `remove` may take the empty parent away meanwhile."""
+    pins = hashing.pin_dir(lab, owner)
+    for _ in range(10):
+        try:
+            pins.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:
+            continue
+        return pins
+    raise MachineError(Problem("bpf", str(pins), "cannot be made: something keeps removing it"))

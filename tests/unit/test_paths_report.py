@@ -1,0 +1,189 @@
+"""The verdict on paths, from evidence made by hand: what counts as proof, and what is said when it is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from topologies.fabric import Fabric
+from topologies.runtimes import NodeHandle
+from topologies.shapes import clos
+from topologies.spec import FabricSpec
+from topologies.switch.counters import FlowCount, PortCount, SwitchCounters
+from topologies.switch.fib import Fib, NextHop
+from topologies.switch.hashing import SwitchHashing
+from traffic.paths.evidence import Evidence, SentFlow
+from traffic.paths.predict import predict
+from traffic.paths.report import PathsResult, prove
+from traffic.plan import Flow
+
+FABRIC = clos.build(FabricSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
+HASHING = {s.name: SwitchHashing(s.name, "flow", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}
+
+
+class MadeLab:
+    name = "made"
+    fabric: Fabric = FABRIC
+
+    def handles(self) -> dict[str, NodeHandle]:
+        return {node.name: NodeHandle(node.name, Path("/nowhere")) for node in FABRIC.nodes}
+
+
+def fibs() -> dict[str, Fib]:
+    """What BGP would give this fabric."""
+    found = {}
+    for switch in FABRIC.switches:
+        routes: dict[IPv4Network, tuple[NextHop, ...]] = {
+            prefix: tuple(NextHop(p.name, i, "169.254.0.1") for i, p in enumerate(switch.ports) if p.name in ports)
+            for prefix, ports in FABRIC.expected_next_hops[switch.name].items()
+        }
+        for port in switch.ports:
+            if port.address is not None:
+                routes[port.address.network] = (NextHop(port.name, 9, ""),)
+        found[switch.name] = Fib(switch.name, routes)
+    return found
+
+
+def flow(sport: int = 50_000, qpn: int = 7) -> Flow:
+    a, b = (host.ports[0].address for host in FABRIC.hosts)
+    assert a is not None and b is not None
+    return Flow("host1", "host2", str(a.ip), str(b.ip), sport, qpn, "rtsw1:eth3")
+
+
+def evidence(sent: list[SentFlow], counts: tuple[int, ...] = (), drops: dict[str, int] | None = None) -> Evidence:
+    """Every flow where it is predicted, counted as often as it was sent; or `counts` along the first one's path."""
+    paths = predict(FABRIC, fibs(), HASHING, [s.flow for s in sent])
+    rows: dict[str, list[FlowCount]] = {s.name: [] for s in FABRIC.switches}
+    for one, path in zip(sent, paths, strict=True):
+        for i, ref in enumerate(path):
+            switch, _, port = ref.partition(":")
+            packets = counts[i] if counts else one.packets
+            if packets:
+                rows[switch].append(
+                    FlowCount(port, one.flow.src_ip, one.flow.dst_ip, one.flow.qpn, packets, packets * 100)
+                )
+    tables = {
+        name: SwitchCounters(
+            name,
+            tuple(found),
+            tuple(PortCount(r.port, r.packets + 1, r.bytes + 60, r.packets, r.bytes) for r in found),
+            0,
+        )
+        for name, found in rows.items()
+    }
+    return Evidence(fibs(), HASHING, tables, drops or {}, 0, tuple(paths))
+
+
+def judge(sent: list[SentFlow], found: Evidence) -> PathsResult:
+    return prove(MadeLab(), found, sent)
+
+
+SENT = [SentFlow(flow(), 10, 1000)]
+
+
+def test_three_sources_and_the_right_counts_are_a_proof() -> None:
+    result = judge(SENT, evidence(SENT))
+    assert result.agree
+    row = result.to_json()["flows"][0]
+    assert row["predicted"] == row["oracle"] == row["measured"] and len(row["measured"]) == 3
+    assert row["measured"][0].startswith("rtsw1:") and row["measured"][-1] == "rtsw2:eth3"
+    assert (row["packets"], row["counted"]) == (10, [10, 10, 10])
+    assert "agree on the paths of all 1 QPs" in result.text()
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ((9, 9, 9), "10 packets were sent, the first hop counted 9"),
+        ((11, 11, 11), "10 packets were sent, the first hop counted 11"),
+        ((10, 11, 11), "more packets after rtsw1:"),
+        ((10, 10, 8), "2 packets vanished after ctsw"),
+        ((0, 0, 0), "10 packets were sent, the first hop counted 0"),
+    ],
+)
+def test_counts_that_do_not_sum_are_no_proof(counts: tuple[int, ...], why: str) -> None:
+    result = judge(SENT, evidence(SENT, counts))
+    assert not result.agree
+    assert why in result.flows[0].why
+    assert "NOT PROVEN" in result.text() and why in result.text()
+
+
+def test_a_loss_that_a_queue_owns_up_to_is_explained() -> None:
+    port = predict(FABRIC, fibs(), HASHING, [SENT[0].flow])[0][0]
+    result = judge(SENT, evidence(SENT, (10, 7, 7), {port: 3}))
+    assert result.agree
+    assert result.lost == {port: 3}
+    assert f"3 packets were lost after {port}; its queue dropped 3" in result.notes
+
+
+def test_an_oracle_of_another_mind_is_no_proof() -> None:
+    found = evidence(SENT)
+    other = ("rtsw1:eth9", *found.oracle[0][1:])
+    result = judge(SENT, replace(found, oracle=(other,)))
+    assert not result.agree
+    assert result.flows[0].why == "the prediction is not what the kernels say"
+    assert "rtsw1:eth9" in result.text()
+
+
+def test_a_flow_seen_off_its_path_is_no_proof() -> None:
+    found = evidence(SENT)
+    f = SENT[0].flow
+    used = found.oracle[0][0].partition(":")[2]
+    other = "eth1" if used == "eth2" else "eth2"
+    table = found.counters["rtsw1"]
+    stray = FlowCount(other, f.src_ip, f.dst_ip, f.qpn, 2, 200)
+    counters = {**found.counters, "rtsw1": replace(table, flows=(stray, *table.flows))}
+    result = judge(SENT, replace(found, counters=counters))
+    assert not result.agree
+    assert result.flows[0].why == f"also seen at rtsw1:{other} (2 packets)"
+
+
+def test_uncounted_packets_spoil_every_proof() -> None:
+    found = evidence(SENT)
+    counters = {**found.counters, "ctsw1": replace(found.counters["ctsw1"], misses=4)}
+    result = judge(SENT, replace(found, counters=counters))
+    assert not result.agree
+    assert "4 packets were not counted: a counter map was full" in result.notes
+
+
+def test_mmr_counts_idle_uplinks_and_links_tell_ours_from_the_rest() -> None:
+    sent = [SentFlow(flow(sport=50_000 + i, qpn=i), 10, 1000) for i in range(32)]
+    result = judge(sent, evidence(sent))
+    uplinks = {link.port: link for link in result.links if link.uplink}
+    assert set(uplinks) == {"rtsw1:eth1", "rtsw1:eth2", "rtsw2:eth1", "rtsw2:eth2"}
+    most = max(link.flows for link in uplinks.values())
+    assert result.mmr.flows == result.mmr.bytes == round(most / 8, 4)
+    assert result.per_rtsw["rtsw1"].flows == round(most / 16, 4)
+    assert result.per_rtsw["rtsw2"].flows is None
+    assert sum(link.packets for link in uplinks.values()) == 320
+    text = result.text()
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "and 16 more: --format json lists all" in text
+
+
+def test_evidence_survives_json() -> None:
+    found = evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3})
+    assert Evidence.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert SentFlow.from_json(SENT[0].to_json()) == SENT[0]
+
+
+def test_a_difference_of_counters_leaves_out_what_did_not_move() -> None:
+    old = SwitchCounters("s", (FlowCount("eth1", "a", "b", 1, 5, 50), FlowCount("eth1", "a", "b", 2, 5, 50)), (), 1)
+    now = SwitchCounters(
+        "s",
+        (
+            FlowCount("eth1", "a", "b", 1, 5, 50),
+            FlowCount("eth1", "a", "b", 2, 7, 80),
+            FlowCount("eth2", "a", "b", 3, 1, 9),
+        ),
+        (PortCount("eth1", 4, 40, 2, 20),),
+        3,
+    )
+    diff = now.since(old)
+    assert diff.flows == (FlowCount("eth1", "a", "b", 2, 2, 30), FlowCount("eth2", "a", "b", 3, 1, 9))
+    assert diff.ports == (PortCount("eth1", 4, 40, 2, 20),)
+    assert diff.misses == 2
