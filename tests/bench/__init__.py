@@ -1,0 +1,84 @@
+"""Figures of Heddle itself, measured on this machine: `./inv bench [WHAT]`. Ratios where machines differ, and absolute.
+
+In:  which figures, and an observer.
+Out: BenchResult. A figure that misses its target is shown so; nothing is raised, since machines are noisy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from topologies.events import Observer
+from topologies.problems import InputError, Problem, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure: its value and unit, what it was divided by if it is a ratio, and what it should be."""
+
+    name: str
+    value: float
+    unit: str
+    ratio_to: str = ""
+    target: str = ""
+    ok: bool | None = None  # None: only a reading
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """All figures, in the order in which they were measured."""
+
+    figures: tuple[Figure, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """`figures`, as DESIGN has them."""
+        return {"figures": [asdict(figure) for figure in self.figures]}
+
+    def text(self) -> str:
+        """A line a figure."""
+        mark = {True: "met", False: "MISSED", None: ""}
+        rows = []
+        for f in self.figures:
+            ratio = f"  / {f.ratio_to}" if f.ratio_to else ""
+            rows.append(f"{f.name:<46}{f.value:>9.3f} {f.unit:<9}{f.target:>9} {mark[f.ok]:<6}{ratio}".rstrip())
+        return "\n".join(rows)
+
+
+def at_most(name: str, value: float, unit: str, limit: float, ratio_to: str = "") -> Figure:
+    """A figure that should not be above `limit`."""
+    return Figure(name, value, unit, ratio_to, f"<= {limit:g}", value <= limit)
+
+
+def at_least(name: str, value: float, unit: str, limit: float, ratio_to: str = "") -> Figure:
+    """A figure that should not be below `limit`."""
+    return Figure(name, value, unit, ratio_to, f">= {limit:g}", value >= limit)
+
+
+def bench(what: str, observer: Observer) -> BenchResult:
+    """Measure one group of figures, or `all`; InputError with the nearest word for a group that is not there."""
+    groups = _groups()
+    if what != "all" and what not in groups:
+        raise InputError(
+            Problem("", f"bench {what}", "is not a group of figures", did_you_mean(what, [*groups, "all"]))
+        )
+    figures: list[Figure] = []
+    for name in groups if what == "all" else [what]:
+        observer.begin(f"bench {name}")
+        figures.extend(groups[name](observer))
+        observer.end(f"bench {name}")
+    return BenchResult(tuple(figures))
+
+
+def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
+    from tests.bench import bringup, cli, collectives
+
+    groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
+        "cli": cli.figures,
+        "up": bringup.figures,
+        "all-reduce": collectives.uncontended,
+        "budget": collectives.budget,
+        "demo": collectives.demo_gain,
+    }
+    return groups

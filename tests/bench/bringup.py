@@ -1,0 +1,50 @@
+"""Cold to converged: `zone` with hosts, queues and programs, against a bare script with neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from topologies import lab as labs
+from topologies.events import Observer
+from topologies.load import load_fabric
+from topologies.runtimes import NodeHandle
+
+from . import Figure, at_most
+from .yardstick import bare_fabric
+
+_LAB = "benchup"
+_RACKS, _CTSW = 8, 4
+
+
+def figures(observer: Observer) -> Iterator[Figure]:
+    """The best of two each, in turn, and what a switch weighs."""
+    bare, full, rss = float("inf"), float("inf"), 0.0
+    for _ in range(2):
+        bare = min(bare, bare_fabric(_RACKS, _CTSW))
+        spec = load_fabric("zone", name=_LAB)
+        try:
+            result = labs.up(spec, observer=observer, rollback=True)
+            full = min(full, result.seconds["total"])
+            handles = result.lab.handles()
+            switches = [handles[s.name] for s in result.lab.fabric.switches]
+            rss = max([rss, *map(_rss_mb, switches)])
+        finally:
+            labs.down(_LAB, observer)
+    yield at_most("up zone, cold to converged", full, "s", 6.0)
+    yield at_most("up zone, cold to converged", full / bare, "x", 1.72, "bare script, no hosts, no queues")
+    yield Figure("bare script, 8 x 4 switches", bare, "s")
+    yield at_most("memory of a zone switch, the largest", rss, "MB RSS", 40.0)
+
+
+def _rss_mb(handle: NodeHandle) -> float:
+    """Resident memory of all processes of a node, MB; shared pages count in each."""
+    inode = handle.netns.stat().st_ino
+    total = 0
+    for proc in Path("/proc").glob("[0-9]*"):
+        try:
+            if (proc / "ns" / "net").stat().st_ino == inode:
+                total += int((proc / "statm").read_text().split()[1]) * 4096
+        except OSError:
+            continue  # it ended meanwhile
+    return total / 1e6

@@ -1,0 +1,89 @@
+"""All-reduce against what the shaped links would give an ideal fluid, and what a packet costs this machine."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+
+from topologies import lab as labs
+from topologies.events import Observer
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from traffic.demo import demo
+from traffic.machine import PACKET_COST_CRCS
+from traffic.nic.wire import OVERHEAD_BYTES
+from traffic.options import RunOptions
+from traffic.results import RunResult
+from traffic.run import run
+
+from . import Figure, at_least, at_most
+
+_LAB = "benchar"
+
+
+def fluid_busbw(lab: Lab) -> float:
+    """GB/s of payload that one host link carries when nothing else is on it: rate x payload / frame."""
+    mtu = lab.fabric.spec.roce.ib_mtu
+    return lab.fabric.spec.link.host / 8 * mtu / (mtu + OVERHEAD_BYTES) / 1e9
+
+
+def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: str) -> tuple[Lab, RunResult, float]:
+    """A run on a fresh lab: the lab's handle, the result, and processor seconds that it cost."""
+    labs.up(load_fabric(preset, name=_LAB, overrides=overrides), observer=observer, rollback=True)
+    try:
+        lab = labs.open_lab(_LAB)
+        before = time.monotonic()
+        result = run(lab, options, observer)
+        return lab, result, result.machine.cpu_share * (time.monotonic() - before)
+    finally:
+        labs.down(_LAB, observer)
+
+
+def uncontended(observer: Observer) -> Iterator[Figure]:
+    """tiny, ranks in order: every flow has its links to itself."""
+    lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
+    fluid = fluid_busbw(lab)
+    yield Figure("all-reduce 4M in tiny: busbw, emulated", result.busbw, "GB/s")
+    yield at_least("all-reduce 4M in tiny: busbw", result.busbw / fluid, "x", 0.9, "fluid bound of the shaped links")
+    yield Figure("all-reduce 4M in tiny: wrong elements", result.wrong, "", "", "0", result.wrong == 0)
+
+
+def demo_gain(observer: Observer) -> Iterator[Figure]:
+    """What E-ECMP with 16 QPs gives over ECMP with one."""
+    result = demo(observer, lambda text: None, name=_LAB)
+    gain = result.gain
+    yield at_least("demo: busbw of E-ECMP with 16 QPs", gain, "x", 1.2, "ECMP with 1 QP")
+    yield at_most("demo: all of it", result.seconds, "s", 60.0)
+    proven = all(p.paths.agree for p in result.played)
+    yield Figure("demo: all paths proven", float(proven), "", "", "1", proven)
+
+
+def budget(observer: Observer) -> Iterator[Figure]:
+    """What one data packet costs end to end, in units of a CRC over 4 KB: what `traffic/machine.py` reckons with."""
+    lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
+    packets = sum(flow.packets for flow in result.flows)
+    seconds = sum(row.time_us for row in result.rows) / 1e6 * (result.options.iters + result.options.warmup)
+    cores = result.machine.cpu_share * _cores()
+    crc = _crc_seconds()
+    cost = cores * seconds / packets / crc
+    yield Figure("a data packet end to end, ACK and all", cores * seconds / packets * 1e6, "us of cpu")
+    yield at_most("a data packet end to end", cost, "x", PACKET_COST_CRCS, "CRC over 4 KB")
+    del lab
+
+
+def _cores() -> int:
+    import os
+
+    return os.cpu_count() or 1
+
+
+def _crc_seconds() -> float:
+    block = bytes(4096)
+    best = float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(200):
+            zlib.crc32(block)
+        best = min(best, (time.perf_counter() - start) / 200)
+    return best
