@@ -111,6 +111,8 @@ def _leftovers(lab: str) -> list[str]:
     found += [str(path) for path in (RUN_DIR / lab, BPF_DIR / lab, state.lab_dir(lab)) if path.exists()]
     found += [str(path) for path in (state.state_dir() / "labs").glob(f"{lab}.lock")]
     inodes = {path.stat().st_ino for path in namespaces_of(lab)}
+    # Other labs' daemons see this one's namespaces come, and must see them go.
+    marks = (f"/heddle/{lab}/",) if inodes else (f"/heddle/{lab}/", f"heddle-{lab}-")
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -121,7 +123,7 @@ def _leftovers(lab: str) -> list[str]:
             stands = (entry / "ns/net").stat().st_ino in inodes
         except OSError:
             continue
-        if stands or f"/heddle/{lab}/" in mounts or f"heddle-{lab}-" in mounts + command:
+        if stands or f"heddle-{lab}-" in command or any(mark in mounts for mark in marks):
             found.append(f"process {entry.name}: {command}")
     return found
 

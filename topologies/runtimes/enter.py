@@ -48,8 +48,8 @@ def enter(job: dict) -> None:  # type: ignore[type-arg]
     check(libc.setns(netns, CLONE_NEWNET), f"setns {job['netns']}")
     os.close(netns)
     check(libc.unshare(CLONE_NEWNS), "unshare")
-    # Slave, not private: nothing made here shows outside, but what is unmounted outside goes here too. Else a daemon of
-    # this lab would keep the namespaces of every lab alive that was there when it started.
+    # Slave, as `ip netns exec` has it: nothing mounted here shows outside, but what is unmounted outside goes here
+    # too, so that a daemon of this lab holds on to no namespace of another.
     mount("none", "/", flags=MS_REC | MS_SLAVE)
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _, _ in job["mounts"]]
     if any(target.startswith("/run/") and not os.path.exists(target) for _, target, _ in job["mounts"]):
