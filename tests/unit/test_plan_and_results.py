@@ -1,0 +1,153 @@
+"""What is asked of a run, what it plans, and how its results are printed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from topologies.fabric import Fabric
+from topologies.load import load_fabric
+from topologies.problems import InputError
+from topologies.shapes import build
+from traffic.collectives import find_pattern
+from traffic.nic.sport import sport_for_qps
+from traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
+from traffic.plan import build_plan
+from traffic.results import MachineUse, RunResult, SizeRow, size_row
+
+
+@pytest.fixture(scope="module")
+def demo() -> Fabric:
+    return build(load_fabric("demo"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("8", (8,)),
+        ("64K", (65536,)),
+        ("64K:4M:x4", (65536, 262144, 1048576, 4194304)),
+        ("8:64", (8, 16, 32, 64)),
+        ("1K:3K:1K", (1024, 2048, 3072)),
+        ("1MB", (1000000,)),
+    ],
+)
+def test_sizes_are_written_as_for_nccl_tests(text: str, sizes: tuple[int, ...]) -> None:
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "3", "6", "4M:64K", "1K:2K:x1", "1K:2K:x", "1:2:3:4", "1K:1G:4", "2G", "1Q", "-8", "8:16:0"]
+)
+def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        parse_sizes(text)
+
+
+def test_all_wrong_options_are_told_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        run_options(size="9", qps=0, qp_mode="splitt", sport="fixed:99999", iters=0, chunk="100")
+    told = str(caught.value)
+    for flag in ("--size 9", "--qps 0", "--qp-mode splitt", "--sport fixed:99999", "--iters 0", "--chunk 100"):
+        assert flag in told
+    assert "did you mean split?" in told
+
+
+def test_source_ports() -> None:
+    assert parse_source_ports("qpn") == SourcePorts("qpn")
+    assert parse_source_ports("fixed") == SourcePorts("fixed", (49152,))
+    assert parse_source_ports("list:1,2") == SourcePorts("list", (1, 2))
+    for text in ("", "fixed:0x1", "list:", "list:1,,2", "random", "qpn:1"):
+        with pytest.raises(ValueError, match=r"\w"):
+            parse_source_ports(text)
+
+
+def test_a_plan_is_a_function_of_fabric_and_options(demo: Fabric) -> None:
+    options = RunOptions(qps=4)
+    plan = build_plan(demo, options)
+    assert plan == build_plan(build(load_fabric("demo")), options)
+    assert len(plan.qps) == 16 * 4
+    for qp in plan.qps:
+        assert qp.dst_rank == (qp.src_rank + 1) % 16
+        assert qp.sport == sport_for_qps(qp.src_qpn, qp.dst_qpn)
+        assert 2 <= qp.src_qpn < 1 << 24
+        assert 0 <= qp.psn < 1 << 24
+    by_nic = [(q.src_rank, q.src_qpn) for q in plan.qps] + [(q.dst_rank, q.dst_qpn) for q in plan.qps]
+    assert len(set(by_nic)) == len(by_nic)
+
+
+def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> None:
+    plan = build_plan(demo, RunOptions(placement="cyclic"))
+    racks = [demo.by_name[e.host].rack for e in plan.endpoints]
+    assert all(racks[q.src_rank] != racks[q.dst_rank] for q in plan.qps)
+    block = build_plan(demo, RunOptions())
+    assert [e.host for e in block.endpoints] == [f"host{i}" for i in range(1, 17)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (RunOptions(ranks=17), "is more than the 16 NICs"),
+        (RunOptions(placement="host1,hostx"), "names hostx"),
+        (RunOptions(placement="cylcic"), "did you mean cyclic?"),
+        (RunOptions(placement="host1,host1"), "twice"),
+        (RunOptions(placement="host1"), "too few"),
+        (RunOptions(placement="rtsw1,host1"), "names rtsw1"),
+        (RunOptions(collective="all-redcue"), "did you mean all-reduce?"),
+        (RunOptions(algorithm="rnig"), "did you mean ring?"),
+    ],
+)
+def test_plans_that_the_fabric_cannot_hold(demo: Fabric, options: RunOptions, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        build_plan(demo, options)
+
+
+def test_queueing_alone_never_looks_like_loss(demo: Fabric) -> None:
+    plan = build_plan(demo, RunOptions())
+    assert plan.timeout_s > 3 * 8 * demo.spec.queues.buffer / demo.spec.link.fabric
+    assert build_plan(demo, RunOptions(timeout=14)).timeout_s == pytest.approx(0.0671, rel=1e-3)
+
+
+def test_bandwidths_by_the_formulas_of_nccl_tests() -> None:
+    factor = find_pattern("all-reduce", "ring").busbw_factor(4)
+    assert factor == 1.5
+    row = size_row(4_000_000, 2, factor, [1.0, 1.2, 1.0, 0.8], wrong=0)
+    assert row.time_us == pytest.approx(500_000)
+    assert row.algbw == pytest.approx(0.008)
+    assert row.busbw == pytest.approx(0.012)
+
+
+def result_of(demo: Fabric, rows: tuple[SizeRow, ...], **machine: float) -> RunResult:
+    use = {
+        "cpu_share": 0.4,
+        "worker_share": 0.3,
+        "backlog_drops": 0,
+        "socket_drops": 0,
+        "wanted_pps": 1,
+        "budget_pps": 2,
+    }
+    plan = build_plan(demo, RunOptions())
+    return RunResult(
+        lab="demo", k=16000, ecmp="flow", options=plan.options, endpoints=plan.endpoints, rows=rows, flows=(),
+        machine=MachineUse(**{**use, **machine}), icrc_errors=0, stray=0,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_the_table_reads_like_that_of_nccl_tests(demo: Fabric) -> None:
+    rows = (SizeRow(65536, 31234.5, 0.0021, 0.0039, 0), SizeRow(4194304, 1.5e7, 12.345, 23.1, 7))
+    text = result_of(demo, rows).table()
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert " ".join(lines[0]) == "65536 16384 float sum -1 31234.5 0.0021 0.0039 0 N/A N/A N/A N/A"
+    assert lines[1][5:9] == ["1.5e+07", "12.35", "23.10", "7"]
+    assert "# Out of bounds values : 7 FAILED" in text
+    assert re.search(r"^# Avg bus bandwidth    : [0-9.]+$", text, re.MULTILINE)
+    assert re.search(r"^#emulated .*k = 16000", text, re.MULTILINE)
+    assert "#machine" not in text
+
+
+def test_a_result_that_the_machine_limited_says_so(demo: Fabric) -> None:
+    rows = (SizeRow(8, 1.0, 1.0, 1.0, 0),)
+    assert "#machine" in result_of(demo, rows, cpu_share=0.99).table()
+    assert "netdev_max_backlog" in result_of(demo, rows, backlog_drops=3).table()
+    assert result_of(demo, rows, socket_drops=1).to_json()["machine"]["limited"] is True
