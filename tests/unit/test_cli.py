@@ -175,6 +175,14 @@ def test_help_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) 
     assert "Do well." in capsys.readouterr().out
 
 
+def test_shells_can_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("--complete", "--", "inv work --") == 0
+    assert capsys.readouterr().out.split() == ["--format", "--word"]
+    assert ended("--print-completion-script", "bash") == 0
+    assert "complete -F" in capsys.readouterr().out
+    assert ended("--print-completion-script", "csh") == 2
+
+
 def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     import tasks
 

@@ -65,9 +65,10 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
         if words[:1] == ["--complete"] or words[:1] == ["--print-completion-script"]:
             verb_at = len(words)
         for word in words[:verb_at]:
-            self._check_core_flag(word)
             if word == "--":
                 break
+            if word.startswith("-"):
+                self._check_core_flag(word)
         self.argv = [self.argv[0], *words[:verb_at]]
         self.parse_core_args()
         self.typed = words[verb_at:]
@@ -75,7 +76,10 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
             print(f"Heddle {VERSION}")
             raise Exit
         if self.args["print-completion-script"].value:
-            super().parse_core(self.argv)
+            from invoke.completion.complete import print_completion_script
+
+            print_completion_script(shell=self.args["print-completion-script"].value, names=["inv", "./inv"])
+            raise Exit
 
     def _check_core_flag(self, word: str) -> None:
         flag = word.partition("=")[0]
