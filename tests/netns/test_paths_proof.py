@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pytest
 
@@ -11,6 +12,7 @@ from topologies.namespace import inside
 from topologies.switch import hashing, queues
 from topologies.switch.counters import read_counters
 from topologies.switch.fib import read_fib
+from topologies.switch.libbpf import Map
 from traffic.paths import oracle
 from traffic.paths.evidence import Evidence, SentFlow, collect_after, collect_before, read_routing, switch_handles
 from traffic.paths.predict import predict
@@ -83,6 +85,9 @@ def test_real_frames_take_the_paths_that_were_predicted(ecmp: str, weights: tupl
         assert result.mmr.flows is not None and result.mmr.flows >= 1
         assert max(len(line) for line in result.text().splitlines()) <= 100
         json.dumps(result.to_json())
+        with Map.pinned(hashing.pin_dir(lab.name, "_hosts") / "taken", 4, 16) as taken:
+            (packets,) = struct.unpack("=Q8x", taken.lookup(bytes(4)) or b"")
+        assert packets == sum(row.packets for row in sent), "hosts keep RoCEv2 from their kernels"
 
 
 def test_e_ecmp_spreads_the_qps_of_one_five_tuple_and_flow_does_not() -> None:

@@ -132,7 +132,9 @@ def _failed(what: str, why: str, detail: str = "") -> MachineError:
     """The error for the errno that libbpf left behind."""
     code = ctypes.get_errno()
     said = f"{why}: {os.strerror(code)}" + (f"\n{detail}" if detail else "")
-    hint = "this needs root (CAP_BPF and CAP_NET_ADMIN)" if code in (errno.EPERM, errno.EACCES) else ""
+    # EACCES with a log is the verifier's refusal; without one it is a pin that only root may open.
+    denied = code == errno.EPERM or (code == errno.EACCES and not detail)
+    hint = "this needs root (CAP_BPF and CAP_NET_ADMIN)" if denied else ""
     if code == errno.ENOMEM:
         hint = "raise the locked-memory limit: ulimit -l unlimited"
     return MachineError(Problem("bpf", what, said, hint))

@@ -2,9 +2,10 @@
  *
  * A host's NIC takes RoCEv2 for itself: the host's own kernel must not see it.
  *
- * At clsact ingress of every NIC. Packet sockets (Heddle's endpoints, tcpdump) have had the frame by then:
- * __netif_receive_skb_core() delivers to them first. Going on to IP would answer each frame with an ICMP port
- * unreachable, since nobody has UDP port 4791 open.
+ * At clsact ingress of every NIC. Packet sockets that take all protocols (ETH_P_ALL: Heddle's endpoints, tcpdump) have
+ * had the frame by then: __netif_receive_skb_core() delivers to them before tc, and to sockets bound to one protocol
+ * after it, so those see no RoCEv2 here. Going on to IP would answer each frame with an ICMP port unreachable, since
+ * nobody has UDP port 4791 open.
  */
 #include "heddle.h"
 

@@ -1,0 +1,48 @@
+"""Ports send at the file's rate, and what waits in them is bounded by the file's buffer."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from tests.netns.static_fabric import roce_frame, some_flows, static_fabric
+from topologies.namespace import inside
+
+pytestmark = pytest.mark.root
+
+SO_RCVBUFFORCE = 33
+SO_TIMESTAMPNS = 35
+ETH_P_ALL = 3  # a socket bound to IP alone comes after the NIC's program, which keeps RoCEv2
+
+
+@pytest.mark.parametrize("rate", [20_000_000, 100_000_000])
+def test_a_flood_leaves_a_port_at_its_rate_within_two_percent(rate: int) -> None:
+    link = {"host": "1gbit", "fabric": f"{rate}bit"}
+    with static_fabric("flow", (1, 1), link=link, queues={"buffer": "2MB"}) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        port = lab.fabric.by_name[flow.src].ports[0]
+        frame = roce_frame(flow, 4096, port.mac, lab.fabric.by_name[port.peer_node].port(port.peer_port).mac)
+        count = rate // 8 // len(frame) // 10 + 11  # a tenth of a second of the port
+        with inside(lab.handle(flow.dst).netns):
+            ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        with inside(lab.handle(flow.src).netns):
+            mouth = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+        with ear, mouth:
+            ear.bind((lab.fabric.by_name[flow.dst].ports[0].name, ETH_P_ALL))
+            ear.settimeout(3.0)
+            ear.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
+            ear.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            mouth.bind((port.name, 0))
+            for _ in range(count):
+                mouth.send(frame)
+            arrivals: list[float] = []
+            while len(arrivals) < count:
+                data, ancillary, _, _ = ear.recvmsg(1 << 16, 64)
+                if len(data) == len(frame):
+                    seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2])  # when the kernel had it
+                    arrivals.append(seconds + nanoseconds * 1e-9)
+        # The first packets are the burst, two of which may come at once.
+        measured = 8 * len(frame) * (count - 11) / (arrivals[-1] - arrivals[10])
+        assert measured == pytest.approx(rate, rel=0.02)
