@@ -133,11 +133,7 @@ def open_lab(name: str | None = None) -> Lab:
     """The running lab of that name, or the only one; InputError when there is none, or no telling which."""
     names = state.labs()
     if name is None:
-        if not names:
-            raise InputError(Problem("", "no lab", "is running", "./inv up zone brings one up"))
-        if len(names) > 1:
-            raise InputError(Problem("", "--lab", "is needed, since several labs run", "one of: " + ", ".join(names)))
-        name = names[0]
+        name = _only(names)
     record = state.read_record(name)
     if record is None:
         hint = did_you_mean(name, names) if names else "no lab is running; ./inv up zone brings one up"
@@ -147,6 +143,18 @@ def open_lab(name: str | None = None) -> Lab:
         why = "is not up: its `up` has not ended, or was killed, or the machine was restarted"
         raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes what is left of it"))
     return lab
+
+
+def _only(names: Sequence[str]) -> str:
+    """The one lab that can be meant: the only one that is up, else the only one there is a record of."""
+    records = {name: state.read_record(name) for name in names} if len(names) > 1 else {}
+    running = [name for name, record in records.items() if record is not None and record.phase == "running"]
+    candidates = running or names
+    if not candidates:
+        raise InputError(Problem("", "no lab", "is running", "./inv up zone brings one up"))
+    if len(candidates) > 1:
+        raise InputError(Problem("", "--lab", "is needed, since several labs run", "one of: " + ", ".join(candidates)))
+    return candidates[0]
 
 
 def explain(spec: FabricSpec, runtime: str = "netns") -> str:

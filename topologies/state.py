@@ -16,6 +16,7 @@ import os
 import pwd
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ from typing import Any, Final, Literal
 
 from topologies.problems import InputError, MachineError, Problem
 
+_ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
 _FORMAT: Final = 1  # of lab.json; a record of another format is not guessed at
 
 
@@ -118,13 +120,13 @@ def lock(lab: str) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(
-            missing_ok=True
-        )  # while it is held: whoever opened it meanwhile sees that it is not the one any more
+        path.unlink(missing_ok=True)  # while it is held: whoever opened it meanwhile compares inodes and tries again
         os.close(fd)
 
 
 def _locked(path: Path, lab: str) -> int:
+    """The locked file; a holder that was killed is waited for a moment, see _is_alive."""
+    end = time.monotonic() + _ORPHANS_S
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -136,12 +138,23 @@ def _locked(path: Path, lab: str) -> int:
         except BlockingIOError:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
+            if not _is_alive(holder) and time.monotonic() < end:
+                time.sleep(0.01)
+                continue
             who = f" (process {holder})" if holder else ""
             why = f"is being worked on by another Heddle{who}"
             raise InputError(Problem("", f"lab {lab}", why, "wait for it to end, or end it, and try again")) from None
         except FileNotFoundError:
             pass  # removed by its holder between open and stat
         os.close(fd)
+
+
+def _is_alive(holder: str) -> bool:
+    """Whether the lock's holder still runs.
+
+    When it was killed just as it started a command, its child holds a copy of the lock until that command begins.
+    """
+    return not holder.isdigit() or Path("/proc", holder).exists()
 
 
 def make_dir(path: Path) -> None:

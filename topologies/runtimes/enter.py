@@ -7,7 +7,8 @@ so that FRR and vtysh run unmodified, many times on one machine. The path space 
 mount namespace that ends with the process: nothing has to be kept alive, and nothing is left to clean up.
 
     python -I -S enter.py one JOB          enter one node and become its command
-    python -I -S enter.py many < jobs      run the commands of many nodes, each node's in order, nodes beside each other
+    python -I -S enter.py many PID < jobs  run the commands of many nodes, each node's in order, nodes beside each
+                                           other, for as long as process PID, the caller, lives
 
 A job is JSON: {"node", "netns", "mounts": [[source, target, read_only], ...], "commands": [[argv...], ...]}.
 `many` prints one JSON object: node -> {"command", "code", "output"} of the first command that failed.
@@ -134,9 +135,9 @@ def run(argv: list[str], out: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def all_of(job: dict, out: int) -> int:  # type: ignore[type-arg]
+def all_of(job: dict, out: int, parent: int) -> int:  # type: ignore[type-arg]
     """Enter, then run the node's commands until one fails; writes which one and returns its code."""
-    parent_death_kills()
+    die_with(parent)
     command: list[str] = []
     try:
         enter(job)
@@ -157,6 +158,7 @@ def many(jobs: list) -> dict:  # type: ignore[type-arg]
     """Fork for every job, a few at a time; returns what failed."""
     failed = {}
     running: dict[int, tuple[str, int]] = {}
+    parent = os.getpid()
     width = 4 * (os.cpu_count() or 1)  # daemons wait for their own children: a few more than processors
 
     def reap() -> None:
@@ -178,23 +180,25 @@ def many(jobs: list) -> dict:  # type: ignore[type-arg]
         out = os.memfd_create(job["node"], os.MFD_CLOEXEC)
         pid = os.fork()
         if pid == 0:
-            os._exit(all_of(job, out))
+            os._exit(all_of(job, out, parent))
         running[pid] = (job["node"], out)
     while running:
         reap()
     return failed
 
 
-def parent_death_kills() -> None:
+def die_with(parent: int) -> None:
     """An `up` that is killed must not leave helpers behind that go on making things."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
 
 
 def main() -> None:
     """Choose between one node and many."""
     if sys.argv[1] == "one":
         one(json.loads(sys.argv[2]))
-    parent_death_kills()
+    die_with(int(sys.argv[2]))
     print(json.dumps(many(json.load(sys.stdin))))
 
 

@@ -9,6 +9,7 @@ process that keeps it alive: its namespace is pinned by name, its path space is 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -34,6 +35,8 @@ _ENTER: Final = Path(__file__).with_name("enter.py")
 # Isolated and without site-packages: the helper starts in some 15 ms.
 _HELPER: Final = (sys.executable, "-I", "-S", str(_ENTER))
 _BATCH_LINE: Final = re.compile(r"Command failed -:(\d+)")
+# The signal comes only to who has asked for it: a parent that died before that is noticed by its number.
+_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 _WORKERS: Final = 4  # per-node batches wait for the kernel's one rtnl lock; more would only queue
 _SHOWN: Final = 5  # failures that are printed one by one
 
@@ -97,7 +100,7 @@ class NetnsRuntime:
             self._note_commands(lab, node, journal)
         if jobs:
             # A minute, and a second for every node: 250 switches take half a minute on two cores.
-            done = run([*_HELPER, "many"], stdin=json.dumps(jobs), timeout=60 + len(jobs))
+            done = run([*_HELPER, "many", str(os.getpid())], stdin=json.dumps(jobs), timeout=60 + len(jobs))
             _raise_failures(json.loads(done.out))
         observer.end("start", f"{len(jobs)} nodes")
 
@@ -216,7 +219,7 @@ def _batch(argv: list[str], lines: Iterable[tuple[str, str]], journal: Journal) 
     pairs = list(lines)
     text = "".join(line + "\n" for line, _ in pairs)
     journal.note(argv, text)
-    done = run(["setpriv", "--pdeathsig", "KILL", *argv], stdin=text, check=False, timeout=60 + len(pairs) / 10)
+    done = run([*_DIES_WITH_US, str(os.getpid()), *argv], stdin=text, check=False, timeout=60 + len(pairs) / 10)
     if done.code != 0:
         raise MachineError(_batch_problem(done, argv, pairs))
 
