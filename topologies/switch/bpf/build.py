@@ -37,24 +37,26 @@ def clang_version() -> str:
 
 
 def build(name: str, out: Path) -> bytes:
-    """Compile one program to `out` and return the object's bytes. MachineError says what clang found wrong."""
+    """Compile one program to `out` and return the object's bytes. MachineError says what clang found wrong.
+
+    Without llvm-objcopy the object keeps its DWARF: it works alike, but is not the one to commit.
+    """
     paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE))
     run(["clang", *_FLAGS, *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
-    run([tool("llvm-objcopy"), "--strip-debug", str(out)])
+    if strip := objcopy():
+        run([strip, "--strip-debug", str(out)])
     return out.read_bytes()
 
 
-def tool(name: str) -> str:
-    """One of LLVM's tools, by its name or with clang's major version behind it (as Debian installs it beside clang)."""
-    major = clang_version().partition(".")[0]
-    for candidate in (name, f"{name}-{major}"):
-        if shutil.which(candidate):
-            return candidate
-    raise MachineError(Problem("", name, "is not installed", "apt-get install llvm"))
+def objcopy() -> str | None:
+    """llvm-objcopy, or the one with clang's major version behind its name (as Debian installs it beside clang)."""
+    return shutil.which("llvm-objcopy") or shutil.which(f"llvm-objcopy-{clang_version().partition('.')[0]}")
 
 
 def main(argv: Sequence[str]) -> int:
     """Build all programs, or those that are named."""
+    if objcopy() is None:
+        raise SystemExit("llvm-objcopy is not installed: apt-get install llvm")
     for name in argv or PROGRAMS:
         size = len(build(name, HERE / f"{name}.o"))
         print(f"{name}.o  {size} bytes")
