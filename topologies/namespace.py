@@ -37,7 +37,9 @@ def inside(netns: Path) -> Iterator[None]:
         try:
             there = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise MachineError(Problem("", netns.name, "is no namespace here", "./inv status shows what runs")) from None
+            raise MachineError(
+                Problem("", netns.name, "is no namespace here", "./inv status shows what runs")
+            ) from None
         try:
             try:
                 setns(there, CLONE_NEWNET)

@@ -33,7 +33,8 @@ class Problem:
         if not self.hint:
             return head
         pad = " " * (len(self.where) + 2 if self.where else 2)
-        return head + "".join(f"\n{pad}{'hint: ' if i == 0 else '      '}{h}" for i, h in enumerate(self.hint.split("\n")))
+        first, *more = self.hint.split("\n")
+        return "\n".join([head, f"{pad}hint: {first}", *(f"{pad}      {line}" for line in more)])
 
 
 class HeddleError(Exception):

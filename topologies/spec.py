@@ -58,7 +58,7 @@ class RoutingSpec(_Strict):
 
     bgp: Literal["unnumbered"] = "unnumbered"
     ecmp: Literal["flow", "e-ecmp"] = "flow"
-    # per-switch: every switch hashes differently; shared: all alike (polarisation in three tiers); a number: all have it.
+    # per-switch: every switch hashes differently; shared: all alike (polarisation); a number: all have that one.
     seed: Literal["per-switch", "shared"] | Annotated[int, Field(ge=1, le=2**32 - 1)] = "per-switch"
 
 
@@ -138,7 +138,8 @@ class FabricSpec(_Strict):
         pool = self.addressing.network
         racks = 2 ** (self.addressing.rack_prefix - pool.prefixlen) - 2 ** max(0, self.addressing.rack_prefix - 16)
         if self.racks > racks:
-            raise at("racks", f"are more than the {racks} prefixes that {pool} holds", "try a longer addressing.rack_prefix")
+            why = f"are more than the {racks} prefixes that {pool} holds"
+            raise at("racks", why, "try a longer addressing.rack_prefix")
         if self.queues.buffer < 2 * self.link.mtu:
             raise at("queues.buffer", f"is below two packets of {self.link.mtu} bytes", "try 1MB")
         return self

@@ -33,9 +33,7 @@ def parse_rate(text: str | int) -> int:
 
 
 def _parse(text: str | int, units: dict[str, int], kind: str, hint: str, *, bare: bool) -> int:
-    if isinstance(text, bool) or not isinstance(text, str | int):
-        raise ValueError(f"is not {kind}; {hint}")
-    match = _NUMBER.match(str(text))
+    match = None if isinstance(text, bool) else _NUMBER.match(str(text))
     if match is None:
         raise ValueError(f"is not {kind}; {hint}")
     number, unit = match.groups()

@@ -1,4 +1,4 @@
-"""Whole collectives between ranks that share nothing but a (lossy) channel: the sums must be right, or be seen wrong."""
+"""Whole collectives between ranks that share only a (lossy) channel: sums must be right, or be seen to be wrong."""
 
 from __future__ import annotations
 
