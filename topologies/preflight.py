@@ -16,7 +16,8 @@ from topologies.fabric import Fabric
 from topologies.problems import MachineError, Problem
 
 FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
-SEED: Final = Path("/proc/sys/net/ipv4/fib_multipath_hash_seed")
+SYSCTLS: Final = Path("/proc/sys")
+SEED: Final = "net.ipv4.fib_multipath_hash_seed"
 _PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
 _THREADS_A_SWITCH: Final = 12  # zebra and bgpd have four or five each; a thread takes a process id
 _THREADS_BESIDE: Final = 2000  # what else may run here
@@ -52,14 +53,14 @@ def _programs() -> Iterator[Problem]:
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
     # Only the kernel's own hash needs it: under e-ecmp the seed is the BPF program's.
-    if fabric.spec.routing.ecmp == "flow" and not SEED.exists():
+    if fabric.spec.routing.ecmp == "flow" and not SYSCTLS.joinpath(*SEED.split(".")).exists():
         yield Problem(
             "kernel",
-            "net.ipv4.fib_multipath_hash_seed",
+            SEED,
             f"is missing in Linux {os.uname().release}: all switches would hash alike",
             "boot Linux 6.11 or newer, or set routing.ecmp=e-ecmp",
         )
-    if not Path("/proc/sys/net/ipv6").exists():
+    if not (SYSCTLS / "net/ipv6").exists():
         yield Problem("kernel", "IPv6", "is switched off, and unnumbered BGP needs it", "boot without ipv6.disable=1")
 
 
@@ -88,7 +89,7 @@ def _neighbours(table: str) -> int:
 
 def _at_least(key: str, need: int, what: str) -> Iterator[Problem]:
     try:
-        have = int(Path("/proc/sys", *key.split(".")).read_text(encoding="ascii"))
+        have = int(SYSCTLS.joinpath(*key.split(".")).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return  # not on this kernel, so not its limit
     if have < need:

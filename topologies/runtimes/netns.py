@@ -226,11 +226,14 @@ def _batch(argv: list[str], lines: Iterable[tuple[str, str]], journal: Journal) 
 
 def _batch_problem(done: Done, argv: list[str], pairs: list[tuple[str, str]]) -> Problem:
     said = _first_lines("\n".join(line for line in done.err.splitlines() if not _BATCH_LINE.match(line)))
-    match = _BATCH_LINE.search(done.err)
-    number = int(match.group(1)) if match else 0
-    if not 1 <= number <= len(pairs):
+    if match := _BATCH_LINE.search(done.err):
+        culprits = pairs[int(match.group(1)) - 1 :]
+    else:  # a word that ip cannot read ends it at once: the number is not said, but the word is
+        words = re.findall(r'"([^"]+)"', done.err)
+        culprits = [pair for pair in pairs if any(word in pair[0].split() for word in words)]
+    if not culprits:
         return Problem("", shlex.join(argv), f"failed with exit code {done.code}: {said}")
-    line, where = pairs[number - 1]
+    line, where = culprits[0]
     return Problem(where, f"ip {line}", f"failed: {said}")
 
 

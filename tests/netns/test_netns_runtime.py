@@ -1,0 +1,73 @@
+"""The namespace runtime on topologies written by hand: what goes wrong is named by node, link and line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from topologies.events import Silent
+from topologies.problems import MachineError
+from topologies.process import Journal
+from topologies.runtimes import get_runtime
+
+Create = Callable[[str], None]
+
+PAIR = """
+name: x
+topology:
+  nodes:
+    n1: {kind: linux, exec: ["ip addr add 10.1.0.0/31 dev eth1"]}
+    n2: {kind: linux, exec: ["ip addr add 10.1.0.1/31 dev eth1", "sh -c 'echo up > /proc/self/comm'"]}
+  links:
+    - endpoints: ["n1:eth1", "n2:eth1"]
+      mtu: 4200
+"""
+
+
+@pytest.fixture
+def create(lab_name: Callable[[], str], tmp_path: Path) -> Iterator[Create]:
+    """Create a topology's namespaces; they are gone after the test."""
+    name = lab_name()
+    runtime = get_runtime("netns")
+
+    def make(text: str) -> None:
+        path = tmp_path / "x.clab.yml"
+        path.write_text(text)
+        runtime.create(name, path, Journal(), Silent())
+        runtime.start(name, path, Journal(), Silent())
+
+    yield make
+    runtime.destroy(name, Silent())
+    assert not runtime.exists(name)
+
+
+def test_a_topology_without_frr_runs(create: Create) -> None:
+    create(PAIR)
+
+
+def test_a_link_that_cannot_be_made_is_named(create: Create) -> None:
+    with pytest.raises(MachineError, match=r"n1:eth1 to n2:eth2  ip link add eth1 netns .*File exists"):
+        create(PAIR + '    - endpoints: ["n1:eth1", "n2:eth2"]\n')
+
+
+def test_an_address_that_is_none_is_named(create: Create) -> None:
+    with pytest.raises(MachineError, match=r"n1  ip addr add 10\.1\.0\.300/31 dev eth1 failed: .*10\.1\.0\.300/31"):
+        create(PAIR.replace("10.1.0.0/31", "10.1.0.300/31"))
+
+
+def test_a_sysctl_that_the_kernel_lacks_is_named(create: Create) -> None:
+    with pytest.raises(MachineError, match=r"n1  net\.ipv4\.nonsense=1 cannot be set"):
+        create(PAIR.replace("n1: {", 'n1: {sysctls: {net.ipv4.nonsense: "1"}, '))
+
+
+def test_a_bind_that_cannot_be_provided_is_named(create: Create, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match=r"n1  bind /opt/nosuch/file cannot be provided"):
+        create(PAIR.replace("n1: {", 'n1: {binds: ["file:/opt/nosuch/file"], '))
+
+
+def test_a_command_that_fails_is_named_with_what_it_said(create: Create) -> None:
+    with pytest.raises(MachineError, match=r"n2  sh -c .* failed with exit code 4: no luck"):
+        create(PAIR.replace("echo up > /proc/self/comm", "echo no luck; exit 4"))

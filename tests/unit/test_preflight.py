@@ -1,0 +1,83 @@
+"""What a machine may lack, told all at once and with the command that mends it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from topologies import preflight as room
+from topologies.preflight import preflight
+from topologies.problems import MachineError
+from topologies.shapes import build
+from topologies.spec import FabricSpec, RoutingSpec
+
+LARGE = build(FabricSpec(name="large", racks=128, ctsw=16))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine that has everything, as files to be taken away."""
+    for key, value in {
+        "net/ipv4/fib_multipath_hash_seed": "0",
+        "net/ipv4/neigh/default/gc_thresh3": "1024",
+        "net/ipv6/neigh/default/gc_thresh3": "1024",
+        "kernel/pid_max": "32768",
+    }.items():
+        path = tmp_path / "sys" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(value)
+    for daemon in ("zebra", "bgpd"):
+        (tmp_path / "frr").mkdir(exist_ok=True)
+        (tmp_path / "frr" / daemon).write_text("")
+    monkeypatch.setattr(room, "SYSCTLS", tmp_path / "sys")
+    monkeypatch.setattr(room, "FRR_DIRS", (tmp_path / "frr",))
+    monkeypatch.setattr(room, "_neighbours", lambda table: 100)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
+    return tmp_path
+
+
+def small(ecmp: str = "flow") -> FabricSpec:
+    return FabricSpec(name="small", racks=2, ctsw=2, routing=RoutingSpec.model_validate({"ecmp": ecmp}))
+
+
+def test_a_machine_that_has_everything_passes(machine: Path) -> None:
+    preflight(build(small()))
+
+
+def test_a_kernel_without_seed_runs_e_ecmp_only(machine: Path) -> None:
+    (machine / "sys/net/ipv4/fib_multipath_hash_seed").unlink()
+    preflight(build(small("e-ecmp")))
+    with pytest.raises(MachineError, match=r"routing\.ecmp=e-ecmp"):
+        preflight(build(small()))
+
+
+def test_limits_too_low_for_the_size_come_with_their_sysctl(machine: Path) -> None:
+    (machine / "sys/kernel/pid_max").write_text("3000")
+    with pytest.raises(MachineError) as caught:
+        preflight(LARGE)
+    said = str(caught.value)
+    # 4 for each of 256 host links and of 2,048 fabric links, and 100 that are there.
+    assert "net.ipv4.neigh.default.gc_thresh3 = 1024 is too low: 1124 neighbours are needed" in said
+    assert "sysctl -w net.ipv6.neigh.default.gc_thresh3=16384" in said
+    assert "sysctl -w kernel.pid_max=4096" in said
+
+
+def test_frr_without_bgpd_is_named(machine: Path) -> None:
+    (machine / "frr/bgpd").unlink()
+    with pytest.raises(MachineError, match="bgpd is missing"):
+        preflight(build(small()))
+
+
+def test_everything_is_told_at_once(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    monkeypatch.setattr(room, "FRR_DIRS", ())
+    with pytest.raises(MachineError) as caught:
+        preflight(LARGE)
+    said = str(caught.value)
+    for part in ("need root", "apt-get install iproute2", "apt-get install frr", "gc_thresh3"):
+        assert part in said
+    assert caught.value.exit_code == 3
