@@ -90,6 +90,7 @@ def rendered(fabric: Fabric) -> dict[str, str]:
         switch_sysctls=switch_sysctls(fabric),
         host_sysctls=HOST_SYSCTLS,
         switch_files=SWITCH_FILES,
+        switch_commands=switch_commands,
         host_commands=lambda node: host_commands(fabric, node),
     )
     return files
@@ -154,6 +155,13 @@ HOST_SYSCTLS: Final[Mapping[str, str]] = {
     "net.ipv6.conf.all.accept_dad": "0",
     "net.ipv6.conf.default.accept_dad": "0",
 }
+
+
+def switch_commands(switch: Node) -> list[str]:
+    """The switch's loopback and its ends of the routed host links, as `ip` commands, then its daemons."""
+    addresses = [f"ip addr add {switch.loopback}/32 dev lo"]
+    addresses += [f"ip addr add {p.address} dev {p.name}" for p in switch.ports if p.address is not None]
+    return [*addresses, "sh /etc/frr/start.sh"]
 
 
 def host_commands(fabric: Fabric, host: Node) -> list[str]:

@@ -44,7 +44,9 @@ def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[
     return out
 
 
-def talk(sizes: list[int], loss: float, seed: int, psn: int = PSN_MASK - 3) -> tuple[Requester, Responder, Memory, bytes]:
+def talk(
+    sizes: list[int], loss: float, seed: int, psn: int = PSN_MASK - 3
+) -> tuple[Requester, Responder, Memory, bytes]:
     """Send messages of these sizes through a channel with this loss either way, until all is acknowledged."""
     dice = random.Random(seed)
     total = dice.randbytes(sum(sizes))
