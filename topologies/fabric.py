@@ -114,11 +114,15 @@ class Fabric:
 
     @cached_property
     def expected_next_hops(self) -> Mapping[str, Mapping[IPv4Network, frozenset[str]]]:
-        """Switch -> rack prefix -> names of the egress ports on all shortest paths (its own rack's is left out).
+        """Switch -> prefix -> names of the egress ports on all shortest paths.
 
+        Prefixes are those of all racks but the switch's own, and in its place the networks of its host links.
         Shortest in switch hops is shortest in AS-path length, since every hop between tiers crosses an AS.
         """
-        table: dict[str, dict[IPv4Network, frozenset[str]]] = {s.name: {} for s in self.switches}
+        table: dict[str, dict[IPv4Network, frozenset[str]]] = {
+            s.name: {p.address.network: frozenset({p.name}) for p in s.ports if p.address is not None}
+            for s in self.switches
+        }
         for prefix, owner in self.rack_prefixes.items():
             distance = self._distances(owner)
             for switch in self.switches:
