@@ -28,6 +28,7 @@ GROUPS: Final = {Tier.HOST.value: "server", Tier.RTSW.value: "leaf", Tier.CTSW.v
 # Source and destination address, protocol, source and destination port (ip-sysctl, fib_multipath_hash_fields).
 FIVE_TUPLE_FIELDS: Final = 0x37
 # 90 MB of netlink receive buffer is Debian's own default: a burst of links and routes must not overrun zebra.
+MGMTD_OPTIONS: Final = "-P 0"
 ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
 BGPD_OPTIONS: Final = "-P 0"
 
@@ -75,6 +76,7 @@ def rendered(fabric: Fabric) -> dict[str, str]:
     shared = {
         "fabric": fabric,
         "ra_interval": ra_interval(fabric),
+        "mgmtd_options": MGMTD_OPTIONS,
         "zebra_options": ZEBRA_OPTIONS,
         "bgpd_options": BGPD_OPTIONS,
     }

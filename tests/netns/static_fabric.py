@@ -105,6 +105,8 @@ def _node_batch(fabric: Fabric, node: Node, weights: Sequence[int]) -> str:
             lines.append(f"neigh add {GATEWAY} lladdr {peer_mac} dev {port.name} nud permanent")
     if node.tier is not Tier.HOST:
         for prefix, ports in fabric.expected_next_hops[node.name].items():
+            if prefix not in fabric.rack_prefixes:
+                continue  # host links have their routes by their addresses
             ordered = [p.name for p in node.ports if p.name in ports]
             hops = [f"nexthop via {GATEWAY} dev {p} onlink weight {weights[i]}" for i, p in enumerate(ordered)]
             lines.append(f"route add {prefix} {' '.join(hops)}")

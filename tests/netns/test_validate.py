@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.netns.static_fabric import some_flows
+from topologies import namespace
 from topologies.lab import Lab
 from topologies.process import run
 from traffic.paths.evidence import SentFlow, collect_after, collect_before
@@ -52,9 +54,19 @@ def test_a_wrong_rate_is_named(tiny: Lab) -> None:
 def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
     seed = tiny.fabric.by_name["ctsw1"].hash_seed
     key = "net.ipv4.fib_multipath_hash_seed"
-    with broken(tiny, "ctsw1", f"sysctl -qw {key}=5", f"sysctl -qw {key}={seed}") as found:
-        assert set(found) == {"sysctls", "hashing"}
-        assert f"ctsw1: {key} is 5, not {seed}" in found["sysctls"].detail
+    path = Path("/proc/sys", key.replace(".", "/"))
+
+    def write(value: int | None) -> None:
+        with namespace.inside(tiny.handle("ctsw1").netns):
+            path.write_text(str(value))
+
+    write(5)
+    try:
+        found = failed(tiny)
+    finally:
+        write(seed)
+    assert set(found) == {"sysctls", "hashing"}
+    assert f"ctsw1: {key} is 5, not {seed}" in found["sysctls"].detail
 
 
 def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
