@@ -6,22 +6,23 @@ for dir in /usr/lib/frr /usr/libexec/frr; do
   [ -x "$dir/zebra" ] && PATH="$dir:$PATH"
 done
 
-# start DAEMON WITHOUT [OPTION...]: each daemon takes frr.conf without the blocks that only others understand, or its
-# log begins with a line for each of them.
+# start DAEMON WITHOUT CONFIG [OPTION...]: each daemon takes frr.conf without the blocks that only others understand, or
+# its log begins with a line for each of them.
 start() {
-  daemon=$1 without=$2
-  shift 2
+  daemon=$1 without=$2 config=$3
+  shift 3
   if read -r pid < "/run/frr/$daemon.pid" && read -r name < "/proc/$pid/comm" && [ "$name" = "$daemon" ]; then
     return
   fi 2> /dev/null
-  sed "/^\($without\) /,/^!/d" /etc/frr/frr.conf > "/run/frr/$daemon.conf"
-  "$daemon" -d -f "/run/frr/$daemon.conf" --log "file:/var/log/frr/$daemon.log" "$@"
+  sed "/^\($without\) /,/^!/d" /etc/frr/frr.conf > "$config"
+  "$daemon" -d --log "file:/var/log/frr/$daemon.log" "$@"
 }
-# Where FRR has mgmtd (10.3 has), what stands in interface blocks reaches zebra by way of it.
+# Where FRR has mgmtd (10.3 has), what stands in interface blocks reaches zebra by way of it; it has no option for a file,
+# and reads zebra's old one.
 if command -v mgmtd > /dev/null; then
-  start mgmtd 'router bgp' -P 0
-  start zebra 'router bgp\|interface' -P 0 -s 90000000
+  start mgmtd 'router bgp' /etc/frr/zebra.conf -P 0
+  start zebra 'router bgp\|interface' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
 else
-  start zebra 'router bgp' -P 0 -s 90000000
+  start zebra 'router bgp' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
 fi
-start bgpd interface -P 0
+start bgpd interface /run/frr/bgpd.conf -f /run/frr/bgpd.conf -P 0
