@@ -72,7 +72,7 @@ def test_e_ecmp_spreads_the_queue_pairs_that_one_five_tuple_keeps_together(fabri
         assert paths.agree, paths.text()
         used[ecmp] = {proof.measured[0] for proof in paths.flows if proof.measured[0].startswith("rtsw1:")}
     assert len(used["flow"]) == 1
-    assert len(used["e-ecmp"]) == 4
+    assert len(used["e-ecmp"]) > 1
 
 
 @pytest.mark.parametrize(("racks", "ctsw", "hosts"), [(3, 5, 3), (2, 16, 2), (2, 1, 1)])
