@@ -49,13 +49,20 @@ class SwitchHashing:
 
 
 def sysctls(mode: str, seed: int) -> dict[str, str]:
-    """The sysctls of a mode, below net.ipv4. KeyError for a mode that is none."""
+    """The sysctls of a mode, below net.ipv4. KeyError for a mode that is none.
+
+    Without the kernel's own hash the seed is left out where the kernel has none: RoCE is seeded by the program then,
+    and the rest hashes alike in all switches, as it always did before Linux 6.11.
+    """
     policy = {"flow": POLICY_CUSTOM, "e-ecmp": POLICY_L4}[mode]
-    return {
+    rules = {
         "fib_multipath_hash_policy": str(policy),
         "fib_multipath_hash_fields": str(FIELDS_5_TUPLE),
         "fib_multipath_hash_seed": str(seed),
     }
+    if mode != "flow" and not (_SYSCTL / "fib_multipath_hash_seed").exists():
+        del rules["fib_multipath_hash_seed"]
+    return rules
 
 
 def config(mode: str, seed: int) -> bytes:
