@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import FabricLab
 from topologies import lab as life
 from topologies import state
 from topologies.convergence import gaps
@@ -22,6 +23,7 @@ from topologies.load import load_fabric
 from topologies.problems import CheckError, InputError, MachineError
 from topologies.runtimes import enter
 from topologies.status import status
+from topologies.switch.fib import read_fib
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
@@ -309,3 +311,22 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "did not come true in time"
         time.sleep(0.05)
+
+
+def test_two_ups_of_one_file_give_every_flow_the_same_path(fabric_lab: FabricLab) -> None:
+    """The kernel hashes to a place in a route's list of next hops: so the lists must be in the same order each time."""
+    orders = []
+    for _ in range(2):
+        lab = fabric_lab(racks=3, ctsw=4, hosts_per_rack=1)
+        handles = lab.handles()
+        routes = {switch.name: read_fib(handles[switch.name]).routes for switch in lab.fabric.switches}
+        orders.append(
+            {
+                (switch, prefix): [(hop.port, hop.weight) for hop in routes[switch][prefix]]
+                for switch, table in lab.fabric.expected_next_hops.items()
+                for prefix in table
+            }
+        )
+    assert orders[0] == orders[1]
+    uplinks = [f"eth{i}" for i in range(1, 5)]
+    assert all([port for port, _ in order] == uplinks for order in orders[0].values() if len(order) > 1)

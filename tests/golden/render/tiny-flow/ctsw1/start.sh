@@ -20,9 +20,9 @@ start() {
 # Where FRR has mgmtd (10.3 has), what stands in interface blocks reaches zebra by way of it; it has no option for a file,
 # and reads zebra's old one.
 if command -v mgmtd > /dev/null; then
-  start mgmtd 'router bgp' /etc/frr/zebra.conf -P 0
+  start mgmtd 'router bgp\|no zebra' /etc/frr/zebra.conf -P 0
   start zebra 'router bgp\|interface' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
 else
   start zebra 'router bgp' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
 fi
-start bgpd interface /run/frr/bgpd.conf -f /run/frr/bgpd.conf -P 0
+start bgpd 'interface\|no zebra' /run/frr/bgpd.conf -f /run/frr/bgpd.conf -P 0
