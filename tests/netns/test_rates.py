@@ -45,7 +45,7 @@ def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
                 if len(data) == len(frame):
                     seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2])  # when the kernel had it
                     arrivals.append(seconds + nanoseconds * 1e-9)
-        # Two packets may come at once, as the burst. A busy machine makes the port slower, never faster, so the bound on
-        # that side is only there to tell the rate from another one; ./inv bench measures it.
+        # Two packets may come at once, as the burst. A busy machine makes the port slower, never faster, so the bound
+        # on that side only tells the rate from another one; ./inv bench measures it.
         measured = 8 * len(frame) * (count - 2) / (arrivals[-1] - began)
         assert rate / 3 < measured < 1.02 * rate
