@@ -6,6 +6,7 @@ Out: DemoResult: three runs of the same all-reduce, each with the proof of its p
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -96,11 +97,13 @@ class DemoResult:
 
     def text(self) -> str:
         """All three side by side, and what is to be learnt."""
-        lines = [f"{'':<46}{'busbw GB/s':>11}{'MMR bytes':>11}{'paths proven':>15}"]
+        lines = [f"{'what ran':<46}{'busbw GB/s':>11}{'MMR bytes':>11}{'paths proven':>15}"]
         for p in self.played:
             proven = f"{len(p.paths.flows)} of {len(p.paths.flows)}" if p.paths.agree else "NO"
-            lines.append(f"{p.act.title:<46}{p.run.busbw:>11.4f}{p.paths.mmr.bytes or 0:>11.2f}{proven:>15}")
-        return "\n".join([*lines, "", *self._lesson(), ""])
+            lines.append(f"{p.act.title:<46}{p.run.busbw:>11.5f}{p.paths.mmr.bytes or 0:>11.2f}{proven:>15}")
+        return "\n".join(
+            [*lines, "", *(textwrap.fill(line, 98, break_on_hyphens=False) for line in self._lesson()), ""]
+        )
 
     def _lesson(self) -> list[str]:
         """Two sentences from the figures of this very run."""

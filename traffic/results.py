@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from traffic.options import ELEMENT_BYTES, RunOptions, describe
 from traffic.plan import Endpoint
+
+_COLUMNS: Final = (
+    "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
+    "#        (B)    (elements)                              (us)  (GB/s)  (GB/s)        ",
+)
+_IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +116,15 @@ class RunResult:
         }
 
     def table(self, short: bool = False) -> str:
-        """The whole in nccl-tests' text format, with lines of our own behind `#`; `short` leaves the ranks out."""
-        lines = [*self._head(short), *(_table_line(row) for row in self.rows), *self._foot()]
+        """The whole in nccl-tests' text format, with lines of our own behind `#`.
+
+        `short` leaves out the ranks and the in-place columns (which are never measured here), to fit 90 columns.
+        """
+        head = self._short_head() if short else self._head()
+        lines = [*head, *(_table_line(row, short) for row in self.rows), *self._foot()]
         return "\n".join(lines) + "\n"
 
-    def _head(self, short: bool) -> list[str]:
+    def _head(self) -> list[str]:
         o = self.options
         step = f"{o.sizes[1] / o.sizes[0]:g}(factor)" if len(o.sizes) > 1 else "1(factor)"
         return [
@@ -123,14 +133,17 @@ class RunResult:
             f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
-            *([] if short else _rank_lines(self.endpoints)),
+            *_rank_lines(self.endpoints),
             "#",
             f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}",
-            "#       size         count      type   redop    root"
-            "     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong",
-            "#        (B)    (elements)                         "
-            "     (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)        ",
+            *(left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True)),
         ]
+
+    def _short_head(self) -> list[str]:
+        columns = (left.rstrip() for left in _COLUMNS)
+        o = self.options
+        what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
+        return [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}", *columns]
 
     def _foot(self) -> list[str]:
         lost = sum(f.retransmitted for f in self.flows)
@@ -162,10 +175,10 @@ def _rank_lines(endpoints: Sequence[Endpoint]) -> list[str]:
     return shown if len(shown) <= 16 else [*shown[:4], f"#  ... {len(shown) - 5} more ranks", shown[-1]]
 
 
-def _table_line(row: SizeRow) -> str:
+def _table_line(row: SizeRow, short: bool) -> str:
     head = f"{row.size:12d}  {row.size // ELEMENT_BYTES:12d}  {'float':>8s}  {'sum':>6s}  {-1:6d}"
     body = f"  {_number(row.time_us, 7)}  {_number(row.algbw, 6)}  {_number(row.busbw, 6)}  {row.wrong:6g}"
-    return head + body + f"  {'N/A':>7s}  {'N/A':>6s}  {'N/A':>6s}  {'N/A':>6s}"
+    return head + body + ("" if short else f"  {'N/A':>7s}  {'N/A':>6s}  {'N/A':>6s}  {'N/A':>6s}")
 
 
 def _number(value: float, width: int) -> str:
