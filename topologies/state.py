@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import pwd
+import re
 import shutil
 import tempfile
 import time
@@ -27,6 +28,7 @@ from topologies.problems import InputError, MachineError, Problem
 
 _ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
 _FORMAT: Final = 1  # of lab.json; a record of another format is not guessed at
+_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (spec.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,25 @@ def state_dir() -> Path:
 
 
 def lab_dir(lab: str) -> Path:
-    """The directory of one lab; it need not exist."""
-    return state_dir() / "labs" / lab
+    """The directory of one lab; it need not exist. InputError when no lab can have that name."""
+    return state_dir() / "labs" / check_name(lab)
+
+
+def check_name(lab: str) -> str:
+    """The name itself, when a lab can have it; else InputError.
+
+    Directories that `down` removes, and patterns that it looks for, are made of it: `/home` or `*` must not get there.
+    """
+    if _NAME.fullmatch(lab) is None:
+        hint = "a letter, then at most 11 letters or digits, all small; ./inv status shows which labs there are"
+        raise InputError(Problem("", f"lab {lab!r}", "cannot be: no lab has such a name", hint))
+    return lab
 
 
 def labs() -> list[str]:
     """Names of all labs that there is a record of, sorted."""
-    return sorted(path.parent.name for path in (state_dir() / "labs").glob("*/lab.json"))
+    found = (path.parent.name for path in (state_dir() / "labs").glob("*/lab.json"))
+    return sorted(name for name in found if _NAME.fullmatch(name))
 
 
 def read_record(lab: str) -> Record | None:
@@ -114,7 +128,7 @@ def remove_record(lab: str) -> bool:
 @contextmanager
 def lock(lab: str) -> Iterator[None]:
     """Hold the lab for the length of a with block; InputError when another command holds it."""
-    path = state_dir() / "labs" / f"{lab}.lock"
+    path = lab_dir(lab).with_name(f"{lab}.lock")
     make_dir(path.parent)
     fd = _locked(path, lab)
     try:

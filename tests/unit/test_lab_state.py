@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from topologies import state
-from topologies.lab import explain
+from topologies.events import Silent
+from topologies.lab import down, explain, open_lab
 from topologies.load import load_fabric, presets
 from topologies.problems import InputError, MachineError
 from topologies.runtimes import get_runtime
+from topologies.runtimes.netns_cleanup import remove_lab
 from topologies.runtimes.netns_topology import read_topology
 from topologies.spec import FabricSpec
 from topologies.specdata import differences, dump_spec, load_spec
+from topologies.status import status
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,34 @@ def test_a_record_that_is_damaged_says_how_to_go_on(text: str) -> None:
     path.write_text(text)
     with pytest.raises(MachineError, match=r"\./inv down x"):
         state.read_record("x")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "*", "a/b", "/home", "Zone", "zone.yml", "zone\n", "a" * 13, "heddle-x"]
+)
+def test_what_no_lab_can_be_called_is_never_taken_down(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = str(tmp_path / "victim") if name == "/home" else name
+    (tmp_path / "victim").mkdir()
+    monkeypatch.setattr("topologies.lab._remove", lambda *_: pytest.fail("looked for something to remove"))
+    for verb in (down, open_lab, status, state.read_record, state.remove_record):
+        with pytest.raises(InputError):
+            verb(asked)
+    with pytest.raises(InputError), state.lock(asked):
+        pass
+    if not asked.isalnum():
+        with pytest.raises(ValueError, match="no lab's name"):
+            remove_lab(asked, tmp_path / "victim", Silent())
+    assert [path.name for path in tmp_path.iterdir()] == ["victim"]
+
+
+def test_a_directory_that_is_no_labs_is_not_listed() -> None:
+    for name in ("x", "X-1", "a b"):
+        path = state.state_dir() / "labs" / name / "lab.json"
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    assert state.labs() == ["x"]
 
 
 def test_a_lock_is_held_by_one_and_leaves_no_file() -> None:

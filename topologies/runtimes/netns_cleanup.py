@@ -6,6 +6,7 @@ processes that stand in one of them. Lab names have no dash, so no lab's prefix 
 
 from __future__ import annotations
 
+import glob
 import os
 import select
 import shutil
@@ -27,11 +28,13 @@ _ROUNDS: Final = 20  # a process may fork while it is looked for; look until not
 
 def namespaces_of(lab: str) -> list[Path]:
     """The lab's namespaces, by name; half-made ones too."""
-    return sorted(NETNS_DIR.glob(f"heddle-{lab}-*"))
+    return sorted(NETNS_DIR.glob(f"heddle-{glob.escape(lab)}-*"))
 
 
 def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
     """End the lab's processes, then remove its namespaces, pins and run directory; how many objects that were."""
+    if not lab.isalnum():  # whatever called: a path or an empty name would remove what is no lab's
+        raise ValueError(f"{lab!r} is no lab's name")
     spaces = namespaces_of(lab)
     observer.begin("remove", len(spaces))
     count = _end_processes(spaces)
