@@ -112,7 +112,7 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     """Place the ranks, open the QPs; InputError when the fabric has no such ranks or hosts."""
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
-    numbers = _QpNumbers(fabric.name, endpoints)
+    numbers = _QpNumbers(endpoints)
     qps = []
     for src, dst in sorted(pattern.peers(len(endpoints))):
         for index in range(options.qps):
@@ -188,11 +188,10 @@ def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
 class _QpNumbers:
     """Hands out QP numbers as NICs do: one after the other, from a start that differs from NIC to NIC."""
 
-    def __init__(self, lab: str, endpoints: Sequence[Endpoint]) -> None:
-        self._lab = lab
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._nics = [e.nic for e in endpoints]
         # 0 and 1 are management QPs (IBTA vol. 1, section 3.9); starts stay well inside 24 bits.
-        self._next = [0x100 + (zlib.crc32(f"{lab}/{nic}".encode()) & 0xFFFFF) for nic in self._nics]
+        self._next = [0x100 + (zlib.crc32(nic.encode()) & 0xFFFFF) for nic in self._nics]
 
     def next(self, rank: int) -> int:
         """The next free QP number of that rank's NIC."""
@@ -201,7 +200,7 @@ class _QpNumbers:
 
     def psn(self, rank: int, qpn: int) -> int:
         """A 24-bit first PSN: any value may come, those near the wrap too."""
-        return zlib.crc32(f"{self._lab}/{self._nics[rank]}/{qpn}/psn".encode()) & 0xFFFFFF
+        return zlib.crc32(f"{self._nics[rank]}/{qpn}/psn".encode()) & 0xFFFFFF
 
 
 def _source_port(how: SourcePorts, index: int, src_qpn: int, dst_qpn: int) -> int:
