@@ -83,7 +83,7 @@ def _seed(spec: FabricSpec, node: str) -> int:
     choice = spec.routing.seed
     if isinstance(choice, int):
         return choice
-    # Any word would do before the slash. With ten tried, what preset demo gains by E-ECMP lay between 1.3 and 2.5 times;
+    # Any word would do before the slash. With ten tried, preset demo gained between 1.3 and 2.5 times by E-ECMP;
     # this word's draw is the middle one.
     return zlib.crc32(b"fabric/shared" if choice == "shared" else f"fabric/{node}".encode()) or 1
 
