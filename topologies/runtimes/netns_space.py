@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from topologies.problems import MachineError, Problem
+from topologies.problems import MachineError, Problem, machine_errors
 from topologies.runtimes.netns_topology import Bind, NodeDef
 
 RUN_DIR: Final = Path("/run/heddle")
@@ -53,13 +53,15 @@ def make_space(lab: str, node: NodeDef) -> None:
         return
     owner = _frr_user(node.name)
     space = Space(lab, node.name)
-    for name in PROVIDED.values():
-        directory = space.directory / name
-        directory.mkdir(parents=True, exist_ok=True)
-        if name != "etc":
-            os.chown(directory, owner.pw_uid, owner.pw_gid)
-    for bind in node.binds:
-        _make_target(space, bind)
+    with machine_errors():
+        for name in PROVIDED.values():
+            directory = space.directory / name
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o755)  # whatever the umask says: daemons read here as user frr
+            if name != "etc":
+                os.chown(directory, owner.pw_uid, owner.pw_gid)
+        for bind in node.binds:
+            _make_target(space, bind)
 
 
 def _frr_user(node: str) -> pwd.struct_passwd:

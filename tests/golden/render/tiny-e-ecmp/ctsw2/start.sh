@@ -1,6 +1,7 @@
 #!/bin/sh
 # Starts zebra, then bgpd, unless they run. No watchfrr and no vtysh -b: with hundreds of switches their processes add up.
 set -eu
+umask 022  # zebra and bgpd read their files as user frr
 export MALLOC_ARENA_MAX=1  # one heap a daemon instead of one a thread: some 10 MB less a switch
 for dir in /usr/lib/frr /usr/libexec/frr; do
   [ -x "$dir/zebra" ] && PATH="$dir:$PATH"
