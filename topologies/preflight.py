@@ -7,6 +7,7 @@ Out: nothing, or MachineError with the command that mends each shortcoming.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,13 @@ SEED: Final = "net.ipv4.fib_multipath_hash_seed"
 _PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
 _THREADS_A_SWITCH: Final = 12  # zebra and bgpd have four or five each; a thread takes a process id
 _THREADS_BESIDE: Final = 2000  # what else may run here
+_FILES: Final = 256  # open files of one process: tc and ip keep some for each line of a batch
+# What a container's root often lacks; linux/capability.h.
+_CAPABILITIES: Final = {
+    "CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_ADMIN": 12,
+    "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21,
+}  # fmt: skip
+STATUS: Final = Path("/proc/self/status")
 
 
 def preflight(fabric: Fabric) -> None:
@@ -38,6 +46,16 @@ def frr_dir() -> Path | None:
 def _rights() -> Iterator[Problem]:
     if os.geteuid() != 0:
         yield Problem("", "network namespaces", "need root", "sudo ./inv ...")
+        return
+    try:
+        words = dict(line.split(":", 1) for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines())
+        have = int(words["CapEff"], 16)
+    except (OSError, KeyError, ValueError):
+        return  # cannot be known, so it is tried
+    lacking = [name for name, bit in _CAPABILITIES.items() if not have >> bit & 1]
+    if lacking:
+        hint = "run it on the machine itself, or start the container with --privileged"
+        yield Problem("", "this root", f"lacks {', '.join(lacking)}", hint)
 
 
 def _programs() -> Iterator[Problem]:
@@ -74,8 +92,23 @@ def _limits(fabric: Fabric) -> Iterator[Problem]:
     # IPv4 resolves both ends of host links; IPv6 both ends of fabric links, each with a multicast entry beside it.
     for family, table, need in (("ipv4", "arp_cache", 4 * hosts), ("ipv6", "ndisc_cache", 4 * between)):
         yield from _at_least(f"net.{family}.neigh.default.gc_thresh3", need + _neighbours(table), "neighbours")
-    threads = _THREADS_A_SWITCH * len(fabric.switches) + _THREADS_BESIDE
-    yield from _at_least("kernel.pid_max", threads, "processes and threads")
+    threads = _THREADS_A_SWITCH * len(fabric.switches)
+    yield from _at_least("kernel.pid_max", threads + _THREADS_BESIDE, "processes and threads")
+    yield from _at_least("kernel.threads-max", threads + _THREADS_BESIDE, "processes and threads")
+    yield from _at_least("user.max_net_namespaces", len(fabric.nodes), "network namespaces")
+    # Daemons run as user frr, whom root's exemption from this limit does not cover.
+    yield from _ulimit("-u", resource.RLIMIT_NPROC, threads, "processes and threads")
+    yield from _ulimit("-n", resource.RLIMIT_NOFILE, _FILES, "open files")
+
+
+def _ulimit(flag: str, limit: int, need: int, what: str) -> Iterator[Problem]:
+    have, most = resource.getrlimit(limit)
+    if have != resource.RLIM_INFINITY and have < need:
+        step = 1 << (need - 1).bit_length()
+        hint = f"ulimit {flag} {step}"
+        if most != resource.RLIM_INFINITY and most < step:
+            hint += ", as root and in the shell that starts ./inv"
+        yield Problem("", f"ulimit {flag} = {have}", f"is too low: {need} {what} are needed", hint)
 
 
 def _neighbours(table: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for daemon in ("zebra", "bgpd"):
         (tmp_path / "frr").mkdir(exist_ok=True)
         (tmp_path / "frr" / daemon).write_text("")
+    (tmp_path / "status").write_text("Name:\tx\nCapEff:\t000001ffffffffff\n")
+    monkeypatch.setattr(room, "STATUS", tmp_path / "status")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     monkeypatch.setattr(room, "SYSCTLS", tmp_path / "sys")
     monkeypatch.setattr(room, "FRR_DIRS", (tmp_path / "frr",))
     monkeypatch.setattr(room, "_neighbours", lambda table: 100)
@@ -63,6 +67,31 @@ def test_limits_too_low_for_the_size_come_with_their_sysctl(machine: Path) -> No
     assert "net.ipv4.neigh.default.gc_thresh3 = 1024 is too low: 1124 neighbours are needed" in said
     assert "sysctl -w net.ipv6.neigh.default.gc_thresh3=16384" in said
     assert "sysctl -w kernel.pid_max=4096" in said
+
+
+def test_a_root_without_rights_is_told_which(machine: Path) -> None:
+    (machine / "status").write_text("CapEff:\t00000000a80425fb\n")  # Docker's own choice
+    with pytest.raises(MachineError, match=r"this root lacks CAP_NET_ADMIN, CAP_SYS_ADMIN\n.*--privileged"):
+        preflight(build(small()))
+    (machine / "status").unlink()
+    preflight(build(small()))
+
+
+def test_limits_of_the_shell_are_told(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
+    with pytest.raises(MachineError) as caught:
+        preflight(build(small()))
+    said = str(caught.value)
+    assert "ulimit -u = 40 is too low: 48 processes and threads are needed" in said
+    assert "ulimit -n = 40 is too low: 256 open files are needed" in said
+    assert "ulimit -n 256" in said
+
+
+def test_a_limit_of_namespaces_is_told(machine: Path) -> None:
+    (machine / "sys/user").mkdir()
+    (machine / "sys/user/max_net_namespaces").write_text("7")
+    with pytest.raises(MachineError, match=r"user\.max_net_namespaces = 7 is too low: 8 network namespaces are needed"):
+        preflight(build(small()))
 
 
 def test_frr_without_bgpd_is_named(machine: Path) -> None:

@@ -38,6 +38,9 @@ _BATCH_LINE: Final = re.compile(r"Command failed -:(\d+)")
 # The signal comes only to who has asked for it: a parent that died before that is noticed by its number.
 _DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 _WORKERS: Final = 4  # per-node batches wait for the kernel's one rtnl lock; more would only queue
+# ip keeps what it opens for each `netns NAME` until it ends, two files a link: under the usual limit of 1,024 open
+# files one batch could not make more than 500 links.
+_LINKS_A_BATCH: Final = 100
 _SHOWN: Final = 5  # failures that are printed one by one
 
 
@@ -83,7 +86,10 @@ class NetnsRuntime:
         # Before the links: an interface takes its defaults (rp_filter, accept_dad) at birth.
         for node in topo.nodes.values():
             _set_sysctls(lab, node, journal)
-        _batch(["ip", "-batch", "-"], _link_lines(lab, topo), journal)
+        links = _link_lines(lab, topo)
+        for start in range(0, len(links), _LINKS_A_BATCH):
+            _batch(["ip", "-batch", "-"], links[start : start + _LINKS_A_BATCH], journal)
+            observer.advance("create", len(topo.nodes) + start)
         observer.advance("create", len(topo.nodes) + len(topo.links))
         lines = _node_lines(topo)
         _in_parallel(
