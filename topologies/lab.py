@@ -7,6 +7,7 @@ What a lab is, is written to its record before anything is made, so that whateve
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 import threading
@@ -21,7 +22,7 @@ from topologies import bgp, convergence, state
 from topologies.events import Observer, Silent
 from topologies.fabric import Fabric
 from topologies.preflight import preflight
-from topologies.problems import CheckError, InputError, Problem, did_you_mean
+from topologies.problems import CheckError, InputError, Problem, did_you_mean, machine_errors, trouble
 from topologies.process import Journal
 from topologies.render import render, topology_name
 from topologies.runtimes import RUNTIMES, NodeHandle, Runtime, get_runtime
@@ -187,6 +188,7 @@ def _make(lab: Lab, source: str, observer: Observer, clock: _Clock) -> None:
 
     record = state.Record(lab.name, lab.runtime.name, "starting", dump_spec(lab.fabric.spec), source)
     journal = Journal()
+    umask = os.umask(0o022)  # nobody else writes where root looks again, and daemons read as user frr
     try:
         state.write_record(record)
         with clock.step("render"):
@@ -198,11 +200,17 @@ def _make(lab: Lab, source: str, observer: Observer, clock: _Clock) -> None:
             lab.runtime.start(lab.name, lab.topology, journal, observer)
         with clock.step("switch"):  # while FRR finds its neighbours
             switch.apply(lab.fabric, lab.handles(), journal, observer)
-        (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
+        with machine_errors(str(lab.dir / "up.sh")):
+            (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
         state.write_record(replace(record, phase="running", seconds=clock.seconds()))
+    except OSError as error:
+        _remove(lab.name, lab.runtime, observer)
+        raise trouble(error) from None
     except BaseException:
         _remove(lab.name, lab.runtime, observer)
         raise
+    finally:
+        os.umask(umask)
 
 
 def _running(lab: Lab, observer: Observer) -> bool:
@@ -232,7 +240,7 @@ def _remove(name: str, runtime: Runtime, observer: Observer) -> bool:
     """Everything of a lab, in an order that can be cut short and taken up again: the record goes last."""
     from topologies import switch
 
-    with _uninterrupted():
+    with _uninterrupted(), machine_errors():
         count = runtime.destroy(name, observer)
         switch.remove(name)
         return state.remove_record(name) or count > 0

@@ -38,13 +38,16 @@ def inside(netns: Path) -> Iterator[None]:
             there = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise MachineError(
-                Problem("", netns.name, "is no namespace here", "./inv status shows what runs")
+                Problem("", netns.name, "is no namespace here", "./inv down LAB, then up again, makes it anew")
             ) from None
         try:
             try:
                 setns(there, CLONE_NEWNET)
             except PermissionError:
                 raise MachineError(Problem("", netns.name, "cannot be entered", "this needs root")) from None
+            except OSError as error:  # a plain file: its namespace was unmounted
+                why, hint = f"cannot be entered: {error.strerror}", "./inv down LAB, then up again, makes it anew"
+                raise MachineError(Problem("", netns.name, why, hint)) from None
         finally:
             os.close(there)
         try:

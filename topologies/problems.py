@@ -7,9 +7,11 @@ line prints their problems and leaves with their exit code. Anything else that e
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,34 @@ class MachineError(HeddleError):
     """This machine lacks something (exit code 3); the hint is the command that mends it."""
 
     exit_code = 3
+
+
+# What mends the system's refusals that any step can meet; without a word here the reason has to do.
+_MENDS: Final[Mapping[int, str]] = {
+    errno.ENOSPC: "free some space there: df -h and df -i tell",
+    errno.EDQUOT: "free some space there: your quota is used up",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+    errno.ENFILE: "raise the limit of open files: sysctl -w fs.file-max=1000000",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u unlimited), or end some",
+    errno.ENOMEM: "free some memory, or take a smaller fabric",
+}
+
+
+def trouble(error: OSError, what: str = "", hint: str = "") -> MachineError:
+    """A refusal of the system as an error of the machine: what it was about (else the file named in it), and why."""
+    about = what or str(error.filename or "")
+    why = "cannot be used" if about else "refuses to go on"
+    mend = _MENDS.get(error.errno or 0, hint)
+    return MachineError(Problem("", about or "this machine", f"{why}: {error.strerror or error}", mend))
+
+
+@contextmanager
+def machine_errors(what: str = "", hint: str = "") -> Iterator[None]:
+    """Turn the OSErrors of a with block into MachineErrors, see `trouble`."""
+    try:
+        yield
+    except OSError as error:
+        raise trouble(error, what, hint) from None
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from topologies.problems import MachineError, Problem
+from topologies.problems import MachineError, Problem, trouble
 
 log = logging.getLogger("heddle.process")
 
@@ -75,6 +75,8 @@ def run(
         proc = subprocess.run(list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError:
         raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
+    except OSError as error:  # no process, no memory, no file descriptor left
+        raise trouble(error, argv[0]) from None
     except subprocess.TimeoutExpired:
         raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s")) from None
     done = Done(tuple(argv), proc.returncode, proc.stdout, proc.stderr, time.monotonic() - start)

@@ -7,6 +7,7 @@ The same fabric gives the same bytes. Every runtime starts from these files, and
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -19,7 +20,7 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from topologies.fabric import Fabric, Node, Tier
-from topologies.problems import InputError, Problem
+from topologies.problems import HeddleError, InputError, Problem, trouble
 
 TEMPLATES: Final = Path(__file__).resolve().parent.parent / "templates"
 SWITCH_FILES: Final = ("frr.conf", "daemons", "vtysh.conf", "start.sh")
@@ -47,15 +48,24 @@ def render(fabric: Fabric, out: Path) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
-        raise InputError(Problem("", f"--out {out}", f"cannot be written: {error.strerror}")) from None
+        raise _refused(error, out) from None
     try:
         for name, text in files.items():
             _write(staging / name, text)
         staging.chmod(0o755)
         _place(staging, out, list(files))
+    except OSError as error:
+        raise _refused(error, out) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return out / topology_name(fabric.name)
+
+
+def _refused(error: OSError, out: Path) -> HeddleError:
+    """A full disk is the machine's fault; a place that cannot be written is the user's."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):
+        return trouble(error, str(out))
+    return InputError(Problem("", f"--out {out}", f"cannot be written: {error.strerror}", "name another directory"))
 
 
 def topology_name(lab: str) -> str:

@@ -10,12 +10,14 @@ called, and what is made there is theirs.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import pwd
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,8 +26,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from topologies.problems import InputError, MachineError, Problem
+from topologies.problems import InputError, MachineError, Problem, machine_errors
 
+_ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
 _ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
 _FORMAT: Final = 1  # of lab.json; a record of another format is not guessed at
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (spec.py)
@@ -73,21 +76,26 @@ def check_name(lab: str) -> str:
 
 def labs() -> list[str]:
     """Names of all labs that there is a record of, sorted."""
+    _check_owner(state_dir() / "labs")
     found = (path.parent.name for path in (state_dir() / "labs").glob("*/lab.json"))
     return sorted(name for name in found if _NAME.fullmatch(name))
 
 
 def read_record(lab: str) -> Record | None:
-    """The lab's record, or None when there is none. MachineError when it cannot be understood."""
+    """The lab's record, or None when there is none. MachineError when it cannot be understood or trusted."""
     path = lab_dir(lab) / "lab.json"
+    _check_owner(path.parent)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.get("format") != _FORMAT:
             raise ValueError(f"its format is {data.get('format')}, not {_FORMAT}")
-        return Record(**data)
+        record = Record(**data)
+        if record.name != lab or not isinstance(record.spec, dict):
+            raise ValueError(f"it is no record of {lab}")
+        return record
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MachineError(Problem("", str(path), f"cannot be read: {error}", f"./inv down {lab} removes it")) from None
 
 
@@ -99,6 +107,11 @@ def write_record(record: Record) -> None:
 def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:
     """Write a file so that a reader, or a crash, finds the old one or the new one and nothing between."""
     make_dir(path.parent)
+    with machine_errors(str(path), _ELSEWHERE):
+        _replace(path, data, indent)
+
+
+def _replace(path: Path, data: Mapping[str, Any], indent: int | None) -> None:
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -117,11 +130,12 @@ def remove_record(lab: str) -> bool:
     directory = lab_dir(lab)
     if not directory.exists():
         return False
-    # The record goes last: a removal that is cut short is still known as a lab.
-    for entry in directory.iterdir():
-        if entry.name != "lab.json":
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    shutil.rmtree(directory)
+    with machine_errors():
+        # The record goes last: a removal that is cut short is still known as a lab.
+        for entry in directory.iterdir():
+            if entry.name != "lab.json":
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        shutil.rmtree(directory)
     return True
 
 
@@ -130,11 +144,13 @@ def lock(lab: str) -> Iterator[None]:
     """Hold the lab for the length of a with block; InputError when another command holds it."""
     path = lab_dir(lab).with_name(f"{lab}.lock")
     make_dir(path.parent)
-    fd = _locked(path, lab)
+    with machine_errors(str(path), _ELSEWHERE):
+        fd = _locked(path, lab)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: whoever opened it meanwhile compares inodes and tries again
+        with suppress(OSError):
+            path.unlink()  # while it is held: whoever opened it meanwhile compares inodes and tries again
         os.close(fd)
 
 
@@ -146,8 +162,9 @@ def _locked(path: Path, lab: str) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.stat().st_ino == os.fstat(fd).st_ino:
-                os.ftruncate(fd, 0)
-                os.write(fd, f"{os.getpid()}\n".encode())
+                with suppress(OSError):  # on a full disk the lock still holds; it only does not tell by whom
+                    os.ftruncate(fd, 0)
+                    os.write(fd, f"{os.getpid()}\n".encode())
                 return fd
         except BlockingIOError:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
@@ -173,16 +190,35 @@ def _is_alive(holder: str) -> bool:
 
 def make_dir(path: Path) -> None:
     """Make a directory and its parents, all of them the caller's own."""
-    missing = [p for p in (path, *path.parents) if not p.exists()]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = f"cannot be made: {error.strerror}"
-        raise MachineError(
-            Problem("", str(path), why, "HEDDLE_STATE_DIR=/var/tmp/heddle names another place")
-        ) from None
+    with machine_errors(str(path), _ELSEWHERE):
+        missing = [p for p in (path, *path.parents) if not p.exists()]
+        for each in reversed(missing):
+            each.mkdir(mode=0o755, exist_ok=True)  # whatever the umask lets others do
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     for made in missing:
         give_to_caller(made)
+    _check_owner(path)
+
+
+def _check_owner(path: Path) -> None:
+    """MachineError when the state is somebody else's: what stands in it runs as root.
+
+    A place like /var/tmp is everybody's to write, so whoever comes first could lay a trap there.
+    """
+    caller = _caller()
+    ours = {0, os.geteuid(), caller.pw_uid if caller else 0}
+    for each in (path, *path.parents):
+        if not each.is_relative_to(state_dir()):
+            return
+        for found in (os.lstat, os.stat):  # a link's owner chooses where it leads
+            try:
+                status = found(each)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if status.st_uid not in ours or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWOTH):
+                why = "belongs to another user" if status.st_uid not in ours else "can be written by everybody"
+                raise MachineError(Problem("", str(each), f"{why}, and what stands there runs as root", _ELSEWHERE))
 
 
 def give_to_caller(path: Path, *, deep: bool = False) -> None:

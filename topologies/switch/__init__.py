@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -101,7 +102,12 @@ def _pin_dir(lab: str, owner: str) -> Path:
     for _ in range(10):
         try:
             pins.mkdir(parents=True, exist_ok=True)
+            root = hashing.PINS.lstat()
         except FileNotFoundError:
             continue
+        if root.st_uid != 0 or not stat.S_ISDIR(root.st_mode) or root.st_mode & stat.S_IWOTH:
+            # Mounted without mode=0700 the BPF file system is everybody's, as /tmp is.
+            why = "is another user's, or everybody's to write"
+            raise MachineError(Problem("bpf", str(hashing.PINS), why, f"rm -r {hashing.PINS}, when no lab runs"))
         return pins
     raise MachineError(Problem("bpf", str(pins), "cannot be made: something keeps removing it"))
