@@ -73,7 +73,11 @@ def up(
     from topologies import lab
     from topologies.cli import views
     from topologies.load import load_fabric
+    from topologies.problems import InputError, Problem
 
+    if timeout is not None and timeout <= 0:
+        hint = "name seconds, as --timeout 60"
+        raise InputError(Problem("", f"--timeout {timeout:g}", "leaves no time to converge", hint))
     spec = load_fabric(fabric, name=name, overrides=set_)
     if explain:
         script = lab.explain(spec, runtime)
@@ -120,6 +124,9 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
         "iters": "iterations measured",
         "warmup": "iterations before",
         "sport": "UDP source ports: qpn, fixed[:PORT], list:A,B,C",
+        "chunk": "bytes of one message",
+        "window": "packets that a queue pair may have unacknowledged; otherwise 64 a connection",
+        "timeout": "until a packet counts as lost: 8 to 31 for 4.096 us x 2^N; otherwise by rate and buffer",
         "placement": "ranks on hosts: block, cyclic, or host names with commas",
         "lab": LAB,
         "fabric": "bring this fabric up for the run, and down after it",
@@ -139,6 +146,9 @@ def run(
     iters: int = 5,
     warmup: int = 1,
     sport: str = "qpn",
+    chunk: str = "128K",
+    window: int | None = None,
+    timeout: int | None = None,
     placement: str = "block",
     lab: str | None = None,
     fabric: str | None = None,
@@ -147,13 +157,14 @@ def run(
     """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated."""
     from topologies.cli.inside import lab_for_run
     from traffic.options import run_options
+    from traffic.plan import build_plan
     from traffic.run import run as run_collective
 
     options = run_options(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode,
-        iters=iters, warmup=warmup, sport=sport, placement=placement,
+        iters=iters, warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement,
     )  # fmt: skip
-    with lab_for_run(out, lab, fabric, set_) as where:
+    with lab_for_run(out, lab, fabric, set_, check=lambda built: build_plan(built, options)) as where:
         result = run_collective(where, options, out.observer)
     out.result(result.to_json(), result.table())
     out.exit_code = 1 if result.wrong else 0

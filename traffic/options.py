@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from topologies.problems import Problems, did_you_mean
+from topologies.problems import InputError, Problems, did_you_mean
 from topologies.units import parse_size
+from traffic.collectives import find_pattern
 
 QpMode = Literal["split", "round-robin"]
 ELEMENT_BYTES: Final = 4  # float32
 MAX_SIZE: Final = 1 << 28
 MAX_QPS: Final = 128  # NCCL's own limit for a connection
+TIMEOUTS: Final = (8, 31)  # exponents: from 1 ms, below which a busy machine alone looks like loss, to IBTA's largest
 FIXED_SPORT: Final = 49152  # what OTG takes when none is given
 
 
@@ -63,7 +65,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         sizes = _series(low, high, parts[2] if len(parts) == 3 else "x2")
     for size in sizes:
         if size < ELEMENT_BYTES or size > MAX_SIZE:
-            raise ValueError(f"goes beyond {ELEMENT_BYTES} bytes (one float32) to {MAX_SIZE} bytes")
+            raise ValueError(f"has {size} bytes, which is outside {ELEMENT_BYTES} (one float32) to {MAX_SIZE} (256M)")
         if size % ELEMENT_BYTES:
             raise ValueError(f"gives {size} bytes, which is no whole number of float32 elements")
     return tuple(sizes)
@@ -121,6 +123,7 @@ def run_options(
     sport: str = "qpn",
     chunk: str = "128K",
     window: int | None = None,
+    timeout: int | None = None,
 ) -> RunOptions:
     """Options as they were typed; InputError with everything that is wrong with them."""
     problems = Problems()
@@ -141,24 +144,29 @@ def run_options(
     chunk_bytes = parsed("--chunk", chunk, parse_size, 1 << 17)
     if qp_mode not in get_args(QpMode):
         wrong(f"--qp-mode {qp_mode}", "is not a way to use QPs", did_you_mean(qp_mode, get_args(QpMode)))
+    try:
+        find_pattern(collective, algorithm)
+    except InputError as error:
+        problems.found += error.problems
     for flag, value, low, high in (
         ("--qps", qps, 1, MAX_QPS),
         ("--iters", iters, 1, 10_000),
         ("--warmup", warmup, 0, 1_000),
-        ("--window", 1 if window is None else window, 1, 1 << 14),
-        ("--ranks", 2 if ranks is None else ranks, 2, 2048),
+        ("--ranks", ranks, 2, 2048),
+        ("--window", window, 1, 1 << 14),
+        ("--timeout", timeout, *TIMEOUTS),
     ):
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             wrong(f"{flag} {value}", f"is outside {low} to {high}")
     assert isinstance(sizes, tuple)  # noqa: S101  (for the type checker)
     assert isinstance(ports, SourcePorts)  # noqa: S101
     assert isinstance(chunk_bytes, int)  # noqa: S101
     if not 4096 <= chunk_bytes <= 1 << 24 or chunk_bytes % 128:
-        wrong(f"--chunk {chunk}", "must be a multiple of 128 bytes between 4K and 16M")
+        wrong(f"--chunk {chunk}", "is not a multiple of 128 bytes between 4K and 16M", "one message; NCCL takes 128K")
     problems.raise_if_any()
     mode: QpMode = "split" if qp_mode == "split" else "round-robin"
     return RunOptions(
-        collective, algorithm, ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window
+        collective, algorithm, ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window, timeout
     )
 
 

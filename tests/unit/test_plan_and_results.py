@@ -47,11 +47,36 @@ def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
 
 def test_all_wrong_options_are_told_at_once() -> None:
     with pytest.raises(InputError) as caught:
-        run_options(size="9", qps=0, qp_mode="splitt", sport="fixed:99999", iters=0, chunk="100")
+        run_options(
+            collective="all_reduce", size="9", qps=0, qp_mode="splitt", sport="fixed:99999", iters=0, chunk="100",
+            window=0, timeout=7,
+        )  # fmt: skip
     told = str(caught.value)
     for flag in ("--size 9", "--qps 0", "--qp-mode splitt", "--sport fixed:99999", "--iters 0", "--chunk 100"):
         assert flag in told
     assert "did you mean split?" in told
+    assert "did you mean all-reduce?" in told
+    assert "--window 0 is outside 1 to 16384" in told
+    assert "--timeout 7 is outside 8 to 31" in told
+
+
+def test_messages_windows_and_timeouts_can_be_chosen(demo: Fabric) -> None:
+    plan = build_plan(demo, run_options(chunk="64K", window=3, timeout=8))
+    assert plan.options.chunk == 65536
+    assert plan.window == 3
+    assert plan.timeout_s == pytest.approx(4.096e-6 * 2**8)
+
+
+@pytest.mark.parametrize("chunk", ["", "0", "4000", "32M", "4K:8K", "-4K", "x"])
+def test_messages_of_odd_lengths_are_refused(chunk: str) -> None:
+    with pytest.raises(InputError, match="--chunk"):
+        run_options(chunk=chunk)
+
+
+@pytest.mark.parametrize("timeout", [-1, 0, 7, 32])
+def test_timeouts_that_are_none_are_refused(timeout: int) -> None:
+    with pytest.raises(InputError, match=f"--timeout {timeout} is outside 8 to 31"):
+        run_options(timeout=timeout)
 
 
 def test_source_ports() -> None:

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from topologies.cli.console import Console
 from topologies.problems import InputError, Problem
 
 if TYPE_CHECKING:
+    from topologies.fabric import Fabric
     from topologies.lab import Lab
 
 
@@ -23,7 +24,7 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
     """Run a command in a node; the verb leaves with its exit code."""
     where = labs.open_lab(lab)
     where.handle(node)
-    if not cmd:
+    if not cmd or not cmd[0]:
         hint = f"./inv exec {node} ip route, or ./inv exec {node} bash"
         raise InputError(Problem("", f"exec {node}", "has no command", hint))
     if cmd[0].startswith("-"):
@@ -56,8 +57,13 @@ def _stdout_to(fd: int) -> Iterator[None]:
 
 
 @contextmanager
-def lab_for_run(out: Console, lab: str | None, fabric: str | None, overrides: Sequence[str]) -> Iterator[Lab]:
-    """The running lab; or, for `--fabric`, one that is brought up now and taken down at the end, however that comes."""
+def lab_for_run(
+    out: Console, lab: str | None, fabric: str | None, overrides: Sequence[str], check: Callable[[Fabric], object]
+) -> Iterator[Lab]:
+    """The running lab; or, for `--fabric`, one that is brought up now and taken down at the end, however that comes.
+
+    check: raises what is wrong with the run on such a fabric, before anything is brought up for it.
+    """
     if fabric is None:
         if overrides:
             hint = "a running lab is what it is: ./inv run --fabric FABRIC --set ..., or ./inv up FABRIC --set ..."
@@ -68,8 +74,11 @@ def lab_for_run(out: Console, lab: str | None, fabric: str | None, overrides: Se
         hint = "--lab takes a running one, --fabric brings one up for the run"
         raise InputError(Problem("", "--lab and --fabric", "exclude each other", hint))
     from topologies.load import load_fabric
+    from topologies.shapes import build
 
-    done = labs.up(load_fabric(fabric, overrides=overrides), observer=out.observer, rollback=True, source=fabric)
+    spec = load_fabric(fabric, overrides=overrides)
+    check(build(spec))
+    done = labs.up(spec, observer=out.observer, rollback=True, source=fabric)
     try:
         yield done.lab
     finally:

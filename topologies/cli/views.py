@@ -26,14 +26,14 @@ def up_json(done: UpResult) -> dict[str, Any]:
 
 def up_text(done: UpResult) -> str:
     """Two lines: what is up, and what to do with it."""
-    fabric = done.lab.fabric
+    name, fabric = done.lab.name, done.lab.fabric
     size = f"{len(fabric.switches)} switches, {len(fabric.hosts)} hosts, {len(fabric.links)} links"
     if not done.created:
-        return f"{done.lab.name} is up already: {size}"
+        return f"{name} is up already: {size}"
     return (
-        f"{done.lab.name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
-        f"next: ./inv run --lab {done.lab.name} | ./inv status | ./inv exec {fabric.switches[0].name} vtysh | "
-        f"./inv down {done.lab.name}"
+        f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
+        f"next: ./inv run --lab {name}; ./inv status {name}; "
+        f"./inv exec --lab {name} {fabric.switches[0].name} vtysh; ./inv down {name}"
     )
 
 
@@ -42,7 +42,7 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
     if not labs:
         return "no lab is running; ./inv up zone brings one up"
     if detail:
-        rows = [(k, str(v)) for k, v in labs[0].to_json().items() if k != "bgp"]
+        rows = [(k, _said(v)) for k, v in labs[0].to_json().items() if k != "bgp"]
         bgp = labs[0].bgp
         return table(("lab", labs[0].lab), [*rows[1:], ("bgp", f"{bgp.established} of {bgp.expected} established")])
     header = ("lab", "runtime", "state", "converged", "switches", "hosts", "links", "bgp", "from")
@@ -50,12 +50,18 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
         header,
         [
             (
-                *(s.lab, s.runtime, s.state, "yes" if s.converged else "no", str(s.switches), str(s.hosts)),
+                *(s.lab, s.runtime, s.state, _said(s.converged), str(s.switches), str(s.hosts)),
                 *(str(s.links), f"{s.bgp.established}/{s.bgp.expected}", s.source),
             )
             for s in labs
         ],
     )
+
+
+def _said(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(_said(each) for each in value) or "none"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def checks_text(checks: Sequence[Check]) -> str:
