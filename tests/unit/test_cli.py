@@ -17,13 +17,14 @@ from topologies.cli.argv import Verb, parameters_of, parse, wants_json
 from topologies.cli.console import Console, table
 from topologies.cli.program import main
 from topologies.cli.verbs import verb
+from topologies.fabric import Fabric
 from topologies.problems import CheckError, InputError, MachineError, Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def an_up(out: Console, fabric: str, name: str | None = None, set_: Sequence[str] = (), n: int = 1, go: bool = True,
-          dry: bool = False) -> None:  # fmt: skip
+          dry: bool = False, wait: float = 1.0) -> None:  # fmt: skip
     """Not called: only its signature is read."""
 
 
@@ -65,12 +66,29 @@ def test_words_become_arguments(line: str, typed: dict[str, Any]) -> None:
         ("a --dry=yes", "this flag takes none"),
         ("a -- b", "-- has no meaning for up"),
         ("a --no-dry", "--no-dry is not a flag of up"),
+        ("a --n 1_0", "--n 1_0 is not a whole number"),
+        ("a --n ٣", "--n ٣ is not a whole number"),
+        ("a --name=", "--name is an empty word"),
+        ("a --set", "write --set PATH=VALUE"),
+        ("a --wait nan", "--wait nan is not a number"),
+        ("a --wait inf", "--wait inf is not a number"),
     ],
 )
 def test_wrong_words_are_named(line: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(UP, line.split())
     assert said in str(caught.value)
+
+
+def test_an_empty_word_is_no_name() -> None:
+    with pytest.raises(InputError, match="exec NODE is an empty word"):
+        parse(EXEC, ["", "ls"])
+
+
+def test_usage_lines_can_be_typed_as_they_stand() -> None:
+    assert UP.usage == "./inv up FABRIC [flags]"
+    assert EXEC.usage == "./inv exec [flags] NODE CMD..."
+    assert TEST.usage == "./inv test FABRIC [NAME] [flags] [-- SET_...]"
 
 
 def test_all_wrong_words_come_together() -> None:
@@ -206,6 +224,46 @@ def test_who_stops_reading_is_not_told_off() -> None:
         inv.stdout.close()
         assert inv.stderr.read() == b""
         assert inv.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"),
+    [("--list >&-", 0), ("--list <&- 2>&-", 0), ("nosuch >&- 2>&-", 2), ("--list >/dev/full", 3),
+     ("nosuch --format json >/dev/full", 2)],
+)  # fmt: skip
+def test_streams_that_are_closed_or_full_are_no_defect(redirection: str, code: int, tmp_path: Path) -> None:
+    line = f'exec "$0" "$1" {redirection}'
+    env = {**os.environ, "HEDDLE_STATE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable, str(ROOT / "tasks.py")], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_working_directory_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    line = 'cd "$2" && rmdir "$2" && exec "$0" "$1" render tiny --out x'
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    argv = ["sh", "-c", line, sys.executable, str(ROOT / "tasks.py"), str(gone)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "the working directory is not there any more" in done.stderr
+
+
+def test_a_run_that_cannot_be_brings_no_fabric_up(capsys: pytest.CaptureFixture[str]) -> None:
+    from topologies.cli.inside import lab_for_run
+
+    def refuse(built: Fabric) -> None:
+        raise InputError(Problem("", built.name, "is too small"))
+
+    with (
+        pytest.raises(InputError, match="tiny is too small"),
+        lab_for_run(Console(), None, "tiny", (), check=refuse),
+    ):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_the_list_of_verbs_is_quick() -> None:

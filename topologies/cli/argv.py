@@ -9,16 +9,35 @@ invoke's own parser is not used for verbs: it cannot have optional positionals, 
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from topologies.problems import InputError, Problem, Problems, nearest
 
+_WHOLE: Final = re.compile(r"[-+]?[0-9]{1,300}")
+
+
+def _whole(text: str) -> int:
+    if not _WHOLE.fullmatch(text):  # int() alone takes 1_000 and other scripts' digits
+        raise ValueError
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError
+    return number
+
+
 _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
-    "int": (int, "a whole number"),
-    "float": (float, "a number"),
+    "int": (_whole, "a whole number"),
+    "float": (_finite, "a number"),
 }
+# What stands for a value in usage lines, where the flag's own word says too little.
+_VALUES: Final = {"set": "PATH=VALUE", "qp-mode": "MODE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,11 @@ class Parameter:
     def flag(self) -> str:
         """`--qp-mode`."""
         return f"--{self.word}"
+
+    @property
+    def value(self) -> str:
+        """What stands for its value in usage lines: `PATH=VALUE` for --set."""
+        return _VALUES.get(self.word, self.word.upper())
 
     @property
     def required(self) -> bool:
@@ -70,12 +94,12 @@ class Verb:
 
     @property
     def usage(self) -> str:
-        """`./inv up FABRIC [flags]`."""
-        words = [f"./inv {self.name}"]
-        words += [p.word.upper() if p.required else f"[{p.word.upper()}]" for p in self.positionals]
+        """`./inv up FABRIC [flags]`; flags stand before what is not ours."""
+        placed = [p.word.upper() if p.required else f"[{p.word.upper()}]" for p in self.positionals]
+        words = ["[flags]", *placed] if self.rest_after_positionals else [*placed, "[flags]"]
         if self.rest:
             words.append(f"{self.rest.upper()}..." if self.rest_after_positionals else f"[-- {self.rest.upper()}...]")
-        return " ".join(words)
+        return " ".join([f"./inv {self.name}", *words])
 
 
 def parameters_of(function: Callable[..., Any], positional: Sequence[str], help: Mapping[str, str]) -> list[Parameter]:
@@ -141,6 +165,8 @@ class _Parse:
         if parameter is None:
             near = nearest(flag, self.verb.flags)
             hint = f"did you mean {near}?" if near else f"flags: {', '.join(self.verb.flags)}"
+            if not near and self.verb.rest and not self.verb.rest_after_positionals:
+                hint += f"; {self.verb.rest} stand after --"
             self.problems.add(where="", what=flag, why=f"is not a flag of {self.verb.name}", hint=hint)
             # What follows an unknown flag is most likely its value, and no second mistake.
             if not equals and words and not words[0].startswith("-"):
@@ -154,16 +180,23 @@ class _Parse:
         elif equals:
             self._set(parameter, value, word)
         elif not words or words[0].partition("=")[0] in self.verb.flags or words[0] == "--":
-            hint = f"write {flag} {parameter.word.upper()}"
+            hint = f"write {flag} {parameter.value}"
             self.problems.add(where="", what=flag, why="needs a value", hint=hint)
         else:
             value = words.pop(0)
             self._set(parameter, value, f"{flag} {value}")
 
     def _set(self, parameter: Parameter, text: str, shown: str) -> None:
-        if parameter.kind == "list":
-            self.values[parameter.name] = [*self.values.get(parameter.name, []), text]
-            return
+        if not text:  # a shell's variable that is not set; no parameter has a use for it
+            what = f"{self.verb.name} {parameter.value}" if parameter.positional else parameter.flag
+            self.problems.add(where="", what=what, why="is an empty word", hint=self._see())
+            self.values.setdefault(parameter.name, None)
+        elif parameter.kind == "list":
+            self.values[parameter.name] = [*(self.values.get(parameter.name) or []), text]
+        else:
+            self._convert(parameter, text, shown)
+
+    def _convert(self, parameter: Parameter, text: str, shown: str) -> None:
         convert, name = _KINDS.get(parameter.kind, (str, "a text"))
         try:
             self.values[parameter.name] = convert(text)

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from topologies.problems import Problem
+from topologies.problems import MachineError, Problem
 
 if TYPE_CHECKING:
     import rich.console
@@ -55,14 +55,14 @@ class Console:
     def result(self, data: Mapping[str, Any], text: str = "") -> None:
         """Print the verb's result: `data` as JSON, or `text` for people."""
         self.close()
-        print(json.dumps(data, indent=2, default=str) if self.json else text.rstrip("\n"), flush=True)
+        written((json.dumps(data, indent=2, default=str) if self.json else text.rstrip("\n")) + "\n")
 
     def show(self, text: str) -> None:
         """A part of the result that is there before the rest; with JSON the whole comes at the end."""
         if self._observer is not None:
             self._observer.close()  # it draws again when the next step begins
         if not self.json:
-            print(text, flush=True)
+            written(text + "\n")
 
     def fail(self, *problems: Problem) -> None:
         """Leave with exit code 1 because of these, after a result that was printed all the same."""
@@ -86,6 +86,19 @@ class Console:
             return False
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def written(text: str = "") -> None:
+    """Write to stdout what a caller waits for; MachineError when it cannot all be written (a full disk)."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more at exit, and would fail again
+        hint = "free some space where the output goes"
+        raise MachineError(Problem("", "stdout", f"cannot be written: {error.strerror}", hint)) from None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:

@@ -14,19 +14,21 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from invoke import Collection, Config, Exit, ParseError, Program, Task
 from invoke.parser import Argument
 
 from topologies.cli.argv import Verb, parse, wants_json
-from topologies.cli.console import colour_wanted, problems_json, table
-from topologies.problems import HeddleError, InputError, Problem, nearest
+from topologies.cli.console import colour_wanted, problems_json, table, written
+from topologies.problems import HeddleError, InputError, MachineError, Problem, nearest
 
 VERSION: Final = "0.1.0"
 DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE: Final = 141  # as a shell reports SIGPIPE
+_NOWHERE: Final = Problem("", "the working directory", "is not there any more", "cd to one that is")
 _CORE: Final = {
     "help": "what can be done; ./inv VERB --help says more of one verb",
     "list": "the verbs",
@@ -73,7 +75,7 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
         self.parse_core_args()
         self.typed = words[verb_at:]
         if self.args.version.value:
-            print(f"Heddle {VERSION}")
+            written(f"Heddle {VERSION}\n")
             raise Exit
         if self.args["print-completion-script"].value:
             from invoke.completion.complete import print_completion_script
@@ -119,29 +121,29 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
 
     def print_help(self) -> None:
         """Usage, verbs, flags."""
-        print("Usage: ./inv VERB [flags]\n")
+        written("Usage: ./inv VERB [flags]\n\n")
         self.list_tasks()
-        print("\n" + table(["Flags", ""], [(f"  --{k}", v) for k, v in _CORE.items()]))
-        print("\n./inv VERB --help explains a verb. First steps: ./inv demo")
+        written("\n" + table(["Flags", ""], [(f"  --{k}", v) for k, v in _CORE.items()]) + "\n")
+        written("\n./inv VERB --help explains a verb. First steps: ./inv demo\n")
 
     def list_tasks(self) -> None:
         """Verbs in the order in which one needs them: the order of tasks.py."""
         rows = [(f"  {t.verb.name}", (inspect.getdoc(t) or "").split("\n")[0]) for t in self.namespace.tasks.values()]
-        print(table(["Verbs", ""], rows))
+        written(table(["Verbs", ""], rows) + "\n")
 
     def _print_verb_help(self, task: Any) -> None:
         verb: Verb = task.verb
-        print(f"Usage: {verb.usage} [flags]\n\n{inspect.getdoc(task)}\n")
+        written(f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n")
         rows = []
         for p in verb.parameters:
             shown = p.word.upper() if p.positional or p.name == verb.rest else p.flag
             if p.kind == "bool":
                 shown = f"--no-{p.word}" if p.default is True else p.flag
             elif not p.positional and p.name != verb.rest:
-                shown += f" {p.word.upper()}"
-            told = p.default not in (None, "", False, True, inspect.Parameter.empty) and p.kind != "list"
+                shown += f" {p.value}"
+            told = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
             rows.append((f"  {shown}", p.help + (f" (default {p.default})" if told else "")))
-        print(table(["Words and flags", ""], rows))
+        written(table(["Words and flags", ""], rows) + "\n")
 
     def no_tasks_given(self) -> None:
         """Without a verb: help."""
@@ -190,6 +192,7 @@ def main(module: Mapping[str, Any], argv: list[str] | None = None) -> int:
     """Run `./inv` with the tasks of `module` and return the exit code."""
     words = list(sys.argv if argv is None else argv)
     as_json = wants_json(words[1:])
+    _open_streams()
     signal.signal(signal.SIGTERM, _terminated)
     try:
         _run(module, words)
@@ -199,15 +202,35 @@ def main(module: Mapping[str, Any], argv: list[str] | None = None) -> int:
         return _flushed(end.code if isinstance(end.code, int) else 0)
     except (HeddleError, ParseError, KeyboardInterrupt) as error:
         return _ended(error, as_json)
+    except FileNotFoundError as error:
+        return _defect(error, words, as_json) if _is_somewhere() else _told("InputError", 2, [_NOWHERE], as_json)
     except Exception as error:
         return _defect(error, words, as_json)
     return 0
 
 
+def _open_streams() -> None:
+    """What the caller closed (`>&-`) is /dev/null for us: else the next file opened would stand in its place."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _is_somewhere() -> bool:
+    try:
+        return Path.cwd().is_dir()
+    except FileNotFoundError:
+        return False
+
+
 def _run(module: Mapping[str, Any], words: list[str]) -> None:
     collection = Collection(*[t for t in module.values() if isinstance(t, Task)])
     HeddleProgram(version=VERSION, namespace=collection, name="Heddle", binary="./inv").run(words)
-    sys.stdout.flush()
+    written()
 
 
 def _terminated(number: int, frame: object) -> None:
@@ -217,9 +240,11 @@ def _terminated(number: int, frame: object) -> None:
 
 def _flushed(code: int) -> int:
     try:
-        sys.stdout.flush()
+        written()
     except BrokenPipeError:
         return _nobody_reads()
+    except MachineError as error:
+        return _ended(error, as_json=False)
     return code
 
 
@@ -242,7 +267,7 @@ def _ended(error: BaseException, as_json: bool) -> int:
 def _told(kind: str, code: int, problems: Sequence[Problem], as_json: bool) -> int:
     try:
         if as_json:
-            print(json.dumps(problems_json(kind, code, problems), indent=2), flush=True)
+            _print_json(problems_json(kind, code, problems))
         red, plain = ("\033[31m", "\033[0m") if colour_wanted(sys.stderr) else ("", "")
         for problem in problems:
             head, newline, hint = str(problem).partition("\n")
@@ -250,6 +275,13 @@ def _told(kind: str, code: int, problems: Sequence[Problem], as_json: bool) -> i
     except BrokenPipeError:
         return _nobody_reads()
     return code
+
+
+def _print_json(data: Mapping[str, Any]) -> None:
+    try:
+        written(json.dumps(data, indent=2) + "\n")
+    except MachineError as error:  # stderr still says what the document would have said
+        print(error, file=sys.stderr)
 
 
 def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
