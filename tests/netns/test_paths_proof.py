@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from tests.netns.static_fabric import StaticLab, send, some_flows, static_fabric
+from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
 from topologies.namespace import inside
 from topologies.switch import hashing, queues
 from topologies.switch.counters import read_counters
@@ -20,6 +20,10 @@ from traffic.paths.report import foresee, prove
 from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
+
+
+def sent_flow(flow: Flow, packets: int, payload: int = 64) -> SentFlow:
+    return SentFlow(flow, packets, packets * len(roce_frame(flow, payload)))
 
 
 def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
@@ -71,7 +75,7 @@ def test_a_dead_next_hop_and_nexthop_groups_are_predicted_too() -> None:
 def test_real_frames_take_the_paths_that_were_predicted(ecmp: str, weights: tuple[int, ...]) -> None:
     with static_fabric(ecmp, weights) as lab:
         before = collect_before(lab)
-        sent = [SentFlow(f, i % 3 + 1, 0) for i, f in enumerate(some_flows(lab.fabric, 400))]
+        sent = [sent_flow(f, i % 3 + 1) for i, f in enumerate(some_flows(lab.fabric, 400))]
         send(lab, {row.flow: row.packets for row in sent})
         evidence = collect_after(lab, before, sent)
         evidence = Evidence.from_json(json.loads(json.dumps(evidence.to_json())))
@@ -111,8 +115,9 @@ def test_packets_that_a_full_queue_drops_are_named_and_explained() -> None:
         flow = some_flows(lab.fabric, 1)[0]
         before = collect_before(lab)
         send(lab, {flow: 100}, payload=1000)
-        evidence = collect_after(lab, before, [SentFlow(flow, 100, 0)])
-        result = prove(lab, evidence, [SentFlow(flow, 100, 0)])
+        sent = [sent_flow(flow, 100, payload=1000)]
+        evidence = collect_after(lab, before, sent)
+        result = prove(lab, evidence, sent)
         port = result.flows[0].measured[0]
         assert result.agree, result.text()
         assert 50 < result.lost[port] == evidence.drops[port]
@@ -124,7 +129,7 @@ def test_what_is_not_proven_says_why() -> None:
         flow = some_flows(lab.fabric, 1)[0]
         before = collect_before(lab)
         send(lab, {flow: 5})
-        sent = [SentFlow(flow, 6, 0)]
+        sent = [sent_flow(flow, 6)]
         result = prove(lab, collect_after(lab, before, sent), sent)
         assert not result.agree
         assert "6 packets were sent, the first hop counted 5" in result.text()
@@ -146,3 +151,39 @@ def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() ->
         now = hashing.read_hashing(lab.name, lab.handle("rtsw1"))
         assert (now.mode, now.seed, now.policy, now.fields) == ("e-ecmp", rtsw.hash_seed, 1, 0x37)
         assert read_counters(lab.name, lab.handle("rtsw1")).misses == 0
+
+
+def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is() -> None:
+    with static_fabric("e-ecmp") as lab:
+        for node in lab.fabric.switches:
+            with inside(lab.handle(node.name).netns):
+                (hashing._SYSCTL / "fib_multipath_hash_policy").write_text("3")
+        before = collect_before(lab)
+        sent = [sent_flow(f, 1) for f in some_flows(lab.fabric, 100)]
+        send(lab, {row.flow: row.packets for row in sent})
+        result = prove(lab, collect_after(lab, before, sent), sent)
+        assert result.agree, result.text()
+
+
+def test_a_path_that_ends_on_the_way_is_not_foreseen_as_right() -> None:
+    with static_fabric("flow") as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        assert foresee(lab, [flow]).agree
+        for node in lab.fabric.switches:
+            if node.name.startswith("ctsw"):
+                lab.ip(node.name, "route", "add", "blackhole", f"{flow.dst_ip}/32")
+        result = foresee(lab, [flow])
+        assert not result.agree
+        assert f"which does not lead to {flow.dst_ip}" in result.flows[0].why
+
+
+def test_counters_of_a_slow_port_are_waited_for() -> None:
+    slow = {"host": "1gbit", "fabric": "1mbit"}
+    with static_fabric("flow", (1,), link=slow, queues={"buffer": "400KB"}) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        before = collect_before(lab)
+        send(lab, {flow: 60}, payload=4000)  # two seconds' worth
+        sent = [sent_flow(flow, 60, payload=4000)]
+        result = prove(lab, collect_after(lab, before, sent), sent)
+        assert result.agree, result.text()
+        assert result.flows[0].counted == (60, 60, 60)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from topologies.fabric import Fabric
+from topologies.problems import CheckError
 from topologies.runtimes import NodeHandle
 from topologies.shapes import clos
 from topologies.spec import FabricSpec
@@ -187,3 +188,48 @@ def test_a_difference_of_counters_leaves_out_what_did_not_move() -> None:
     assert diff.flows == (FlowCount("eth1", "a", "b", 2, 2, 30), FlowCount("eth2", "a", "b", 3, 1, 9))
     assert diff.ports == (PortCount("eth1", 4, 40, 2, 20),)
     assert diff.misses == 2
+
+
+def test_a_path_that_does_not_reach_its_destination_is_no_proof() -> None:
+    found = evidence(SENT)
+    first = found.oracle[0][0]
+    ctsw = "ctsw" + first[-1]
+    lost = Fib(ctsw, {})
+    cut = evidence(SENT, (10, 0, 0))
+    result = judge(SENT, replace(cut, fibs={**fibs(), ctsw: lost}, oracle=((first,),)))
+    assert not result.agree
+    assert result.flows[0].why == f"the path ends after {first}, which does not lead to {SENT[0].flow.dst_ip}"
+
+
+def test_bytes_must_sum_as_well_as_packets() -> None:
+    assert not judge([replace(SENT[0], bytes=1001)], evidence(SENT)).agree
+    found = evidence(SENT)
+    table = found.counters["rtsw2"]
+    other = replace(table, flows=tuple(replace(row, bytes=row.bytes - 4) for row in table.flows))
+    result = judge(SENT, replace(found, counters={**found.counters, "rtsw2": other}))
+    assert "1000 bytes became 996" in result.flows[0].why
+
+
+def test_a_qp_that_had_nothing_to_send_must_not_be_seen_anywhere() -> None:
+    idle = [SentFlow(flow(), 0, 0)]
+    assert judge(idle, evidence(idle)).agree
+    result = judge(idle, evidence(idle, (0, 3, 3)))
+    assert not result.agree
+    assert "also seen at" in result.flows[0].why
+
+
+def test_one_packet_that_the_machine_lost_does_not_explain_two_losses() -> None:
+    found = evidence(SENT, (10, 9, 8))
+    assert judge(SENT, replace(found, backlog_drops=2)).agree
+    result = judge(SENT, replace(found, backlog_drops=1))
+    assert not result.agree
+    assert "1 packets vanished after rtsw1:" in result.flows[0].why
+
+
+def test_under_another_policy_the_kernel_does_not_heed_the_program() -> None:
+    mode = {s.name: SwitchHashing(s.name, "e-ecmp", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}
+    flows = [flow(sport=50_000 + i, qpn=i) for i in range(64)]
+    assert predict(FABRIC, fibs(), mode, flows) == predict(FABRIC, fibs(), HASHING, flows)
+    for odd in (replace(mode["rtsw1"], policy=0), replace(mode["rtsw1"], mode="mode 9")):
+        with pytest.raises(CheckError, match=r"rtsw1 hashes by .* is not modelled"):
+            predict(FABRIC, fibs(), {**mode, "rtsw1": odd}, flows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,11 @@ class SwitchHashing:
     seed: int
     policy: int
     fields: int
+
+    @property
+    def by_program(self) -> bool:
+        """True when the program's hash decides: the kernel heeds it under policy 1 only."""
+        return self.mode == "e-ecmp" and self.policy == POLICY_L4
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -102,4 +107,5 @@ def read_hashing(lab: str, handle: NodeHandle) -> SwitchHashing:
     with Map.pinned(pin_dir(lab, handle.name) / "config", *CONFIG_SIZES) as cell:
         mode_number, seed = _CONFIG.unpack(cell.lookup(bytes(4)) or bytes(8))
     mode = next((name for name, number in MODES.items() if number == mode_number), f"mode {mode_number}")
-    return SwitchHashing(handle.name, mode, kernel_seed if mode == "flow" else seed, policy, fields)
+    found = SwitchHashing(handle.name, mode, seed, policy, fields)
+    return found if found.by_program else replace(found, seed=kernel_seed)

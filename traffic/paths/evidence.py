@@ -22,9 +22,9 @@ from traffic.paths import oracle
 from traffic.paths.measure import key_of
 from traffic.plan import Flow
 
-SETTLE_S: Final = 1.0  # how long counters may take to stand still after a run
+SETTLE_S: Final = 1.0  # how long counters may take to stand still after a run, beside what ports need to drain
 _POLL_S: Final = 0.02
-_STILL_POLLS: Final = 6  # as long as a full port buffer of 1 MB takes to drain at 100 Mb/s, and some
+_STILL_POLLS: Final = 6  # at 1 Mb/s, the slowest that a fabric may be, three packets of 4 KB go by
 _SOFTNET: Final = Path("/proc/net/softnet_stat")
 
 
@@ -132,7 +132,7 @@ def collect_before(lab: RunningLab) -> Before:
 
 
 def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) -> Evidence:
-    """Read it again when all packets have arrived, or nothing moves any more, or SETTLE_S have passed."""
+    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long."""
     handles = switch_handles(lab)
     counters = _settled(lab, handles, before, flows)
     fibs, hashing = read_routing(lab.name, handles)
@@ -161,7 +161,9 @@ def backlog_drops() -> int:
 def _settled(
     lab: RunningLab, handles: Mapping[str, NodeHandle], before: Before, flows: Sequence[SentFlow]
 ) -> dict[str, SwitchCounters]:
-    deadline = time.monotonic() + SETTLE_S
+    slowest = min(lab.fabric.spec.link.host, lab.fabric.spec.link.fabric)
+    # What is still under way, unneeded repeats too, may fill the buffer of a slow port.
+    deadline = time.monotonic() + SETTLE_S + 8 * lab.fabric.spec.queues.buffer / slowest
     last: dict[str, SwitchCounters] = {}
     still = 0
     while True:

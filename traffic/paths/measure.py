@@ -18,10 +18,11 @@ FlowKey = tuple[str, str, int]  # source address, destination address, destinati
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One flow. packets has an entry for each port of path; stray are ports off that path that counted it too."""
+    """One flow. packets and bytes have an entry for each port of path; stray: ports off that path, with packets."""
 
     path: tuple[str, ...]
     packets: tuple[int, ...]
+    bytes: tuple[int, ...]
     stray: tuple[tuple[str, int], ...] = ()
 
 
@@ -47,6 +48,7 @@ def measure(fabric: Fabric, counters: Mapping[str, SwitchCounters], flows: Seque
 def _follow(flow: Flow, seen: dict[str, list[FlowCount]], peers: Mapping[str, str]) -> Measured:
     path: list[str] = []
     packets: list[int] = []
+    sizes: list[int] = []
     stray: list[tuple[str, int]] = []
     switch = flow.first_hop.partition(":")[0]
     while switch in seen:
@@ -54,7 +56,8 @@ def _follow(flow: Flow, seen: dict[str, list[FlowCount]], peers: Mapping[str, st
         ref = f"{switch}:{busiest.port}"
         path.append(ref)
         packets.append(busiest.packets)
+        sizes.append(busiest.bytes)
         stray += [(f"{switch}:{row.port}", row.packets) for row in others]
         switch = peers.get(ref, "")
     stray += [(f"{name}:{row.port}", row.packets) for name, rows in seen.items() for row in rows]
-    return Measured(tuple(path), tuple(packets), tuple(sorted(stray)))
+    return Measured(tuple(path), tuple(packets), tuple(sizes), tuple(sorted(stray)))

@@ -19,7 +19,7 @@ from topologies.fabric import Fabric, Port, Tier
 from topologies.problems import CheckError, Problem
 from topologies.runtimes import NodeHandle
 from topologies.switch.fib import NextHop, read_names, route_hops
-from topologies.switch.hashing import SwitchHashing, pin_dir
+from topologies.switch.hashing import MODES, SwitchHashing, pin_dir
 from topologies.switch.libbpf import Program
 from topologies.switch.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from traffic.plan import Flow
@@ -58,7 +58,7 @@ def ask(
     for hops in range(1, MAX_HOPS + 1):
         there: dict[str, list[_Arrival]] = {}
         for switch, arrivals in here.items():
-            answers = _ask_switch(fabric.name, handles[switch], hashing[switch].mode, arrivals, flows)
+            answers = _ask_switch(fabric.name, handles[switch], hashing[switch], arrivals, flows)
             for arrival, out in zip(arrivals, answers, strict=True):
                 if out is None:
                     continue
@@ -71,18 +71,18 @@ def ask(
 
 
 def _ask_switch(
-    lab: str, handle: NodeHandle, mode: str, arrivals: Sequence[_Arrival], flows: Sequence[Flow]
+    lab: str, handle: NodeHandle, hashing: SwitchHashing, arrivals: Sequence[_Arrival], flows: Sequence[Flow]
 ) -> list[str | None]:
     """The egress port of each arrival at one switch; None where the kernel refuses."""
-    if mode not in ("flow", "e-ecmp"):
-        raise CheckError(Problem("", handle.name, f"hashes by {mode}, which the oracle cannot ask about"))
+    if hashing.mode not in MODES:
+        raise CheckError(Problem("", handle.name, f"hashes by {hashing.mode}, which the oracle cannot ask about"))
     with RouteSocket(handle.netns) as netlink:
         names = read_names(netlink)
         indexes = {name: index for index, name in names.items()}
-        flags = _RTM_F_FIB_MATCH if mode == "e-ecmp" else 0
+        flags = _RTM_F_FIB_MATCH if hashing.by_program else 0
         questions = [_question(flows[a.row], indexes.get(a.port, 0), flags) for a in arrivals]
         answers = netlink.ask(RTM_GETROUTE, questions)
-    if mode == "flow":
+    if not hashing.by_program:
         return [None if isinstance(answer, int) else _egress(answer, names) for answer in answers]
     found: list[str | None] = []
     with Program.pinned(pin_dir(lab, handle.name) / "hash") as program:

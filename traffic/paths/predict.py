@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from topologies.fabric import Fabric, Tier
+from topologies.problems import CheckError, Problem
 from topologies.switch.fib import Fib, NextHop
-from topologies.switch.hashing import SwitchHashing
+from topologies.switch.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing
 from traffic.paths.hashes import U32, FlowArrays, e_ecmp_hash, kernel_hash
 from traffic.plan import Flow
 
@@ -30,7 +31,8 @@ def predict(
     """The path of every flow, in their order; all flows at one switch are computed at once.
 
     A path ends early at a switch that has no route, no live next hop, or is met after MAX_HOPS: compare its last port's
-    peer with the destination. KeyError when fibs or hashing lack a switch that is met.
+    peer with the destination. KeyError when fibs or hashing lack a switch that is met, CheckError when a switch hashes
+    in a way that is not modelled.
     """
     columns = FlowArrays.of(tuple(flows))
     paths: list[list[str]] = [[] for _ in flows]
@@ -73,12 +75,10 @@ def egress(fib: Fib, hashing: SwitchHashing, flows: FlowArrays) -> list[str | No
 
 def bucket_input(hashing: SwitchHashing, flows: FlowArrays) -> U32:
     """The 31-bit number that a switch compares with its upper bounds."""
-    if hashing.mode == "e-ecmp":
-        full = e_ecmp_hash(flows, hashing.seed)
-    elif hashing.mode == "flow":
-        full = kernel_hash(flows, hashing.seed, hashing.policy)
-    else:
-        raise ValueError(f"hashing mode {hashing.mode} is not modelled")
+    if hashing.mode not in MODES or hashing.policy not in (POLICY_L4, POLICY_CUSTOM):
+        why = f"hashes by {hashing.mode} under fib_multipath_hash_policy {hashing.policy}, which is not modelled"
+        raise CheckError(Problem("", hashing.switch, why, "./inv validate says what was to be expected"))
+    full = e_ecmp_hash(flows, hashing.seed) if hashing.by_program else kernel_hash(flows, hashing.seed, hashing.policy)
     return full >> np.uint32(1)
 
 

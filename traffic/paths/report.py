@@ -2,7 +2,8 @@
 
 In:  a lab's fabric, Evidence of a run, and what every sender sent.
 Out: PathsResult: `agree` is true only if prediction, oracle and measurement name the same ports for every QP that sent
-packets, the first hop counted exactly what was sent, and every packet missing further on is found in a drop counter.
+packets, these lead to its destination, the first hop counted exactly the packets and bytes that were sent, and every
+packet missing further on is found in a drop counter.
 """
 
 from __future__ import annotations
@@ -113,8 +114,9 @@ def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> Pat
     measured = measure(lab.fabric, evidence.counters, wanted)
     lost = _lost(measured)
     unexplained = _unexplained(lost, evidence)
+    doors = _doors(lab.fabric)
     proofs = tuple(
-        _proof(sent, own, asked, seen, unexplained)
+        _proof(sent, own, asked, seen, unexplained, doors)
         for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
@@ -129,8 +131,9 @@ def foresee(lab: RunningLab, flows: Sequence[Flow]) -> PathsResult:
     fibs, hashing = read_routing(lab.name, handles)
     predicted = predict(lab.fabric, fibs, hashing, flows)
     asked = oracle.ask(lab.fabric, handles, hashing, flows)
+    doors = _doors(lab.fabric)
     proofs = tuple(
-        FlowProof(flow, 0, own, other, (), (), _path_why(flow, own, other))
+        FlowProof(flow, 0, own, other, (), (), _path_why(flow, own, other, doors))
         for flow, own, other in zip(flows, predicted, asked, strict=True)
     )
     counts: dict[str, int] = {}
@@ -159,20 +162,24 @@ def _result(
     return PathsResult(agree, proofs, tuple(links), Mmr.of(uplinks), per_rtsw, lost, notes)
 
 
-def _proof(sent: SentFlow, own: Path, asked: Path, seen: Measured, unexplained: Mapping[str, str]) -> FlowProof:
-    return FlowProof(
-        sent.flow, sent.packets, own, asked, seen.path, seen.packets, _why(sent, own, asked, seen, unexplained)
-    )
+def _proof(
+    sent: SentFlow,
+    own: Path,
+    asked: Path,
+    seen: Measured,
+    unexplained: Mapping[str, str],
+    doors: Mapping[str, str],
+) -> FlowProof:
+    why = _path_why(sent.flow, own, asked, doors) or _measured_why(sent, own, seen, unexplained)
+    return FlowProof(sent.flow, sent.packets, own, asked, seen.path, seen.packets, why)
 
 
-def _why(sent: SentFlow, own: Path, asked: Path, seen: Measured, unexplained: Mapping[str, str]) -> str:
-    """Why a flow is not proven; empty when it is."""
-    if why := _path_why(sent.flow, own, asked):
-        return why
-    if not sent.packets and not seen.path:
-        return ""  # a QP that had nothing to send has no measured path
+def _measured_why(sent: SentFlow, own: Path, seen: Measured, unexplained: Mapping[str, str]) -> str:
+    """Why the counters do not prove a path; empty when they do."""
     if seen.stray:
         return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
+    if not sent.packets and not seen.path:
+        return ""  # a QP that had nothing to send has no measured path
     return _count_why(sent, seen, unexplained) or ("" if seen.path == own else "the counters saw another path")
 
 
@@ -180,19 +187,31 @@ def _count_why(sent: SentFlow, seen: Measured, unexplained: Mapping[str, str]) -
     """What is wrong with the counts along a measured path; empty when they sum."""
     if seen.packets[:1] != (sent.packets,):
         return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
-    for port, before, after in zip(seen.path, seen.packets, seen.packets[1:], strict=False):
+    if seen.bytes[:1] != (sent.bytes,):
+        return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
+    for at, port in enumerate(seen.path[:-1]):
+        before, after = seen.packets[at], seen.packets[at + 1]
         if after > before:
             return f"more packets after {port} than at it"
         if after < before and port in unexplained:
             return unexplained[port]
+        if after == before and seen.bytes[at + 1] != seen.bytes[at]:
+            return f"other packets after {port} than at it: {seen.bytes[at]} bytes became {seen.bytes[at + 1]}"
     return ""
 
 
-def _path_why(flow: Flow, own: Path, asked: Path) -> str:
+def _doors(fabric: Fabric) -> dict[str, str]:
+    """Switch port -> the address of the NIC that hangs on it."""
+    return {port.peer_ref: str(port.address.ip) for host in fabric.hosts for port in host.ports if port.address}
+
+
+def _path_why(flow: Flow, own: Path, asked: Path, doors: Mapping[str, str]) -> str:
     if own != asked:
         return "the prediction is not what the kernels say"
     if not own:
         return f"{flow.first_hop.partition(':')[0]} has no route to {flow.dst_ip}"
+    if doors.get(own[-1]) != flow.dst_ip:
+        return f"the path ends after {own[-1]}, which does not lead to {flow.dst_ip}"
     return ""
 
 
@@ -207,13 +226,17 @@ def _lost(measured: Sequence[Measured]) -> dict[str, int]:
 
 
 def _unexplained(lost: Mapping[str, int], evidence: Evidence) -> dict[str, str]:
-    """Port -> what is to be said when more was lost behind it than its queue and the machine say they dropped."""
-    found: dict[str, str] = {}
-    for port, count in lost.items():
-        queue = evidence.drops.get(port, 0)
-        if count > queue + evidence.backlog_drops:
-            found[port] = f"{count} packets vanished after {port}, whose queue dropped {queue}"
-    return found
+    """Port -> what is to be said when more was lost behind it than its queue and the machine say they dropped.
+
+    The machine's drops are of all ports together: a packet that its backlog lost cannot explain two losses.
+    """
+    beyond = {port: count for port, count in lost.items() if count > evidence.drops.get(port, 0)}
+    if sum(count - evidence.drops.get(port, 0) for port, count in beyond.items()) <= evidence.backlog_drops:
+        return {}
+    return {
+        port: f"{count} packets vanished after {port}, whose queue dropped {evidence.drops.get(port, 0)}"
+        for port, count in beyond.items()
+    }
 
 
 def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) -> tuple[str, ...]:
