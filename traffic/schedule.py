@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from traffic.collectives import Pattern
+from traffic.collectives import Pattern, Transfer
 from traffic.options import ELEMENT_BYTES
+
+MESSAGE_BITS: Final = 12  # of the immediate, for a message's index within its step
+MAX_MESSAGES: Final = 1 << MESSAGE_BITS
 
 Key = tuple[int, int]  # (step, index of the message within the step): the same at sender and receiver
 
@@ -51,13 +55,12 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
     program = pattern.program(ranks, rank, count)
     receives: dict[Key, Receive] = {}
     sends: list[Send] = []
-    for transfer in program:
+    for at, transfer in enumerate(program):
+        # Everything that earlier steps put into a range, by the contract of patterns; looked for among whole transfers
+        # first, since there are far more messages than steps.
+        earlier = [t for t in program[:at] if t.step < transfer.step and _overlap(t.recv, transfer.send)]
         for key, lo, hi in _pieces(transfer.step, transfer.send, chunk):
-            # The last earlier step that wrote into this range is the one to wait for: what it wrote was built on the
-            # ones before it.
-            overlapping = [r for r in receives.values() if r.lo < hi and lo < r.hi and r.key[0] < transfer.step]
-            latest = max((r.key[0] for r in overlapping), default=-1)
-            needs = tuple(r.key for r in overlapping if r.key[0] == latest)
+            needs = tuple(need for t in earlier for need in _messages_in(t, lo, hi, chunk))
             sends.append(Send(key, transfer.send_to, lo, hi, needs))
         for key, lo, hi in _pieces(transfer.step, transfer.recv, chunk):
             receives[key] = Receive(key, transfer.recv_from, lo, hi, transfer.reduce)
@@ -66,6 +69,25 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
         for need in send.needs:
             waiting.setdefault(need, []).append(index)
     return Schedule(tuple(sends), receives, {key: tuple(found) for key, found in waiting.items()})
+
+
+def messages_of(span: tuple[int, int], chunk: int) -> int:
+    """How many messages of at most `chunk` bytes a range of elements takes."""
+    lo, hi = span
+    return -(-(hi - lo) * ELEMENT_BYTES // chunk)
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return max(a[0], b[0]) < min(a[1], b[1])
+
+
+def _messages_in(transfer: Transfer, lo: int, hi: int, chunk: int) -> Iterator[Key]:
+    """The messages of what a transfer receives that put something into elements [lo, hi)."""
+    start, end = transfer.recv
+    if _overlap((start, end), (lo, hi)):
+        width = chunk // ELEMENT_BYTES
+        for index in range((max(lo, start) - start) // width, (min(hi, end) - 1 - start) // width + 1):
+            yield (transfer.step, index)
 
 
 def _pieces(step: int, span: tuple[int, int], chunk: int) -> Iterator[tuple[Key, int, int]]:
