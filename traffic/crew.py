@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 
 from topologies.events import Observer
 from topologies.problems import CheckError, MachineError, Problem
+from traffic import machine
 from traffic.plan import Plan
 from traffic.worker import Task
 
@@ -76,11 +77,15 @@ class _Member:
 
 
 class Crew:
-    """Worker processes that run one plan's ranks between them."""
+    """Worker processes that run one plan's ranks between them.
+
+    before, after: the machine at the start barrier, and when the last rank was done.
+    """
 
     def __init__(self, plan: Plan, netns: Mapping[str, Path], workers: int) -> None:
         self._plan = plan
         self._deadline = time.monotonic() + plan.options.max_seconds
+        self.before = self.after = machine.read()
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
         paths = {host: str(path) for host, path in netns.items()}
@@ -95,6 +100,7 @@ class Crew:
     def run(self, observer: Observer) -> list[dict[str, Any]]:
         """Start all ranks at once and wait for all of them; a report per worker."""
         self._all("ready")
+        self.before = machine.read()
         self._broadcast({"go": True})
         observer.begin("run", len(self._plan.options.sizes))
         waiting = len(self._members)
@@ -104,6 +110,7 @@ class Crew:
                     member.sizes_done = message["size"]
                     observer.advance("run", min(m.sizes_done for m in self._members))
                 waiting -= "done" in message
+        self.after = machine.read()
         self._broadcast({"stop": True})
         reports = self._all("report")
         observer.end("run")
@@ -144,11 +151,15 @@ class Crew:
             member.tell(json.dumps(message).encode())
 
 
+def worker_count(plan: Plan) -> int:
+    """As many as there are processors, and no more than ranks."""
+    return min(len(os.sched_getaffinity(0)), len(plan.endpoints))
+
+
 @contextmanager
-def crew_of(plan: Plan, netns: Mapping[str, Path], workers: int | None = None) -> Iterator[Crew]:
-    """Workers for a with block: as many as there are processors and ranks, ended at its end."""
-    count = workers or min(len(os.sched_getaffinity(0)), len(plan.endpoints))
-    crew = Crew(plan, netns, count)
+def crew_of(plan: Plan, netns: Mapping[str, Path], workers: int) -> Iterator[Crew]:
+    """Workers for a with block, ended at its end."""
+    crew = Crew(plan, netns, workers)
     try:
         yield crew
     finally:

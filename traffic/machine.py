@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,10 @@ from typing import Final
 # What one 4 KB data packet costs all in all (made, shaped, four times forwarded, checked, reduced) in units of the time
 # that zlib takes for a CRC over 4 KB, measured as `./inv bench budget` does.
 PACKET_COST_CRCS: Final = 100.0
+
+
+_MEMINFO: Final = Path("/proc/meminfo")
+_SCHEDSTAT: Final = Path("/proc/self/schedstat")  # of the main thread: ns that it ran, ns that it waited, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,14 @@ def read() -> Reading:
     return Reading(sum(fields) - idle, sum(fields), drops)
 
 
+def waited_s() -> float:
+    """Seconds that this process could have run and had no processor, since its start; 0 where no kernel counts them."""
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
 def cpu_share(before: Reading, after: Reading) -> float:
     """Share of all processors' time that was used in between, 0 to 1."""
     return (after.busy - before.busy) / max(1, after.total - before.total)
@@ -49,6 +62,17 @@ def budget_pps() -> int:
             zlib.crc32(block)
         best = min(best, (time.perf_counter() - start) / 200)
     return int(len(os.sched_getaffinity(0)) / (PACKET_COST_CRCS * best))
+
+
+def memory_bytes(sizes: Sequence[int], ranks: int, workers: int) -> int:
+    """What the arrays of a run take: an input and two buffers a rank, all sums a worker, and some room."""
+    return 3 * max(sizes) * ranks + workers * (sum(sizes) + 5 * max(sizes))
+
+
+def free_bytes() -> int:
+    """What the kernel would give before it swaps or kills (MemAvailable)."""
+    words = next(line.split() for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return int(words[1]) * 1024
 
 
 def wanted_pps(rates_bps: list[int], payload: int, overhead: int) -> int:

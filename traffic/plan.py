@@ -16,9 +16,10 @@ from typing import Final
 
 from topologies.fabric import Fabric, Port
 from topologies.problems import InputError, Problem, did_you_mean
-from traffic.collectives import find_pattern
+from traffic.collectives import Pattern, find_pattern
 from traffic.nic.sport import sport_for_qps
-from traffic.options import RunOptions, SourcePorts
+from traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
+from traffic.schedule import MAX_MESSAGES, messages_of
 
 ROCE_PORT: Final = 4791
 WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
@@ -112,6 +113,7 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     """Place the ranks, open the QPs; InputError when the fabric has no such ranks or hosts."""
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
+    _check_messages(pattern, len(endpoints), options)
     numbers = _QpNumbers(endpoints)
     qps = []
     for src, dst in sorted(pattern.peers(len(endpoints))):
@@ -121,6 +123,16 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
             qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
     spec = fabric.spec
     return Plan(fabric.name, spec.k, spec.roce.ib_mtu, ack_timeout(fabric, options), options, endpoints, tuple(qps))
+
+
+def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
+    """InputError when a step of the largest size is cut into more messages than an immediate can number."""
+    transfers = pattern.program(ranks, 0, max(options.sizes) // ELEMENT_BYTES)
+    longest = max((t.send for t in transfers), key=lambda span: span[1] - span[0])
+    if (messages := messages_of(longest, options.chunk)) > MAX_MESSAGES:
+        least = -(-messages * options.chunk // MAX_MESSAGES // 1024)
+        why = f"cuts a step of {max(options.sizes)} bytes into {messages} messages; {MAX_MESSAGES} can be told apart"
+        raise InputError(Problem("", f"--chunk {options.chunk}", why, f"try --chunk {least}K"))
 
 
 def ack_timeout(fabric: Fabric, options: RunOptions) -> float:

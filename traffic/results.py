@@ -55,12 +55,16 @@ class FlowRow:
     duplicates: int
 
 
+_ALL: Final = 0.97  # of a processor's time, as good as all of it
+
+
 @dataclass(frozen=True, slots=True)
 class MachineUse:
     """Whether the machine, not the fabric, was the limit. Shares are of all cores, 0 to 1."""
 
     cpu_share: float
     worker_share: float  # of one core, of the busiest worker
+    waited_share: float  # of the time: the worker that waited most for a processor while it had work to do
     backlog_drops: int  # /proc/net/softnet_stat, whole machine
     socket_drops: int
     wanted_pps: int
@@ -68,8 +72,13 @@ class MachineUse:
 
     @property
     def limited(self) -> bool:
-        """True when the result says more about this machine than about the fabric."""
-        return self.cpu_share > 0.97 or self.worker_share > 0.97 or self.backlog_drops > 0 or self.socket_drops > 0
+        """True when the result may say more about this machine than about the fabric."""
+        return self.overrun or self.cpu_share > _ALL
+
+    @property
+    def overrun(self) -> bool:
+        """True when it surely does: a worker that was never at rest was late with all it did, or packets were lost."""
+        return self.worker_share + self.waited_share > _ALL or self.backlog_drops > 0 or self.socket_drops > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +165,8 @@ class RunResult:
         if lost or self.icrc_errors or self.stray:
             lines.append(f"#packets  : {lost} sent again, {self.icrc_errors} with a wrong ICRC, {self.stray} stray")
         if self.machine.limited:
-            lines.append(f"#machine  : was the limit, not the fabric ({_why_limited(self.machine)})")
+            verdict = "was the limit, not the fabric" if self.machine.overrun else "may have been the limit"
+            lines.append(f"#machine  : {verdict} ({_why_limited(self.machine)})")
         lines.extend(f"#warning  : {w}" for w in self.warnings)
         lines.append(f"# Collective test concluded: {self.options.collective}")
         return lines
@@ -192,10 +202,10 @@ def _number(value: float, width: int) -> str:
 
 def _why_limited(use: MachineUse) -> str:
     why = []
-    if use.cpu_share > 0.97:
+    if use.cpu_share > _ALL:
         why.append(f"{use.cpu_share:.0%} of its processors busy")
-    if use.worker_share > 0.97:
-        why.append("a worker had no time left")
+    if use.worker_share + use.waited_share > _ALL:
+        why.append("a worker was never at rest")
     if use.backlog_drops:
         why.append(f"{use.backlog_drops} packets lost in its backlog: raise net.core.netdev_max_backlog")
     if use.socket_drops:

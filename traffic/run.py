@@ -12,14 +12,17 @@ from typing import Any
 from topologies import state
 from topologies.events import Observer
 from topologies.lab import Lab
+from topologies.problems import MachineError, Problem
+from topologies.units import format_size
 from traffic import machine
 from traffic.collectives import find_pattern
-from traffic.crew import crew_of
+from traffic.crew import crew_of, worker_count
 from traffic.lastrun import clear, save
 from traffic.nic.wire import OVERHEAD_BYTES
-from traffic.options import RunOptions
+from traffic.options import ELEMENT_BYTES, RunOptions
 from traffic.paths.evidence import SentFlow, collect_after, collect_before
 from traffic.plan import ROCE_PORT, Flow, Plan, build_plan
+from traffic.ranks import part_sizes
 from traffic.results import FlowRow, MachineUse, RunResult, size_row
 
 
@@ -37,14 +40,14 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
             f"{wanted:,} packets/s at line rate, and this machine carries about {budget:,}: "
             f"it may become the limit; lower link.host or --ranks"
         )
+    workers = worker_count(plan)
+    _check_memory(plan, workers)
     with state.lock(lab.name):
         clear(lab)
         evidence_before = collect_before(lab)
-        before = machine.read()
-        with crew_of(plan, netns) as crew:
+        with crew_of(plan, netns, workers) as crew:
             reports = crew.run(observer)
-        after = machine.read()
-        result = _result(lab, plan, reports, MachineReadings(before, after, wanted, budget))
+        result = _result(lab, plan, reports, MachineReadings(crew.before, crew.after, wanted, budget))
         evidence = collect_after(lab, evidence_before, sent_flows(result))
         save(lab, result, evidence)
     return result
@@ -70,7 +73,28 @@ class MachineReadings:
 
 def _budget(plan: Plan) -> tuple[int, int]:
     rates = [e.rate_bps for e in plan.endpoints]
-    return machine.wanted_pps(rates, plan.ib_mtu, OVERHEAD_BYTES), machine.budget_pps()
+    return machine.wanted_pps(rates, payload_bytes(plan), OVERHEAD_BYTES), machine.budget_pps()
+
+
+def payload_bytes(plan: Plan) -> int:
+    """What a data packet of the largest size carries, on the whole: messages split over many QPs make small ones."""
+    options = plan.options
+    pattern = find_pattern(options.collective, options.algorithm)
+    transfers = pattern.program(len(plan.endpoints), 0, max(options.sizes) // ELEMENT_BYTES)
+    longest = max(t.send[1] - t.send[0] for t in transfers) * ELEMENT_BYTES
+    message = min(longest, options.chunk)
+    part = part_sizes(message, options.qps)[0][1] if options.qp_mode == "split" else message
+    return part // -(-part // plan.ib_mtu)
+
+
+def _check_memory(plan: Plan, workers: int) -> None:
+    """MachineError when the arrays do not fit: a worker that the kernel kills for it says nothing."""
+    needed = machine.memory_bytes(plan.options.sizes, len(plan.endpoints), workers)
+    free = machine.free_bytes()
+    if needed > free:
+        what = f"--size {max(plan.options.sizes)} on {len(plan.endpoints)} ranks"
+        why = f"needs {format_size(needed)} of memory for its arrays, and {format_size(free)} are free"
+        raise MachineError(Problem("", what, why, "lower --size or --ranks"))
 
 
 def _result(lab: Lab, plan: Plan, reports: list[dict[str, Any]], readings: MachineReadings) -> RunResult:
@@ -124,6 +148,7 @@ def _machine_use(reports: list[dict[str, Any]], nics: list[dict[str, Any]], read
     return MachineUse(
         cpu_share=machine.cpu_share(readings.before, readings.after),
         worker_share=max(report["busy"] for report in reports),
+        waited_share=max(report["waited"] for report in reports),
         backlog_drops=readings.after.backlog_drops - readings.before.backlog_drops,
         socket_drops=sum(n["socket_drops"] for n in nics),
         wanted_pps=readings.wanted_pps,

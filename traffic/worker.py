@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 
 from topologies.namespace import inside
 from topologies.problems import HeddleError
+from traffic import machine
 from traffic.nic.frames import FlowHeader
 from traffic.nic.nic import Nic, QueuePair, announce
 from traffic.nic.rc import RcParams, Requester, Responder
@@ -66,7 +67,7 @@ class Worker:
         # The sum of all ranks' inputs, for each size: made before the start, since it takes its time.
         self._totals = {size: _total(len(task.plan.endpoints), size) for size in task.plan.options.sizes}
         self._turning: list[Rank] = []
-        self._busy = 0.0
+        self._busy = self._waited = 0.0
         self._next_tick = 0.0
         self._poll = select.epoll()
         self._by_fd: dict[int, Nic] = {}
@@ -107,7 +108,7 @@ class Worker:
     def run(self, stdin: int) -> None:
         """Work through all sizes, then answer the others until told to stop."""
         self._poll.register(stdin, select.EPOLLIN)
-        started, cpu = time.monotonic(), time.process_time()
+        started, cpu, queued = time.monotonic(), time.process_time(), machine.waited_s()
         said_done = False
         while True:
             now = time.monotonic()
@@ -119,7 +120,9 @@ class Worker:
                 self._turn_over()
                 said_done = self._is_done()
                 if said_done:
-                    self._busy = (time.process_time() - cpu) / max(1e-9, time.monotonic() - started)
+                    elapsed = max(1e-9, time.monotonic() - started)
+                    self._busy = (time.process_time() - cpu) / elapsed
+                    self._waited = (machine.waited_s() - queued) / elapsed
                     say({"done": True})
             if self._wait(stdin, sleep=not self._turning):
                 return
@@ -190,6 +193,7 @@ class Worker:
             "qps": qps,
             "nics": {str(r): {**asdict(n.counters), "socket_drops": n.socket.drops()} for r, n in self._nics.items()},
             "busy": self._busy,
+            "waited": self._waited,
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,13 @@ from topologies.fabric import Fabric
 from topologies.load import load_fabric
 from topologies.problems import InputError
 from topologies.shapes import build
+from traffic import machine
 from traffic.collectives import find_pattern
 from traffic.nic.sport import sport_for_qps
 from traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
 from traffic.plan import build_plan
 from traffic.results import MachineUse, RunResult, SizeRow, size_row
+from traffic.run import payload_bytes
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +150,7 @@ def result_of(demo: Fabric, rows: tuple[SizeRow, ...], **machine: float) -> RunR
     use = {
         "cpu_share": 0.4,
         "worker_share": 0.3,
+        "waited_share": 0.02,
         "backlog_drops": 0,
         "socket_drops": 0,
         "wanted_pps": 1,
@@ -176,3 +180,31 @@ def test_a_result_that_the_machine_limited_says_so(demo: Fabric) -> None:
     assert "#machine" in result_of(demo, rows, cpu_share=0.99).table()
     assert "netdev_max_backlog" in result_of(demo, rows, backlog_drops=3).table()
     assert result_of(demo, rows, socket_drops=1).to_json()["machine"]["limited"] is True
+
+
+def test_packets_lost_or_a_worker_without_rest_are_told_from_a_busy_machine(demo: Fabric) -> None:
+    rows = (SizeRow(8, 1.0, 1.0, 1.0, 0),)
+    assert "may have been the limit (99% of its processors busy)" in result_of(demo, rows, cpu_share=0.99).table()
+    late = result_of(demo, rows, worker_share=0.55, waited_share=0.44)
+    assert late.machine.limited
+    assert "was the limit, not the fabric (a worker was never at rest)" in late.table()
+
+
+def test_more_messages_than_an_immediate_can_number_are_refused(demo: Fabric) -> None:
+    most = RunOptions(ranks=2, sizes=(32 << 20,), chunk=4096)
+    build_plan(demo, most)
+    with pytest.raises(InputError, match=r"--chunk 4096 cuts a step of .* into 4097 messages.*\n.*--chunk 5K"):
+        build_plan(demo, replace(most, sizes=((32 << 20) + 8192,)))
+
+
+def test_small_packets_count_in_the_budget(demo: Fabric) -> None:
+    plan = build_plan(demo, RunOptions(qps=128))
+    assert payload_bytes(plan) == 512
+    assert payload_bytes(build_plan(demo, RunOptions(qps=128, qp_mode="round-robin"))) == 4096
+    assert payload_bytes(build_plan(demo, RunOptions(sizes=(4,)))) == 4
+
+
+def test_memory_is_reckoned_before_it_is_taken() -> None:
+    needed = machine.memory_bytes((1 << 20, 1 << 24), ranks=16, workers=2)
+    assert 3 * 16 * (1 << 24) < needed < 4 * 16 * (1 << 24)
+    assert machine.free_bytes() > 1 << 20
