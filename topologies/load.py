@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from topologies.problems import InputError, Problem, Problems, did_you_mean
+from topologies.problems import InputError, Problem, Problems, nearest
 
 if TYPE_CHECKING:
     from topologies.spec import FabricSpec
     from topologies.yamlfile import Document, Trail
 
+_SOME: Final = 8  # files that a hint names
 PRESETS: Final = Path(__file__).resolve().parent / "presets"
 
 
@@ -69,12 +70,25 @@ def _find(name_or_path: str) -> tuple[Path, str]:
     if there:
         return path, name_or_path
     if path.suffix in (".yml", ".yaml") or "/" in name_or_path:
-        beside = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        hint = did_you_mean(path.name, beside) if beside else f"or take a preset: {', '.join(known)}"
+        beside = _beside(path)
+        near = nearest(path.name, [*known, *beside])
+        seen = near if near in known else str(path.with_name(near)) if near else ""
+        some = ", ".join(beside[:_SOME]) + (", ..." if len(beside) > _SOME else "")
+        hint = f"there are: {some}" if beside else f"or take a preset: {', '.join(known)}"
+        hint = f"did you mean {seen}?" if seen else hint
         raise InputError(Problem("", name_or_path[:200], "is not a file here", hint))
-    hint = did_you_mean(name_or_path, known)
-    hint = hint if hint.startswith("did") else f"presets: {', '.join(known)}; a file needs its path, as my/fabric.yml"
+    near = nearest(name_or_path, [*_beside(path), *known])
+    hint = f"presets: {', '.join(known)}; a file needs its path, as my/fabric.yml"
+    hint = f"did you mean {near}?" if near else hint
     raise InputError(Problem("", name_or_path[:200], "is neither a preset nor a file", hint))
+
+
+def _beside(path: Path) -> list[str]:
+    """Names of the YAML files in the directory where this one was looked for."""
+    try:
+        return sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yml", ".yaml"))
+    except (OSError, ValueError):
+        return []
 
 
 def _override(document: Document, text: str, problems: Problems) -> None:

@@ -6,14 +6,16 @@ Out: Problems in the order of the file's lines. One table, `_WORDS`, maps pydant
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from topologies.problems import Problem, did_you_mean, nearest
+from topologies.problems import Problem, nearest
 from topologies.units import format_rate
 from topologies.yamlfile import Document, Trail, dotted
 
@@ -37,7 +39,13 @@ def problems_of(error: ValidationError, document: Document, model: Model) -> lis
     groups: dict[Trail, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         groups.setdefault(_trail(detail, model), []).append(detail)
-    found = [_problem(trail, details, document, model) for trail, details in groups.items()]
+    # Not also missing: the key that another was written for.
+    meant = {_key_meant(trail, model) for trail, details in groups.items() if details[0]["type"] == "extra_forbidden"}
+    found = [
+        _problem(trail, details, document, model)
+        for trail, details in groups.items()
+        if details[0]["type"] != "missing" or dotted(trail) not in meant
+    ]
     return sorted(found, key=lambda p: _line(p.where))
 
 
@@ -101,27 +109,36 @@ def _problem(trail: Trail, details: list[ErrorDetails], document: Document, mode
         example = _EXAMPLES.get(str(trail[-1]), "")
         why, hint = "is missing", f"add {trail[-1]}: {example}" if example else "add it"
     elif detail["input"] is None and detail["type"] not in ("heddle_at", "heddle_unit"):
-        why, hint = "has no value", "give it one, or leave the key out"
+        example = _EXAMPLES.get(str(trail[-1]), "")
+        why, hint = "has no value", f"write {trail[-1]}: {example}" if example else "give it one, or leave the key out"
     elif detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
         why, hint = "is not a group of keys", _legal(_group_at(trail, model))
+    elif isinstance(detail["input"], dict | list) and detail["type"] not in ("heddle_at", "list_type", "tuple_type"):
+        why, hint = f"is a {'group' if isinstance(detail['input'], dict) else 'list'}, and takes one value", ""
+    elif detail["type"] == "string_type":
+        why, hint = "is not a text", _quoted(trail, model, text)
     else:
         why, hint = _WORDS.get(detail["type"], _anything)(detail, text)
         hint = hint or _range(trail, model, text) if detail["type"] in _BOUNDS else hint
     return Problem(document.where(trail), what, why, hint)
 
 
-def _legal(group: Model | None) -> str:
-    return f"legal in it: {', '.join(group.model_fields)}" if group else ""
+def _legal(group: Model | None, words: str = "legal in it") -> str:
+    return f"{words}: {', '.join(group.model_fields)}" if group else ""
+
+
+def _key_meant(trail: Trail, model: Model) -> str:
+    """The legal key that was most likely meant, or an empty text."""
+    key = str(trail[-1])
+    legal = list((_group_at(trail[:-1], model) or model).model_fields)
+    elsewhere = [p for p in paths_of(model) if p.rpartition(".")[2] == key]
+    longer = [k for k in legal if k.startswith(key + "_")]
+    return _SYNONYMS.get(key.lower()) or next(iter([*longer, *elsewhere]), "") or nearest(key, legal)
 
 
 def _key_hint(trail: Trail, model: Model) -> str:
-    key = str(trail[-1])
-    group = _group_at(trail[:-1], model) or model
-    legal = list(group.model_fields)
-    elsewhere = [p for p in paths_of(model) if p.rpartition(".")[2] == key]
-    longer = [k for k in legal if k.startswith(key + "_")]
-    near = _SYNONYMS.get(key.lower()) or next(iter([*longer, *elsewhere]), "") or nearest(key, legal)
-    return f"did you mean {near}?" if near else did_you_mean(key, legal)
+    near = _key_meant(trail, model)
+    return f"did you mean {near}?" if near else _legal(_group_at(trail[:-1], model) or model, "legal here")
 
 
 def _union(details: list[ErrorDetails], text: str) -> tuple[str, str]:
@@ -132,7 +149,12 @@ def _union(details: list[ErrorDetails], text: str) -> tuple[str, str]:
         if detail["type"] == "literal_error":
             words += _choices(detail)
     if bounds:
-        return _bound(bounds[0], text)
+        why, _ = _bound(bounds[0], text)
+        end = {"is below": "from", "is above": "up to"}.get(why.rpartition(" ")[0], "")
+        return (
+            why,
+            f"legal here: {', '.join(words)}, or a number {end} {why.rpartition(' ')[2]}" if words and end else "",
+        )
     return f"is not one of {', '.join(words)}, or a number", _near(text, words)
 
 
@@ -188,8 +210,16 @@ def _boolean(detail: ErrorDetails, text: str) -> tuple[str, str]:
     return "is not true or false", f"did you mean {said}?" if said else ""
 
 
-def _text(detail: ErrorDetails, text: str) -> tuple[str, str]:
-    return "is not a text", f'put it in quotes: "{text}"' if text else ""
+def _quoted(trail: Trail, model: Model, text: str) -> str:
+    """Quotes make a text of anything; that is a hint only where such a text would be legal."""
+    group = _group_at(trail[:-1], model)
+    field = group.model_fields.get(str(trail[-1])) if group else None
+    patterns = [m.pattern for m in field.metadata if getattr(m, "pattern", None)] if field else []
+    if not patterns:
+        return f"write it as {field.default}" if field and isinstance(field.default, str) else ""
+    if all(re.fullmatch(p, text) for p in patterns):
+        return f'put it in quotes: "{text}"'
+    return _PATTERNS.get(patterns[0], f"it must match {patterns[0]}")
 
 
 def _anything(detail: ErrorDetails, text: str) -> tuple[str, str]:
@@ -197,7 +227,14 @@ def _anything(detail: ErrorDetails, text: str) -> tuple[str, str]:
 
 
 def _whole(detail: ErrorDetails, text: str) -> tuple[str, str]:
-    return "is not a whole number", ""
+    why = "is not a whole number"
+    if text.startswith('"'):
+        return why, "leave the quotes out" if text.strip('"').isdecimal() else ""
+    for read in (float, lambda t: int(t, 0)):
+        with suppress(ValueError, OverflowError):
+            if (value := read(text)) == int(value):
+                return why, f"write {int(value)}" if len(str(int(value))) < 20 else ""
+    return why, ""
 
 
 _Wording = Callable[["ErrorDetails", str], tuple[str, str]]
@@ -210,7 +247,6 @@ _WORDS: Final[Mapping[str, _Wording]] = {
     "heddle_unit": _ours,
     "bool_type": _boolean,
     "bool_parsing": _boolean,
-    "string_type": _text,
     **dict.fromkeys(("int_type", "int_from_float", "int_parsing", "int_parsing_size"), _whole),
     "float_type": lambda detail, text: ("is not a number", ""),
     "list_type": lambda detail, text: ("is not a list", "write it as [3] or [3, 4]"),

@@ -90,7 +90,7 @@ def parse(text: str, source: str) -> Document:
     node = _compose(text, source)
     if node is None:
         raise InputError(Problem(source, "the file", "is empty", "presets are examples: topologies/presets/tiny.yml"))
-    reader = _Reader(lambda n: f"{source}:{n.start_mark.line + 1}")
+    reader = _Reader(lambda n: _at(source, n.start_mark.line + 1))
     data = reader.read(node, ())
     reader.problems.raise_if_any()
     if not isinstance(data, dict):
@@ -111,6 +111,11 @@ def parse_value(text: str, where: str, trail: Trail) -> tuple[Any, dict[Trail, M
     return data, reader.marks
 
 
+def _at(source: str, line: int) -> str:
+    # What was typed as a flag has no lines.
+    return source if source.startswith("--") else f"{source}:{line}"
+
+
 def _compose(text: str, source: str) -> yaml.Node | None:
     try:
         _check_depth(text, source)
@@ -121,7 +126,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(str(error.character)[:1])
         what = f"character U+{code:04X}"
-        raise InputError(Problem(f"{source}:{line}", what, "is not allowed in YAML", "remove it")) from None
+        raise InputError(Problem(_at(source, line), what, "is not allowed in YAML", "remove it")) from None
 
 
 def _check_depth(text: str, source: str) -> None:
@@ -133,35 +138,43 @@ def _check_depth(text: str, source: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
-            where = f"{source}:{event.start_mark.line + 1}" if event.start_mark else source
+            where = _at(source, event.start_mark.line + 1) if event.start_mark else source
             raise InputError(Problem(where, "the file", f"is nested deeper than {MAX_DEPTH} levels"))
+
+
+# What YAML's parser says -> what is most likely the matter.
+_SAID: Final = {
+    "mapping values are not allowed": "a text with ': ' in it needs quotes; if it is a key, check the indentation",
+    "expected <block end>": "check that keys of one group are indented alike",
+    "could not find expected ':'": "every key needs a colon and a space before its value",
+    "unexpected end of stream": "a quote that was opened is not closed",
+    "expected ',' or '": "a bracket that was opened is not closed, or a comma is missing",
+    "undefined alias": "a text that begins with * needs quotes",
+    "cannot start any token": "a text that begins with this character needs quotes",
+}
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark else 1
+    where = _at(source, line)
     said = (error.problem or "something is not YAML here").strip()
     rows = text.splitlines()
     row = rows[line - 1] if line <= len(rows) else ""
-    hint = ""
     if "\t" in row[: len(row) - len(row.lstrip())] or "'\\t'" in said:
-        return Problem(f"{source}:{line}", "the line", "is indented with a tab, which YAML forbids", "use spaces")
-    if "mapping values are not allowed" in said:
-        hint = "a text with ': ' in it needs quotes; if it is a key, check the indentation"
-    elif "expected <block end>" in said:
-        hint = "check that keys of one group are indented alike"
-    elif "could not find expected ':'" in said:
-        hint = "every key needs a colon and a space before its value"
-    elif isinstance(error, yaml.composer.ComposerError) and "single document" in str(error.context):
-        return Problem(f"{source}:{line}", "the file", "holds more than one document", "keep what stands above ---")
+        return Problem(where, "the line", "is indented with a tab, which YAML forbids", "use spaces")
+    if isinstance(error, yaml.composer.ComposerError) and "single document" in str(error.context):
+        return Problem(where, "the file", "holds more than one document", "keep what stands above ---")
+    hint = next((hint for words, hint in _SAID.items() if words in said), "")
     shown = f"column {mark.column + 1}" if mark else "the line"
-    return Problem(f"{source}:{line}", shown, f"is not YAML: {said}", hint)
+    return Problem(where, shown, f"is not YAML: {said}", hint)
 
 
 _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT: Final = re.compile(r"[-+]?[0-9]{1,300}")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
+_MERGE: Final = "tag:yaml.org,2002:merge"
 _TAGS: Final = frozenset({"!"}).union(
     f"tag:yaml.org,2002:{t}" for t in ("null", "bool", "int", "float", "str", "timestamp", "map", "seq")
 )
@@ -178,6 +191,14 @@ def _scalar(node: yaml.Node) -> Any:
     if _INT.fullmatch(word):
         return int(word)
     return float(word) if _FLOAT.fullmatch(word) else word
+
+
+def _shown(node: yaml.ScalarNode) -> str:
+    """The value as written, cut short; in its quotes where they are what makes it a text."""
+    word = str(node.value)
+    cut = word if len(word) <= 60 else word[:57] + "..."
+    plain = yaml.ScalarNode(node.tag, word)
+    return f'"{cut}"' if node.style in ("'", '"') and not isinstance(_scalar(plain), str) else cut
 
 
 @dataclass(slots=True)
@@ -201,8 +222,8 @@ class _Reader:
             return dict(self._pairs(node, trail))
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*trail, i)) for i, item in enumerate(node.value)]
-        shown = str(node.value) if len(str(node.value)) <= 60 else str(node.value)[:57] + "..."
-        self.marks[trail] = Mark(self.marks[trail].where, _printable(shown))
+        if isinstance(node, yaml.ScalarNode):
+            self.marks[trail] = Mark(self.marks[trail].where, _printable(_shown(node)))
         return _scalar(node)
 
     def _pairs(self, node: yaml.MappingNode, trail: Trail) -> Iterator[tuple[str, Any]]:
@@ -212,11 +233,16 @@ class _Reader:
                 what = dotted(trail) or "the file"
                 self.problems.add(where=self.at(key_node), what=what, why="has a list or a group as a key")
                 continue
-            key = _printable(str(key_node.value))[:60]
+            if key_node.tag == _MERGE:
+                hint = "write the keys out where they belong"
+                self.problems.add(where=self.at(key_node), what="<<", why="(a merge key) is not read here", hint=hint)
+                continue
+            key = _printable(str(key_node.value))[:60] or '""'
             here = (*trail, key)
             where = self.at(key_node)
             if key in seen:
-                why = f"is there twice, first in line {seen[key].rpartition(':')[2]}"
+                line = seen[key].rpartition(":")[2]
+                why = "is there twice" + (f", first in line {line}" if line.isdigit() else "")
                 self.problems.add(where=where, what=dotted(here), why=why, hint="keep one of the two")
                 continue
             seen[key] = where

@@ -64,7 +64,10 @@ def test_the_name_can_be_given_apart() -> None:
         ("racks=many", "racks: many is not a whole number"),
         ("racks=", "racks has no value"),
         ("racks=[", "is not YAML"),
-        ("link.host.rate=3", "link.host is not a rate"),
+        ("racks=[1, 2]", "racks is a list, and takes one value"),
+        ("link.mtu=*a", "a text that begins with * needs quotes"),
+        ("link={mtu: 1, mtu: 2}", "link.mtu is there twice\n"),
+        ("link.host.rate=3", "link.host is a group, and takes one value"),
     ],
 )
 def test_a_wrong_override_is_named(override: str, said: str) -> None:
@@ -87,7 +90,20 @@ def test_a_preset_misspelt_is_hinted() -> None:
 
 def test_a_missing_file_hints_its_neighbour(tmp_path: Path) -> None:
     write(tmp_path, "name: a\n")
-    assert "did you mean my fabric.yml?" in problems(str(tmp_path / "my fabrik.yml"))
+    assert f"did you mean {tmp_path}/my fabric.yml?" in problems(str(tmp_path / "my fabrik.yml"))
+
+
+def test_a_file_without_its_ending_is_hinted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yml").write_text("name: mine\n")
+    monkeypatch.chdir(tmp_path)
+    assert "did you mean mine.yml?" in problems("mine")
+
+
+def test_a_hint_does_not_list_a_whole_directory(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:03}.yml").write_text("")
+    said = problems(str(tmp_path / "quite-another.yml"))
+    assert said.endswith("there are: 000.yml, 001.yml, 002.yml, 003.yml, 004.yml, 005.yml, 006.yml, 007.yml, ...")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "/"])
