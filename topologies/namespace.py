@@ -19,6 +19,8 @@ CLONE_NEWNET: Final = 0x40000000
 CLONE_NEWNS: Final = 0x00020000
 NETNS_DIR: Final = Path("/run/netns")
 
+_ANEW: Final = "./inv down takes the lab away, ./inv up makes it anew"
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -37,16 +39,14 @@ def inside(netns: Path) -> Iterator[None]:
         try:
             there = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise MachineError(
-                Problem("", netns.name, "is no namespace here", "./inv down LAB, then up again, makes it anew")
-            ) from None
+            raise MachineError(Problem("", netns.name, "is no namespace here", _ANEW)) from None
         try:
             try:
                 setns(there, CLONE_NEWNET)
             except PermissionError:
                 raise MachineError(Problem("", netns.name, "cannot be entered", "this needs root")) from None
             except OSError as error:  # a plain file: its namespace was unmounted
-                why, hint = f"cannot be entered: {error.strerror}", "./inv down LAB, then up again, makes it anew"
+                why, hint = f"cannot be entered: {error.strerror}", _ANEW
                 raise MachineError(Problem("", netns.name, why, hint)) from None
         finally:
             os.close(there)

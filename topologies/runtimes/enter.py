@@ -118,7 +118,8 @@ def one(job: dict) -> None:  # type: ignore[type-arg]
     try:
         enter(job)
     except OSError as error:
-        os.write(2, f"cannot enter {job['node']}: {error}\n".encode())
+        hint = "  hint: ./inv down takes the lab away, ./inv up makes it anew"
+        os.write(2, f"cannot enter {job['node']}: {error}\n{hint}\n".encode())
         os._exit(125)
     become(job["commands"][0])
 

@@ -1,7 +1,8 @@
 """Removing a lab from this machine, whatever made it and wherever that was killed.
 
-What belongs to a lab is found by what it *is*, never by a process's name: namespaces called heddle-LAB-*, and the
-processes that stand in one of them. Lab names have no dash, so no lab's prefix is another's.
+What belongs to a lab is found by what it *is*, never by a process's name: namespaces called heddle-LAB-*, the
+processes that stand in one of them, and those that stand in a namespace without a name (somebody removed it) and have
+a directory of the lab mounted over FRR's. Lab names have no dash, so no lab's prefix is another's.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from topologies.events import Observer
 from topologies.namespace import NETNS_DIR
 from topologies.problems import MachineError, Problem
 from topologies.process import run
+from topologies.runtimes.netns_space import PROVIDED
 
 BPF_DIR: Final = Path("/sys/fs/bpf/heddle")
 _PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL: time for a capture to write its last packets
 _ROUNDS: Final = 20  # a process may fork while it is looked for; look until nothing is found
+_AT_ONCE: Final = 100  # processes that are ended together: each takes an open file, and 1,024 are the usual limit
 
 
 def namespaces_of(lab: str) -> list[Path]:
@@ -37,7 +40,7 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
         raise ValueError(f"{lab!r} is no lab's name")
     spaces = namespaces_of(lab)
     observer.begin("remove", len(spaces))
-    count = _end_processes(spaces)
+    count = _end_processes(lab, spaces)
     if spaces:
         text = "".join(f"netns del {path.name}\n" for path in spaces)
         run(["ip", "-force", "-batch", "-"], stdin=text, check=False, timeout=60 + len(spaces))
@@ -57,16 +60,15 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
     return count
 
 
-def _end_processes(spaces: list[Path]) -> int:
+def _end_processes(lab: str, spaces: list[Path]) -> int:
     """SIGTERM to whoever stands in the namespaces, SIGKILL to who stays; how many there were."""
     wanted = {identity for path in spaces if (identity := _identity(path)) is not None}
-    if not wanted:
-        return 0
-    ended = 0
-    for _ in range(_ROUNDS):
-        found = _inside(wanted)
+    ended = rounds = 0
+    while rounds < _ROUNDS:
+        found = _inside(lab, wanted)
         if not found:
             return ended
+        rounds += len(found) < _AT_ONCE
         ended += len(found)
         _end(found)
     raise MachineError(Problem("", "processes", "of the lab keep starting others", "./inv down again"))
@@ -80,23 +82,41 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return stat.st_dev, stat.st_ino
 
 
-def _inside(wanted: set[tuple[int, int]]) -> list[int]:
-    """pidfds of all processes whose network namespace is wanted; never this process."""
-    found = []
+def _inside(lab: str, wanted: set[tuple[int, int]]) -> list[int]:
+    """pidfds of the lab's processes, _AT_ONCE of them at most; never this process."""
+    named = (*NETNS_DIR.glob("*"), Path("/proc/self/ns/net"))
+    others = {identity for path in named if (identity := _identity(path)) is not None} - wanted
+    found: list[int] = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        space = Path(entry.path, "ns/net")
-        if _identity(space) not in wanted:
+        if not _belongs(Path(entry.path), lab, wanted, others):
             continue
         with suppress(ProcessLookupError):
             fd = os.pidfd_open(int(entry.name))
             # Between the look and the pidfd the number may have gone to another process.
-            if _identity(space) in wanted:
+            if _belongs(Path(entry.path), lab, wanted, others):
                 found.append(fd)
             else:
                 os.close(fd)
+        if len(found) == _AT_ONCE:
+            break
     return found
+
+
+def _belongs(process: Path, lab: str, wanted: set[tuple[int, int]], others: set[tuple[int, int]]) -> bool:
+    """Whether it stands in a namespace of the lab; or in none that has a name, but in the lab's directories."""
+    space = _identity(process / "ns/net")
+    if space is None or space in others:
+        return False
+    if space in wanted:
+        return True
+    try:
+        mounts = (process / "mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    fields = (line.split(" ", 5) for line in mounts)
+    return any(f"/heddle/{lab}/" in root and target in PROVIDED for _, _, _, root, target, _ in fields)
 
 
 def _end(pidfds: list[int]) -> None:
