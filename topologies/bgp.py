@@ -1,4 +1,4 @@
-"""What bgpd says of its neighbours, asked through its own socket: no vtysh process, a millisecond a switch.
+"""What a switch's daemons say, asked through their own sockets: no vtysh process, a millisecond a question.
 
 The protocol is vtysh's own (lib/vty.c, vtysh_read): the command and a NUL go in; the text, three NULs and one byte of
 result come out.
@@ -16,21 +16,35 @@ from topologies.problems import MachineError
 from topologies.runtimes import Runtime
 
 ESTABLISHED: Final = "Established"
-_VTY: Final = "/run/frr/bgpd.vty"
+DAEMONS: Final = ("zebra", "bgpd")
 _COMMAND: Final = "show bgp ipv4 unicast summary json"
 
 
 def neighbours(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, str] | None:
     """Port -> state of the BGP session over it (`Established`, `Active`, ...); None when bgpd does not answer."""
     try:
-        spot = runtime.find(lab, topology, node, _VTY)
-        text = (
-            ask(spot, _COMMAND) if spot is not None else runtime.capture(lab, topology, node, ["vtysh", "-c", _COMMAND])
-        )
-        peers = json.loads(text).get("peers", {})
+        peers = json.loads(_answer(runtime, lab, topology, node, "bgpd", _COMMAND)).get("peers", {})
         return {str(port): str(peer["state"]) for port, peer in peers.items()}
     except (OSError, MachineError, ValueError, KeyError, AttributeError):
         return None
+
+
+def silent(runtime: Runtime, lab: str, topology: Path, node: str) -> list[str]:
+    """Those of a switch's daemons that do not answer. Without zebra the kernel keeps its routes, right or wrong."""
+    found = []
+    for daemon in DAEMONS:
+        try:
+            _answer(runtime, lab, topology, node, daemon, "show version")
+        except (OSError, MachineError):
+            found.append(daemon)
+    return found
+
+
+def _answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, command: str) -> str:
+    spot = runtime.find(lab, topology, node, f"/run/frr/{daemon}.vty")
+    if spot is not None:
+        return ask(spot, command)
+    return runtime.capture(lab, topology, node, ["vtysh", "-d", daemon, "-c", command])
 
 
 def ask(vty: Path, command: str, timeout: float = 2.0) -> str:

@@ -66,6 +66,15 @@ class Lab:
         """Port -> BGP state of a switch; None when its bgpd does not answer."""
         return bgp.neighbours(self.runtime, self.name, self.topology, switch)
 
+    def faults(self) -> list[Problem]:
+        """Daemons that do not answer, a problem each; routes alone do not tell, since they outlive zebra."""
+        hint = f"./inv exec --lab {self.name} {{0}} sh /etc/frr/start.sh starts what does not run"
+        return [
+            Problem(node.name, daemon, "does not answer", hint.format(node.name))
+            for node in self.fabric.switches
+            for daemon in bgp.silent(self.runtime, self.name, self.topology, node.name)
+        ]
+
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
         """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""
         seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
@@ -110,6 +119,8 @@ def up(
         try:
             with clock.step("converge"):
                 lab.wait(observer, timeout)
+            if running and (faults := lab.faults()):
+                raise CheckError(*faults)
         except CheckError as error:
             if rollback:
                 _remove(lab.name, engine, observer)

@@ -1,11 +1,12 @@
 """How the running labs do: what `./inv status` prints.
 
 In:  a lab's name, or None for all.
-Out: LabStatus, one a lab. Convergence is read from the kernels now, BGP from each bgpd's socket now.
+Out: LabStatus, one a lab. Convergence is read from the kernels now, BGP and silence from the daemons' sockets now.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -26,7 +27,10 @@ class BgpStatus:
 
 @dataclass(frozen=True, slots=True)
 class LabStatus:
-    """One lab. `broken`: half-made by an `up` that was killed, or its namespaces are gone; `down` removes it."""
+    """One lab. `broken`: half-made by an `up` that was killed, or its namespaces are gone; `down` removes it.
+
+    converged: every route is in every kernel, and every daemon is there to keep it so. faults: what is wrong, in lines.
+    """
 
     lab: str
     runtime: str
@@ -37,10 +41,13 @@ class LabStatus:
     links: int
     bgp: BgpStatus
     source: str = ""
+    faults: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As `./inv status --format json` has it."""
-        return asdict(self)
+        """As `./inv status --format json` has it; `faults` only where there are any."""
+        data = asdict(self)
+        faults = list(data.pop("faults"))
+        return data | ({"faults": faults} if faults else {})
 
 
 def status(name: str | None = None) -> list[LabStatus]:
@@ -57,19 +64,25 @@ def _status(name: str) -> LabStatus:
         lab = open_lab(name)
         record = state.read_record(name)
         missing = convergence.gaps(lab.fabric, lab.handles())
-    except HeddleError:  # any reason why it cannot be opened or read: it is shown, and `down` works
-        return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0))
+    except HeddleError as error:  # any reason why it cannot be opened or read: it is shown, and `down` works
+        return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
+    silent = lab.faults()
     return LabStatus(
         lab=name,
         runtime=lab.runtime.name,
         state="up",
-        converged=not missing,
+        converged=not missing and not silent,
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
         bgp=_sessions(lab),
         source=record.source if record else "",
+        faults=_lines(silent),
     )
+
+
+def _lines(problems: Sequence[Problem]) -> tuple[str, ...]:
+    return tuple(str(problem).partition("\n")[0] for problem in problems)
 
 
 def _sessions(lab: Lab) -> BgpStatus:

@@ -12,9 +12,10 @@ done
 start() {
   daemon=$1 without=$2 config=$3
   shift 3
-  if read -r pid < "/run/frr/$daemon.pid" && read -r name < "/proc/$pid/comm" && [ "$name" = "$daemon" ]; then
+  # Its number alone does not tell: a process of another node, or a dead one, may have it by now.
+  if [ -e "/run/frr/$daemon.pid" ] && vtysh -d "$daemon" -c "show version" > /dev/null 2>&1; then
     return
-  fi 2> /dev/null
+  fi
   sed "/^\($without\) /,/^!/d" /etc/frr/frr.conf > "$config"
   "$daemon" -d --log "file:/var/log/frr/$daemon.log" "$@"
 }
