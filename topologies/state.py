@@ -90,7 +90,9 @@ def read_record(lab: str) -> Record | None:
         if data.get("format") != _FORMAT:
             raise ValueError(f"its format is {data.get('format')}, not {_FORMAT}")
         record = Record(**data)
-        if record.name != lab or not isinstance(record.spec, dict):
+        words = (record.runtime, record.phase, record.source)
+        named = isinstance(record.spec, dict) and record.name == record.spec.get("name") == lab
+        if not named or not all(isinstance(word, str) for word in words):
             raise ValueError(f"it is no record of {lab}")
         return record
     except FileNotFoundError:
@@ -190,6 +192,7 @@ def _is_alive(holder: str) -> bool:
 
 def make_dir(path: Path) -> None:
     """Make a directory and its parents, all of them the caller's own."""
+    _check_owner(path)
     with machine_errors(str(path), _ELSEWHERE):
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for each in reversed(missing):
@@ -198,7 +201,7 @@ def make_dir(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     for made in missing:
         give_to_caller(made)
-    _check_owner(path)
+    _check_owner(path)  # again: somebody may have been quicker
 
 
 def _check_owner(path: Path) -> None:

@@ -135,6 +135,8 @@ def _failed(what: str, why: str, detail: str = "") -> MachineError:
     # EACCES with a log is the verifier's refusal; without one it is a pin that only root may open.
     denied = code == errno.EPERM or (code == errno.EACCES and not detail)
     hint = "this needs root (CAP_BPF and CAP_NET_ADMIN)" if denied else ""
+    if code == errno.ENOENT and what.startswith(str(BPFFS)):
+        hint = "./inv down takes the lab away, ./inv up makes it anew"
     if code == errno.ENOMEM:
         hint = "raise the locked-memory limit: ulimit -l unlimited"
     return MachineError(Problem("bpf", what, said, hint))

@@ -20,6 +20,7 @@ from topologies.switch.netlink import RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTE
 
 ETHERNET_HEADER: Final = 14
 _BURST_PACKETS: Final = 2
+_PORTS_A_BATCH: Final = 100  # tc keeps every program that a batch names open until it ends, and 1,024 files are usual
 ROOT: Final = "1:"
 CLASS: Final = "1:10"
 QUEUE: Final = "10:"
@@ -80,14 +81,16 @@ def filter_lines(port: Port, filters: Iterable[Filter]) -> list[str]:
 
 
 def apply(netns: Path, ports: Iterable[Port], buffer: int, filters: Iterable[Filter], journal: Journal) -> None:
-    """Shape all ports of one node and attach the programs, in one tc process.
+    """Shape all ports of one node and attach the programs, in one tc process for a hundred ports.
 
     MachineError with tc's words, which name the line. `tc -n` would mount a fresh /sys and so hide the pins:
     hence nsenter, which changes nothing but the network namespace.
     """
     wanted = tuple(filters)
-    lines = [line for p in ports for line in (*shaper_lines(p, buffer), *filter_lines(p, wanted))]
-    if lines:
+    every = list(ports)
+    for start in range(0, len(every), _PORTS_A_BATCH):
+        some = every[start : start + _PORTS_A_BATCH]
+        lines = [line for p in some for line in (*shaper_lines(p, buffer), *filter_lines(p, wanted))]
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
 
 

@@ -1,0 +1,191 @@
+"""What a machine, or somebody at work on it, can do to a lab: each is told in words, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from topologies import lab as life
+from topologies import state
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.problems import CheckError, InputError, MachineError
+from topologies.runtimes.netns_space import RUN_DIR
+from topologies.status import status
+from topologies.switch import hashing
+from topologies.switch.fib import read_fib
+
+Leftovers = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def name(lab_name: Callable[[], str]) -> Iterator[str]:
+    """The name of a lab that goes down with the test, whatever became of it."""
+    chosen = lab_name()
+    yield chosen
+    life.down(chosen)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """State on a file system of its own, with these mount options."""
+    spot = tmp_path / "disk"
+    spot.mkdir()
+
+    def mount(options: str) -> Path:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "heddle-test", str(spot)], check=True)
+        monkeypatch.setenv("HEDDLE_STATE_DIR", str(spot / "state"))
+        return spot
+
+    yield mount
+    subprocess.run(["umount", str(spot)], check=False)
+
+
+@pytest.mark.parametrize("options", ["size=4k", "size=16k", "size=40k", "size=80k", "nr_inodes=8"])
+def test_a_full_disk_is_told_and_leaves_nothing(
+    options: str, name: str, small_disk: Callable[[str], Path], leftovers: Leftovers
+) -> None:
+    small_disk(options)
+    with pytest.raises(MachineError, match="No space left on device"):
+        life.up(load_fabric("tiny", name=name))
+    assert leftovers(name) == []
+
+
+def test_a_disk_that_cannot_be_written_is_told(name: str, small_disk: Callable[[str], Path]) -> None:
+    spot = small_disk("ro")
+    with pytest.raises(MachineError, match=r"Read-only file system\n.*HEDDLE_STATE_DIR"):
+        life.up(load_fabric("tiny", name=name))
+    assert status() == []
+    subprocess.run(["umount", str(spot)], check=True)
+
+
+def test_state_that_another_user_can_change_is_not_trusted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rendered start script runs as root: /var/tmp/heddle must not be somebody else's trap."""
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "mine"))
+    (tmp_path / "mine").mkdir()
+    os.chown(tmp_path / "mine", 1234, 1234)
+    with pytest.raises(MachineError, match="belongs to another user"):
+        life.up(load_fabric("tiny", name=name))
+    os.chown(tmp_path / "mine", 0, 0)
+    (tmp_path / "mine").chmod(0o777)
+    with pytest.raises(MachineError, match="can be written by everybody"):
+        status()
+    (tmp_path / "mine").chmod(0o755)
+    (tmp_path / "mine/labs").symlink_to("/tmp")
+    os.chown(tmp_path / "mine/labs", 1234, 1234, follow_symlinks=False)
+    with pytest.raises(MachineError, match="belongs to another user"):
+        life.open_lab(name)
+    (tmp_path / "mine/labs").unlink()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_a_lab_comes_up_under_any_umask(umask: int, name: str, leftovers: Leftovers) -> None:
+    before = os.umask(umask)
+    try:
+        life.up(load_fabric("tiny", name=name), timeout=20)
+        assert os.umask(umask) == umask
+        places = (RUN_DIR / name, hashing.PINS / name, state.lab_dir(name))
+        open_to_all = [p for top in places for p in (top, *top.rglob("*")) if mode(p) & 0o002]
+        assert open_to_all == []
+        life.down(name)
+    finally:
+        os.umask(before)
+    assert leftovers(name) == []
+
+
+def mode(path: Path) -> int:
+    return 0 if path.is_symlink() else path.stat().st_mode
+
+
+def test_a_dead_zebra_is_named_and_can_be_started_again(name: str) -> None:
+    lab = life.up(load_fabric("tiny", name=name)).lab
+    end(lab, "rtsw1", "zebra")
+    (row,) = status(name)
+    assert (row.converged, row.faults) == (False, ("rtsw1  zebra does not answer",))
+    with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*start\.sh"):
+        life.up(load_fabric("tiny", name=name))
+    assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
+    lab.wait(timeout=30)
+    assert lab.faults() == []
+
+
+def end(lab: Lab, node: str, daemon: str) -> None:
+    os.kill(int(lab.capture(node, ["cat", f"/run/frr/{daemon}.pid"])), signal.SIGKILL)
+    stop = time.monotonic() + 5
+    while not lab.faults() and time.monotonic() < stop:
+        time.sleep(0.02)
+
+
+def test_daemons_of_a_namespace_removed_by_hand_go_with_the_lab(name: str, leftovers: Leftovers) -> None:
+    lab = life.up(load_fabric("tiny", name=name)).lab
+    pids = [int(lab.capture("rtsw1", ["cat", f"/run/frr/{daemon}.pid"])) for daemon in ("zebra", "bgpd")]
+    subprocess.run(["ip", "netns", "del", lab.handle("rtsw1").netns.name], check=True)
+    (row,) = status(name)
+    assert row.state == "broken"
+    assert "rtsw1 is no namespace here" in row.faults[0]
+    with pytest.raises(MachineError, match=r"\./inv down"):
+        life.up(load_fabric("tiny", name=name))
+    assert life.down(name)
+    assert leftovers(name) == []
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].startswith(" Z")
+    except OSError:
+        return False
+
+
+def test_a_namespace_unmounted_by_hand_is_told(name: str, leftovers: Leftovers) -> None:
+    lab = life.up(load_fabric("tiny", name=name)).lab
+    subprocess.run(["umount", str(lab.handle("host1").netns)], check=True)
+    with pytest.raises(MachineError, match="cannot be entered"):
+        read_fib(lab.handle("host1"))
+    assert life.down(name)
+    assert leftovers(name) == []
+
+
+def test_directories_removed_by_hand_are_told_and_down_is_clean(name: str, leftovers: Leftovers) -> None:
+    lab = life.up(load_fabric("tiny", name=name)).lab
+    subprocess.run(["rm", "-rf", str(RUN_DIR / name), str(hashing.PINS / name)], check=True)
+    (row,) = status(name)
+    assert not row.converged
+    assert "rtsw1  bgpd does not answer" in row.faults
+    with pytest.raises(MachineError, match="cannot enter rtsw1"):
+        lab.capture("rtsw1", ["true"])
+    assert life.down(name)
+    assert leftovers(name) == []
+
+
+def test_a_lab_without_its_record_can_still_be_taken_down(name: str, leftovers: Leftovers) -> None:
+    life.up(load_fabric("tiny", name=name))
+    subprocess.run(["rm", "-rf", str(state.lab_dir(name))], check=True)
+    with pytest.raises(InputError, match=f"down {name}"):
+        life.up(load_fabric("tiny", name=name))
+    assert life.down(name)
+    assert leftovers(name) == []
+
+
+def test_more_links_than_open_files_come_up_and_go_down(name: str, leftovers: Leftovers) -> None:
+    """`ip` and `tc` keep files open for every line of a batch; 1,024 of them are the usual limit."""
+    program = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from topologies import lab
+from topologies.spec import FabricSpec
+lab.up(FabricSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=128))
+assert lab.down({name!r})
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=120)
+    assert leftovers(name) == []
