@@ -199,6 +199,9 @@ def test_shells_can_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("--print-completion-script", "bash") == 0
     assert "complete -F" in capsys.readouterr().out
     assert ended("--print-completion-script", "csh") == 2
+    assert "names no shell\n  hint: legal here: bash, zsh, fish" in capsys.readouterr().err
+    assert ended("--print-completion-script") == 2
+    assert "<Argument" not in capsys.readouterr().err
 
 
 def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

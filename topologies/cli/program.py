@@ -22,13 +22,15 @@ from invoke.parser import Argument
 
 from topologies.cli.argv import Verb, parse, wants_json
 from topologies.cli.console import colour_wanted, problems_json, table, written
-from topologies.problems import HeddleError, InputError, MachineError, Problem, nearest
+from topologies.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, nearest
 
 VERSION: Final = "0.1.0"
 DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE: Final = 141  # as a shell reports SIGPIPE
 _NOWHERE: Final = Problem("", "the working directory", "is not there any more", "cd to one that is")
+_COMPLETION: Final = "--print-completion-script"
+_SHELLS: Final = ("bash", "zsh", "fish")
 _CORE: Final = {
     "help": "what can be done; ./inv VERB --help says more of one verb",
     "list": "the verbs",
@@ -64,8 +66,9 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
         self.normalize_argv(argv)
         words = self.argv[1:]
         verb_at = next((i for i, w in enumerate(words) if not w.startswith("-")), len(words))
-        if words[:1] == ["--complete"] or words[:1] == ["--print-completion-script"]:
+        if words[:1] == ["--complete"] or words[:1] == [_COMPLETION]:
             verb_at = len(words)
+        self._check_shell(words)
         for word in words[:verb_at]:
             if word == "--":
                 break
@@ -82,6 +85,11 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
 
             print_completion_script(shell=self.args["print-completion-script"].value, names=["inv", "./inv"])
             raise Exit
+
+    def _check_shell(self, words: list[str]) -> None:
+        flag, _, shell = words[0].partition("=") if words else ("", "", "")
+        if flag == _COMPLETION and (shell := shell or "".join(words[1:2])) not in _SHELLS:
+            raise InputError(Problem("", f"{flag} {shell}".strip(), "names no shell", did_you_mean(shell, _SHELLS)))
 
     def _check_core_flag(self, word: str) -> None:
         flag = word.partition("=")[0]
