@@ -17,6 +17,8 @@ from topologies.units import parse_rate, parse_size
 
 # IPv4 20, UDP 8, BTH 12, RETH 16, ImmDt 4, ICRC 4: the most that a packet carries beside its payload.
 ROCE_OVERHEAD: Final = 64
+_PRIVATE: Final = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"))
+_MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
 # What `scale` relates to: a 400 Gb/s NIC, as in the fabric that is rebuilt here.
 HARDWARE_RATE_BPS: Final = 400 * 10**9
 
@@ -91,7 +93,8 @@ class AddressingSpec(_Strict):
             pool = IPv4Network(self.pool)
         except ValueError as error:
             raise at("addressing.pool", f"is not an IPv4 network: {error}", "try 10.0.0.0/8") from None
-        if not pool.is_private or pool.prefixlen > 14:
+        # RFC 1918; what Python calls private includes loopback and class E, which no kernel forwards.
+        if pool.prefixlen > 14 or not any(pool.subnet_of(private) for private in _PRIVATE):
             raise at("addressing.pool", "must be a private network of /14 or larger", "try 10.0.0.0/8 or 172.16.0.0/12")
         return self
 
@@ -135,6 +138,9 @@ class FabricSpec(_Strict):
                 f"asks for {nics} NICs a rack, and a /{self.addressing.rack_prefix} has room for {room}",
                 f"try addressing.rack_prefix: {fit}" if fit >= 16 else "use more racks",
             )
+        if self.racks * self.hosts_per_rack > _MOST_HOSTS:
+            why = f"makes {self.racks * self.hosts_per_rack} hosts, and there are MAC addresses for {_MOST_HOSTS}"
+            raise at("hosts_per_rack", why, f"try hosts_per_rack: {_MOST_HOSTS // self.racks}")
         pool = self.addressing.network
         racks = 2 ** (self.addressing.rack_prefix - pool.prefixlen) - 2 ** max(0, self.addressing.rack_prefix - 16)
         if self.racks > racks:

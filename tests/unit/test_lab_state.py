@@ -26,6 +26,19 @@ def empty_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "a state"))
 
 
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"addressing": {"pool": "127.0.0.0/8"}}, "must be a private network"),
+        ({"addressing": {"pool": "240.0.0.0/4"}}, "must be a private network"),
+        ({"racks": 300, "hosts_per_rack": 300, "addressing": {"rack_prefix": 22}}, "MAC addresses for 65535"),
+    ],
+)
+def test_a_fabric_that_no_kernel_would_carry_is_refused(keys: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        FabricSpec.model_validate({"name": "x", "racks": 1, "ctsw": 1, **keys})
+
+
 @pytest.mark.parametrize("preset", presets())
 def test_a_spec_survives_being_stored(preset: str) -> None:
     spec = load_fabric(preset, overrides=["link.host=12500kbit", "routing.seed=77"])
