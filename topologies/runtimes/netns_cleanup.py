@@ -50,7 +50,7 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
             raise MachineError(Problem(lab, names, "cannot be removed", f"ip netns del {left[0].name} says why"))
         count += len(spaces)
     for directory in (run_dir, BPF_DIR / lab):
-        if directory.exists():
+        if directory.exists() and not directory.parent.is_symlink():
             shutil.rmtree(directory)
             count += 1
     for parent in (run_dir.parent, BPF_DIR):

@@ -50,7 +50,8 @@ def apply(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal, o
 
 def remove(lab: str) -> None:
     """Unpin everything of one lab; nothing when there is nothing. Programs go when their ports do."""
-    shutil.rmtree(hashing.PINS / lab, ignore_errors=True)
+    if not hashing.PINS.is_symlink():  # somebody else's, see _pin_dir; whatever it leads to is not ours to remove
+        shutil.rmtree(hashing.PINS / lab, ignore_errors=True)
     try:
         hashing.PINS.rmdir()
     except OSError:
