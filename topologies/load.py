@@ -77,7 +77,8 @@ def _find(name_or_path: str) -> tuple[Path, str]:
         hint = f"there are: {some}" if beside else f"or take a preset: {', '.join(known)}"
         hint = f"did you mean {seen}?" if seen else hint
         raise InputError(Problem("", name_or_path[:200], "is not a file here", hint))
-    near = nearest(name_or_path, [*_beside(path), *known])
+    beside = _beside(path)
+    near = next((b for b in beside if Path(b).stem == name_or_path), "") or nearest(name_or_path, [*beside, *known])
     hint = f"presets: {', '.join(known)}; a file needs its path, as my/fabric.yml"
     hint = f"did you mean {near}?" if near else hint
     raise InputError(Problem("", name_or_path[:200], "is neither a preset nor a file", hint))

@@ -94,9 +94,9 @@ def test_a_missing_file_hints_its_neighbour(tmp_path: Path) -> None:
 
 
 def test_a_file_without_its_ending_is_hinted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.yml").write_text("name: mine\n")
+    (tmp_path / "ai.yml").write_text("name: mine\n")
     monkeypatch.chdir(tmp_path)
-    assert "did you mean mine.yml?" in problems("mine")
+    assert "did you mean ai.yml?" in problems("ai")
 
 
 def test_a_hint_does_not_list_a_whole_directory(tmp_path: Path) -> None:
