@@ -32,12 +32,12 @@ class Wire:
     def turn(self, now: float) -> None:
         self.requester.expire(now)
         for burst in self.requester.take(self.dice.randint(1, 8), now):
-            for i in range(burst.index, burst.index + burst.count):
+            for i in range(burst.start, burst.start + burst.packets):
                 if self.dice.random() < self.loss:
                     continue
                 m = burst.message
                 first, last = i == 0, i == m.packets - 1
-                psn = (burst.psn + i - burst.index) & PSN_MASK
+                psn = (burst.psn + i - burst.start) & PSN_MASK
                 reth = (m.va, m.rkey, len(m.payload)) if first else None
                 packet = WritePacket(psn, first, last, True, reth, m.imm if last else None)
                 self.responder.receive(packet, m.payload[i * 256 : (i + 1) * 256])

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from traffic.nic.rc import ACK, NAK_ACCESS, NEVER, PSN_MASK, Message, RcParams, Requester, Responder, WritePacket
@@ -33,9 +34,9 @@ def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[
     out = []
     for burst in requester.take(limit, now):
         message = burst.message
-        for i in range(burst.index, burst.index + burst.count):
+        for i in range(burst.start, burst.start + burst.packets):
             first, last = i == 0, i == message.packets - 1
-            psn = (burst.psn + i - burst.index) & PSN_MASK
+            psn = (burst.psn + i - burst.start) & PSN_MASK
             reth = (message.va, message.rkey, len(message.payload)) if first else None
             ask = last or psn % PARAMS.ack_every == 0
             mtu = requester.params.mtu
@@ -105,7 +106,7 @@ def test_counts_of_sent_and_taken_packets_add_up_under_loss() -> None:
 def test_the_window_bounds_what_is_under_way() -> None:
     requester = Requester(PARAMS, 0)
     requester.post(Message(memoryview(bytes(256 * 100)), 0, RKEY, 0))
-    assert sum(b.count for b in requester.take(64, 0.0)) == PARAMS.window
+    assert sum(b.packets for b in requester.take(64, 0.0)) == PARAMS.window
     assert requester.take(64, 0.0) == []
     requester.acknowledge(3, ACK, 0.1)
     assert requester.ready == 4
@@ -168,3 +169,28 @@ def test_acknowledgements_of_what_was_never_sent_change_nothing() -> None:
     requester.acknowledge(500, ACK, 0.0)
     requester.acknowledge(50, ACK, 0.0)
     assert requester.una == 100
+
+
+@pytest.mark.parametrize("psn", [0, PSN_MASK - 4])
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_middle_packets_taken_at_once_do_what_they_do_one_by_one(psn: int, skipped: int) -> None:
+    payload = random.Random(1).randbytes(256 * 9)
+    ends = []
+    for at_once in (False, True):
+        memory = Memory(bytearray(len(payload)))
+        responder = Responder(PARAMS, psn, memory)
+        parts = [memoryview(payload)[i * 256 : (i + 1) * 256] for i in range(9)]
+        responder.receive(WritePacket(psn, True, False, False, (0, RKEY, len(payload))), parts[0])
+        first = (psn + 1 + skipped) & PSN_MASK
+        if at_once:
+            block = np.frombuffer(payload, np.uint8).reshape(9, 256)[1 + skipped : 8]
+            responder.receive_middles(first, block, ack_request=True)
+        else:
+            for i in range(7 - skipped):
+                packet = WritePacket((first + i) & PSN_MASK, False, False, i == 3)
+                responder.receive(packet, parts[1 + skipped + i])
+        due, reply = responder.ack_due, responder.reply
+        responder.receive(WritePacket((psn + 8) & PSN_MASK, False, True, True, None, 5), parts[8])
+        ends.append((bytes(memory.data), memory.arrivals, responder.acked, responder.counters, due, reply))
+    assert ends[0] == ends[1]
+    assert (ends[0][0] == payload) is (skipped == 0)

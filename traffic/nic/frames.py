@@ -256,7 +256,7 @@ class SendBatch(FrameBuffer):
         count: int,
         ack_every: int,
     ) -> int:
-        """Write packets [index, index + count) of one RDMA WRITE with immediate into slots from `slot` on; how many.
+        """Write packets [index, index + count) of one RDMA WRITE with immediate into slots from `slot` on; their bytes.
 
         psn is that of packet `index`; all packets but the last carry the batch's MTU. Every `ack_every`-th packet of
         the message and its last ask for an ACK. ValueError when the packets are not in the message or the batch.
@@ -266,12 +266,12 @@ class SendBatch(FrameBuffer):
         stop = index + count
         if not 0 <= index < stop <= packets or slot + count > self.slots:
             raise ValueError(f"packets {index} to {stop} of {packets} are no burst for slot {slot} of {self.slots}")
+        if packets == 1:
+            return self.put_data(slot, flow, WRITE_ONLY_IMM, psn, message, ackreq=True, reth=reth, imm=imm)
         view = memoryview(message)
         middle, end = max(index, 1), min(stop, packets - 1)
         if index == 0:
-            only = packets == 1
-            opcode, imm_now = (WRITE_ONLY_IMM, imm) if only else (WRITE_FIRST, None)
-            self.put_data(slot, flow, opcode, psn, view[:mtu], ackreq=only or ack_every == 1, reth=reth, imm=imm_now)
+            self.put_data(slot, flow, WRITE_FIRST, psn, view[:mtu], ackreq=ack_every == 1, reth=reth)
         if 0 < end - middle <= _FEW:
             for i in range(middle, end):
                 ask = (i + 1) % ack_every == 0
@@ -281,10 +281,10 @@ class SendBatch(FrameBuffer):
             block = np.frombuffer(view[middle * mtu : end * mtu], np.uint8).reshape(end - middle, mtu)
             asks = np.arange(middle + 1, end + 1) % ack_every == 0
             self.put_middles(slot + middle - index, flow, psn + middle - index, block, ackreq=asks)
-        if stop == packets > 1:
+        if stop == packets:
             last, tail = slot + count - 1, view[(packets - 1) * mtu :]
             self.put_data(last, flow, WRITE_LAST_IMM, psn + count - 1, tail, ackreq=True, imm=imm)
-        return count
+        return int(self.lengths[slot : slot + count].sum())
 
     def _tails_to(self, icrc_at: int) -> list[memoryview]:
         """Per slot, what the ICRC covers behind the template."""

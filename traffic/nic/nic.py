@@ -169,13 +169,12 @@ class Nic:
     def _put(self, slot: int, qp: QueuePair, requester: Requester, burst: Burst) -> int:
         """Write a burst's frames from `slot` on; the slot after them."""
         message = burst.message
-        stop = slot + self._batch.put_write(
+        requester.counters.sent_bytes += self._batch.put_write(
             slot, qp.flow, burst.psn, message.payload,
             reth=(message.va, message.rkey, len(message.payload)), imm=message.imm,
-            index=burst.index, count=burst.count, ack_every=requester.params.ack_every,
+            index=burst.start, count=burst.packets, ack_every=requester.params.ack_every,
         )  # fmt: skip
-        requester.counters.sent_bytes += int(self._batch.lengths[slot:stop].sum())
-        return stop
+        return slot + burst.packets
 
     # receiving
 
@@ -192,13 +191,16 @@ class Nic:
             self._answer(qp)
 
     def _take(self, got: Received, now: float, touched: dict[int, QueuePair]) -> None:
+        beyond = 0  # frames before this one have been taken as part of a run
         for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
+            if i < beyond:
+                self.counters.ce += kind.ce
+                continue
             qp = self.qps.get(qpn)
             if not sound or qp is None or kind.src != qp.peer_ip:
                 self._turn_away(got.oks[i], sound)
                 continue
-            if kind.tos & wire.ECN_MASK == wire.ECN_CE:
-                self.counters.ce += 1
+            self.counters.ce += kind.ce
             requester = qp.requester
             if kind.opcode == wire.ACK and requester is not None:
                 syndrome, _ = got.aeth(i)
@@ -210,12 +212,15 @@ class Nic:
             if write is None or qp.responder is None:
                 self.counters.stray += 1
                 continue
+            touched[qpn] = qp
+            if kind.opcode == wire.WRITE_MIDDLE and (beyond := got.run_end(i)) > i + 1:
+                qp.responder.receive_middles(got.psns[i], got.block(i, beyond), any(got.ackreqs[i:beyond]))
+                continue
             first, last, has_reth, has_imm = write
             reth = got.reth(i) if has_reth else None
             imm = got.imm(i) if has_imm else None
             packet = WritePacket(got.psns[i], first, last, got.ackreqs[i], reth, imm)
             qp.responder.receive(packet, got.payload(i))
-            touched[qpn] = qp
 
     def _turn_away(self, ok: bool, sound: bool) -> None:
         """Count a frame that is for no QP here, by what was wrong with it."""

@@ -47,6 +47,7 @@ _KEY_AT: Final = 12  # the Ethernet type; MAC addresses are the switch's busines
 _CRC_AT: Final = DQPN_WORD_AT + 1  # BTH byte 4 is the last that the ICRC reads as ones
 _KINDS_KEPT: Final = 4096
 _NO_FRAME: Final = -1
+_NO_HEADER: Final = -1
 _FRAGMENT_BITS: Final = 0x3FFF  # more fragments, and the offset
 _BECN_BIT: Final = 1 << 30
 
@@ -74,6 +75,7 @@ class Kind:
     state:       of the ICRC, behind BTH byte 4.
     src, dst:    IPv4 addresses as 32-bit numbers.
     payload_at:  counts from the frame's first byte; payload_bytes is without padding.
+    *_at:        where an extended header begins, or _NO_HEADER.
     """
 
     frame_bytes: int = _NO_FRAME
@@ -87,6 +89,9 @@ class Kind:
     tos: int = 0
     ce: bool = False
     solicited: bool = False
+    reth_at: int = _NO_HEADER
+    imm_at: int = _NO_HEADER
+    aeth_at: int = _NO_HEADER
 
 
 NO_KIND: Final = Kind()
@@ -112,7 +117,8 @@ def read_kind(key: bytes) -> Kind:
     # BTH byte 4 and what follows do not matter to the state: it is read as ones, they come later.
     state, _ = prefix_state(key[IP_AT - _KEY_AT :].ljust(EXT_AT + ICRC_BYTES - IP_AT, b"\0"))
     ce, solicited = tos & ECN_MASK == ECN_CE, bool(flags & 0x80)
-    return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, dst, sport, tos, ce, solicited)
+    headers = (_OFFSETS.get((opcode, name), _NO_HEADER) for name in ("reth", "imm", "aeth"))
+    return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, dst, sport, tos, ce, solicited, *headers)
 
 
 def _bools(name: str) -> property:
@@ -182,23 +188,22 @@ class Received:
 
     def reth(self, i: int) -> Reth:
         """Virtual address, remote key and message length of frame i; ValueError when it carries none."""
-        va, rkey, dma_bytes = _RETH.unpack_from(self.buffer.mem, self._at(i, "reth"))
+        va, rkey, dma_bytes = _RETH.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].reth_at, "reth"))
         return va, rkey, dma_bytes
 
     def imm(self, i: int) -> int:
         """The immediate data of frame i as a 32-bit number; ValueError when it carries none."""
-        value: int = _WORD.unpack_from(self.buffer.mem, self._at(i, "imm"))[0]
+        value: int = _WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].imm_at, "imm"))[0]
         return value
 
     def aeth(self, i: int) -> tuple[int, int]:
         """Syndrome and message sequence number of frame i; ValueError when it carries none."""
-        word: int = _WORD.unpack_from(self.buffer.mem, self._at(i, "aeth"))[0]
+        word: int = _WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].aeth_at, "aeth"))[0]
         return word >> 24, word & PSN_MASK
 
-    def _at(self, i: int, name: str) -> int:
+    def _at(self, i: int, offset: int, name: str) -> int:
         """Where in the buffer an extended header of frame i starts."""
-        offset = _OFFSETS.get((self.kinds[i].opcode, name))
-        if offset is None or not self.oks[i]:
+        if offset < 0 or not self.oks[i]:
             raise ValueError(f"frame {i} carries no {name}")
         return self.buffer.starts[i] + offset
 
@@ -208,18 +213,23 @@ class Received:
         Every sound frame is in exactly one span, so a receiver may take a span at once: one copy, one decision.
         """
         spans: list[tuple[int, int]] = []
-        start, kind, qpn, due = -1, NO_KIND, -1, -1  # the open span, and what continues it
-        for i, sound in enumerate(self.sounds):
-            if sound and self.psns[i] == due and self.dqpns[i] == qpn and self.kinds[i] is kind:
-                due = due + 1 & PSN_MASK
-                continue
-            if start >= 0:
-                spans.append((start, i))
-            start, due = (i, self.psns[i] + 1 & PSN_MASK) if sound else (-1, -1)
-            kind, qpn = self.kinds[i], self.dqpns[i]
-        if start >= 0:
-            spans.append((start, len(self)))
+        start = 0
+        while start < len(self):
+            stop = self.run_end(start)
+            if self.sounds[start]:
+                spans.append((start, stop))
+            start = stop
         return spans
+
+    def run_end(self, start: int) -> int:
+        """Where the span that begins with frame `start` ends; behind that frame when it is not sound."""
+        kind, qpn, due, stop = self.kinds[start], self.dqpns[start], self.psns[start], start + 1
+        while stop < len(self.kinds) and self.kinds[stop] is kind and self.sounds[stop] and self.sounds[start]:
+            due = due + 1 & PSN_MASK
+            if self.psns[stop] != due or self.dqpns[stop] != qpn:
+                break
+            stop += 1
+        return stop
 
     def block(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """The payloads of a span from `runs`: uint8 (frames, bytes of each), a view into the buffer."""

@@ -12,6 +12,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 PSN_MASK: Final = 0xFFFFFF
 PSN_HALF: Final = 0x800000
 NEVER: Final = float("inf")
@@ -46,13 +49,12 @@ class Message:
     packets: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
-    """Consecutive packets of one message: `count` from packet `index` on, the first with PSN `psn` (24 bits)."""
+class Burst(NamedTuple):
+    """Consecutive packets of one message: so many from packet `start` on, the first with PSN `psn` (24 bits)."""
 
     message: Message
-    index: int
-    count: int
+    start: int
+    packets: int
     psn: int
 
 
@@ -117,21 +119,21 @@ class Requester:
     def take(self, limit: int, now: float) -> list[Burst]:
         """Up to `limit` packets to send now, as bursts. They count as sent; starts the retransmission timer."""
         bursts: list[Burst] = []
-        room = min(limit, self.ready)
-        while room > 0:
+        start = at = self.next
+        end = min(start + limit, start + self.ready)
+        while at < end:
             message = self._queue[self._unsent]
-            index = self.next - message.first
-            count = min(room, message.packets - index)
-            bursts.append(Burst(message, index, count, self.next & PSN_MASK))
-            self.next += count
-            room -= count
-            if index + count == message.packets:
-                self._unsent += 1
+            beyond = message.first + message.packets
+            stop = end if end < beyond else beyond
+            bursts.append(Burst(message, at - message.first, stop - at, at & PSN_MASK))
+            self._unsent += stop == beyond
+            at = stop
         if bursts:
-            sent = sum(b.count for b in bursts)
-            self.counters.sent += sent
-            self.counters.retransmitted += max(0, min(self.tried, self.next) - (self.next - sent))
-            self.tried = max(self.tried, self.next)
+            self.next = end
+            self.counters.sent += end - start
+            if start < self.tried:
+                self.counters.retransmitted += min(self.tried, end) - start
+            self.tried = max(self.tried, end)
             if self.deadline == NEVER:
                 self.deadline = now + self.params.timeout_s
         return bursts
@@ -280,6 +282,27 @@ class Responder:
             self.msn = (self.msn + 1) & PSN_MASK
             if packet.imm is not None:
                 self.memory.arrived(packet.imm)
+
+    def receive_middles(self, psn: int, block: NDArray[np.uint8], ack_request: bool) -> None:
+        """A MIDDLE packet for each row of `block`, PSNs counting up from `psn`: taken at once where nothing is amiss.
+
+        block: uint8 (packets, bytes of each). ack_request: one of them asks for an acknowledgement.
+        """
+        count, size = block.shape
+        at, target = self._at, self._target
+        if psn != self._psn or target is None or size != self.params.mtu or count * size > self._left:
+            for row in block:
+                self.receive(WritePacket(psn, False, False, ack_request), row.data)
+                psn = (psn + 1) & PSN_MASK
+            return
+        np.frombuffer(target, np.uint8)[at : at + count * size].reshape(count, size)[:] = block
+        self._at += count * size
+        self._left -= count * size
+        self.counters.received += count
+        self._psn = (psn + count) & PSN_MASK
+        self._nak_sent = False
+        if ack_request:
+            self.ack_due = True
 
     def _nak(self, syndrome: int) -> None:
         self.counters.naks += 1
