@@ -194,3 +194,21 @@ def test_middle_packets_taken_at_once_do_what_they_do_one_by_one(psn: int, skipp
         ends.append((bytes(memory.data), memory.arrivals, responder.acked, responder.counters, due, reply))
     assert ends[0] == ends[1]
     assert (ends[0][0] == payload) is (skipped == 0)
+
+
+def test_a_gap_that_closes_before_its_nak_is_sent_needs_none() -> None:
+    memory = Memory(bytearray(256 * 4))
+    responder = Responder(PARAMS, 0, memory)
+    parts = packets_of(posted(bytes(256 * 4)), 0.0)
+    for packet, payload in (parts[0], parts[2], parts[1]):
+        responder.receive(packet, payload)
+    assert responder.counters.naks == 1
+    assert responder.reply is None
+    assert responder.ack_due
+    assert responder.acked == 1
+
+
+def posted(payload: bytes) -> Requester:
+    requester = Requester(PARAMS, 0)
+    requester.post(Message(memoryview(payload), 0, RKEY, 0))
+    return requester

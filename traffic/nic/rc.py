@@ -275,7 +275,8 @@ class Responder:
             return
         self.counters.received += 1
         self._psn = (self._psn + 1) & PSN_MASK
-        self._nak_sent = False
+        if self._nak_sent:
+            self._close_gap()
         if packet.ack_request:
             self.ack_due = True
         if packet.last:
@@ -300,8 +301,16 @@ class Responder:
         self._left -= count * size
         self.counters.received += count
         self._psn = (psn + count) & PSN_MASK
-        self._nak_sent = False
+        if self._nak_sent:
+            self._close_gap()
         if ack_request:
+            self.ack_due = True
+
+    def _close_gap(self) -> None:
+        """What was missing has come: a NAK of it that still waits to be sent would only make the requester go back."""
+        self._nak_sent = False
+        if self.reply is not None and self.reply[1] == NAK_PSN:
+            self.reply = None
             self.ack_due = True
 
     def _nak(self, syndrome: int) -> None:
