@@ -64,8 +64,12 @@ def _find(name_or_path: str) -> tuple[Path, str]:
     if not name_or_path:
         raise InputError(Problem("", "the fabric", "has no name", f"presets: {', '.join(known)}"))
     try:
-        there = path.exists()
-    except (OSError, ValueError):  # a name too long, a NUL in it
+        path.stat()
+        there = True
+    except PermissionError:  # a directory on the way that this user may not enter
+        why = "cannot be looked for: Permission denied"
+        raise InputError(Problem("", name_or_path[:200], why, "take a copy of it that this user can read")) from None
+    except (OSError, ValueError):  # not there, a name too long, a NUL in it
         there = False
     if there:
         return path, name_or_path

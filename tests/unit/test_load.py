@@ -111,6 +111,14 @@ def test_no_odd_name_gets_through(name: str) -> None:
     assert problems(name)
 
 
+def test_a_place_that_may_not_be_entered_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert "mine.yml cannot be looked for: Permission denied" in problems(str(tmp_path / "mine.yml"))
+
+
 def test_a_directory_is_no_fabric(tmp_path: Path) -> None:
     assert "is a directory" in problems(str(tmp_path))
 
