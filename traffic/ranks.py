@@ -109,15 +109,10 @@ class Rank:
         self._needs: list[int] = []
         self._began = 0.0
         self._seconds = 0.0
-        self.size_done = True  # waits for `next_size`
+        self.size_done = True  # waits for `next_size` and `begin`
         self.finished = False
 
     # what the worker calls
-
-    @property
-    def begun(self) -> bool:
-        """True once a size has been begun."""
-        return self._size_index >= 0
 
     @property
     def size(self) -> int:
@@ -125,7 +120,7 @@ class Rank:
         return self._options.sizes[self._size_index]
 
     def next_size(self) -> None:
-        """Go on to the next size; `finished` turns true when there is none."""
+        """Make the arrays of the next size, for `begin`; `finished` turns true when there is none."""
         self._size_index += 1
         if self._size_index == len(self._options.sizes):
             self.finished = True
@@ -135,6 +130,9 @@ class Rank:
         # Two buffers: a neighbour may still need the last epoch's bytes again, should they be lost.
         self._work = [np.empty(count, np.float32), np.empty(count, np.float32)]
         self._iteration = 0
+
+    def begin(self) -> None:
+        """Start on the size that `next_size` made ready; what others have sent already is taken in now."""
         self.size_done = False
         self._begin_epoch()
 

@@ -74,6 +74,8 @@ class Worker:
         for rank in task.ranks:
             self._open(task.plan.endpoints[rank], Path(task.netns[task.plan.endpoints[rank].host]))
         self._connect(task.ranks)
+        for ready in self._ranks.values():
+            ready.next_size()
 
     def _open(self, endpoint: Endpoint, netns: Path) -> None:
         with inside(netns):
@@ -110,6 +112,7 @@ class Worker:
         self._poll.register(stdin, select.EPOLLIN)
         started, cpu, queued = time.monotonic(), time.process_time(), machine.waited_s()
         said_done = False
+        self._begin()
         while True:
             now = time.monotonic()
             for nic in self._nics.values():
@@ -161,9 +164,10 @@ class Worker:
             nic.events = events
 
     def _turn_over(self) -> None:
-        """When all ranks here have finished a size: check what it left and begin the next, a rank at a time.
+        """When all ranks here have finished a size: check what it left and make the next one ready, then begin it.
 
-        One rank a call, so that NICs are served in between, however large the arrays are.
+        One rank a call, so that NICs are served in between, however large the arrays are; and none begins before all
+        are ready, so that no rank's time includes the making of another's arrays.
         """
         if not self._turning:
             if not all(r.size_done for r in self._ranks.values()):
@@ -171,11 +175,16 @@ class Worker:
             self._turning = [r for r in self._ranks.values() if not r.finished]
         if self._turning:
             rank = self._turning.pop(0)
-            if rank.begun:
-                rank.check(self._totals[rank.size])
+            rank.check(self._totals[rank.size])
             rank.next_size()
             if not self._turning:
                 say({"size": len(rank.results)})
+                self._begin()
+
+    def _begin(self) -> None:
+        for rank in self._ranks.values():
+            if not rank.finished:
+                rank.begin()
 
     def _is_done(self) -> bool:
         return all(r.finished for r in self._ranks.values()) and all(n.idle for n in self._nics.values())

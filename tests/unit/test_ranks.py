@@ -61,13 +61,17 @@ def run_all(options: RunOptions, n: int, loss: float = 0.0, seed: int = 1) -> li
         for wire in qps:
             wire.responder = Responder(PARAMS, wire.requester.una, ranks[d])
     flat = [wire for qps in wires.values() for wire in qps]
+    for rank in ranks:
+        rank.next_size()
+        rank.begin()
     for turn in range(200_000):
         for rank in ranks:
             if rank.size_done and not rank.finished:
-                if rank.begun:
-                    count = rank.size // 4
-                    rank.check(sum((rank_input(r, count) for r in range(n)), np.zeros(count, np.float32)))
+                count = rank.size // 4
+                rank.check(sum((rank_input(r, count) for r in range(n)), np.zeros(count, np.float32)))
                 rank.next_size()
+                if not rank.finished:
+                    rank.begin()
         if all(r.finished for r in ranks) and all(w.requester.idle for w in flat):
             return ranks
         dice.shuffle(flat)
@@ -135,3 +139,24 @@ def test_inputs_differ_between_ranks_and_sums_stay_exact() -> None:
     assert not np.array_equal(a, b)
     assert a.min() >= 0 and a.max() <= 255
     assert np.array_equal(a, np.round(a))
+
+
+def test_the_clock_starts_when_a_rank_begins_not_when_its_arrays_are_made() -> None:
+    now = [5.0]
+    posted: list[Message] = []
+    link = SimpleNamespace(post=posted.append)
+    options = RunOptions(sizes=(8,), iters=1, warmup=0)
+    rank = Rank(options, 2, 0, 7, {1: [link]}, {1: 8}, clock=lambda: now[0])
+    rank.next_size()
+    assert posted == []
+    now[0] = 9.0
+    rank.begin()
+    assert len(posted) == 1
+    for step, first in ((0, 4), (1, 0)):  # what rank 1 would write: elements 1, then 0
+        now[0] += 1.0
+        target = rank.resolve(step << 36 | first, 7, 4)
+        assert target is not None
+        rank.arrived(step << 12)
+    assert rank.size_done
+    rank.check(np.zeros(2, np.float32))
+    assert rank.results[0].seconds == 2.0
