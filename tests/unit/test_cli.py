@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -271,9 +271,11 @@ def test_a_run_that_cannot_be_brings_no_fabric_up(capsys: pytest.CaptureFixture[
 
 def test_the_list_of_verbs_is_quick() -> None:
     def once() -> float:
-        start = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, str(ROOT / "tasks.py"), "--list"], check=True, capture_output=True, env=_env())
-        return time.monotonic() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        # Processor time: what else runs here is not the list's fault.
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(once() for _ in range(5)) <= 0.3
 

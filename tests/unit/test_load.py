@@ -112,8 +112,12 @@ def test_no_odd_name_gets_through(name: str) -> None:
 
 
 def test_a_place_that_may_not_be_entered_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError
+    stat = Path.stat
+
+    def refuse(path: Path, **how: bool) -> object:
+        if path.name == "mine.yml":
+            raise PermissionError
+        return stat(path, **how)
 
     monkeypatch.setattr(Path, "stat", refuse)
     assert "mine.yml cannot be looked for: Permission denied" in problems(str(tmp_path / "mine.yml"))
