@@ -119,7 +119,7 @@ def _leftovers(lab: str) -> list[str]:
         try:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             own = (entry / "ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
-            mounts = "" if own else (entry / "mountinfo").read_text()
+            mounts = "" if own else (entry / "mountinfo").read_text(errors="replace")
             stands = (entry / "ns/net").stat().st_ino in inodes
         except OSError:
             continue

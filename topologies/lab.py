@@ -68,9 +68,10 @@ class Lab:
 
     def faults(self) -> list[Problem]:
         """Daemons that do not answer, a problem each; routes alone do not tell, since they outlive zebra."""
-        hint = f"./inv exec --lab {self.name} {{0}} sh /etc/frr/start.sh starts what does not run"
+        # Started again alone, zebra often stays without the routes of a bgpd that knew the old one.
+        hint = f"./inv down {self.name}, then up again, makes it anew"
         return [
-            Problem(node.name, daemon, "does not answer", hint.format(node.name))
+            Problem(node.name, daemon, "does not answer", hint)
             for node in self.fabric.switches
             for daemon in bgp.silent(self.runtime, self.name, self.topology, node.name)
         ]

@@ -107,15 +107,14 @@ def mode(path: Path) -> int:
     return 0 if path.is_symlink() else path.stat().st_mode
 
 
-def test_a_dead_zebra_is_named_and_can_be_started_again(name: str) -> None:
+def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(name: str) -> None:
     lab = life.up(load_fabric("tiny", name=name)).lab
     end(lab, "rtsw1", "zebra")
     (row,) = status(name)
     assert (row.converged, row.faults) == (False, ("rtsw1  zebra does not answer",))
-    with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*start\.sh"):
+    with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv down"):
         life.up(load_fabric("tiny", name=name))
     assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
-    lab.wait(timeout=30)
     assert lab.faults() == []
 
 

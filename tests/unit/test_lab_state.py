@@ -13,6 +13,7 @@ from topologies.events import Silent
 from topologies.lab import down, explain, open_lab
 from topologies.load import load_fabric, presets
 from topologies.problems import InputError, MachineError
+from topologies.process import run
 from topologies.runtimes import get_runtime
 from topologies.runtimes.netns_cleanup import remove_lab
 from topologies.runtimes.netns_topology import read_topology
@@ -119,6 +120,14 @@ def test_the_lock_of_a_killed_command_is_free() -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
     with state.lock("x"):
         pass
+
+
+def test_a_command_that_cannot_be_run_is_the_machines_lack(tmp_path: Path) -> None:
+    (tmp_path / "ip").write_text("")
+    with pytest.raises(MachineError, match="cannot be used: Permission denied"):
+        run([str(tmp_path / "ip")])
+    with pytest.raises(MachineError, match="is not installed"):
+        run(["no-such-command"])
 
 
 def test_the_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

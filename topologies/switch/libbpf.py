@@ -115,7 +115,7 @@ _INSTALL: Final = "apt-get install libbpf1 (libbpf0 on older systems)"
 
 def ensure_bpffs() -> None:
     """Mount the BPF file system at /sys/fs/bpf when it is not there, as iproute2 does."""
-    with Path("/proc/self/mountinfo").open() as mounts:
+    with Path("/proc/self/mountinfo").open(errors="replace") as mounts:
         for line in mounts:
             before, _, after = line.partition(" - ")
             if before.split()[4] == str(BPFFS) and after.split()[0] == "bpf":
