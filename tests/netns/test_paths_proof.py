@@ -187,3 +187,15 @@ def test_counters_of_a_slow_port_are_waited_for() -> None:
         result = prove(lab, collect_after(lab, before, sent), sent)
         assert result.agree, result.text()
         assert result.flows[0].counted == (60, 60, 60)
+
+
+def test_what_an_earlier_run_left_under_way_is_not_counted_for_the_next() -> None:
+    slow = {"host": "1gbit", "fabric": "1mbit"}
+    with static_fabric("flow", (1,), link=slow, queues={"buffer": "400KB"}) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        send(lab, {flow: 20}, payload=4000)
+        before = collect_before(lab)
+        sent = [sent_flow(flow, 2)]
+        send(lab, {flow: 2})
+        result = prove(lab, collect_after(lab, before, sent), sent)
+        assert result.agree, result.text()

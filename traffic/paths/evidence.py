@@ -25,6 +25,7 @@ from traffic.plan import Flow
 SETTLE_S: Final = 1.0  # how long counters may take to stand still after a run, beside what ports need to drain
 _POLL_S: Final = 0.02
 _STILL_POLLS: Final = 6  # at 1 Mb/s, the slowest that a fabric may be, three packets of 4 KB go by
+_QUIET_POLLS: Final = 3  # at 1 Mb/s, a packet of 4 KB and more
 _SOFTNET: Final = Path("/proc/net/softnet_stat")
 
 
@@ -125,10 +126,11 @@ class Evidence:
 
 
 def collect_before(lab: RunningLab) -> Before:
-    """Read the state of all switches; some 1 ms a switch. MachineError when the lab does not run."""
+    """Read the state of all switches, once nothing of an earlier run is under way. MachineError when no lab runs."""
     handles = switch_handles(lab)
+    counters = _quiet(lab, handles)
     fibs, hashing = read_routing(lab.name, handles)
-    return Before(fibs, hashing, _read_all(lab.name, handles), _read_drops(handles), backlog_drops())
+    return Before(fibs, hashing, counters, _read_drops(handles), backlog_drops())
 
 
 def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) -> Evidence:
@@ -158,12 +160,28 @@ def backlog_drops() -> int:
     return sum(int(line.split()[1], 16) for line in _SOFTNET.read_text().splitlines())
 
 
+def _quiet(lab: RunningLab, handles: Mapping[str, NodeHandle]) -> dict[str, SwitchCounters]:
+    """Counters that stand still: a run that was killed leaves packets in slow ports, which are not the next one's."""
+    deadline = time.monotonic() + _patience(lab.fabric)
+    last = _read_all(lab.name, handles)
+    still = 0
+    while still < _QUIET_POLLS and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        now = _read_all(lab.name, handles)
+        still = still + 1 if {n: t.flows for n, t in now.items()} == {n: t.flows for n, t in last.items()} else 0
+        last = now
+    return last
+
+
+def _patience(fabric: Fabric) -> float:
+    """Seconds in which all that is under way has passed: it may fill the buffer of a slow port."""
+    return SETTLE_S + 8 * fabric.spec.queues.buffer / min(fabric.spec.link.host, fabric.spec.link.fabric)
+
+
 def _settled(
     lab: RunningLab, handles: Mapping[str, NodeHandle], before: Before, flows: Sequence[SentFlow]
 ) -> dict[str, SwitchCounters]:
-    slowest = min(lab.fabric.spec.link.host, lab.fabric.spec.link.fabric)
-    # What is still under way, unneeded repeats too, may fill the buffer of a slow port.
-    deadline = time.monotonic() + SETTLE_S + 8 * lab.fabric.spec.queues.buffer / slowest
+    deadline = time.monotonic() + _patience(lab.fabric)
     last: dict[str, SwitchCounters] = {}
     still = 0
     while True:
