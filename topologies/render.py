@@ -42,9 +42,9 @@ def render(fabric: Fabric, out: Path) -> Path:
     """
     files = rendered(fabric)
     out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise InputError(Problem("", f"--out {out}", "is a file", "name a directory; it is made when missing"))
     try:
+        if out.exists() and not out.is_dir():
+            raise InputError(Problem("", f"--out {out}", "is a file", "name a directory; it is made when missing"))
         out.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:

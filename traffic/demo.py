@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count, groupby
 from typing import Any, Final
 
 from topologies import lab as labs
+from topologies import state
 from topologies.events import Observer
+from topologies.lab import Lab
 from topologies.load import load_fabric
-from topologies.problems import Problem
+from topologies.problems import InputError, Problem
+from topologies.runtimes import get_runtime
+from topologies.spec import FabricSpec
 from traffic.lastrun import last_paths
 from traffic.options import RunOptions, parse_source_ports
 from traffic.paths.report import PathsResult
@@ -126,27 +132,37 @@ class DemoResult:
 def demo(observer: Observer, show: Callable[[str], None], name: str | None = None) -> DemoResult:
     """Play all three acts on preset `demo`. `show` gets what is to be read while it goes on.
 
-    name: of the lab, when another is wanted. Raises what `up` and `run` raise; the lab is taken down in any case.
+    name: of the lab; otherwise one that is free. Raises what `up` and `run` raise; the lab is taken down in any case.
     """
     began = time.monotonic()
     played: list[Played] = []
-    for act in ACTS:
-        spec = load_fabric("demo", name=name, overrides=[f"routing.ecmp={act.ecmp}"])
-        if not played or played[-1].act.ecmp != act.ecmp:
-            if played:
-                labs.down(spec.name, observer)
-            labs.up(spec, observer=observer, rollback=True, source="demo")
-        try:
-            lab = labs.open_lab(spec.name)
-            result = run(lab, replace(_OPTIONS, qps=act.qps), observer)
-            paths = last_paths(lab)
-        except BaseException:
-            labs.down(spec.name, observer)
-            raise
-        played.append(Played(act, result, paths))
-        show(_scene(played[-1]))
-    labs.down(spec.name, observer)
+    name = name or _free_name()
+    for ecmp, acts in groupby(ACTS, key=lambda act: act.ecmp):
+        spec = load_fabric("demo", name=name, overrides=[f"routing.ecmp={ecmp}"])
+        with _running(spec, observer) as lab:
+            for act in acts:
+                result = run(lab, replace(_OPTIONS, qps=act.qps), observer)
+                played.append(Played(act, result, last_paths(lab)))
+                show(_scene(played[-1]))
     return DemoResult(tuple(played), time.monotonic() - began)
+
+
+def _free_name() -> str:
+    """`demo`, or the first of demo2, demo3, ... that nothing here is called: a lab of the user's is left alone."""
+    names = ("demo" if i == 1 else f"demo{i}" for i in count(1))
+    return next(name for name in names if state.read_record(name) is None and not get_runtime("netns").exists(name))
+
+
+@contextmanager
+def _running(spec: FabricSpec, observer: Observer) -> Iterator[Lab]:
+    """A lab of the demo's own for a with block; down at its end, however that comes."""
+    done = labs.up(spec, observer=observer, rollback=True, source="demo")
+    if not done.created:
+        raise InputError(Problem("", f"lab {spec.name}", "is running already", f"./inv down {spec.name}"))
+    try:
+        yield done.lab
+    finally:
+        labs.down(spec.name, observer)
 
 
 def _scene(p: Played) -> str:
