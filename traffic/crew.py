@@ -84,7 +84,7 @@ class Crew:
 
     def __init__(self, plan: Plan, netns: Mapping[str, Path], workers: int) -> None:
         self._plan = plan
-        self._deadline = time.monotonic() + plan.options.max_seconds
+        self._deadline = time.monotonic() + plan.max_seconds
         self.before = self.after = machine.read()
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
@@ -138,7 +138,7 @@ class Crew:
         """What workers say next; waits for the first of it."""
         left = self._deadline - time.monotonic()
         if left <= 0:
-            why = f"did not end within {self._plan.options.max_seconds:g} s"
+            why = f"did not end within {self._plan.max_seconds:g} s"
             raise CheckError(Problem("", "the run", why, "./inv validate says whether the fabric forwards"))
         for key, _ in self._selector.select(left):
             for message in key.data.hear():

@@ -149,8 +149,12 @@ def demo(observer: Observer, show: Callable[[str], None], name: str | None = Non
 
 def _free_name() -> str:
     """`demo`, or the first of demo2, demo3, ... that nothing here is called: a lab of the user's is left alone."""
-    names = ("demo" if i == 1 else f"demo{i}" for i in count(1))
-    return next(name for name in names if state.read_record(name) is None and not get_runtime("netns").exists(name))
+    runtime = get_runtime("netns")
+    return next(name for name in _names() if state.read_record(name) is None and not runtime.exists(name))
+
+
+def _names() -> Iterator[str]:
+    return ("demo" if i == 1 else f"demo{i}" for i in count(1))
 
 
 @contextmanager

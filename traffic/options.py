@@ -49,7 +49,6 @@ class RunOptions:
     window: int | None = None  # packets a QP may have unacknowledged; default: 64 a connection, shared by its QPs
     timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: by rate and buffer
     retries: int = 7
-    max_seconds: float = 600.0
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

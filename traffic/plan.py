@@ -92,6 +92,13 @@ class Plan:
         """Packets that one QP may have unacknowledged."""
         return self.options.window or max(MIN_QP_WINDOW, WINDOW_PACKETS // self.options.qps)
 
+    @property
+    def max_seconds(self) -> float:
+        """After so long a run counts as hung: fifty times what free links would take, and at least ten minutes."""
+        o = self.options
+        bits = 8 * 2 * sum(o.sizes) * (o.iters + o.warmup)
+        return max(600.0, 50 * bits / min(e.rate_bps for e in self.endpoints))
+
     def flows(self) -> tuple[Flow, ...]:
         """The data direction of every QP, in the order of `qps`."""
         by_rank = self.endpoints
@@ -160,15 +167,13 @@ def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
     elif options.placement != "block":
         nics = _named(fabric, options.placement)
     ranks = options.ranks or len(nics)
+    asked = f"--ranks {ranks}" if options.ranks else f"--placement {options.placement}"
     if ranks > len(nics):
         hint = f"try --ranks {len(nics)}, or more racks, hosts_per_rack or nics_per_host in the fabric file"
         raise InputError(Problem("", f"--ranks {ranks}", f"is more than the {len(nics)} NICs to place them on", hint))
     if ranks < 2:
-        raise InputError(
-            Problem(
-                "", f"--ranks {ranks}", "is too few: a collective needs two", "a fabric of two hosts or more has them"
-            )
-        )
+        hint = "a fabric of two hosts or more has them"
+        raise InputError(Problem("", asked, "gives too few ranks: a collective needs two", hint))
     return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
 
 

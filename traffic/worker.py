@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from topologies.namespace import inside
-from topologies.problems import HeddleError
+from topologies.problems import CheckError, HeddleError, Problem
 from traffic import machine
 from traffic.nic.frames import FlowHeader
 from traffic.nic.nic import Nic, QueuePair, announce
@@ -72,7 +72,11 @@ class Worker:
         self._poll = select.epoll()
         self._by_fd: dict[int, Nic] = {}
         for rank in task.ranks:
-            self._open(task.plan.endpoints[rank], Path(task.netns[task.plan.endpoints[rank].host]))
+            endpoint = task.plan.endpoints[rank]
+            try:
+                self._open(endpoint, Path(task.netns[endpoint.host]))
+            except OSError as error:
+                raise RankError(endpoint, f"its port cannot be opened: {error.strerror}") from None
         self._connect(task.ranks)
         for ready in self._ranks.values():
             ready.next_size()
@@ -115,9 +119,12 @@ class Worker:
         self._begin()
         while True:
             now = time.monotonic()
-            for nic in self._nics.values():
+            for rank, nic in self._nics.items():
                 if nic.eager and not nic.blocked:
-                    nic.transmit(now)
+                    try:
+                        nic.transmit(now)
+                    except OSError as error:
+                        raise RankError(self._plan.endpoints[rank], f"its port is gone: {error.strerror}") from None
                     self._watch(nic)
             if not said_done:
                 self._turn_over()
@@ -206,11 +213,12 @@ class Worker:
         }
 
 
-class RankError(Exception):
-    """A QP of a rank died; the run cannot go on."""
+class RankError(CheckError):
+    """Something of one rank failed; the run cannot go on."""
 
     def __init__(self, endpoint: Endpoint, why: str) -> None:
-        super().__init__(f"rank {endpoint.rank} on {endpoint.nic}: {why}")
+        what = f"rank {endpoint.rank} on {endpoint.nic}:"
+        super().__init__(Problem("", what, why, "./inv validate says what of the lab is not as it should be"))
 
 
 def _total(ranks: int, size: int) -> Floats:
@@ -245,15 +253,6 @@ def main() -> int:
         say({"report": worker.report()})
     except HeddleError as error:
         say({"error": [asdict(p) for p in error.problems]})
-        return 1
-    except RankError as error:
-        say(
-            {
-                "error": [
-                    {"where": "", "what": str(error).split(": ")[0], "why": str(error).split(": ", 1)[1], "hint": ""}
-                ]
-            }
-        )
         return 1
     except BrokenPipeError:
         os._exit(1)  # nobody listens any more

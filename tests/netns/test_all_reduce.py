@@ -111,7 +111,7 @@ def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab
 def test_a_link_that_goes_down_ends_the_run_with_the_rank_that_noticed(fabric_lab: FabricLab) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     lab.capture("ctsw1", ["ip", "link", "set", "eth2", "down"])
-    with pytest.raises(CheckError, match=r"rank \d on host\d:eth1 .*no acknowledgement after 2 retries"):
+    with pytest.raises(CheckError, match=r"rank \d on host\d:eth1: .*no acknowledgement after 2 retries"):
         all_reduce(lab, timeout=14, retries=2)
     with pytest.raises(InputError, match="no run"):
         last_paths(lab)  # the run before must not be taken for the one that failed
@@ -181,3 +181,10 @@ def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert all_reduce(tiny).wrong == 0
+
+
+def test_a_port_that_is_gone_is_named(fabric_lab: FabricLab) -> None:
+    lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
+    lab.capture("host2", ["ip", "link", "delete", "eth1"])
+    with pytest.raises(CheckError, match="rank 1 on host2:eth1: its port cannot be opened"):
+        all_reduce(lab)

@@ -8,13 +8,15 @@ import pytest
 
 from tests.conftest import FabricLab
 from topologies.events import Silent
+from traffic import demo as stage
 from traffic.demo import demo
 
 
 def test_three_acts_are_right_and_proven_and_leave_nothing(
     lab_name: Callable[[], str], leftovers: Callable[[str], list[str]]
 ) -> None:
-    name, shown = lab_name(), []
+    name = lab_name()
+    shown: list[str] = []
     result = demo(Silent(), shown.append, name)
     assert [p.act.qps for p in result.played] == [1, 16, 16]
     assert not result.problems
@@ -41,9 +43,9 @@ def test_a_reader_that_goes_away_leaves_no_lab(
     assert leftovers(name) == []
 
 
-def test_a_running_lab_called_demo_is_left_alone(fabric_lab: FabricLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from traffic import demo as stage
-
-    mine = fabric_lab(racks=1, ctsw=1, hosts_per_rack=1)
-    monkeypatch.setattr(stage.state, "read_record", lambda name: mine if name == "demo" else None)
-    assert stage._free_name() != "demo"
+def test_a_running_lab_called_demo_is_left_alone(
+    fabric_lab: FabricLab, lab_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = fabric_lab(racks=1, ctsw=1, hosts_per_rack=1).name, lab_name()
+    monkeypatch.setattr(stage, "_names", lambda: iter([mine, other]))
+    assert stage._free_name() == other

@@ -120,7 +120,7 @@ def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> N
         (RunOptions(placement="host1,hostx"), "names hostx"),
         (RunOptions(placement="cylcic"), "did you mean cyclic?"),
         (RunOptions(placement="host1,host1"), "twice"),
-        (RunOptions(placement="host1"), "too few"),
+        (RunOptions(placement="host1"), "--placement host1 gives too few"),
         (RunOptions(placement="rtsw1,host1"), "names rtsw1"),
         (RunOptions(collective="all-redcue"), "did you mean all-reduce?"),
         (RunOptions(algorithm="rnig"), "did you mean ring?"),

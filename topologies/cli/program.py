@@ -201,7 +201,8 @@ def main(module: Mapping[str, Any], argv: list[str] | None = None) -> int:
     words = list(sys.argv if argv is None else argv)
     as_json = wants_json(words[1:])
     _open_streams()
-    signal.signal(signal.SIGTERM, _terminated)
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is no reason to leave a half-made lab
+        signal.signal(ending, _terminated)
     try:
         _run(module, words)
     except BrokenPipeError:

@@ -60,6 +60,7 @@ def validate(lab: Lab) -> tuple[Check, ...]:
         ("queues", _queues),
         ("offloads", _offloads),
         ("programs", _programs),
+        ("daemons", _daemons),
         ("bgp", _bgp),
         ("routes", _routes),
         ("reachability", _reachability),
@@ -145,6 +146,11 @@ def _programs(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
             if found != wanted:
                 faults.append(f"{node.name}:{port} has {', '.join(found) or 'no program'}, not {', '.join(wanted)}")
     return f"attached on {_ports(lab)} ports", faults
+
+
+def _daemons(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in lab.faults()]
+    return f"zebra and bgpd answer on {len(lab.fabric.switches)} switches", silent
 
 
 def _bgp(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
