@@ -192,7 +192,13 @@ def _table_line(row: SizeRow, short: bool) -> str:
 
 
 def _number(value: float, width: int) -> str:
-    """As many decimals as fit, four at most below 1: emulated bandwidths are small, and 0.01 would say nothing."""
+    """As many decimals as fit, four at most below 1: emulated bandwidths are small, and 0.01 would say nothing.
+
+    What is smaller still is written as 1.4e-5, since 0.0000 would be wrong.
+    """
+    if 0 < value < 0.001:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}".rjust(width)
     for digits in (4, 3, 2, 1, 0) if value < 1 else (2, 1, 0):
         text = f"{value:{width}.{digits}f}"
         if len(text) <= width:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import time
-import zlib
 from collections.abc import Iterator
 
 from topologies import lab as labs
@@ -11,7 +11,7 @@ from topologies.events import Observer
 from topologies.lab import Lab
 from topologies.load import load_fabric
 from traffic.demo import demo
-from traffic.machine import PACKET_COST_CRCS
+from traffic.machine import PACKET_COST_CRCS, crc_seconds
 from traffic.nic.wire import OVERHEAD_BYTES
 from traffic.options import RunOptions
 from traffic.results import RunResult
@@ -64,26 +64,9 @@ def budget(observer: Observer) -> Iterator[Figure]:
     lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
     packets = sum(flow.packets for flow in result.flows)
     seconds = sum(row.time_us for row in result.rows) / 1e6 * (result.options.iters + result.options.warmup)
-    cores = result.machine.cpu_share * _cores()
-    crc = _crc_seconds()
+    cores = result.machine.cpu_share * (os.cpu_count() or 1)
+    crc = crc_seconds()
     cost = cores * seconds / packets / crc
     yield Figure("a data packet end to end, ACK and all", cores * seconds / packets * 1e6, "us of cpu")
     yield at_most("a data packet end to end", cost, "x", PACKET_COST_CRCS, "CRC over 4 KB")
     del lab
-
-
-def _cores() -> int:
-    import os
-
-    return os.cpu_count() or 1
-
-
-def _crc_seconds() -> float:
-    block = bytes(4096)
-    best = float("inf")
-    for _ in range(20):
-        start = time.perf_counter()
-        for _ in range(200):
-            zlib.crc32(block)
-        best = min(best, (time.perf_counter() - start) / 200)
-    return best

@@ -170,6 +170,8 @@ def test_the_table_reads_like_that_of_nccl_tests(demo: Fabric) -> None:
     assert " ".join(lines[0]) == "65536 16384 float sum -1 31234.5 0.0021 0.0039 0 N/A N/A N/A N/A"
     assert lines[1][5:9] == ["1.5e+07", "12.35", "23.10", "7"]
     assert "# Out of bounds values : 7 FAILED" in text
+    tiny = result_of(demo, (SizeRow(8, 564.0, 1.418e-5, 2.1e-5, 0),)).table()
+    assert " 564.00  1.4e-5  2.1e-5       0 " in tiny
     assert re.search(r"^# Avg bus bandwidth    : [0-9.]+$", text, re.MULTILINE)
     assert re.search(r"^#emulated .*k = 16000", text, re.MULTILINE)
     assert "#machine" not in text
