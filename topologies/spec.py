@@ -7,6 +7,7 @@ Checks that need more than one key raise ValueError through `at(path, ...)`, so 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ipaddress import IPv4Network
 from typing import Annotated, Any, Final, Literal
 
@@ -23,9 +24,12 @@ _MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's numb
 HARDWARE_RATE_BPS: Final = 400 * 10**9
 
 
-def at(path: str, why: str, hint: str = "") -> PydanticCustomError:
-    """An error of the whole file that belongs to the key `path` (`link.mtu`)."""
-    return PydanticCustomError("heddle_at", "{why}", {"path": path, "why": why, "hint": hint})
+def at(path: str, why: str, hint: str = "", *, given: Sequence[str] = ()) -> PydanticCustomError:
+    """An error of the whole file that belongs to the key `path` (`link.mtu`), given what other keys say.
+
+    Where one of these is wrong itself, nothing is said of `path` yet.
+    """
+    return PydanticCustomError("heddle_at", "{why}", {"path": path, "why": why, "hint": hint, "given": list(given)})
 
 
 def _parsed(parser: Any) -> BeforeValidator:
@@ -128,6 +132,7 @@ class FabricSpec(_Strict):
                 "link.mtu",
                 f"is below {need}: IB MTU {self.roce.ib_mtu} and {ROCE_OVERHEAD} bytes of headers",
                 f"try mtu: {max(need, 4200)}, or a smaller roce.ib_mtu",
+                given=["roce.ib_mtu"],
             )
         nics = self.hosts_per_rack * self.nics_per_host
         room = 2 ** (32 - self.addressing.rack_prefix) // 2  # a /31 a NIC
@@ -137,15 +142,18 @@ class FabricSpec(_Strict):
                 "hosts_per_rack",
                 f"asks for {nics} NICs a rack, and a /{self.addressing.rack_prefix} has room for {room}",
                 f"try addressing.rack_prefix: {fit}" if fit >= 16 else "use more racks",
+                given=["nics_per_host", "addressing.rack_prefix"],
             )
         if self.racks * self.hosts_per_rack > _MOST_HOSTS:
             why = f"makes {self.racks * self.hosts_per_rack} hosts, and there are MAC addresses for {_MOST_HOSTS}"
-            raise at("hosts_per_rack", why, f"try hosts_per_rack: {_MOST_HOSTS // self.racks}")
+            raise at("hosts_per_rack", why, f"try hosts_per_rack: {_MOST_HOSTS // self.racks}", given=["racks"])
         pool = self.addressing.network
         racks = 2 ** (self.addressing.rack_prefix - pool.prefixlen) - 2 ** max(0, self.addressing.rack_prefix - 16)
         if self.racks > racks:
             why = f"are more than the {racks} prefixes that {pool} holds"
-            raise at("racks", why, "try a longer addressing.rack_prefix")
+            raise at(
+                "racks", why, "try a longer addressing.rack_prefix", given=["addressing.rack_prefix", "addressing.pool"]
+            )
         if self.queues.buffer < 2 * self.link.mtu:
-            raise at("queues.buffer", f"is below two packets of {self.link.mtu} bytes", "try 1MB")
+            raise at("queues.buffer", f"is below two packets of {self.link.mtu} bytes", "try 1MB", given=["link.mtu"])
         return self

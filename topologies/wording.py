@@ -6,6 +6,7 @@ Out: Problems in the order of the file's lines. One table, `_WORDS`, maps pydant
 
 from __future__ import annotations
 
+import copy
 import re
 import types
 import typing
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Model = type[BaseModel]
 
+_ROUNDS: Final = 16  # more than there are checks between keys
 # What a key may hold, for the hint under `is missing`: an example says more than a type.
 _EXAMPLES: Final = {"name": "zone", "racks": "8", "ctsw": "4"}
 # Words of other tools and houses, and what they are called here.
@@ -35,18 +37,58 @@ _PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "1 to 12 small letters and digits, 
 
 
 def problems_of(error: ValidationError, document: Document, model: Model) -> list[Problem]:
-    """Every error as a Problem, once a path, in the order of the lines."""
+    """Every error as a Problem, once a path, in the order of the lines.
+
+    What keys say to each other is looked at only in a file whose keys are right by themselves. So what is wrong is
+    taken out of a copy, and the rest looked at again, until nothing more is found.
+    """
+    groups = _grouped(error, model)
+    found = _problems(groups, document, model)
+    data, wrong = copy.deepcopy(document.data), set(groups)
+    for _ in range(_ROUNDS):
+        for trail in groups:
+            _take_out(data, trail)
+        try:
+            model.model_validate(data)
+            break
+        except ValidationError as later:
+            groups = _grouped(later, model)
+        if wrong & set(groups):
+            break  # taking it out did not help: no more to learn
+        given = {t: {g for d in ds for g in d.get("ctx", {}).get("given", ())} for t, ds in groups.items()}
+        spoilt = {dotted(trail) for trail in wrong}
+        found += _problems({t: ds for t, ds in groups.items() if not given[t] & spoilt}, document, model)
+        wrong |= set(groups)
+    return sorted(found, key=lambda p: _line(p.where))
+
+
+def _take_out(data: dict[str, Any], trail: Trail) -> None:
+    """Remove a key, so that its default stands there; a key that must be given gets a value that is right."""
+    here: Any = data
+    for step in trail[:-1]:
+        here = here.get(step) if isinstance(here, dict) else None
+    if isinstance(here, dict) and trail:
+        here.pop(trail[-1], None)
+    if len(trail) == 1 and trail[0] in _EXAMPLES:
+        example = _EXAMPLES[str(trail[0])]
+        data[str(trail[0])] = int(example) if example.isdigit() else example
+
+
+def _grouped(error: ValidationError, model: Model) -> dict[Trail, list[ErrorDetails]]:
     groups: dict[Trail, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         groups.setdefault(_trail(detail, model), []).append(detail)
+    return groups
+
+
+def _problems(groups: Mapping[Trail, list[ErrorDetails]], document: Document, model: Model) -> list[Problem]:
     # Not also missing: the key that another was written for.
     meant = {_key_meant(trail, model) for trail, details in groups.items() if details[0]["type"] == "extra_forbidden"}
-    found = [
+    return [
         _problem(trail, details, document, model)
         for trail, details in groups.items()
         if details[0]["type"] != "missing" or dotted(trail) not in meant
     ]
-    return sorted(found, key=lambda p: _line(p.where))
 
 
 def paths_of(model: Model, before: str = "") -> Iterator[str]:
