@@ -105,7 +105,8 @@ def up(
 
     timeout: seconds for convergence. source: where the spec came from, for `status`.
     Raises MachineError when this machine cannot, InputError when a lab of that name is in the way; both leave nothing
-    behind. CheckError when it does not converge: the lab is left for inspection unless `rollback`.
+    behind. CheckError when it does not converge: the lab is left for inspection; with `rollback` it is taken down, if
+    this call made it.
     """
     observer = observer or Silent()
     engine = get_runtime(runtime)
@@ -123,7 +124,7 @@ def up(
             if running and (faults := lab.faults()):
                 raise CheckError(*faults)
         except CheckError as error:
-            if rollback:
+            if rollback and not running:  # what this call made, and nothing else
                 _remove(lab.name, engine, observer)
                 raise
             left = Problem("", f"lab {lab.name}", "is left for inspection", f"./inv down {lab.name} removes it")

@@ -84,7 +84,7 @@ class Worker:
     def _open(self, endpoint: Endpoint, netns: Path) -> None:
         with inside(netns):
             announce(endpoint.port, endpoint.mac, endpoint.ip, endpoint.gateway_ip)
-        # The counting program of the port keeps RoCE from the host's own stack, so no socket need hold its UDP port.
+        # The program at the NIC's ingress keeps RoCE from the host's own stack, so no socket need hold its UDP port.
         port = PacketSocket(netns, endpoint.port, self._plan.ib_mtu, send_frames=_SEND_FRAMES, hush=False)
         nic = Nic(port, self._plan.ib_mtu)
         self._nics[endpoint.rank] = nic

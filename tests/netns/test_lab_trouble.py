@@ -118,6 +118,15 @@ def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(nam
     assert lab.faults() == []
 
 
+def test_rollback_takes_down_only_what_this_up_made(name: str) -> None:
+    lab = life.up(load_fabric("tiny", name=name)).lab
+    end(lab, "rtsw1", "bgpd")
+    with pytest.raises(CheckError, match=r"does not answer|did not come"):
+        life.up(load_fabric("tiny", name=name), rollback=True, timeout=0.5)
+    assert lab.runtime.exists(name)
+    assert state.read_record(name) is not None
+
+
 def end(lab: Lab, node: str, daemon: str) -> None:
     os.kill(int(lab.capture(node, ["cat", f"/run/frr/{daemon}.pid"])), signal.SIGKILL)
     stop = time.monotonic() + 5
