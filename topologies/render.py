@@ -19,9 +19,11 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from topologies.dialects import RenderOptions
 from topologies.fabric import Fabric, Node, Tier
 from topologies.problems import HeddleError, InputError, Problem, trouble
 
+DEFAULT: Final = RenderOptions()
 TEMPLATES: Final = Path(__file__).resolve().parent.parent / "templates"
 SWITCH_FILES: Final = ("frr.conf", "daemons", "vtysh.conf", "start.sh")
 # containerlab's graph sorts its rows by these names.
@@ -34,13 +36,13 @@ ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
 BGPD_OPTIONS: Final = "-P 0"
 
 
-def render(fabric: Fabric, out: Path) -> Path:
+def render(fabric: Fabric, out: Path, options: RenderOptions = DEFAULT) -> Path:
     """Write all files of the fabric into `out` and return the topology's path.
 
     Everything is made beside `out` first, so an error writes nothing; into a directory that exists, files are moved
     one by one, the topology last. InputError when `out` cannot be such a directory.
     """
-    files = rendered(fabric)
+    files = rendered(fabric, options)
     out = Path(out)
     try:
         if out.exists() and not out.is_dir():
@@ -73,7 +75,7 @@ def topology_name(lab: str) -> str:
     return f"{lab}.clab.yml"
 
 
-def rendered(fabric: Fabric) -> dict[str, str]:
+def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]:
     """Relative path -> text of every file, the topology last."""
     env = Environment(
         loader=FileSystemLoader(TEMPLATES),
