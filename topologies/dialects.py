@@ -24,6 +24,12 @@ MGMTS: Final[tuple[Mgmt, ...]] = get_args(Mgmt)
 FRR_KIND: Final[Version] = (0, 80, 0)  # the first release that has `kind: frr` and `--runtime c9s`
 KIND_KEYS: Final[Version] = (0, 81, 0)  # `extras.frr.daemons` became `daemons`, and the old spelling an error
 SKIP_WHEN_UNUSED: Final[Version] = (0, 76, 0)  # before it, the management network is made even where no node wants it
+# The command that takes a file of each, as the file itself says.
+DEPLOY: Final[Mapping[Dialect, str]] = {
+    "linux": "containerlab deploy",
+    "frr": "containerlab deploy",
+    "c9s": "containerlab --runtime c9s deploy",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,9 @@ def render_options(
         if given not in legal:
             why = "is not one of " + ", ".join(legal)
             problems.add(where="", what=f"{flag} {given}", why=why, hint=did_you_mean(given, legal))
+    if (word, mgmt) == ("c9s", "none"):
+        why = "is not for c9s: the pods' network is always there"
+        problems.add(where="", what="--mgmt none", why=why, hint="leave --mgmt out")
     problems.raise_if_any()
     return RenderOptions(_DIALECT[word], _MGMT[mgmt], subnet, version)
 

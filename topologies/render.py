@@ -1,8 +1,8 @@
 """Fabric -> files: the containerlab topology and what its binds point at.
 
-In:  Fabric.
+In:  Fabric, RenderOptions.
 Out: a directory with `NAME.clab.yml` and one directory per switch (frr.conf, daemons, vtysh.conf, start.sh).
-The same fabric gives the same bytes. Every runtime starts from these files, and from nothing else.
+The same fabric and options give the same bytes. Every runtime starts from these files, and from nothing else.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from topologies.dialects import RenderOptions
+from topologies.dialects import DEPLOY, KIND_KEYS, SKIP_WHEN_UNUSED, Dialect, RenderOptions
 from topologies.fabric import Fabric, Node, Tier
 from topologies.problems import HeddleError, InputError, Problem, trouble
 
 DEFAULT: Final = RenderOptions()
 TEMPLATES: Final = Path(__file__).resolve().parent.parent / "templates"
-SWITCH_FILES: Final = ("frr.conf", "daemons", "vtysh.conf", "start.sh")
+# What a switch's directory has, and which of it the topology binds; containerlab's FRR kind makes and binds the others.
+SWITCH_FILES: Final[Mapping[Dialect, Sequence[str]]] = {
+    "linux": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),
+    "frr": ("frr.conf", "start.sh"),
+    "c9s": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),
+}
+BOUND_FILES: Final[Mapping[Dialect, Sequence[str]]] = {**SWITCH_FILES, "frr": ("start.sh",)}
 # containerlab's graph sorts its rows by these names.
 GROUPS: Final = {Tier.HOST.value: "server", Tier.RTSW.value: "leaf", Tier.CTSW.value: "spine"}
 # Source and destination address, protocol, source and destination port (ip-sysctl, fib_multipath_hash_fields).
@@ -93,21 +99,31 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         "bgpd_options": BGPD_OPTIONS,
     }
     files: dict[str, str] = {}
-    templates = {name: env.get_template(f"frr/{name}.j2") for name in SWITCH_FILES}
+    templates = {name: env.get_template(f"frr/{name}.j2") for name in SWITCH_FILES[options.dialect]}
     for node in fabric.switches:
         own = {"node": node, "maximum_paths": _maximum_paths(fabric, node)}
         files |= {f"{node.name}/{name}": template.render(shared, **own) for name, template in templates.items()}
     files[topology_name(fabric.name)] = env.get_template("clab/topology.clab.yml.j2").render(
         shared,
+        options=options,
+        deploy=DEPLOY[options.dialect],
+        kind_keys=options.takes(KIND_KEYS),
+        skip_when_unused=options.takes(SKIP_WHEN_UNUSED),
+        images=_images(),
         groups=GROUPS,
-        mgmt_subnet=mgmt_subnet(fabric),
+        mgmt_subnet=options.subnet or mgmt_subnet(fabric),
         switch_sysctls=switch_sysctls(fabric),
         host_sysctls=HOST_SYSCTLS,
-        switch_files=SWITCH_FILES,
-        switch_commands=switch_commands,
-        host_commands=lambda node: host_commands(fabric, node),
+        bound_files=BOUND_FILES[options.dialect],
+        switch_commands=lambda node: [*mac_commands(node, options.dialect), *switch_commands(node)],
+        host_commands=lambda node: [*mac_commands(node, options.dialect), *host_commands(fabric, node)],
     )
     return files
+
+
+def _images() -> Mapping[str, str]:
+    """What nodes run, by their role."""
+    return {"switch": "heddle/switch", "host": "heddle/host"}
 
 
 def ra_interval(fabric: Fabric) -> str:
@@ -169,6 +185,11 @@ HOST_SYSCTLS: Final[Mapping[str, str]] = {
     "net.ipv6.conf.all.accept_dad": "0",
     "net.ipv6.conf.default.accept_dad": "0",
 }
+
+
+def mac_commands(node: Node, dialect: Dialect) -> list[str]:
+    """What gives a node's ports their MACs where links cannot say them, as `ip` commands."""
+    return [f"ip link set dev {p.name} address {p.mac}" for p in node.ports] if dialect == "c9s" else []
 
 
 def switch_commands(switch: Node) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from topologies.dialects import DIALECTS, RenderOptions, Version, check_deployable, dialect_for, render_options
 from topologies.load import load_fabric, presets
 from topologies.problems import InputError
 from topologies.render import mgmt_subnet, render, rendered
@@ -35,24 +37,52 @@ def spec(request: pytest.FixtureRequest) -> FabricSpec:
     return FABRICS[request.param]
 
 
-def topology_of(spec: FabricSpec) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load(rendered(build(spec))[f"{spec.name}.clab.yml"])
+WAYS = {
+    "linux": RenderOptions(),
+    "linux-bare": RenderOptions(mgmt="none"),
+    "frr": RenderOptions(dialect="frr"),
+    "frr-0.80": RenderOptions(dialect="frr", version=(0, 80, 1)),
+    "c9s": RenderOptions(dialect="c9s"),
+}
+
+
+@pytest.fixture(params=sorted(WAYS))
+def options(request: pytest.FixtureRequest) -> RenderOptions:
+    return WAYS[request.param]
+
+
+def topology_of(spec: FabricSpec, options: RenderOptions = WAYS["linux"]) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load(rendered(build(spec), options)[f"{spec.name}.clab.yml"])
     return data
+
+
+def comparable(files: dict[str, str]) -> dict[str, str]:
+    """Without the hashes of images: another Dockerfile is no other topology."""
+    return {name: re.sub(r"(heddle/(?:switch|host)):[0-9a-f]{12}\b", r"\1:HASH", text) for name, text in files.items()}
 
 
 @pytest.mark.parametrize("ecmp", ["flow", "e-ecmp"])
 def test_tiny_is_rendered_as_before(ecmp: str, golden_dir: Callable[[str, dict[str, str]], None]) -> None:
     spec = load_fabric("tiny", overrides=[f"routing.ecmp={ecmp}"])
-    golden_dir(f"render/tiny-{ecmp}", rendered(build(spec)))
+    golden_dir(f"render/tiny-{ecmp}", comparable(rendered(build(spec))))
 
 
 def test_the_smallest_fabric_is_rendered_as_before(golden_dir: Callable[[str, dict[str, str]], None]) -> None:
-    golden_dir("render/one", rendered(build(SMALL)))
+    golden_dir("render/one", comparable(rendered(build(SMALL))))
 
 
 def test_several_nics_are_rendered_as_before(golden: Callable[[str, str], None]) -> None:
     spec = FabricSpec(name="two", racks=1, ctsw=1, hosts_per_rack=1, nics_per_host=2)
-    golden("render/two-nics.clab.yml", rendered(build(spec))["two.clab.yml"])
+    golden("render/two-nics.clab.yml", comparable(rendered(build(spec)))["two.clab.yml"])
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_each_dialect_is_rendered_as_before(way: str, golden: Callable[[str, str], None]) -> None:
+    small = FabricSpec(name="four", racks=2, ctsw=2, hosts_per_rack=1)
+    files = comparable(rendered(build(small), WAYS[way]))
+    golden(f"render/dialects/{way}.clab.yml", files["four.clab.yml"])
+    rails = FabricSpec(name="rails", racks=1, ctsw=2, hosts_per_rack=1, nics_per_host=2)
+    golden(f"render/dialects/{way}-two-nics.clab.yml", comparable(rendered(build(rails), WAYS[way]))["rails.clab.yml"])
 
 
 def test_the_same_fabric_gives_the_same_bytes(spec: FabricSpec, tmp_path: Path) -> None:
@@ -64,48 +94,125 @@ def test_the_same_fabric_gives_the_same_bytes(spec: FabricSpec, tmp_path: Path) 
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_names_are_legal_in_containerlab_and_c9s(spec: FabricSpec) -> None:
-    data = topology_of(spec)
+def test_names_are_legal_in_containerlab_and_c9s(spec: FabricSpec, options: RenderOptions) -> None:
+    data = topology_of(spec, options)
     assert re.fullmatch(r"[a-z][a-z0-9]{0,19}", data["name"])
     for node in data["topology"]["nodes"]:
         assert re.fullmatch(r"[a-z][a-z0-9]{0,11}", node)
-    for end in ends(data):
-        assert re.fullmatch(r"eth[0-9]+", end["interface"])
-        assert len(end["interface"]) < 16
+    for _, interface in ports(data):
+        assert re.fullmatch(r"eth[0-9]+", interface)
+        assert len(interface) < 16
 
 
-def test_every_port_is_used_once_and_has_a_mac_of_its_own(spec: FabricSpec) -> None:
-    data = topology_of(spec)
-    ports = [(end["node"], end["interface"]) for end in ends(data)]
-    assert len(ports) == len(set(ports))
-    macs = [end["mac"] for end in ends(data)]
+def test_every_port_is_used_once_and_has_a_mac_of_its_own(spec: FabricSpec, options: RenderOptions) -> None:
+    data = topology_of(spec, options)
+    used = ports(data)
+    assert len(used) == len(set(used)) == sum(len(node.ports) for node in build(spec).nodes)
+    said = macs_of(data)
+    assert said == {(node.name, port.name): port.mac for node in build(spec).nodes for port in node.ports}
+    macs = list(said.values())
     assert len(macs) == len(set(macs))
     assert all(int(mac[:2], 16) & 3 == 2 for mac in macs), "locally administered and unicast"
 
 
-def test_every_link_has_an_mtu(spec: FabricSpec) -> None:
-    assert {link["mtu"] for link in topology_of(spec)["topology"]["links"]} == {spec.link.mtu}
+def test_every_link_has_an_mtu(spec: FabricSpec, options: RenderOptions) -> None:
+    assert {link["mtu"] for link in topology_of(spec, options)["topology"]["links"]} == {spec.link.mtu}
 
 
-def test_groups_are_those_that_the_graph_knows(spec: FabricSpec) -> None:
-    data = topology_of(spec)["topology"]
+def test_groups_are_those_that_the_graph_knows(spec: FabricSpec, options: RenderOptions) -> None:
+    data = topology_of(spec, options)["topology"]
     groups = {node["group"] for node in data["nodes"].values()}
     assert groups == {"spine", "leaf", "server"} == set(data["groups"])
 
 
-def test_no_sysctl_is_unquoted_and_nothing_is_privileged(spec: FabricSpec) -> None:
-    data = topology_of(spec)["topology"]
+def test_no_sysctl_is_unquoted_and_nothing_is_privileged(spec: FabricSpec, options: RenderOptions) -> None:
+    data = topology_of(spec, options)["topology"]
     for part in [*data["groups"].values(), *data["nodes"].values()]:
         assert all(isinstance(value, str) for value in part.get("sysctls", {}).values())
-        assert "extras" not in part
-    assert data["defaults"] == {"privileged": False, "cap-add": ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]}
+    defaults = data["defaults"]
+    assert defaults["privileged"] is False
+    assert defaults["cap-add"] == ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]
 
 
-def test_every_bind_is_rendered_too(spec: FabricSpec, tmp_path: Path) -> None:
+def test_every_bind_is_rendered_too(spec: FabricSpec, options: RenderOptions, tmp_path: Path) -> None:
+    topology = render(build(spec), tmp_path / "out", options)
+    nodes = yaml.safe_load(topology.read_text())["topology"]["nodes"]
+    named = [bind.split(":")[0] for node in nodes.values() for bind in node.get("binds", [])]
+    named += [node["startup-config"] for node in nodes.values() if "startup-config" in node]
+    there = [str(path.relative_to(topology.parent)) for path in topology.parent.rglob("*") if path.is_file()]
+    assert sorted([*named, topology.name]) == sorted(there), "what is bound is there, and nothing else is"
+    assert len(named) == (2 if options.dialect == "frr" else 4) * len(build(spec).switches)
+
+
+def test_every_node_says_which_lab_it_is_of(spec: FabricSpec, tmp_path: Path) -> None:
     topology = read_topology(render(build(spec), tmp_path / "out"))
-    binds = [bind for node in topology.nodes.values() for bind in node.binds]
-    assert len(binds) == 4 * len(build(spec).switches)
-    assert all(bind.source.is_file() for bind in binds)
+    for name, node in topology.nodes.items():
+        assert node.labels["heddle-lab"] == spec.name
+        assert node.labels["tier"] == build(spec).by_name[name].tier.value
+
+
+def test_the_frr_kind_is_spelt_as_its_version_wants(spec: FabricSpec) -> None:
+    switches = {node.name for node in build(spec).switches}
+    for version, spelling in (((0, 80, 0), {"extras": {"frr": {"daemons": ["bgpd"]}}}), (None, {"daemons": ["bgpd"]})):
+        nodes = topology_of(spec, RenderOptions(dialect="frr", version=version))["topology"]["nodes"]
+        assert {name for name, node in nodes.items() if node["kind"] == "frr"} == switches
+        for name in switches:
+            assert {key: nodes[name][key] for key in ("extras", "daemons") if key in nodes[name]} == spelling
+            targets = {bind.split(":")[1] for bind in nodes[name]["binds"]}
+            assert not targets & {"/etc/frr/frr.conf", "/etc/frr/daemons", "/etc/frr/vtysh.conf"}, "the kind binds them"
+
+
+def test_nothing_that_kubernetes_refuses_is_in_the_c9s_dialect(spec: FabricSpec) -> None:
+    data = topology_of(spec, WAYS["c9s"])
+    assert set(data) == {"name", "mgmt", "topology"}
+    assert set(data["mgmt"]) == {"ipv4-subnet"}
+    refused = {"stages", "restart-policy", "cpu-set", "network-mode", "runtime", "auto-remove", "ports"}
+    part = data["topology"]
+    for node in [part["defaults"], *part["groups"].values(), *part["nodes"].values()]:
+        assert not refused & set(node)
+    assert {key for link in part["links"] for key in link} == {"endpoints", "mtu"}
+
+
+def test_without_a_management_network_no_node_is_in_one(spec: FabricSpec) -> None:
+    data = topology_of(spec, WAYS["linux-bare"])
+    assert data["topology"]["defaults"]["network-mode"] == "none"
+    assert not any("network-mode" in node for node in data["topology"]["nodes"].values())
+    assert data["mgmt"] == {"network": f"heddle-{spec.name}", "skip-when-unused": True}
+    older = topology_of(spec, RenderOptions(mgmt="none", version=(0, 75, 0)))
+    assert set(older["mgmt"]) == {"network", "ipv4-subnet", "external-access"}, "0.75 does not know how to skip it"
+
+
+def test_a_subnet_that_is_given_takes_the_place_of_the_computed_one(spec: FabricSpec, options: RenderOptions) -> None:
+    subnet = IPv4Network("10.99.0.0/16")
+    mgmt = topology_of(spec, replace(options, subnet=subnet))["mgmt"]
+    assert mgmt.get("ipv4-subnet") == (None if options.mgmt == "none" else str(subnet))
+
+
+@pytest.mark.parametrize("version", [None, (0, 68, 0), (0, 79, 0), (0, 80, 0), (0, 81, 2)])
+def test_every_version_is_given_linux_unless_told_otherwise(version: Version | None) -> None:
+    assert dialect_for(version) == "linux"
+    assert render_options(version=version).dialect == "linux"
+    check_deployable(render_options(version=version), "netns", version)
+
+
+def test_words_that_are_no_options_are_named_together() -> None:
+    with pytest.raises(InputError) as caught:
+        render_options(dialect="ffr", mgmt="no")
+    assert [problem.what for problem in caught.value.problems] == ["--dialect ffr", "--mgmt no"]
+    assert caught.value.problems[0].hint == "did you mean frr?"
+    with pytest.raises(InputError, match="the pods' network is always there"):
+        render_options(dialect="c9s", mgmt="none")
+    assert {render_options(dialect=each).dialect for each in DIALECTS} == set(DIALECTS)
+
+
+def test_a_dialect_that_this_machine_cannot_deploy_is_refused_with_what_can() -> None:
+    with pytest.raises(InputError, match=r"needs containerlab 0\.80 or newer, and 0\.79\.0 is here"):
+        check_deployable(WAYS["frr"], "containerlab", (0, 79, 0))
+    with pytest.raises(InputError, match="runtime netns has none"):
+        check_deployable(WAYS["frr"], "netns", None)
+    with pytest.raises(InputError, match="is for Kubernetes"):
+        check_deployable(WAYS["c9s"], "containerlab", (0, 81, 0))
+    check_deployable(WAYS["frr"], "containerlab", (0, 81, 0))
 
 
 def test_labs_have_management_networks_of_their_own_clear_of_the_pool(spec: FabricSpec) -> None:
@@ -139,5 +246,20 @@ def test_rendering_onto_a_file_is_the_users_mistake(tmp_path: Path) -> None:
         render(build(SMALL), target)
 
 
-def ends(data: dict[str, Any]) -> list[dict[str, Any]]:
-    return [end for link in data["topology"]["links"] for end in link["endpoints"]]
+def ports(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """(node, interface) of every end of every link, in the extended form or the brief one."""
+    ends = [end for link in data["topology"]["links"] for end in link["endpoints"]]
+    assert all(len(link["endpoints"]) == 2 for link in data["topology"]["links"])
+    pairs = [end.split(":") if isinstance(end, str) else (end["node"], end["interface"]) for end in ends]
+    return [(node, interface) for node, interface in pairs]
+
+
+def macs_of(data: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """(node, interface) -> MAC, be it said by the link or set by the node's exec."""
+    ends = [end for link in data["topology"]["links"] for end in link["endpoints"] if isinstance(end, dict)]
+    macs = {(end["node"], end["interface"]): str(end["mac"]) for end in ends}
+    for name, node in data["topology"]["nodes"].items():
+        for command in node["exec"]:
+            if found := re.fullmatch(r"ip link set dev (\S+) address (\S+)", command):
+                macs[name, found[1]] = found[2]
+    return macs
