@@ -5,7 +5,7 @@ Out: nothing, or MachineError with the line to type. A part is there when its fi
 from source counts too.
 Installing frr must not disturb this machine: Debian's package starts zebra at once, in the machine's own namespace.
 Where systemd runs, the unit is masked (in /run only, so that a reboot heals whatever goes wrong here) while apt works,
-and disabled after. An frr that was there before is never touched.
+and disabled after. An frr that was there before is never touched. The same goes for sshd, which only tests need.
 """
 
 from __future__ import annotations
@@ -89,14 +89,27 @@ _ALL: Final = (
     Part("util-linux", "enters namespaces: nsenter and setpriv", ("util-linux",), _util_linux),
     Part("ethtool", "tests look at offloads with it", ("ethtool",), _program("ethtool")),
     Part("tshark", "tests compare our packets with its dissection", ("tshark",), _program("tshark")),
+    Part("openssh-server", "tests of --place log in to it", ("openssh-server",), _program("sshd")),
     Part("clang", "rebuilds the BPF programs", ("clang",), _program("clang")),
+    Part("mmdebstrap", "makes the base image where no registry answers", ("mmdebstrap",), _program("mmdebstrap")),
+    Part(
+        "debian-archive-keyring",
+        "Debian's keys, for the base image",
+        ("debian-archive-keyring",),
+        Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists,
+    ),
+    Part("docker", "the container engine: dockerd", ("docker.io",), _program("dockerd")),
+    # A package of its own from Debian 13 on; before, and on Ubuntu, docker.io brings it.
+    Part("docker-cli", "the container engine's command", ("docker-cli", "docker.io"), _program("docker")),
     Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
 PARTS: Final = {p.name: p for p in _ALL}
 # What a running fabric needs, and what the whole test suite needs beside it.
 FABRIC: Final = ("frr", "iproute2", "libbpf", "util-linux")
-TESTS: Final = (*FABRIC, "ethtool", "tshark")
+TESTS: Final = (*FABRIC, "ethtool", "tshark", "openssh-server")
 BUILD: Final = ("clang", "libbpf-dev")
+ENGINE: Final = ("docker", "docker-cli")
+IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
 
 
 def missing(names: Sequence[str]) -> list[Part]:
@@ -146,7 +159,7 @@ def _sudo() -> list[str] | None:
 def _install(lacking: Sequence[Part], before: list[str], line: str, say: Callable[[str], None]) -> None:
     get = [*before, "apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
     words = _known(lacking)
-    with _quiet_service(before, any(p.name == "frr" for p in lacking), say):
+    with _quiet_services(before, [p.name for p in lacking if p.name in _SERVICES], say):
         say(f"installing {' '.join(words)}")
         ended = _apt([*get, "install", "--no-install-recommends", *words])
         if ended:
@@ -182,27 +195,54 @@ def _has(package: str) -> bool:
     return done.returncode == 0 and bool(done.stdout)
 
 
-@contextmanager
-def _quiet_service(before: list[str], frr: bool, say: Callable[[str], None]) -> Iterator[None]:
-    """Keep Debian's frr service from starting in the machine's own namespace while we install the package."""
-    if not frr:
-        yield
-        return
-    systemd = Path("/run/systemd/system").is_dir()
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What a Debian package starts on its own: systemd's units, the init script, its pid file, and why it stays off."""
 
-    def systemctl(*words: str) -> None:
-        subprocess.run([*before, "systemctl", *words, "frr.service"], capture_output=True, check=False)
+    units: tuple[str, ...]
+    script: str
+    pid_file: Path
+    why: str
+
+
+_SERVICES: Final = {
+    "frr": _Service(
+        ("frr.service",),
+        "/etc/init.d/frr",
+        Path("/run/frr/zebra.pid"),
+        "Heddle starts its daemons itself, one set a switch",
+    ),
+    "openssh-server": _Service(
+        ("ssh.service", "ssh.socket"),
+        "/etc/init.d/ssh",
+        Path("/run/sshd.pid"),
+        "tests start an sshd of their own, on loopback",
+    ),
+}
+
+
+@contextmanager
+def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
+    """Keep the services of these parts from starting in the machine's own namespace while we install them."""
+    systemd = Path("/run/systemd/system").is_dir()
+    # What runs already is somebody's, whatever package it came from.
+    services = {name: _SERVICES[name] for name in parts if not _SERVICES[name].pid_file.exists()}
+
+    def systemctl(service: _Service, *words: str) -> None:
+        subprocess.run([*before, "systemctl", *words, *service.units], capture_output=True, check=False)
 
     if systemd:
-        systemctl("mask", "--runtime")
+        for service in services.values():
+            systemctl(service, "mask", "--runtime")
     try:
         yield
     finally:
-        if systemd:
-            systemctl("unmask", "--runtime")
-            systemctl("disable")
-            say("frr's own service stays off on this machine: Heddle starts its daemons itself, one set a switch")
-        elif Path("/run/frr/zebra.pid").exists():
-            # No systemd, and no policy against starting: the init script has started it.
-            subprocess.run([*before, "/etc/init.d/frr", "stop"], capture_output=True, check=False)
-            say("frr's own service was stopped: Heddle starts its daemons itself, one set a switch")
+        for name, service in services.items():
+            if systemd:
+                systemctl(service, "unmask", "--runtime")
+                systemctl(service, "disable")
+                say(f"{name}'s own service stays off on this machine: {service.why}")
+            elif service.pid_file.exists():
+                # No systemd, and no policy against starting: the init script has started it.
+                subprocess.run([*before, service.script, "stop"], capture_output=True, check=False)
+                say(f"{name}'s own service was stopped: {service.why}")
