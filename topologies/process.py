@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import logging
 import shlex
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from topologies.problems import MachineError, Problem, trouble
 
 log = logging.getLogger("heddle.process")
+_PATIENCE_S: Final = 20.0  # between SIGTERM and SIGKILL: mmdebstrap unmounts what it mounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +89,71 @@ def run(
         said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
         raise MachineError(Problem("", shlex.join(argv), f"failed with exit code {done.code}: {said}"))
     return done
+
+
+@contextmanager
+def left_to_child(number: signal.Signals) -> Iterator[None]:
+    """Ignore a signal here for as long as a child has the terminal; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, journal: Journal | None = None) -> Done:
+    """Run a long command and give away each line that it prints, stderr's too, as it comes; never checks its end.
+
+    timeout: seconds. Whatever ends this (Ctrl-C, too much time) ends the command first. `err` has the last lines.
+    MachineError when the command is missing or takes too long.
+    """
+    if journal is not None:
+        journal.note(argv)
+    start = time.monotonic()
+    said: list[str] = []
+    pipe = subprocess.PIPE
+    try:
+        proc = subprocess.Popen(
+            list(argv), stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+    except FileNotFoundError:
+        raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
+    except OSError as error:
+        raise trouble(error, argv[0]) from None
+    late = threading.Event()
+
+    def too_late() -> None:
+        late.set()
+        proc.terminate()
+
+    clock = threading.Timer(timeout, too_late)
+    clock.start()
+    try:
+        for text in proc.stdout or ():
+            if text.strip():
+                said = [*said[-99:], text.rstrip()]
+                line(said[-1])
+        proc.wait()
+    finally:
+        clock.cancel()
+        _end(proc)
+    if late.is_set():
+        raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s"))
+    log.debug("%s -> %d in %.3f s", shlex.join(argv), proc.returncode, time.monotonic() - start)
+    return Done(tuple(argv), proc.returncode, "", "\n".join(said), time.monotonic() - start)
+
+
+def _end(proc: subprocess.Popen[str]) -> None:
+    """Let it clean up after itself first, then see to it that it is gone."""
+    if proc.poll() is None:
+        proc.terminate()
+        try:
+            proc.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            proc.kill()
+            proc.wait()
+    if proc.stdout is not None:
+        proc.stdout.close()

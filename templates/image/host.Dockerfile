@@ -1,0 +1,11 @@
+# A host: Heddle's own endpoints run in its namespace from outside; inside are tools for people.
+ARG BASE=debian:trixie-slim
+FROM ${BASE}
+LABEL heddle=host
+RUN export DEBIAN_FRONTEND=noninteractive \
+ && apt-get update \
+ && apt-get install -y --no-install-recommends bash iproute2 ethtool procps tcpdump iputils-ping tini \
+ && apt-get clean \
+ && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log
+COPY node.sh /usr/local/bin/heddle-node
+ENTRYPOINT ["/usr/bin/tini", "--", "/bin/sh", "/usr/local/bin/heddle-node"]

@@ -1,0 +1,15 @@
+# A switch: FRR and what its start script and curious people call. Nothing runs until containerlab's exec starts it.
+ARG BASE=debian:trixie-slim
+FROM ${BASE}
+LABEL heddle=switch
+# Debian's frr starts itself when it is installed, unless policy says no.
+RUN printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d \
+ && chmod 755 /usr/sbin/policy-rc.d \
+ && export DEBIAN_FRONTEND=noninteractive \
+ && apt-get update \
+ && apt-get install -y --no-install-recommends frr iproute2 ethtool procps tcpdump iputils-ping tini \
+ && apt-get clean \
+ && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
+ && install -d -o frr -g frr -m 755 /etc/frr /run/frr /var/log/frr
+COPY node.sh /usr/local/bin/heddle-node
+ENTRYPOINT ["/usr/bin/tini", "--", "/bin/sh", "/usr/local/bin/heddle-node"]
