@@ -16,6 +16,8 @@ from topologies.cli.verbs import verb
 
 FABRIC = "preset name (demo, tiny, zone) or fabric file"
 LAB = "which running lab; not needed while only one runs"
+DIALECT = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
+MGMT = "own: a management network for this lab alone; none: nodes have no eth0"
 SET = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
 
@@ -52,6 +54,8 @@ def doctor(out: Console) -> None:
         "name": "call the lab otherwise than the file does",
         "runtime": "where nodes run: netns",
         "set": SET,
+        "dialect": DIALECT,
+        "mgmt": MGMT,
         "explain": "print what would run as a shell script, and run nothing",
         "rollback": "take the lab down again when it does not converge",
         "timeout": "seconds to wait for convergence; otherwise by size",
@@ -65,6 +69,8 @@ def up(
     name: str | None = None,
     runtime: str = "netns",
     set_: Sequence[str] = (),
+    dialect: str | None = None,
+    mgmt: str = "own",
     explain: bool = False,
     rollback: bool = False,
     timeout: float | None = None,
@@ -195,17 +201,37 @@ def validate(out: Console, lab: str | None = None) -> None:
     out.exit_code = 0 if ok else 1
 
 
-@verb(help={"fabric": FABRIC, "out": "directory to write to", "name": "call the lab otherwise", "set": SET})
-def render(out: Console, fabric: str, out_: str = "out", name: str | None = None, set_: Sequence[str] = ()) -> None:
+@verb(
+    help={
+        "fabric": FABRIC,
+        "out": "directory to write to",
+        "name": "call the lab otherwise",
+        "set": SET,
+        "dialect": DIALECT,
+        "mgmt": MGMT,
+    }
+)
+def render(
+    out: Console,
+    fabric: str,
+    out_: str = "out",
+    name: str | None = None,
+    set_: Sequence[str] = (),
+    dialect: str | None = None,
+    mgmt: str = "own",
+) -> None:
     """Write a fabric's containerlab topology and FRR configuration, and start nothing."""
     from pathlib import Path
 
+    from topologies.dialects import installed_version, render_options
     from topologies.load import load_fabric
     from topologies.render import render as write
     from topologies.shapes import build
 
-    topology = write(build(load_fabric(fabric, name=name, overrides=set_)), Path(out_))
-    out.result({"topology": str(topology)}, f"wrote {topology}, and what it binds beside it")
+    options = render_options(dialect, mgmt, version=installed_version())
+    topology = write(build(load_fabric(fabric, name=name, overrides=set_)), Path(out_), options)
+    done = {"topology": str(topology), "dialect": options.dialect}
+    out.result(done, f"wrote {topology}, and what it binds beside it")
 
 
 @verb(help={"lab": "which one; not needed while only one runs", "all": "every lab"}, positional=["lab"], root=True)

@@ -56,7 +56,11 @@ def render_options(
     subnet: IPv4Network | None = None,
     version: Version | None = None,
 ) -> RenderOptions:
-    """Options from words of the command line; InputError with every word that is none."""
+    """Options from words of the command line; InputError with every word that is none.
+
+    version: the containerlab that is to take the file. One too old for the dialect is disregarded here: rendering for
+    another machine is right, and `check_deployable` is for this one.
+    """
     problems = Problems()
     word = dialect_for(version) if dialect is None else dialect
     for flag, given, legal in (("--dialect", word, DIALECTS), ("--mgmt", mgmt, MGMTS)):
@@ -67,6 +71,8 @@ def render_options(
         why = "is not for c9s: the pods' network is always there"
         problems.add(where="", what="--mgmt none", why=why, hint="leave --mgmt out")
     problems.raise_if_any()
+    if version is not None and word != "linux" and version < FRR_KIND:
+        version = None
     return RenderOptions(_DIALECT[word], _MGMT[mgmt], subnet, version)
 
 
@@ -81,6 +87,14 @@ def dialect_for(version: Version | None) -> Dialect:
     """
     del version  # no version so far asks for another
     return "linux"
+
+
+def installed_version() -> Version | None:
+    """The containerlab of this machine; None when there is none, or it does not tell."""
+    from topologies.engine import binary
+
+    path = binary.find()
+    return None if path is None else binary.version(path)
 
 
 def check_deployable(options: RenderOptions, runtime: str, version: Version | None) -> None:
