@@ -121,6 +121,38 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 
 @verb(
     help={
+        "port": "rtsw1:eth1; rtsw1 for every port of it; several with commas",
+        "count": "packets, after which it ends",
+        "seconds": "after which it ends",
+        "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
+        "out": "write a capture file (pcapng) instead of printing a line a packet",
+        "lab": LAB,
+    },
+    packages=packages.CAPTURE,
+    root=True,
+)
+def capture(
+    out: Console,
+    port: str,
+    count: int = 1000,
+    seconds: float = 10.0,
+    filter_: str = "all",
+    out_: str | None = None,
+    lab: str | None = None,
+) -> None:
+    """What passes a port, a line a packet with RoCE's own fields, or as a file for Wireshark and tshark.
+
+    ./inv capture rtsw1:eth1 --filter roce --count 20. It ends by count or time, whichever is first, or by Ctrl-C, with
+    what it has. What leaves is seen behind the port's queue, what comes before any BPF program: docs/capture.md.
+    """
+    from topologies.capture import Bounds
+    from topologies.cli.capture import run_capture
+
+    run_capture(out, lab, port, Bounds(count, seconds), filter_, out_)
+
+
+@verb(
+    help={
         "collective": "all-reduce",
         "algorithm": "ring",
         "ranks": "how many; otherwise every NIC",

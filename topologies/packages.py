@@ -88,6 +88,7 @@ _ALL: Final = (
     Part("libbpf", "loads the hashing and counting programs", ("libbpf1", "libbpf0"), lambda: libbpf() is not None),
     Part("util-linux", "enters namespaces: nsenter and setpriv", ("util-linux",), _util_linux),
     Part("ethtool", "tests look at offloads with it", ("ethtool",), _program("ethtool")),
+    Part("tcpdump", "captures what passes a port", ("tcpdump",), _program("tcpdump")),
     Part("tshark", "tests compare our packets with its dissection", ("tshark",), _program("tshark")),
     Part("openssh-server", "tests of --place log in to it", ("openssh-server",), _program("sshd")),
     Part("clang", "rebuilds the BPF programs", ("clang",), _program("clang")),
@@ -106,7 +107,8 @@ _ALL: Final = (
 PARTS: Final = {p.name: p for p in _ALL}
 # What a running fabric needs, and what the whole test suite needs beside it.
 FABRIC: Final = ("frr", "iproute2", "libbpf", "util-linux")
-TESTS: Final = (*FABRIC, "ethtool", "tshark", "openssh-server")
+CAPTURE: Final = ("tcpdump", "util-linux")
+TESTS: Final = (*FABRIC, "ethtool", "tcpdump", "tshark", "openssh-server")
 BUILD: Final = ("clang", "libbpf-dev")
 ENGINE: Final = ("docker", "docker-cli")
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")

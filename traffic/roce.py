@@ -38,36 +38,7 @@ from scapy.packet import Packet, bind_top_down
 from traffic.nic import wire
 from traffic.nic.icrc import icrc
 
-_RC_NAMES: Final = {
-    wire.SEND_FIRST: "SEND_FIRST",
-    wire.SEND_MIDDLE: "SEND_MIDDLE",
-    wire.SEND_LAST: "SEND_LAST",
-    wire.SEND_LAST_IMM: "SEND_LAST_WITH_IMMEDIATE",
-    wire.SEND_ONLY: "SEND_ONLY",
-    wire.SEND_ONLY_IMM: "SEND_ONLY_WITH_IMMEDIATE",
-    wire.WRITE_FIRST: "RDMA_WRITE_FIRST",
-    wire.WRITE_MIDDLE: "RDMA_WRITE_MIDDLE",
-    wire.WRITE_LAST: "RDMA_WRITE_LAST",
-    wire.WRITE_LAST_IMM: "RDMA_WRITE_LAST_WITH_IMMEDIATE",
-    wire.WRITE_ONLY: "RDMA_WRITE_ONLY",
-    wire.WRITE_ONLY_IMM: "RDMA_WRITE_ONLY_WITH_IMMEDIATE",
-    wire.READ_REQUEST: "RDMA_READ_REQUEST",
-    wire.READ_RESPONSE_FIRST: "RDMA_READ_RESPONSE_FIRST",
-    wire.READ_RESPONSE_MIDDLE: "RDMA_READ_RESPONSE_MIDDLE",
-    wire.READ_RESPONSE_LAST: "RDMA_READ_RESPONSE_LAST",
-    wire.READ_RESPONSE_ONLY: "RDMA_READ_RESPONSE_ONLY",
-    wire.ACK: "ACKNOWLEDGE",
-    wire.ATOMIC_ACK: "ATOMIC_ACKNOWLEDGE",
-    wire.COMPARE_SWAP: "COMPARE_SWAP",
-    wire.FETCH_ADD: "FETCH_ADD",
-}
-OPCODES: Final[dict[int, str]] = {
-    **{opcode: f"RC_{name}" for opcode, name in _RC_NAMES.items()},
-    **{wire.UC + opcode: f"UC_{name}" for opcode, name in _RC_NAMES.items() if opcode <= wire.WRITE_ONLY_IMM},
-    wire.UD_SEND_ONLY: "UD_SEND_ONLY",
-    wire.UD_SEND_ONLY_IMM: "UD_SEND_ONLY_WITH_IMMEDIATE",
-    wire.CNP: "CNP",
-}
+OPCODES: Final[dict[int, str]] = dict(wire.OPCODE_NAMES)
 _AETH_KINDS: Final = {0: "ACK", 1: "RNR_NAK", 3: "NAK"}
 
 

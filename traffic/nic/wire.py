@@ -117,6 +117,38 @@ EXTRA_BYTES: Final[Mapping[int, int]] = {
 }
 HEADERS_ONLY: Final = frozenset({READ_REQUEST, ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, CNP})  # never with payload
 
+_RC_NAMES: Final[Mapping[int, str]] = {
+    SEND_FIRST: "SEND_FIRST",
+    SEND_MIDDLE: "SEND_MIDDLE",
+    SEND_LAST: "SEND_LAST",
+    SEND_LAST_IMM: "SEND_LAST_WITH_IMMEDIATE",
+    SEND_ONLY: "SEND_ONLY",
+    SEND_ONLY_IMM: "SEND_ONLY_WITH_IMMEDIATE",
+    WRITE_FIRST: "RDMA_WRITE_FIRST",
+    WRITE_MIDDLE: "RDMA_WRITE_MIDDLE",
+    WRITE_LAST: "RDMA_WRITE_LAST",
+    WRITE_LAST_IMM: "RDMA_WRITE_LAST_WITH_IMMEDIATE",
+    WRITE_ONLY: "RDMA_WRITE_ONLY",
+    WRITE_ONLY_IMM: "RDMA_WRITE_ONLY_WITH_IMMEDIATE",
+    READ_REQUEST: "RDMA_READ_REQUEST",
+    READ_RESPONSE_FIRST: "RDMA_READ_RESPONSE_FIRST",
+    READ_RESPONSE_MIDDLE: "RDMA_READ_RESPONSE_MIDDLE",
+    READ_RESPONSE_LAST: "RDMA_READ_RESPONSE_LAST",
+    READ_RESPONSE_ONLY: "RDMA_READ_RESPONSE_ONLY",
+    ACK: "ACKNOWLEDGE",
+    ATOMIC_ACK: "ATOMIC_ACKNOWLEDGE",
+    COMPARE_SWAP: "COMPARE_SWAP",
+    FETCH_ADD: "FETCH_ADD",
+}
+# As ib_pack.h and scapy.contrib.roce have them.
+OPCODE_NAMES: Final[Mapping[int, str]] = {
+    **{opcode: f"RC_{name}" for opcode, name in _RC_NAMES.items()},
+    **{UC + opcode: f"UC_{name}" for opcode, name in _RC_NAMES.items() if opcode <= WRITE_ONLY_IMM},
+    UD_SEND_ONLY: "UD_SEND_ONLY",
+    UD_SEND_ONLY_IMM: "UD_SEND_ONLY_WITH_IMMEDIATE",
+    CNP: "CNP",
+}
+
 # AETH syndromes. A plain ACK carries the credit count; 31 says that there is no credit limit.
 ACK_NO_LIMIT: Final = 0x1F
 RNR_NAK: Final = 0x20
