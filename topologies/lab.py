@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topologies import bgp, convergence, state
+from topologies.dialects import RenderOptions
 from topologies.events import Observer, Silent
 from topologies.fabric import Fabric
 from topologies.preflight import preflight
 from topologies.problems import CheckError, InputError, Problem, did_you_mean, machine_errors, trouble
 from topologies.process import Journal
-from topologies.render import render, topology_name
+from topologies.render import DEFAULT, render, topology_name
 from topologies.runtimes import RUNTIMES, NodeHandle, Runtime, get_runtime
 from topologies.shapes import build
 from topologies.specdata import differences, dump_spec, load_spec
@@ -67,13 +68,29 @@ class Lab:
         return bgp.neighbours(self.runtime, self.name, self.topology, switch)
 
     def faults(self) -> list[Problem]:
-        """Daemons that do not answer, a problem each; routes alone do not tell, since they outlive zebra."""
+        """What somebody or something has done to the lab: nodes that do not run, daemons that do not answer, queues
+        that are not Heddle's. A problem each; routes alone do not tell, since they outlive zebra.
+        """
+        if lost := self.runtime.lacking(self.name, self.topology):
+            return lost  # what else is wrong follows from that
         # Started again alone, zebra often stays without the routes of a bgpd that knew the old one.
         hint = f"./inv down {self.name}, then up again, makes it anew"
-        return [
+        silent = [
             Problem(node.name, daemon, "does not answer", hint)
             for node in self.fabric.switches
             for daemon in bgp.silent(self.runtime, self.name, self.topology, node.name)
+        ]
+        return [*silent, *self.foreign_queues()]
+
+    def foreign_queues(self) -> list[Problem]:
+        """Ports whose root qdisc is not Heddle's: somebody's `tc`, or `containerlab tools netem`, took its place."""
+        from topologies.switch import queues
+
+        hint = f"its rate is not kept there; ./inv down {self.name}, then up again, puts them back"
+        return [
+            Problem(f"{node.name}:{port}", "the queue", f"is not Heddle's: {kind} stands at its root", hint)
+            for node in self.fabric.nodes
+            for port, kind in queues.foreign(self.handle(node.name).netns, [p.name for p in node.ports]).items()
         ]
 
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
@@ -96,6 +113,7 @@ def up(
     spec: FabricSpec,
     *,
     runtime: str = "netns",
+    options: RenderOptions = DEFAULT,
     observer: Observer | None = None,
     rollback: bool = False,
     timeout: float | None = None,
@@ -103,7 +121,7 @@ def up(
 ) -> UpResult:
     """Bring a fabric up and wait until every route is in every kernel.
 
-    timeout: seconds for convergence. source: where the spec came from, for `status`.
+    options: how the topology is rendered. timeout: seconds for convergence. source: where the spec came from.
     Raises MachineError when this machine cannot, InputError when a lab of that name is in the way; both leave nothing
     behind. CheckError when it does not converge: the lab is left for inspection; with `rollback` it is taken down, if
     this call made it.
@@ -114,10 +132,12 @@ def up(
     lab = Lab(spec.name, fabric, engine, state.lab_dir(spec.name), _topology_path(spec.name))
     clock = _Clock()
     with state.lock(spec.name):
-        running = _running(lab, observer)
+        running = _running(lab, options, observer)
         if not running:
-            preflight(fabric)
-            _make(lab, source, observer, clock)
+            preflight(fabric, daemons=engine.daemons_here)
+            with clock.step("prepare"):
+                chosen = engine.prepare(fabric, options, observer)
+            _make(lab, chosen, source, observer, clock)
         try:
             with clock.step("converge"):
                 lab.wait(observer, timeout)
@@ -156,6 +176,9 @@ def open_lab(name: str | None = None) -> Lab:
     if record.phase != "running" or not lab.runtime.exists(name):
         why = "is not up: its `up` has not ended, or was killed, or the machine was restarted"
         raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes what is left of it"))
+    if (lost := lab.runtime.lacking(name, lab.topology)) and len(lost) == len(lab.handles()):
+        why = "is not up: all of its nodes are gone or stopped, by hand or with the machine"
+        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes what is left of it"))
     return lab
 
 
@@ -171,12 +194,12 @@ def _only(names: Sequence[str]) -> str:
     return candidates[0]
 
 
-def explain(spec: FabricSpec, runtime: str = "netns") -> str:
+def explain(spec: FabricSpec, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
     """What `up` would run, as a shell script; nothing is run."""
     fabric = build(spec)
     journal = Journal()
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
-        topology = render(fabric, Path(scratch, "topology"))
+        topology = render(fabric, Path(scratch, "topology"), options)
         journal.comment(f"The files of {spec.name} are rendered to {_topology_path(spec.name).parent}:")
         journal.comment("./inv render FABRIC --out DIR writes them elsewhere, to be read.")
         get_runtime(runtime).explain(spec.name, topology, journal)
@@ -195,17 +218,18 @@ def _explain_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: J
     journal.comment("On every port: GRO, GSO, TSO and checksum offloads off; BPF at clsact: hash (in), count (out).")
 
 
-def _make(lab: Lab, source: str, observer: Observer, clock: _Clock) -> None:
+def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: _Clock) -> None:
     """Everything but waiting; whatever goes wrong, nothing is left behind."""
     from topologies import switch
 
-    record = state.Record(lab.name, lab.runtime.name, "starting", dump_spec(lab.fabric.spec), source)
+    spec = dump_spec(lab.fabric.spec)
+    record = state.Record(lab.name, lab.runtime.name, "starting", spec, source, options=_recorded(options))
     journal = Journal()
     umask = os.umask(0o022)  # nobody else writes where root looks again, and daemons read as user frr
     try:
         state.write_record(record)
         with clock.step("render"):
-            render(lab.fabric, lab.topology.parent)
+            render(lab.fabric, lab.topology.parent, options)
             state.give_to_caller(lab.topology.parent, deep=True)
         with clock.step("create"):
             lab.runtime.create(lab.name, lab.topology, journal, observer)
@@ -226,19 +250,29 @@ def _make(lab: Lab, source: str, observer: Observer, clock: _Clock) -> None:
         os.umask(umask)
 
 
-def _running(lab: Lab, observer: Observer) -> bool:
+def _recorded(options: RenderOptions) -> dict[str, str]:
+    """What of the options makes another lab of it; the subnet is whichever was free."""
+    return {"dialect": options.dialect, "mgmt": options.mgmt}
+
+
+def _running(lab: Lab, options: RenderOptions, observer: Observer) -> bool:
     """True when this very lab runs already. Half-made ones are removed; InputError when another has the name."""
     record = state.read_record(lab.name)
+    if (stranger := lab.runtime.stranger(lab.name)) is not None:
+        raise InputError(stranger)
     if record is None:
-        if lab.runtime.exists(lab.name):
-            why = "is on this machine, but not by this user's Heddle: namespaces of that name are there"
-            raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or take another --name"))
+        for runtime in RUNTIMES:  # pins and counters go by the lab's name, so no other runtime may have it either
+            if get_runtime(runtime).exists(lab.name):
+                why = f"is on this machine (runtime {runtime}), but this user's Heddle has no record of it"
+                raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or take another --name"))
         return False
     if record.phase != "running" or not get_runtime(record.runtime).exists(lab.name):
         observer.warn(f"lab {lab.name} was left half-made; removing that first")
         _remove(lab.name, get_runtime(record.runtime), observer)
         return False
     problems = [] if record.runtime == lab.runtime.name else [("runtime", record.runtime, lab.runtime.name)]
+    wanted = _recorded(options)
+    problems += [(key, old, wanted[key]) for key, old in record.options.items() if wanted.get(key, old) != old]
     problems += differences(load_spec(record.spec), lab.fabric.spec)
     if problems:
         hint = f"./inv down {lab.name} first, or give this one another --name"

@@ -31,9 +31,9 @@ _CAPABILITIES: Final = {
 STATUS: Final = Path("/proc/self/status")
 
 
-def preflight(fabric: Fabric) -> None:
-    """Raise MachineError with all that this machine lacks for the fabric."""
-    problems = [*_rights(), *_programs(), *_kernel(fabric), *_limits(fabric)]
+def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
+    """Raise MachineError with all that this machine lacks for the fabric. daemons: whether FRR runs on it itself."""
+    problems = [*_rights(), *_programs(daemons=daemons), *_kernel(fabric), *_limits(fabric)]
     if problems:
         raise MachineError(*problems)
 
@@ -58,11 +58,13 @@ def _rights() -> Iterator[Problem]:
         yield Problem("", "this root", f"lacks {', '.join(lacking)}", hint)
 
 
-def _programs() -> Iterator[Problem]:
+def _programs(*, daemons: bool) -> Iterator[Problem]:
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
             yield Problem("", program, "is not installed", f"apt-get install {package}")
     directory = frr_dir()
+    if not daemons:
+        return
     if directory is None:
         yield Problem("frr", "zebra", "is not installed", "apt-get install frr")
     elif not (directory / "bgpd").exists():

@@ -44,6 +44,7 @@ class Record:
     spec: Mapping[str, Any]
     source: str = ""  # the preset or file it came from
     seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
+    options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
     format: int = _FORMAT
 
 

@@ -27,7 +27,7 @@ class BgpStatus:
 
 @dataclass(frozen=True, slots=True)
 class LabStatus:
-    """One lab. `broken`: half-made by an `up` that was killed, or its namespaces are gone; `down` removes it.
+    """One lab. `broken`: half-made by an `up` that was killed, or nodes are gone or stopped; `down` removes it.
 
     converged: every route is in every kernel, and every daemon is there to keep it so. faults: what is wrong, in lines.
     """
@@ -63,21 +63,22 @@ def _status(name: str) -> LabStatus:
     try:
         lab = open_lab(name)
         record = state.read_record(name)
-        missing = convergence.gaps(lab.fabric, lab.handles())
+        lost = lab.runtime.lacking(name, lab.topology)
+        faults = lost or lab.faults()
+        missing = lost or convergence.gaps(lab.fabric, lab.handles())
     except HeddleError as error:  # any reason why it cannot be opened or read: it is shown, and `down` works
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
-    silent = lab.faults()
     return LabStatus(
         lab=name,
         runtime=lab.runtime.name,
-        state="up",
-        converged=not missing and not silent,
+        state="broken" if lost else "up",
+        converged=not missing and not faults,
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
         bgp=_sessions(lab),
         source=record.source if record else "",
-        faults=_lines(silent),
+        faults=_lines(faults),
     )
 
 

@@ -1,6 +1,6 @@
-"""Where a rendered topology runs. One protocol; netns is the first member, containerlab the next.
+"""Where a rendered topology runs. One protocol, two members: namespaces of our own, and containerlab.
 
-In:  a rendered `NAME.clab.yml` (never the fabric), so whatever runs here runs in containerlab.
+In:  a rendered `NAME.clab.yml` (never the fabric), so whatever runs in one runs in the other.
 Out: node handles: a network namespace at a path. Queues, BPF, counters, captures and traffic are written once,
 against handles, and do not know the runtime.
 """
@@ -11,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from topologies.events import Observer
 from topologies.problems import InputError, Problem, did_you_mean
 from topologies.process import Journal
+
+if TYPE_CHECKING:
+    from topologies.dialects import RenderOptions
+    from topologies.fabric import Fabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,19 @@ class Runtime(Protocol):
     """What a runtime can do. Everything is idempotent where its name allows it."""
 
     name: str
+    daemons_here: bool  # whether the switches' daemons are this machine's own FRR
 
     def exists(self, lab: str) -> bool:
-        """True when anything of that lab (a namespace, a process, a file) is on this machine."""
+        """True when anything of that lab (a namespace, a container, a process, a file) is on this machine."""
+
+    def stranger(self, lab: str) -> Problem | None:
+        """What has the lab's name on this machine and is not Heddle's, if anything has."""
+
+    def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
+        """See to it that this machine can run it, and choose what rendering leaves open (a free subnet).
+
+        InputError for options that this runtime cannot take, MachineError for what is missing, with the remedy.
+        """
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Namespaces, links, sysctls, addresses: everything but daemons. MachineError names the node and line."""
@@ -42,6 +56,9 @@ class Runtime(Protocol):
 
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
         """Handles of all nodes of the topology, whether or not they are up."""
+
+    def lacking(self, lab: str, topology: Path) -> list[Problem]:
+        """Nodes that do not run although their lab is up, a problem each: what somebody did to it by hand."""
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
         """Where on this machine a file of a node is (`/run/frr/bgpd.vty`); None when it is not there."""
@@ -62,6 +79,7 @@ class Runtime(Protocol):
 # Name -> where its class is, so that naming runtimes imports none of them.
 RUNTIMES: Final[Mapping[str, str]] = {
     "netns": "topologies.runtimes.netns:NetnsRuntime",
+    "containerlab": "topologies.runtimes.containerlab:ContainerlabRuntime",
 }
 
 

@@ -15,17 +15,17 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from topologies.dialects import RenderOptions, check_deployable
 from topologies.events import Observer
+from topologies.fabric import Fabric
 from topologies.namespace import NETNS_DIR, inside
 from topologies.problems import MachineError, Problem
-from topologies.process import Done, Journal, run
+from topologies.process import Done, Journal, left_to_child, run
 from topologies.runtimes import NodeHandle
 from topologies.runtimes.netns_cleanup import namespaces_of, remove_lab
 from topologies.runtimes.netns_space import RUN_DIR, Space, make_space
@@ -48,6 +48,25 @@ class NetnsRuntime:
     """Implements topologies.runtimes.Runtime."""
 
     name = "netns"
+    daemons_here = True
+
+    def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
+        """The namespaces of this machine are all it takes; the preflight has looked at those."""
+        check_deployable(options, self.name, None)
+        return options
+
+    def stranger(self, lab: str) -> Problem | None:
+        """Namespaces called heddle-LAB-* are Heddle's, if perhaps another user's: `exists` tells of those."""
+        return None
+
+    def lacking(self, lab: str, topology: Path) -> list[Problem]:
+        """Nodes whose namespace is gone."""
+        hint = f"./inv down {lab}, then up again, makes it anew"
+        return [
+            Problem(name, "its namespace", "is gone: somebody removed it", hint)
+            for name in read_topology(topology).nodes
+            if not _netns(lab, name).exists()
+        ]
 
     def exists(self, lab: str) -> bool:
         """True when a namespace or a run directory of that lab is here."""
@@ -113,7 +132,7 @@ class NetnsRuntime:
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
         """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
         process = subprocess.Popen([*_HELPER, "one", json.dumps(self._job_of(lab, topology, node, argv))])
-        with _left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
+        with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
             code = process.wait()
         return 128 - code if code < 0 else code
 
@@ -268,16 +287,3 @@ def _in_parallel(work: Callable[[str], None], nodes: Iterable[str]) -> None:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-@contextmanager
-def _left_to_child(number: signal.Signals) -> Iterator[None]:
-    """Ignore a signal here for as long as a child has the terminal; only the main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)

@@ -40,7 +40,7 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
         raise ValueError(f"{lab!r} is no lab's name")
     spaces = namespaces_of(lab)
     observer.begin("remove", len(spaces))
-    count = _end_processes(lab, spaces)
+    count = end_processes(lab, spaces)
     if spaces:
         text = "".join(f"netns del {path.name}\n" for path in spaces)
         run(["ip", "-force", "-batch", "-"], stdin=text, check=False, timeout=60 + len(spaces))
@@ -60,7 +60,7 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
     return count
 
 
-def _end_processes(lab: str, spaces: list[Path]) -> int:
+def end_processes(lab: str, spaces: list[Path]) -> int:
     """SIGTERM to whoever stands in the namespaces, SIGKILL to who stays; how many there were."""
     wanted = {identity for path in spaces if (identity := _identity(path)) is not None}
     ended = rounds = 0

@@ -25,7 +25,9 @@ ROOT: Final = "1:"
 CLASS: Final = "1:10"
 QUEUE: Final = "10:"
 
+_ROOT_ID: Final = 0x00010000
 _CLASS_ID: Final = 0x00010010
+_ROOT_PARENT: Final = 0xFFFFFFFF  # TC_H_ROOT
 _HOOKS: Final = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), ..._EGRESS
 _TCMSG: Final = struct.Struct("=B3xiIII")
 _TCA_KIND, _TCA_OPTIONS = 1, 2
@@ -111,6 +113,21 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
                 if _TCMSG.unpack_from(body)[2] == _CLASS_ID:
                     found[port] = _shaper(port, attributes(body, _TCMSG.size)[_TCA_OPTIONS], limits[ifindex])
     return found
+
+
+def foreign(netns: Path, ports: Iterable[str]) -> dict[str, str]:
+    """Port -> what stands at its root in place of our shaper: `netem`, or `nothing`. Ports that are gone, too."""
+    wanted = list(ports)
+    roots: dict[str, str] = {}
+    with RouteSocket(netns) as netlink:
+        names = read_names(netlink)
+        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, parent, _ = _TCMSG.unpack_from(body)
+            if parent == _ROOT_PARENT:
+                kind = attributes(body, _TCMSG.size)[_TCA_KIND].rstrip(bytes(1)).decode()
+                ours = (kind, handle) == ("htb", _ROOT_ID)
+                roots[names.get(ifindex, "")] = "" if ours else "nothing" if kind == "noqueue" else kind
+    return {port: roots.get(port, "nothing: the port is gone") for port in wanted if roots.get(port, "gone")}
 
 
 def read_drops(netns: Path) -> dict[str, int]:

@@ -1,0 +1,143 @@
+"""Removing a containerlab lab: what `containerlab destroy` leaves when somebody was quicker, or something was killed.
+
+Only what is Heddle's is touched: containers with our label or from the topology that our marker names, their
+namespaces' names, the lab's own management network, and the lines that containerlab wrote for this lab.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from topologies.engine import binary
+from topologies.engine import docker as engine
+from topologies.events import Observer
+from topologies.namespace import NETNS_DIR
+from topologies.problems import HeddleError, MachineError, machine_errors
+from topologies.process import run
+from topologies.runtimes.clab_containers import Container, containers_of, marked_topology, marker, ours
+from topologies.runtimes.clab_deploy import environment
+from topologies.runtimes.netns_cleanup import BPF_DIR, end_processes
+from topologies.runtimes.netns_space import RUN_DIR
+from topologies.runtimes.netns_topology import read_topology
+
+_HOSTS: Final = Path("/etc/hosts")
+_HOSTS_LOCK: Final = Path("/run/lock/clab-hosts.lock")  # containerlab's own
+_SSH_CONFIGS: Final = Path("/etc/ssh/ssh_config.d")
+_DEPLOY_ENDS_S: Final = 30.0  # a containerlab whose parent was killed takes down what it was making
+_DESTROY_S: Final = 120.0
+
+
+def remove_lab(lab: str, observer: Observer) -> int:
+    """End the lab's processes, its containers, its network, and what tells of them; how many objects that were."""
+    if not lab.isalnum():  # whatever called: a path or an empty name would remove what is no lab's
+        raise ValueError(f"{lab!r} is no lab's name")
+    topology = marked_topology(lab)
+    _await_deploy(lab)
+    containers = [each for each in containers_of(lab) if ours(each, lab)]
+    if not containers and not marker(lab).exists():
+        return 0
+    observer.begin("remove", len(containers))
+    spaces = _links(lab, topology, containers)
+    count = end_processes(lab, [path for path in spaces if path.exists()])
+    _destroy(lab, topology)
+    for each in containers_of(lab):
+        if ours(each, lab):
+            engine.docker(["rm", "-f", "-v", each.id], timeout=60)
+    count += len(containers)
+    _remove_network(lab)
+    for path in spaces:  # links to namespaces that have ended
+        if path.is_symlink() and not path.exists():
+            path.unlink(missing_ok=True)
+    _forget(lab)
+    for directory in (RUN_DIR / lab, BPF_DIR / lab):
+        if directory.exists() and not directory.parent.is_symlink():
+            shutil.rmtree(directory)
+            count += 1
+    for parent in (RUN_DIR, BPF_DIR):
+        with suppress(OSError):  # another lab's are in it, or it is not there
+            parent.rmdir()
+    observer.end("remove", f"{len(containers)} containers")
+    return count
+
+
+def _links(lab: str, topology: Path | None, containers: list[Container]) -> list[Path]:
+    """Names below /run/netns. No pattern is used: names of a foreign lab `zone-a` begin like those of `zone`."""
+    names = {each.name for each in containers}
+    if topology is not None:
+        with suppress(HeddleError):  # the file may be gone, or be edited
+            names |= {f"clab-{lab}-{node}" for node in read_topology(topology).nodes}
+    return sorted(NETNS_DIR / name for name in names)
+
+
+def _destroy(lab: str, topology: Path | None) -> None:
+    """containerlab's own way, where it can be gone; what it leaves is removed by the caller, so failing is no end."""
+    program = binary.find()
+    if program is None or topology is None or not topology.exists():
+        return
+    argv = [str(program), "destroy", "-t", str(topology), "--name", lab, "--cleanup", "--log-level", "error"]
+    variables = [f"{name}={value}" for name, value in environment(lab).items()]
+    with suppress(MachineError):
+        run(["env", *variables, *argv], check=False, timeout=_DESTROY_S)
+
+
+def _await_deploy(lab: str) -> None:
+    """Wait for a `containerlab deploy` of this lab that outlives its killed parent; end it when it takes too long."""
+    end = time.monotonic() + _DEPLOY_ENDS_S
+    while pids := _deploying(lab):
+        for fd in [os.pidfd_open(pid) for pid in pids if Path("/proc", str(pid)).exists()]:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGTERM if time.monotonic() < end else signal.SIGKILL)
+            os.close(fd)
+        time.sleep(0.2)
+
+
+def _deploying(lab: str) -> list[int]:
+    """Processes that run `containerlab deploy ... --name LAB` with our lab directory in their environment."""
+    want = f"CLAB_LABDIR_BASE={RUN_DIR / lab}".encode()
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+                if b"deploy" in words and want in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def _remove_network(lab: str) -> None:
+    """The lab's own management network, if nothing of anybody's is on it."""
+    name = f"heddle-{lab}"
+    found = engine.docker(["network", "ls", "--filter", f"name=^{name}$", "--filter", "label=containerlab", "-q"])
+    if found.out.strip():
+        engine.docker(["network", "rm", name], check=False)
+
+
+def _forget(lab: str) -> None:
+    """What containerlab wrote about the lab: its names in /etc/hosts and its hosts for ssh."""
+    with suppress(FileNotFoundError):
+        (_SSH_CONFIGS / f"clab-{lab}.conf").unlink()
+    start, end = (f"###### CLAB-{lab}-{word} ######" for word in ("START", "END"))
+    with machine_errors(str(_HOSTS)), _locked(_HOSTS_LOCK):
+        text = _HOSTS.read_text(encoding="utf-8", errors="surrogateescape") if _HOSTS.exists() else ""
+        kept = re.sub(f"{re.escape(start)}\n.*?{re.escape(end)}\n?", "", text, flags=re.DOTALL)
+        if kept != text:
+            # In place, as containerlab does: in a container this file is a mount, which cannot be replaced.
+            _HOSTS.write_text(kept, encoding="utf-8", errors="surrogateescape")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock that containerlab takes when it edits /etc/hosts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,73 @@
+"""Which containers a lab has, and whether it is Heddle's.
+
+A lab is Heddle's when its containers carry our label (every topology that Heddle renders gives them one), or when
+/run/heddle/LAB says that Heddle deployed it (a topology of somebody's own has no such label).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from topologies.engine import docker as engine
+from topologies.problems import MachineError
+from topologies.runtimes.netns_space import RUN_DIR
+
+LABEL: Final = "heddle-lab"
+_FIELDS: Final = ("{{.ID}}", "{{.Names}}", "{{.State}}", "{{.Status}}")
+_LABELS: Final = ("clab-node-name", LABEL, "clab-topo-file")
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One node of a containerlab lab. status: in the engine's words, as `Exited (137) 2 minutes ago`."""
+
+    id: str
+    name: str
+    running: bool
+    status: str
+    node: str
+    owner: str  # the lab that our label names; empty without one
+    topology: str  # the file that it was deployed from
+
+
+def marker(lab: str) -> Path:
+    """Written before Heddle deploys, removed when nothing is left: which topology it is."""
+    return RUN_DIR / lab / "containerlab.json"
+
+
+def marked_topology(lab: str) -> Path | None:
+    """The topology that Heddle deployed that lab from, or None when it deployed none."""
+    try:
+        return Path(json.loads(marker(lab).read_text(encoding="utf-8"))["topology"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def containers_of(lab: str) -> list[Container]:
+    """All containers of a containerlab lab of that name, whoever's it is.
+
+    Without an engine there are none; MachineError when Heddle has deployed that lab, and there must be some.
+    """
+    row = "\t".join([*_FIELDS, *(f'{{{{.Label "{label}"}}}}' for label in _LABELS)])
+    argv = ["ps", "-a", "--no-trunc", "--filter", f"label=containerlab={lab}", "--format", row]
+    try:
+        out = engine.docker(argv).out
+    except MachineError:
+        if marker(lab).exists():
+            raise
+        return []
+    return [_container(line) for line in out.splitlines() if line]
+
+
+def ours(container: Container, lab: str) -> bool:
+    """Whether Heddle deployed it."""
+    topology = marked_topology(lab)
+    return container.owner == lab or (topology is not None and container.topology == str(topology))
+
+
+def _container(line: str) -> Container:
+    identity, name, state, status, node, owner, topology = line.split("\t")
+    return Container(identity, name, state == "running", status, node, owner, topology)

@@ -1,0 +1,138 @@
+"""Running `containerlab deploy`: its flags, its progress as it comes, and what it says when something fails.
+
+In:  a lab's name and its topology.
+Out: nothing, or MachineError. containerlab ends well although commands of a node failed; what it logs tells of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from topologies.engine import binary
+from topologies.problems import MachineError, Problem, trouble
+from topologies.process import Journal
+from topologies.runtimes.netns_space import RUN_DIR
+from topologies.runtimes.netns_topology import read_topology
+
+# One worker a node is what makes a deployment quick (each waits for the engine); beyond this the engine only queues.
+_MOST_WORKERS: Final = 128
+# TERM, not KILL: containerlab then takes down what it was making, links that stand in no container yet included.
+_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "TERM", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
+_PATIENCE_S: Final = 30.0  # for that
+_STEP: Final = re.compile(r"Creating container|Created link")
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+# `ERRO Failed to execute command command="sh x" node=clab-zone-rtsw1 rc=5 stdout="" stderr="no such thing"`
+_FAILED: Final = re.compile(
+    r"Failed to execute command\s+command=(\"(?:[^\"\\]|\\.)*\"|\S+)\s+node=(\S+)\s+rc=(\d+)(.*)"
+)
+_TELLS: Final = re.compile(r"(?:^|\s)(?:ERRO|FATA|Error:)\s*(.*)")
+_SHOWN: Final = 5  # failures that are printed one by one
+_KNOWN: Final = {
+    r"no space left": "free some room: docker system df shows what takes it",
+    r"subnet|pool overlaps": "./inv up again takes another subnet; docker network ls shows who has this one",
+    r"/proc/modules": "this kernel has no modules: ./inv setup containerlab builds a containerlab that knows of that",
+    r"no such image|pull access|manifest|failed to pull": "./inv image builds Heddle's images; others: docker pull IMAGE",
+    r"already in use|already exists": "docker ps -a shows who has that name; ./inv down {lab} removes what is Heddle's",
+    r"cannot connect to the docker": "./inv doctor says how to start the engine",
+}
+
+
+def environment(lab: str) -> dict[str, str]:
+    """Without the look for newer versions, which takes seconds where nothing answers; files go below /run/heddle."""
+    return {"CLAB_VERSION_CHECK": "disable", "CLAB_LABDIR_BASE": str(RUN_DIR / lab)}
+
+
+def deploy_argv(lab: str, topology: Path) -> list[str]:
+    """The whole command. `--name` is Heddle's name of the lab, whatever a topology of somebody's own calls itself."""
+    workers = min(_MOST_WORKERS, len(read_topology(topology).nodes))
+    flags = ["--name", lab, "--max-workers", str(workers), "--skip-labdir-acl", "--log-level", "info"]
+    return [str(binary.find() or "containerlab"), "deploy", "-t", str(topology), *flags]
+
+
+def note(lab: str, topology: Path, journal: Journal) -> None:
+    """Put the command into the journal."""
+    variables = [f"{name}={value}" for name, value in environment(lab).items()]
+    journal.note(["env", *variables, *deploy_argv(lab, topology)])
+
+
+def deploy(lab: str, topology: Path, step: Callable[[], None]) -> None:
+    """Deploy the topology; `step` is called for every container and link. MachineError with what went wrong."""
+    said: list[str] = []
+    argv = [*_DIES_WITH_US, str(os.getpid()), *deploy_argv(lab, topology)]
+    with _running(argv, {**os.environ, **environment(lab)}) as process:
+        for line in _lines(process):
+            said.append(line)
+            if _STEP.search(line):
+                step()
+        code = process.wait()
+    raise_failures(lab, topology, code, said)
+
+
+@contextmanager
+def _running(argv: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A command whose output is read as it comes; whatever leaves the block, it has ended then.
+
+    In a session of its own, so that Ctrl-C comes to it once, from us, as a request to take down what it made.
+    """
+    try:
+        process = subprocess.Popen(
+            list(argv), env=dict(env), text=True, errors="replace", start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        raise trouble(error, argv[0]) from None
+    # Its table of containers is nothing to us, but a full pipe would stop it.
+    drain = threading.Thread(target=lambda: process.stdout and process.stdout.read(), daemon=True)
+    drain.start()
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        drain.join(1)
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    for line in process.stderr or ():
+        yield _COLOUR.sub("", line.rstrip("\n"))
+
+
+def raise_failures(lab: str, topology: Path, code: int, said: Sequence[str]) -> None:
+    """MachineError for commands of nodes that failed, and for a deployment that did."""
+    text = "\n".join(said)
+    problems = []
+    for command, container, status, rest in _FAILED.findall(text):
+        node = container.removeprefix(f"clab-{lab}-")
+        words = " ".join(re.findall(r'std(?:err|out)="?(.*?)"?(?=\s+std|$)', rest)).strip() or "it printed nothing"
+        problems.append(Problem(node, command.strip('"'), f"failed with exit code {status}: {words}"))
+    if code != 0:
+        told = [match[1] for line in said if (match := _TELLS.search(line)) and "Failed to execute" not in line]
+        problems.append(_deploy_problem(lab, topology, code, told or list(said[-3:])))
+    if problems:
+        rest = len(problems) - _SHOWN
+        more = [Problem("", f"and {rest} more", "like these")] if rest > 0 else []
+        raise MachineError(*problems[:_SHOWN], *more)
+
+
+def _deploy_problem(lab: str, topology: Path, code: int, told: Sequence[str]) -> Problem:
+    """What containerlab said in the end, with a hint where it is something known."""
+    why = "; ".join(dict.fromkeys(line.strip() for line in told[-3:])) or f"it ended with exit code {code}"
+    hint = f"containerlab deploy -t {shlex.quote(str(topology))} --log-level debug says more"
+    for pattern, known in _KNOWN.items():
+        if re.search(pattern, why, re.IGNORECASE):
+            hint = known.format(lab=lab)
+    return Problem("", f"containerlab deploy of {lab}", f"failed: {why}", hint)
