@@ -55,6 +55,13 @@ def spoken_version(path: Path) -> tuple[Version | None, str]:
     return parse(said)
 
 
+def spoken(path: Path) -> str:
+    """`0.79.0+heddle`, for people."""
+    numbers, more = spoken_version(path)
+    known = version(path) if numbers in (None, (0, 0, 0)) else numbers
+    return f"{text(known)}{more}" if known else "unknown"
+
+
 def parse(said: str) -> tuple[Version | None, str]:
     """The output of `containerlab version` -> numbers, and what follows them."""
     match = _SAID.search(said)

@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,7 @@ _ENTRY: Final = "node.sh"
 _PULL_S: Final = 90.0  # 30 MB; a registry that is out of reach is known in seconds, as a rule
 _BUILD_S: Final = 900.0
 _QUESTION_S: Final = 30.0
+_TEMPORARY: Final = "/var/tmp"  # noqa: S108 - mkdtemp makes a directory of our own there; /tmp is often too small
 # The words that a proxy hides behind; docker takes their values from the environment, and keeps none in the image.
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _STEP: Final = re.compile(r"^(?:Step|#\d+ \[.*?)\s*(\d+)/(\d+)")  # the classic builder's words, and BuildKit's
@@ -176,7 +178,7 @@ def _have_mmdebstrap(reason: str, observer: Observer, yes: bool, ask: Callable[[
 def _bootstrap(observer: Observer, journal: Journal | None) -> None:
     """Debian's smallest system as an image: without manuals and translations, as the public one is."""
     lean = ("doc", "man", "locale", "info")
-    with machine_errors(), tempfile.TemporaryDirectory(prefix="heddle-base-", dir="/var/tmp") as name:  # noqa: S108
+    with machine_errors(), tempfile.TemporaryDirectory(prefix="heddle-base-", dir=_TEMPORARY) as name:
         place = Path(name)
         place.chmod(0o755)  # apt reads there as its own user
         tar = place / "base.tar"
@@ -185,7 +187,7 @@ def _bootstrap(observer: Observer, journal: Journal | None) -> None:
         argv += [f"--dpkgopt=path-exclude=/usr/share/{word}/*" for word in lean]
         done = follow([*argv, SUITE, str(tar)], lines, timeout=_BUILD_S, journal=journal)
         if done.code != 0:
-            _raise_if_full(done, "/var/tmp")
+            _raise_if_full(done, _TEMPORARY)
             hint = "it needs one of Debian's mirrors; see what apt says: apt-get update"
             raise MachineError(Problem("", "mmdebstrap", f"could not make {OWN_BASE}: {_last(done)}", hint))
         label = f"LABEL {LABEL}=base"
@@ -230,10 +232,8 @@ class _Lines:
 def _sweep() -> None:
     """Remove what a build left that did not come to its end: unnamed images, all of which carry our label."""
     argv = ["image", "prune", "--force", "--filter", f"label={LABEL}"]
-    try:
+    with suppress(MachineError):  # the engine has gone, and that is told already
         docker(argv, check=False, timeout=_QUESTION_S)
-    except MachineError:
-        pass  # the engine has gone, and that is told already
 
 
 def _raise_if_full(done: Done, where: str) -> None:

@@ -1,0 +1,185 @@
+"""`./inv setup containerlab`: engine, daemon, containerlab and images, each only where it is not there yet.
+
+Out: one Step for each; a second call finds everything and changes nothing.
+A containerlab that is there and will do is left alone, whoever put it there; one that will not do is replaced only if
+this put it there, which a record beside it tells (its SHA-256).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from topologies import packages
+from topologies.engine import binary, build, daemon, images, release
+from topologies.engine import docker as engine
+from topologies.events import Observer
+from topologies.problems import InputError, MachineError, Problem, did_you_mean, machine_errors
+from topologies.process import Journal, run
+
+TARGET: Final = Path("/usr/local/bin/containerlab")
+RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
+WHAT: Final = ("containerlab",)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. done: this call did it; otherwise it was so before."""
+
+    name: str
+    done: bool
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        """`name`, `done`, `detail`."""
+        return {"name": self.name, "done": self.done, "detail": self.detail}
+
+
+def check_what(what: str) -> None:
+    """InputError when it is nothing that can be set up."""
+    if what not in WHAT:
+        raise InputError(Problem("", f"./inv setup {what}", "is nothing to set up", did_you_mean(what, WHAT)))
+
+
+def setup_containerlab(
+    observer: Observer,
+    *,
+    yes: bool = False,
+    ask: Callable[[str], bool] = lambda _: False,
+    journal: Journal | None = None,
+) -> list[Step]:
+    """Do all four steps. MachineError with the remedy when one cannot be done; what was done before it stays."""
+    return [
+        _packages(observer, yes, ask),
+        _daemon(observer),
+        _containerlab(observer, journal),
+        _images(observer, journal, yes, ask),
+    ]
+
+
+def stop_engine() -> Step:
+    """End the engine that Heddle started by hand, and no other."""
+    known = daemon.record()
+    if not daemon.stop():
+        return Step("daemon", False, "no engine that Heddle started runs here")
+    return Step("daemon", True, f"dockerd {known.pid} ended" if known else "what a killed dockerd left was removed")
+
+
+def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> Step:
+    lacking = packages.missing(packages.ENGINE)
+    if lacking and engine.answers():
+        lacking = []  # an engine from elsewhere, docker-ce or podman's: it answers, so it is enough
+    if lacking:
+        packages.ensure(packages.ENGINE, yes=yes, ask=ask, say=observer.say)
+    return Step("docker", bool(lacking), "installed" if lacking else "is installed")
+
+
+def _daemon(observer: Observer) -> Step:
+    wrong = engine.trouble()
+    if wrong is None:
+        return Step("daemon", False, "answers")
+    if engine.SYSTEMD.is_dir() and wrong.why.startswith("is not running"):
+        observer.say("starting docker: systemctl start docker")
+        run(["systemctl", "start", "docker"], timeout=120)
+        if (wrong := engine.trouble()) is not None:
+            raise MachineError(wrong)
+        return Step("daemon", True, "started: systemctl stop docker ends it")
+    daemon.start(observer)
+    known = daemon.record()
+    number = f" {known.pid}" if known else ""
+    return Step("daemon", True, f"dockerd{number} started by hand: ./inv setup containerlab --stop ends it")
+
+
+def _containerlab(observer: Observer, journal: Journal | None) -> Step:
+    path = binary.find()
+    wrong = binary.trouble()
+    if path is not None and wrong is None:
+        found = binary.version(path) or (0, 0, 0)
+        if found < binary.RECOMMENDED:
+            said = f"{binary.text(binary.RECOMMENDED)} or newer is better"
+            observer.warn(f"{path} is version {binary.text(found)}; {said}: containerlab version upgrade")
+        return Step("containerlab", False, f"{path} is version {binary.spoken(path)}")
+    _may_be_placed(path, wrong)
+    with machine_errors(), tempfile.TemporaryDirectory(prefix="heddle-clab-", dir=_TEMPORARY) as name:
+        made, how = _obtain(Path(name), observer, journal)
+        _place(made)
+    if (left := binary.trouble()) is not None:
+        raise MachineError(left)
+    return Step("containerlab", True, f"{TARGET} is version {binary.spoken(TARGET)}, {how}")
+
+
+_TEMPORARY: Final = "/var/tmp"  # noqa: S108 - mkdtemp makes a directory of our own there; /tmp is often too small
+
+
+def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:
+    """MachineError when ours would take the place of somebody else's, or stand behind one that will not do."""
+    if path is None and "HEDDLE_CONTAINERLAB" not in os.environ and not TARGET.exists():
+        return
+    if path is not None and path.resolve() == TARGET.resolve() and is_ours(TARGET):
+        return
+    # In front of a package's own, only for a kernel that this one cannot run on: otherwise it is to be upgraded.
+    kernel = path is not None and path.resolve() != TARGET.resolve() and not binary.runs_here(path)
+    first = shutil.which("containerlab", path=f"{os.environ.get('PATH', '')}:{TARGET.parent}")
+    if kernel and not TARGET.exists() and "HEDDLE_CONTAINERLAB" not in os.environ and first != str(path):
+        return
+    about = wrong or Problem("containerlab", str(TARGET), "is there and is no program")
+    hint = (
+        f"Heddle did not put it there and leaves it alone: upgrade it (containerlab version upgrade), or move it away\n\
+and: {engine.SETUP}"
+    )
+    raise MachineError(Problem(about.where, about.what, about.why, hint))
+
+
+def _obtain(directory: Path, observer: Observer, journal: Journal | None) -> tuple[Path, str]:
+    """The binary and how it came; the release first, unless it is known not to run on this kernel."""
+    if not build.needs_correction():
+        observer.begin("containerlab's release")
+        try:
+            made = release.fetch(build.RELEASE, directory)
+        except release.Unreachable as error:
+            observer.end("containerlab's release", f"cannot be had: {error}")
+        else:
+            observer.end("containerlab's release", "downloaded, its checksum is right")
+            return made, "from its release"
+    made, _ = build.build(directory, observer, journal)
+    return made, "built from its Go module"
+
+
+def is_ours(path: Path) -> bool:
+    """True when this very file was put there by _place."""
+    try:
+        known = json.loads(RECORD.read_text(encoding="utf-8"))["sha256"]
+        return bool(known == _sum(path))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _place(made: Path) -> None:
+    """Into its place in one step: whoever runs the old one goes on with it, nobody sees half of the new one."""
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    beside = TARGET.with_name(f".{TARGET.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(made, beside)
+        beside.chmod(0o755)
+        RECORD.write_text(json.dumps({"sha256": _sum(beside)}) + "\n", encoding="utf-8")
+        beside.replace(TARGET)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _images(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> Step:
+    found = images.ensure_images(observer, journal, yes=yes, ask=ask)
+    return Step("images", any(each.built for each in found), ", ".join(each.name for each in found))
