@@ -133,9 +133,8 @@ def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
         if each in macs:
             continue
         if each not in wanted:
-            raise InputError(
-                Problem("", f"{node}:{each}", f"is no port of {node}", did_you_mean(each, wanted or there))
-            )
+            hint = did_you_mean(f"{node}:{each}", [f"{node}:{port}" for port in wanted or there])
+            raise InputError(Problem("", f"{node}:{each}", f"is no port of {node}", hint))
         hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, makes it anew"
         raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
     return [Tapped(f"{node}:{each}", netns, each, macs[each]) for each in chosen]
@@ -364,7 +363,7 @@ def _loss(child: _Child) -> Problem:
     tap = child.tap
     what = f"the capture at {tap.ref}"
     deadline = time.monotonic() + _GONE_S
-    while tap.netns.exists() and _has(tap) and time.monotonic() < deadline:
+    while tap.netns.exists() and time.monotonic() < deadline:  # ports go before it, too
         time.sleep(0.05)
     if not tap.netns.exists():
         return Problem("", what, "ended early: its node is gone, most likely with its lab", "./inv status shows labs")

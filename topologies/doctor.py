@@ -230,6 +230,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "rxe": _rxe,
     "docker": lambda: _program("docker", "runtime containerlab", f"{APT} docker.io"),
     "containerlab": lambda: _program("containerlab", "runtime containerlab", "see containerlab.dev/install"),
+    "tcpdump": lambda: _tool("tcpdump", "tcpdump", required=False),
     "tshark": lambda: _tool("tshark", "tshark", required=False),
 }
-_OPTIONAL: Final = frozenset({"red", "netem", "rxe", "docker", "containerlab", "tshark"})
+_OPTIONAL: Final = frozenset({"red", "netem", "rxe", "docker", "containerlab", "tcpdump", "tshark"})

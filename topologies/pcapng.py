@@ -9,6 +9,7 @@ Format: draft-ietf-opsawg-pcapng, blocks of section (SHB), interface (IDB), pack
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,15 +137,19 @@ def _check_place(path: Path) -> None:
     """InputError for what a file cannot stand at, or what a file must not take the place of."""
     what = f"--out {path}"
     try:
-        if path.is_dir():
-            raise InputError(Problem("", what, "is a directory", f"name a file: --out {path / 'capture.pcapng'}"))
-        if not path.parent.is_dir():
-            raise InputError(Problem("", what, f"has no place: {path.parent} is no directory", "make it first"))
-        if path.exists() and not path.is_file():
-            raise InputError(Problem("", what, "is there, and is no ordinary file", "name another file"))
-    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.parent.is_dir():
+            return
+        why = f"has no place: {path.parent} is no directory"
+        raise InputError(Problem("", what, why, "make it first, or name another")) from None
+    except (OSError, ValueError) as error:  # a name that is too long, a file where a directory should be, a NUL
         why = getattr(error, "strerror", None) or str(error)
         raise InputError(Problem("", what, f"cannot be a file: {why}", "name another file")) from None
+    if stat.S_ISDIR(mode):
+        raise InputError(Problem("", what, "is a directory", f"name a file: --out {path / 'capture.pcapng'}"))
+    if not stat.S_ISREG(mode):  # as root, /dev/null could be replaced
+        raise InputError(Problem("", what, "is there, and is no ordinary file", "name another file"))
 
 
 def _block(kind: int, body: bytes) -> bytes:
