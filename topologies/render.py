@@ -20,6 +20,7 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from topologies.dialects import DEPLOY, KIND_KEYS, SKIP_WHEN_UNUSED, Dialect, RenderOptions
+from topologies.engine.images import image_names
 from topologies.fabric import Fabric, Node, Tier
 from topologies.problems import HeddleError, InputError, Problem, trouble
 
@@ -109,7 +110,7 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         deploy=DEPLOY[options.dialect],
         kind_keys=options.takes(KIND_KEYS),
         skip_when_unused=options.takes(SKIP_WHEN_UNUSED),
-        images=_images(),
+        images=image_names(),
         groups=GROUPS,
         mgmt_subnet=options.subnet or mgmt_subnet(fabric),
         switch_sysctls=switch_sysctls(fabric),
@@ -119,11 +120,6 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         host_commands=lambda node: [*mac_commands(node, options.dialect), *host_commands(fabric, node)],
     )
     return files
-
-
-def _images() -> Mapping[str, str]:
-    """What nodes run, by their role."""
-    return {"switch": "heddle/switch", "host": "heddle/host"}
 
 
 def ra_interval(fabric: Fabric) -> str:
