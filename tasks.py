@@ -266,6 +266,31 @@ def render(
     out.result(done, f"wrote {topology}, and what it binds beside it")
 
 
+@verb(
+    help={
+        "lab": LAB + "; its last run is on the picture's links",
+        "fabric": "draw this fabric instead; nothing needs to run",
+        "set": SET + " (with --fabric)",
+        "kind": "svg or png, or by containerlab mermaid, dot or drawio",
+        "out": "file to write to; otherwise LAB.svg here, and text kinds to stdout",
+    },
+    positional=["lab"],
+    root=lambda typed: typed["fabric"] is None or typed["kind"] not in ("svg", "png"),
+)
+def graph(
+    out: Console,
+    lab: str | None = None,
+    fabric: str | None = None,
+    set_: Sequence[str] = (),
+    kind: str = "svg",
+    out_: str | None = None,
+) -> None:
+    """Draw a lab or a fabric: tiers in rows, and how much of the last run went over each link."""
+    from topologies.cli.graphs import draw_graph
+
+    draw_graph(out, lab, fabric, set_, kind, out_)
+
+
 @verb(help={"lab": "which one; not needed while only one runs", "all": "every lab"}, positional=["lab"], root=True)
 def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
     """Take a lab down: every namespace, process, pin and file of it, and of no other. Twice is as good as once."""

@@ -1,0 +1,59 @@
+"""`./inv graph`: which fabric is meant, where its drawing goes, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from topologies import graph as drawings
+from topologies.cli.console import Console
+from topologies.problems import InputError, Problem
+
+if TYPE_CHECKING:
+    from topologies.fabric import Fabric
+    from topologies.picture import LinkLoad
+
+
+def draw_graph(
+    out: Console, lab: str | None, fabric: str | None, set_: Sequence[str], kind: str, file: str | None
+) -> None:
+    """Draw a lab with its last run, or a fabric that need not run; to `file`, else where the kind belongs."""
+    wanted = drawings.kind_of(kind)
+    built, loads, caption = _subject(lab, fabric, set_)
+    content = drawings.drawing(wanted, built, loads, caption)
+    to_stdout = file is None and wanted in drawings.TEXTS
+    path = None if to_stdout else Path(file or f"{built.name}.{wanted}")
+    data: dict[str, Any] = {"graph": str(path) if path else None, "kind": wanted, "links": _rows(built, loads)}
+    if path is None:
+        return out.result({**data, "text": content.decode()}, content.decode())
+    drawings.write_file(path, content)
+    what = caption or ("no run yet, so links carry no numbers" if wanted in drawings.PICTURES else built.name)
+    return out.result(data, f"wrote {path}: {what}")
+
+
+def _subject(lab: str | None, fabric: str | None, set_: Sequence[str]) -> tuple[Fabric, Sequence[LinkLoad], str]:
+    """What is drawn, with what a run put on it, and which run that was."""
+    if fabric is not None:
+        from topologies.load import load_fabric
+        from topologies.shapes import build
+
+        if lab is not None:
+            raise InputError(Problem("", f"{lab} and --fabric", "are two things to draw", "name one of them"))
+        return build(load_fabric(fabric, overrides=set_)), (), ""
+    if set_:
+        raise InputError(Problem("", "--set", "is for a fabric that is named with --fabric", "a lab is as it runs"))
+    from topologies.lab import open_lab
+    from traffic.paths.usage import last_usage
+
+    running = open_lab(lab)
+    loads, caption = last_usage(running) or ([], "")
+    return running.fabric, loads, caption
+
+
+def _rows(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[dict[str, Any]]:
+    """A row per link; without a run its numbers are null."""
+    if loads:
+        return [load.to_json() for load in loads]
+    nothing = {"packets": None, "bytes": None, "share": None}
+    return [{"a": ":".join(link.a), "b": ":".join(link.b), **nothing} for link in fabric.links]

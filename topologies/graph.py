@@ -1,0 +1,130 @@
+"""`./inv graph`: a fabric drawn, as text by containerlab (mermaid, dot, drawio) or as a picture by us (svg, png).
+
+In:  Fabric, and the loads of a run where there was one.
+Out: the drawing, as a file's bytes.
+containerlab draws what is rendered, so it is given a rendered topology in a directory of its own; it starts nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from topologies.problems import InputError, MachineError, Problem, did_you_mean, machine_errors, trouble
+from topologies.process import run
+
+if TYPE_CHECKING:
+    from topologies.fabric import Fabric
+    from topologies.picture import LinkLoad
+
+Kind = Literal["mermaid", "drawio", "dot", "svg", "png"]
+TEXTS: Final[tuple[Kind, ...]] = ("mermaid", "drawio", "dot")
+PICTURES: Final[tuple[Kind, ...]] = ("svg", "png")
+KINDS: Final[tuple[Kind, ...]] = (*TEXTS, *PICTURES)
+DRAWIO_IMAGE: Final = "ghcr.io/srl-labs/clab-io-draw"
+_SECONDS: Final = 120.0  # drawio pulls an image of some hundred megabytes first
+
+
+def kind_of(word: str) -> Kind:
+    """The kind of that name; InputError when there is none."""
+    for kind in KINDS:
+        if kind == word:
+            return kind
+    raise InputError(Problem("", f"--kind {word}", f"is not one of {', '.join(KINDS)}", did_you_mean(word, KINDS)))
+
+
+def drawing(kind: Kind, fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "") -> bytes:
+    """The fabric drawn; loads and caption are for pictures. MachineError when containerlab is needed and cannot."""
+    if kind == "svg" or kind == "png":  # noqa: PLR1714 - the type checker narrows this one
+        from topologies.picture import draw
+
+        return draw(kind, fabric, loads, caption)
+    return _by_containerlab(kind, fabric)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a drawing where the caller wants it, as the caller's file; InputError when that is no place for one."""
+    from topologies import state
+
+    if path.is_dir():
+        raise InputError(Problem("", f"--out {path}", "is a directory", "name a file, as --out zone.svg"))
+    try:
+        path.write_bytes(content)
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise InputError(
+            Problem("", f"--out {path}", f"cannot be written: {error.strerror}", "name another file")
+        ) from None
+    except OSError as error:
+        raise trouble(error, str(path)) from None
+    state.give_to_caller(path)
+
+
+def _by_containerlab(kind: Kind, fabric: Fabric) -> bytes:
+    from topologies.dialects import RenderOptions
+    from topologies.engine import binary, docker
+    from topologies.render import render
+
+    program = binary.find() or binary.require()  # one that cannot deploy on this kernel can draw
+    wrong = docker.trouble()  # containerlab asks the engine before anything else, if only to draw
+    if wrong is not None:
+        raise MachineError(replace(wrong, why=f"{wrong.why} (containerlab draws {kind} only where an engine answers)"))
+    with tempfile.TemporaryDirectory(prefix="heddle-graph-") as scratch, machine_errors():
+        topology = render(fabric, Path(scratch, "topology"), RenderOptions())
+        done = run(
+            [
+                "env", f"CLAB_LABDIR_BASE={scratch}", "CLAB_VERSION_CHECK=disable",
+                str(program), "graph", f"--{kind}", "--offline", *_drawio_version(kind), "--topo", str(topology),
+            ],
+            stdin="", check=False, timeout=_SECONDS,
+        )  # fmt: skip
+        suffix = f".{kind}"
+        made = sorted(path for path in Path(scratch).rglob(f"*{suffix}") if path.is_file())
+        if done.code != 0 or not made:
+            raise MachineError(_failed(kind, done.err or done.out))
+        text = made[0].read_text(encoding="utf-8")
+    return (_ordered(text) if kind == "mermaid" else text).encode()
+
+
+def _drawio_version(kind: Kind) -> list[str]:
+    """An image that is here already, if there is one: with its own default, `latest`, containerlab always pulls."""
+    if kind != "drawio":
+        return []
+    from topologies.engine.docker import docker
+
+    tags = docker(["image", "ls", DRAWIO_IMAGE, "--format", "{{.Tag}}"], check=False).out.split()
+    known = sorted(tag for tag in tags if tag not in {"latest", "<none>"})
+    return ["--drawio-version", known[-1]] if known else []
+
+
+def _failed(kind: Kind, said: str) -> Problem:
+    """What containerlab says in a box of its own, as one line; and for drawio, what it is that it wants."""
+    words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", said).split()).partition("ERROR ")
+    why = words[2] or words[0] or "it printed nothing"
+    if kind == "drawio":
+        return Problem(
+            "",
+            "--kind drawio",
+            f"needs the image {DRAWIO_IMAGE}, in which containerlab draws it, and that did not work: {why}",
+            f"where {DRAWIO_IMAGE.partition('/')[0]} is out of reach, docker load an image of it with a tag other than "
+            "latest (that one is always pulled); --kind svg and --kind mermaid need none",
+        )
+    return Problem(
+        "", f"containerlab graph --{kind}", f"failed: {why}", "./inv doctor looks at containerlab and its engine"
+    )
+
+
+def _ordered(text: str) -> str:
+    """Mermaid's lines in the order of names: containerlab writes links as its map has them, another way each time."""
+    lines = text.splitlines()
+    links = [line for line in lines if "---" in line.strip("-")]
+    rest = [line for line in lines if "---" not in line.strip("-")]
+    return "\n".join([*rest, *sorted(links, key=_natural)]) + "\n"
+
+
+def _natural(line: str) -> list[tuple[int, str]]:
+    """host2 before host10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", line)]
