@@ -1,7 +1,10 @@
 """Fixtures that give a running fabric. They are public: your own check is ten lines.
 
     # tests/netns/test_mine.py
-    from topologies.lab import Lab
+    from topologies.engine.docker import docker
+from topologies.engine.docker import trouble as engine_trouble
+from topologies.events import Silent
+from topologies.lab import Lab
 
     def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
         routes = tiny.capture("rtsw1", ["ip", "route", "show", "10.0.1.0/24"])
@@ -28,15 +31,22 @@ import pytest
 
 from topologies import lab as life
 from topologies import state
+from topologies.engine.docker import docker
+from topologies.engine.docker import trouble as engine_trouble
+from topologies.events import Silent
 from topologies.lab import Lab
 from topologies.load import load_fabric
+from topologies.namespace import NETNS_DIR
 from topologies.preflight import frr_dir
+from topologies.process import Journal
+from topologies.runtimes.clab_containers import containers_of
 from topologies.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from topologies.runtimes.netns_space import RUN_DIR
 from topologies.spec import FabricSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 FabricLab = Callable[..., Lab]
+Up = Callable[..., life.UpResult]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,12 +57,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests below tests/netns need root and FRR; without them they are skipped, and say why."""
-    reason = "needs root" if os.geteuid() != 0 else "needs FRR (apt-get install frr)" if frr_dir() is None else ""
+    reason = "needs root" if os.geteuid() != 0 else ""
+    frr = "" if frr_dir() else "needs FRR (apt-get install frr)"
     for item in items:
-        if "netns" in item.path.parts or item.get_closest_marker("root"):
+        if "clab" in item.path.parts:
+            item.add_marker(pytest.mark.clab)
+        clab = item.get_closest_marker("clab") is not None
+        if clab or "netns" in item.path.parts or item.get_closest_marker("root"):
             item.add_marker(pytest.mark.root)
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))
+            if why := reason or (not clab and frr):
+                item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,14 +88,43 @@ def lab_name() -> Callable[[], str]:
     return lambda: f"t{os.getpid() % 10**7:x}n{next(count):x}"
 
 
+@pytest.fixture(scope="module", params=["netns", pytest.param("containerlab", marks=pytest.mark.clab)])
+def runtime(request: pytest.FixtureRequest) -> str:
+    """Where this module's labs run. Each story runs in both: in one by `./inv test netns`, in the other by `... clab`."""
+    if request.param == "containerlab":
+        request.getfixturevalue("engine")
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[None]:
+    """A container engine that answers, with Heddle's images; ended by this run when this run has started it."""
+    from topologies.engine.daemon import engine_running
+    from topologies.engine.images import ensure_images
+
+    with engine_running():
+        ensure_images(Silent(), Journal())
+        yield
+
+
 @pytest.fixture(scope="module")
-def fabric_lab(lab_name: Callable[[], str]) -> Iterator[FabricLab]:
+def up(runtime: str) -> Up:
+    """`up` in this module's runtime: up(name, "link.mtu=5000", observer=...) of preset tiny, or fabric="zone"."""
+
+    def bring(name: str, *overrides: str, fabric: str = "tiny", **keys: Any) -> life.UpResult:
+        return life.up(load_fabric(fabric, name=name, overrides=overrides), runtime=runtime, **keys)
+
+    return bring
+
+
+@pytest.fixture(scope="module")
+def fabric_lab(lab_name: Callable[[], str], runtime: str) -> Iterator[FabricLab]:
     """A factory: keys of a fabric file in, a converged lab out. All of them go down with the module."""
     names: list[str] = []
 
     def make(**keys: Any) -> Lab:
         names.append(lab_name())
-        return life.up(FabricSpec(name=names[-1], **keys)).lab
+        return life.up(FabricSpec(name=names[-1], **keys), runtime=runtime).lab
 
     try:
         yield make
@@ -91,11 +134,11 @@ def fabric_lab(lab_name: Callable[[], str]) -> Iterator[FabricLab]:
 
 
 @pytest.fixture(scope="module")
-def tiny(lab_name: Callable[[], str]) -> Iterator[Lab]:
+def tiny(lab_name: Callable[[], str], up: Up) -> Iterator[Lab]:
     """The preset tiny, running: 2 RTSW, 2 CTSW, 4 hosts. Leave it as you find it: the module shares it."""
     name = lab_name()
     try:
-        yield life.up(load_fabric("tiny", name=name)).lab
+        yield up(name).lab
     finally:
         life.down(name)
 
@@ -108,6 +151,13 @@ def leftovers() -> Callable[[str], list[str]]:
 
 def _leftovers(lab: str) -> list[str]:
     found = [f"namespace {path.name}" for path in namespaces_of(lab)]
+    found += [f"namespace {path.name}" for path in NETNS_DIR.glob(f"clab-{lab}-*")]
+    found += [f"container {each.name}" for each in containers_of(lab)]
+    found += _docker_networks(lab)
+    found += [
+        f"/etc/hosts: {line}" for line in Path("/etc/hosts").read_text().splitlines() if f"clab-{lab}-" in line.lower()
+    ]
+    found += [str(path) for path in Path("/etc/ssh/ssh_config.d").glob(f"clab-{lab}.conf")]
     found += [str(path) for path in (RUN_DIR / lab, BPF_DIR / lab, state.lab_dir(lab)) if path.exists()]
     found += [str(path) for path in (state.state_dir() / "labs").glob(f"{lab}.lock")]
     inodes = {path.stat().st_ino for path in namespaces_of(lab)}
@@ -126,6 +176,13 @@ def _leftovers(lab: str) -> list[str]:
         if stands or f"heddle-{lab}-" in command or any(mark in mounts for mark in marks):
             found.append(f"process {entry.name}: {command}")
     return found
+
+
+def _docker_networks(lab: str) -> list[str]:
+    if engine_trouble() is not None:
+        return []
+    names = docker(["network", "ls", "--format", "{{.Name}}"]).out.split()
+    return [f"network {name}" for name in names if name == f"heddle-{lab}"]
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import FabricLab
+from tests.conftest import FabricLab, Up
 from topologies import lab as life
 from topologies import state
 from topologies.convergence import gaps
 from topologies.events import Silent
 from topologies.lab import Lab
-from topologies.load import load_fabric
 from topologies.problems import CheckError, InputError, MachineError
 from topologies.runtimes import enter
 from topologies.status import status
@@ -49,22 +47,22 @@ class At(Silent):
             self.action()
 
 
-def test_up_again_is_a_no_op_that_says_so(tiny: Lab) -> None:
+def test_up_again_is_a_no_op_that_says_so(tiny: Lab, up: Up) -> None:
     said: list[str] = []
 
     class Listener(Silent):
         def say(self, text: str) -> None:
             said.append(text)
 
-    again = life.up(load_fabric("tiny", name=tiny.name), observer=Listener())
+    again = up(tiny.name, observer=Listener())
     assert not again.created
     assert again.converged
     assert any("already" in text for text in said)
 
 
-def test_up_with_another_fabric_names_what_differs(tiny: Lab) -> None:
+def test_up_with_another_fabric_names_what_differs(tiny: Lab, up: Up) -> None:
     with pytest.raises(InputError) as caught:
-        life.up(load_fabric("tiny", name=tiny.name, overrides=["link.mtu=5000", "link.host=50mbit"]))
+        up(tiny.name, "link.mtu=5000", "link.host=50mbit")
     said = str(caught.value)
     assert "link.mtu: 5000 was asked for, and 4200 runs" in said
     assert "link.host: 50mbit was asked for, and 100mbit runs" in said
@@ -116,7 +114,7 @@ def test_hosts_reach_each_other_over_the_fabric(tiny: Lab) -> None:
     assert last.ports[0].address is not None
     there = str(last.ports[0].address.ip)
     code = f"import socket; s = socket.create_server(('{there}', 9)); s.accept()[0].sendall(b'here')"
-    with subprocess.Popen(["ip", "netns", "exec", tiny.handle(last.name).netns.name, sys.executable, "-c", code]):
+    with subprocess.Popen(["nsenter", f"--net={tiny.handle(last.name).netns}", sys.executable, "-c", code]):
         ask = f"""
 import socket, time
 for _ in range(100):
@@ -125,7 +123,8 @@ for _ in range(100):
     except ConnectionRefusedError:
         time.sleep(0.05)
 """
-        assert tiny.capture(first.name, [sys.executable, "-c", ask]).strip() == "here"
+        argv = ["nsenter", f"--net={tiny.handle(first.name).netns}", sys.executable, "-c", ask]
+        assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip() == "here"
 
 
 def test_a_start_script_twice_starts_nothing_twice(tiny: Lab) -> None:
@@ -134,8 +133,8 @@ def test_a_start_script_twice_starts_nothing_twice(tiny: Lab) -> None:
     assert tiny.capture("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"]) == pids
 
 
-def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str, leftovers: Leftovers) -> None:
-    second = life.up(load_fabric("tiny", name=name))
+def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str, leftovers: Leftovers, up: Up) -> None:
+    second = up(name)
     assert second.created
     with pytest.raises(InputError, match="several labs"):
         life.open_lab()
@@ -158,9 +157,9 @@ def test_several_nics_and_odd_numbers_work(fabric_lab: Callable[..., Lab]) -> No
     assert f"dev {second.name}" in way
 
 
-def test_a_dead_bgpd_is_named_and_what_it_cost(name: str) -> None:
-    lab = life.up(load_fabric("tiny", name=name)).lab
-    os.kill(int(lab.capture("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
+def test_a_dead_bgpd_is_named_and_what_it_cost(name: str, up: Up) -> None:
+    lab = up(name).lab
+    kill(lab, "ctsw1", "bgpd")
     until(lambda: len(gaps(lab.fabric, lab.handles())) == 4)  # ctsw1 has lost both racks, each rack one way
     with pytest.raises(CheckError) as caught:
         lab.wait(timeout=0.5)
@@ -169,46 +168,47 @@ def test_a_dead_bgpd_is_named_and_what_it_cost(name: str) -> None:
     assert "lacks next hops over eth1 to ctsw1 (BGP: " in said
     (row,) = [row for row in status(name) if row.lab == name]
     assert (row.converged, row.bgp.established) == (False, 2)
-    os.kill(int(lab.capture("rtsw1", ["cat", "/run/frr/zebra.pid"])), signal.SIGKILL)
+    kill(lab, "rtsw1", "zebra")
     assert lab.exec("rtsw1", ["true"]) == 0, "entering a node needs none of its daemons"
 
 
-def test_no_convergence_leaves_the_lab_and_says_why(name: str) -> None:
+def test_no_convergence_leaves_the_lab_and_says_why(name: str, up: Up) -> None:
     with pytest.raises(CheckError) as caught:
-        life.up(load_fabric("tiny", name=name), observer=At("create", without_a_session(name)), timeout=3)
+        up(name, observer=At("create", without_a_session(name)), timeout=3)
     said = str(caught.value)
     assert "rtsw1  10.0.1.0/24 lacks next hops over eth2 to ctsw2 (BGP: no neighbour)" in said
     assert f"./inv down {name} removes it" in said
     assert life.open_lab(name).neighbours("rtsw1") == {"eth1": "Established"}
 
 
-def test_no_convergence_with_rollback_leaves_nothing(name: str, leftovers: Leftovers) -> None:
+def test_no_convergence_with_rollback_leaves_nothing(name: str, leftovers: Leftovers, up: Up) -> None:
     with pytest.raises(CheckError):
-        life.up(
-            load_fabric("tiny", name=name), observer=At("create", without_a_session(name)), timeout=1, rollback=True
-        )
+        up(name, observer=At("create", without_a_session(name)), timeout=1, rollback=True)
     assert leftovers(name) == []
 
 
-def test_a_start_script_that_fails_is_named_and_leaves_nothing(name: str, leftovers: Leftovers) -> None:
+def test_a_start_script_that_fails_is_named_and_leaves_nothing(name: str, leftovers: Leftovers, up: Up) -> None:
     def spoil() -> None:
         (topology_dir(name) / "ctsw2/start.sh").write_text("echo no such thing >&2; exit 5\n")
 
     with pytest.raises(MachineError, match=r"ctsw2  sh /etc/frr/start.sh failed with exit code 5: no such thing"):
-        life.up(load_fabric("tiny", name=name), observer=At("create", spoil))
+        up(name, observer=At("create", spoil))
     assert leftovers(name) == []
 
 
-@pytest.mark.parametrize("step", ["create", "start", "queues, hashing, counters", "converge"])
-def test_ctrl_c_during_up_leaves_nothing(step: str, name: str, leftovers: Leftovers) -> None:
-    process = up_in_a_process(name, step, "SIGINT")
+WHEN = ["create", "halfway", "queues, hashing, counters", "converge"]
+
+
+@pytest.mark.parametrize("step", WHEN)
+def test_ctrl_c_during_up_leaves_nothing(step: str, name: str, leftovers: Leftovers, runtime: str) -> None:
+    process = up_in_a_process(name, step, "SIGINT", runtime)
     assert process.wait(60) == -signal.SIGINT or process.returncode == 1
     assert leftovers(name) == []
 
 
-@pytest.mark.parametrize("step", ["create", "start", "queues, hashing, counters", "converge"])
-def test_up_killed_at_a_step_goes_down_clean(step: str, name: str, leftovers: Leftovers) -> None:
-    assert up_in_a_process(name, step, "SIGKILL").wait(60) == -signal.SIGKILL
+@pytest.mark.parametrize("step", WHEN)
+def test_up_killed_at_a_step_goes_down_clean(step: str, name: str, leftovers: Leftovers, runtime: str) -> None:
+    assert up_in_a_process(name, step, "SIGKILL", runtime).wait(60) == -signal.SIGKILL
     assert leftovers(name) != []
     assert life.down(name)
     assert leftovers(name) == []
@@ -216,35 +216,36 @@ def test_up_killed_at_a_step_goes_down_clean(step: str, name: str, leftovers: Le
 
 
 @pytest.mark.parametrize("after", [0.03, 0.06, 0.1, 0.15, 0.25])
-def test_up_killed_at_any_time_goes_down_clean(after: float, name: str, leftovers: Leftovers) -> None:
-    process = up_in_a_process(name, "create", "SIGKILL", after=after)
+def test_up_killed_at_any_time_goes_down_clean(after: float, name: str, leftovers: Leftovers, runtime: str) -> None:
+    slower = 10 if runtime == "containerlab" else 1
+    process = up_in_a_process(name, "create", "SIGKILL", runtime, after=after * slower)
     assert process.wait(60) == -signal.SIGKILL
     life.down(name)
     assert leftovers(name) == []
 
 
-def test_up_after_a_killed_up_just_works(name: str) -> None:
-    assert up_in_a_process(name, "start", "SIGKILL").wait(60) == -signal.SIGKILL
+def test_up_after_a_killed_up_just_works(name: str, up: Up, runtime: str) -> None:
+    assert up_in_a_process(name, "halfway", "SIGKILL", runtime).wait(60) == -signal.SIGKILL
     (row,) = status(name)
     assert row.state == "broken"
     with pytest.raises(InputError, match="down"):
         life.open_lab(name)
-    assert life.up(load_fabric("tiny", name=name)).created
+    assert up(name).created
 
 
-def test_a_stranger_of_that_name_is_not_touched_by_up(name: str, leftovers: Leftovers) -> None:
+def test_a_stranger_of_that_name_is_not_touched_by_up(name: str, leftovers: Leftovers, up: Up) -> None:
     subprocess.run(["ip", "netns", "add", f"heddle-{name}-rtsw1"], check=True)
-    with pytest.raises(InputError, match="not by this user's Heddle"):
-        life.up(load_fabric("tiny", name=name))
+    with pytest.raises(InputError, match="this user.s Heddle has no record of it"):
+        up(name)
     assert leftovers(name) == [f"namespace heddle-{name}-rtsw1"]
 
 
-def test_down_ends_whatever_runs_in_the_lab(name: str, leftovers: Leftovers) -> None:
-    lab = life.up(load_fabric("tiny", name=name)).lab
-    netns = lab.handle("host1").netns.name
+def test_down_ends_whatever_runs_in_the_lab(name: str, leftovers: Leftovers, up: Up) -> None:
+    lab = up(name).lab
+    netns = lab.handle("host1").netns
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(99)"
     with subprocess.Popen(
-        ["ip", "netns", "exec", netns, sys.executable, "-c", stubborn], stdout=subprocess.PIPE
+        ["nsenter", f"--net={netns}", sys.executable, "-c", stubborn], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -266,6 +267,11 @@ def test_a_directory_that_is_not_there_is_made_for_the_node_only(tiny: Lab, tmp_
     assert not Path("/run/heddletest").exists()
 
 
+def kill(lab: Lab, node: str, daemon: str) -> None:
+    """From inside, since a container counts its processes from 1."""
+    lab.capture(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
+
+
 def job(lab: Lab, argv: list[str], mounts: list[list[object]] | None = None) -> dict[str, object]:
     """What enter.py takes, for host1."""
     return {"node": "host1", "netns": str(lab.handle("host1").netns), "mounts": mounts or [], "commands": [argv]}
@@ -285,8 +291,10 @@ def without_a_session(name: str) -> Callable[[], None]:
     return edit
 
 
-def up_in_a_process(name: str, step: str, sign: str, after: float = 0.0) -> subprocess.Popen[bytes]:
+def up_in_a_process(name: str, step: str, sign: str, runtime: str, after: float = 0.0) -> subprocess.Popen[bytes]:
     """`up` of preset tiny, in a process (and a process group) that gets a signal `after` seconds into a step."""
+    if step == "halfway":  # while daemons are started; containerlab does that as it creates nodes
+        step, after = ("create", 2.0) if runtime == "containerlab" else ("start", 0.0)
     program = f"""
 import os, signal, threading
 from topologies import lab
@@ -299,7 +307,7 @@ class At(Silent):
             fire = lambda: os.kill(0 if {sign!r} == "SIGINT" else os.getpid(), signal.{sign})
             threading.Timer({after}, fire).start() if {after} else fire()
 
-lab.up(load_fabric("tiny", name={name!r}), observer=At())
+lab.up(load_fabric("tiny", name={name!r}), runtime={runtime!r}, observer=At())
 """
     return subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True

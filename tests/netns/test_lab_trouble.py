@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Up
 from topologies import lab as life
 from topologies import state
 from topologies.lab import Lab
@@ -89,10 +89,10 @@ def test_state_that_another_user_can_change_is_not_trusted(
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o000])
-def test_a_lab_comes_up_under_any_umask(umask: int, name: str, leftovers: Leftovers) -> None:
+def test_a_lab_comes_up_under_any_umask(umask: int, name: str, leftovers: Leftovers, up: Up) -> None:
     before = os.umask(umask)
     try:
-        life.up(load_fabric("tiny", name=name), timeout=20)
+        up(name, timeout=20)
         assert os.umask(umask) == umask
         places = (RUN_DIR / name, hashing.PINS / name, state.lab_dir(name))
         open_to_all = [p for top in places for p in (top, *top.rglob("*")) if mode(p) & 0o002]
@@ -107,28 +107,28 @@ def mode(path: Path) -> int:
     return 0 if path.is_symlink() else path.stat().st_mode
 
 
-def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(name: str) -> None:
-    lab = life.up(load_fabric("tiny", name=name)).lab
+def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(name: str, up: Up) -> None:
+    lab = up(name).lab
     end(lab, "rtsw1", "zebra")
     (row,) = status(name)
     assert (row.converged, row.faults) == (False, ("rtsw1  zebra does not answer",))
     with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv down"):
-        life.up(load_fabric("tiny", name=name))
+        up(name)
     assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
     assert lab.faults() == []
 
 
-def test_rollback_takes_down_only_what_this_up_made(name: str) -> None:
-    lab = life.up(load_fabric("tiny", name=name)).lab
+def test_rollback_takes_down_only_what_this_up_made(name: str, up: Up) -> None:
+    lab = up(name).lab
     end(lab, "rtsw1", "bgpd")
     with pytest.raises(CheckError, match=r"does not answer|did not come"):
-        life.up(load_fabric("tiny", name=name), rollback=True, timeout=0.5)
+        up(name, rollback=True, timeout=0.5)
     assert lab.runtime.exists(name)
     assert state.read_record(name) is not None
 
 
 def end(lab: Lab, node: str, daemon: str) -> None:
-    os.kill(int(lab.capture(node, ["cat", f"/run/frr/{daemon}.pid"])), signal.SIGKILL)
+    lab.capture(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
     stop = time.monotonic() + 5
     while not lab.faults() and time.monotonic() < stop:
         time.sleep(0.02)
@@ -176,11 +176,11 @@ def test_directories_removed_by_hand_are_told_and_down_is_clean(name: str, lefto
     assert leftovers(name) == []
 
 
-def test_a_lab_without_its_record_can_still_be_taken_down(name: str, leftovers: Leftovers) -> None:
-    life.up(load_fabric("tiny", name=name))
+def test_a_lab_without_its_record_can_still_be_taken_down(name: str, leftovers: Leftovers, up: Up) -> None:
+    up(name)
     subprocess.run(["rm", "-rf", str(state.lab_dir(name))], check=True)
     with pytest.raises(InputError, match=f"down {name}"):
-        life.up(load_fabric("tiny", name=name))
+        up(name)
     assert life.down(name)
     assert leftovers(name) == []
 

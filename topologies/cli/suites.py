@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,12 @@ from topologies.cli.console import Console
 from topologies.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
-# Cheap to expensive. Those in _AS_ROOT make namespaces.
-SUITES: Final = ("unit", "golden", "netns")
-_AS_ROOT: Final = frozenset({"netns", "all"})
+# Cheap to expensive. `all` is what every machine can run; clab needs a container engine and containerlab besides.
+SUITES: Final = ("unit", "golden", "netns", "clab")
+ALL: Final = ("unit", "golden", "netns")
+_AS_ROOT: Final = frozenset({"netns", "clab", "all"})
+# The stories below tests/netns run in containers too: there each is a test of suite clab.
+_WHERE: Final[Mapping[str, tuple[str, ...]]] = {"clab": ("tests/clab", "tests/netns")}
 _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
 _LINTERS: Final = (
@@ -35,6 +39,8 @@ def needs_root(typed: Mapping[str, Any]) -> bool:
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     """What the suite needs of the system."""
     fabric = packages.TESTS if needs_root(typed) else ()
+    if typed["suite"] == "clab":
+        fabric = (*fabric, *packages.ENGINE)
     return (*fabric, *packages.BUILD) if typed["build"] else fabric
 
 
@@ -46,12 +52,15 @@ def check_suite(suite: str) -> None:
 
 def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     """pytest over one suite or all of them; CheckError when a test fails."""
-    out.close()
-    where = [f"tests/{s}" for s in SUITES if suite in (s, "all") and (ROOT / "tests" / s).is_dir()]
+    chosen = ALL if suite == "all" else (suite,)
+    where = [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (ROOT / place).is_dir()]
+    only = "clab" if suite == "clab" else "not clab"
     # pytest's own text is the result for people; for programs it is progress.
-    argv = [sys.executable, "-m", "pytest", "-ra", *where, *extra]
+    argv = [sys.executable, "-m", "pytest", "-ra", "-m", only, *where, *extra]
     env = {**os.environ, "HEDDLE_SUITE": suite}
-    done = subprocess.run(argv, cwd=ROOT, stdout=sys.stderr if out.json else None, env=env, check=False)
+    with _engine(out) if suite == "clab" else nullcontext():
+        out.close()
+        done = subprocess.run(argv, cwd=ROOT, stdout=sys.stderr if out.json else None, env=env, check=False)
     if done.returncode == _NO_TESTS:
         raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", "look at what follows --"))
     if done.returncode == _USAGE:
@@ -59,6 +68,17 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     if out.json:
         out.result({"ok": done.returncode == 0, "suite": suite, "pytest_exit_code": done.returncode})
     out.exit_code = 1 if done.returncode == 1 else done.returncode
+
+
+@contextmanager
+def _engine(out: Console) -> Iterator[None]:
+    """An engine and a containerlab for the length of the tests; an engine that was started for them ends with them."""
+    from topologies.engine.daemon import engine_running
+    from topologies.engine.setup import setup_containerlab
+
+    with engine_running(out.observer):
+        setup_containerlab(out.observer, yes=True)
+        yield
 
 
 def run_linters(out: Console) -> None:

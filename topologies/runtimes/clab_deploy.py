@@ -12,8 +12,9 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -30,17 +31,18 @@ _DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "TERM", "sh", "-c", '[ "$PPID"
 _PATIENCE_S: Final = 30.0  # for that
 _STEP: Final = re.compile(r"Creating container|Created link")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-# `ERRO Failed to execute command command="sh x" node=clab-zone-rtsw1 rc=5 stdout="" stderr="no such thing"`
+# `ERRO Failed to execute command command="sh x" node=rtsw1 rc=5`; what the command printed follows, indented.
 _FAILED: Final = re.compile(
-    r"Failed to execute command\s+command=(\"(?:[^\"\\]|\\.)*\"|\S+)\s+node=(\S+)\s+rc=(\d+)(.*)"
+    r"Failed to execute command\s+command=(?:\"((?:[^\"\\]|\\.)*)\"|(\S+))\s+node=(\S+)\s+rc=(\d+)(.*)"
 )
+_PRINTED: Final = re.compile(r"^\s*(?:stdout=|stderr=)?\s*│?\s*(.*)$")
 _TELLS: Final = re.compile(r"(?:^|\s)(?:ERRO|FATA|Error:)\s*(.*)")
 _SHOWN: Final = 5  # failures that are printed one by one
 _KNOWN: Final = {
     r"no space left": "free some room: docker system df shows what takes it",
     r"subnet|pool overlaps": "./inv up again takes another subnet; docker network ls shows who has this one",
     r"/proc/modules": "this kernel has no modules: ./inv setup containerlab builds a containerlab that knows of that",
-    r"no such image|pull access|manifest|failed to pull": "./inv image builds Heddle's images; others: docker pull IMAGE",
+    r"no such image|pull access|manifest|failed to pull": "./inv image builds Heddle's; others: docker pull IMAGE",
     r"already in use|already exists": "docker ps -a shows who has that name; ./inv down {lab} removes what is Heddle's",
     r"cannot connect to the docker": "./inv doctor says how to start the engine",
 }
@@ -113,12 +115,7 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 def raise_failures(lab: str, topology: Path, code: int, said: Sequence[str]) -> None:
     """MachineError for commands of nodes that failed, and for a deployment that did."""
-    text = "\n".join(said)
-    problems = []
-    for command, container, status, rest in _FAILED.findall(text):
-        node = container.removeprefix(f"clab-{lab}-")
-        words = " ".join(re.findall(r'std(?:err|out)="?(.*?)"?(?=\s+std|$)', rest)).strip() or "it printed nothing"
-        problems.append(Problem(node, command.strip('"'), f"failed with exit code {status}: {words}"))
+    problems = _failed_commands(lab, said)
     if code != 0:
         told = [match[1] for line in said if (match := _TELLS.search(line)) and "Failed to execute" not in line]
         problems.append(_deploy_problem(lab, topology, code, told or list(said[-3:])))
@@ -126,6 +123,29 @@ def raise_failures(lab: str, topology: Path, code: int, said: Sequence[str]) -> 
         rest = len(problems) - _SHOWN
         more = [Problem("", f"and {rest} more", "like these")] if rest > 0 else []
         raise MachineError(*problems[:_SHOWN], *more)
+
+
+def _failed_commands(lab: str, said: Sequence[str]) -> list[Problem]:
+    """One problem for each command that a node could not run, with what it printed: errors before output."""
+    problems = []
+    for number, line in enumerate(said):
+        if (match := _FAILED.search(line)) is None:
+            continue
+        quoted, plain, container, status, rest = match.groups()
+        # Up to the next message, which begins with a time.
+        block = list(takewhile(lambda text: not text[:1].strip(), said[number + 1 :]))
+        at = next((i for i, text in enumerate(block) if text.strip().startswith("stderr=")), len(block))
+        words = _words([*block[at:], *block[:at]]) or _words(re.split(r"\s+(?=std(?:out|err)=)", rest)[::-1])
+        node = container.removeprefix(f"clab-{lab}-")
+        command = (quoted or "").replace('\\"', '"') or plain
+        why = f"failed with exit code {status}: {words or 'it printed nothing'}"
+        problems.append(Problem(node, command, why))
+    return problems
+
+
+def _words(lines: Iterable[str]) -> str:
+    found = [match[1].strip('" ') for line in lines if (match := _PRINTED.match(line)) and match[1].strip('" ')]
+    return "; ".join(found[:3])
 
 
 def _deploy_problem(lab: str, topology: Path, code: int, told: Sequence[str]) -> Problem:

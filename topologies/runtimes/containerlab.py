@@ -39,6 +39,8 @@ from topologies.runtimes.netns_topology import read_topology
 
 _SHOWN: Final = 5  # nodes that are named one by one
 _PROC: Final = Path("/proc")
+# The node's own shell starts the command: engines tell of one that is not there on stdout, and by codes of their own.
+_AS_SHELL: Final = ("sh", "-c", 'exec "$0" "$@"')
 
 
 class ContainerlabRuntime:
@@ -127,7 +129,7 @@ class ContainerlabRuntime:
         """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
         self._check(lab, topology, node)
         flags = ["-i", "-t"] if sys.stdin.isatty() and os.isatty(1) else ["-i"]
-        process = subprocess.Popen(["docker", "exec", *flags, _container(lab, node), *argv])
+        process = subprocess.Popen([*engine.client(), "exec", *flags, _container(lab, node), *_AS_SHELL, *argv])
         with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
             code = process.wait()
         return 128 - code if code < 0 else code
@@ -135,7 +137,7 @@ class ContainerlabRuntime:
     def capture(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
         self._check(lab, topology, node)
-        done = docker(["exec", _container(lab, node), *argv], check=False, timeout=timeout)
+        done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)
         if done.code != 0:
             said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
             raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))

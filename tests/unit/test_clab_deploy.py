@@ -1,0 +1,67 @@
+"""What containerlab says when something fails, read into problems. The texts are what 0.79 printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topologies.problems import MachineError
+from topologies.runtimes.clab_deploy import raise_failures
+
+BLOCKS = """\
+08:51:20 INFO Creating container name=a
+08:51:21 ERRO Failed to execute command command="sh -c echo no such \\"thing\\" >&2; echo out; exit 5" node=a rc=5
+  stdout=
+  │ out
+
+  stderr=
+  │ no such thing
+
+08:51:21 ERRO Failed to execute command command="sh /etc/frr/start.sh" node=clab-zone-ctsw2 rc=6
+  stdout=
+  │ one
+
+  stderr=
+  │ two
+  │ three
+
+08:51:22 INFO Adding host entries path=/etc/hosts
+"""
+SILENT = '08:51:21 ERRO Failed to execute command command=false node=a rc=1 stdout="" stderr=""'
+PULL = """\
+08:51:20 ERRO Failed to pull image image=docker.io/x/y err="no such host"
+Error: failed to pull image docker.io/x/y
+"""
+
+
+def told(text: str, code: int) -> list[str]:
+    with pytest.raises(MachineError) as caught:
+        raise_failures("zone", Path("/x/zone.clab.yml"), code, text.splitlines())
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_commands_that_fail_are_named_although_containerlab_ends_well() -> None:
+    assert told(BLOCKS, 0) == [
+        'a  sh -c echo no such "thing" >&2; echo out; exit 5 failed with exit code 5: no such thing; out',
+        "ctsw2  sh /etc/frr/start.sh failed with exit code 6: two; three; one",
+    ]
+    assert told(SILENT, 0) == ["a  false failed with exit code 1: it printed nothing"]
+
+
+def test_a_deployment_that_fails_is_told_in_containerlabs_words_with_a_remedy() -> None:
+    (said,) = told(PULL, 1)
+    assert said.startswith("containerlab deploy of zone failed: Failed to pull image image=docker.io/x/y")
+    assert "./inv image" in said
+
+
+def test_words_that_nobody_knows_are_passed_on() -> None:
+    (said,) = told("something new", 3)
+    assert "failed: something new" in said
+    assert "--log-level debug" in said
+    (said,) = told("", 3)
+    assert "it ended with exit code 3" in said
+
+
+def test_a_deployment_without_a_complaint_is_none() -> None:
+    raise_failures("zone", Path("/x"), 0, ["08:51:20 INFO Creating container name=a"])
