@@ -185,8 +185,9 @@ def capture(
             children.append(_Child(tap, expression, SNAP_BYTES if whole else _HEAD_BYTES, _RING_KIB // len(taps)))
             stack.callback(children[-1].close)
         _await_start(children)
+        work = _Work(children, bounds, sink, stop)
         listening()
-        return _Work(children, bounds, sink, stop).run()
+        return work.run()
 
 
 class _Child:

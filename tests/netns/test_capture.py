@@ -1,0 +1,276 @@
+"""Captures at ports of running labs: what they see is what passed, and they end as they should."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import FabricLab
+from topologies import lab as life
+from topologies.capture import Bounds, Captured, Tapped, capture, find_ports, read_filter
+from topologies.lab import Lab
+from topologies.pcapng import Frame, PcapngFile
+from topologies.problems import InputError, MachineError
+from topologies.process import run
+from traffic.dissect import dissect
+from traffic.lastrun import last_paths
+
+ROOT = Path(__file__).resolve().parents[2]
+INV = (sys.executable, str(ROOT / "tasks.py"))
+
+
+def tshark(path: Path, *fields: str) -> list[list[str]]:
+    """What tshark says of each packet of a file: its fields."""
+    wanted = [word for field in fields for word in ("-e", field)]
+    done = run(["tshark", "-n", "-r", str(path), "-T", "fields", "-E", "separator=|", *wanted])
+    return [line.split("|") for line in done.out.splitlines()]
+
+
+def tcpdumps(lab: Lab) -> list[str]:
+    """Processes that capture in a lab: they stand in one of its namespaces."""
+    here = {handle.netns.stat().st_ino for handle in lab.handles().values()}
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "ns/net").stat().st_ino in here:
+                found.append((entry / "comm").read_text().strip())
+        except OSError:
+            continue
+    return [name for name in found if name == "tcpdump"]
+
+
+@contextmanager
+def inv(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A verb in a process of its own; it is over at the end of the with block."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    proc = subprocess.Popen([*INV, *words], cwd=ROOT, env={**os.environ, "CI": "true"}, **pipes)
+    try:
+        yield proc
+    finally:
+        proc.kill()
+        proc.communicate()
+
+
+@contextmanager
+def inv_capture(lab: Lab, port: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`./inv capture`, once it listens."""
+    with inv("capture", port, "--lab", lab.name, *words) as proc:
+        assert proc.stderr is not None
+        line = proc.stderr.readline()
+        assert line.startswith("capturing at"), line + proc.stderr.read()
+        yield proc
+
+
+def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_path: Path) -> None:
+    taps = find_ports(tiny, "rtsw1:eth1,rtsw1:eth2")
+    refs, frames = [tap.ref for tap in taps], list[Frame]()
+    path, ended = tmp_path / "all reduce.pcap", threading.Event()
+
+    def reduce() -> None:
+        words = ["run", "--lab", tiny.name, "--size", "256K", "--qps", "4", "--iters", "2", "--warmup", "0"]
+        with inv(*words) as proc:
+            assert proc.communicate(timeout=60) and proc.returncode == 0
+        ended.set()
+
+    with PcapngFile(path, refs) as file:
+
+        def keep(some: Sequence[Frame]) -> None:
+            frames.extend(some)
+            file.write(some)
+
+        worker = threading.Thread(target=reduce)
+        done = capture(
+            taps, read_filter("roce"), Bounds(10**6, 60), keep, whole=True, stop=ended.is_set, listening=worker.start
+        )
+        worker.join()
+        file.keep(done.ended_ns, done.dropped)
+    assert (done.ended, done.packets) == ("asked", len(frames))
+    assert done.dropped == dict.fromkeys(refs, 0)
+    assert [f.time_ns for f in frames] == sorted(f.time_ns for f in frames)
+
+    seen = Counter[tuple[str, str, str, int]]()
+    for frame in frames:
+        what = dissect(frame.data)
+        assert what.kind in ("RoCE data", "RoCE ACK")
+        if frame.outgoing and what.kind == "RoCE data":
+            seen[frame.port, what.src, what.dst, what.fields["qpn"]] += 1
+    counted = {
+        (port, proof.flow.src_ip, proof.flow.dst_ip, proof.flow.qpn): count
+        for proof in last_paths(tiny).flows
+        for port, count in zip(proof.measured, proof.counted, strict=True)
+        if port in refs
+    }
+    assert seen == counted
+    assert counted
+
+    said = tshark(path, "frame.interface_name", "infiniband.bth.destqp", "frame.packet_flags_direction", "frame.len")
+    assert [(row[0], int(row[1], 16), int(row[2], 16) == 2, int(row[3])) for row in said] == [
+        (f.port, dissect(f.data).fields["qpn"], f.outgoing, f.wire_bytes) for f in frames
+    ]
+
+
+def test_count_and_time_end_it_whichever_is_first(tiny: Lab) -> None:
+    with inv_capture(tiny, "rtsw1", "--count", "3", "--format", "json") as proc:
+        data = json.loads(proc.communicate(timeout=30)[0])
+    assert proc.returncode == 0
+    assert (data["ended"], data["packets"], len(data["frames"]), data["dropped"]) == ("count", 3, 3, 0)
+    assert data["ports"] == ["rtsw1:eth1", "rtsw1:eth2", "rtsw1:eth3", "rtsw1:eth4"]
+    assert {frame["kind"] for frame in data["frames"]} <= {"ND", "BGP", "ICMPv6"}
+
+    with inv_capture(tiny, "host1", "--seconds", "0.5", "--filter", "roce") as proc:
+        text = proc.communicate(timeout=30)[0]
+    assert "0 packets, 0 bytes at host1:eth1 in 0.5 s (the time is up); the kernel dropped 0" in text
+
+
+def test_ctrl_c_ends_it_well_and_keeps_the_file(tiny: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "kept.pcapng"
+    with inv_capture(tiny, "rtsw2:eth1", "--seconds", "60", "--out", str(path)) as proc:
+        time.sleep(1.2)  # zebra advertises itself every second
+        assert not path.exists()
+        proc.send_signal(signal.SIGINT)
+        text, errors = proc.communicate(timeout=20)
+    assert (proc.returncode, errors) == (0, "")
+    packets = int(re.findall(r"(\d+) packets, .*ended by hand", text)[0])
+    assert 0 < packets == len(tshark(path, "frame.len"))
+    assert list(tmp_path.iterdir()) == [path]
+    assert tcpdumps(tiny) == []
+
+
+def test_tcpdump_does_not_outlive_a_capture_that_is_killed(tiny: Lab, tmp_path: Path) -> None:
+    with inv_capture(tiny, "rtsw1", "--seconds", "60") as proc:
+        assert tcpdumps(tiny) == ["tcpdump"] * 4
+        proc.kill()
+        proc.wait()
+        deadline = time.monotonic() + 5
+        while tcpdumps(tiny) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert tcpdumps(tiny) == []
+
+
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [
+        ("rtws1:eth1", r"rtws1 is no node of \w+\n.*did you mean rtsw1\?"),
+        ("rtsw1:et2", r"rtsw1:et2 is no port of rtsw1\n.*did you mean rtsw1:eth2\?"),
+        ("rtsw1:", r"rtsw1: is no port of rtsw1\n.*did you mean rtsw1:eth\d\?"),
+        ("rtsw1:bond7", r"is no port of rtsw1\n.*rtsw1:eth"),
+        (":eth1", "is no port\n.*write "),
+        ("rtsw1,,host9", r"'' is no port[\s\S]*host9 is no node"),
+    ],
+)
+def test_a_port_that_is_none_is_named(tiny: Lab, port: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        find_ports(tiny, port)
+
+
+def test_ports_are_taken_once_and_loopback_is_one(tiny: Lab) -> None:
+    refs = [tap.ref for tap in find_ports(tiny, "host1:eth1, host1,rtsw1:lo")]
+    assert refs == ["host1:eth1", "rtsw1:lo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("rocee", "did you mean roce"), ("udp prt 4", "syntax error"), ("-h", "is no filter"), ("port 1 \n", "")],
+)
+def test_a_filter_that_is_none_is_told_with_tcpdumps_reason(text: str, said: str) -> None:
+    if not said:
+        assert read_filter(text) == text
+        return
+    with pytest.raises(InputError, match=said):
+        read_filter(text)
+
+
+def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: FabricLab, tmp_path: Path) -> None:
+    lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
+    host1, rtsw2 = find_ports(lab, "host1,rtsw2:eth1")
+
+    def remove() -> None:
+        run(["ip", "-n", host1.netns.name, "link", "del", "eth1"])
+
+    done = capture([host1], "", Bounds(10**6, 30), lambda _: None, listening=remove)
+    assert (done.ended, len(done.problems)) == ("lost", 1)
+    assert "host1:eth1 ended early: the port is gone" in str(done.problems[0])
+    with pytest.raises(MachineError, match="host1:eth1 is not there any more"):
+        find_ports(lab, "host1")
+
+    path = tmp_path / "down.pcapng"
+    with inv_capture(lab, rtsw2.ref, "--seconds", "60", "--out", str(path)) as proc:
+        time.sleep(1.2)
+        life.down(lab.name)
+        text, errors = proc.communicate(timeout=30)
+    assert proc.returncode == 1
+    assert "rtsw2:eth1 ended early: its node is gone, most likely with its lab" in errors
+    assert "Traceback" not in errors
+    assert f"{len(tshark(path, 'frame.len'))} packets, " in text
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Tapped, Tapped]]:
+    """Two namespaces and a link, without a lab: captures need no more."""
+    names = [f"hfp{os.getpid()}{side}" for side in "ab"]
+    try:
+        for name in names:
+            run(["ip", "netns", "add", name])
+        run(["ip", "link", "add", "eth1", "netns", names[0], "type", "veth", "peer", "eth1", "netns", names[1]])
+        for number, name in enumerate(names, 1):
+            mac = f"02:00:00:00:00:0{number}"
+            run(["ip", "-n", name, "link", "set", "eth1", "address", mac, "up"])
+            run(["ip", "-n", name, "address", "add", f"10.99.0.{number}/24", "dev", "eth1"])
+        run(["ip", "-n", names[0], "neighbour", "replace", "10.99.0.2", "lladdr", "02:00:00:00:00:02", "dev", "eth1"])
+        left, right = (
+            Tapped(f"{name}:eth1", Path("/run/netns", name), "eth1", bytes([2, 0, 0, 0, 0, number]))
+            for number, name in enumerate(names, 1)
+        )
+        yield left, right
+    finally:
+        for name in names:
+            run(["ip", "netns", "delete", name], check=False)
+
+
+SEND = "import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 900, ('10.99.0.2', 4791)) for _ in range(9)]"
+DROP = ("bpf", "bytecode", "1,6 0 0 2", "da")  # return TC_ACT_SHOT
+
+
+def seen_at(pair: tuple[Tapped, Tapped]) -> list[int]:
+    """How many of nine packets captures see at the port that they leave by, and at the one that they come to."""
+    seen = Counter[tuple[str, bool]]()
+
+    def send() -> None:
+        run(["nsenter", f"--net={pair[0].netns}", sys.executable, "-I", "-S", "-c", SEND])
+
+    def count(frames: Sequence[Frame]) -> None:
+        seen.update((frame.port, frame.outgoing) for frame in frames)
+
+    done: Captured = capture(pair, read_filter("roce"), Bounds(99, 0.6), count, listening=send)
+    assert sum(seen.values()) == done.packets
+    return [seen[pair[0].ref, True], seen[pair[1].ref, False]]
+
+
+def test_what_waits_or_is_dropped_in_a_queue_is_not_seen_and_what_comes_is(pair: tuple[Tapped, Tapped]) -> None:
+    left, right = (tap.netns.name for tap in pair)
+    assert seen_at(pair) == [9, 9]
+    # A bucket of one packet, and years until it holds the next.
+    bucket = ["rate", "8bit", "burst", "1000", "limit", "100000"]
+    run(["tc", "-n", left, "qdisc", "add", "dev", "eth1", "root", "tbf", *bucket])
+    assert seen_at(pair) == [1, 1]
+    run(["tc", "-n", left, "qdisc", "delete", "dev", "eth1", "root"])
+
+    run(["tc", "-n", right, "qdisc", "add", "dev", "eth1", "clsact"])
+    run(["tc", "-n", right, "filter", "add", "dev", "eth1", "ingress", *DROP])
+    assert seen_at(pair) == [9, 9]
+    run(["tc", "-n", left, "qdisc", "add", "dev", "eth1", "clsact"])
+    run(["tc", "-n", left, "filter", "add", "dev", "eth1", "egress", *DROP])
+    assert seen_at(pair) == [0, 0]
