@@ -62,6 +62,8 @@ def doctor(out: Console) -> None:
     },
     packages=lambda typed: () if typed["explain"] else packages.FABRIC,
     root=lambda typed: not typed["explain"],
+    files_in=["fabric"],
+    lasting=True,
 )
 def up(
     out: Console,
@@ -108,6 +110,7 @@ def status(out: Console, lab: str | None = None) -> None:
     rest_after_positionals=True,
     root=True,
     name="exec",
+    typed_in=True,
 )
 def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = None) -> None:
     """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. Leaves with its exit code.
@@ -130,6 +133,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
     },
     packages=packages.CAPTURE,
     root=True,
+    files_out=["out_"],
 )
 def capture(
     out: Console,
@@ -172,6 +176,7 @@ def capture(
     },
     packages=packages.FABRIC,
     root=True,
+    files_in=["fabric"],
 )
 def run(
     out: Console,
@@ -241,7 +246,9 @@ def validate(out: Console, lab: str | None = None) -> None:
         "set": SET,
         "dialect": DIALECT,
         "mgmt": MGMT,
-    }
+    },
+    files_in=["fabric"],
+    files_out=["out_"],
 )
 def render(
     out: Console,
@@ -257,11 +264,13 @@ def render(
 
     from topologies.dialects import installed_version, render_options
     from topologies.load import load_fabric
+    from topologies.places import real
     from topologies.render import render as write
     from topologies.shapes import build
 
     options = render_options(dialect, mgmt, version=installed_version())
-    topology = write(build(load_fabric(fabric, name=name, overrides=set_)), Path(out_), options)
+    written = write(build(load_fabric(fabric, name=name, overrides=set_)), real(out_), options)
+    topology = Path(out_) / written.name
     done = {"topology": str(topology), "dialect": options.dialect}
     out.result(done, f"wrote {topology}, and what it binds beside it")
 
@@ -276,6 +285,8 @@ def render(
     },
     positional=["lab"],
     root=lambda typed: typed["fabric"] is None or typed["kind"] not in ("svg", "png"),
+    files_in=["fabric"],
+    files_out=["out_"],
 )
 def graph(
     out: Console,
@@ -291,7 +302,12 @@ def graph(
     draw_graph(out, lab, fabric, set_, kind, out_)
 
 
-@verb(help={"lab": "which one; not needed while only one runs", "all": "every lab"}, positional=["lab"], root=True)
+@verb(
+    help={"lab": "which one; not needed while only one runs", "all": "every lab"},
+    positional=["lab"],
+    root=True,
+    lasting=True,
+)
 def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
     """Take a lab down: every namespace, process, pin and file of it, and of no other. Twice is as good as once."""
     from topologies.cli.inside import take_down

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from topologies.places import real
 from topologies.problems import InputError, Problem, Problems, nearest
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequen
     from topologies.wording import problems_of
     from topologies.yamlfile import parse, read_text
 
-    path, source = _find(name_or_path)
+    path, source = find_fabric(name_or_path)
     document = parse(read_text(path, source), source)
     problems = Problems()
     for override in overrides:
@@ -53,14 +54,17 @@ def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequen
     return spec
 
 
-def _find(name_or_path: str) -> tuple[Path, str]:
-    """The file, and what to call it in problems: the path as typed, or a preset's path seen from here."""
+def find_fabric(name_or_path: str) -> tuple[Path, str]:
+    """The file, and what to call it in problems: the path as typed, or a preset's path seen from here.
+
+    InputError with a hint at what was meant, when there is no such preset or file.
+    """
     known = presets()
     if name_or_path in known:
         path = PRESETS / f"{name_or_path}.yml"
         seen = os.path.relpath(path)
         return path, seen if not seen.startswith("..") else str(path)
-    path = Path(name_or_path).expanduser()
+    path = real(name_or_path)
     if not name_or_path:
         raise InputError(Problem("", "the fabric", "has no name", f"presets: {', '.join(known)}"))
     try:

@@ -206,6 +206,25 @@ class _Parse:
                 self.values[parameter.name] = None
 
 
+def words_of(verb: Verb, values: Mapping[str, Any]) -> list[str]:
+    """The words that `parse` makes these values of: what is to be typed to run the same verb elsewhere."""
+    flags, placed = [], []
+    for p in verb.parameters:
+        value = values.get(p.name)
+        if p.name == verb.rest or value is None or value == p.default:
+            continue
+        if p.required:
+            placed.append(str(value))
+        elif p.kind == "bool":
+            flags.append(p.flag if value else f"--no-{p.word}")
+        else:
+            flags += [f"{p.flag}={each}" for each in (value if p.kind == "list" else [value])]
+    rest = list(values.get(verb.rest) or []) if verb.rest else []
+    if rest and (not verb.rest_after_positionals or rest[0] == "--"):
+        rest.insert(0, "--")
+    return [verb.name, *flags, *placed, *rest]
+
+
 def wants_json(words: Sequence[str]) -> bool:
     """True when the words ask for JSON: even what is wrong with them is then told as JSON."""
     for i, word in enumerate(words):

@@ -7,13 +7,13 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from topologies.capture import Bounds, Captured, Ended, capture, find_ports, read_filter
 from topologies.cli.console import Console, table
 from topologies.lab import open_lab
 from topologies.pcapng import Frame, PcapngFile
+from topologies.places.files import real, told
 from traffic.dissect import Dissected, dissect
 
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,7 +36,7 @@ def run_capture(
     seen = _Seen(out, lines=file is None)
     with ExitStack() as stack:
         sink: Callable[[Sequence[Frame]], None] = seen.take
-        kept = stack.enter_context(PcapngFile(Path(file), refs, expression)) if file is not None else None
+        kept = stack.enter_context(PcapngFile(real(file), refs, expression)) if file is not None else None
         if kept is not None:
             sink = _both(kept.write, seen.take)
         stop = stack.enter_context(_until_told())
@@ -48,7 +48,7 @@ def run_capture(
         done = capture(taps, expression, bounds, sink, whole=file is not None, stop=stop, listening=listening)
         if kept is not None:
             kept.keep(done.ended_ns, done.dropped)
-    path = str(Path(file).absolute()) if file is not None else None
+    path = told(file) if file is not None else None
     out.result(_json(where.name, refs, done, seen, path), _text(refs, done, seen, path))
     out.fail(*done.problems)
 

@@ -1,7 +1,8 @@
 """`@verb`: a function becomes an invoke task with the manners that every verb has.
 
-A verb's function gets a Console first, then what was typed. The decorator adds `--format`; and, where the verb needs
-the machine, root (through sudo) and system packages (`--yes` installs them).
+A verb's function gets a Console first, then what was typed. The decorator adds `--format` and `--place`; and, where the
+verb needs the machine, root (through sudo) and system packages (`--yes` installs them). A verb whose place is another
+machine is sent there as it was typed, before anything is asked of this one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, Final
 
 from invoke import Task
 
-from topologies.cli.argv import Parameter, Verb, check_format, parameters_of
+from topologies.cli.argv import Parameter, Verb, check_format, parameters_of, words_of
 from topologies.cli.console import Console
+from topologies.places import HERE, Call, place_for
 
 Arguments = Mapping[str, Any]
 # A need is known at once, or depends on what was typed (`up --explain` needs no root).
@@ -22,6 +24,7 @@ Need = bool | Callable[[Arguments], bool]
 Packages = Sequence[str] | Callable[[Arguments], Sequence[str]]
 
 _FORMAT: Final = Parameter("format", "str", "text", positional=False, help="text for people, json for programs")
+_PLACE: Final = Parameter("place", "str", None, positional=False, help="where to run: here, or ssh:user@host[:port]")
 _YES: Final = Parameter("yes", "bool", default=False, positional=False, help="install missing system packages unasked")
 
 
@@ -34,36 +37,59 @@ def verb(
     rest_after_positionals: bool = False,
     root: Need = False,
     packages: Packages = (),
+    files_in: Sequence[str] = (),
+    files_out: Sequence[str] = (),
+    lasting: bool = False,
+    typed_in: bool = False,
 ) -> Callable[[Callable[..., None]], Any]:
     """Make a task of a function `(console, **typed)`.
 
     positional: parameters that may be typed without their flag although they have a default. rest: the parameter that
     takes all other words. root, packages: what the verb needs of the machine; packages are names of packages.py.
+    files_in, files_out: parameters that name files it reads or writes; the verb opens them through `places.real`.
+    lasting: on another machine it goes on when the connection breaks. typed_in: it reads stdin.
     """
 
     def decorate(function: Callable[..., None]) -> Any:
         called = name or function.__name__
         own = parameters_of(function, positional, help or {})
-        common = [_FORMAT, _YES] if packages else [_FORMAT]
+        common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
         defaults = {p.name: p.default for p in own if not p.required}
         spec = Verb(called, [*own, *common], rest, rest_after_positionals)
 
+        def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
+            full = {**defaults, **typed}
+            if root(full) if callable(root) else root:
+                from topologies.cli.privilege import become_root
+
+                become_root(called)
+            needed = packages(full) if callable(packages) else packages
+            if needed:
+                from topologies.packages import ensure
+
+                ensure(needed, yes=yes, ask=out.confirm, say=out.say)
+            function(out, **typed)
+
+        def call_of(typed: Mapping[str, Any]) -> Call:
+            full = {**defaults, **typed}
+            return Call(
+                words_of(spec, {**typed, "place": HERE}),
+                files_in=[str(full[name]) for name in files_in if full[name] is not None],
+                files_out=[str(full[name]) for name in files_out if full[name] is not None],
+                lasting=lasting,
+                typed_in=typed_in,
+            )
+
         @functools.wraps(function)
         def body(context: Any, **typed: Any) -> None:
-            out = Console(check_format(typed.pop("format", "text")))
-            yes = typed.pop("yes", False)
-            full = {**defaults, **typed}
+            out = Console(check_format(typed.get("format", "text")))
             try:
-                if root(full) if callable(root) else root:
-                    from topologies.cli.privilege import become_root
-
-                    become_root(called)
-                needed = packages(full) if callable(packages) else packages
-                if needed:
-                    from topologies.packages import ensure
-
-                    ensure(needed, yes=yes, ask=out.confirm, say=out.say)
-                function(out, **typed)
+                place = place_for(typed.pop("place", None))
+                if place is not None:
+                    out.exit_code = place.run(call_of(typed), out)
+                else:
+                    typed.pop("format", None)
+                    here(out, typed.pop("yes", False), typed)
             finally:
                 out.close()
             if out.exit_code:

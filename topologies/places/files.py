@@ -1,0 +1,33 @@
+"""Names of files as they were typed, and where those files stand on the machine that the verb runs on.
+
+A verb that was sent here from another machine finds in HEDDLE_FILES, as JSON, where each of its files was brought to,
+or is to be written to. Names are kept as typed, so that results and errors speak of the user's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+VARIABLE: Final = "HEDDLE_FILES"
+
+
+def real(typed: str) -> Path:
+    """The path to open for a name; the name itself, unless the verb was sent here from another machine."""
+    found = _brought().get(typed)
+    return Path(found) if isinstance(found, str) else Path(typed).expanduser()
+
+
+def told(typed: str) -> str:
+    """How a result names a file: from the root; or as typed, where the user sits at another machine."""
+    return typed if typed in _brought() else str(Path(typed).absolute())
+
+
+def _brought() -> dict[str, Any]:
+    try:
+        brought = json.loads(os.environ.get(VARIABLE, "{}"))
+    except ValueError:
+        return {}
+    return brought if isinstance(brought, dict) else {}

@@ -1,0 +1,157 @@
+"""Is this the server that it says it is? OpenSSH's known_hosts files, read as OpenSSH reads them.
+
+In:  the text of known_hosts files, the name under which a server was called, and the key that it showed.
+Out: a Verdict. Nothing is ever added to a file from here: an unknown key is for people to judge.
+Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": plain names, [name]:port, patterns, hashed names, @revoked.
+Certificate authorities (@cert-authority) are passed over, since certificates of hosts are not asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+SYSTEM: Final = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
+DEFAULT_PORT: Final = 22
+# A key of type ssh-rsa is proven with any of these signatures (RFC 8332).
+_RSA: Final = ("rsa-sha2-512", "rsa-sha2-256")
+
+
+class Verdict(Enum):
+    """What the files say of a key."""
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"  # no key of this server is known
+    CHANGED = "changed"  # another key of this server is known
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a file. `where` is file and line; `key` the public key as it goes over the wire."""
+
+    where: str
+    marker: str
+    names: str
+    type: str
+    key: bytes
+
+    def means(self, name: str) -> bool:
+        """True when the line is about this server."""
+        if self.names.startswith("|1|"):
+            return _hashed(self.names, name)
+        found = False
+        for pattern in self.names.split(","):
+            if pattern.startswith("!") and _matches(pattern[1:], name):
+                return False
+            found = found or _matches(pattern, name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict, and the line that it rests on (empty when no line speaks of the server)."""
+
+    verdict: Verdict
+    where: str = ""
+
+
+def read_entries(files: Iterable[Path]) -> list[Entry]:
+    """All lines of the files that hold a key; what cannot be read, or is no such line, is passed over as ssh does."""
+    entries = []
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        entries += parse_entries(text, str(file))
+    return entries
+
+
+def parse_entries(text: str, source: str) -> list[Entry]:
+    """The lines of one file."""
+    entries = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        marker = words.pop(0) if words[0].startswith("@") else ""
+        if len(words) < 3:
+            continue
+        try:
+            key = base64.b64decode(words[2], validate=True)
+        except ValueError:
+            continue
+        entries.append(Entry(f"{source}:{number}", marker, words[0], words[1], key))
+    return entries
+
+
+def called(host: str, port: int) -> str:
+    """The server's name in known_hosts: `host`, or `[host]:port` where the port is not 22."""
+    host = host.lower()
+    return host if port == DEFAULT_PORT else f"[{host}]:{port}"
+
+
+def judge(entries: Sequence[Entry], host: str, port: int, key: bytes) -> Judgement:
+    """What the entries say of a key that the server at host and port showed.
+
+    As in OpenSSH, a key known for the host at its usual port is good at any other, when nothing is known of that port.
+    """
+    names = [called(host, port)] + ([called(host, DEFAULT_PORT)] if port != DEFAULT_PORT else [])
+    for at_port, name in enumerate(names):
+        about = [e for e in entries if e.means(name)]
+        for entry in about:
+            if entry.marker == "@revoked" and entry.key == key:
+                return Judgement(Verdict.REVOKED, entry.where)
+        plain = [e for e in about if not e.marker]
+        for entry in plain:
+            if entry.key == key:
+                return Judgement(Verdict.KNOWN, entry.where)
+        if plain and not at_port:
+            return Judgement(Verdict.CHANGED, plain[0].where)
+    return Judgement(Verdict.UNKNOWN)
+
+
+def algorithms(entries: Sequence[Entry], host: str, port: int, offered: Sequence[str]) -> list[str]:
+    """`offered` (signature algorithms, best first) with those of the keys that are known put to the front.
+
+    A server shows one key, of the first type that the client asks for and it has: asked for another type than the
+    one in known_hosts, a server that is known would look like one that is not.
+    """
+    types: set[str] = set()
+    for name in (called(host, port), called(host, DEFAULT_PORT)):
+        types |= {e.type for e in entries if not e.marker and e.means(name)}
+        if types:
+            break
+    wanted = {a for t in types for a in (_RSA if t == "ssh-rsa" else (t,))}
+    return [a for a in offered if a in wanted] + [a for a in offered if a not in wanted]
+
+
+def fingerprint(key: bytes) -> str:
+    """`SHA256:...`, as ssh-keygen -l prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+
+
+def _hashed(names: str, name: str) -> bool:
+    """`|1|SALT|HASH`: HMAC-SHA1 of the name with the salt as its key (HashKnownHosts of ssh_config)."""
+    parts = names.split("|")
+    if len(parts) != 4:
+        return False
+    try:
+        salt, want = base64.b64decode(parts[2], validate=True), base64.b64decode(parts[3], validate=True)
+    except ValueError:
+        return False
+    return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), want)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    # Only * and ? are special: brackets are part of [host]:port.
+    wild = "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern.lower())
+    return re.fullmatch(wild, name) is not None
