@@ -263,7 +263,8 @@ def _await_start(children: Sequence[_Child]) -> None:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
                 late = ", ".join(key.data.tap.ref for key in selector.get_map().values())
-                raise MachineError(Problem("", f"tcpdump at {late}", f"does not listen after {_START_S:g} s"))
+                why, hint = f"does not listen after {_START_S:g} s", "names in a filter are looked up: write addresses"
+                raise MachineError(Problem("", f"tcpdump at {late}", why, hint))
             for key, _ in ready:
                 # What comes before all of them listen is not of this capture.
                 if key.data.read() is None:
