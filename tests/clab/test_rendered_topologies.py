@@ -1,0 +1,100 @@
+"""What is rendered, judged by the containerlab that is installed: every preset, shape and key that changes the file.
+
+Dialects `linux` and `c9s` are judged by any version. `kind: frr` came with 0.80: an older one, as 0.79, must refuse it,
+just as `up` says; its spellings of 0.80 and 0.81 follow the release notes of these, and are held by golden files
+(tests/golden/render/dialects). Nothing is deployed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from topologies.dialects import FRR_KIND, RenderOptions, installed_version
+from topologies.engine import binary
+from topologies.engine.docker import docker
+from topologies.load import load_fabric, presets
+from topologies.process import Done, run
+from topologies.render import render
+from topologies.shapes import SHAPES, build
+from topologies.spec import FabricSpec, RoutingSpec
+
+Containerlab = Callable[..., Done]
+E_ECMP = RoutingSpec(ecmp="e-ecmp")
+FABRICS = {
+    **{f"preset-{name}": load_fabric(name) for name in presets()},
+    **{
+        f"shape-{shape}": FabricSpec.model_validate({"name": "cut", "shape": shape, "racks": 2, "ctsw": 3})
+        for shape in SHAPES
+    },
+    "smallest": FabricSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1),
+    "e-ecmp": FabricSpec(name="eecmp", racks=2, ctsw=2, hosts_per_rack=1, routing=E_ECMP),
+    "rails": FabricSpec(name="rails", racks=2, ctsw=2, hosts_per_rack=2, nics_per_host=4),
+    "large": FabricSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2),
+}
+WAYS = {
+    "linux": RenderOptions(),
+    "linux-bare": RenderOptions(mgmt="none"),
+    "linux-bare-0.75": RenderOptions(mgmt="none", version=(0, 75, 0)),
+    "c9s": RenderOptions(dialect="c9s"),
+}
+
+
+@pytest.fixture
+def containerlab(engine: None, tmp_path: Path) -> Containerlab:
+    """The installed containerlab, whose lab directories are made where this test can lose them."""
+    program = str(binary.find() or binary.require())
+    settings = [f"CLAB_LABDIR_BASE={tmp_path / 'labs'}", "CLAB_VERSION_CHECK=disable"]
+    (tmp_path / "labs").mkdir()
+    return lambda *words: run(["env", *settings, program, *words], check=False, stdin="")
+
+
+def present() -> list[str]:
+    """Containers and networks of the engine."""
+    return [docker([kind, "ls", "--quiet"]).out for kind in ("container", "network")]
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+@pytest.mark.parametrize("fabric", sorted(FABRICS))
+def test_containerlab_takes_what_is_rendered(fabric: str, way: str, containerlab: Containerlab, tmp_path: Path) -> None:
+    topology = str(render(build(FABRICS[fabric]), tmp_path / "out", WAYS[way]))
+    done = containerlab("validate", "--topo", topology)
+    assert done.code == 0, done.err
+    size = f"nodes={len(build(FABRICS[fabric]).nodes)} links={len(build(FABRICS[fabric]).links)}"
+    assert size in done.err + done.out
+    done = containerlab("deploy", "--dry-run", "--topo", topology)
+    assert done.code == 0, done.err
+
+
+def test_a_dry_run_makes_nothing(containerlab: Containerlab, tmp_path: Path) -> None:
+    before = present()
+    topology = str(render(build(load_fabric("tiny", name="dryrun")), tmp_path / "out"))
+    done = containerlab("deploy", "--dry-run", "--topo", topology)
+    assert done.code == 0, done.err
+    assert "dryrun" in done.out
+    assert present() == before
+
+
+def test_a_key_that_containerlab_does_not_know_is_refused(containerlab: Containerlab, tmp_path: Path) -> None:
+    topology = render(build(load_fabric("tiny")), tmp_path / "out")
+    data = yaml.safe_load(topology.read_text())
+    data["topology"]["nodes"]["rtsw1"]["daemon"] = ["bgpd"]
+    topology.write_text(yaml.safe_dump(data))
+    done = containerlab("validate", "--topo", str(topology))
+    assert done.code != 0, "what this file's other tests rest on"
+    assert "daemon" in done.err + done.out
+
+
+@pytest.mark.parametrize("fabric", ["preset-tiny", "rails"])
+def test_the_frr_kind_is_taken_from_0_80_on_and_refused_before(
+    fabric: str, containerlab: Containerlab, tmp_path: Path
+) -> None:
+    version = installed_version()
+    assert version is not None
+    options = replace(RenderOptions(dialect="frr"), version=version if version >= FRR_KIND else None)
+    done = containerlab("validate", "--topo", str(render(build(FABRICS[fabric]), tmp_path / "out", options)))
+    assert (done.code == 0) == (version >= FRR_KIND), done.err

@@ -1,0 +1,228 @@
+"""The picture of a fabric: every node and link is there, and widths, colours and numbers follow what a run sent."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from topologies.fabric import Fabric, Tier
+from topologies.graph import drawing, kind_of, write_file
+from topologies.load import load_fabric
+from topologies.picture import LinkLoad, amount, spreads
+from topologies.problems import InputError
+from topologies.shapes import build
+from topologies.spec import FabricSpec
+from traffic.paths.report import LinkUse, Mmr
+from traffic.paths.usage import describe_run, link_loads
+
+ROOT = Path(__file__).resolve().parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+FABRICS = {
+    **{name: build(load_fabric(name)) for name in ("tiny", "demo", "zone")},
+    "one": build(FabricSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1)),
+    "rails": build(FabricSpec(name="rails", racks=2, ctsw=3, hosts_per_rack=2, nics_per_host=4)),
+    "large": build(FabricSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2)),
+}
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """A half of a link as it is drawn: points of width, colour, and both ends."""
+
+    width: float
+    colour: str
+    ends: tuple[float, float, float, float]
+
+
+class Drawn:
+    """An SVG taken apart by the ids that the picture gives its parts."""
+
+    def __init__(self, svg: bytes) -> None:
+        self.root = ET.fromstring(svg)
+        self.groups = {each.get("id", ""): each for each in self.root.iter(f"{SVG}g")}
+        self.texts = ["".join(each.itertext()) for each in self.root.iter(f"{SVG}text")]
+
+    def named(self, prefix: str) -> set[str]:
+        return {name.removeprefix(prefix) for name in self.groups if name.startswith(prefix)}
+
+    def half(self, port: str) -> Stroke:
+        path = self.groups[f"sent-{port}"].find(f"{SVG}path")
+        assert path is not None
+        style = dict(part.strip().split(": ") for part in path.get("style", "").split(";") if ":" in part)
+        numbers = [float(number) for number in re.findall(r"-?[0-9.]+", path.get("d", ""))]
+        x1, y1, x2, y2 = numbers
+        return Stroke(float(style.get("stroke-width", 1.0)), style["stroke"], (x1, y1, x2, y2))
+
+
+def loads_of(fabric: Fabric, sent: dict[str, int]) -> list[LinkLoad]:
+    """Loads where only these ports sent anything, in bytes."""
+    rows = [(":".join(link.a), ":".join(link.b)) for link in fabric.links]
+    return [
+        LinkLoad(a, b, sent.get(a, 0) // 100, sent.get(a, 0), sent.get(b, 0) // 100, sent.get(b, 0), 0.0)
+        for a, b in rows
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(FABRICS))
+def test_every_node_rack_and_port_is_drawn_once(name: str) -> None:
+    fabric = FABRICS[name]
+    drawn = Drawn(drawing("svg", fabric))
+    assert drawn.named("node-") == {node.name for node in fabric.nodes}
+    assert drawn.named("sent-") == {port.ref for node in fabric.nodes for port in node.ports}
+    assert drawn.named("rack-") == {str(node.rack) for node in fabric.nodes if node.rack is not None}
+
+
+@pytest.mark.parametrize("name", ["tiny", "demo", "zone"])
+def test_every_node_of_a_preset_is_named(name: str) -> None:
+    texts = Drawn(drawing("svg", FABRICS[name])).texts
+    assert {node.name for node in FABRICS[name].nodes} <= set(texts)
+
+
+def test_where_names_do_not_fit_some_of_them_stand_for_all() -> None:
+    fabric = FABRICS["large"]
+    texts = Drawn(drawing("svg", fabric)).texts
+    hosts = [text for text in texts if re.fullmatch(r"host\d+", text)]
+    assert 0 < len(hosts) < len(fabric.hosts) / 2
+    assert "host1" in hosts
+    assert {node.name for node in fabric.switches if node.tier is Tier.CTSW} <= set(texts)
+
+
+@pytest.mark.parametrize("name", sorted(FABRICS))
+def test_tiers_are_rows_and_links_do_not_lie_on_each_other(name: str) -> None:
+    fabric = FABRICS[name]
+    drawn = Drawn(drawing("svg", fabric))
+    starts: dict[Tier, set[float]] = {}
+    ends = []
+    for node in fabric.nodes:
+        for port in node.ports:
+            x1, y1, x2, y2 = drawn.half(port.ref).ends
+            ends.append((x1, y1, x2, y2))
+            if fabric.by_name[port.peer_node].tier is not Tier.HOST:
+                starts.setdefault(node.tier, set()).add(round(y1, 3))
+    assert all(len(heights) == 1 for tier, heights in starts.items() if tier is not Tier.RTSW)
+    assert len(ends) == len(set(ends)), "several links of one host and switch lie side by side"
+
+
+def test_halves_of_a_link_are_as_wide_as_what_each_end_sent() -> None:
+    fabric = FABRICS["tiny"]
+    sent = {"rtsw1:eth1": 4000, "ctsw1:eth1": 1000, "rtsw1:eth2": 2000}
+    drawn = Drawn(drawing("svg", fabric, loads_of(fabric, sent), "a run"))
+    most, half, quarter, none = (drawn.half(port) for port in ("rtsw1:eth1", "rtsw1:eth2", "ctsw1:eth1", "ctsw2:eth1"))
+    assert most.width > half.width > quarter.width > none.width > 0
+    assert half.width - none.width == pytest.approx((most.width - none.width) / 2, rel=1e-3)
+    assert len({each.colour for each in (most, half, quarter, none)}) == 4
+    assert brightness(most.colour) < brightness(half.colour) < brightness(quarter.colour)
+    assert most.ends[2:] == quarter.ends[2:], "the halves meet in the middle"
+
+
+def test_the_legend_has_the_run_and_the_numbers() -> None:
+    fabric = FABRICS["tiny"]
+    sent = {"rtsw1:eth1": 4_000_000, "rtsw2:eth2": 2_000_000, "host1:eth1": 500}
+    texts = Drawn(drawing("svg", fabric, loads_of(fabric, sent), "ring all-reduce of 64 KiB")).texts
+    assert "ring all-reduce of 64 KiB" in texts
+    assert "RTSW to CTSW: max 4 MB (rtsw1:eth1), mean 1.5 MB, max/mean 2.67, 2 of 4 ports idle" in texts
+    assert "hosts to RTSW: max 500 B (host1:eth1), mean 125 B, max/mean 4.00, 3 of 4 ports idle" in texts
+    assert "CTSW to RTSW: nothing" in texts
+    assert "4 MB (max)" in texts
+
+
+def test_without_a_run_the_picture_says_so() -> None:
+    drawn = Drawn(drawing("svg", FABRICS["tiny"]))
+    assert "no run yet: links carry no numbers" in drawn.texts
+    assert drawn.named("spread-") == set()
+    assert len({drawn.half(port).colour for port in drawn.named("sent-")}) == 1
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from topologies.graph import drawing, kind_of; from topologies.load import load_fabric;"
+        "from topologies.shapes import build;"
+        "sys.stdout.buffer.write(drawing(kind_of(sys.argv[1]), build(load_fabric('tiny')), (), 'a run'))"
+    )
+    argv = [sys.executable, "-c", code, kind]
+    one, other = (subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout for _ in range(2))
+    assert one == other
+    assert one.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+    assert len(one) > 5_000
+
+
+def test_the_mmr_in_the_legend_is_that_of_paths() -> None:
+    fabric = FABRICS["demo"]
+    uses = counted(fabric)
+    spread = next(s for s in spreads(fabric, link_loads(fabric, [], uses)) if s.what == "RTSW to CTSW")
+    mmr = Mmr.of([use for use in uses if use.uplink]).bytes
+    assert mmr is not None
+    assert spread.most / spread.mean == pytest.approx(mmr, abs=1e-4)
+
+
+def test_loads_have_both_directions_and_what_hosts_sent() -> None:
+    fabric = FABRICS["rails"]
+    flows = [
+        {"first_hop": "rtsw1:eth5", "packets": 7, "bytes": 900},
+        {"first_hop": "rtsw1:eth5", "packets": 1, "bytes": 100},
+    ]
+    loads = {load.a: load for load in link_loads(fabric, flows, counted(fabric))}
+    nic = fabric.by_name["rtsw1"].port("eth5").peer_ref
+    assert (loads[nic].b, loads[nic].a_packets, loads[nic].a_bytes) == ("rtsw1:eth5", 8, 1000)
+    assert loads[nic].b_bytes == next(use.bytes for use in counted(fabric) if use.port == "rtsw1:eth5")
+    assert loads[nic].to_json()["bytes"] == loads[nic].a_bytes + loads[nic].b_bytes
+    fabric_links = [load.share for load in loads.values() if not load.a.startswith("host")]
+    host_links = [load.share for load in loads.values() if load.a.startswith("host")]
+    assert sum(fabric_links) == pytest.approx(1)
+    assert sum(host_links) == pytest.approx(1)
+
+
+def test_a_run_is_described_in_one_line() -> None:
+    options = {"collective": "all-reduce", "algorithm": "ring", "sizes": [8, 65536], "qps": 1, "iters": 5, "warmup": 1}
+    text = describe_run({"options": options, "ranks": [{}, {}], "ecmp": "e-ecmp"})
+    assert text == (
+        "ring all-reduce of 8 B to 64 KiB on 2 ranks, 1 QP a connection, ECMP e-ecmp, 5 iterations and 1 of warm-up"
+    )
+
+
+def test_amounts_are_short() -> None:
+    assert [amount(n) for n in (0, 12, 1500, 450_792, 1_200_000, 2.5e12)] == [
+        "0", "12 B", "1.5 kB", "451 kB", "1.2 MB", "2500 GB",
+    ]  # fmt: skip
+
+
+def test_kinds_that_are_none_and_places_that_are_none_are_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean png"):
+        kind_of("pgn")
+    with pytest.raises(InputError, match="is a directory"):
+        write_file(tmp_path, b"")
+    with pytest.raises(InputError, match="No such file"):
+        write_file(tmp_path / "none" / "x.svg", b"")
+
+
+def test_the_verb_writes_the_picture_and_says_where(tmp_path: Path) -> None:
+    argv = [sys.executable, str(ROOT / "tasks.py"), "graph", "--fabric", "tiny", "--format", "json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["graph"] == "tiny.svg"
+    assert data["kind"] == "svg"
+    assert {"a": "host1:eth1", "b": "rtsw1:eth3", "packets": None, "bytes": None, "share": None} in data["links"]
+    assert Drawn((tmp_path / "tiny.svg").read_bytes()).named("node-") == {n.name for n in FABRICS["tiny"].nodes}
+
+
+def counted(fabric: Fabric) -> Sequence[LinkUse]:
+    """Uneven bytes at every port of every switch."""
+    ports = [(s, p) for s in fabric.switches for p in s.ports]
+    return [
+        LinkUse(p.ref, s.tier is Tier.RTSW and fabric.by_name[p.peer_node].tier is not Tier.HOST, n, 100 * n * n, 1)
+        for n, (s, p) in enumerate(ports)
+    ]
+
+
+def brightness(colour: str) -> int:
+    return sum(int(colour[at : at + 2], 16) for at in (1, 3, 5))
