@@ -46,20 +46,22 @@ def drawing(kind: Kind, fabric: Fabric, loads: Sequence[LinkLoad] = (), caption:
     return _by_containerlab(kind, fabric)
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a drawing where the caller wants it, as the caller's file; InputError when that is no place for one."""
+def write_file(path: Path, content: bytes, shown: str) -> None:
+    """Write a drawing as the caller's own file; InputError when there is no place for one.
+
+    shown: the file as the caller called it, which is another name where it was brought over from another machine.
+    """
     from topologies import state
 
     if path.is_dir():
-        raise InputError(Problem("", f"--out {path}", "is a directory", "name a file, as --out zone.svg"))
+        raise InputError(Problem("", f"--out {shown}", "is a directory", "name a file, as --out zone.svg"))
     try:
         path.write_bytes(content)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise InputError(
-            Problem("", f"--out {path}", f"cannot be written: {error.strerror}", "name another file")
-        ) from None
+        why = f"cannot be written: {error.strerror}"
+        raise InputError(Problem("", f"--out {shown}", why, "name another file")) from None
     except OSError as error:
-        raise trouble(error, str(path)) from None
+        raise trouble(error, shown) from None
     state.give_to_caller(path)
 
 

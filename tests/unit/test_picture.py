@@ -199,9 +199,9 @@ def test_kinds_that_are_none_and_places_that_are_none_are_the_users_mistake(tmp_
     with pytest.raises(InputError, match="did you mean png"):
         kind_of("pgn")
     with pytest.raises(InputError, match="is a directory"):
-        write_file(tmp_path, b"")
+        write_file(tmp_path, b"", "x")
     with pytest.raises(InputError, match="No such file"):
-        write_file(tmp_path / "none" / "x.svg", b"")
+        write_file(tmp_path / "none" / "x.svg", b"", "none/x.svg")
 
 
 def test_the_verb_writes_the_picture_and_says_where(tmp_path: Path) -> None:

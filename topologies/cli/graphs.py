@@ -28,7 +28,7 @@ def draw_graph(
     data: dict[str, Any] = {"graph": str(path) if path else None, "kind": wanted, "links": _rows(built, loads)}
     if path is None:
         return out.result({**data, "text": content.decode()}, content.decode())
-    drawings.write_file(real(str(path)), content)
+    drawings.write_file(real(str(path)), content, str(path))
     what = caption or ("no run yet, so links carry no numbers" if wanted in drawings.PICTURES else built.name)
     return out.result(data, f"wrote {path}: {what}")
 
