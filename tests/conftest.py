@@ -90,7 +90,7 @@ def lab_name() -> Callable[[], str]:
 
 @pytest.fixture(scope="module", params=["netns", pytest.param("containerlab", marks=pytest.mark.clab)])
 def runtime(request: pytest.FixtureRequest) -> str:
-    """Where this module's labs run. Each story runs in both: in one by `./inv test netns`, in the other by `... clab`."""
+    """Where labs of this module run: netns in suite netns, containers in suite clab. Both tell each story."""
     if request.param == "containerlab":
         request.getfixturevalue("engine")
     return str(request.param)

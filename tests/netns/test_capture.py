@@ -104,7 +104,7 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
     seen = Counter[tuple[str, str, str, int]]()
     for frame in frames:
         what = dissect(frame.data)
-        assert what.kind in ("RoCE data", "RoCE ACK")
+        assert what.kind in ("RoCE data", "RoCE ACK", "RoCE NAK")  # a busy machine loses a packet at times
         if frame.outgoing and what.kind == "RoCE data":
             seen[frame.port, what.src, what.dst, what.fields["qpn"]] += 1
     counted = {

@@ -235,7 +235,7 @@ def test_up_after_a_killed_up_just_works(name: str, up: Up, runtime: str) -> Non
 
 def test_a_stranger_of_that_name_is_not_touched_by_up(name: str, leftovers: Leftovers, up: Up) -> None:
     subprocess.run(["ip", "netns", "add", f"heddle-{name}-rtsw1"], check=True)
-    with pytest.raises(InputError, match="this user.s Heddle has no record of it"):
+    with pytest.raises(InputError, match=r"this user.s Heddle has no record of it"):
         up(name)
     assert leftovers(name) == [f"namespace heddle-{name}-rtsw1"]
 

@@ -34,6 +34,7 @@ _HOSTS_LOCK: Final = Path("/run/lock/clab-hosts.lock")  # containerlab's own
 _SSH_CONFIGS: Final = Path("/etc/ssh/ssh_config.d")
 _DEPLOY_ENDS_S: Final = 30.0  # a containerlab whose parent was killed takes down what it was making
 _DESTROY_S: Final = 120.0
+_REMOVE_S: Final = 10.0
 
 
 def remove_lab(lab: str, observer: Observer) -> int:
@@ -47,12 +48,9 @@ def remove_lab(lab: str, observer: Observer) -> int:
         return 0
     observer.begin("remove", len(containers))
     spaces = _links(lab, topology, containers)
-    count = end_processes(lab, [path for path in spaces if path.exists()])
+    count = len(containers) + end_processes(lab, [path for path in spaces if path.exists()], of_containers=False)
     _destroy(lab, topology)
-    for each in containers_of(lab):
-        if ours(each, lab):
-            engine.docker(["rm", "-f", "-v", each.id], timeout=60)
-    count += len(containers)
+    _remove_containers(lab)
     _remove_network(lab)
     for path in spaces:  # links to namespaces that have ended
         if path.is_symlink() and not path.exists():
@@ -87,6 +85,14 @@ def _destroy(lab: str, topology: Path | None) -> None:
     variables = [f"{name}={value}" for name, value in environment(lab).items()]
     with suppress(MachineError):
         run(["env", *variables, *argv], check=False, timeout=_DESTROY_S)
+
+
+def _remove_containers(lab: str) -> None:
+    """Those that are left. One that is just ending refuses to be removed, and is gone a moment later."""
+    end = time.monotonic() + _REMOVE_S
+    while left := [each.id for each in containers_of(lab) if ours(each, lab)]:
+        engine.docker(["rm", "-f", "-v", *left], check=time.monotonic() > end, timeout=_DESTROY_S)
+        time.sleep(0.1)
 
 
 def _await_deploy(lab: str) -> None:

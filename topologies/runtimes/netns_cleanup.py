@@ -60,12 +60,15 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
     return count
 
 
-def end_processes(lab: str, spaces: list[Path]) -> int:
-    """SIGTERM to whoever stands in the namespaces, SIGKILL to who stays; how many there were."""
+def end_processes(lab: str, spaces: list[Path], *, of_containers: bool = True) -> int:
+    """SIGTERM to whoever stands in the namespaces, SIGKILL to who stays; how many there were.
+
+    of_containers: also those that count their processes for themselves, which an engine ends in its own way.
+    """
     wanted = {identity for path in spaces if (identity := _identity(path)) is not None}
     ended = rounds = 0
     while rounds < _ROUNDS:
-        found = _inside(lab, wanted)
+        found = _inside(lab, wanted, of_containers)
         if not found:
             return ended
         rounds += len(found) < _AT_ONCE
@@ -82,8 +85,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return stat.st_dev, stat.st_ino
 
 
-def _inside(lab: str, wanted: set[tuple[int, int]]) -> list[int]:
+def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list[int]:
     """pidfds of the lab's processes, _AT_ONCE of them at most; never this process."""
+    ours = _identity(Path("/proc/self/ns/pid"))
     named = (*NETNS_DIR.glob("*"), Path("/proc/self/ns/net"))
     others = {identity for path in named if (identity := _identity(path)) is not None} - wanted
     found: list[int] = []
@@ -91,6 +95,8 @@ def _inside(lab: str, wanted: set[tuple[int, int]]) -> list[int]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         if not _belongs(Path(entry.path), lab, wanted, others):
+            continue
+        if not of_containers and _identity(Path(entry.path, "ns/pid")) != ours:
             continue
         with suppress(ProcessLookupError):
             fd = os.pidfd_open(int(entry.name))
