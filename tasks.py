@@ -18,6 +18,7 @@ FABRIC = "preset name (demo, tiny, zone) or fabric file"
 LAB = "which running lab; not needed while only one runs"
 DIALECT = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
 MGMT = "own: a management network for this lab alone; none: nodes have no eth0"
+RUNTIME = "where nodes run: netns (namespaces) or containerlab (containers)"
 SET = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
 
@@ -52,7 +53,7 @@ def doctor(out: Console) -> None:
     help={
         "fabric": FABRIC,
         "name": "call the lab otherwise than the file does",
-        "runtime": "where nodes run: netns",
+        "runtime": RUNTIME,
         "set": SET,
         "dialect": DIALECT,
         "mgmt": MGMT,
@@ -60,7 +61,7 @@ def doctor(out: Console) -> None:
         "rollback": "take the lab down again when it does not converge",
         "timeout": "seconds to wait for convergence; otherwise by size",
     },
-    packages=lambda typed: () if typed["explain"] else packages.FABRIC,
+    packages=lambda typed: () if typed["explain"] else packages.for_runtime(typed["runtime"]),
     root=lambda typed: not typed["explain"],
     files_in=["fabric"],
     lasting=True,
@@ -80,6 +81,7 @@ def up(
     """Bring a fabric up and wait until every route is in every kernel."""
     from topologies import lab
     from topologies.cli import views
+    from topologies.dialects import installed_version, render_options
     from topologies.load import load_fabric
     from topologies.problems import InputError, Problem
 
@@ -87,10 +89,13 @@ def up(
         hint = "name seconds, as --timeout 60"
         raise InputError(Problem("", f"--timeout {timeout:g}", "leaves no time to converge", hint))
     spec = load_fabric(fabric, name=name, overrides=set_)
+    options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
     if explain:
-        script = lab.explain(spec, runtime)
+        script = lab.explain(spec, runtime, options)
         return out.result({"lab": spec.name, "script": script}, script)
-    done = lab.up(spec, runtime=runtime, observer=out.observer, rollback=rollback, timeout=timeout, source=fabric)
+    done = lab.up(
+        spec, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout, source=fabric
+    )
     return out.result(views.up_json(done), views.up_text(done))
 
 
@@ -172,9 +177,10 @@ def capture(
         "placement": "ranks on hosts: block, cyclic, or host names with commas",
         "lab": LAB,
         "fabric": "bring this fabric up for the run, and down after it",
+        "runtime": RUNTIME + " (with --fabric)",
         "set": SET + " (with --fabric)",
     },
-    packages=packages.FABRIC,
+    packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
     root=True,
     files_in=["fabric"],
 )
@@ -195,6 +201,7 @@ def run(
     placement: str = "block",
     lab: str | None = None,
     fabric: str | None = None,
+    runtime: str | None = None,
     set_: Sequence[str] = (),
 ) -> None:
     """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated."""
@@ -207,7 +214,7 @@ def run(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode,
         iters=iters, warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement,
     )  # fmt: skip
-    with lab_for_run(out, lab, fabric, set_, check=lambda built: build_plan(built, options)) as where:
+    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: build_plan(built, options)) as where:
         result = run_collective(where, options, out.observer)
     out.result(result.to_json(), result.table())
     out.exit_code = 1 if result.wrong else 0
@@ -313,6 +320,43 @@ def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
     from topologies.cli.inside import take_down
 
     take_down(out, lab, everything=all_)
+
+
+@verb(
+    help={
+        "rebuild": "build both anew, although they are there",
+        "prune": "remove older ones that nothing uses",
+        "yes": "install missing system packages unasked",
+    },
+    root=True,
+)
+def image(out: Console, rebuild: bool = False, prune: bool = False, yes: bool = False) -> None:
+    """The images that containerlab's nodes start from: build what is missing, and say what is there."""
+    from topologies.cli import views
+    from topologies.engine import images
+
+    found = images.ensure_images(out.observer, rebuild=rebuild, yes=yes, ask=out.confirm)
+    removed = images.prune() if prune else []
+    out.result({"images": [each.to_json() for each in found], "removed": removed}, views.images_text(found, removed))
+
+
+@verb(
+    help={
+        "what": "containerlab",
+        "stop": "end the engine that Heddle started by hand, and do nothing else",
+        "yes": "install missing system packages unasked",
+    },
+    positional=["what"],
+    root=True,
+)
+def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: bool = False) -> None:
+    """Install what runtime containerlab needs, and leave alone what is there: Docker, its daemon, containerlab, images."""
+    from topologies.cli import views
+    from topologies.engine import setup as engine
+
+    engine.check_what(what)
+    steps = [engine.stop_engine()] if stop else engine.setup_containerlab(out.observer, yes=yes, ask=out.confirm)
+    out.result({"steps": [each.to_json() for each in steps]}, views.steps_text(steps))
 
 
 @verb(

@@ -105,13 +105,19 @@ _ALL: Final = (
     Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
 PARTS: Final = {p.name: p for p in _ALL}
-# What a running fabric needs, and what the whole test suite needs beside it.
-FABRIC: Final = ("frr", "iproute2", "libbpf", "util-linux")
+# What a running lab needs of this machine; where its daemons are this machine's, FRR too; and what the test suite needs.
+LAB: Final = ("iproute2", "libbpf", "util-linux")
+FABRIC: Final = ("frr", *LAB)
 CAPTURE: Final = ("tcpdump", "util-linux")
 TESTS: Final = (*FABRIC, "ethtool", "tcpdump", "tshark", "openssh-server")
 BUILD: Final = ("clang", "libbpf-dev")
 ENGINE: Final = ("docker", "docker-cli")
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
+
+
+def for_runtime(runtime: str) -> Sequence[str]:
+    """What labs need where nodes run so; containers bring their own FRR, and their engine is set up, not installed."""
+    return LAB if runtime == "containerlab" else FABRIC
 
 
 def missing(names: Sequence[str]) -> list[Part]:
@@ -139,7 +145,7 @@ def ensure(
         hint = "install it with this system's own tools (packages are named as in Debian)"
         raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
     sudo = _sudo()
-    words = [p.packages[0] for p in lacking]
+    words = _known(lacking)
     line = shlex.join([*([] if os.geteuid() == 0 else ["sudo"]), "apt-get", "install", *words])
     for part in lacking:
         say(f"missing: {part.packages[0]} ({part.why})")
@@ -189,7 +195,7 @@ def _known(lacking: Sequence[Part]) -> list[str]:
     for part in lacking:
         seen = (w for w in part.packages if len(part.packages) == 1 or _has(w))
         words.append(next(seen, part.packages[0]))
-    return words
+    return list(dict.fromkeys(words))  # one package may bring two parts
 
 
 def _has(package: str) -> bool:

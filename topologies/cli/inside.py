@@ -58,16 +58,24 @@ def _stdout_to(fd: int) -> Iterator[None]:
 
 @contextmanager
 def lab_for_run(
-    out: Console, lab: str | None, fabric: str | None, overrides: Sequence[str], check: Callable[[Fabric], object]
+    out: Console,
+    lab: str | None,
+    fabric: str | None,
+    overrides: Sequence[str],
+    runtime: str | None,
+    check: Callable[[Fabric], object],
 ) -> Iterator[Lab]:
     """The running lab; or, for `--fabric`, one that is brought up now and taken down at the end, however that comes.
 
     check: raises what is wrong with the run on such a fabric, before anything is brought up for it.
     """
     if fabric is None:
-        if overrides:
-            hint = "a running lab is what it is: ./inv run --fabric FABRIC --set ..., or ./inv up FABRIC --set ..."
-            raise InputError(Problem("", "--set", "has no meaning without --fabric", hint))
+        for flag, given in (("--set", overrides), ("--runtime", runtime)):
+            if given:
+                hint = (
+                    f"a running lab is what it is: ./inv run --fabric FABRIC {flag} ..., or ./inv up FABRIC {flag} ..."
+                )
+                raise InputError(Problem("", flag, "has no meaning without --fabric", hint))
         yield labs.open_lab(lab)
         return
     if lab is not None:
@@ -78,7 +86,7 @@ def lab_for_run(
 
     spec = load_fabric(fabric, overrides=overrides)
     check(build(spec))
-    done = labs.up(spec, observer=out.observer, rollback=True, source=fabric)
+    done = labs.up(spec, runtime=runtime or "netns", observer=out.observer, rollback=True, source=fabric)
     try:
         yield done.lab
     finally:
