@@ -350,7 +350,7 @@ def image(out: Console, rebuild: bool = False, prune: bool = False, yes: bool = 
     root=True,
 )
 def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: bool = False) -> None:
-    """Install what runtime containerlab needs, and leave alone what is there: Docker, its daemon, containerlab, images."""
+    """Install what runtime containerlab needs and is not there: Docker, its daemon, containerlab, images."""
     from topologies.cli import views
     from topologies.engine import setup as engine
 

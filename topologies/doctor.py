@@ -186,9 +186,44 @@ def _memory() -> Check:
     return Check("memory", free >= 1024, detail, "free some, or take preset tiny")
 
 
-def _program(name: str, what: str, fix: str) -> Check:
-    path = shutil.which(name)
-    return Check(name, path is not None, what if path else f"not installed: {what}", fix, required=False)
+def _docker() -> Check:
+    lacking = packages.missing(packages.ENGINE)
+    detail = f"no {' and no '.join(p.name for p in lacking)}: {lacking[0].why}" if lacking else "the container engine"
+    return Check("docker", not lacking, detail, _SETUP, required=False)
+
+
+def _engine() -> Check:
+    from topologies.engine import docker
+
+    wrong = docker.trouble()
+    if wrong is None:
+        done = docker.docker(["info", "--format", "{{.ServerVersion}}, {{.Driver}}"], check=False, timeout=20)
+        return Check("engine", True, f"answers: version {done.out.strip()}", required=False)
+    return Check("engine", False, f"{wrong.what} {wrong.why}", wrong.hint, required=False)
+
+
+def _containerlab() -> Check:
+    from topologies.engine import binary
+
+    wrong, path = binary.trouble(), binary.find()
+    if wrong is not None or path is None:
+        what = f"{wrong.what} {wrong.why}" if wrong else "is not installed"
+        return Check("containerlab", False, what, wrong.hint if wrong else _SETUP, required=False)
+    found = binary.version(path)
+    old = found is not None and found < binary.RECOMMENDED
+    more = f"; {binary.text(binary.RECOMMENDED)} or newer is better" if old else ""
+    return Check("containerlab", True, f"{path} is version {binary.spoken(path)}{more}", required=False)
+
+
+def _images() -> Check:
+    from topologies.engine import docker, images
+
+    fix = "./inv image"
+    if docker.trouble() is not None:
+        return Check("images", False, "cannot be seen: no engine answers", f"{_SETUP} makes them, too", required=False)
+    lacking = images.missing()
+    names = ", ".join(lacking or images.image_names().values())
+    return Check("images", not lacking, f"not built: {names}" if lacking else names, fix, required=False)
 
 
 def _rxe() -> Check:
@@ -200,6 +235,7 @@ def _rxe() -> Check:
 
 _FULL: Final = "use a kernel that has it (Debian's and Ubuntu's own do)"
 _CONTAINER: Final = "run as root; a container needs --privileged"
+_SETUP: Final = "./inv setup containerlab"
 _SEED: Final = "Linux 6.11 or newer; without it: --set routing.ecmp=e-ecmp"
 CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "python": _python,
@@ -228,8 +264,10 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "red": lambda: _try("red", "the kernel's own ECN marker (sch_red)", _FULL, required=False),
     "netem": lambda: _try("netem", "delay and loss (sch_netem)", _FULL, required=False),
     "rxe": _rxe,
-    "docker": lambda: _program("docker", "runtime containerlab", f"{APT} docker.io"),
-    "containerlab": lambda: _program("containerlab", "runtime containerlab", "see containerlab.dev/install"),
+    "docker": _docker,
+    "engine": _engine,
+    "containerlab": _containerlab,
+    "images": _images,
     "tcpdump": lambda: _tool("tcpdump", "tcpdump", required=False),
     "tshark": lambda: _tool("tshark", "tshark", required=False),
 }

@@ -111,6 +111,7 @@ FABRIC: Final = ("frr", *LAB)
 CAPTURE: Final = ("tcpdump", "util-linux")
 TESTS: Final = (*FABRIC, "ethtool", "tcpdump", "tshark", "openssh-server")
 BUILD: Final = ("clang", "libbpf-dev")
+POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
 
@@ -167,7 +168,8 @@ def _sudo() -> list[str] | None:
 def _install(lacking: Sequence[Part], before: list[str], line: str, say: Callable[[str], None]) -> None:
     get = [*before, "apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
     words = _known(lacking)
-    with _quiet_services(before, [p.name for p in lacking if p.name in _SERVICES], say):
+    names = [p.name for p in lacking]
+    with _quiet_services(before, [name for name in names if name in _SERVICES], say), _no_starts("docker" in names):
         say(f"installing {' '.join(words)}")
         ended = _apt([*get, "install", "--no-install-recommends", *words])
         if ended:
@@ -254,3 +256,21 @@ def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str]
                 # No systemd, and no policy against starting: the init script has started it.
                 subprocess.run([*before, service.script, "stop"], capture_output=True, check=False)
                 say(f"{name}'s own service was stopped: {service.why}")
+
+
+@contextmanager
+def _no_starts(wanted: bool) -> Iterator[None]:
+    """Where systemd does not run, keep docker's package from starting an engine that fails or changes the firewall.
+
+    invoke-rc.d asks policy-rc.d, and 101 means no; a policy of the machine's own is left as it is. Heddle starts the
+    engine itself, see engine/daemon.py.
+    """
+    if not wanted or Path("/run/systemd/system").is_dir() or POLICY.exists() or os.geteuid() != 0:
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink(missing_ok=True)

@@ -89,7 +89,8 @@ def verb(
                     out.exit_code = place.run(call_of(typed), out)
                 else:
                     typed.pop("format", None)
-                    here(out, typed.pop("yes", False), typed)
+                    yes = typed.pop("yes", False) if packages else False  # else it is the function's own
+                    here(out, yes, typed)
             finally:
                 out.close()
             if out.exit_code:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from topologies.cli.console import table
 
 if TYPE_CHECKING:
+    from topologies.engine.images import Image
+    from topologies.engine.setup import Step
     from topologies.lab import UpResult
     from topologies.status import LabStatus
     from traffic.paths.validate import Check
@@ -70,3 +72,15 @@ def checks_text(checks: Sequence[Check]) -> str:
     failed = [c.name for c in checks if not c.ok]
     verdict = f"failed: {', '.join(failed)}" if failed else "all is as it should be"
     return table(("check", "result", "what was found"), rows) + "\n\n" + verdict
+
+
+def images_text(found: Sequence[Image], removed: Sequence[str]) -> str:
+    """A table of images, and what was removed."""
+    rows = [(i.role, i.name, "built now" if i.built else "was there", f"{i.bytes / 1e6:.0f} MB") for i in found]
+    lines = [table(("for", "image", "", "size"), rows)]
+    return "\n".join([*lines, *(f"removed {name}" for name in removed)])
+
+
+def steps_text(steps: Sequence[Step]) -> str:
+    """A table of what `setup` did, and found done."""
+    return table(("step", "", "what there is"), [(s.name, "done" if s.done else "was so", s.detail) for s in steps])

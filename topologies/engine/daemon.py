@@ -2,8 +2,8 @@
 
 It is one process group of this machine, so what is known of it is the machine's too, not one user's: /run/heddle-engine
 has its record (pid, and start time, as a pid alone may be another's by now), its log and its run directory. That
-directory stands in the arguments of containerd and of every shim below it: what is left of a dockerd that was killed is
-found by it.
+directory stands in the arguments of dockerd, of containerd and of every shim below it: what is left of one that was
+killed is found by it. What /etc/docker/daemon.json says (mirrors, where images are kept) holds here, too.
 The firewall, the machine's forwarding and the default bridge are not touched: labs bring networks of their own, reach
 nothing beyond them, and images are built on the machine's network. So it also runs on kernels without ip_tables.
 """
@@ -17,11 +17,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from topologies.engine import docker as engine
 from topologies.events import Observer, Silent
@@ -29,12 +29,22 @@ from topologies.problems import CheckError, MachineError, Problem, machine_error
 from topologies.process import run
 
 PLACE: Final = Path("/run/heddle-engine")
-_FLAGS: Final = (
-    "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--bridge=none",
-)  # fmt: skip
+CONFIG: Final = Path("/etc/docker/daemon.json")
+# What is set here, and what dockerd would not take beside it.
+_SETTINGS: Final[Mapping[str, Any]] = {"iptables": False, "ip6tables": False, "ip-forward": False, "bridge": "none"}
+_AGAINST: Final = (
+    "bip",
+    "fixed-cidr",
+    "fixed-cidr-v6",
+    "default-gateway",
+    "default-gateway-v6",
+    "ipv6",
+    "live-restore",
+)
 _START_S: Final = 60.0
 _STOP_S: Final = 60.0  # it gives its containers 10 s each, all at once
 _STEP_S: Final = 0.1
+_PLUGINS: Final = (Path("/run/docker/plugins"), Path("/run/docker"))  # dockerd makes them, whatever it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +62,28 @@ class Record:
 def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
     """Start dockerd, away from this terminal, and return when it answers. MachineError with the end of its log if not.
 
-    Nothing happens when an engine answers already.
+    When an engine answers already, all that happens is that one of a test run's becomes one that stays.
     """
     observer = observer or Silent()
     wrong = engine.trouble()
     if wrong is None:
+        known = record()
+        if known is not None and known.temporary and not temporary:
+            _write(Record(known.pid, known.began, temporary=False))
         return
     if os.geteuid() != 0:
         raise MachineError(Problem("", "dockerd", "needs root", "sudo " + engine.SETUP))
     dockerd = shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    if dockerd is None or "DOCKER_HOST" in os.environ or not wrong.why.startswith("is not running"):
+    if dockerd is None or "DOCKER_HOST" in os.environ or not engine.down():
         raise MachineError(wrong)
     observer.begin("engine")
-    with machine_errors(str(PLACE)), _starting():
-        if engine.answers():  # somebody else was quicker
-            observer.end("engine", "answers")
-            return
-        _clear()
-        pid = _spawn(dockerd, temporary=temporary)
-        _wait(pid)
-    observer.end("engine", f"dockerd {pid} answers; its log is {PLACE}/dockerd.log")
+    with _locked("starting", fcntl.LOCK_EX):
+        if engine.down():  # else somebody was quicker
+            _clear()
+            with machine_errors(str(PLACE)):
+                _wait(_spawn(dockerd, temporary=temporary))
+    known = record()
+    observer.end("engine", f"dockerd {known.pid}, its log is {_file('dockerd.log')}" if known else "answers")
 
 
 def record() -> Record | None:
@@ -88,20 +100,18 @@ def stop(*, force: bool = False) -> bool:
 
     CheckError when containers run in it, unless `force`. MachineError when it does not end.
     """
-    known = record()
-    if known is None:
-        left = _leavings()
+    with _locked("starting", fcntl.LOCK_EX):
+        known = record()
+        if known is None:
+            left = bool(_below()) or _file("exec").exists()
+            _clear()
+            return left
+        if not force and (names := _running()):
+            hint = "take the labs down first: ./inv down --all"
+            raise CheckError(Problem("docker", ", ".join(names[:5]), "runs in that engine", hint))
+        if not _end(known):
+            raise MachineError(Problem("", f"dockerd {known.pid}", "does not end", f"see {_file('dockerd.log')}"))
         _clear()
-        return left
-    if not force and (names := _running()):
-        hint = "take the labs down first: ./inv down --all"
-        raise CheckError(Problem("docker", ", ".join(names[:5]), "runs in that engine", hint))
-    _signal(known, signal.SIGTERM)
-    if not _gone(known, _STOP_S):
-        _signal(known, signal.SIGKILL)
-        if not _gone(known, _STOP_S):
-            raise MachineError(Problem("", f"dockerd {known.pid}", "does not end", f"see {PLACE}/dockerd.log"))
-    _clear()
     return True
 
 
@@ -111,11 +121,7 @@ def engine_running(observer: Observer | None = None) -> Iterator[None]:
 
     Several may overlap: whoever leaves last ends it. An engine that was there before is left as it is.
     """
-    with machine_errors(str(PLACE)):
-        PLACE.mkdir(mode=0o755, exist_ok=True)
-        fd = os.open(_file("users"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
+    with _locked("users", fcntl.LOCK_SH) as fd:
         try:
             start(observer, temporary=True)
             yield
@@ -123,11 +129,10 @@ def engine_running(observer: Observer | None = None) -> Iterator[None]:
             with suppress(BlockingIOError):  # others are in there, and the last of them ends it
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 known = record()
-                if known is None or known.temporary:
+                if known is not None and known.temporary:
                     stop(force=True)
-    finally:
-        os.close(fd)
-        _remove_place()
+                if known is None or known.temporary:
+                    shutil.rmtree(PLACE, ignore_errors=True)
 
 
 def _file(name: str) -> Path:
@@ -135,20 +140,30 @@ def _file(name: str) -> Path:
 
 
 @contextmanager
-def _starting() -> Iterator[None]:
-    """One start at a time."""
-    PLACE.mkdir(mode=0o755, exist_ok=True)
-    fd = os.open(_file("starting"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(name: str, kind: int) -> Iterator[int]:
+    """Hold a lock of the machine's; gives its file descriptor. Whoever ends the last engine removes the file, too."""
+    with machine_errors(str(PLACE)):
+        while True:
+            PLACE.mkdir(mode=0o755, exist_ok=True)
+            try:
+                fd = os.open(_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue  # removed between the two
+            fcntl.flock(fd, kind)
+            with suppress(FileNotFoundError):
+                if _file(name).stat().st_ino == os.fstat(fd).st_ino:
+                    break
+            os.close(fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        yield fd
     finally:
         os.close(fd)
 
 
 def _spawn(dockerd: str, *, temporary: bool) -> int:
-    argv = [dockerd, *_FLAGS, f"--host=unix://{engine.SOCKET}"]
-    argv += [f"--exec-root={_file('exec')}", f"--pidfile={_file('dockerd.pid')}"]
+    config = _file("daemon.json")
+    config.write_text(json.dumps(_settings()), encoding="utf-8")
+    argv = [dockerd, f"--config-file={config}"]
     # What sudo and a test suite set is not for a daemon that outlives them.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SUDO_", "HEDDLE_", "PYTEST_", "DOCKER_"))}
     env["PATH"] = env.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin"
@@ -156,11 +171,30 @@ def _spawn(dockerd: str, *, temporary: bool) -> int:
         proc = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=env
         )
-    began = _began(proc.pid)
-    known = Record(proc.pid, began or 0, temporary)
-    _file("engine.json").write_text(json.dumps(asdict(known)), encoding="utf-8")
     _children[proc.pid] = proc
+    _write(Record(proc.pid, _began(proc.pid) or 0, temporary))
     return proc.pid
+
+
+def _settings() -> dict[str, Any]:
+    """The machine's own daemon.json with ours on top: the same key in a file and a flag would be refused."""
+    theirs: Any = {}
+    if CONFIG.exists():
+        try:
+            theirs = json.loads(CONFIG.read_text(encoding="utf-8"))
+            if not isinstance(theirs, dict):
+                raise ValueError("it is no object")  # noqa: TRY004 - it is a value in a file
+        except ValueError as error:
+            raise MachineError(Problem("docker", str(CONFIG), f"cannot be read: {error}", "mend it")) from None
+    kept = {key: value for key, value in theirs.items() if key not in _AGAINST}
+    places = {"exec-root": str(_file("exec")), "pidfile": str(_file("dockerd.pid"))}
+    return {**kept, **_SETTINGS, **places, "hosts": [f"unix://{engine.SOCKET}"]}
+
+
+def _write(known: Record) -> None:
+    beside = _file(".engine.json")
+    beside.write_text(json.dumps(asdict(known)), encoding="utf-8")
+    beside.replace(_file("engine.json"))
 
 
 # Started by this very process, which then has to wait for them, or they stay as zombies.
@@ -177,16 +211,23 @@ def _wait(pid: int) -> None:
             return
         time.sleep(_STEP_S)
     lines = _file("dockerd.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    said = next((x for x in reversed(lines) if "level=fatal" in x or "failed to start" in x), "".join(lines[-1:]))
+    said = next((x for x in reversed(lines) if "failed to start" in x or "fatal" in x), "".join(lines[-1:]))
     known = record()
     if known is not None:
-        _signal(known, signal.SIGTERM)
-        if not _gone(known, _STOP_S):
-            _signal(known, signal.SIGKILL)
-    keep = _file("dockerd.log").rename("/var/log/heddle-dockerd.log")
+        _end(known)
+    kept = shutil.move(_file("dockerd.log"), "/var/log/heddle-dockerd.log")
     _clear()
     why = f"did not come up: {said}" if said else f"did not answer within {_START_S:g} s"
-    raise MachineError(Problem("docker", "dockerd", why, f"its log is {keep}"))
+    raise MachineError(Problem("docker", "dockerd", why, f"its log is {kept}"))
+
+
+def _end(known: Record) -> bool:
+    """SIGTERM, and SIGKILL when that does not help; True when it is gone."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        _signal(known, number)
+        if _gone(known, _STOP_S):
+            return True
+    return False
 
 
 def _began(pid: int) -> int | None:
@@ -228,23 +269,19 @@ def _running() -> list[str]:
 
 
 def _below() -> list[Record]:
-    """containerd and its shims that have our run directory among their words."""
+    """dockerd, containerd and its shims that have our directory among their words."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes().split(b"\0")
+            program, *words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        ours = f"{_file('exec')}/".encode()
-        if b"containerd" in words[0] and any(word.startswith(ours) for word in words[1:]):
+        named = Path(program).name.startswith(("dockerd", "containerd"))
+        if named and any(f"{PLACE}/" in word for word in words):
             pid = int(path.parent.name)
             if (began := _began(pid)) is not None:
                 found.append(Record(pid, began, temporary=True))
     return found
-
-
-def _leavings() -> bool:
-    return bool(_below()) or _file("exec").exists()
 
 
 def _clear() -> None:
@@ -263,18 +300,15 @@ def _clear() -> None:
         if target.startswith(f"{PLACE}/"):
             run(["umount", "--lazy", target], check=False)
     shutil.rmtree(_file("exec"), ignore_errors=True)
-    for name in ("engine.json", "dockerd.pid", "dockerd.log"):
+    for name in ("engine.json", "daemon.json", "dockerd.pid", "dockerd.log"):
         _file(name).unlink(missing_ok=True)
     if not _listens(engine.SOCKET):
         engine.SOCKET.unlink(missing_ok=True)
+        for directory in _PLUGINS:
+            with suppress(OSError):  # not there, or somebody's plugins are
+                directory.rmdir()
 
 
 def _listens(path: Path) -> bool:
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.split()[-1] in (str(path), str(path.resolve())) for line in lines[1:])
-
-
-def _remove_place() -> None:
-    """The directory itself, when nobody else is in it."""
-    if record() is None and not _leavings():
-        shutil.rmtree(PLACE, ignore_errors=True)

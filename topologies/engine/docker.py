@@ -46,7 +46,7 @@ def client() -> list[str]:
     if (wrong := _elsewhere() or _absent()) is not None:
         raise MachineError(wrong)
     # containerlab knows of DOCKER_HOST and of no context: the client must talk to the same engine as it does.
-    return ["docker"] if "DOCKER_HOST" in os.environ else ["docker", "--context", "default"]
+    return ["docker", "--host", _host()]
 
 
 def trouble() -> Problem | None:
@@ -70,6 +70,11 @@ def trouble() -> Problem | None:
     return None
 
 
+def down() -> bool:
+    """True when nobody listens where this machine's engine would; starting one would help."""
+    return _elsewhere() is None and isinstance(_knock(), FileNotFoundError | ConnectionRefusedError)
+
+
 def answers() -> bool:
     """True when an engine of this machine can be used right now."""
     return trouble() is None
@@ -83,11 +88,11 @@ def start_hint() -> str:
 def failure(done: Done) -> Problem:
     """A docker command that failed, in its own first words; a full disk gets its remedy."""
     said = "; ".join((done.err or done.out).strip().splitlines()[-3:]) or "it printed nothing"
-    word = next((w for w in done.argv[1:] if not w.startswith("-") and w != "default"), "")
+    words = done.argv[len(client()) :]
     hint = ""
     if "no space left on device" in said.lower():
         hint = "free some space there: docker system df and df -h tell; ./inv image --prune removes old images"
-    return Problem("docker", f"docker {word}".strip(), f"failed with exit code {done.code}: {said}", hint)
+    return Problem("docker", " ".join(["docker", *words[:1]]), f"failed with exit code {done.code}: {said}", hint)
 
 
 _RESTART: Final = "restart it, and look into its log"
@@ -116,19 +121,27 @@ def _absent() -> Problem | None:
 
 def _refused() -> Problem | None:
     """Ask the socket itself: what the client says of it is worded anew by every version."""
+    error = _knock()
+    if error is None:
+        return None
+    if isinstance(error, PermissionError):
+        why = "may not be used by you: you are not in group docker"
+        hint = "verbs that need it go through sudo by themselves; for docker by hand: sudo usermod -aG docker $USER"
+        return Problem("docker", str(_socket()), why, hint)
+    if "DOCKER_HOST" in os.environ and _socket() != SOCKET:
+        return Problem("", f"DOCKER_HOST={_host()}", f"does not answer: {error.strerror}", "unset DOCKER_HOST")
+    if shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") is None:
+        why = "is not installed, only its client is"
+        return Problem("docker", "the engine", why, f"{SETUP} installs it (Debian and Ubuntu: docker.io)")
+    return Problem("docker", "the engine", f"is not running ({_socket()}: {error.strerror})", start_hint())
+
+
+def _knock() -> OSError | None:
+    """Connect to the socket: None when somebody is there."""
     try:
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(_ANSWER_S)
             door.connect(str(_socket()))
-    except PermissionError:
-        why = "may not be used by you: you are not in group docker"
-        hint = "verbs that need it go through sudo by themselves; for docker by hand: sudo usermod -aG docker $USER"
-        return Problem("docker", str(_socket()), why, hint)
     except OSError as error:
-        if "DOCKER_HOST" in os.environ and _socket() != SOCKET:
-            return Problem("", f"DOCKER_HOST={_host()}", f"does not answer: {error.strerror}", "unset DOCKER_HOST")
-        if shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") is None:
-            why = "is not installed, only its client is"
-            return Problem("docker", "the engine", why, f"{SETUP} installs it (Debian and Ubuntu: docker.io)")
-        return Problem("docker", "the engine", f"is not running ({_socket()}: {error.strerror})", start_hint())
+        return error
     return None

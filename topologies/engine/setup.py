@@ -82,10 +82,10 @@ def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> Step
 
 
 def _daemon(observer: Observer) -> Step:
-    wrong = engine.trouble()
-    if wrong is None:
+    if engine.answers():
+        daemon.start(observer)  # one that a test run has started stays from now on
         return Step("daemon", False, "answers")
-    if engine.SYSTEMD.is_dir() and wrong.why.startswith("is not running"):
+    if engine.SYSTEMD.is_dir() and engine.down():
         observer.say("starting docker: systemctl start docker")
         run(["systemctl", "start", "docker"], timeout=120)
         if (wrong := engine.trouble()) is not None:
