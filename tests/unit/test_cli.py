@@ -195,7 +195,7 @@ def test_help_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) 
 
 def test_shells_can_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("--complete", "--", "inv work --") == 0
-    assert capsys.readouterr().out.split() == ["--format", "--word"]
+    assert capsys.readouterr().out.split() == ["--format", "--place", "--word"]
     assert ended("--print-completion-script", "bash") == 0
     assert "complete -F" in capsys.readouterr().out
     assert ended("--print-completion-script", "csh") == 2

@@ -6,7 +6,8 @@ standard library, and keep to what Python 3.9 knows: that `./inv` asks for a new
 Frames go both ways: a letter, four bytes of length, and the content.
     to here:    R request, M manifest, T tar of changed files, F tar of the verb's files, G go,
                 I input, Z end of input, C interrupt, H hang up, W terminal's size, K alive
-    from here:  q answer, n needed paths, o stdout, e stderr, a input taken, t tar of written files, x end, p problem
+    from here:  q answer, n needed paths, o stdout, e stderr, a input taken, t tar of written files, x end, p problem,
+                k alive
 
 The verb stands in a process group of its own, in the foreground of a terminal that this process made and leads. So
 Ctrl-C is what it is at a keyboard: the kernel's SIGINT to the verb and all its children, also those that sudo made
@@ -56,8 +57,9 @@ class Wire:
         self.gone = threading.Event()
         self.heard = time.monotonic()
         self.steps: queue.Queue[tuple[bytes, bytes] | None] = queue.Queue(16)
-        self.live: Callable[[bytes, bytes], None] | None = None
-        self._lock = threading.Lock()
+        self._live: Callable[[bytes, bytes], None] | None = None
+        self._early: list[tuple[bytes, bytes]] = []
+        self._lock, self._begun = threading.Lock(), threading.Lock()
 
     def listen(self) -> None:
         """Take frames in until there are no more: those of a running verb at once, the others in turn."""
@@ -70,15 +72,30 @@ class Wire:
                 data = sys.stdin.buffer.read(size)
                 self.heard = time.monotonic()
                 if kind == b"K":
+                    self.send(b"k")
                     continue
                 if kind in b"RMTFG":
                     self.steps.put((kind, data))
-                elif self.live is not None:
-                    self.live(kind, data)
+                else:
+                    self._pass_on(kind, data)
         except (OSError, ValueError):
             pass
         self.gone.set()
         self.steps.put(None)
+
+    def _pass_on(self, kind: bytes, data: bytes) -> None:
+        with self._begun:
+            if self._live is None:
+                self._early.append((kind, data))
+            else:
+                self._live(kind, data)
+
+    def go_live(self, live: Callable[[bytes, bytes], None]) -> None:
+        """Give a running verb its frames, with those that came before it ran."""
+        with self._begun:
+            for kind, data in self._early:
+                live(kind, data)
+            self._live = live
 
     def take(self, kind: bytes) -> bytes:
         """The next frame, which must be of this kind."""
@@ -192,7 +209,7 @@ class Verb:
         )
         self.ended = threading.Event()
         self.input: queue.Queue[bytes] = queue.Queue()
-        wire.live = self.take
+        wire.go_live(self.take)
         sources = [(self.terminal.master, b"o" if typed else b"")]
         for stream, kind in ((self.child.stdout, b"o"), (self.child.stderr, b"e")):
             if stream is not None:

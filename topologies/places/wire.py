@@ -10,17 +10,18 @@ import queue
 import shlex
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from topologies.places.agent import HELLO
+from topologies.places.agent import HELLO, SILENCE
 from topologies.problems import MachineError, Problem
 
 if TYPE_CHECKING:
     import paramiko
 
 Frame = tuple[bytes, bytes]
-ALIVE: Final = 5.0  # seconds between signs of life; the agent gives up after SILENCE
+ALIVE: Final = 5.0  # seconds between signs of life; both sides give up after SILENCE without one
 PATIENCE: Final = 60.0  # seconds that one step of setting out may take without a word from there
 _OLD: Final = 65  # how the loader ends where Python is too old
 _NOT_FOUND: Final = 127  # how a shell ends when there is no such command
@@ -60,6 +61,7 @@ class Link:
         self.greeted = False
         self._lock = threading.Lock()
         self._over = threading.Event()
+        self._heard = time.monotonic()
         channel.exec_command(COMMAND)
         for work in (self._receive, self._listen, self._live):
             threading.Thread(target=work, daemon=True).start()
@@ -104,6 +106,7 @@ class Link:
         try:
             while data := self.channel.recv(1 << 16):
                 rest += data
+                self._heard = time.monotonic()
                 if not self.greeted:
                     noise, hello, after = rest.partition(HELLO)
                     if not hello:
@@ -111,7 +114,8 @@ class Link:
                     # A login that prints something (`echo` in .bashrc) prints it before.
                     self.greeted, self.said, rest = True, noise, after
                 while len(rest) >= 5 and len(rest) >= 5 + (size := struct.unpack(">I", rest[1:5])[0]):
-                    self.frames.put((rest[:1], rest[5 : 5 + size]))
+                    if rest[:1] != b"k":
+                        self.frames.put((rest[:1], rest[5 : 5 + size]))
                     rest = rest[5 + size :]
         except (OSError, EOFError):
             pass
@@ -132,6 +136,10 @@ class Link:
             try:
                 self.send(b"K")
             except Broken:
+                return
+            # Not when it is us who do not read on.
+            if time.monotonic() - self._heard > SILENCE and not self.frames.full():
+                self.channel.close()
                 return
 
     def _not_begun(self) -> MachineError | Broken:
