@@ -54,9 +54,13 @@ def state_dir() -> Path:
         return Path(chosen).absolute()
     if chosen := os.environ.get("XDG_STATE_HOME"):
         return Path(chosen).absolute() / "heddle"
+    return caller_home() / ".local/state/heddle"
+
+
+def caller_home() -> Path:
+    """The home of who calls; under sudo that is not root's."""
     caller = _caller()
-    home = Path(caller.pw_dir) if caller else Path.home()
-    return home / ".local/state/heddle"
+    return Path(caller.pw_dir) if caller else Path.home()
 
 
 def lab_dir(lab: str) -> Path:

@@ -20,11 +20,42 @@ import yaml
 from topologies.problems import InputError, Problem, Problems
 
 MAX_BYTES: Final = 64 * 1024
-MAX_VALUES: Final = 20_000  # after aliases are expanded: a YAML bomb is small on disk
 MAX_DEPTH: Final = 16
 
 Step = str | int
 Trail = tuple[Step, ...]
+
+
+class Word(str):
+    """A single value as it stands in the file; `plain` without quotes, so that who writes it again keeps its type."""
+
+    __slots__ = ("plain",)
+
+    def __new__(cls, text: str, *, plain: bool = True) -> Word:
+        """The word itself is the text."""
+        word = super().__new__(cls, text)
+        word.plain = plain
+        return word
+
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a file is read. words: values stay texts (Word). merges: merge keys (`<<`) are followed, as YAML 1.1 does.
+
+    values: the most that may be there after aliases are expanded (a YAML bomb is small on disk). example: for hints.
+    """
+
+    max_bytes: int = MAX_BYTES
+    values: int = 20_000
+    words: bool = False
+    merges: bool = False
+    kind: str = "fabric file"
+    example: str = "topologies/presets/tiny.yml"
+
+
+FABRIC_FILE: Final = Reading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +95,20 @@ def dotted(trail: Trail) -> str:
     return out
 
 
-def read_text(path: Path, source: str) -> str:
-    """The text of a file of at most 64 KiB in UTF-8; InputError says what is wrong with it."""
+def read_text(path: Path, source: str, reading: Reading = FABRIC_FILE) -> str:
+    """The text of a file of a bounded size in UTF-8; InputError says what is wrong with it."""
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+            raw = file.read(reading.max_bytes + 1)
     except FileNotFoundError:
         raise InputError(Problem("", source, "is not a file here", "check the path")) from None
     except IsADirectoryError:
         raise InputError(Problem("", source, "is a directory", "name the .yml file in it")) from None
     except OSError as error:
         raise InputError(Problem("", source, f"cannot be read: {error.strerror}")) from None
-    if len(raw) > MAX_BYTES:
-        raise InputError(Problem("", source, f"is larger than {MAX_BYTES // 1024} KiB, no fabric file needs that"))
+    if len(raw) > reading.max_bytes:
+        why = f"is larger than {reading.max_bytes // 1024} KiB, no {reading.kind} needs that"
+        raise InputError(Problem("", source, why))
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -85,17 +117,17 @@ def read_text(path: Path, source: str) -> str:
         raise InputError(Problem(f"{source}:{line}", "the file", why, "save it as UTF-8")) from None
 
 
-def parse(text: str, source: str) -> Document:
+def parse(text: str, source: str, reading: Reading = FABRIC_FILE) -> Document:
     """Read a mapping; InputError carries every problem found (syntax, duplicate keys, depth, size, tags)."""
     node = _compose(text, source)
     if node is None:
-        raise InputError(Problem(source, "the file", "is empty", "presets are examples: topologies/presets/tiny.yml"))
-    reader = _Reader(lambda n: _at(source, n.start_mark.line + 1))
+        raise InputError(Problem(source, "the file", "is empty", f"presets are examples: {reading.example}"))
+    reader = _Reader(lambda n: _at(source, n.start_mark.line + 1), reading)
     data = reader.read(node, ())
     reader.problems.raise_if_any()
     if not isinstance(data, dict):
         kind = "a list" if isinstance(data, list) else "a single value"
-        hint = "write it as lines of key: value, as in topologies/presets/tiny.yml"
+        hint = f"write it as lines of key: value, as in {reading.example}"
         raise InputError(Problem(reader.at(node), "the file", f"holds {kind}, not keys and values", hint))
     return Document(data, source, reader.marks)
 
@@ -204,14 +236,16 @@ def _shown(node: yaml.ScalarNode) -> str:
 @dataclass(slots=True)
 class _Reader:
     at: Callable[[yaml.Node], str]
+    reading: Reading = FABRIC_FILE
     marks: dict[Trail, Mark] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
     values: int = 0
 
     def read(self, node: yaml.Node, trail: Trail) -> Any:
         self.values += 1
-        if self.values > MAX_VALUES or len(trail) > MAX_DEPTH:
-            why = f"grows beyond {MAX_VALUES} values" if self.values > MAX_VALUES else "repeats itself without end"
+        if self.values > self.reading.values or len(trail) > MAX_DEPTH:
+            most = self.reading.values
+            why = f"grows beyond {most} values" if self.values > most else "repeats itself without end"
             hint = "write the values out instead of using aliases (*name)"
             raise InputError(Problem(self.at(node), "the file", f"{why} when its aliases are followed", hint))
         self.marks.setdefault(trail, Mark(self.at(node)))
@@ -224,11 +258,11 @@ class _Reader:
             return [self.read(item, (*trail, i)) for i, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             self.marks[trail] = Mark(self.marks[trail].where, _printable(_shown(node)))
-        return _scalar(node)
+        return _word(node) if self.reading.words else _scalar(node)
 
     def _pairs(self, node: yaml.MappingNode, trail: Trail) -> Iterator[tuple[str, Any]]:
         seen: dict[str, str] = {}
-        for key_node, value_node in node.value:
+        for key_node, value_node in self._merged(node) if self.reading.merges else node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 what = dotted(trail) or "the file"
                 self.problems.add(where=self.at(key_node), what=what, why="has a list or a group as a key")
@@ -248,6 +282,29 @@ class _Reader:
             seen[key] = where
             self.marks[here] = Mark(where)
             yield key, self.read(value_node, here)
+
+    def _merged(self, node: yaml.MappingNode, depth: int = 0) -> list[tuple[yaml.Node, yaml.Node]]:
+        """A mapping's own pairs, and those that it merges in and does not have itself (the first mapping has them)."""
+        own = [pair for pair in node.value if pair[0].tag != _MERGE]
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                self.values += 1
+                if self.values > self.reading.values or depth > MAX_DEPTH:
+                    raise InputError(Problem(self.at(key), "<<", "repeats itself without end", "write the keys out"))
+                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if not isinstance(source, yaml.MappingNode):
+                        self.problems.add(
+                            where=self.at(key), what="<<", why="merges something that is no group of keys"
+                        )
+                        continue
+                    have = {str(k.value) for k, _ in own}
+                    own += [pair for pair in self._merged(source, depth + 1) if str(pair[0].value) not in have]
+        return own
+
+
+def _word(node: yaml.Node) -> Word | None:
+    plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    return None if plain and node.value in _NULL else Word(str(node.value), plain=plain)
 
 
 def _printable(text: str) -> str:

@@ -10,7 +10,8 @@ mount namespace that ends with the process: nothing has to be kept alive, and no
     python -I -S enter.py many PID < jobs  run the commands of many nodes, each node's in order, nodes beside each
                                            other, for as long as process PID, the caller, lives
 
-A job is JSON: {"node", "netns", "mounts": [[source, target, read_only], ...], "commands": [[argv...], ...]}.
+A job is JSON: {"node", "netns", "mounts": [[source, target, read_only], ...], "env": {name: value}, "commands":
+[[argv...], ...]}.
 `many` prints one JSON object: node -> {"command", "code", "output"} of the first command that failed.
 """
 
@@ -63,6 +64,7 @@ def enter(job: dict) -> None:  # type: ignore[type-arg]
             mount("none", target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY)
         os.close(fd)
     show_own_interfaces()
+    os.environ.update(job.get("env", {}))
 
 
 def replace_run() -> None:

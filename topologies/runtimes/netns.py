@@ -84,6 +84,7 @@ class NetnsRuntime:
     def explain(self, lab: str, topology: Path, journal: Journal) -> None:
         """Note what create and start would run, without running it."""
         topo = read_topology(topology)
+        topo.check_honoured()
         journal.note(["ip", "-batch", "-"], "\n".join(line for line, _ in _namespace_lines(lab, topo)))
         for node in topo.nodes.values():
             if node.sysctls:
@@ -97,6 +98,7 @@ class NetnsRuntime:
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Namespaces, sysctls, links, addresses: everything but daemons."""
         topo = read_topology(topology)
+        topo.check_honoured()
         observer.begin("create", len(topo.nodes) + len(topo.links))
         for node in topo.nodes.values():
             make_space(lab, node)
@@ -169,7 +171,8 @@ class NetnsRuntime:
     @staticmethod
     def _job(lab: str, node: NodeDef, commands: list[list[str]]) -> dict[str, Any]:
         mounts = Space(lab, node.name).mounts(node)
-        return {"node": node.name, "netns": str(_netns(lab, node.name)), "mounts": mounts, "commands": commands}
+        netns = str(_netns(lab, node.name))
+        return {"node": node.name, "netns": netns, "mounts": mounts, "env": dict(node.env), "commands": commands}
 
 
 def _netns(lab: str, node: str) -> Path:

@@ -1,0 +1,103 @@
+"""What a node's files and commands say of FRR: whether it is a switch, who starts the daemons, its addresses.
+
+In:  binds and commands of a node.
+Out: facts that need no running lab; what a daemon really did is read from the kernel afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Final
+
+FRR_DIR: Final = "/etc/frr"
+START: Final = "/run/frr/heddle-start.sh"  # where the node finds Heddle's start script: its own directory everywhere
+# All of FRR's daemons, in the order in which its own scripts start them.
+DAEMONS: Final = (
+    "mgmtd", "zebra", "staticd", "bgpd", "ospfd", "ospf6d", "isisd", "ripd", "ripngd", "eigrpd", "babeld", "pimd",
+    "pim6d", "ldpd", "nhrpd", "sharpd", "pbrd", "bfdd", "fabricd", "vrrpd", "pathd",
+)  # fmt: skip
+ALWAYS: Final = ("mgmtd", "zebra", "staticd")  # started whatever the file says (frrcommon.sh, daemon_list)
+_SERVICE: Final = re.compile(
+    r"^(?:\S*/)?(?:service\s+frr|frrinit\.sh|rc-service\s+frr|systemctl\s+(?:\S+\s+)*frr(?:\.service)?)\b|/init\.d/frr\b"
+    r"|docker-start\b"
+)
+_BY_HAND: Final = re.compile(r"\b(?:watchfrr|zebra|bgpd|ospfd|isisd|frrinit\.sh|service\s+frr|docker-start)\b")
+_INTERFACE: Final = re.compile(r"^interface\s+(\S+)", re.MULTILINE)
+_ADDRESS: Final = re.compile(r"^\s+ip address (\d+\.\d+\.\d+\.\d+/\d+)", re.MULTILINE)
+_ASSIGNED: Final = re.compile(r"^\s*([a-z0-9]+)=[\"']?(\w+)", re.MULTILINE)
+
+
+def is_service(command: str) -> bool:
+    """True for a command that does nothing but start (or restart) FRR the way an image does."""
+    return bool(_SERVICE.search(command.strip())) and not re.search(r"[;&|]", command)
+
+
+def starts_itself(command: str, bound: Iterable[str]) -> bool:
+    """True for a command of the author's own that starts daemons: by name, or by a script bound below /etc/frr."""
+    if is_service(command):
+        return False
+    scripts = {target for target in bound if target.startswith(f"{FRR_DIR}/") and target.endswith(".sh")}
+    return bool(_BY_HAND.search(command)) or any(script in command for script in scripts)
+
+
+def bound_file(binds: Mapping[str, Path], name: str) -> Path | None:
+    """Where a file of /etc/frr comes from: bound itself, or in a directory that is; None when the file binds none.
+
+    binds: target -> source.
+    """
+    if (own := binds.get(f"{FRR_DIR}/{name}")) is not None:
+        return own
+    directory = binds.get(FRR_DIR)
+    return directory / name if directory is not None and (directory / name).is_file() else None
+
+
+def daemons_of(text: str | None) -> tuple[str, ...]:
+    """The daemons that a `daemons` file switches on, besides those that always run; in FRR's order."""
+    words = dict(_ASSIGNED.findall(text or ""))
+    return tuple(d for d in DAEMONS if d in ALWAYS or words.get(d, "no") not in ("no", "0"))
+
+
+def configured_addresses(text: str) -> dict[str, IPv4Interface]:
+    """Interface -> its first address, in an frr.conf."""
+    found: dict[str, IPv4Interface] = {}
+    parts = _INTERFACE.split(text)
+    for name, block in zip(parts[1::2], parts[2::2], strict=False):
+        own = re.split(r"^\S", block.partition("\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+        if match := _ADDRESS.search(own):
+            _note(found, name, match[1])
+    return found
+
+
+def command_addresses(commands: Iterable[str]) -> dict[str, IPv4Interface]:
+    """Interface -> its first address, as `ip addr add` and `ifconfig` give it, also within `sh -c`."""
+    found: dict[str, IPv4Interface] = {}
+    for command in commands:
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            continue
+        lines = [words] if "-c" not in words[1:2] else [line.split() for line in re.split(r"&&|;|\n", words[-1])]
+        for line in lines:
+            if line[:1] == ["ip"]:
+                _ip_addr(found, line)
+            elif line[:1] == ["ifconfig"] and len(line) >= 3:
+                _note(found, line[1], line[2])
+    return found
+
+
+def _ip_addr(found: dict[str, IPv4Interface], words: list[str]) -> None:
+    plain = [word for word in words[1:] if not word.startswith("-")]
+    known = len(plain) >= 3 and "address".startswith(plain[0]) and plain[1] in ("add", "a", "replace")
+    if known and "dev" in plain[:-1]:
+        _note(found, plain[plain.index("dev") + 1], plain[2])
+
+
+def _note(found: dict[str, IPv4Interface], interface: str, address: str) -> None:
+    try:
+        found.setdefault(interface, IPv4Interface(address))
+    except ValueError:
+        return  # IPv6, or a variable: the kernel will tell
