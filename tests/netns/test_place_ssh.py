@@ -243,12 +243,13 @@ def refused(server: SshServer, *typed: str, place: str | None = None) -> str:
 @contextlib.contextmanager
 def changed(path: Path, text: str | None) -> Iterator[None]:
     """A file with another content, or not there, for a while."""
-    before = path.read_text()
+    before, mode = path.read_text(), path.stat().st_mode
     path.write_text(text) if text is not None else path.unlink()
     try:
         yield
     finally:
         path.write_text(before)
+        path.chmod(mode)
 
 
 def test_a_wrong_key_is_refused_with_its_name(server: SshServer) -> None:

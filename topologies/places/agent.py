@@ -11,7 +11,7 @@ Frames go both ways: a letter, four bytes of length, and the content.
 
 The verb stands in a process group of its own, in the foreground of a terminal that this process made and leads. So
 Ctrl-C is what it is at a keyboard: the kernel's SIGINT to the verb and all its children, also those that sudo made
-root's. Closing the terminal is SIGHUP for all of them, and that happens by itself when this process is killed.
+root's, which this process could not signal. When this process is killed, the kernel sends all of them SIGHUP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ import tarfile
 import termios
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,16 +176,9 @@ class Terminal:
         """Ctrl-C."""
         os.write(self.master, b"\x03")
 
-    def hang_up(self) -> None:
-        """Close it: the kernel sends SIGHUP to the foreground."""
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, self.master)  # not closed: another file would get its number while threads still use it
-        os.close(nothing)
-
     def leave(self) -> None:
         """Be in the foreground again: what a verb leaves running gets no SIGHUP when this process ends."""
-        with suppress(OSError):  # it was hung up
-            os.tcsetpgrp(self.slave, os.getpgrp())
+        os.tcsetpgrp(self.slave, os.getpgrp())
 
 
 class Verb:
@@ -263,11 +255,18 @@ class Verb:
             elif kind == b"C":
                 self.terminal.interrupt()
             elif kind == b"H":
-                self.terminal.hang_up()
+                self.hang_up()
             elif kind == b"W" and self.order["terminal"] is not None:
                 self.terminal.resize(json.loads(data))
         except (OSError, ValueError):
             pass  # it has just ended
+
+    def hang_up(self) -> None:
+        """SIGHUP, as when a terminal is closed: a verb takes back what is half made."""
+        try:
+            os.killpg(self.child.pid, signal.SIGHUP)
+        except PermissionError:  # sudo made it root's; only the terminal reaches it then
+            self.terminal.interrupt()
 
     def wait(self) -> int:
         """The verb's exit code, as a shell says it. A caller who is gone is outlived by lasting verbs only."""
@@ -277,7 +276,7 @@ class Verb:
                 self.wire.gone.set()
             if self.wire.gone.is_set() and not self.order["lasting"] and until == float("inf"):
                 until = time.monotonic() + GRACE
-                self.terminal.hang_up()
+                self.hang_up()
         for thread in self.pumps:
             thread.join()
         self.terminal.leave()

@@ -233,7 +233,7 @@ def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> 
 
 
 def _kept_out(address: Address, target: Target, tried: _Tried) -> Problem:
-    here = [f"ssh-add {shlex.quote(_short(path))}, for {_short(path)} needs its passphrase" for path in tried.locked]
+    here = [f"ssh-add {_typed(path)}, for {_short(path)} needs its passphrase" for path in tried.locked]
     here += tried.broken
     copy = f"ssh-copy-id {target.login} puts a key there"
     if tried.refused:
@@ -310,6 +310,12 @@ def _public(path: Path) -> Sequence[bytes]:
     except (OSError, UnicodeDecodeError):
         return ()
     return [e.key for e in entries]
+
+
+def _typed(path: Path) -> str:
+    """A path as a word for a shell, which must still see ~."""
+    home, tilde, rest = _short(path).partition("~/")
+    return f"~/{shlex.quote(rest)}" if tilde and not home else shlex.quote(str(path))
 
 
 def _short(path: Path) -> str:
