@@ -39,7 +39,7 @@ from topologies.load import load_fabric
 from topologies.namespace import NETNS_DIR
 from topologies.preflight import frr_dir
 from topologies.process import Journal
-from topologies.runtimes.clab_containers import containers_of
+from topologies.runtimes.clab_containers import CLAB_DIR, containers_of
 from topologies.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from topologies.runtimes.netns_space import RUN_DIR
 from topologies.spec import FabricSpec
@@ -158,7 +158,7 @@ def _leftovers(lab: str) -> list[str]:
         f"/etc/hosts: {line}" for line in Path("/etc/hosts").read_text().splitlines() if f"clab-{lab}-" in line.lower()
     ]
     found += [str(path) for path in Path("/etc/ssh/ssh_config.d").glob(f"clab-{lab}.conf")]
-    found += [str(path) for path in (RUN_DIR / lab, BPF_DIR / lab, state.lab_dir(lab)) if path.exists()]
+    found += [str(path) for path in (RUN_DIR / lab, CLAB_DIR / lab, BPF_DIR / lab, state.lab_dir(lab)) if path.exists()]
     found += [str(path) for path in (state.state_dir() / "labs").glob(f"{lab}.lock")]
     inodes = {path.stat().st_ino for path in namespaces_of(lab)}
     # Other labs' daemons see this one's namespaces come, and must see them go.

@@ -23,7 +23,7 @@ from topologies.dialects import RenderOptions
 from topologies.events import Observer, Silent
 from topologies.fabric import Fabric
 from topologies.preflight import preflight
-from topologies.problems import CheckError, InputError, Problem, did_you_mean, machine_errors, trouble
+from topologies.problems import CheckError, InputError, MachineError, Problem, did_you_mean, machine_errors, trouble
 from topologies.process import Journal
 from topologies.render import DEFAULT, render, topology_name
 from topologies.runtimes import RUNTIMES, NodeHandle, Runtime, get_runtime
@@ -93,6 +93,13 @@ class Lab:
             for port, kind in queues.foreign(self.handle(node.name).netns, [p.name for p in node.ports]).items()
         ]
 
+    def check_ports(self) -> None:
+        """MachineError for nodes that do not run, CheckError for foreign queues: nothing is measured over those."""
+        if lost := self.runtime.lacking(self.name, self.topology):
+            raise MachineError(*lost)
+        if foreign := self.foreign_queues():
+            raise CheckError(*foreign)
+
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
         """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""
         seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
@@ -139,19 +146,21 @@ def up(
                 chosen = engine.prepare(fabric, options, observer)
             _make(lab, chosen, source, observer, clock)
         try:
+            if running and (lost := engine.lacking(lab.name, lab.topology)):
+                raise MachineError(*lost)
             with clock.step("converge"):
                 lab.wait(observer, timeout)
             if running and (faults := lab.faults()):
                 raise CheckError(*faults)
         except CheckError as error:
             if rollback and not running:  # what this call made, and nothing else
-                _remove(lab.name, engine, observer)
+                _remove(lab.name, observer, engine)
                 raise
             left = Problem("", f"lab {lab.name}", "is left for inspection", f"./inv down {lab.name} removes it")
             raise CheckError(*error.problems, left) from None
         except BaseException:  # Ctrl-C above all
             if not running:
-                _remove(lab.name, engine, observer)
+                _remove(lab.name, observer, engine)
             raise
     return UpResult(lab, created=not running, converged=True, seconds=clock.seconds())
 
@@ -159,8 +168,7 @@ def up(
 def down(name: str, observer: Observer | None = None) -> bool:
     """Remove everything of a lab, however it ended; False when there was nothing."""
     with state.lock(name):
-        removed = [_remove(name, get_runtime(runtime), observer or Silent()) for runtime in RUNTIMES]
-    return any(removed)
+        return _remove(name, observer or Silent(), *map(get_runtime, RUNTIMES))
 
 
 def open_lab(name: str | None = None) -> Lab:
@@ -205,7 +213,7 @@ def explain(spec: FabricSpec, runtime: str = "netns", options: RenderOptions = D
         get_runtime(runtime).explain(spec.name, topology, journal)
         handles = get_runtime(runtime).nodes(spec.name, topology)
     _explain_ports(fabric, handles, journal)
-    return journal.script()
+    return journal.script().replace(str(topology), str(_topology_path(spec.name)))
 
 
 def _explain_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
@@ -241,10 +249,10 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
             (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
         state.write_record(replace(record, phase="running", seconds=clock.seconds()))
     except OSError as error:
-        _remove(lab.name, lab.runtime, observer)
+        _remove(lab.name, observer, lab.runtime)
         raise trouble(error) from None
     except BaseException:
-        _remove(lab.name, lab.runtime, observer)
+        _remove(lab.name, observer, lab.runtime)
         raise
     finally:
         os.umask(umask)
@@ -266,9 +274,12 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> bool:
                 why = f"is on this machine (runtime {runtime}), but this user's Heddle has no record of it"
                 raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or take another --name"))
         return False
-    if record.phase != "running" or not get_runtime(record.runtime).exists(lab.name):
-        observer.warn(f"lab {lab.name} was left half-made; removing that first")
-        _remove(lab.name, get_runtime(record.runtime), observer)
+    engine = get_runtime(record.runtime)
+    gone = record.phase == "running" and len(engine.lacking(lab.name, lab.topology)) == len(lab.handles())
+    if gone or record.phase != "running" or not engine.exists(lab.name):
+        what = "has lost all its nodes" if gone else "was left half-made"
+        observer.warn(f"lab {lab.name} {what}; removing what is left first")
+        _remove(lab.name, observer, engine)
         return False
     problems = [] if record.runtime == lab.runtime.name else [("runtime", record.runtime, lab.runtime.name)]
     wanted = _recorded(options)
@@ -283,12 +294,12 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> bool:
     return True
 
 
-def _remove(name: str, runtime: Runtime, observer: Observer) -> bool:
+def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
     """Everything of a lab, in an order that can be cut short and taken up again: the record goes last."""
     from topologies import switch
 
     with _uninterrupted(), machine_errors():
-        count = runtime.destroy(name, observer)
+        count = sum(engine.destroy(name, observer) for engine in engines)
         switch.remove(name)
         return state.remove_record(name) or count > 0
 

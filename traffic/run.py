@@ -27,7 +27,8 @@ from traffic.results import FlowRow, MachineUse, RunResult, size_row
 
 
 def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
-    """Carry a plan out; CheckError when a queue pair dies, MachineError when a worker does.
+    """Carry a plan out; CheckError when a queue pair dies or a port is not as it was made, MachineError when a worker
+    does.
 
     A result with wrong elements is returned, not raised: `#wrong` is a result. The lab is locked meanwhile.
     """
@@ -43,6 +44,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     workers = worker_count(plan)
     _check_memory(plan, workers)
     with state.lock(lab.name):
+        lab.check_ports()
         clear(lab)
         evidence_before = collect_before(lab)
         with crew_of(plan, netns, workers) as crew:

@@ -23,10 +23,9 @@ from topologies.events import Observer
 from topologies.namespace import NETNS_DIR
 from topologies.problems import HeddleError, MachineError, machine_errors
 from topologies.process import run
-from topologies.runtimes.clab_containers import Container, containers_of, marked_topology, marker, ours
+from topologies.runtimes.clab_containers import CLAB_DIR, Container, containers_of, marked_topology, marker, ours
 from topologies.runtimes.clab_deploy import environment
 from topologies.runtimes.netns_cleanup import BPF_DIR, end_processes
-from topologies.runtimes.netns_space import RUN_DIR
 from topologies.runtimes.netns_topology import read_topology
 
 _HOSTS: Final = Path("/etc/hosts")
@@ -56,11 +55,11 @@ def remove_lab(lab: str, observer: Observer) -> int:
         if path.is_symlink() and not path.exists():
             path.unlink(missing_ok=True)
     _forget(lab)
-    for directory in (RUN_DIR / lab, BPF_DIR / lab):
+    for directory in (CLAB_DIR / lab, BPF_DIR / lab):
         if directory.exists() and not directory.parent.is_symlink():
             shutil.rmtree(directory)
             count += 1
-    for parent in (RUN_DIR, BPF_DIR):
+    for parent in (CLAB_DIR, BPF_DIR):
         with suppress(OSError):  # another lab's are in it, or it is not there
             parent.rmdir()
     observer.end("remove", f"{len(containers)} containers")
@@ -108,7 +107,7 @@ def _await_deploy(lab: str) -> None:
 
 def _deploying(lab: str) -> list[int]:
     """Processes that run `containerlab deploy ... --name LAB` with our lab directory in their environment."""
-    want = f"CLAB_LABDIR_BASE={RUN_DIR / lab}".encode()
+    want = f"CLAB_LABDIR_BASE={CLAB_DIR / lab}".encode()
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():

@@ -1,7 +1,7 @@
 """Which containers a lab has, and whether it is Heddle's.
 
 A lab is Heddle's when its containers carry our label (every topology that Heddle renders gives them one), or when
-/run/heddle/LAB says that Heddle deployed it (a topology of somebody's own has no such label).
+/run/heddle-containerlab/LAB says that Heddle deployed it (a topology of somebody's own has no such label).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 
 from topologies.engine import docker as engine
 from topologies.problems import MachineError
-from topologies.runtimes.netns_space import RUN_DIR
 
+CLAB_DIR: Final = Path("/run/heddle-containerlab")  # a directory per lab: our marker, and what containerlab writes
 LABEL: Final = "heddle-lab"
 _FIELDS: Final = ("{{.ID}}", "{{.Names}}", "{{.State}}", "{{.Status}}")
 _LABELS: Final = ("clab-node-name", LABEL, "clab-topo-file")
@@ -35,7 +35,7 @@ class Container:
 
 def marker(lab: str) -> Path:
     """Written before Heddle deploys, removed when nothing is left: which topology it is."""
-    return RUN_DIR / lab / "containerlab.json"
+    return CLAB_DIR / lab / "containerlab.json"
 
 
 def marked_topology(lab: str) -> Path | None:

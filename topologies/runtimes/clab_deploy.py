@@ -21,7 +21,7 @@ from typing import Final
 from topologies.engine import binary
 from topologies.problems import MachineError, Problem, trouble
 from topologies.process import Journal
-from topologies.runtimes.netns_space import RUN_DIR
+from topologies.runtimes.clab_containers import CLAB_DIR
 from topologies.runtimes.netns_topology import read_topology
 
 # One worker a node is what makes a deployment quick (each waits for the engine); beyond this the engine only queues.
@@ -49,8 +49,8 @@ _KNOWN: Final = {
 
 
 def environment(lab: str) -> dict[str, str]:
-    """Without the look for newer versions, which takes seconds where nothing answers; files go below /run/heddle."""
-    return {"CLAB_VERSION_CHECK": "disable", "CLAB_LABDIR_BASE": str(RUN_DIR / lab)}
+    """Without the look for newer versions, which takes seconds where nothing answers; files go below /run."""
+    return {"CLAB_VERSION_CHECK": "disable", "CLAB_LABDIR_BASE": str(CLAB_DIR / lab)}
 
 
 def deploy_argv(lab: str, topology: Path) -> list[str]:

@@ -31,10 +31,9 @@ from topologies.process import Journal, left_to_child
 from topologies.render import mgmt_subnet
 from topologies.runtimes import NodeHandle
 from topologies.runtimes.clab_cleanup import remove_lab
-from topologies.runtimes.clab_containers import Container, containers_of, marker, ours
+from topologies.runtimes.clab_containers import CLAB_DIR, Container, containers_of, marker, ours
 from topologies.runtimes.clab_deploy import deploy, note
 from topologies.runtimes.clab_network import free_subnet
-from topologies.runtimes.netns_space import RUN_DIR
 from topologies.runtimes.netns_topology import read_topology
 
 _SHOWN: Final = 5  # nodes that are named one by one
@@ -106,7 +105,7 @@ class ContainerlabRuntime:
         topo = read_topology(topology)
         total = len(topo.nodes) + len(topo.links)
         observer.begin("create", total)
-        with machine_errors(str(RUN_DIR / lab)):
+        with machine_errors(str(CLAB_DIR / lab)):
             marker(lab).parent.mkdir(parents=True, exist_ok=True)
             marker(lab).write_text(json.dumps({"topology": str(topology)}), encoding="utf-8")
         note(lab, topology, journal)
@@ -136,9 +135,9 @@ class ContainerlabRuntime:
 
     def capture(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
-        self._check(lab, topology, node)
         done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)
         if done.code != 0:
+            self._check(lab, topology, node)  # perhaps it is the node that does not run
             said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
             raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))
         return done.out
@@ -151,8 +150,8 @@ class ContainerlabRuntime:
         nodes = read_topology(topology).nodes
         if node not in nodes:
             raise MachineError(Problem("", node, f"is no node of {lab}", "its nodes: " + ", ".join(nodes)))
-        if not _netns(lab, node).exists():
-            raise MachineError(*(p for p in self.lacking(lab, topology) if p.where == node))
+        if lost := [problem for problem in self.lacking(lab, topology) if problem.where == node]:
+            raise MachineError(*lost)
 
 
 def _container(lab: str, node: str) -> str:

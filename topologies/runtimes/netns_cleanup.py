@@ -39,7 +39,8 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
     if not lab.isalnum():  # whatever called: a path or an empty name would remove what is no lab's
         raise ValueError(f"{lab!r} is no lab's name")
     spaces = namespaces_of(lab)
-    observer.begin("remove", len(spaces))
+    if spaces:
+        observer.begin("remove", len(spaces))
     count = end_processes(lab, spaces)
     if spaces:
         text = "".join(f"netns del {path.name}\n" for path in spaces)
@@ -56,7 +57,8 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
     for parent in (run_dir.parent, BPF_DIR):
         with suppress(OSError):  # another lab's are in it, or it is not there
             parent.rmdir()
-    observer.end("remove", f"{len(spaces)} namespaces")
+    if spaces:
+        observer.end("remove", f"{len(spaces)} namespaces")
     return count
 
 

@@ -1,0 +1,129 @@
+"""What somebody does to a lab with containerlab, docker and tc themselves: it works, or Heddle says what was done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Up
+from topologies import lab as life
+from topologies.engine import binary
+from topologies.engine.docker import docker
+from topologies.events import Silent
+from topologies.lab import Lab
+from topologies.problems import CheckError, InputError, MachineError
+from topologies.runtimes.clab_containers import CLAB_DIR
+from topologies.status import status
+from traffic.options import run_options
+from traffic.run import run
+
+pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
+Leftovers = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def lab(up: Up, lab_name: Callable[[], str]) -> Iterator[Lab]:
+    name = lab_name()
+    try:
+        yield up(name).lab
+    finally:
+        life.down(name)
+
+
+def containerlab(*argv: str) -> str:
+    """As somebody would type it: without any of Heddle's environment."""
+    program = str(binary.require())
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "CLAB_VERSION_CHECK": "disable", "HOME": "/root"}
+    return subprocess.run([program, *argv], env=env, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_inspect_exec_and_save_know_the_lab(lab: Lab) -> None:
+    found = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))
+    assert {row["name"] for row in found[lab.name]} == {f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes}
+    assert {row["state"] for row in found[lab.name]} == {"running"}
+    cmd = ["--label", "clab-node-name=rtsw1", "--cmd", "ip -br link show eth1", "--format", "json"]
+    assert "eth1" in containerlab("exec", "-t", str(lab.topology), *cmd)
+    containerlab("save", "-t", str(lab.topology))
+    assert lab.faults() == []
+
+
+def test_nodes_are_not_privileged_and_have_no_way_out(lab: Lab) -> None:
+    names = [f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes]
+    for container in json.loads(docker(["inspect", *names]).out):
+        assert container["HostConfig"]["Privileged"] is False
+        wanted = {"NET_ADMIN", "SYS_ADMIN", "NET_RAW"}
+        assert {name.removeprefix("CAP_") for name in container["HostConfig"]["CapAdd"]} == wanted
+    for node in ("rtsw1", "host1"):
+        assert "default" not in lab.capture(node, ["ip", "route"])
+        assert "default" not in lab.capture(node, ["ip", "-6", "route"])
+
+
+def test_a_lab_destroyed_by_hand_is_told_and_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
+    containerlab("destroy", "-t", str(lab.topology), "--cleanup")
+    (row,) = status(lab.name)
+    assert row.state == "broken"
+    assert "all of its nodes are gone or stopped" in row.faults[0]
+    with pytest.raises(InputError, match=f"down {lab.name} removes what is left of it"):
+        life.open_lab(lab.name)
+    assert life.down(lab.name)
+    assert leftovers(lab.name) == []
+
+
+def test_up_after_a_destroy_by_hand_makes_it_anew(lab: Lab, up: Up) -> None:
+    containerlab("destroy", "-t", str(lab.topology))
+    assert up(lab.name).created
+    assert lab.faults() == []
+
+
+def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_back(lab: Lab, up: Up) -> None:
+    containerlab("stop", "-t", str(lab.topology), "--node", "rtsw1")
+    (row,) = status(lab.name)
+    assert (row.state, row.converged, row.switches) == ("broken", False, 4)
+    assert row.faults == (f"rtsw1  its container does not run: {state_of(lab, 'rtsw1')}",)
+    with pytest.raises(MachineError, match="rtsw1  its container does not run"):
+        lab.capture("rtsw1", ["true"])
+    with pytest.raises(MachineError, match="rtsw1  its container does not run"):
+        run(lab, run_options(size="8"), Silent())
+    containerlab("start", "-t", str(lab.topology), "--node", "rtsw1")
+    (row,) = status(lab.name)
+    assert not row.converged
+    assert "rtsw1:eth1  the queue is not Heddle's: nothing stands at its root" in row.faults
+    with pytest.raises(CheckError, match=r"not Heddle's: nothing stands at its root\n.*\./inv down"):
+        up(lab.name)
+
+
+def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Leftovers) -> None:
+    docker(["kill", f"clab-{lab.name}-ctsw1"])
+    docker(["rm", "-f", f"clab-{lab.name}-host2"])
+    (row,) = status(lab.name)
+    assert row.faults[0].startswith("ctsw1  its container does not run: Exited (137)")
+    assert row.faults[1] == "host2  its container is gone: somebody removed it"
+    assert life.down(lab.name)
+    assert leftovers(lab.name) == []
+
+
+def test_a_foreign_root_qdisc_is_named_and_no_run_is_measured_over_it(lab: Lab) -> None:
+    netns = lab.handle("rtsw1").netns
+    replace = ["tc", "qdisc", "replace", "dev", "eth2", "root", "tbf", "rate", "1mbit", "burst", "10k", "limit", "90k"]
+    subprocess.run(["nsenter", f"--net={netns}", *replace], check=True)
+    said = "rtsw1:eth2  the queue is not Heddle's: tbf stands at its root"
+    (row,) = status(lab.name)
+    assert (row.converged, row.faults) == (False, (said,))
+    with pytest.raises(CheckError, match="tbf stands at its root"):
+        run(lab, run_options(size="8"), Silent())
+
+
+def test_files_of_the_lab_are_where_containerlab_looks_for_them(lab: Lab) -> None:
+    """`containerlab inspect --all` tells the lab's directory; what is there goes with the lab."""
+    (row, *_) = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))[lab.name]
+    assert Path(row["absLabPath"]) == lab.topology
+    assert (CLAB_DIR / lab.name / f"clab-{lab.name}" / "topology-data.json").exists()
+
+
+def state_of(lab: Lab, node: str) -> str:
+    line = docker(["ps", "-a", "--filter", f"name=^clab-{lab.name}-{node}$", "--format", "{{.Status}}"]).out
+    return line.strip()
