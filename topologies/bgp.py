@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from topologies.runtimes import Runtime
 ESTABLISHED: Final = "Established"
 DAEMONS: Final = ("zebra", "bgpd")
 _COMMAND: Final = "show bgp ipv4 unicast summary json"
+_ALL_FAMILIES: Final = "show bgp summary json"
 
 
 def neighbours(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, str] | None:
@@ -29,10 +30,24 @@ def neighbours(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping
         return None
 
 
-def silent(runtime: Runtime, lab: str, topology: Path, node: str) -> list[str]:
+def peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, str] | None:
+    """Peer (an address, or a port) -> state of its session, whatever address families it is for; None as above.
+
+    A bgpd without BGP configured has no peers.
+    """
+    try:
+        answer = _answer(runtime, lab, topology, node, "bgpd", _ALL_FAMILIES)
+        families = json.loads(answer) if answer.lstrip().startswith("{") else {}
+        tables = [each.get("peers", {}) for each in families.values() if isinstance(each, dict)]
+        return {str(peer): str(row["state"]) for table in tables for peer, row in table.items()}
+    except (OSError, MachineError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def silent(runtime: Runtime, lab: str, topology: Path, node: str, daemons: Iterable[str] = DAEMONS) -> list[str]:
     """Those of a switch's daemons that do not answer. Without zebra the kernel keeps its routes, right or wrong."""
     found = []
-    for daemon in DAEMONS:
+    for daemon in daemons:
         try:
             _answer(runtime, lab, topology, node, daemon, "show version")
         except (OSError, MachineError):

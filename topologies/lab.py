@@ -1,6 +1,6 @@
 """The life of a lab: up, open, status, down.
 
-In:  FabricSpec (up) or a lab's name (everything else).
+In:  FabricSpec or another Blueprint (up), or a lab's name (everything else).
 Out: Lab, a handle to a running fabric; rooms above take nothing else.
 What a lab is, is written to its record before anything is made, so that whatever is killed can be found and removed.
 """
@@ -16,22 +16,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from topologies import bgp, convergence, state
+from topologies import bgp, state
+from topologies.blueprint import Blueprint, Rendered, reopened, spec_of
 from topologies.dialects import RenderOptions
 from topologies.events import Observer, Silent
 from topologies.fabric import Fabric
 from topologies.preflight import preflight
 from topologies.problems import CheckError, InputError, MachineError, Problem, did_you_mean, machine_errors, trouble
 from topologies.process import Journal
-from topologies.render import DEFAULT, render, topology_name
+from topologies.render import DEFAULT, topology_name
 from topologies.runtimes import RUNTIMES, NodeHandle, Runtime, get_runtime
-from topologies.shapes import build
-from topologies.specdata import differences, dump_spec, load_spec
-
-if TYPE_CHECKING:
-    from topologies.spec import FabricSpec
+from topologies.spec import FabricSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,8 @@ class Lab:
     fabric: Fabric
     runtime: Runtime
     dir: Path  # the lab's state directory; what is written there goes with the lab
-    topology: Path  # the rendered NAME.clab.yml
+    topology: Path  # the rendered NAME.clab.yml, or a copy of somebody's own
+    made: Blueprint  # what it was made from, and so what it should be
 
     def handles(self) -> Mapping[str, NodeHandle]:
         """Every node's handle, by name."""
@@ -78,7 +75,7 @@ class Lab:
         silent = [
             Problem(node.name, daemon, "does not answer", hint)
             for node in self.fabric.switches
-            for daemon in bgp.silent(self.runtime, self.name, self.topology, node.name)
+            for daemon in bgp.silent(self.runtime, self.name, self.topology, node.name, self.made.daemons(node.name))
         ]
         return [*silent, *self.foreign_queues()]
 
@@ -102,8 +99,7 @@ class Lab:
 
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
         """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""
-        seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
-        convergence.wait(self.fabric, self.handles(), self.neighbours, observer or Silent(), seconds)
+        self.made.wait(self, observer or Silent(), timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,7 @@ class UpResult:
 
 
 def up(
-    spec: FabricSpec,
+    wanted: FabricSpec | Blueprint,
     *,
     runtime: str = "netns",
     options: RenderOptions = DEFAULT,
@@ -135,34 +131,37 @@ def up(
     """
     observer = observer or Silent()
     engine = get_runtime(runtime)
-    fabric = build(spec)
-    lab = Lab(spec.name, fabric, engine, state.lab_dir(spec.name), _topology_path(spec.name))
+    lab = _lab(_blueprint(wanted), engine)
     clock = _Clock()
-    with state.lock(spec.name):
+    with state.lock(lab.name):
         running = _running(lab, options, observer)
-        if not running:
-            preflight(fabric, daemons=engine.daemons_here)
+        if running is not None:
+            lab = running
+        else:
+            for note in lab.made.notes:
+                observer.say(note)
+            preflight(lab.fabric, daemons=engine.daemons_here)
             with clock.step("prepare"):
-                chosen = engine.prepare(fabric, options, observer)
-            _make(lab, chosen, source, observer, clock)
+                chosen = engine.prepare(lab.fabric, options, observer)
+            lab = _make(lab, chosen, source, observer, clock)
         try:
-            if running and (lost := engine.lacking(lab.name, lab.topology)):
+            if running is not None and (lost := engine.lacking(lab.name, lab.topology)):
                 raise MachineError(*lost)
             with clock.step("converge"):
                 lab.wait(observer, timeout)
-            if running and (faults := lab.faults()):
+            if running is not None and (faults := lab.faults()):
                 raise CheckError(*faults)
         except CheckError as error:
-            if rollback and not running:  # what this call made, and nothing else
+            if rollback and running is None:  # what this call made, and nothing else
                 _remove(lab.name, observer, engine)
                 raise
             left = Problem("", f"lab {lab.name}", "is left for inspection", f"./inv down {lab.name} removes it")
             raise CheckError(*error.problems, left) from None
         except BaseException:  # Ctrl-C above all
-            if not running:
+            if running is None:
                 _remove(lab.name, observer, engine)
             raise
-    return UpResult(lab, created=not running, converged=True, seconds=clock.seconds())
+    return UpResult(lab, created=running is None, converged=True, seconds=clock.seconds())
 
 
 def down(name: str, observer: Observer | None = None) -> bool:
@@ -202,18 +201,20 @@ def _only(names: Sequence[str]) -> str:
     return candidates[0]
 
 
-def explain(spec: FabricSpec, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
+def explain(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
     """What `up` would run, as a shell script; nothing is run."""
-    fabric = build(spec)
+    made = _blueprint(wanted)
+    name = made.fabric.name
     journal = Journal()
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
-        topology = render(fabric, Path(scratch, "topology"), options)
-        journal.comment(f"The files of {spec.name} are rendered to {_topology_path(spec.name).parent}:")
-        journal.comment("./inv render FABRIC --out DIR writes them elsewhere, to be read.")
-        get_runtime(runtime).explain(spec.name, topology, journal)
-        handles = get_runtime(runtime).nodes(spec.name, topology)
-    _explain_ports(fabric, handles, journal)
-    return journal.script().replace(str(topology), str(_topology_path(spec.name)))
+        topology = made.write(Path(scratch, "topology"), options)
+        journal.comment(f"The files of {name} are written to {_topology_path(name).parent}:")
+        if made.rendered:
+            journal.comment("./inv render FABRIC --out DIR writes them elsewhere, to be read.")
+        get_runtime(runtime).explain(name, topology, journal)
+        handles = get_runtime(runtime).nodes(name, topology)
+    _explain_ports(made.fabric, handles, journal)
+    return journal.script().replace(str(topology.parent), str(_topology_path(name).parent))
 
 
 def _explain_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
@@ -226,28 +227,33 @@ def _explain_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: J
     journal.comment("On every port: GRO, GSO, TSO and checksum offloads off; BPF at clsact: hash (in), count (out).")
 
 
-def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: _Clock) -> None:
+def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: _Clock) -> Lab:
     """Everything but waiting; whatever goes wrong, nothing is left behind."""
     from topologies import switch
 
-    spec = dump_spec(lab.fabric.spec)
-    record = state.Record(lab.name, lab.runtime.name, "starting", spec, source, options=_recorded(options))
+    record = state.Record(
+        *(lab.name, lab.runtime.name, "starting", spec_of(lab.made), source),
+        options=_recorded(options),
+        brought=lab.made.recorded(),
+    )
     journal = Journal()
     umask = os.umask(0o022)  # nobody else writes where root looks again, and daemons read as user frr
     try:
         state.write_record(record)
         with clock.step("render"):
-            render(lab.fabric, lab.topology.parent, options)
+            lab.made.write(lab.topology.parent, options)
             state.give_to_caller(lab.topology.parent, deep=True)
         with clock.step("create"):
             lab.runtime.create(lab.name, lab.topology, journal, observer)
         with clock.step("start"):
             lab.runtime.start(lab.name, lab.topology, journal, observer)
         with clock.step("switch"):  # while FRR finds its neighbours
-            switch.apply(lab.fabric, lab.handles(), journal, observer)
+            switch.apply(lab.fabric, lab.handles(), journal, observer, lab.made.kept())
+        lab = _lab(lab.made.settled(lab), lab.runtime)
         with machine_errors(str(lab.dir / "up.sh")):
             (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
-        state.write_record(replace(record, phase="running", seconds=clock.seconds()))
+        state.write_record(replace(record, phase="running", seconds=clock.seconds(), brought=lab.made.recorded()))
+        return lab
     except OSError as error:
         _remove(lab.name, observer, lab.runtime)
         raise trouble(error) from None
@@ -263,8 +269,8 @@ def _recorded(options: RenderOptions) -> dict[str, str]:
     return {"dialect": options.dialect, "mgmt": options.mgmt}
 
 
-def _running(lab: Lab, options: RenderOptions, observer: Observer) -> bool:
-    """True when this very lab runs already. Half-made ones are removed; InputError when another has the name."""
+def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None:
+    """The lab, when this very one runs already. Half-made ones are removed; InputError when another has the name."""
     record = state.read_record(lab.name)
     if (stranger := lab.runtime.stranger(lab.name)) is not None:
         raise InputError(stranger)
@@ -273,25 +279,25 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> bool:
             if get_runtime(runtime).exists(lab.name):
                 why = f"is on this machine (runtime {runtime}), but this user's Heddle has no record of it"
                 raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or take another --name"))
-        return False
+        return None
     engine = get_runtime(record.runtime)
     gone = record.phase == "running" and len(engine.lacking(lab.name, lab.topology)) == len(lab.handles())
     if gone or record.phase != "running" or not engine.exists(lab.name):
         what = "has lost all its nodes" if gone else "was left half-made"
         observer.warn(f"lab {lab.name} {what}; removing what is left first")
         _remove(lab.name, observer, engine)
-        return False
+        return None
     problems = [] if record.runtime == lab.runtime.name else [("runtime", record.runtime, lab.runtime.name)]
     wanted = _recorded(options)
     problems += [(key, old, wanted[key]) for key, old in record.options.items() if wanted.get(key, old) != old]
-    problems += differences(load_spec(record.spec), lab.fabric.spec)
+    problems += lab.made.differences(record)
     if problems:
         hint = f"./inv down {lab.name} first, or give this one another --name"
         why = f"runs with a different fabric ({len(problems)} differences)"
         details = [Problem("", f"{path}: {new}", f"was asked for, and {old} runs") for path, old, new in problems]
         raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
     observer.say(f"lab {lab.name} is up already, with this very fabric")
-    return True
+    return _lab_of(record)
 
 
 def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
@@ -321,11 +327,17 @@ def _topology_path(name: str) -> Path:
     return state.lab_dir(name) / "topology" / topology_name(name)
 
 
+def _blueprint(wanted: FabricSpec | Blueprint) -> Blueprint:
+    return Rendered(wanted) if isinstance(wanted, FabricSpec) else wanted
+
+
+def _lab(made: Blueprint, runtime: Runtime) -> Lab:
+    name = made.fabric.name
+    return Lab(name, made.fabric, runtime, state.lab_dir(name), _topology_path(name), made)
+
+
 def _lab_of(record: state.Record) -> Lab:
-    fabric = build(load_spec(record.spec))
-    return Lab(
-        record.name, fabric, get_runtime(record.runtime), state.lab_dir(record.name), _topology_path(record.name)
-    )
+    return _lab(reopened(record), get_runtime(record.runtime))
 
 
 class _Clock:

@@ -45,6 +45,7 @@ class Record:
     source: str = ""  # the preset or file it came from
     seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
+    brought: Mapping[str, Any] = field(default_factory=dict)  # of a topology of somebody's own: see adopt/brought.py
     format: int = _FORMAT
 
 
@@ -96,7 +97,11 @@ def read_record(lab: str) -> Record | None:
             raise ValueError(f"its format is {data.get('format')}, not {_FORMAT}")
         record = Record(**data)
         words = (record.runtime, record.phase, record.source)
-        named = isinstance(record.spec, dict) and record.name == record.spec.get("name") == lab
+        named = (
+            isinstance(record.spec, dict)
+            and isinstance(record.brought, dict)
+            and record.name == record.spec.get("name") == lab
+        )
         if not named or not all(isinstance(word, str) for word in words):
             raise ValueError(f"it is no record of {lab}")
         return record

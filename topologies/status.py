@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from topologies import convergence, state
-from topologies.bgp import ESTABLISHED
-from topologies.fabric import Tier
-from topologies.lab import Lab, open_lab
+from topologies import state
+from topologies.lab import open_lab
 from topologies.problems import HeddleError, InputError, Problem, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
 class BgpStatus:
-    """Sessions, a link each: one counts as established when both of its ends say so."""
+    """Sessions between the lab's switches: one counts as established when both of its ends say so."""
 
     established: int
     expected: int
@@ -65,7 +63,7 @@ def _status(name: str) -> LabStatus:
         record = state.read_record(name)
         lost = lab.runtime.lacking(name, lab.topology)
         faults = lost or lab.faults()
-        missing = lost or convergence.gaps(lab.fabric, lab.handles())
+        missing = lost or lab.made.gaps(lab)
     except HeddleError as error:  # any reason why it cannot be opened or read: it is shown, and `down` works
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
     return LabStatus(
@@ -76,7 +74,7 @@ def _status(name: str) -> LabStatus:
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
-        bgp=_sessions(lab),
+        bgp=BgpStatus(*lab.made.sessions(lab)),
         source=record.source if record else "",
         faults=_lines(faults),
     )
@@ -84,11 +82,3 @@ def _status(name: str) -> LabStatus:
 
 def _lines(problems: Sequence[Problem]) -> tuple[str, ...]:
     return tuple(str(problem).partition("\n")[0] for problem in problems)
-
-
-def _sessions(lab: Lab) -> BgpStatus:
-    states = {node.name: lab.neighbours(node.name) or {} for node in lab.fabric.switches}
-    by_name = lab.fabric.by_name
-    between = [link for link in lab.fabric.links if Tier.HOST not in (by_name[link.a[0]].tier, by_name[link.b[0]].tier)]
-    up = sum(all(states[node].get(port) == ESTABLISHED for node, port in (link.a, link.b)) for link in between)
-    return BgpStatus(up, len(between))

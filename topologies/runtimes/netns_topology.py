@@ -109,8 +109,10 @@ def _read(path: Path, _stamp: int) -> Topology:
     reader = _Reader(path, data["topology"], problems)
     nodes = {str(name): reader.node(str(name), own or {}) for name, own in (reader.part.get("nodes") or {}).items()}
     links = tuple(reader.link(number, item, nodes) for number, item in enumerate(reader.part.get("links") or [], 1))
-    problems.raise_if_any()
-    return Topology(str(data["name"]), nodes, tuple(link for link in links if link), tuple(reader.foreign.found))
+    foreign = reader.foreign.found
+    if problems.found:
+        raise InputError(*foreign, *problems.found)
+    return Topology(str(data["name"]), nodes, tuple(link for link in links if link is not None), tuple(foreign))
 
 
 def _missing(path: Path) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -28,8 +28,16 @@ _HOSTS: Final = "_hosts"  # no node can be called this
 _STEP: Final = "queues, hashing, counters"
 
 
-def apply(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal, observer: Observer) -> None:
+def apply(
+    fabric: Fabric,
+    handles: Mapping[str, NodeHandle],
+    journal: Journal,
+    observer: Observer,
+    kept: Mapping[str, Container[str]] | None = None,
+) -> None:
     """Give every node of `handles` its port rates, offloads and programs, and every switch its hashing.
+
+    kept: switch -> sysctls of hashing that its topology has set in its own way.
 
     The namespaces and their links must be there; daemons need not be, and may start meanwhile. What an earlier,
     killed attempt left pinned is replaced. Raises MachineError for the first node that fails, when all have ended.
@@ -41,7 +49,7 @@ def apply(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal, o
     if any(node.tier is Tier.HOST for node in nodes):
         _pin_nic(fabric.name)
     with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
-        jobs = [pool.submit(_apply_node, fabric, node, handles[node.name], journal) for node in nodes]
+        jobs = [pool.submit(_apply_node, fabric, node, handles[node.name], journal, kept or {}) for node in nodes]
     for done, job in enumerate(jobs, 1):
         job.result()
         observer.advance(_STEP, done)
@@ -63,16 +71,20 @@ def pinned(lab: str) -> bool:
     return (hashing.PINS / lab).is_dir()
 
 
-def _apply_node(fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal) -> None:
+def _apply_node(
+    fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal, kept: Mapping[str, Container[str]]
+) -> None:
     if node.tier is Tier.HOST:
         filters = [queues.Filter("ingress", hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
     else:
-        filters = _pin_switch(fabric, node, handle, journal)
+        filters = _pin_switch(fabric, node, handle, journal, kept.get(node.name, ()))
     offloads.switch_off(handle.netns, (port.name for port in node.ports))
     queues.apply(handle.netns, node.ports, fabric.spec.queues.buffer, filters, journal)
 
 
-def _pin_switch(fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal) -> list[queues.Filter]:
+def _pin_switch(
+    fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal, kept: Container[str]
+) -> list[queues.Filter]:
     """Load and pin a switch's own copies of `hash` and `count`; sysctls and seed as the fabric says."""
     mode, seed = fabric.spec.routing.ecmp, node.hash_seed or 1
     pins = _pin_dir(fabric.name, node.name)
@@ -85,7 +97,7 @@ def _pin_switch(fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal
         for name in ("flows", "ports", "misses"):
             made.map(name, 0, 0).pin(pins / name)
         made.program("count").pin(pins / "count")
-    hashing.write_sysctls(handle.netns, mode, seed)
+    hashing.write_sysctls(handle.netns, mode, seed, kept)
     journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {mode}, seed {seed}")
     return [queues.Filter("ingress", pins / "hash"), queues.Filter("egress", pins / "count")]
 

@@ -8,7 +8,7 @@ by 5-tuple in both. The program is on every port in both modes, so that a mode i
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -80,10 +80,15 @@ def pin_dir(lab: str, switch: str) -> Path:
     return PINS / lab / switch
 
 
-def write_sysctls(netns: Path, mode: str, seed: int) -> None:
-    """Set the sysctls of a mode in a namespace; MachineError when the kernel is too old to have them."""
+def write_sysctls(netns: Path, mode: str, seed: int, kept: Container[str] = ()) -> None:
+    """Set the sysctls of a mode in a namespace; MachineError when the kernel is too old to have them.
+
+    kept: those (`net.ipv4.fib_multipath_hash_policy`) that stay as they are: a topology of somebody's own sets them.
+    """
     with inside(netns):
         for name, value in sysctls(mode, seed).items():
+            if f"net.ipv4.{name}" in kept:
+                continue
             try:
                 (_SYSCTL / name).write_text(value)
             except FileNotFoundError:

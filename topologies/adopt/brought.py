@@ -1,0 +1,214 @@
+"""A lab from a containerlab file of somebody's own: the other member of Blueprint.
+
+In:  the file (adopt), or a record of a running lab (of_record).
+Out: Brought: its fabric, the copy that runs, and what it should be as far as its own files tell.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from topologies.adopt import convergence, frr
+from topologies.adopt.copy import copied, heddle_starts, is_heddles, write_copy
+from topologies.adopt.live import read_interfaces
+from topologies.adopt.reader import read_wanted
+from topologies.adopt.record import dump_fabric, load_fabric
+from topologies.adopt.shape import DEFAULT_RATE_BPS, derive
+from topologies.adopt.wanted import Wanted, WantedNode
+from topologies.blueprint import Difference
+from topologies.dialects import RenderOptions
+from topologies.events import Observer
+from topologies.fabric import Fabric, Node
+from topologies.problems import InputError, MachineError, Problem
+from topologies.state import Record, check_name
+from topologies.switch import hashing
+from topologies.units import format_rate
+
+if TYPE_CHECKING:
+    from topologies.lab import Lab
+
+_ADDRESSES_COME_S: Final = 20.0  # an image that starts FRR by itself has not done so yet when its node is up
+_PAUSE_S: Final = 0.2
+_SHOWN: Final = 70  # letters of a value that differs
+_HASHING: Final = "net.ipv4.fib_multipath_hash_"
+
+
+def adopt(path: Path, runtime: str, name: str | None = None) -> Brought:
+    """Read somebody's topology for a runtime; InputError lists everything in it that cannot be honoured, by line."""
+    if name is not None:
+        check_name(name)
+    wanted = read_wanted(path, runtime, name)
+    fabric = derive(wanted)
+    daemons = {node.name: _daemons(wanted.nodes[node.name], runtime) for node in fabric.switches}
+    sysctls = {
+        node.name: {k: v for k, v in wanted.nodes[node.name].sysctls.items() if k.startswith(_HASHING)}
+        for node in fabric.switches
+    }
+    owners = {str(p.address.ip): p.node for n in fabric.nodes for p in n.ports if p.address is not None}
+    notes = (*wanted.notes, *_notes(wanted, fabric, sysctls, runtime))
+    return Brought(fabric, runtime, daemons, sysctls, owners, _parts(wanted, fabric, runtime), notes, wanted)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """Implements topologies.blueprint.Blueprint.
+
+    daemons: switch -> those that its files switch on; sysctls: switch -> those of hashing that the file sets; owners:
+    address -> node; parts: what of the file makes another lab of it. wanted: None for one that was opened again.
+    """
+
+    fabric: Fabric
+    runtime: str
+    known_daemons: Mapping[str, tuple[str, ...]]
+    sysctls: Mapping[str, Mapping[str, str]]
+    owners: Mapping[str, str]
+    parts: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    wanted: Wanted | None = None
+    rendered: bool = False
+
+    @classmethod
+    def of_record(cls, record: Record) -> Brought:
+        """As it was when the lab was made; MachineError when this version cannot read that."""
+        data = record.brought
+        try:
+            fabric = load_fabric(record.spec, data["fabric"])
+            daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
+            return cls(fabric, record.runtime, daemons, data["sysctls"], data["owners"], data["parts"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            why = "was made by another version of Heddle, whose fabric this one cannot read"
+            raise MachineError(
+                Problem("", f"lab {record.name}", why, f"./inv down {record.name}, then up again")
+            ) from None
+
+    def recorded(self) -> Mapping[str, Any]:
+        """All but the spec."""
+        return {
+            "fabric": dump_fabric(self.fabric),
+            "daemons": {name: list(names) for name, names in self.known_daemons.items()},
+            "sysctls": {name: dict(rules) for name, rules in self.sysctls.items()},
+            "owners": dict(self.owners),
+            "parts": dict(self.parts),
+        }
+
+    def write(self, out: Path, options: RenderOptions) -> Path:
+        """Write the copy that runs."""
+        if self.wanted is None:
+            raise ValueError("a lab that was opened again is not written again")
+        return write_copy(self.wanted, self.fabric, out, options, self.runtime)
+
+    def differences(self, record: Record) -> list[Difference]:
+        """What stands otherwise in the file than in the one that runs."""
+        if not record.brought:
+            return [("the lab", f"one of {record.source}, rendered", "one of a topology of your own")]
+        old = record.brought.get("parts", {})
+        keys = [key for key in dict.fromkeys([*old, *self.parts]) if old.get(key) != self.parts.get(key)]
+        return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
+
+    def kept(self) -> Mapping[str, Container[str]]:
+        """The file's own sysctls of hashing win over Heddle's."""
+        return self.sysctls
+
+    def daemons(self, switch: str) -> tuple[str, ...]:
+        """Those whose sockets must answer."""
+        return self.known_daemons.get(switch, ())
+
+    def settled(self, lab: Lab) -> Brought:
+        """With the addresses and MACs that the nodes have; those that files promise are waited for a while."""
+        end = time.monotonic() + _ADDRESSES_COME_S
+        promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
+        while True:
+            nodes, owners = self._alive(lab)
+            here = {port.ref for node in nodes for port in node.ports if port.address is not None}
+            if promised <= here or time.monotonic() > end:
+                return replace(self, fabric=replace(self.fabric, nodes=nodes), owners=owners)
+            time.sleep(_PAUSE_S)
+
+    def _alive(self, lab: Lab) -> tuple[tuple[Node, ...], dict[str, str]]:
+        owners: dict[str, str] = {}
+        nodes = []
+        handles = lab.handles()
+        for node in self.fabric.nodes:
+            now = read_interfaces(handles[node.name])
+            owners |= {str(a.ip): node.name for rows in now.addresses.values() for a in rows if not a.is_loopback}
+            ports = tuple(
+                replace(port, address=_first(now.addresses.get(port.name)), mac=now.macs.get(port.name) or port.mac)
+                for port in node.ports
+            )
+            nodes.append(replace(node, ports=ports))
+        return tuple(nodes), owners
+
+    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
+        """Until sessions stand and hosts can be reached, see convergence.py."""
+        convergence.wait(lab, self.owners, observer, timeout)
+
+    def gaps(self, lab: Lab) -> list[str]:
+        """Switches that have no route to a host."""
+        unreached = convergence.look(lab, self.owners).unreached
+        return [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
+
+    def sessions(self, lab: Lab) -> tuple[int, int]:
+        """Sessions configured over the lab's own links and addresses."""
+        return convergence.look(lab, self.owners).count()
+
+
+def _first(addresses: tuple[IPv4Interface, ...] | None) -> IPv4Interface | None:
+    return addresses[0] if addresses else None
+
+
+def _daemons(node: WantedNode, runtime: str) -> tuple[str, ...]:
+    """Daemons that have to answer: mgmtd and staticd are not in every FRR, so nothing hangs on them."""
+    text = node.text("daemons")
+    if text is None and not heddle_starts(node, runtime):
+        return ()  # the image's own file says, which cannot be seen
+    return tuple(each for each in frr.daemons_of(text) if each not in ("mgmtd", "staticd"))
+
+
+def _parts(wanted: Wanted, fabric: Fabric, runtime: str) -> dict[str, str]:
+    """Path -> value of all that makes the lab, as text; the same whatever directory and subnet are chosen."""
+    data = yaml.safe_load(copied(wanted, fabric, Path("/"), RenderOptions(), runtime))
+    found = {"links": json.dumps(data["topology"]["links"])}
+    for name, node in data["topology"]["nodes"].items():
+        found |= {f"nodes.{name}.{key}": json.dumps(value) for key, value in node.items()}
+    return found
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _notes(wanted: Wanted, fabric: Fabric, sysctls: Mapping[str, Mapping[str, str]], runtime: str) -> list[str]:
+    """What Heddle adds or assumes."""
+    notes = []
+    if unrated := sum(link.rate_bps is None for link in wanted.links):
+        rate = format_rate(DEFAULT_RATE_BPS)
+        notes.append(f"{unrated} links name no rate and get {rate} each way; vars: {{rate_bps: N}} of a link names one")
+    own = [name for name, rules in sysctls.items() if rules]
+    if fabric.switches and len(own) < len(fabric.switches):
+        rules = hashing.sysctls("flow", 1)
+        notes.append(
+            f"{len(fabric.switches) - len(own)} switches hash as Heddle's own do: policy "
+            f"{rules['fib_multipath_hash_policy']} over the 5-tuple, a seed for each"
+        )
+    if own:
+        notes.append(f"{len(own)} switches hash as their sysctls say: {', '.join(own[:4])}{', ...' if own[4:] else ''}")
+    bare = [node.name for node in wanted.nodes.values() if not node.image]
+    if bare and runtime != "netns":
+        notes.append(f"{len(bare)} nodes name no image and get Heddle's")
+    started = [n for n in wanted.nodes.values() if n.frr and heddle_starts(n, runtime)]
+    if started and any(not is_heddles(node.image) for node in started):
+        notes.append(f"Heddle starts the daemons of {len(started)} switches, this machine's FRR in place of an image's")
+    return notes
+
+
+def no_file(path: str) -> InputError:
+    """For a path that cannot be a topology."""
+    return InputError(Problem("", f"--topology {path}", "is not a file here", "check the path"))
