@@ -271,4 +271,4 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "tcpdump": lambda: _tool("tcpdump", "tcpdump", required=False),
     "tshark": lambda: _tool("tshark", "tshark", required=False),
 }
-_OPTIONAL: Final = frozenset({"red", "netem", "rxe", "docker", "containerlab", "tcpdump", "tshark"})
+_OPTIONAL: Final = frozenset({"red", "netem", "rxe", "docker", "engine", "containerlab", "images", "tcpdump", "tshark"})

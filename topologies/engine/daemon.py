@@ -77,7 +77,7 @@ def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
     if dockerd is None or "DOCKER_HOST" in os.environ or not engine.down():
         raise MachineError(wrong)
     observer.begin("engine")
-    with _locked("starting", fcntl.LOCK_EX):
+    with locked("starting", fcntl.LOCK_EX):
         if engine.down():  # else somebody was quicker
             _clear()
             with machine_errors(str(PLACE)):
@@ -100,7 +100,7 @@ def stop(*, force: bool = False) -> bool:
 
     CheckError when containers run in it, unless `force`. MachineError when it does not end.
     """
-    with _locked("starting", fcntl.LOCK_EX):
+    with locked("starting", fcntl.LOCK_EX):
         known = record()
         if known is None:
             left = bool(_below()) or _file("exec").exists()
@@ -121,7 +121,7 @@ def engine_running(observer: Observer | None = None) -> Iterator[None]:
 
     Several may overlap: whoever leaves last ends it. An engine that was there before is left as it is.
     """
-    with _locked("users", fcntl.LOCK_SH) as fd:
+    with locked("users", fcntl.LOCK_SH) as fd:
         try:
             start(observer, temporary=True)
             yield
@@ -140,7 +140,7 @@ def _file(name: str) -> Path:
 
 
 @contextmanager
-def _locked(name: str, kind: int) -> Iterator[int]:
+def locked(name: str, kind: int) -> Iterator[int]:
     """Hold a lock of the machine's; gives its file descriptor. Whoever ends the last engine removes the file, too."""
     with machine_errors(str(PLACE)):
         while True:
@@ -230,14 +230,18 @@ def _end(known: Record) -> bool:
     return False
 
 
+def _stat(pid: int) -> list[str]:
+    """What stands in proc(5)'s stat after the name, which may have blanks and brackets in it; empty: it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def _began(pid: int) -> int | None:
     """The process's start time; None when it is gone, or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()  # a name may have blanks and brackets in it
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def _signal(known: Record, number: signal.Signals) -> None:
@@ -269,36 +273,38 @@ def _running() -> list[str]:
 
 
 def _below() -> list[Record]:
-    """dockerd, containerd and its shims that have our directory among their words."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    """dockerd, containerd and its shims that have our directory among their words, and what runs in those shims."""
+    found: dict[int, Record] = {}
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        pid = int(path.name)
         try:
-            program, *words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
+            program, *words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            parents[pid] = int(_stat(pid)[1])
+        except (OSError, IndexError):
             continue
         named = Path(program).name.startswith(("dockerd", "containerd"))
-        if named and any(f"{PLACE}/" in word for word in words):
-            pid = int(path.parent.name)
-            if (began := _began(pid)) is not None:
-                found.append(Record(pid, began, temporary=True))
-    return found
+        if named and any(f"{PLACE}/" in word for word in words) and (began := _began(pid)) is not None:
+            found[pid] = Record(pid, began, temporary=True)
+    # A container's first process is its shim's child; when it ends, all in the container does.
+    for pid, parent in parents.items():
+        if parent in found and (began := _began(pid)) is not None:
+            found[pid] = Record(pid, began, temporary=True)
+    return list(found.values())
 
 
 def _clear() -> None:
     """Remove what an engine of ours left that is no more: processes, mounts, sockets, its run directory."""
     if record() is not None:
         return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        left = _below()
+    left: list[Record] = []
+    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
+        left += _below()  # the first ones stay on the list: who loses its shim is not found by it any more
         for each in left:
             _signal(each, number)
-        if all(_gone(each, 10.0) for each in left):
+        if all(_gone(each, patience) for each in left):
             break
-    mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    for line in reversed(mounts):  # the inner ones first
-        target = line.split()[1].encode().decode("unicode_escape")
-        if target.startswith(f"{PLACE}/"):
-            run(["umount", "--lazy", target], check=False)
+    _unmount()
     shutil.rmtree(_file("exec"), ignore_errors=True)
     for name in ("engine.json", "daemon.json", "dockerd.pid", "dockerd.log"):
         _file(name).unlink(missing_ok=True)
@@ -307,6 +313,19 @@ def _clear() -> None:
         for directory in _PLUGINS:
             with suppress(OSError):  # not there, or somebody's plugins are
                 directory.rmdir()
+
+
+def _unmount() -> None:
+    """What a dockerd that was killed has mounted: below our directory, and where it kept its images."""
+    places = [str(PLACE)]
+    with suppress(OSError, ValueError):  # there only while an engine of ours runs, or after it was killed
+        settings = json.loads(_file("daemon.json").read_text(encoding="utf-8"))
+        places += [] if _listens(engine.SOCKET) else [settings.get("data-root", "/var/lib/docker")]
+    lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in reversed(lines):  # the inner ones first
+        target = Path(line.split()[1].encode().decode("unicode_escape"))
+        if any(target.is_relative_to(place) for place in places):
+            run(["umount", "--lazy", str(target)], check=False)
 
 
 def _listens(path: Path) -> bool:

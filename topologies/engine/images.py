@@ -6,11 +6,13 @@ The base is Debian's public image where the engine has it or a registry answers,
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from topologies.engine import docker as engine
+from topologies.engine.daemon import locked
 from topologies.engine.docker import docker, stream
 from topologies.events import Observer, Silent
 from topologies.problems import MachineError, Problem, machine_errors
@@ -35,6 +38,7 @@ _ENTRY: Final = "node.sh"
 _PULL_S: Final = 90.0  # 30 MB; a registry that is out of reach is known in seconds, as a rule
 _BUILD_S: Final = 900.0
 _QUESTION_S: Final = 30.0
+_SWEEP_S: Final = 15.0
 _TEMPORARY: Final = "/var/tmp"  # noqa: S108 - mkdtemp makes a directory of our own there; /tmp is often too small
 # The words that a proxy hides behind; docker takes their values from the environment, and keeps none in the image.
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -103,15 +107,22 @@ def ensure_images(
     if (wrong := engine.trouble()) is not None:
         raise MachineError(wrong)
     names = image_names()
-    wanted = list(names) if rebuild else [role for role, name in names.items() if not present(name)]
+    wanted = list(names) if rebuild else _lacking(names)
     if wanted:
-        words = " and ".join(wanted)
-        why = "as asked" if rebuild else "none with today's inputs is here"
-        observer.say(f"building the image for {words} nodes ({why}): about a minute, and only this once")
-        base = _base(observer, journal, yes, ask)
-        for role in wanted:
-            _build(role, names[role], base, observer, journal, fresh=rebuild)
+        with locked("building", fcntl.LOCK_EX):  # one at a time: a sweep must not take another build's layers
+            wanted = wanted if rebuild else _lacking(names)
+            if wanted:
+                why = "as asked" if rebuild else "none with today's inputs is here"
+                said = f"building the image for {' and '.join(wanted)} nodes ({why})"
+                observer.say(f"{said}: about a minute, and only this once")
+                base = _base(observer, journal, yes, ask)
+            for role in wanted:
+                _build(role, names[role], base, observer, journal, fresh=rebuild)
     return [Image(role, name, role in wanted, _bytes(name)) for role, name in names.items()]
+
+
+def _lacking(names: Mapping[str, str]) -> list[str]:
+    return [role for role, name in names.items() if not present(name)]
 
 
 def prune() -> list[str]:
@@ -203,13 +214,14 @@ def _build(
     argv = ["build", "--network", "host", "--force-rm", "--build-arg", f"BASE={base}", "--tag", name]
     argv += [word for proxy in _PROXIES if proxy in os.environ for word in ("--build-arg", proxy)]
     argv += [*(["--no-cache"] if fresh else []), "--file", str(_dockerfile(role)), str(TEMPLATES)]
+    before = _unnamed()
     try:
         done = stream(argv, _Lines(step, observer), timeout=_BUILD_S, journal=journal)
     except BaseException:
-        _sweep()
+        _sweep(before)
         raise
+    _sweep(before)
     if done.code != 0:
-        _sweep()
         _raise_if_full(done, "")
         if (wrong := engine.trouble()) is not None:
             raise MachineError(wrong)
@@ -229,11 +241,24 @@ class _Lines:
         self.observer.advance(self.step, self.count)
 
 
-def _sweep() -> None:
-    """Remove what a build left that did not come to its end: unnamed images, all of which carry our label."""
-    argv = ["image", "prune", "--force", "--filter", f"label={LABEL}"]
+def _unnamed() -> set[str]:
+    """Images of ours without a name: layers of a build, and what a rebuild took the name from."""
+    filters = ["--filter", f"label={LABEL}", "--filter", "dangling=true"]
+    return set(docker(["image", "ls", *filters, "--quiet"], timeout=_QUESTION_S).out.split())
+
+
+def _sweep(before: set[str]) -> None:
+    """Remove what a build left that did not come to its end: unnamed images, all of which carry our label.
+
+    The engine still holds the last of them for a moment. Those of `before` may be a running lab's, and may stay.
+    """
+    end = time.monotonic() + _SWEEP_S
     with suppress(MachineError):  # the engine has gone, and that is told already
-        docker(argv, check=False, timeout=_QUESTION_S)
+        while True:
+            docker(["image", "prune", "--force", "--filter", f"label={LABEL}"], check=False, timeout=_QUESTION_S)
+            if _unnamed() <= before or time.monotonic() > end:
+                return
+            time.sleep(0.2)
 
 
 def _raise_if_full(done: Done, where: str) -> None:
