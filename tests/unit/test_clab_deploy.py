@@ -55,6 +55,11 @@ def test_a_deployment_that_fails_is_told_in_containerlabs_words_with_a_remedy() 
     assert "./inv image" in said
 
 
+def test_an_error_without_a_line_of_the_log_is_read_out_of_its_box() -> None:
+    (said,) = told("09:10:13 INFO Parsing\n\n   ERROR  \n\n  Deployment failed: some reason\n  or other.   \n", 1)
+    assert said.splitlines()[0] == "containerlab deploy of zone failed: Deployment failed: some reason or other."
+
+
 def test_words_that_nobody_knows_are_passed_on() -> None:
     (said,) = told("something new", 3)
     assert "failed: something new" in said

@@ -36,7 +36,7 @@ _FAILED: Final = re.compile(
     r"Failed to execute command\s+command=(?:\"((?:[^\"\\]|\\.)*)\"|(\S+))\s+node=(\S+)\s+rc=(\d+)(.*)"
 )
 _PRINTED: Final = re.compile(r"^\s*(?:stdout=|stderr=)?\s*│?\s*(.*)$")
-_TELLS: Final = re.compile(r"(?:^|\s)(?:ERRO|FATA|Error:)\s*(.*)")
+_TELLS: Final = re.compile(r"(?:^|\s)(?:ERRO\b|FATA\b|Error:)\s*(.*)")
 _SHOWN: Final = 5  # failures that are printed one by one
 _KNOWN: Final = {
     r"no space left": "free some room: docker system df shows what takes it",
@@ -44,6 +44,7 @@ _KNOWN: Final = {
     r"/proc/modules": "this kernel has no modules: ./inv setup containerlab builds a containerlab that knows of that",
     r"no such image|pull access|manifest|failed to pull": "./inv image builds Heddle's; others: docker pull IMAGE",
     r"already in use|already exists": "docker ps -a shows who has that name; ./inv down {lab} removes what is Heddle's",
+    r"unable to apply caps": "this engine may not give every right away: the topology needs privileged: false",
     r"cannot connect to the docker": "./inv doctor says how to start the engine",
 }
 
@@ -118,11 +119,17 @@ def raise_failures(lab: str, topology: Path, code: int, said: Sequence[str]) -> 
     problems = _failed_commands(lab, said)
     if code != 0:
         told = [match[1] for line in said if (match := _TELLS.search(line)) and "Failed to execute" not in line]
-        problems.append(_deploy_problem(lab, topology, code, told or list(said[-3:])))
+        problems.append(_deploy_problem(lab, topology, code, told or [_last_words(said)]))
     if problems:
         rest = len(problems) - _SHOWN
         more = [Problem("", f"and {rest} more", "like these")] if rest > 0 else []
         raise MachineError(*problems[:_SHOWN], *more)
+
+
+def _last_words(said: Sequence[str]) -> str:
+    """What stands below the heading `ERROR`, whose lines are broken to fit a terminal; else the last lines."""
+    at = next((i for i, line in enumerate(said) if line.strip() == "ERROR"), len(said) - 4)
+    return " ".join(line.strip() for line in said[at + 1 :] if line.strip())
 
 
 def _failed_commands(lab: str, said: Sequence[str]) -> list[Problem]:

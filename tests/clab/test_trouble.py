@@ -1,0 +1,179 @@
+"""What stands in a containerlab lab's way: each is named with its remedy, nothing half-made is left, and labs that
+have nothing to do with it go on.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Up
+from topologies import lab as life
+from topologies.engine import binary, images
+from topologies.engine.docker import docker
+from topologies.events import Silent
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.problems import InputError, MachineError
+from topologies.render import mgmt_subnet
+from topologies.runtimes.clab_network import free_subnet
+from topologies.shapes import build
+from traffic.lastrun import last_paths
+from traffic.options import run_options
+from traffic.run import run
+
+pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
+Leftovers = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def name(lab_name: Callable[[], str], engine: None) -> Iterator[str]:
+    """The name of a lab that goes down with the test, whatever became of it."""
+    chosen = lab_name()
+    yield chosen
+    life.down(chosen)
+
+
+@pytest.fixture
+def foreign(name: str, tmp_path: Path) -> Iterator[Path]:
+    """A containerlab lab of that name which is somebody else's."""
+    topology = tmp_path / "theirs.clab.yml"
+    image = images.image_names()["host"]
+    topology.write_text(
+        f"name: {name}\nmgmt: {{network: {name}, skip-when-unused: true}}\n"
+        f"topology: {{nodes: {{their: {{kind: linux, privileged: false, image: '{image}', network-mode: none}}}}}}\n"
+    )
+    program = str(binary.require())
+    env = ["env", "CLAB_VERSION_CHECK=disable", program]
+    subprocess.run([*env, "deploy", "-t", str(topology)], check=True, capture_output=True, timeout=120)
+    yield topology
+    subprocess.run([*env, "destroy", "-t", str(topology), "--cleanup"], check=True, capture_output=True, timeout=120)
+
+
+def test_a_lab_of_that_name_that_is_not_ours_is_named_and_never_touched(name: str, foreign: Path, up: Up) -> None:
+    said = rf"lab {name} is a containerlab lab already, not Heddle's, deployed from {foreign}"
+    with pytest.raises(InputError, match=said):
+        up(name)
+    assert not life.down(name)
+    life.up(load_fabric("tiny", name=name))  # namespaces have other names
+    assert life.down(name)
+    assert docker(["inspect", f"clab-{name}-their", "--format", "{{.State.Status}}"]).out.strip() == "running"
+
+
+def test_a_name_taken_by_the_other_runtime_is_told(name: str, up: Up) -> None:
+    life.up(load_fabric("tiny", name=name))
+    with pytest.raises(InputError, match="runtime: containerlab was asked for, and netns runs"):
+        up(name)
+
+
+def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
+    lab_name: Callable[[], str], up: Up, leftovers: Leftovers
+) -> None:
+    names = [lab_name() for _ in range(3)]
+    before = outside()
+    try:
+        labs = [
+            up(names[0]).lab,
+            up(names[1], "routing.ecmp=e-ecmp").lab,
+            life.up(load_fabric("tiny", name=names[2])).lab,
+        ]
+        for lab in labs:
+            assert run(lab, run_options(size="16K", iters=1, warmup=0, qps=2), Silent()).wrong == 0
+        assert all(last_paths(lab).agree for lab in labs)
+        assert len({subnet_of(lab) for lab in labs[:2]}) == 2
+        assert life.down(names[0])
+        assert leftovers(names[0]) == []
+        for lab in labs[1:]:
+            assert lab.faults() == []
+            lab.wait(timeout=2)
+    finally:
+        for each in names:
+            life.down(each)
+    assert outside() == before
+
+
+def outside() -> dict[str, str]:
+    """What of this machine every lab must leave as it was."""
+    tables = ["nft", "list", "ruleset"], ["iptables-save"], ["ip", "rule"], ["ip", "-br", "link"]
+    found = {}
+    for argv in tables:
+        try:
+            found[argv[0]] = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=20).stdout
+        except FileNotFoundError:
+            continue
+    mine = ("t", "heddle")  # other tests of this run may have labs at the same time
+    rows = docker(["network", "ls", "--format", "{{.Name}}"]).out.split()
+    found["networks"] = " ".join(row for row in rows if not row.startswith(mine))
+    found["hosts"] = Path("/etc/hosts").read_text(encoding="utf-8")
+    return found
+
+
+def subnet_of(lab: Lab) -> str:
+    networks = json.loads(docker(["network", "inspect", f"heddle-{lab.name}"]).out)
+    return str(networks[0]["IPAM"]["Config"][0]["Subnet"])
+
+
+def test_a_management_network_that_somebody_has_is_stepped_around(name: str, up: Up) -> None:
+    wanted = mgmt_subnet(build(load_fabric("tiny", name=name)))
+    docker(["network", "create", "--subnet", str(wanted), f"{name}-theirs"])
+    try:
+        lab = up(name).lab
+        assert not IPv4Network(subnet_of(lab)).overlaps(wanted)
+    finally:
+        life.down(name)
+        docker(["network", "rm", f"{name}-theirs"])
+
+
+def test_where_every_network_is_taken_that_is_said(name: str, runtime: str) -> None:
+    with pytest.raises(MachineError, match=r"has no room for a /13 .*\n.*--mgmt none"):
+        free_subnet(IPv4Network("172.24.0.0/13"), IPv4Network("172.16.0.0/12"))
+
+
+def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:
+    image = images.image_names()["host"]
+    docker(["image", "rm", "-f", image])
+    said: list[str] = []
+
+    class Listener(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    up(name, observer=Listener())
+    assert any("host" in text for text in said), said
+    assert docker(["image", "inspect", image], check=False).code == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [("0.50.0", "is version 0.50.0, and 0.68.0 is the least"), ("gibberish", "does not tell its version")],
+)
+def test_a_containerlab_that_is_too_old_or_none_is_told(
+    version: str, told: str, name: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "containerlab"
+    program.write_text(f"#!/bin/sh\necho '    version: {version}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("HEDDLE_CONTAINERLAB", str(program))
+    with pytest.raises(MachineError) as caught:
+        life.up(load_fabric("tiny", name=name), runtime=runtime)
+    (problem,) = caught.value.problems
+    assert told in problem.why
+    assert problem.hint
+
+
+def test_an_engine_that_is_down_is_told_with_the_way_to_start_it(
+    name: str, up: Up, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lab = up(name).lab
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(MachineError, match=r"none\.sock does not answer"):
+        life.open_lab(name)
+    with pytest.raises(MachineError, match=r"none\.sock does not answer"):
+        life.down(name)
+    monkeypatch.undo()
+    assert life.open_lab(name).name == lab.name
