@@ -321,7 +321,20 @@ def _start_sleeper(place: Place) -> int:
     """A container that lives on this machine's own files; its first process, as this machine numbers it."""
     _scratch_image(place, "sleeper:1", "")
     files = [word for name in ("/usr", "/lib", "/lib64") for word in ("--volume", f"{name}:{name}:ro")]
-    argv = ["run", "--detach", "--network", "none", *files, "--name", "sleeper", "sleeper:1", "/usr/bin/sleep", "300"]
+    argv = [
+        "run",
+        "--detach",
+        "--stop-timeout",
+        "1",
+        "--network",
+        "none",
+        *files,
+        "--name",
+        "sleeper",
+        "sleeper:1",
+        "/usr/bin/sleep",
+        "300",
+    ]
     ask(argv)
     return int(ask(["inspect", "--format", "{{.State.Pid}}", "sleeper"]).out)
 

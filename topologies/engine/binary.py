@@ -34,9 +34,19 @@ def find() -> Path | None:
     """The containerlab that is used: HEDDLE_CONTAINERLAB, else the first in PATH, /usr/local/bin and /usr/bin."""
     if chosen := os.environ.get("HEDDLE_CONTAINERLAB"):
         return Path(chosen) if os.access(chosen, os.X_OK) and Path(chosen).is_file() else None
-    path = os.pathsep.join((os.environ.get("PATH", ""), *_PLACES))
-    found = shutil.which("containerlab", path=path)
+    found = shutil.which("containerlab", path=os.pathsep.join(search_path()))
     return Path(found) if found else None
+
+
+def search_path() -> list[str]:
+    """The directories in which it is looked for, in order."""
+    return [*os.environ.get("PATH", "").split(os.pathsep), *_PLACES]
+
+
+def is_recent(path: Path) -> bool:
+    """True from MINIMUM on."""
+    found = version(path)
+    return found is not None and found >= MINIMUM
 
 
 def version(path: Path) -> Version | None:

@@ -125,9 +125,8 @@ def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:
     if path is not None and path.resolve() == TARGET.resolve() and is_ours(TARGET):
         return
     # In front of a package's own, only for a kernel that this one cannot run on: otherwise it is to be upgraded.
-    kernel = path is not None and path.resolve() != TARGET.resolve() and not binary.runs_here(path)
-    first = shutil.which("containerlab", path=f"{os.environ.get('PATH', '')}:{TARGET.parent}")
-    if kernel and not TARGET.exists() and "HEDDLE_CONTAINERLAB" not in os.environ and first != str(path):
+    in_front = path is not None and not TARGET.exists() and "HEDDLE_CONTAINERLAB" not in os.environ
+    if path is not None and in_front and _stands_before(path) and binary.is_recent(path) and not binary.runs_here(path):
         return
     about = wrong or Problem("containerlab", str(TARGET), "is there and is no program")
     hint = (
@@ -135,6 +134,12 @@ def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:
 and: {engine.SETUP}"
     )
     raise MachineError(Problem(about.where, about.what, about.why, hint))
+
+
+def _stands_before(path: Path) -> bool:
+    """True when a program of that name at TARGET would be found first."""
+    order = binary.search_path()
+    return str(TARGET.parent) in order and order.index(str(TARGET.parent)) < order.index(str(path.parent))
 
 
 def _obtain(directory: Path, observer: Observer, journal: Journal | None) -> tuple[Path, str]:
