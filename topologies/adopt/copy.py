@@ -99,7 +99,8 @@ def _node(node: WantedNode, fabric: Fabric, out: Path, runtime: str) -> dict[str
     data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls}
     data |= {"labels": dict(node.labels), "env": dict(node.env), "binds": binds, "exec": commands}
     data["network-mode"] = "none" if node.isolated else ""
-    data |= {key: value for key, value in node.passed.items() if key != "image"}
+    if runtime != "netns":
+        data |= {key: value for key, value in node.passed.items() if key != "image"}
     return {key: value for key, value in data.items() if value not in ("", {}, [])}
 
 

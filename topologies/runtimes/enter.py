@@ -54,10 +54,12 @@ def enter(job: dict) -> None:  # type: ignore[type-arg]
     # too, so that a daemon of this lab holds on to no namespace of another.
     mount("none", "/", flags=MS_REC | MS_SLAVE)
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _, _ in job["mounts"]]
-    if any(target.startswith("/run/") and not os.path.exists(target) for _, target, _ in job["mounts"]):
+    targets = [target for _, target, _ in job["mounts"]]
+    outer = [t for t in targets if not any(t.startswith(f"{other}/") for other in targets)]
+    if any(target.startswith("/run/") and not os.path.exists(target) for target in outer):
         replace_run()
     for fd, (_, target, read_only) in zip(sources, job["mounts"], strict=True):
-        if target.startswith("/run/"):
+        if target in outer and target.startswith("/run/"):
             os.makedirs(target, exist_ok=True)  # on the tmpfs of replace_run, when it was not there
         mount(f"/proc/self/fd/{fd}", target, flags=MS_BIND | MS_REC)
         if read_only:
