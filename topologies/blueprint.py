@@ -7,7 +7,7 @@ The life of a lab (lab.py), status and validate ask these, and know of no file.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from topologies import bgp, convergence
 from topologies.events import Observer
 from topologies.fabric import Fabric, Tier
-from topologies.render import render
+from topologies.render import HOST_SYSCTLS, render, switch_sysctls
 from topologies.shapes import build
 from topologies.specdata import differences, dump_spec, load_spec
 
@@ -53,8 +53,11 @@ class Blueprint(Protocol):
     def differences(self, record: Record) -> list[Difference]:
         """How a running lab of that name differs from this one."""
 
-    def kept(self) -> Mapping[str, Container[str]]:
-        """Switch -> sysctls of hashing that its topology sets in its own way."""
+    def kept(self) -> Mapping[str, Mapping[str, str]]:
+        """Switch -> sysctls of hashing that its topology sets in its own way, with their values."""
+
+    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+        """Node -> sysctls that it was given, those of hashing aside."""
 
     def settled(self, lab: Lab) -> Blueprint:
         """The same, with what can be known only when nodes run."""
@@ -68,8 +71,14 @@ class Blueprint(Protocol):
     def gaps(self, lab: Lab) -> list[str]:
         """What the kernels lack of the routes that there should be, in lines."""
 
+    def routes_said(self) -> str:
+        """What `gaps` looks for, when nothing lacks; empty where nothing is known that should be there."""
+
     def sessions(self, lab: Lab) -> tuple[int, int]:
         """BGP sessions established, and expected."""
+
+    def session_faults(self, lab: Lab) -> list[str]:
+        """Ends of sessions that are not established, in lines."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +108,14 @@ class Rendered:
             return [("the lab", f"one of {record.source}", "a fabric file's")]
         return differences(load_spec(record.spec), self.spec)
 
-    def kept(self) -> Mapping[str, Container[str]]:
+    def kept(self) -> Mapping[str, Mapping[str, str]]:
         """Rendered sysctls and Heddle's are the same ones."""
         return {}
+
+    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+        """As rendered."""
+        switch = switch_sysctls(self.fabric)
+        return {node.name: HOST_SYSCTLS if node.tier is Tier.HOST else switch for node in self.fabric.nodes}
 
     def settled(self, lab: Lab) -> Rendered:
         """Everything was known."""
@@ -125,6 +139,24 @@ class Rendered:
             ]
             found.append(f"{gap.switch}: {gap.prefix} {', '.join(wrong)}")
         return found
+
+    def routes_said(self) -> str:
+        """All shortest paths."""
+        count = sum(len(table) for table in self.fabric.expected_next_hops.values())
+        return f"{count} prefixes with all their next hops, in every kernel"
+
+    def session_faults(self, lab: Lab) -> list[str]:
+        """Both ends of every link between switches."""
+        faults: list[str] = []
+        for node in self.fabric.switches:
+            states = lab.neighbours(node.name)
+            if states is None:
+                faults.append(f"{node.name}: bgpd does not answer")
+                continue
+            wanted = [p for p in node.ports if self.fabric.by_name[p.peer_node].tier is not Tier.HOST]
+            now = {port.ref: states.get(port.name, "not configured") for port in wanted}
+            faults += [f"{ref}: {state}" for ref, state in now.items() if state != bgp.ESTABLISHED]
+        return faults
 
     def sessions(self, lab: Lab) -> tuple[int, int]:
         """A link each; one counts as established when both of its ends say so."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -28,6 +28,7 @@ from topologies.dialects import RenderOptions
 from topologies.events import Observer
 from topologies.fabric import Fabric, Node
 from topologies.problems import InputError, MachineError, Problem
+from topologies.runtimes.netns_topology import read_topology
 from topologies.state import Record, check_name
 from topologies.switch import hashing
 from topologies.units import format_rate
@@ -61,14 +62,14 @@ def adopt(path: Path, runtime: str, name: str | None = None) -> Brought:
 class Brought:
     """Implements topologies.blueprint.Blueprint.
 
-    daemons: switch -> those that its files switch on; sysctls: switch -> those of hashing that the file sets; owners:
+    daemons: switch -> those that its files switch on; hashing: switch -> its sysctls that the file sets; owners:
     address -> node; parts: what of the file makes another lab of it. wanted: None for one that was opened again.
     """
 
     fabric: Fabric
     runtime: str
     known_daemons: Mapping[str, tuple[str, ...]]
-    sysctls: Mapping[str, Mapping[str, str]]
+    hashing: Mapping[str, Mapping[str, str]]
     owners: Mapping[str, str]
     parts: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -82,7 +83,7 @@ class Brought:
         try:
             fabric = load_fabric(record.spec, data["fabric"])
             daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
-            return cls(fabric, record.runtime, daemons, data["sysctls"], data["owners"], data["parts"])
+            return cls(fabric, record.runtime, daemons, data["hashing"], data["owners"], data["parts"])
         except (ValueError, KeyError, TypeError, AttributeError):
             why = "was made by another version of Heddle, whose fabric this one cannot read"
             raise MachineError(
@@ -94,7 +95,7 @@ class Brought:
         return {
             "fabric": dump_fabric(self.fabric),
             "daemons": {name: list(names) for name, names in self.known_daemons.items()},
-            "sysctls": {name: dict(rules) for name, rules in self.sysctls.items()},
+            "hashing": {name: dict(rules) for name, rules in self.hashing.items()},
             "owners": dict(self.owners),
             "parts": dict(self.parts),
         }
@@ -113,9 +114,13 @@ class Brought:
         keys = [key for key in dict.fromkeys([*old, *self.parts]) if old.get(key) != self.parts.get(key)]
         return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
 
-    def kept(self) -> Mapping[str, Container[str]]:
+    def kept(self) -> Mapping[str, Mapping[str, str]]:
         """The file's own sysctls of hashing win over Heddle's."""
-        return self.sysctls
+        return self.hashing
+
+    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+        """As the copy that runs has them."""
+        return {node.name: node.sysctls for node in read_topology(lab.topology).nodes.values()}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
         """Those whose sockets must answer."""
@@ -154,6 +159,17 @@ class Brought:
         """Switches that have no route to a host."""
         unreached = convergence.look(lab, self.owners).unreached
         return [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
+
+    def routes_said(self) -> str:
+        """Routes to the hosts."""
+        hosts = convergence.host_addresses(self.fabric)
+        return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
+
+    def session_faults(self, lab: Lab) -> list[str]:
+        """Sessions that both ends are in the lab for."""
+        now = convergence.look(lab, self.owners)
+        silent = [f"{switch}: bgpd does not answer" for switch in now.silent]
+        return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in now.down]
 
     def sessions(self, lab: Lab) -> tuple[int, int]:
         """Sessions configured over the lab's own links and addresses."""

@@ -107,7 +107,7 @@ def _spec(
 ) -> BroughtSpec:
     at_hosts = [link for link in links if tiers[link.a[0]] is Tier.HOST]
     between = [link for link in links if tiers[link.a[0]] is not Tier.HOST]
-    mtu = min((link.mtu for link in at_hosts or links), default=9500)
+    mtu = min((link.mtu for link in links), default=9500)
     rates = {
         "host": min((link.rate_bps for link in at_hosts or links), default=DEFAULT_RATE_BPS),
         "fabric": min((link.rate_bps for link in between or links), default=DEFAULT_RATE_BPS),

@@ -68,7 +68,7 @@ def _said(value: object) -> str:
 
 def checks_text(checks: Sequence[Check]) -> str:
     """A table of checks, and the verdict."""
-    rows = [(c.name, "ok" if c.ok else "FAILED", c.detail) for c in checks]
+    rows = [(c.name, "skipped" if c.skipped else "ok" if c.ok else "FAILED", c.detail) for c in checks]
     failed = [c.name for c in checks if not c.ok]
     verdict = f"failed: {', '.join(failed)}" if failed else "all is as it should be"
     return table(("check", "result", "what was found"), rows) + "\n\n" + verdict

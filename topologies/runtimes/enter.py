@@ -25,6 +25,7 @@ import sys
 
 CLONE_NEWNET = 0x40000000
 CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 1, 32, 4096, 16384, 1 << 19
 PR_SET_PDEATHSIG = 1
 
@@ -49,7 +50,9 @@ def enter(job: dict) -> None:  # type: ignore[type-arg]
     netns = os.open(job["netns"], os.O_RDONLY | os.O_CLOEXEC)
     check(libc.setns(netns, CLONE_NEWNET), f"setns {job['netns']}")
     os.close(netns)
-    check(libc.unshare(CLONE_NEWNS), "unshare")
+    check(libc.unshare(CLONE_NEWNS | CLONE_NEWUTS), "unshare")
+    name = job["node"].encode()[:64]
+    check(libc.sethostname(name, len(name)), "sethostname")  # as in a container; bgpd tells it to its peers
     # Slave, as `ip netns exec` has it: nothing mounted here shows outside, but what is unmounted outside goes here
     # too, so that a daemon of this lab holds on to no namespace of another.
     mount("none", "/", flags=MS_REC | MS_SLAVE)

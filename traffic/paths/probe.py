@@ -40,7 +40,7 @@ class Reach:
 
 def probe(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> Reach:
     """Send a datagram of the fabric's MTU between all pairs of NICs (at most 31 others each), lost ones again."""
-    nics = [port for host in fabric.hosts for port in host.ports]
+    nics = [port for host in fabric.hosts for port in host.ports if port.address is not None]
     pairs = [(i, (i + step) % len(nics)) for step in _steps(len(nics)) for i in range(len(nics))]
     refused: dict[tuple[int, int], str] = {}
     arrived: set[tuple[int, int]] = set()
