@@ -1,0 +1,89 @@
+"""`zone` in containers against the tuned command line with the same file, and namespaces against that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from topologies import lab as labs
+from topologies.convergence import gaps
+from topologies.dialects import RenderOptions
+from topologies.engine import binary
+from topologies.engine.daemon import engine_running
+from topologies.events import Observer
+from topologies.load import load_fabric
+from topologies.process import run
+from topologies.render import render
+from topologies.runtimes import get_runtime
+from topologies.shapes import build
+
+from . import Figure, at_most
+
+_LAB = "benchctr"
+_LIMIT_S = 120.0
+
+
+def figures(observer: Observer) -> Iterator[Figure]:
+    """The best of two each, in turn."""
+    tuned = ours = bare = float("inf")
+    with engine_running(observer):
+        for _ in range(2):
+            tuned = min(tuned, _command_line(observer))
+            ours = min(ours, _up("containerlab", observer))
+            bare = min(bare, _up("netns", observer))
+    yield Figure("containerlab by hand, tuned, zone converged", tuned, "s")
+    yield at_most("up zone --runtime containerlab", ours / tuned, "x", 1.2, "containerlab by hand, tuned")
+    yield at_most("up zone, runtime netns", bare / tuned, "x", 0.5, "containerlab by hand, tuned")
+
+
+def _up(runtime: str, observer: Observer) -> float:
+    """Seconds from nothing to converged, as `up` does it: rates, queues and programs included."""
+    try:
+        start = time.monotonic()
+        labs.up(load_fabric("zone", name=_LAB), runtime=runtime, observer=observer, rollback=True)
+        return time.monotonic() - start
+    finally:
+        labs.down(_LAB, observer)
+
+
+def _command_line(observer: Observer) -> float:
+    """Seconds from `containerlab deploy`, told to use as many workers as there are nodes, until all next hops are in
+    every kernel. The same file; no rates, queues or programs.
+    """
+    fabric = build(load_fabric("zone", name=_LAB))
+    engine = get_runtime("containerlab")
+    options = engine.prepare(fabric, RenderOptions(), observer)
+    with _directory() as where:
+        topology = render(fabric, where / "topology", options)
+        handles = engine.nodes(_LAB, topology)
+        start = time.monotonic()
+        try:
+            _containerlab("deploy", topology, "--max-workers", str(len(fabric.nodes)))
+            end = start + _LIMIT_S
+            while gaps(fabric, handles) and time.monotonic() < end:
+                time.sleep(0.05)
+            return time.monotonic() - start
+        finally:
+            _containerlab("destroy", topology, "--cleanup")
+
+
+def _containerlab(verb: str, topology: Path, *flags: str) -> None:
+    env = ["env", "CLAB_VERSION_CHECK=disable", str(binary.require())]
+    run([*env, verb, "-t", str(topology), "--log-level", "error", *flags], timeout=_LIMIT_S)
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    where = Path(tempfile.mkdtemp(prefix="heddle-bench-"))
+    where.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        yield where
+    finally:
+        os.umask(before)
+        shutil.rmtree(where, ignore_errors=True)
