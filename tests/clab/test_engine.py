@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from topologies.engine import daemon, docker, images
+from topologies.engine import daemon, docker, images, setup
 from topologies.engine.docker import docker as ask
+from topologies.events import Silent
 from topologies.problems import CheckError, MachineError
 
 CAPABILITIES = [word for name in ("NET_ADMIN", "SYS_ADMIN", "NET_RAW") for word in ("--cap-add", name)]
@@ -90,6 +91,17 @@ def test_an_engine_is_started_and_ended_and_leaves_nothing(place: Place) -> None
     assert place.processes() == []
     assert place.mounts() == []
     assert not place.socket.exists()
+
+
+def test_setup_starts_a_daemon_by_hand_and_ends_that_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "SYSTEMD", place.run / "none")
+    first = setup._daemon(Silent())
+    assert first.done
+    assert "--stop" in first.detail
+    assert not setup._daemon(Silent()).done
+    assert setup.stop_engine().done
+    assert place.processes() == []
+    assert not setup.stop_engine().done
 
 
 def test_what_a_killed_dockerd_left_is_removed(place: Place) -> None:

@@ -1,0 +1,119 @@
+"""`./inv setup containerlab` and what it is made of, with the real Go, mmdebstrap, engine and containerlab."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from topologies import doctor, packages
+from topologies.engine import binary, build, docker, images
+from topologies.engine.docker import docker as ask
+from topologies.events import Silent
+from topologies.problems import MachineError
+from topologies.process import Journal
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_where_all_is_there_setup_is_quick_and_changes_nothing() -> None:
+    before = binary.find()
+    assert before is not None
+    stamp = before.stat().st_mtime_ns
+    start = time.monotonic()
+    steps = _inv("setup", "containerlab")["steps"]
+    assert time.monotonic() - start < 30
+    assert [step["name"] for step in steps] == ["docker", "daemon", "containerlab", "images"]
+    assert not any(step["done"] for step in steps)
+    assert before.stat().st_mtime_ns == stamp
+
+
+def test_image_says_what_is_there() -> None:
+    found = _inv("image")["images"]
+    assert {each["role"]: each["name"] for each in found} == dict(images.image_names())
+    assert not any(each["built"] for each in found)
+
+
+def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = ("docker", "engine", "containerlab", "images")
+    checks = {name: doctor.CHECKS[name]() for name in names}
+    assert all(check.ok and not check.required for check in checks.values()), checks
+    found = binary.find()
+    assert found is not None
+    assert binary.spoken(found) in checks["containerlab"].detail
+    monkeypatch.setattr(images, "PUBLIC_BASE", "debian:none")
+    lacking = doctor.CHECKS["images"]()
+    assert not lacking.ok
+    assert lacking.fix == "./inv image"
+    monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setenv("HEDDLE_CONTAINERLAB", str(tmp_path))
+    for name in ("engine", "containerlab", "images"):
+        check = doctor.CHECKS[name]()
+        assert not check.ok
+        assert not check.required
+        assert check.fix
+
+
+@pytest.mark.timeout(1200)
+def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
+    try:
+        build.find_go()
+    except MachineError as error:
+        pytest.skip(str(error))
+    journal = Journal()
+    made, version = build.build(tmp_path, Silent(), journal)
+    corrected = build.needs_correction()
+    assert version == ("0.79.0+heddle" if corrected else "0.79.0")
+    assert binary.version(made) == build.RELEASE
+    assert binary.runs_here(made)
+    assert (tmp_path / "source").exists() == corrected
+    assert ("-replace" in journal.script()) == corrected
+    assert (build.MODULE / "go.mod").read_text().count("replace") == 0
+    # The real test of it: up to the place where an uncorrected one stops, and beyond, with nothing made.
+    topology = tmp_path / "trial.clab.yml"
+    image = images.image_names()["host"]
+    topology.write_text(
+        "name: clabtrial\nmgmt: {network: clabtrial, ipv4-subnet: 192.168.214.0/29, external-access: false}\n"
+        f"topology: {{nodes: {{one: {{kind: linux, image: '{image}', privileged: false}}}}}}\n"
+    )
+    env = {**os.environ, "CLAB_VERSION_CHECK": "disable", "CLAB_LABDIR_BASE": str(tmp_path)}
+    try:
+        done = subprocess.run([made, "deploy", "-t", topology], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert ask(["inspect", "--format", "{{.State.Running}}", "clab-clabtrial-one"]).out.strip() == "true"
+    finally:
+        subprocess.run([made, "destroy", "-t", topology, "--cleanup"], env=env, capture_output=True, check=False)
+    assert ask(["ps", "--all", "--quiet", "--filter", "name=clab-clabtrial-"]).out == ""
+    assert ask(["network", "ls", "--quiet", "--filter", "name=clabtrial"]).out == ""
+
+
+@pytest.mark.timeout(1200)
+def test_a_base_is_made_where_no_registry_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    if packages.missing(packages.IMAGE):
+        pytest.skip("needs mmdebstrap (apt-get install mmdebstrap)")
+    before = set(Path("/var/tmp").iterdir())
+    name = f"heddle/base:trial{os.getpid()}"
+    monkeypatch.setattr(images, "OWN_BASE", name)
+    try:
+        images._bootstrap(Silent(), None)
+        said = ask(["run", "--rm", "--network", "none", name, "cat", "/etc/os-release"]).out
+        assert "VERSION_CODENAME=trixie" in said
+        assert ask(["run", "--rm", "--network", "none", name, "find", "/usr/share/man", "-type", "f"]).out == ""
+        assert ask(["inspect", "--format", '{{index .Config.Labels "heddle"}}', name]).out == "base\n"
+    finally:
+        ask(["image", "rm", name], check=False)
+    left = {path.name for path in set(Path("/var/tmp").iterdir()) - before}
+    assert not [path for path in left if path.startswith(("heddle-base-", "mmdebstrap"))]
+
+
+def _inv(*words: str) -> dict[str, list[dict[str, object]]]:
+    argv = [sys.executable, str(ROOT / "tasks.py"), *words, "--format", "json"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, list[dict[str, object]]] = json.loads(done.stdout)
+    return found
