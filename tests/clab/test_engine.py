@@ -211,6 +211,30 @@ def test_a_base_that_is_there_is_used_and_a_failed_build_leaves_nothing(
     assert [each.built for each in images.ensure_images()] == [False, True]
 
 
+def test_a_disk_that_fills_up_while_building_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Really full: where this engine keeps its images, 8 MB fit."""
+    disk, templates = place.data / "docker", place.data / "templates"
+    disk.mkdir()
+    templates.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
+    try:
+        daemon.start()
+        _scratch_image(place, images.PUBLIC_BASE, "")
+        (templates / "node.sh").write_bytes(b"x" * (16 << 20))
+        for role in images.REPOSITORIES:
+            text = "ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n"
+            (templates / f"{role}.Dockerfile").write_text(text)
+        monkeypatch.setattr(images, "TEMPLATES", templates)
+        with pytest.raises(MachineError, match="is full: the image could not be built") as caught:
+            images.ensure_images()
+        assert caught.value.problems[0].what == str(disk)
+        assert "df -h" in caught.value.problems[0].hint
+        assert ask(["image", "ls", "--filter", "dangling=true", "--quiet"]).out == ""
+        daemon.stop(force=True)
+    finally:
+        subprocess.run(["umount", disk], check=False)
+
+
 def test_ctrl_c_leaves_nothing_of_a_build(engine: None) -> None:
     code = """
 import sys
