@@ -184,8 +184,14 @@ HOST_SYSCTLS: Final[Mapping[str, str]] = {
 
 
 def mac_commands(node: Node, dialect: Dialect) -> list[str]:
-    """What gives a node's ports their MACs where links cannot say them, as `ip` commands."""
-    return [f"ip link set dev {p.name} address {p.mac}" for p in node.ports] if dialect == "c9s" else []
+    """What gives a node's ports their MACs where links cannot say them, as `ip` commands.
+
+    Down and up again, so that link-local addresses are made of the new MAC: zebra works out a neighbour's MAC from its
+    link-local address (zebra/interface.c, ipv6_ll_address_to_mac), and would send IPv4 to the one that is gone.
+    """
+    if dialect != "c9s":
+        return []
+    return [f"ip link set dev {p.name} {word}" for p in node.ports for word in (f"address {p.mac} down", "up")]
 
 
 def switch_commands(switch: Node) -> list[str]:

@@ -1,12 +1,13 @@
 """What is rendered, judged by the containerlab that is installed: every preset, shape and key that changes the file.
 
-Dialects `linux` and `c9s` are judged by any version. `kind: frr` came with 0.80: an older one, as 0.79, must refuse it,
-just as `up` says; its spellings of 0.80 and 0.81 follow the release notes of these, and are held by golden files
-(tests/golden/render/dialects). Nothing is deployed here.
+Dialects `linux` and `c9s` are judged by any version; c9s' is also deployed once, by Docker, since no cluster is here.
+`kind: frr` came with 0.80: an older one, as 0.79, must refuse it, just as `up` says; its spellings of 0.80 and 0.81
+follow the release notes of these, and are held by golden files (tests/golden/render/dialects).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from topologies.dialects import FRR_KIND, RenderOptions, installed_version
 from topologies.engine import binary
 from topologies.engine.docker import docker
+from topologies.fabric import Fabric
 from topologies.load import load_fabric, presets
 from topologies.process import Done, run
 from topologies.render import render
@@ -98,3 +100,52 @@ def test_the_frr_kind_is_taken_from_0_80_on_and_refused_before(
     options = replace(RenderOptions(dialect="frr"), version=version if version >= FRR_KIND else None)
     done = containerlab("validate", "--topo", str(render(build(FABRICS[fabric]), tmp_path / "out", options)))
     assert (done.code == 0) == (version >= FRR_KIND), done.err
+
+
+def test_the_c9s_dialect_is_the_same_fabric(
+    containerlab: Containerlab, lab_name: Callable[[], str], tmp_path: Path
+) -> None:
+    name = lab_name()
+    fabric = build(load_fabric("tiny", name=name))
+    path = render(fabric, tmp_path / "out", RenderOptions(dialect="c9s"))
+    data = yaml.safe_load(path.read_text())
+    data["mgmt"]["network"] = f"heddle-{name}"  # the dialect names none, and Docker's default one may be somebody's
+    path.write_text(yaml.safe_dump(data))
+    topology = str(path)
+
+    def inside(node: str, *words: str) -> str:
+        return docker(["exec", f"clab-{name}-{node}", *words], check=False).out
+
+    try:
+        done = containerlab("deploy", "--topo", topology, "--max-workers", "8")
+        assert done.code == 0, done.err
+        for node in fabric.nodes:
+            found = {
+                port.name: inside(node.name, "cat", f"/sys/class/net/{port.name}/address").strip()
+                for port in node.ports
+            }
+            assert found == {port.name: port.mac for port in node.ports}
+        until(lambda: inside("rtsw1", "ip", "route", "show", "10.0.1.0/24").count("nexthop") == 2)
+        far = address_of(fabric, "host4")
+        until(lambda: "1 received" in inside("host1", "ping", "-c", "1", "-W", "1", far))
+        loopback = str(fabric.by_name["rtsw2"].loopback)
+        for spine in ("ctsw1", "ctsw2"):  # each path, not just the one that a ping between these two hosts takes
+            until(lambda at=spine: "1 received" in inside(at, "ping", "-c", "1", "-W", "1", loopback))  # type: ignore[misc]
+    finally:
+        gone = containerlab("destroy", "--cleanup", "--topo", topology)
+    assert gone.code == 0, gone.err
+    assert name not in docker(["container", "ls", "--all", "--format", "{{.Names}}"]).out
+    assert name not in docker(["network", "ls", "--format", "{{.Name}}"]).out
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.2)
+
+
+def address_of(fabric: Fabric, host: str) -> str:
+    address = fabric.by_name[host].ports[0].address
+    assert address is not None
+    return str(address.ip)

@@ -260,6 +260,6 @@ def macs_of(data: dict[str, Any]) -> dict[tuple[str, str], str]:
     macs = {(end["node"], end["interface"]): str(end["mac"]) for end in ends}
     for name, node in data["topology"]["nodes"].items():
         for command in node["exec"]:
-            if found := re.fullmatch(r"ip link set dev (\S+) address (\S+)", command):
+            if found := re.fullmatch(r"ip link set dev (\S+) address (\S+) down", command):
                 macs[name, found[1]] = found[2]
     return macs
