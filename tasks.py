@@ -6,7 +6,8 @@ Rooms are imported where they are used: `./inv --list` must be quick.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from topologies import packages
 from topologies.cli import suites
@@ -19,7 +20,14 @@ LAB = "which running lab; not needed while only one runs"
 DIALECT = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
 MGMT = "own: a management network for this lab alone; none: nodes have no eth0"
 RUNTIME = "where nodes run: netns (namespaces) or containerlab (containers)"
+TOPOLOGY = "in place of a fabric: a containerlab file of your own, with nodes of kind linux"
 SET = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
+
+
+def _files_of_up(typed: Mapping[str, Any]) -> Sequence[str]:
+    from topologies.adopt.companions import files_of
+
+    return files_of(typed["fabric"], typed["topology"])
 
 
 @verb(packages=packages.FABRIC, root=True)
@@ -53,6 +61,7 @@ def doctor(out: Console) -> None:
     help={
         "fabric": FABRIC,
         "name": "call the lab otherwise than the file does",
+        "topology": TOPOLOGY,
         "runtime": RUNTIME,
         "set": SET,
         "dialect": DIALECT,
@@ -63,13 +72,15 @@ def doctor(out: Console) -> None:
     },
     packages=lambda typed: () if typed["explain"] else packages.for_runtime(typed["runtime"]),
     root=lambda typed: not typed["explain"],
-    files_in=["fabric"],
+    positional=["fabric"],
+    files_in=_files_of_up,
     lasting=True,
 )
 def up(
     out: Console,
-    fabric: str,
+    fabric: str | None = None,
     name: str | None = None,
+    topology: str | None = None,
     runtime: str = "netns",
     set_: Sequence[str] = (),
     dialect: str | None = None,
@@ -78,23 +89,23 @@ def up(
     rollback: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Bring a fabric up and wait until every route is in every kernel."""
+    """Bring a fabric up, or a containerlab topology of your own, and wait until every route is in every kernel."""
     from topologies import lab
+    from topologies.adopt.choose import blueprint_of
     from topologies.cli import views
     from topologies.dialects import installed_version, render_options
-    from topologies.load import load_fabric
     from topologies.problems import InputError, Problem
 
     if timeout is not None and timeout <= 0:
         hint = "name seconds, as --timeout 60"
         raise InputError(Problem("", f"--timeout {timeout:g}", "leaves no time to converge", hint))
-    spec = load_fabric(fabric, name=name, overrides=set_)
     options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
+    made, source = blueprint_of(fabric, topology, runtime, name=name, overrides=set_, dialect=dialect)
     if explain:
-        script = lab.explain(spec, runtime, options)
-        return out.result({"lab": spec.name, "script": script}, script)
+        script = lab.explain(made, runtime, options)
+        return out.result({"lab": made.fabric.name, "script": script}, script)
     done = lab.up(
-        spec, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout, source=fabric
+        made, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout, source=source
     )
     return out.result(views.up_json(done), views.up_text(done))
 
@@ -375,7 +386,14 @@ def test(out: Console, suite: str = "all", build: bool = False, args: Sequence[s
     suites.run_tests(out, suite, args)
 
 
-@verb(help={"what": "which figure; otherwise all"}, positional=["what"], packages=packages.FABRIC, root=True)
+@verb(
+    help={"what": "which figure; otherwise all"},
+    positional=["what"],
+    packages=lambda typed: (
+        (*packages.FABRIC, "openssh-server") if typed["what"] in ("place", "all") else packages.FABRIC
+    ),
+    root=True,
+)
 def bench(out: Console, what: str = "all") -> None:
     """Measure Heddle itself on this machine: figures as ratios, and absolute."""
     from tests.bench import bench as measure

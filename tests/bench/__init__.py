@@ -77,12 +77,13 @@ def bench(what: str, observer: Observer) -> BenchResult:
 
 
 def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
-    from tests.bench import bringup, cli, collectives, containers
+    from tests.bench import bringup, cli, collectives, containers, place
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "cli": cli.figures,
         "up": bringup.figures,
         "containers": containers.figures,
+        "place": place.figures,
         "all-reduce": collectives.uncontended,
         "budget": collectives.budget,
         "demo": collectives.demo_gain,
