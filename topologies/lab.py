@@ -209,8 +209,8 @@ def explain(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: Ren
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
         topology = made.write(Path(scratch, "topology"), options)
         journal.comment(f"The files of {name} are written to {_topology_path(name).parent}:")
-        if made.rendered:
-            journal.comment("./inv render FABRIC --out DIR writes them elsewhere, to be read.")
+        where = "./inv render FABRIC --out DIR writes them elsewhere, to be read."
+        journal.comment(where if made.rendered else "a copy of the topology, with all that nodes inherit written out.")
         get_runtime(runtime).explain(name, topology, journal)
         handles = get_runtime(runtime).nodes(name, topology)
     _explain_ports(made.fabric, handles, journal)

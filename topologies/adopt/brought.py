@@ -27,7 +27,7 @@ from topologies.blueprint import Difference
 from topologies.dialects import RenderOptions
 from topologies.events import Observer
 from topologies.fabric import Fabric, Node
-from topologies.problems import InputError, MachineError, Problem
+from topologies.problems import MachineError, Problem
 from topologies.runtimes.netns_topology import read_topology
 from topologies.state import Record, check_name
 from topologies.switch import hashing
@@ -42,11 +42,14 @@ _SHOWN: Final = 70  # letters of a value that differs
 _HASHING: Final = "net.ipv4.fib_multipath_hash_"
 
 
-def adopt(path: Path, runtime: str, name: str | None = None) -> Brought:
-    """Read somebody's topology for a runtime; InputError lists everything in it that cannot be honoured, by line."""
+def adopt(path: Path, runtime: str, name: str | None = None, shown: str = "") -> Brought:
+    """Read somebody's topology for a runtime; InputError lists everything in it that cannot be honoured, by line.
+
+    name: the lab's, in place of one made from the file's. shown: what errors call the file.
+    """
     if name is not None:
         check_name(name)
-    wanted = read_wanted(path, runtime, name)
+    wanted = read_wanted(path, runtime, name, shown or str(path))
     fabric = derive(wanted)
     daemons = {node.name: _daemons(wanted.nodes[node.name], runtime) for node in fabric.switches}
     sysctls = {
@@ -215,7 +218,8 @@ def _notes(wanted: Wanted, fabric: Fabric, sysctls: Mapping[str, Mapping[str, st
             f"{rules['fib_multipath_hash_policy']} over the 5-tuple, a seed for each"
         )
     if own:
-        notes.append(f"{len(own)} switches hash as their sysctls say: {', '.join(own[:4])}{', ...' if own[4:] else ''}")
+        words = ", ".join(own[:4]) + (", ..." if own[4:] else "")
+        notes.append(f"{len(own)} switches keep what their sysctls say of hashing: {words}")
     bare = [node.name for node in wanted.nodes.values() if not node.image]
     if bare and runtime != "netns":
         notes.append(f"{len(bare)} nodes name no image and get Heddle's")
@@ -223,8 +227,3 @@ def _notes(wanted: Wanted, fabric: Fabric, sysctls: Mapping[str, Mapping[str, st
     if started and any(not is_heddles(node.image) for node in started):
         notes.append(f"Heddle starts the daemons of {len(started)} switches, this machine's FRR in place of an image's")
     return notes
-
-
-def no_file(path: str) -> InputError:
-    """For a path that cannot be a topology."""
-    return InputError(Problem("", f"--topology {path}", "is not a file here", "check the path"))

@@ -33,9 +33,8 @@ _READING: Final = Reading(
 _IDLE: Final = frozenset({"sleep", "tail", "cat", "tini", "sh", "bash", "ash", "true"})
 
 
-def read_wanted(path: Path, runtime: str, name: str | None = None) -> Wanted:
-    """Read the file; name: the lab's, when it is not to be made of the file's own."""
-    source = os.path.relpath(path) if not path.is_absolute() else str(path)
+def read_wanted(path: Path, runtime: str, name: str | None, source: str) -> Wanted:
+    """Read the file. name: the lab's, in place of one made of the file's own. source: what errors call the file."""
     document = parse(expand(read_text(path, source, _READING), source), source, _READING)
     return _Reader(document, path.absolute(), runtime).wanted(name)
 

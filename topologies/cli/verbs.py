@@ -37,7 +37,7 @@ def verb(
     rest_after_positionals: bool = False,
     root: Need = False,
     packages: Packages = (),
-    files_in: Sequence[str] = (),
+    files_in: Sequence[str] | Callable[[Arguments], Sequence[str]] = (),
     files_out: Sequence[str] = (),
     lasting: bool = False,
     typed_in: bool = False,
@@ -47,6 +47,7 @@ def verb(
     positional: parameters that may be typed without their flag although they have a default. rest: the parameter that
     takes all other words. root, packages: what the verb needs of the machine; packages are names of packages.py.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `places.real`.
+    files_in may be a function instead, from what was typed to the files' names, for files that name others.
     lasting: on another machine it goes on when the connection breaks. typed_in: it reads stdin.
     """
 
@@ -74,8 +75,8 @@ def verb(
             full = {**defaults, **typed}
             return Call(
                 words_of(spec, {**typed, "place": HERE}),
-                files_in=[str(full[name]) for name in files_in if full[name] is not None],
-                files_out=[str(full[name]) for name in files_out if full[name] is not None],
+                files_in=files_in(full) if callable(files_in) else _named(full, files_in),
+                files_out=_named(full, files_out),
                 lasting=lasting,
                 typed_in=typed_in,
             )
@@ -107,3 +108,7 @@ def verb(
         return task
 
     return decorate
+
+
+def _named(typed: Arguments, names: Sequence[str]) -> list[str]:
+    return [str(typed[name]) for name in names if typed[name] is not None]
