@@ -340,6 +340,7 @@ def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
         "yes": "install missing system packages unasked",
     },
     root=True,
+    lasting=True,
 )
 def image(out: Console, rebuild: bool = False, prune: bool = False, yes: bool = False) -> None:
     """The images that containerlab's nodes start from: build what is missing, and say what is there."""
@@ -359,6 +360,7 @@ def image(out: Console, rebuild: bool = False, prune: bool = False, yes: bool = 
     },
     positional=["what"],
     root=True,
+    lasting=True,
 )
 def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: bool = False) -> None:
     """Install what runtime containerlab needs and is not there: Docker, its daemon, containerlab, images."""

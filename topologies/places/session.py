@@ -28,8 +28,8 @@ from topologies.places import Call
 from topologies.places.address import Address
 from topologies.places.keyboard import Keyboard
 from topologies.places.store import digest_of, unpack
-from topologies.places.wire import Broken, Link
-from topologies.problems import InputError, MachineError, Problem, machine_errors, trouble
+from topologies.places.wire import Broken, Link, open_link
+from topologies.problems import InputError, MachineError, Problem, machine_errors
 
 if TYPE_CHECKING:
     from topologies.cli.console import Console
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 # What makes a difference to how a verb speaks.
 _PASSED: Final = ("CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM")
 _MOST: Final = 64 * 1024 * 1024  # bytes of a file that a verb is to read
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A file that goes along with a verb: the path that it has in the tar, what is in it, and its mode."""
+
+    path: str
+    content: bytes
+    mode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +63,17 @@ class SshPlace:
         manifest = sync.manifest_of()
         transport, _ = connect(self.address)
         try:
-            link = Link(transport.open_session(timeout=15), str(self.address))
+            link = open_link(transport, str(self.address))
             try:
                 return _Session(self.address, call, out, link).run(manifest, files)
             finally:
                 link.close()
-        except OSError as error:
-            raise trouble(error, str(self.address)) from None
         finally:
             transport.close()
 
 
-def _read(names: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-    """Typed name -> the path that it has in the tar, and its content. A preset's name is no file, and goes as it is."""
+def _read(names: Sequence[str]) -> dict[str, Brought]:
+    """What is at these names. A preset's name is no file, and goes as it is."""
     from topologies.load import find_fabric, presets
 
     found = {}
@@ -81,7 +88,8 @@ def _read(names: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         if len(content) > _MOST:
             raise InputError(Problem("", name, f"is larger than {_MOST >> 20} MiB", "no file for Heddle needs that"))
         # The whole path is kept, so that files that name each other still find each other.
-        found[name] = ("in" + str(Path(os.path.abspath(path))), content)  # noqa: PTH100  (not through links)
+        there = "in" + str(Path(os.path.abspath(path)))  # noqa: PTH100  (not through links)
+        found[name] = Brought(there, content, 0o755 if os.access(path, os.X_OK) else 0o644)
     return found
 
 
@@ -107,7 +115,7 @@ class _Session:
     interrupts: int = 0
     ending: int = 0  # SIGTERM or SIGHUP, when one came
 
-    def run(self, manifest: dict[str, list[str]], files: dict[str, tuple[str, bytes]]) -> int:
+    def run(self, manifest: dict[str, list[str]], files: dict[str, Brought]) -> int:
         try:
             self._bring(manifest, bool(files))
         except Broken:
@@ -136,23 +144,23 @@ class _Session:
             sync.send(sync.ROOT, needed, sink)
             self.link.send(b"T")
             self.out.say(f"{self.address}: {len(needed)} files brought over ({sink.count / 1000:.0f} kB)")
-        if not self.link.expect(b"q")["whole"] and self.out.format == "text":
+        if not self.link.expect(b"q")["whole"]:
             self.out.say(f"{self.address}: files changed while they were brought over")
 
-    def _perform(self, files: dict[str, tuple[str, bytes]]) -> int:
+    def _perform(self, files: dict[str, Brought]) -> int:
         if files:
             with tarfile.open(fileobj=_Frames(self.link, b"F"), mode="w|gz") as tar:
-                for path, content in files.values():
-                    member = tarfile.TarInfo(path)
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
+                for file in {file.path: file for file in files.values()}.values():
+                    member = tarfile.TarInfo(file.path)
+                    member.size, member.mode = len(file.content), file.mode
+                    tar.addfile(member, io.BytesIO(file.content))
             self.link.send(b"F")
         outs = {name: f"out/{i}/{_last(name)}" for i, name in enumerate(self.call.files_out)}
         typed = self.call.typed_in and not self.out.json and sys.stdin.isatty() and sys.stdout.isatty()
         order = {
             "argv": ["./inv", *self.call.words],
             "env": _environment(),
-            "ins": {name: path for name, (path, _) in files.items()},
+            "ins": {name: file.path for name, file in files.items()},
             "outs": outs,
             "lasting": self.call.lasting,
             "input": self.call.typed_in,
@@ -178,8 +186,7 @@ class _Session:
                 if self.interrupts + self.ending and not told:
                     told = 1
                     self.link.send(b"H" if self.ending else b"C")
-                    if self.out.format == "text":
-                        print(f"{self.call.verb} is being ended there; Ctrl-C again leaves at once", file=sys.stderr)
+                    print(f"{self.call.verb} is being ended there; Ctrl-C again leaves at once", file=sys.stderr)
                 if frame is None:
                     raise Broken
                 kind, data = frame

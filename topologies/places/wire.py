@@ -12,13 +12,12 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import paramiko
 
 from topologies.places.agent import HELLO, SILENCE
 from topologies.problems import MachineError, Problem
-
-if TYPE_CHECKING:
-    import paramiko
 
 Frame = tuple[bytes, bytes]
 ALIVE: Final = 5.0  # seconds between signs of life; both sides give up after SILENCE without one
@@ -47,8 +46,24 @@ def program() -> bytes:
     return b"%d\n" % len(text) + text
 
 
+# How paramiko says that there is no connection any more.
+_ENDED: Final = (OSError, EOFError, paramiko.SSHException)
+
+
 class Broken(Exception):  # noqa: N818  (told to the user by the one who knows what was under way)
     """The connection ended before the agent did."""
+
+
+def open_link(transport: paramiko.Transport, what: str) -> Link:
+    """Start the agent at the other end of a connection; MachineError when no command can be run there."""
+    try:
+        return Link(transport.open_session(timeout=15), what)
+    except _ENDED as error:
+        said = str(error) or type(error).__name__
+        hint = "the account must be allowed to run commands: see ForceCommand and MaxSessions in its sshd_config"
+        raise MachineError(Problem("", what, f"lets nobody run commands: {said}", hint)) from None
+    except Broken:
+        raise MachineError(Problem("", what, "closed the connection at once", "see what its sshd says of it")) from None
 
 
 class Link:
@@ -98,7 +113,7 @@ class Link:
         with self._lock:  # frames of threads must not mix
             try:
                 self.channel.sendall(data)
-            except OSError:
+            except _ENDED:
                 raise Broken from None
 
     def _receive(self) -> None:
@@ -117,7 +132,7 @@ class Link:
                     if rest[:1] != b"k":
                         self.frames.put((rest[:1], rest[5 : 5 + size]))
                     rest = rest[5 + size :]
-        except (OSError, EOFError):
+        except _ENDED:
             pass
         if not self.greeted:
             self.said = rest + self.said
@@ -128,7 +143,7 @@ class Link:
         try:
             while data := self.channel.recv_stderr(1 << 12):
                 self.said = (self.said + data)[-4096:]
-        except (OSError, EOFError):
+        except _ENDED:
             pass
 
     def _live(self) -> None:
