@@ -8,6 +8,7 @@ containerlab draws what is rendered, so it is given a rendered topology in a dir
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,13 +38,18 @@ def kind_of(word: str) -> Kind:
     raise InputError(Problem("", f"--kind {word}", f"is not one of {', '.join(KINDS)}", did_you_mean(word, KINDS)))
 
 
-def drawing(kind: Kind, fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "") -> bytes:
-    """The fabric drawn; loads and caption are for pictures. MachineError when containerlab is needed and cannot."""
+def drawing(
+    kind: Kind, fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "", topology: Path | None = None
+) -> bytes:
+    """The fabric drawn. MachineError when containerlab is needed and cannot.
+
+    loads, caption: of the run that a picture shows. topology: what containerlab draws; rendered when there is none yet.
+    """
     if kind == "svg" or kind == "png":  # noqa: PLR1714 - the type checker narrows this one
         from topologies.picture import draw
 
         return draw(kind, fabric, loads, caption)
-    return _by_containerlab(kind, fabric)
+    return _by_containerlab(kind, fabric, topology)
 
 
 def write_file(path: Path, content: bytes, shown: str) -> None:
@@ -65,7 +71,7 @@ def write_file(path: Path, content: bytes, shown: str) -> None:
     state.give_to_caller(path)
 
 
-def _by_containerlab(kind: Kind, fabric: Fabric) -> bytes:
+def _by_containerlab(kind: Kind, fabric: Fabric, ready: Path | None) -> bytes:
     from topologies.dialects import RenderOptions
     from topologies.engine import binary, docker
     from topologies.render import render
@@ -75,7 +81,11 @@ def _by_containerlab(kind: Kind, fabric: Fabric) -> bytes:
     if wrong is not None:
         raise MachineError(replace(wrong, why=f"{wrong.why} (containerlab draws {kind} only where an engine answers)"))
     with tempfile.TemporaryDirectory(prefix="heddle-graph-") as scratch, machine_errors():
-        topology = render(fabric, Path(scratch, "topology"), RenderOptions())
+        place = Path(scratch, "topology")
+        if ready is None:
+            topology = render(fabric, place, RenderOptions())
+        else:  # drawio writes beside what it reads, so it gets a copy
+            topology = Path(shutil.copytree(ready.parent, place, symlinks=True), ready.name)
         done = run(
             [
                 "env", f"CLAB_LABDIR_BASE={scratch}", "CLAB_VERSION_CHECK=disable",

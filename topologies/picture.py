@@ -95,7 +95,7 @@ def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
         sent.setdefault((high, low), []).append((load.b_bytes, load.b))
     up = ((Tier.HOST, Tier.RTSW), (Tier.RTSW, Tier.CTSW), (Tier.CTSW, Tier.RTSW), (Tier.RTSW, Tier.HOST))
     found = []
-    for one, other in up:
+    for one, other in dict.fromkeys((*up, *sent)):
         ports = sent.get((one, other), [])
         if ports:
             most, at = max(ports, key=lambda port: port[0])
@@ -148,15 +148,17 @@ class _Layout:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.racks: dict[int, list[Node]] = {}
+        self.up = {link.a for link in fabric.links}  # ports whose links leave upwards
+        self.racks: dict[int, list[Node]] = {}  # 0: what is in no rack, as a lab of somebody's own may have it
         for node in fabric.nodes:
-            if node.rack is not None:
-                self.racks.setdefault(node.rack, []).append(node)
-        hosts = max(1, *(sum(n.tier is Tier.HOST for n in nodes) for nodes in self.racks.values()))
+            if node.tier is not Tier.CTSW:
+                self.racks.setdefault(node.rack or 0, []).append(node)
+        hosts = max((_count(nodes, Tier.HOST) for nodes in self.racks.values()), default=1) or 1
+        leaves = max((_count(nodes, Tier.RTSW) for nodes in self.racks.values()), default=1) or 1
         uplinks = [node for node in fabric.nodes if node.tier is Tier.CTSW]
-        wanted = len(self.racks) * max(1.25, 0.78 * hosts + 0.3)
+        wanted = len(self.racks) * max(1.25, 0.78 * hosts + 0.3, 1.1 * leaves)
         self.width = min(_WIDEST, max(wanted, 1.1 * len(uplinks), 6.8))
-        self.rack = self.width / len(self.racks)
+        self.rack = self.width / max(1, len(self.racks))
         self.slot = (self.rack - 0.12 * self.rack) / hosts
         self.at: dict[str, Point] = {}
         self.box: dict[int, tuple[float, float]] = {}  # rack -> left edge, width
@@ -168,7 +170,7 @@ class _Layout:
         for place, node in enumerate(uplinks):
             x = (self.width - span) / 2 + (place + 0.5) * span / len(uplinks)
             self.at[node.name] = (x, self.rows[Tier.CTSW])
-        self.pitch = {Tier.HOST: self.slot, Tier.RTSW: self.rack, Tier.CTSW: span / max(1, len(uplinks))}
+        self.pitch = {Tier.HOST: self.slot, Tier.RTSW: self.rack / leaves, Tier.CTSW: span / max(1, len(uplinks))}
         self.crowd = {tier: self._crowd(tier) for tier in _TIERS}
         self.left, self.right = -0.75, self.width + 0.25
         self.bottom, self.top = -0.62, self.rows[Tier.CTSW] + 0.35
@@ -177,11 +179,11 @@ class _Layout:
         margin = 0.06 * self.rack
         self.box[rack] = (x + margin / 2, self.rack - margin)
         hosts = [node for node in nodes if node.tier is Tier.HOST]
-        for place, host in enumerate(hosts):
-            self.at[host.name] = (x + self.rack / 2 + (place - (len(hosts) - 1) / 2) * self.slot, self.rows[Tier.HOST])
-        for node in nodes:
-            if node.tier is Tier.RTSW:
-                self.at[node.name] = (x + self.rack / 2, self.rows[Tier.RTSW])
+        leaves = [node for node in nodes if node.tier is Tier.RTSW]
+        for members, step in ((hosts, self.slot), (leaves, self.rack / max(1, len(leaves)))):
+            for place, node in enumerate(members):
+                offset = (place - (len(members) - 1) / 2) * step
+                self.at[node.name] = (x + self.rack / 2 + offset, self.rows[node.tier])
 
     def size(self, tier: Tier) -> Point:
         """Width and height of a node: its usual one, more where many links end at it, or what its neighbours leave."""
@@ -191,7 +193,7 @@ class _Layout:
     def _crowd(self, tier: Tier) -> int:
         """The most links that end at one side of a node."""
         nodes = [node for node in self.fabric.nodes if node.tier is tier]
-        ups = [(sum(self._is_up(node, port.peer_node) for port in node.ports), len(node.ports)) for node in nodes]
+        ups = [(sum((node.name, port.name) in self.up for port in node.ports), len(node.ports)) for node in nodes]
         return max((max(up, every - up) for up, every in ups), default=1)
 
     def font(self, tier: Tier) -> float:
@@ -202,19 +204,20 @@ class _Layout:
 
     def ends(self, link: Link) -> tuple[Point, Point]:
         """Where a link leaves its nodes; links of one pair of nodes lie side by side."""
-        return self._end(*link.a, up=True), self._end(*link.b, up=False)
+        return self._end(*link.a), self._end(*link.b)
 
-    def _end(self, name: str, port: str, *, up: bool) -> Point:
-        node = self.fabric.by_name[name]
+    def _end(self, name: str, port: str) -> Point:
+        node, up = self.fabric.by_name[name], (name, port) in self.up
         x, y = self.at[name]
         width, height = self.size(node.tier)
-        ports = [p.name for p in node.ports if self._is_up(node, p.peer_node) == up]
+        ports = [p.name for p in node.ports if ((name, p.name) in self.up) == up]
         spread = 0.72 * width / max(1, len(ports))
         x += (ports.index(port) - (len(ports) - 1) / 2) * spread
         return x, y + height / 2 * (1 if up else -1)
 
-    def _is_up(self, node: Node, peer: str) -> bool:
-        return self.rows[self.fabric.by_name[peer].tier] > self.rows[node.tier]
+
+def _count(nodes: Sequence[Node], tier: Tier) -> int:
+    return sum(node.tier is tier for node in nodes)
 
 
 def _heading(axes: Axes, fabric: Fabric, caption: str, at: Point) -> None:
@@ -242,10 +245,12 @@ def _racks(axes: Axes, layout: _Layout) -> None:
             facecolor="#f6f7f9", edgecolor="#d5dae0", linewidth=0.8, zorder=0, gid=f"rack-{rack}",
         )  # fmt: skip
         axes.add_patch(box)
-        if (rack - 1) % step == 0:
-            text = f"rack {rack}"
+        if not rack or (rack - 1) % step == 0:
+            text = f"rack {rack}" if rack else "in no rack"
             axes.text(x + width / 2, layout.bottom + 0.1, text, fontsize=7.5, color=_INK, ha="center", va="center")
     for tier, y in layout.rows.items():
+        if not _count(layout.fabric.nodes, tier):
+            continue
         axes.text(layout.left + 0.2, y, _NAMES[tier], fontsize=8, color=_INK, ha="left", va="center", style="italic")
 
 

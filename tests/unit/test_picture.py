@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from topologies.fabric import Fabric, Tier
+from topologies.fabric import Fabric, Link, Node, Port, Tier
 from topologies.graph import drawing, kind_of, write_file
 from topologies.load import load_fabric
 from topologies.picture import LinkLoad, amount, spreads
@@ -78,6 +78,27 @@ def test_every_node_rack_and_port_is_drawn_once(name: str) -> None:
     assert drawn.named("node-") == {node.name for node in fabric.nodes}
     assert drawn.named("sent-") == {port.ref for node in fabric.nodes for port in node.ports}
     assert drawn.named("rack-") == {str(node.rack) for node in fabric.nodes if node.rack is not None}
+
+
+def test_a_lab_of_somebodys_own_need_not_be_a_clos() -> None:
+    """Two leaves in a rack, a host in none, a link between leaves, and no spine."""
+    ends = [("lone", "eth1", "left", "eth1"), ("left", "eth2", "right", "eth1"), ("pair", "eth1", "left", "eth3")]
+    ends.append(("pair", "eth2", "right", "eth2"))
+    tiers = {"left": Tier.RTSW, "right": Tier.RTSW, "lone": Tier.HOST, "pair": Tier.HOST}
+    nodes = []
+    for name, tier in tiers.items():
+        ports = [(mine, other, theirs) for one, mine, other, theirs in ends if one == name]
+        ports += [(mine, other, theirs) for other, theirs, one, mine in ends if one == name]
+        made = tuple(Port(name, port, "02:00:00:00:00:01", peer, far, 10**6, 1500) for port, peer, far in ports)
+        nodes.append(Node(name, tier, 1, made, rack=None if name == "lone" else 1))
+    links = tuple(Link((a, x), (b, y), 10**6, 1500) for a, x, b, y in ends)
+    fabric = Fabric("own", FABRICS["one"].spec, tuple(nodes), links)
+    drawn = Drawn(drawing("svg", fabric, loads_of(fabric, {"left:eth2": 500}), "a run"))
+    assert drawn.named("node-") == set(tiers)
+    assert drawn.named("sent-") == {f"{one}:{port}" for a, x, b, y in ends for one, port in ((a, x), (b, y))}
+    assert {"in no rack", "rack 1"} <= set(drawn.texts)
+    assert any(text.startswith("RTSW to RTSW: max 500 B (left:eth2)") for text in drawn.texts)
+    assert "CTSW" not in drawn.texts
 
 
 @pytest.mark.parametrize("name", ["tiny", "demo", "zone"])

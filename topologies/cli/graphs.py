@@ -21,8 +21,8 @@ def draw_graph(
 ) -> None:
     """Draw a lab with its last run, or a fabric that need not run; to `file`, else where the kind belongs."""
     wanted = drawings.kind_of(kind)
-    built, loads, caption = _subject(lab, fabric, set_)
-    content = drawings.drawing(wanted, built, loads, caption)
+    built, loads, caption, topology = _subject(lab, fabric, set_)
+    content = drawings.drawing(wanted, built, loads, caption, topology)
     to_stdout = file is None and wanted in drawings.TEXTS
     path = None if to_stdout else Path(file or f"{built.name}.{wanted}")
     data: dict[str, Any] = {"graph": str(path) if path else None, "kind": wanted, "links": _rows(built, loads)}
@@ -33,15 +33,17 @@ def draw_graph(
     return out.result(data, f"wrote {path}: {what}")
 
 
-def _subject(lab: str | None, fabric: str | None, set_: Sequence[str]) -> tuple[Fabric, Sequence[LinkLoad], str]:
-    """What is drawn, with what a run put on it, and which run that was."""
+def _subject(
+    lab: str | None, fabric: str | None, set_: Sequence[str]
+) -> tuple[Fabric, Sequence[LinkLoad], str, Path | None]:
+    """What is drawn, with what a run put on it, which run that was, and the topology of a lab."""
     if fabric is not None:
         from topologies.load import load_fabric
         from topologies.shapes import build
 
         if lab is not None:
             raise InputError(Problem("", f"{lab} and --fabric", "are two things to draw", "name one of them"))
-        return build(load_fabric(fabric, overrides=set_)), (), ""
+        return build(load_fabric(fabric, overrides=set_)), (), "", None
     if set_:
         raise InputError(Problem("", "--set", "is for a fabric that is named with --fabric", "a lab is as it runs"))
     from topologies.lab import open_lab
@@ -49,7 +51,7 @@ def _subject(lab: str | None, fabric: str | None, set_: Sequence[str]) -> tuple[
 
     running = open_lab(lab)
     loads, caption = last_usage(running) or ([], "")
-    return running.fabric, loads, caption
+    return running.fabric, loads, caption, running.topology
 
 
 def _rows(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[dict[str, Any]]:
