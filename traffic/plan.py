@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from topologies.fabric import Fabric, Port
+from topologies.fabric import Fabric, Port, Tier
 from topologies.problems import InputError, Problem, did_you_mean
 from traffic.collectives import Pattern, find_pattern
 from traffic.nic.sport import sport_for_qps
@@ -157,27 +157,48 @@ def ack_timeout(fabric: Fabric, options: RunOptions) -> float:
 
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
     """Rank -> NIC. `block` fills rack by rack, `cyclic` deals one to each rack in turn, or the hosts are named."""
-    nics = [port for host in fabric.hosts for port in host.ports]
+    bare = {port.ref: why for host in fabric.hosts for port in host.ports if (why := _no_nic(fabric, port))}
+    nics = [port for host in fabric.hosts for port in host.ports if port.ref not in bare]
     if options.placement == "cyclic":
         racks: dict[int, list[Port]] = defaultdict(list)
         for port in nics:
             racks[fabric.by_name[port.node].rack or 0].append(port)
-        deepest = max(len(r) for r in racks.values())
+        deepest = max((len(r) for r in racks.values()), default=0)
         nics = [r[i] for i in range(deepest) for r in racks.values() if i < len(r)]
     elif options.placement != "block":
-        nics = _named(fabric, options.placement)
+        nics = _named(fabric, options.placement, bare)
     ranks = options.ranks or len(nics)
     asked = f"--ranks {ranks}" if options.ranks else f"--placement {options.placement}"
     if ranks > len(nics):
         hint = f"try --ranks {len(nics)}, or more racks, hosts_per_rack or nics_per_host in the fabric file"
-        raise InputError(Problem("", f"--ranks {ranks}", f"is more than the {len(nics)} NICs to place them on", hint))
+        why = f"is more than the {len(nics)} NICs to place them on"
+        raise InputError(Problem("", f"--ranks {ranks}", why, hint), *_said(bare))
     if ranks < 2:
         hint = "a fabric of two hosts or more has them"
-        raise InputError(Problem("", asked, "gives too few ranks: a collective needs two", hint))
+        raise InputError(Problem("", asked, "gives too few ranks: a collective needs two", hint), *_said(bare))
     return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
 
 
-def _named(fabric: Fabric, placement: str) -> list[Port]:
+def _no_nic(fabric: Fabric, port: Port) -> str:
+    """Why a host's port cannot carry a rank; empty when it can. In fabrics that shapes have drawn each one can."""
+    peer = fabric.by_name[port.peer_node]
+    gateway = peer.port(port.peer_port)
+    if port.address is None:
+        return "has no IPv4 address"
+    if peer.tier is Tier.HOST:
+        return f"leads to {peer.name}, which is no switch"
+    if gateway.address is None:
+        return f"leads to {gateway.ref}, which has no IPv4 address: a rank's packets go to a router"
+    if gateway.address.ip not in port.address.network:
+        return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
+    return ""
+
+
+def _said(bare: Mapping[str, str]) -> list[Problem]:
+    return [Problem("", ref, why) for ref, why in bare.items()]
+
+
+def _named(fabric: Fabric, placement: str, bare: Mapping[str, str]) -> list[Port]:
     nics: list[Port] = []
     names = [host.name for host in fabric.hosts]
     words = placement.split(",")
@@ -186,7 +207,10 @@ def _named(fabric: Fabric, placement: str) -> list[Port]:
         if host is None or word not in names:
             hint = did_you_mean(word, ["block", "cyclic", *names]) if len(words) == 1 else did_you_mean(word, names)
             raise InputError(Problem("", f"--placement {placement}", f"names {word}, which is no host here", hint))
-        nics.extend(host.ports)
+        nics.extend(port for port in host.ports if port.ref not in bare)
+        if not any(port.ref not in bare for port in host.ports):
+            problem = Problem("", f"--placement {placement}", f"names {word}, none of whose ports can carry a rank")
+            raise InputError(problem, *_said({p.ref: bare[p.ref] for p in host.ports}))
     if len(set(words)) != len(words):
         raise InputError(Problem("", f"--placement {placement}", "names a host twice", "each NIC carries one rank"))
     return nics
@@ -195,7 +219,7 @@ def _named(fabric: Fabric, placement: str) -> list[Port]:
 def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
     gateway = fabric.by_name[port.peer_node].port(port.peer_port)
     if port.address is None or gateway.address is None:
-        raise ValueError(f"{port.ref} has no address")  # shapes give every host link one
+        raise ValueError(f"{port.ref} has no address")  # _no_nic has looked
     return Endpoint(
         rank, port.node, port.name, str(port.address.ip), port.mac,
         str(gateway.address.ip), gateway.mac, gateway.ref, port.rate_bps, port.mtu,

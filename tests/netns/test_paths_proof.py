@@ -40,7 +40,7 @@ def test_the_kernel_takes_the_paths_that_were_predicted_for_its_own_hash(weights
         assert {len(path) for path in asked} == {3}
         assert len({path[0] for path in asked}) == 2 * len(weights), "every uplink of both racks is used"
         for seed in (7, 99, 3_000_000_000, 2**32 - 1):
-            for policy in (1, 3):
+            for policy in (0, 1, 2, 3):
                 with inside(lab.handle("rtsw1").netns):
                     (hashing._SYSCTL / "fib_multipath_hash_seed").write_text(str(seed))
                     (hashing._SYSCTL / "fib_multipath_hash_policy").write_text(str(policy))

@@ -230,6 +230,10 @@ def test_under_another_policy_the_kernel_does_not_heed_the_program() -> None:
     mode = {s.name: SwitchHashing(s.name, "e-ecmp", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}
     flows = [flow(sport=50_000 + i, qpn=i) for i in range(64)]
     assert predict(FABRIC, fibs(), mode, flows) == predict(FABRIC, fibs(), HASHING, flows)
-    for odd in (replace(mode["rtsw1"], policy=0), replace(mode["rtsw1"], mode="mode 9")):
-        with pytest.raises(CheckError, match=r"rtsw1 hashes by .* is not modelled"):
+    for odd in (
+        replace(mode["rtsw1"], policy=4),
+        replace(mode["rtsw1"], fields=0x7),
+        replace(mode["rtsw1"], mode="mode 9"),
+    ):
+        with pytest.raises(CheckError, match=r"rtsw1 hashes (by|over) .* modelled"):
             predict(FABRIC, fibs(), {**mode, "rtsw1": odd}, flows)

@@ -21,6 +21,9 @@ U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 
 IPPROTO_UDP: Final = 17
+POLICY_L3: Final = 0
+POLICY_INNER: Final = 2
+POLICIES: Final = (POLICY_L3, POLICY_L4, POLICY_INNER, POLICY_CUSTOM)
 _JHASH_INITVAL: Final = 0xDEADBEEF
 _KEYS_WORDS: Final = 6  # struct flow_keys as it is hashed for IPv4: 48 bytes
 
@@ -55,12 +58,14 @@ def _number(dotted: str) -> int:
 def kernel_hash(flows: FlowArrays, seed: int, policy: int) -> U32:
     """fib_multipath_hash() for forwarded UDP packets, before its shift by one.
 
-    policy: 1 (5-tuple) or 3 with fields 0x37, which hashes the same and then once more. ValueError for others.
+    policy: 0 (addresses; 2 is the same for packets that carry no other IP packet), 1 (5-tuple), or 3 with fields 0x37,
+    which hashes as 1 and then once more. ValueError for others.
     """
-    if policy not in (POLICY_L4, POLICY_CUSTOM):
-        raise ValueError(f"fib_multipath_hash_policy {policy} is not modelled; 1 and 3 are")
+    if policy not in POLICIES:
+        raise ValueError(f"fib_multipath_hash_policy {policy} is not modelled; {POLICIES} are")
     key = (seed << 32) | seed  # fib_multipath_hash_construct_key: both halves alike
-    low = (siphash24(_flow_keys(flows), key, key) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    words = _flow_keys(flows, addresses_only=policy in (POLICY_L3, POLICY_INNER))
+    low = (siphash24(words, key, key) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     low[low == 0] = 1  # __flow_hash_from_keys
     if policy == POLICY_CUSTOM:
         # fib_multipath_custom_hash_skb: outer and inner hash are mixed even when there is no inner one.
@@ -74,7 +79,7 @@ def e_ecmp_hash(flows: FlowArrays, seed: int) -> U32:
     return jhash2(np.stack([flows.src, flows.dst, ports, flows.qpn], axis=1), seed)
 
 
-def _flow_keys(flows: FlowArrays) -> U64:
+def _flow_keys(flows: FlowArrays, *, addresses_only: bool = False) -> U64:
     """struct flow_keys from its hashed part on, as (flows, 6) little-endian words, made direction-symmetric.
 
     __flow_hash_consistentify compares addresses and ports as they lie in memory, in network order, read by a
@@ -85,8 +90,9 @@ def _flow_keys(flows: FlowArrays) -> U64:
     low_address, high_address = np.minimum(src, dst), np.maximum(src, dst)
     low_port, high_port = np.minimum(sport, dport), np.maximum(sport, dport)
     words = np.zeros((len(src), _KEYS_WORDS * 2), dtype="<u4")
-    words[:, 0] = IPPROTO_UDP << 16  # byte 2: basic.ip_proto
-    words[:, 7] = low_port.astype(np.uint32) | high_port.astype(np.uint32) << np.uint32(16)  # bytes 28 to 31
+    if not addresses_only:
+        words[:, 0] = IPPROTO_UDP << 16  # byte 2: basic.ip_proto
+        words[:, 7] = low_port.astype(np.uint32) | high_port.astype(np.uint32) << np.uint32(16)  # bytes 28 to 31
     words[:, 9] = low_address  # bytes 36 to 39
     words[:, 10] = high_address  # bytes 40 to 43
     return words.view("<u8").astype(np.uint64, copy=False)

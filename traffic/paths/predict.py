@@ -16,8 +16,8 @@ import numpy.typing as npt
 from topologies.fabric import Fabric, Tier
 from topologies.problems import CheckError, Problem
 from topologies.switch.fib import Fib, NextHop
-from topologies.switch.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing
-from traffic.paths.hashes import U32, FlowArrays, e_ecmp_hash, kernel_hash
+from topologies.switch.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, SwitchHashing
+from traffic.paths.hashes import POLICIES, U32, FlowArrays, e_ecmp_hash, kernel_hash
 from traffic.plan import Flow
 
 MAX_HOPS: Final = 16  # a packet that meets more switches than this is in a loop
@@ -75,9 +75,13 @@ def egress(fib: Fib, hashing: SwitchHashing, flows: FlowArrays) -> list[str | No
 
 def bucket_input(hashing: SwitchHashing, flows: FlowArrays) -> U32:
     """The 31-bit number that a switch compares with its upper bounds."""
-    if hashing.mode not in MODES or hashing.policy not in (POLICY_L4, POLICY_CUSTOM):
+    if hashing.mode not in MODES or hashing.policy not in POLICIES:
         why = f"hashes by {hashing.mode} under fib_multipath_hash_policy {hashing.policy}, which is not modelled"
         raise CheckError(Problem("", hashing.switch, why, "./inv validate says what was to be expected"))
+    if hashing.policy == POLICY_CUSTOM and hashing.fields != FIELDS_5_TUPLE:
+        why = f"hashes over fib_multipath_hash_fields {hashing.fields:#x}, and only {FIELDS_5_TUPLE:#x} is modelled"
+        hint = f"./inv exec {hashing.switch} sysctl -w net.ipv4.fib_multipath_hash_fields={FIELDS_5_TUPLE}"
+        raise CheckError(Problem("", hashing.switch, why, hint))
     full = e_ecmp_hash(flows, hashing.seed) if hashing.by_program else kernel_hash(flows, hashing.seed, hashing.policy)
     return full >> np.uint32(1)
 
