@@ -1,0 +1,38 @@
+"""Every way a topology of one's own can be beyond Heddle, and the exact text its author gets.
+
+topologies/NAME.clab.yml is the file, topologies/NAME.RUNTIME.log the text for a runtime.
+`./inv test golden -- --regen-goldens` writes the texts anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topologies.adopt.brought import adopt
+from topologies.problems import InputError
+from topologies.runtimes import RUNTIMES
+
+HERE = Path(__file__).parent / "topologies"
+CASES = sorted(HERE.glob("*.clab.yml"))
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("case", CASES, ids=lambda p: p.name.partition(".")[0])
+def test_what_cannot_be_honoured_is_listed_by_line_in_exactly_these_words(
+    case: Path, runtime: str, regen_goldens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(case.parent)
+    with pytest.raises(InputError) as caught:
+        adopt(Path(case.name), runtime)
+    said = f"{caught.value}\n".replace(str(HERE), "HERE")
+    log = HERE / f"{case.name.partition('.')[0]}.{runtime}.log"
+    if regen_goldens:
+        log.write_text(said)
+    assert said == log.read_text()
+
+
+def test_every_text_has_its_file() -> None:
+    logs = {p.name for p in HERE.glob("*.log")}
+    assert logs == {f"{p.name.partition('.')[0]}.{runtime}.log" for p in CASES for runtime in RUNTIMES}
