@@ -392,3 +392,22 @@ def test_the_first_verb_sets_the_project_up(tmp_path: Path) -> None:
         assert "files brought over" in done.stderr
         assert "setting up Heddle's Python packages in .venv (once; it takes a while)" in done.stderr
         assert (server.spot / "o" / "tiny.clab.yml").exists()
+
+
+def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
+    words = server.words("exec", "--help")
+    assert subprocess.run(words, env=server.env, capture_output=True, check=False).returncode == 0
+    inv = server.begin("up", "zone", "--explain")
+    assert inv.stdout
+    inv.stdout.close()
+    assert inv.wait(timeout=30) == 141
+
+
+def test_an_account_that_may_not_run_commands_is_told(server: SshServer) -> None:
+    config = server.spot / "sshd_config"
+    with changed(config, config.read_text() + "MaxSessions 0\n"):
+        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings anew
+        assert until(lambda: "lets nobody run commands" in server.inv("status").stderr, 20)
+        assert "see ForceCommand and MaxSessions" in refused(server)
+    os.kill(server.process.pid, signal.SIGHUP)
+    assert until(lambda: server.inv("status").returncode == 0, 20)
