@@ -23,6 +23,7 @@ MGMTS: Final[tuple[Mgmt, ...]] = get_args(Mgmt)
 
 FRR_KIND: Final[Version] = (0, 80, 0)  # the first release that has `kind: frr` and `--runtime c9s`
 KIND_KEYS: Final[Version] = (0, 81, 0)  # `extras.frr.daemons` became `daemons`, and the old spelling an error
+PRIVILEGED: Final[Version] = (0, 78, 0)  # before it, every container was privileged and the key unknown
 SKIP_WHEN_UNUSED: Final[Version] = (0, 76, 0)  # before it, the management network is made even where no node wants it
 # The command that takes a file of each, as the file itself says.
 DEPLOY: Final[Mapping[Dialect, str]] = {

@@ -19,7 +19,7 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from topologies.dialects import DEPLOY, KIND_KEYS, SKIP_WHEN_UNUSED, Dialect, RenderOptions
+from topologies.dialects import DEPLOY, KIND_KEYS, PRIVILEGED, SKIP_WHEN_UNUSED, Dialect, RenderOptions
 from topologies.engine.images import image_names
 from topologies.fabric import Fabric, Node, Tier
 from topologies.problems import HeddleError, InputError, Problem, trouble
@@ -110,6 +110,7 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         deploy=DEPLOY[options.dialect],
         kind_keys=options.takes(KIND_KEYS),
         skip_when_unused=options.takes(SKIP_WHEN_UNUSED),
+        unprivileged=options.takes(PRIVILEGED),
         images=image_names(),
         groups=GROUPS,
         mgmt_subnet=options.subnet or mgmt_subnet(fabric),

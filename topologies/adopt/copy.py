@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from topologies.adopt import frr
 from topologies.adopt.wanted import Wanted, WantedNode
 from topologies.adopt.words import literal
-from topologies.dialects import SKIP_WHEN_UNUSED, RenderOptions
+from topologies.dialects import PRIVILEGED, SKIP_WHEN_UNUSED, RenderOptions
 from topologies.engine import images
 from topologies.fabric import Fabric, Tier
 from topologies.problems import machine_errors
@@ -45,7 +45,8 @@ def write_copy(wanted: Wanted, fabric: Fabric, out: Path, options: RenderOptions
 
 def copied(wanted: Wanted, fabric: Fabric, out: Path, options: RenderOptions, runtime: str) -> str:
     """The text of the topology."""
-    defaults: dict[str, Any] = {"privileged": False, "cap-add": list(_CAPABILITIES)}
+    defaults: dict[str, Any] = {"privileged": False} if options.takes(PRIVILEGED) else {}
+    defaults |= {"restart-policy": "no", "cap-add": list(_CAPABILITIES)}
     mgmt: dict[str, Any] = {"network": f"heddle-{wanted.name}"}
     if options.mgmt == "none":
         defaults["network-mode"] = "none"
