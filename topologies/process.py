@@ -7,13 +7,14 @@ shell script: that is what `./inv up --explain` shows, and it is teaching materi
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -117,7 +118,13 @@ def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, 
     pipe = subprocess.PIPE
     try:
         proc = subprocess.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that it can be ended with all that it started
         )
     except FileNotFoundError:
         raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
@@ -127,7 +134,7 @@ def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, 
 
     def too_late() -> None:
         late.set()
-        proc.terminate()
+        _signal(proc, signal.SIGTERM)
 
     clock = threading.Timer(timeout, too_late)
     clock.start()
@@ -147,13 +154,19 @@ def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, 
 
 
 def _end(proc: subprocess.Popen[str]) -> None:
-    """Let it clean up after itself first, then see to it that it is gone."""
+    """Let it and its children clean up after themselves first, then see to it that they are gone."""
     if proc.poll() is None:
-        proc.terminate()
+        _signal(proc, signal.SIGTERM)
         try:
             proc.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            proc.kill()
+            _signal(proc, signal.SIGKILL)
             proc.wait()
     if proc.stdout is not None:
         proc.stdout.close()
+
+
+def _signal(proc: subprocess.Popen[str], number: signal.Signals) -> None:
+    """To its whole process group: mmdebstrap, for one, waits for its apt-get before it heeds a signal."""
+    with suppress(ProcessLookupError):
+        os.killpg(proc.pid, number)

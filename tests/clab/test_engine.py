@@ -237,8 +237,9 @@ def test_a_disk_that_fills_up_while_building_is_named(place: Place, monkeypatch:
 
 def test_ctrl_c_leaves_nothing_of_a_build(engine: None) -> None:
     code = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from topologies.engine import images
 images.TEMPLATES = Path(sys.argv[1])
 images.PUBLIC_BASE = sys.argv[2]

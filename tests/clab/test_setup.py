@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,41 @@ def test_a_base_is_made_where_no_registry_answers(monkeypatch: pytest.MonkeyPatc
         ask(["image", "rm", name], check=False)
     left = {path.name for path in set(Path("/var/tmp").iterdir()) - before}
     assert not [path for path in left if path.startswith(("heddle-base-", "mmdebstrap"))]
+
+
+def test_ctrl_c_while_a_base_is_made_leaves_nothing() -> None:
+    if packages.missing(packages.IMAGE):
+        pytest.skip("needs mmdebstrap (apt-get install mmdebstrap)")
+    code = """
+import signal
+from topologies.engine import images
+signal.signal(signal.SIGINT, signal.default_int_handler)
+images.OWN_BASE = "heddle/base:trial"
+images._bootstrap(images.Silent(), None)
+"""
+    before = set(Path("/var/tmp").glob("heddle-base-*"))
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as proc:
+        made = _until_one(lambda: set(Path("/var/tmp").glob("heddle-base-*/mmdebstrap.*/usr")), before)
+        assert made.is_relative_to("/var/tmp")
+        os.kill(proc.pid, signal.SIGINT)
+        proc.wait(60)
+    assert proc.returncode != 0
+    place = made.parent.parent
+    assert not place.exists()
+    assert str(place) not in Path("/proc/mounts").read_text()
+    commands = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert place.name not in commands
+    assert not images.present("heddle/base:trial")
+
+
+def _until_one(look: Callable[[], set[Path]], before: set[Path]) -> Path:
+    """The first that appears and does not stand in one of `before`."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if found := [path for path in look() if not before.intersection(path.parents)]:
+            return found[0]
+        time.sleep(0.1)
+    raise AssertionError("mmdebstrap has not begun")
 
 
 def _inv(*words: str) -> dict[str, list[dict[str, object]]]:

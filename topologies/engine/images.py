@@ -194,7 +194,9 @@ def _bootstrap(observer: Observer, journal: Journal | None) -> None:
         place.chmod(0o755)  # apt reads there as its own user
         tar = place / "base.tar"
         lines = _Lines("base image", observer)
-        argv = ["env", f"TMPDIR={place}", "mmdebstrap", "--variant=minbase"]
+        # What it mounts and starts ends with namespaces of its own, however it ends: nothing of it can stay mounted.
+        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        argv += ["env", f"TMPDIR={place}", "mmdebstrap", "--variant=minbase"]
         argv += [f"--dpkgopt=path-exclude=/usr/share/{word}/*" for word in lean]
         done = follow([*argv, SUITE, str(tar)], lines, timeout=_BUILD_S, journal=journal)
         if done.code != 0:
