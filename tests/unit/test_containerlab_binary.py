@@ -1,0 +1,340 @@
+"""containerlab: which one will do, where it comes from, and what setup may replace."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import os
+import platform
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from topologies.engine import binary, build, release, setup
+from topologies.events import Silent
+from topologies.problems import InputError, MachineError
+
+MODULE_CACHE = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod"))
+REAL_SOURCE = MODULE_CACHE / "github.com/srl-labs/containerlab@v0.79.0/utils/kernel_module.go"
+SAMPLE = """package utils
+
+func isKernelModuleLoadable(name string) (bool, error) {
+\tf, err := os.Open("/proc/modules")
+\tif err != nil {
+\t\treturn false, err
+\t}
+\tdefer f.Close()
+}
+
+func other() error {
+\tf, err := os.Open("/proc/cpuinfo")
+\tif err != nil {
+\t\treturn err
+\t}
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def a_known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DOCKER_HOST", "HEDDLE_CONTAINERLAB", "CI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# --- the binary
+
+
+@pytest.mark.parametrize(
+    ("said", "numbers", "more"),
+    [
+        ("  LOGO\n\n    version: 0.79.0\n     commit: 1a2b3c\n", (0, 79, 0), ""),
+        ("    version: 0.79.0+heddle\n", (0, 79, 0), "+heddle"),
+        ("version: v0.48.6\n", (0, 48, 6), ""),
+        ("    version: 0.80.0-rc.1\n", (0, 80, 0), "-rc.1"),
+        ("    version: 0.0.0\n", (0, 0, 0), ""),
+        ("bash: cannot execute", None, ""),
+        (" rel. notes: https://containerlab.dev/rn/0.79/\n", None, ""),
+    ],
+)
+def test_a_version_is_read_from_what_is_said(said: str, numbers: binary.Version | None, more: str) -> None:
+    assert binary.parse(said) == (numbers, more)
+
+
+def _program(path: Path, version: str, more: bytes = b"") -> Path:
+    path.write_bytes(f"#!/bin/sh\necho '    version: {version}'\nexit 0\n".encode() + more)
+    path.chmod(0o755)
+    return path
+
+
+def test_a_build_of_ones_own_is_known_by_its_module(tmp_path: Path) -> None:
+    info = b"\npath\tgithub.com/srl-labs/containerlab\nmod\tgithub.com/srl-labs/containerlab\tv0.77.2\th1:x=\n"
+    assert binary.version(_program(tmp_path / "a", "0.0.0", info)) == (0, 77, 2)
+    assert binary.version(_program(tmp_path / "b", "0.0.0")) is None
+    assert binary.version(_program(tmp_path / "c", "0.70.1", info)) == (0, 70, 1)
+    assert binary.version(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("version", "modules", "why"),
+    [
+        ("0.79.0", True, ""),
+        ("0.68.0", True, ""),
+        ("0.67.9", True, "0.68.0 is the least"),
+        ("soup", True, "does not tell its version"),
+        ("0.79.0", False, "cannot deploy on this kernel"),
+        ("0.79.0+heddle", False, ""),
+        ("0.80.0", False, ""),
+    ],
+)
+def test_which_containerlab_will_do(
+    version: str, modules: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _program(tmp_path / "containerlab", version)
+    monkeypatch.setenv("HEDDLE_CONTAINERLAB", str(path))
+    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path if modules else tmp_path / "none")
+    if not why:
+        assert binary.require() == path
+        return
+    with pytest.raises(MachineError, match=why) as caught:
+        binary.require()
+    assert caught.value.problems[0].hint
+
+
+def test_a_containerlab_that_is_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEDDLE_CONTAINERLAB", str(tmp_path))
+    with pytest.raises(MachineError, match="is not a program"):
+        binary.require()
+    monkeypatch.delenv("HEDDLE_CONTAINERLAB")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(binary, "_PLACES", (str(tmp_path),))
+    with pytest.raises(MachineError, match=r"is not installed(?s:.*)setup containerlab"):
+        binary.require()
+
+
+# --- building it
+
+
+def test_the_correction_changes_one_condition_and_nothing_else() -> None:
+    fixed = build.corrected(SAMPLE)
+    assert fixed.replace("\t\tif os.IsNotExist(err) {\n\t\t\treturn false, nil\n\t\t}\n", "", 1) == SAMPLE
+    assert fixed.index("IsNotExist") < fixed.index("return false, err")
+    assert fixed.count("IsNotExist") == 1
+
+
+@pytest.mark.parametrize("source", ["package utils\n", SAMPLE + SAMPLE, SAMPLE.replace("/proc/modules", "/proc/x")])
+def test_a_source_that_is_not_the_known_one_is_not_touched(source: str) -> None:
+    with pytest.raises(MachineError, match="is not the source that is known"):
+        build.corrected(source)
+
+
+@pytest.mark.skipif(not REAL_SOURCE.exists(), reason="containerlab's source is not in Go's module cache")
+def test_the_correction_fits_the_real_source() -> None:
+    source = REAL_SOURCE.read_text()
+    fixed = build.corrected(source).splitlines()
+    added = [line for line in fixed if line not in source.splitlines()]
+    assert added == []  # every line of it is of a kind that the file has elsewhere ...
+    assert len(fixed) == len(source.splitlines()) + 3  # ... and there are three more
+    assert fixed.count("\t\tif os.IsNotExist(err) {") == 2
+
+
+def test_the_module_is_pinned_to_the_release() -> None:
+    text = (build.MODULE / "go.mod").read_text()
+    assert f"require {build.PACKAGE} v{binary.text(build.RELEASE)}\n" in text
+    assert "replace" not in text, "only a copy at build time has one"
+    sums = (build.MODULE / "go.sum").read_text().splitlines()
+    assert any(line.startswith(f"{build.PACKAGE} v{binary.text(build.RELEASE)} h1:") for line in sums)
+    assert all(len(line.split()) == 3 and line.split()[2].startswith("h1:") for line in sums)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("go1.19.8", "is go1.19.8"), ("soup", "is soup"), ("", "of no known version"), (None, "is not inst")],
+)
+def test_a_go_that_will_not_do_is_named(
+    said: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_PLACES", ())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if said is not None:
+        (tmp_path / "go").write_text(f"#!/bin/sh\necho {said}\n")
+        (tmp_path / "go").chmod(0o755)
+    with pytest.raises(MachineError, match=why) as caught:
+        build.find_go()
+    assert "1.21" in str(caught.value)
+
+
+# --- the release, from a server on loopback
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """(address, its directory)."""
+    root = tmp_path / "www"
+    (root / "v0.79.0").mkdir(parents=True)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(root))  # type: ignore[arg-type]
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_address[1]}", root / "v0.79.0"
+        httpd.shutdown()
+        thread.join()
+
+
+def _publish(where: Path, files: dict[str, bytes], tamper: Callable[[str], str] = lambda s: s) -> None:
+    kind = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    name = f"containerlab_0.79.0_linux_{kind}.tar.gz"
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    (where / name).write_bytes(data.getvalue())
+    digest = tamper(hashlib.sha256(data.getvalue()).hexdigest())
+    (where / "checksums.txt").write_text(f"{'0' * 64}  other.deb\n{digest}  {name}\n")
+
+
+def test_the_release_is_unpacked_when_its_checksum_is_right(server: tuple[str, Path], tmp_path: Path) -> None:
+    address, where = server
+    _publish(where, {"LICENSE": b"text", "containerlab": b"#!/bin/sh\n", "../evil": b"x"})
+    made = release.fetch((0, 79, 0), tmp_path, address)
+    assert made.read_bytes() == b"#!/bin/sh\n"
+    assert os.access(made, os.X_OK)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["containerlab", "www"]
+
+
+def test_a_wrong_checksum_is_an_error_and_no_other_way_is_taken(server: tuple[str, Path], tmp_path: Path) -> None:
+    address, where = server
+    _publish(where, {"containerlab": b"x"}, tamper=lambda digest: digest[::-1])
+    with pytest.raises(MachineError, match="damaged or forged"):
+        release.fetch((0, 79, 0), tmp_path, address)
+    assert not (tmp_path / "containerlab").exists()
+
+
+def test_an_archive_without_the_program_is_an_error(server: tuple[str, Path], tmp_path: Path) -> None:
+    address, where = server
+    _publish(where, {"README": b"x"})
+    with pytest.raises(MachineError, match="no program containerlab"):
+        release.fetch((0, 79, 0), tmp_path, address)
+
+
+def test_what_cannot_be_had_is_told_and_leaves_another_way(server: tuple[str, Path], tmp_path: Path) -> None:
+    address, where = server
+    with pytest.raises(release.Unreachable, match="404"):
+        release.fetch((0, 79, 0), tmp_path, address)
+    with pytest.raises(release.Unreachable, match="refused"):
+        release.fetch((0, 79, 0), tmp_path, "http://127.0.0.1:9")
+    (where / "checksums.txt").write_text("nothing\n")
+    with pytest.raises(release.Unreachable, match="does not name"):
+        release.fetch((0, 79, 0), tmp_path, address)
+
+
+# --- what setup may replace
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where setup puts containerlab, here a directory of the test's own."""
+    place = tmp_path / "local/containerlab"
+    place.parent.mkdir()
+    monkeypatch.setattr(setup, "TARGET", place)
+    monkeypatch.setattr(setup, "RECORD", tmp_path / "share/containerlab.json")
+    monkeypatch.setattr(binary, "_PLACES", (str(place.parent),))
+    monkeypatch.setenv("PATH", f"{place.parent}:{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path)
+    monkeypatch.setattr(build, "PROC_MODULES", tmp_path)
+    return place
+
+
+def _obtains(version: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    got: list[str] = []
+
+    def obtain(directory: Path, *_: object) -> tuple[Path, str]:
+        got.append(version)
+        return _program(directory / "containerlab", version), "from a test"
+
+    monkeypatch.setattr(setup, "_obtain", obtain)
+    return got
+
+
+def test_setup_installs_once_and_then_leaves_it(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    got = _obtains("0.79.0", monkeypatch)
+    first = setup._containerlab(Silent(), None)
+    assert first.done
+    assert "0.79.0, from a test" in first.detail
+    second = setup._containerlab(Silent(), None)
+    assert not second.done
+    assert got == ["0.79.0"]
+    assert setup.is_ours(target)
+    assert sorted(p.name for p in target.parent.iterdir()) == ["containerlab"]
+
+
+def test_setup_replaces_its_own_when_it_is_too_old(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(target, "0.50.0")
+    setup._place(_program(target.parent.parent / "old", "0.50.0"))
+    _obtains("0.79.0", monkeypatch)
+    assert setup._containerlab(Silent(), None).done
+    assert binary.version(target) == (0, 79, 0)
+
+
+def test_setup_never_replaces_what_others_put_there(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(target, "0.50.0")
+    got = _obtains("0.79.0", monkeypatch)
+    with pytest.raises(MachineError, match=r"0\.50\.0(?s:.*)Heddle did not put it there(?s:.*)version upgrade"):
+        setup._containerlab(Silent(), None)
+    assert binary.version(target) == (0, 50, 0)
+    assert got == []
+
+
+def test_setup_stands_in_front_of_a_package_only_for_the_kernel(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    packaged = _program(tmp_path / "bin/containerlab", "0.50.0")
+    _obtains("0.79.0+heddle", monkeypatch)
+    with pytest.raises(MachineError, match="is the least"):
+        setup._containerlab(Silent(), None)
+    _program(packaged, "0.79.0")
+    assert not setup._containerlab(Silent(), None).done
+    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path / "none")
+    assert setup._containerlab(Silent(), None).done
+    assert binary.find() == target
+    assert binary.version(packaged) == (0, 79, 0)
+
+
+def test_without_modules_no_release_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def fetch(*_: object) -> Path:
+        tried.append("release")
+        raise release.Unreachable("not here")
+
+    def make(directory: Path, *_: object) -> tuple[Path, str]:
+        tried.append("build")
+        return directory / "containerlab", "0.79.0"
+
+    monkeypatch.setattr(release, "fetch", fetch)
+    monkeypatch.setattr(build, "build", make)
+    monkeypatch.setattr(build, "PROC_MODULES", tmp_path)
+    setup._obtain(tmp_path, Silent(), None)
+    assert tried == ["release", "build"]
+    tried.clear()
+    monkeypatch.setattr(build, "PROC_MODULES", tmp_path / "none")
+    setup._obtain(tmp_path, Silent(), None)
+    assert tried == ["build"]
+
+
+def test_only_what_can_be_set_up_is_taken() -> None:
+    with pytest.raises(InputError, match="did you mean containerlab"):
+        setup.check_what("containerlap")
