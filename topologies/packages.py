@@ -105,7 +105,7 @@ _ALL: Final = (
     Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
 PARTS: Final = {p.name: p for p in _ALL}
-# What a running lab needs of this machine; where its daemons are this machine's, FRR too; and what the test suite needs.
+# What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what the tests need.
 LAB: Final = ("iproute2", "libbpf", "util-linux")
 FABRIC: Final = ("frr", *LAB)
 CAPTURE: Final = ("tcpdump", "util-linux")

@@ -263,7 +263,7 @@ def test_a_run_that_cannot_be_brings_no_fabric_up(capsys: pytest.CaptureFixture[
 
     with (
         pytest.raises(InputError, match="tiny is too small"),
-        lab_for_run(Console(), None, "tiny", (), check=refuse),
+        lab_for_run(Console(), None, "tiny", (), None, check=refuse),
     ):
         pass
     assert capsys.readouterr().err == ""
