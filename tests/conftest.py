@@ -1,9 +1,9 @@
 """Fixtures that give a running fabric. They are public: your own check is ten lines.
 
     # tests/netns/test_mine.py
-    from topologies.engine.docker import docker
-from topologies.engine.docker import trouble as engine_trouble
-from topologies.events import Silent
+    from topologies.cli.progress import PlainObserver
+from topologies.engine import binary, daemon, images
+from topologies.engine import docker as docker_engine
 from topologies.lab import Lab
 
     def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,13 @@ import pytest
 
 from topologies import lab as life
 from topologies import state
-from topologies.engine.docker import docker
-from topologies.engine.docker import trouble as engine_trouble
-from topologies.events import Silent
+from topologies.cli.progress import PlainObserver
+from topologies.engine import binary, daemon, images
+from topologies.engine import docker as docker_engine
 from topologies.lab import Lab
 from topologies.load import load_fabric
 from topologies.namespace import NETNS_DIR
 from topologies.preflight import frr_dir
-from topologies.process import Journal
 from topologies.runtimes.clab_containers import CLAB_DIR, containers_of
 from topologies.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from topologies.runtimes.netns_space import RUN_DIR
@@ -97,13 +97,19 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[None]:
-    """A container engine that answers, with Heddle's images; ended by this run when this run has started it."""
-    from topologies.engine.daemon import engine_running
-    from topologies.engine.images import ensure_images
+def engine(state_home: Path) -> Iterator[None]:
+    """A container engine that answers, with Heddle's images in it; ended by this run when this run has started it.
 
-    with engine_running():
-        ensure_images(Silent(), Journal())
+    A machine where that cannot be is named, and skipped: `./inv test clab` sets it up beforehand.
+    """
+    wrong = docker_engine.trouble()
+    if wrong is not None and not docker_engine.down():
+        pytest.skip(str(wrong))
+    if (wrong := binary.trouble()) is not None:
+        pytest.skip(str(wrong))
+    observer = PlainObserver(sys.stderr)
+    with daemon.engine_running(observer):
+        images.ensure_images(observer)
         yield
 
 
@@ -179,9 +185,9 @@ def _leftovers(lab: str) -> list[str]:
 
 
 def _docker_networks(lab: str) -> list[str]:
-    if engine_trouble() is not None:
+    if docker_engine.trouble() is not None:
         return []
-    names = docker(["network", "ls", "--format", "{{.Name}}"]).out.split()
+    names = docker_engine.docker(["network", "ls", "--format", "{{.Name}}"]).out.split()
     return [f"network {name}" for name in names if name == f"heddle-{lab}"]
 
 
