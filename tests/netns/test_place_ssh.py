@@ -92,6 +92,7 @@ def test_a_command_in_a_node_has_its_input_its_streams_and_its_code(server: SshS
     assert killed.returncode == 137
     terminal(server, name)
     hung_up(server, name)
+    left_at_once(server, name)
 
 
 def terminal(server: SshServer, name: str) -> None:
@@ -114,9 +115,21 @@ def hung_up(server: SshServer, name: str) -> None:
     """When the connection breaks, a command that would never end is ended."""
     inv = server.begin("exec", "--lab", name, "host1", "sh", "-c", "echo begun >&2; exec sleep 4321")
     line_with(inv, "begun")
-    assert sleepers("4321")
+    assert until(lambda: bool(sleepers("4321")), 10)
     cut(server)
     assert inv.wait(timeout=20) == 3
+    assert until(lambda: not sleepers("4321"), 20)
+
+
+def left_at_once(server: SshServer, name: str) -> None:
+    """A command that takes no notice of Ctrl-C does not keep anybody here, nor does it stay there."""
+    inv = server.begin("exec", "--lab", name, "host1", "sh", "-c", "trap '' INT; echo begun >&2; sleep 4321")
+    line_with(inv, "begun")
+    inv.send_signal(signal.SIGINT)
+    line_with(inv, "Ctrl-C again leaves at once")
+    inv.send_signal(signal.SIGINT)
+    _, said = inv.communicate(timeout=20)
+    assert (inv.returncode, f"./inv status --place {server.place} shows it" in said) == (130, True)
     assert until(lambda: not sleepers("4321"), 20)
 
 
@@ -362,7 +375,20 @@ def test_what_does_not_answer_is_told(server: SshServer) -> None:
         began = time.monotonic()
         assert "does not speak SSH as it should" in refused(server, place=f"ssh:127.0.0.1:{port}")
         assert time.monotonic() - began < 50  # two verbs
+    assert "cannot be reached at port 22: Network is unreachable" in alone(server, "true")
+    wall = "ip link add wall0 type dummy && ip link set wall0 up && ip address add 198.51.100.1/24 dev wall0"
+    neighbour = "ip neighbour add 198.51.100.2 dev wall0 lladdr 02:00:00:00:00:02"
+    assert "does not answer at port 22 within 10 s" in alone(server, f"{wall} && {neighbour}")
     assert "is not known here: no.such.host.invalid" in refused(server, place="ssh:no.such.host.invalid")
+
+
+def alone(server: SshServer, prepared: str) -> str:
+    """What a verb says in a network of its own, where there is no server."""
+    words = ["unshare", "-n", "sh", "-ec", prepared + ' && exec "$@"', "sh"]
+    words += server.words("status", place="ssh:198.51.100.2")
+    done = subprocess.run(words, env=server.env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    return done.stderr
 
 
 def test_a_server_without_room_or_python_is_told(server: SshServer) -> None:

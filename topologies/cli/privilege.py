@@ -32,12 +32,12 @@ def become_root(verb: str) -> None:
     if not sys.stdin.isatty() and subprocess.run([sudo, "-n", "true"], capture_output=True, check=False).returncode:
         hint = f"run it as root, or on a terminal: sudo {typed}"
         raise MachineError(Problem("", f"./inv {verb}", "needs root, and sudo wants a password here", hint))
-    from topologies.places.config import VARIABLE, config_path
+    from topologies.places.config import VARIABLE
     from topologies.state import state_dir
 
     print(f"{verb} needs root: running it again through sudo", file=sys.stderr, flush=True)
     kept = [f"{name}={os.environ[name]}" for name in KEPT if name in os.environ]
     # Where to run was decided here: root's own settings have no say in it.
-    kept.append(f"{VARIABLE}={config_path() or ''}")
+    kept.append(f"{VARIABLE}=")
     again = ["env", f"HEDDLE_STATE_DIR={state_dir()}", *kept, sys.executable, str(ROOT / "tasks.py"), *sys.argv[1:]]
     os.execv(sudo, [sudo, "--", *again])  # noqa: S606  (no shell is wanted)
