@@ -374,7 +374,7 @@ def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: boo
 
 @verb(
     help={
-        "suite": "unit, golden, netns or all",
+        "suite": "unit, golden, netns; all is these three; clab has the stories of netns told in containers",
         "build": "see to it that clang is there, so that the BPF programs are rebuilt and compared",
         "args": "words for pytest: ./inv test unit -- -k load -x",
     },
