@@ -376,7 +376,8 @@ def test_what_does_not_answer_is_told(server: SshServer) -> None:
         assert "does not speak SSH as it should" in refused(server, place=f"ssh:127.0.0.1:{port}")
         assert time.monotonic() - began < 50  # two verbs
     assert "cannot be reached at port 22: Network is unreachable" in alone(server, "true")
-    wall = "ip link add wall0 type dummy && ip link set wall0 up && ip address add 198.51.100.1/24 dev wall0"
+    wall = "ip link add wall0 type veth peer name wall1 && ip link set wall0 up && ip link set wall1 up"
+    wall += " && ip address add 198.51.100.1/24 dev wall0"
     neighbour = "ip neighbour add 198.51.100.2 dev wall0 lladdr 02:00:00:00:00:02"
     assert "does not answer at port 22 within 10 s" in alone(server, f"{wall} && {neighbour}")
     assert "is not known here: no.such.host.invalid" in refused(server, place="ssh:no.such.host.invalid")
