@@ -157,7 +157,7 @@ def leftovers() -> Callable[[str], list[str]]:
 
 def _leftovers(lab: str) -> list[str]:
     found = [f"namespace {path.name}" for path in namespaces_of(lab)]
-    found += [f"namespace {path.name}" for path in NETNS_DIR.glob(f"clab-{lab}-*")]
+    found += [f"namespace {path.name}" for path in NETNS_DIR.glob(f"clab-*{lab}-*")]
     found += [f"container {each.name}" for each in containers_of(lab)]
     found += _docker_networks(lab)
     found += [

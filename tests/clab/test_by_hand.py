@@ -96,6 +96,15 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
         up(lab.name)
 
 
+def test_a_lab_with_a_stopped_node_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
+    containerlab("stop", "-t", str(lab.topology), "--node", "host1")
+    containerlab("stop", "-t", str(lab.topology), "--node", "ctsw2")
+    docker(["rm", "-f", f"clab-{lab.name}-ctsw2"])
+    assert any("park" in text for text in leftovers(lab.name)), "containerlab parks a stopped node's ports"
+    assert life.down(lab.name)
+    assert leftovers(lab.name) == []
+
+
 def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Leftovers) -> None:
     docker(["kill", f"clab-{lab.name}-ctsw1"])
     docker(["rm", "-f", f"clab-{lab.name}-host2"])

@@ -21,12 +21,19 @@ from topologies.engine import binary
 from topologies.engine import docker as engine
 from topologies.events import Observer
 from topologies.namespace import NETNS_DIR
-from topologies.problems import HeddleError, MachineError, machine_errors
+from topologies.problems import MachineError, machine_errors
 from topologies.process import run
-from topologies.runtimes.clab_containers import CLAB_DIR, Container, containers_of, marked_topology, marker, ours
+from topologies.runtimes.clab_containers import (
+    CLAB_DIR,
+    Container,
+    containers_of,
+    marked_nodes,
+    marked_topology,
+    marker,
+    ours,
+)
 from topologies.runtimes.clab_deploy import environment
 from topologies.runtimes.netns_cleanup import BPF_DIR, end_processes
-from topologies.runtimes.netns_topology import read_topology
 
 _HOSTS: Final = Path("/etc/hosts")
 _HOSTS_LOCK: Final = Path("/run/lock/clab-hosts.lock")  # containerlab's own
@@ -46,14 +53,12 @@ def remove_lab(lab: str, observer: Observer) -> int:
     if not containers and not marker(lab).exists():
         return 0
     observer.begin("remove", len(containers))
-    spaces = _links(lab, topology, containers)
+    spaces = _links(lab, containers)
     count = len(containers) + end_processes(lab, [path for path in spaces if path.exists()], of_containers=False)
     _destroy(lab, topology)
     _remove_containers(lab)
     _remove_network(lab)
-    for path in spaces:  # links to namespaces that have ended
-        if path.is_symlink() and not path.exists():
-            path.unlink(missing_ok=True)
+    _remove_links(spaces)
     _forget(lab)
     for directory in (CLAB_DIR / lab, BPF_DIR / lab):
         if directory.exists() and not directory.parent.is_symlink():
@@ -66,13 +71,20 @@ def remove_lab(lab: str, observer: Observer) -> int:
     return count
 
 
-def _links(lab: str, topology: Path | None, containers: list[Container]) -> list[Path]:
+def _links(lab: str, containers: list[Container]) -> list[Path]:
     """Names below /run/netns. No pattern is used: names of a foreign lab `zone-a` begin like those of `zone`."""
-    names = {each.name for each in containers}
-    if topology is not None:
-        with suppress(HeddleError):  # the file may be gone, or be edited
-            names |= {f"clab-{lab}-{node}" for node in read_topology(topology).nodes}
+    names = {each.name for each in containers} | {f"clab-{lab}-{node}" for node in marked_nodes(lab)}
     return sorted(NETNS_DIR / name for name in names)
+
+
+def _remove_links(spaces: list[Path]) -> None:
+    """Links to namespaces that have ended, and the namespaces in which containerlab parks a stopped node's ports."""
+    for path in spaces:
+        parked = NETNS_DIR / f"clab-park-{path.name}"
+        if parked.exists():
+            run(["ip", "netns", "del", parked.name], check=False)
+        if path.is_symlink() and not path.exists():
+            path.unlink(missing_ok=True)
 
 
 def _destroy(lab: str, topology: Path | None) -> None:

@@ -7,12 +7,13 @@ A lab is Heddle's when its containers carry our label (every topology that Heddl
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from topologies.engine import docker as engine
-from topologies.problems import MachineError
+from topologies.problems import MachineError, machine_errors
 
 CLAB_DIR: Final = Path("/run/heddle-containerlab")  # a directory per lab: our marker, and what containerlab writes
 LABEL: Final = "heddle-lab"
@@ -34,16 +35,36 @@ class Container:
 
 
 def marker(lab: str) -> Path:
-    """Written before Heddle deploys, removed when nothing is left: which topology it is."""
+    """Written before Heddle deploys, removed when nothing is left: which topology it is, and its nodes."""
     return CLAB_DIR / lab / "containerlab.json"
+
+
+def mark(lab: str, topology: Path, nodes: Iterable[str]) -> None:
+    """Write the marker: what is deployed is Heddle's from here on."""
+    with machine_errors(str(CLAB_DIR / lab)):
+        marker(lab).parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"topology": str(topology), "nodes": list(nodes)})
+        marker(lab).write_text(text, encoding="utf-8")
 
 
 def marked_topology(lab: str) -> Path | None:
     """The topology that Heddle deployed that lab from, or None when it deployed none."""
+    found = _marked(lab).get("topology")
+    return Path(found) if isinstance(found, str) else None
+
+
+def marked_nodes(lab: str) -> list[str]:
+    """The nodes that Heddle deployed, whether or not they are there yet, or still."""
+    found = _marked(lab).get("nodes")
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _marked(lab: str) -> dict[str, object]:
     try:
-        return Path(json.loads(marker(lab).read_text(encoding="utf-8"))["topology"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        data = json.loads(marker(lab).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def containers_of(lab: str) -> list[Container]:

@@ -8,7 +8,6 @@ Heddle chooses its flags, reads what it says, and sees to it that nothing is lef
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -26,12 +25,12 @@ from topologies.engine.docker import docker
 from topologies.events import Observer
 from topologies.fabric import Fabric
 from topologies.namespace import NETNS_DIR
-from topologies.problems import MachineError, Problem, machine_errors
+from topologies.problems import MachineError, Problem
 from topologies.process import Journal, left_to_child
 from topologies.render import mgmt_subnet
 from topologies.runtimes import NodeHandle
 from topologies.runtimes.clab_cleanup import remove_lab
-from topologies.runtimes.clab_containers import CLAB_DIR, Container, containers_of, marker, ours
+from topologies.runtimes.clab_containers import Container, containers_of, mark, marker, ours
 from topologies.runtimes.clab_deploy import deploy, note
 from topologies.runtimes.clab_network import free_subnet
 from topologies.runtimes.netns_topology import read_topology
@@ -105,9 +104,7 @@ class ContainerlabRuntime:
         topo = read_topology(topology)
         total = len(topo.nodes) + len(topo.links)
         observer.begin("create", total)
-        with machine_errors(str(CLAB_DIR / lab)):
-            marker(lab).parent.mkdir(parents=True, exist_ok=True)
-            marker(lab).write_text(json.dumps({"topology": str(topology)}), encoding="utf-8")
+        mark(lab, topology, topo.nodes)
         note(lab, topology, journal)
         done = 0
 
