@@ -161,11 +161,11 @@ def test_sigterm_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str
 
 
 def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name: str) -> None:
-    inv = server.begin("up", "zone", "--name", name)
+    inv = server.begin("up", "zone", "--name", name, "--format=json")
     line_with(inv, "create:")
     cut(server)
-    _, said = inv.communicate(timeout=20)
-    assert inv.returncode == 3
+    document, said = inv.communicate(timeout=20)
+    assert (inv.returncode, json.loads(document)["error"]["exit_code"]) == (3, 3)
     assert "the connection broke during up" in said
     assert f"./inv status --place {server.place} shows" in said
 
