@@ -1,0 +1,201 @@
+"""A containerlab topology that Heddle has not written comes up, and all that is above works on it. Both runtimes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.own_topologies import DAEMONS, frr_conf, mini_clos
+from topologies import lab as life
+from topologies import state
+from topologies.adopt.brought import adopt
+from topologies.events import Silent
+from topologies.lab import Lab
+from topologies.problems import CheckError, InputError, MachineError
+from topologies.status import status
+from traffic.lastrun import last_paths
+from traffic.options import run_options
+from traffic.paths.validate import validate
+from traffic.run import run
+
+ROOT = Path(__file__).resolve().parents[2]
+Leftovers = Callable[[str], list[str]]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mini_clos(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def clos(own: Path, runtime: str, lab_name: Callable[[], str]) -> Iterator[Lab]:
+    name = lab_name()
+    try:
+        yield life.up(adopt(own, runtime, name), runtime=runtime, source=str(own)).lab
+    finally:
+        life.down(name)
+
+
+def test_it_is_up_as_its_file_says(clos: Lab, own: Path) -> None:
+    (found,) = status(clos.name)
+    assert (found.state, found.converged, found.faults) == ("up", True, ())
+    assert (found.switches, found.hosts, found.links) == (4, 2, 6)
+    assert (found.bgp.established, found.bgp.expected) == (4, 4)
+    assert found.source == str(own)
+    assert [node.name for node in clos.fabric.switches] == ["leaf-1", "leaf-2", "Spine-1", "Spine-2"]
+    assert clos.fabric.by_name["leaf-1"].port("eth3").rate_bps == 50_000_000
+
+
+def test_commands_run_in_its_nodes(clos: Lab) -> None:
+    routes = clos.capture("leaf-1", ["ip", "route", "show", "10.1.2.0/24"])
+    assert routes.count("nexthop") == 2
+    assert "65100" in clos.capture("leaf-1", ["vtysh", "-c", "show bgp summary"])
+    assert clos.capture("h1", ["printenv", "ROLE"]) == "server for $5\n"
+    assert clos.capture("leaf-1", ["hostname"]) == "leaf-1\n"
+
+
+def test_paths_of_a_run_are_proven(clos: Lab) -> None:
+    result = run(clos, run_options(size="256K", qps=16, iters=2), Silent())
+    assert result.wrong == 0
+    proof = last_paths(clos)
+    assert proof.agree, [row.why for row in proof.flows if row.why]
+    assert {row.measured[0] for row in proof.flows if row.flow.src == "h1"} == {"leaf-1:eth1", "leaf-1:eth2"}
+    assert {len(row.measured) for row in proof.flows} == {3}
+
+
+def test_everything_about_it_validates(clos: Lab) -> None:
+    checks = validate(clos)
+    assert {check.name: check.detail for check in checks if not check.ok} == {}
+    assert not any(check.skipped for check in checks)
+
+
+def test_opened_again_it_is_the_same(clos: Lab) -> None:
+    again = life.open_lab(clos.name)
+    assert again.fabric == clos.fabric
+    assert json.loads((clos.dir / "lab.json").read_text())["brought"]["owners"]["10.255.0.1"] == "leaf-1"
+
+
+def test_up_again_does_nothing_and_a_changed_file_is_named(clos: Lab, own: Path, runtime: str) -> None:
+    assert not life.up(adopt(own, runtime, clos.name), runtime=runtime).created
+    other = own.with_name("changed.clab.yml")
+    other.write_text(own.read_text().replace("10.1.2.2/24", "10.1.2.3/24"))
+    with pytest.raises(InputError, match=r"nodes\.h2\.exec: .*10\.1\.2\.3"):
+        life.up(adopt(other, runtime, clos.name), runtime=runtime)
+
+
+def test_a_session_that_ends_is_seen(clos: Lab) -> None:
+    clos.capture("Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "neighbor 10.0.1.3 shutdown"])
+    try:
+        with pytest.raises(CheckError) as caught:
+            clos.wait(timeout=4)
+        assert "the BGP session with 10.0.1.2 (Spine-2) is" in str(caught.value)
+        bgp = next(check for check in validate(clos) if check.name == "bgp")
+        assert not bgp.ok
+        assert "leaf-1: with 10.0.1.2 (Spine-2)" in bgp.detail
+    finally:
+        clos.capture(
+            "Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "no neighbor 10.0.1.3 shutdown"]
+        )
+        clos.wait(timeout=60)
+
+
+@pytest.mark.parametrize("policy", ["0", "1", "2"])
+def test_the_files_own_hashing_wins_and_is_predicted(
+    policy: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
+) -> None:
+    name = lab_name()
+    made = adopt(mini_clos(tmp_path, policy=policy), runtime, name)
+    assert any("4 switches keep what their sysctls say of hashing" in note for note in made.notes)
+    try:
+        lab = life.up(made, runtime=runtime).lab
+        assert lab.capture("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == policy
+        run(lab, run_options(size="64K", qps=8, iters=1), Silent())
+        proof = last_paths(lab)
+        assert proof.agree, [row.why for row in proof.flows if row.why]
+        assert all(check.ok for check in validate(lab))
+    finally:
+        life.down(name)
+    assert leftovers(name) == []
+
+
+def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
+    name = lab_name()
+    for router, far in ((1, 2), (2, 1)):
+        (tmp_path / f"r{router}.conf").write_text(
+            f"interface eth1\n ip address 10.9.0.{router}/30\n!\ninterface eth2\n ip address 10.2.{router}.1/24\n!\n"
+            f"ip route 10.2.{far}.0/24 10.9.0.{far}\n"
+        )
+    nodes = "\n".join(f'    r{i}: {{binds: ["r{i}.conf:/etc/frr/frr.conf"]}}' for i in (1, 2))
+    hosts = "\n".join(f"    h{i}: {{exec: [ip addr add 10.2.{i}.9/24 dev eth0]}}" for i in (1, 2))
+    path = tmp_path / "static.clab.yml"
+    path.write_text(
+        f"name: static\ntopology:\n  defaults: {{kind: linux, network-mode: none}}\n  nodes:\n{nodes}\n{hosts}\n"
+        '  links:\n    - endpoints: ["r1:eth1", "r2:eth1"]\n    - endpoints: ["r1:eth2", "h1:eth0"]\n'
+        '    - endpoints: ["r2:eth2", "h2:eth0"]\n'
+    )
+    try:
+        lab = life.up(adopt(path, runtime, name), runtime=runtime).lab
+        assert lab.made.sessions(lab) == (0, 0)
+        checks = {check.name: check for check in validate(lab)}
+        assert checks["bgp"].skipped
+        assert checks["routes"].ok
+        assert not checks["reachability"].ok, "the hosts have no route to each other, and that is said"
+        run(lab, run_options(size="64K", iters=1), Silent())
+        assert last_paths(lab).agree
+    finally:
+        life.down(name)
+
+
+def test_hosts_without_addresses_cannot_run_and_it_says_which(
+    tmp_path: Path, runtime: str, lab_name: Callable[[], str]
+) -> None:
+    name = lab_name()
+    (tmp_path / "frr.conf").write_text("interface eth1\n ip address 10.2.1.1/24\n!\n")
+    path = tmp_path / "bare.clab.yml"
+    path.write_text(
+        "name: bare\ntopology:\n  defaults: {kind: linux}\n  nodes:\n"
+        '    r1: {binds: ["frr.conf:/etc/frr/frr.conf"]}\n'
+        "    h1: {exec: [ip addr add 10.2.1.9/24 dev eth1]}\n    h2: {}\n"
+        '  links:\n    - endpoints: ["r1:eth1", "h1:eth1"]\n    - endpoints: ["r1:eth2", "h2:eth1"]\n'
+    )
+    try:
+        lab = life.up(adopt(path, runtime, name), runtime=runtime).lab
+        with pytest.raises(InputError, match="h2:eth1 has no IPv4 address"):
+            run(lab, run_options(size="64K"), Silent())
+    finally:
+        life.down(name)
+
+
+def test_a_daemon_that_refuses_its_file_is_named(tmp_path: Path, lab_name: Callable[[], str], runtime: str) -> None:
+    name = lab_name()
+    (tmp_path / "daemons").write_text(DAEMONS)
+    conf = frr_conf("r1", 65001, "10.0.0.1", {}, {}, []).replace(" bgp router-id", " bgp rooter-id")
+    (tmp_path / "frr.conf").write_text(conf)
+    path = tmp_path / "wrong.clab.yml"
+    binds = '["daemons:/etc/frr/daemons", "frr.conf:/etc/frr/frr.conf"]'
+    path.write_text(f"name: wrong\ntopology:\n  nodes:\n    r1: {{kind: linux, binds: {binds}}}\n")
+    with pytest.raises(MachineError, match="rooter-id"):
+        life.up(adopt(path, runtime, name), runtime=runtime)
+    assert name not in state.labs()
+
+
+def test_the_command_line_takes_it(own: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers) -> None:
+    name = lab_name()
+
+    def inv(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "tasks", *words]
+        return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+    try:
+        done = inv("up", "--topology", str(own), "--name", name, "--runtime", runtime, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["converged"] is True
+        assert "left out: prefix" in done.stderr
+    finally:
+        assert inv("down", name).returncode == 0
+    assert leftovers(name) == []
