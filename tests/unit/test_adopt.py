@@ -1,0 +1,202 @@
+"""Topologies of one's own: names, variables, inheritance, and the fabric that is made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.own_topologies import mini_clos
+from topologies.adopt import frr
+from topologies.adopt.brought import Brought, adopt
+from topologies.adopt.choose import blueprint_of
+from topologies.adopt.companions import files_of
+from topologies.adopt.copy import copied
+from topologies.adopt.words import expand, lab_name, literal
+from topologies.blueprint import spec_of
+from topologies.dialects import RenderOptions
+from topologies.fabric import Tier
+from topologies.problems import InputError
+from topologies.runtimes.netns_topology import read_topology
+from topologies.state import Record
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(text: str) -> Path:
+        path = tmp_path / "own.clab.yml"
+        path.write_text(text)
+        return path
+
+    return make
+
+
+def ran(made: Brought, runtime: str = "netns") -> dict[str, dict[str, object]]:
+    """The nodes of the copy that runs."""
+    assert made.wanted is not None
+    text = copied(made.wanted, made.fabric, Path("/out"), RenderOptions(), runtime)
+    nodes: dict[str, dict[str, object]] = yaml.safe_load(text.replace("$$", "$"))["topology"]["nodes"]
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("own", "here"),
+    [
+        ("frr01", "frr01"),
+        ("Mini-Clos_2x2", "miniclos2x2"),
+        ("2tier", "tier"),
+        ("a-very-long-name-of-a-lab", "averylongnam"),
+    ],
+)
+def test_a_files_name_is_brought_to_heddles_rule(own: str, here: str, write: Write) -> None:
+    assert lab_name(own) == here
+    made = adopt(write(f"name: {own}\ntopology: {{nodes: {{a: {{kind: linux}}}}}}\n"), "netns")
+    assert made.fabric.name == here
+    assert any(f"{own} is called {here} here" in note for note in made.notes) == (own != here)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("$A ${A} $AB", "one one $AB"),
+        ("${B:=two} ${B:-two} ${B-two} ${E:=two} ${E-two}", "two two two two $E"),
+        ("${A:=two} ${A:+three} ${B:+three}|", "one three |"),
+        ("${B:=$A} ${B}", "one $B"),
+        ("$$A $1 ${1} a$ $ $_", "$A $1 ${1} a$ $ $_"),
+        ("${B:=http://x:80/y-z}", "http://x:80/y-z"),
+    ],
+)
+def test_variables_are_replaced_as_containerlab_does(text: str, said: str) -> None:
+    assert expand(text, "x", {"A": "one", "E": ""}) == said
+
+
+def test_text_can_be_kept_from_being_replaced() -> None:
+    assert expand(literal("$A ${A:=b} $$"), "x", {"A": "one"}) == "$A ${A:=b} $$"
+
+
+def test_nodes_inherit_from_node_group_kind_and_defaults(write: Write) -> None:
+    path = write("""
+name: x
+topology:
+  defaults: {kind: linux, exec: [d], env: {A: d, B: d}, sysctls: {net.x: 1}}
+  kinds: {linux: {group: g, exec: [k], env: {B: k, C: 007}, binds: ["own.clab.yml:/etc/frr/x"]}}
+  groups:
+    g: &g {exec: [g, d], image: from-group, binds: ["own.clab.yml:/etc/frr/x:ro"]}
+    h: {<<: *g, image: from-h, kind: linux}
+  nodes:
+    a: {exec: [a], env: {C: a}, image: "from:a"}
+    b: {group: h}
+""")
+    nodes = ran(adopt(path, "containerlab"), "containerlab")
+    assert nodes["a"]["exec"] == ["d", "k", "g", "a"]
+    assert nodes["a"]["env"] == {"A": "d", "B": "k", "C": "a"}
+    assert nodes["b"]["env"] == {"A": "d", "B": "k", "C": "007"}
+    assert (nodes["a"]["image"], nodes["b"]["image"]) == ("from:a", "from-h")
+    assert nodes["a"]["binds"] == [f"{path}:/etc/frr/x:ro"]
+    assert nodes["b"]["group"] == "h"
+
+
+def test_the_copy_means_the_same_to_both_runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROLE", raising=False)
+    path = mini_clos(tmp_path, image="heddle/switch:1")
+    for runtime in ("netns", "containerlab"):
+        made = adopt(path, runtime)
+        topology = read_topology(made.write(tmp_path / runtime, RenderOptions()))
+        topology.check_honoured()
+        assert topology.name == "miniclos"
+        assert topology.nodes["h1"].env == {"ROLE": "server for $5"}
+        sources = {bind.target: bind.source for bind in topology.nodes["Spine-1"].binds}
+        assert sources["/etc/frr/frr.conf"] == tmp_path / "configs/Spine-1.conf"
+        assert sources[frr.START] == tmp_path / runtime / "start.sh"
+        assert topology.nodes["leaf-1"].exec == (f"sh {frr.START}",)
+        assert topology.nodes["leaf-1"].labels == {"heddle-lab": "miniclos"}
+
+
+def test_heddle_starts_daemons_only_where_nobody_else_does(tmp_path: Path) -> None:
+    path = mini_clos(tmp_path, image="quay.io/frrouting/frr:10.3.1")
+    assert f"sh {frr.START}" in str(ran(adopt(path, "netns"))["leaf-1"])
+    assert frr.START not in str(ran(adopt(path, "containerlab"), "containerlab"))
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("service frr start", [f"sh {frr.START}"]),
+        ("/usr/lib/frr/frrinit.sh start", [f"sh {frr.START}"]),
+        ("touch /etc/frr/vtysh.conf", [f"sh {frr.START}", "touch /etc/frr/vtysh.conf"]),
+        ("sh -c 'zebra -d && bgpd -d'", ["sh -c 'zebra -d && bgpd -d'"]),
+        ("ip addr add 10.0.0.1/31 dev eth1", ["ip addr add 10.0.0.1/31 dev eth1", f"sh {frr.START}"]),
+        ("ip route del default", [f"sh {frr.START}"]),
+    ],
+)
+def test_commands_that_start_frr_are_known(line: str, left: list[str], write: Write) -> None:
+    node = f'{{kind: linux, binds: ["own.clab.yml:/etc/frr/frr.conf"], exec: ["{line}"]}}'
+    nodes = ran(adopt(write(f"name: x\ntopology: {{nodes: {{a: {node}}}}}\n"), "netns"))
+    assert nodes["a"]["exec"] == left
+
+
+def test_who_has_frr_is_a_switch_and_who_has_hosts_a_leaf(tmp_path: Path) -> None:
+    fabric = adopt(mini_clos(tmp_path), "netns").fabric
+    assert {n.name: n.tier for n in fabric.nodes} == {
+        **dict.fromkeys(("leaf-1", "leaf-2"), Tier.RTSW),
+        **dict.fromkeys(("Spine-1", "Spine-2"), Tier.CTSW),
+        **dict.fromkeys(("h1", "h2"), Tier.HOST),
+    }
+    leaf = fabric.by_name["leaf-1"]
+    assert [(p.name, str(p.address), p.rate_bps, p.mtu) for p in leaf.ports] == [
+        ("eth1", "10.0.1.1/31", 100_000_000, 9500),
+        ("eth2", "10.0.1.3/31", 100_000_000, 9500),
+        ("eth3", "10.1.1.1/24", 50_000_000, 4200),
+    ]
+    assert str(fabric.by_name["h2"].ports[0].address) == "10.1.2.2/24"
+    assert (fabric.spec.racks, fabric.spec.ctsw, fabric.spec.link.host) == (2, 2, 50_000_000)
+    assert fabric.spec.roce.ib_mtu == 4096
+    macs = [port.mac for node in fabric.nodes for port in node.ports]
+    assert len(set(macs)) == len(macs) == 12
+
+
+def test_a_record_gives_the_same_lab_again(tmp_path: Path) -> None:
+    made = adopt(mini_clos(tmp_path), "netns")
+    stored = {"name": "miniclos", "runtime": "netns", "phase": "running", "spec": spec_of(made)}
+    record = Record(**json.loads(json.dumps({**stored, "brought": made.recorded()})))
+    again = Brought.of_record(record)
+    assert again.fabric.nodes == made.fabric.nodes
+    assert again.daemons("leaf-1") == ("zebra", "bgpd")
+    assert made.differences(record) == []
+
+
+def test_addresses_are_read_from_frr_conf_and_commands() -> None:
+    text = "interface eth1\n description x\n ip address 10.0.0.1/31\n!\ninterface eth2\n!\nrouter bgp 1\n"
+    assert {k: str(v) for k, v in frr.configured_addresses(text).items()} == {"eth1": "10.0.0.1/31"}
+    lines = ["ip a add 10.1.0.1/24 dev eth1", "sh -c 'ip link set eth2 up; ip address add 10.2.0.1/24 dev eth2'"]
+    found = frr.command_addresses([*lines, "ip -6 addr add fd00::1/64 dev eth3", "ip link set eth4 up"])
+    assert {k: str(v) for k, v in found.items()} == {"eth1": "10.1.0.1/24", "eth2": "10.2.0.1/24"}
+    assert frr.daemons_of("bgpd=yes\nospfd=no\n#isisd=yes\n") == ("mgmtd", "zebra", "staticd", "bgpd")
+
+
+def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> None:
+    own = str(mini_clos(tmp_path))
+    with pytest.raises(InputError, match="needs a fabric, or --topology FILE"):
+        blueprint_of(None, None, "netns")
+    with pytest.raises(InputError, match="zone is a fabric, and --topology"):
+        blueprint_of("zone", own, "netns")
+    with pytest.raises(InputError, match="changes a key of a fabric file"):
+        blueprint_of(None, own, "netns", overrides=["racks=3"])
+    with pytest.raises(InputError, match="is written already"):
+        blueprint_of(None, own, "netns", dialect="frr")
+    with pytest.raises(InputError, match="no lab has such a name"):
+        blueprint_of(None, own, "netns", name="../x")
+    with pytest.raises(InputError, match="is not a file here"):
+        blueprint_of(None, str(tmp_path / "none.yml"), "netns")
+    assert blueprint_of(None, own, "netns", name="mine")[0].fabric.name == "mine"
+
+
+def test_files_that_a_topology_binds_go_with_it(tmp_path: Path) -> None:
+    own = mini_clos(tmp_path)
+    names = {Path(name).name for name in files_of(None, str(own))}
+    assert names == {own.name, "daemons", "vtysh.conf", "leaf-1.conf", "leaf-2.conf", "Spine-1.conf", "Spine-2.conf"}
