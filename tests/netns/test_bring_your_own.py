@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -199,3 +200,21 @@ def test_the_command_line_takes_it(own: Path, runtime: str, lab_name: Callable[[
     finally:
         assert inv("down", name).returncode == 0
     assert leftovers(name) == []
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
+    text = (ROOT / "docs/bring-your-own.md").read_text()
+    files = dict(re.findall(r"```(?:yaml)?\n# (\S+)\n(.*?)```", text, re.DOTALL))
+    assert sorted(files) == ["daemons", "leaf1.conf", "leaf2.conf", "pair.clab.yml"]
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    lab = lab_name()
+    try:
+        pair = life.up(adopt(tmp_path / "pair.clab.yml", runtime, lab), runtime=runtime).lab
+        run(pair, run_options(size="1M", qps=16, iters=1), Silent())
+        proof = last_paths(pair)
+        assert proof.agree, [row.why for row in proof.flows if row.why]
+        assert {row.measured[0] for row in proof.flows if row.flow.src == "host1"} == {"leaf1:eth1", "leaf1:eth2"}
+        assert all(check.ok for check in validate(pair))
+    finally:
+        life.down(lab)
