@@ -83,9 +83,11 @@ class Lab:
         """Ports whose root qdisc is not Heddle's: somebody's `tc`, or `containerlab tools netem`, took its place."""
         from topologies.switch import queues
 
-        hint = f"its rate is not kept there; ./inv down {self.name}, then up again, puts them back"
+        hint = f"./inv down {self.name}, then up again, puts it back"
         return [
             Problem(f"{node.name}:{port}", "the queue", f"is not Heddle's: {kind} stands at its root", hint)
+            if kind
+            else Problem(f"{node.name}:{port}", "the port", "is gone: somebody removed it", hint)
             for node in self.fabric.nodes
             for port, kind in queues.foreign(self.handle(node.name).netns, [p.name for p in node.ports]).items()
         ]

@@ -283,7 +283,7 @@ def _below() -> list[Record]:
             parents[pid] = int(_stat(pid)[1])
         except (OSError, IndexError):
             continue
-        named = Path(program).name.startswith(("dockerd", "containerd"))
+        named = Path(program).name.startswith(("dockerd", "containerd")) and _sees_ours(path)
         if named and any(f"{PLACE}/" in word for word in words) and (began := _began(pid)) is not None:
             found[pid] = Record(pid, began, temporary=True)
     # A container's first process is its shim's child; when it ends, all in the container does.
@@ -291,6 +291,15 @@ def _below() -> list[Record]:
         if parent in found and (began := _began(pid)) is not None:
             found[pid] = Record(pid, began, temporary=True)
     return list(found.values())
+
+
+def _sees_ours(process: Path) -> bool:
+    """Whether our directory is its one, too: another root on this machine may have a Heddle and an engine of its own."""
+    try:
+        theirs, ours = (process / "root" / str(PLACE).lstrip("/")).stat(), PLACE.stat()
+    except OSError:
+        return False
+    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def _clear() -> None:

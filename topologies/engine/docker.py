@@ -88,7 +88,7 @@ def start_hint() -> str:
 def failure(done: Done) -> Problem:
     """A docker command that failed, in its own first words; a full disk gets its remedy."""
     said = "; ".join((done.err or done.out).strip().splitlines()[-3:]) or "it printed nothing"
-    words = done.argv[len(client()) :]
+    words = [word for word in done.argv[1:] if not word.startswith(("-", "unix:"))]
     hint = ""
     if "no space left on device" in said.lower():
         hint = "free some space there: docker system df and df -h tell; ./inv image --prune removes old images"

@@ -116,8 +116,7 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
 
 
 def foreign(netns: Path, ports: Iterable[str]) -> dict[str, str]:
-    """Port -> what stands at its root in place of our shaper: `netem`, or `nothing`. Ports that are gone, too."""
-    wanted = list(ports)
+    """Port -> what stands at its root in place of our shaper: `netem`, or `nothing`; empty where the port is gone."""
     roots: dict[str, str] = {}
     with RouteSocket(netns) as netlink:
         names = read_names(netlink)
@@ -125,9 +124,9 @@ def foreign(netns: Path, ports: Iterable[str]) -> dict[str, str]:
             _, ifindex, handle, parent, _ = _TCMSG.unpack_from(body)
             if parent == _ROOT_PARENT:
                 kind = attributes(body, _TCMSG.size)[_TCA_KIND].rstrip(bytes(1)).decode()
-                ours = (kind, handle) == ("htb", _ROOT_ID)
-                roots[names.get(ifindex, "")] = "" if ours else "nothing" if kind == "noqueue" else kind
-    return {port: roots.get(port, "nothing: the port is gone") for port in wanted if roots.get(port, "gone")}
+                found = "ours" if (kind, handle) == ("htb", _ROOT_ID) else kind
+                roots[names.get(ifindex, "")] = "nothing" if found == "noqueue" else found
+    return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
 
 
 def read_drops(netns: Path) -> dict[str, int]:
