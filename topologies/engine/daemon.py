@@ -294,7 +294,7 @@ def _below() -> list[Record]:
 
 
 def _sees_ours(process: Path) -> bool:
-    """Whether our directory is its one, too: another root on this machine may have a Heddle and an engine of its own."""
+    """Whether our directory is its one, too: another root on this machine may have an engine of its own."""
     try:
         theirs, ours = (process / "root" / str(PLACE).lstrip("/")).stat(), PLACE.stat()
     except OSError:
