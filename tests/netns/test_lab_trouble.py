@@ -17,6 +17,7 @@ from topologies import state
 from topologies.lab import Lab
 from topologies.load import load_fabric
 from topologies.problems import CheckError, InputError, MachineError
+from topologies.runtimes.clab_containers import CLAB_DIR
 from topologies.runtimes.netns_space import RUN_DIR
 from topologies.status import status
 from topologies.switch import hashing
@@ -89,12 +90,13 @@ def test_state_that_another_user_can_change_is_not_trusted(
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o000])
-def test_a_lab_comes_up_under_any_umask(umask: int, name: str, leftovers: Leftovers, up: Up) -> None:
+def test_a_lab_comes_up_under_any_umask(umask: int, name: str, leftovers: Leftovers, up: Up, runtime: str) -> None:
     before = os.umask(umask)
     try:
         up(name, timeout=20)
         assert os.umask(umask) == umask
-        places = (RUN_DIR / name, hashing.PINS / name, state.lab_dir(name))
+        own = (CLAB_DIR if runtime == "containerlab" else RUN_DIR) / name
+        places = (own, hashing.PINS / name, state.lab_dir(name))
         open_to_all = [p for top in places for p in (top, *top.rglob("*")) if mode(p) & 0o002]
         assert open_to_all == []
         life.down(name)
