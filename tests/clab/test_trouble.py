@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,8 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
             assert run(lab, run_options(size="16K", iters=1, warmup=0, qps=2), Silent()).wrong == 0
         assert all(last_paths(lab).agree for lab in labs)
         assert len({subnet_of(lab) for lab in labs[:2]}) == 2
+        bridges = {bridge_of(lab) for lab in labs[:2]}
+        assert all(path.exists() for path in bridges)
         assert life.down(names[0])
         assert leftovers(names[0]) == []
         for lab in labs[1:]:
@@ -95,13 +98,13 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
         for each in names:
             life.down(each)
     assert outside() == before
+    assert not any(path.exists() for path in bridges)
 
 
 def outside() -> dict[str, str]:
     """What of this machine every lab must leave as it was."""
-    tables = ["nft", "list", "ruleset"], ["iptables-save"], ["ip", "rule"], ["ip", "-br", "link"]
     found = {}
-    for argv in tables:
+    for argv in (["nft", "list", "ruleset"], ["iptables-save"], ["ip", "rule"]):
         try:
             found[argv[0]] = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=20).stdout
         except FileNotFoundError:
@@ -114,8 +117,17 @@ def outside() -> dict[str, str]:
 
 
 def subnet_of(lab: Lab) -> str:
-    networks = json.loads(docker(["network", "inspect", f"heddle-{lab.name}"]).out)
-    return str(networks[0]["IPAM"]["Config"][0]["Subnet"])
+    return str(network_of(lab)["IPAM"]["Config"][0]["Subnet"])
+
+
+def bridge_of(lab: Lab) -> Path:
+    """The management network's own bridge on this machine."""
+    return Path("/sys/class/net", f"br-{network_of(lab)['Id'][:12]}")
+
+
+def network_of(lab: Lab) -> dict[str, Any]:
+    (found,) = json.loads(docker(["network", "inspect", f"heddle-{lab.name}"]).out)
+    return dict(found)
 
 
 def test_a_management_network_that_somebody_has_is_stepped_around(name: str, up: Up) -> None:
