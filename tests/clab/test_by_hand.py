@@ -115,6 +115,43 @@ def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Left
     assert leftovers(lab.name) == []
 
 
+def test_a_name_that_leads_to_another_process_namespace_is_told_and_nobody_there_is_ended(
+    lab: Lab, leftovers: Leftovers
+) -> None:
+    """A container that dies leaves its link to /proc/PID, and that number goes to the next process that comes."""
+    bystander = subprocess.Popen(["unshare", "--net", "sleep", "300"])
+    try:
+        docker(["kill", f"clab-{lab.name}-ctsw1"])
+        for node in ("ctsw1", "host1"):  # host1 still runs: as after `docker restart`
+            name = lab.handle(node).netns
+            name.unlink()
+            name.symlink_to(f"/proc/{bystander.pid}/ns/net")
+        (row,) = status(lab.name)
+        assert row.faults[0].startswith("ctsw1  its container does not run")
+        assert row.faults[1].startswith("host1  its container runs, but its namespace is not at /run/netns/")
+        assert life.down(lab.name)
+        assert leftovers(lab.name) == []
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_links_that_a_killed_deployment_had_not_moved_go_with_the_lab_and_no_other_links(lab: Lab) -> None:
+    """containerlab names them so, and leaves them where it stood when it is ended."""
+    pairs = ("clab-0a1b2c3d", "clab-3d2c1b0a"), ("clab-t1", "clab-t2")
+    for one, other in pairs:
+        subprocess.run(["ip", "link", "add", one, "type", "veth", "peer", "name", other], check=True)
+    try:
+        assert life.down(lab.name)
+        here = {path.name for path in Path("/sys/class/net").iterdir()}
+        assert not here & set(pairs[0])
+        assert here >= set(pairs[1])
+    finally:
+        for one, _ in pairs:
+            subprocess.run(["ip", "link", "del", one], check=False, capture_output=True)
+
+
 def test_a_foreign_root_qdisc_is_named_and_no_run_is_measured_over_it(lab: Lab) -> None:
     netns = lab.handle("rtsw1").netns
     replace = ["tc", "qdisc", "replace", "dev", "eth2", "root", "tbf", "rate", "1mbit", "burst", "10k", "limit", "90k"]

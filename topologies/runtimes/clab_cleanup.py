@@ -7,6 +7,7 @@ namespaces' names, the lab's own management network, and the lines that containe
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -27,10 +28,12 @@ from topologies.runtimes.clab_containers import (
     CLAB_DIR,
     Container,
     containers_of,
+    marked_link,
     marked_nodes,
     marked_topology,
     marker,
     ours,
+    own_namespaces,
 )
 from topologies.runtimes.clab_deploy import environment
 from topologies.runtimes.netns_cleanup import BPF_DIR, end_processes
@@ -38,6 +41,8 @@ from topologies.runtimes.netns_cleanup import BPF_DIR, end_processes
 _HOSTS: Final = Path("/etc/hosts")
 _HOSTS_LOCK: Final = Path("/run/lock/clab-hosts.lock")  # containerlab's own
 _SSH_CONFIGS: Final = Path("/etc/ssh/ssh_config.d")
+_UNMOVED: Final = re.compile(r"clab-[0-9a-f]{8}")
+_MOVING_S: Final = 2.0  # it takes milliseconds, and on a busy machine some tenths
 _DEPLOY_ENDS_S: Final = 30.0  # a containerlab whose parent was killed takes down what it was making
 _DESTROY_S: Final = 120.0
 _REMOVE_S: Final = 10.0
@@ -53,12 +58,16 @@ def remove_lab(lab: str, observer: Observer) -> int:
     if not containers and not marker(lab).exists():
         return 0
     observer.begin("remove", len(containers))
-    spaces = _links(lab, containers)
-    count = len(containers) + end_processes(lab, [path for path in spaces if path.exists()], of_containers=False)
+    names = _links(lab, containers)
+    parked = [path for name in names if (path := _parking(name)).exists()]
+    spaces = [*own_namespaces([each for each in containers if each.running]).values(), *parked]
+    count = len(containers) + end_processes(lab, spaces, of_containers=False)
     _destroy(lab, topology)
     _remove_containers(lab)
     _remove_network(lab)
-    _remove_links(spaces)
+    _remove_links(names)
+    if (newest := marked_link(lab)) is not None:
+        _remove_orphans(newest)
     _forget(lab)
     for directory in (CLAB_DIR / lab, BPF_DIR / lab):
         if directory.exists() and not directory.parent.is_symlink():
@@ -77,14 +86,44 @@ def _links(lab: str, containers: list[Container]) -> list[Path]:
     return sorted(NETNS_DIR / name for name in names)
 
 
-def _remove_links(spaces: list[Path]) -> None:
-    """Links to namespaces that have ended, and the namespaces in which containerlab parks a stopped node's ports."""
-    for path in spaces:
-        parked = NETNS_DIR / f"clab-park-{path.name}"
-        if parked.exists():
+def _parking(path: Path) -> Path:
+    """The namespace in which containerlab parks a stopped node's ports."""
+    return NETNS_DIR / f"clab-park-{path.name}"
+
+
+def _remove_links(names: list[Path]) -> None:
+    """Names of namespaces that have ended, and parked ports. A name that a container still has is somebody else's:
+    lab `zone-a` may have a node `b`, and this one, `zone`, a node `a-b`.
+    """
+    theirs = set(engine.docker(["ps", "-a", "--format", "{{.Names}}"]).out.split()) if names else set()
+    for path in names:
+        if path.name in theirs:
+            continue
+        if (parked := _parking(path)).exists():
             run(["ip", "netns", "del", parked.name], check=False)
-        if path.is_symlink() and not path.exists():
+        if path.is_symlink():  # of a container that is gone, whatever has its PID by now
             path.unlink(missing_ok=True)
+
+
+def _remove_orphans(newest: int) -> None:
+    """Links that a containerlab made and could not yet move when it was ended: both ends stand in this namespace.
+
+    newest: the highest ifindex before this lab was made. While another containerlab deploys, a pair may be one that it
+    is just about to move: what stands for so long moves no more.
+    """
+    found = _unmoved(newest)
+    if found and _deploying():
+        time.sleep(_MOVING_S)
+        found &= _unmoved(newest)
+    for name in sorted(found):
+        run(["ip", "link", "del", name], check=False)  # the second of a pair is gone with the first
+
+
+def _unmoved(newest: int) -> set[str]:
+    """Ends of veth pairs named as containerlab names them at first, with both ends here, younger than `newest`."""
+    rows = json.loads(run(["ip", "-j", "link", "show", "type", "veth"]).out or "[]")
+    made = {row["ifname"] for row in rows if row and row["ifindex"] > newest and _UNMOVED.fullmatch(row["ifname"])}
+    return {row["ifname"] for row in rows if row and row["ifname"] in made and row.get("link") in made}
 
 
 def _destroy(lab: str, topology: Path | None) -> None:
@@ -117,15 +156,20 @@ def _await_deploy(lab: str) -> None:
         time.sleep(0.2)
 
 
-def _deploying(lab: str) -> list[int]:
-    """Processes that run `containerlab deploy ... --name LAB` with our lab directory in their environment."""
-    want = f"CLAB_LABDIR_BASE={CLAB_DIR / lab}".encode()
+def _deploying(lab: str | None = None) -> list[int]:
+    """Processes that run `containerlab deploy ... --name LAB` with our lab directory in their environment; without a
+    lab, whoever's of whatever lab.
+    """
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with suppress(OSError):
                 words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-                if b"deploy" in words and want in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                if not {b"deploy", b"apply"} & set(words):
+                    continue
+                variables = Path(entry.path, "environ").read_bytes().split(b"\0")
+                by_name = words[0].endswith((b"containerlab", b"clab"))
+                if by_name if lab is None else f"CLAB_LABDIR_BASE={CLAB_DIR / lab}".encode() in variables:
                     found.append(int(entry.name))
     return found
 

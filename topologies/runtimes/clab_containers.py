@@ -7,12 +7,14 @@ A lab is Heddle's when its containers carry our label (every topology that Heddl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from topologies.engine import docker as engine
+from topologies.namespace import NETNS_DIR
 from topologies.problems import MachineError, machine_errors
 
 CLAB_DIR: Final = Path("/run/heddle-containerlab")  # a directory per lab: our marker, and what containerlab writes
@@ -43,7 +45,8 @@ def mark(lab: str, topology: Path, nodes: Iterable[str]) -> None:
     """Write the marker: what is deployed is Heddle's from here on."""
     with machine_errors(str(CLAB_DIR / lab)):
         marker(lab).parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"topology": str(topology), "nodes": list(nodes)})
+        newest = max(number for number, _ in socket.if_nameindex())
+        text = json.dumps({"topology": str(topology), "nodes": list(nodes), "newest_link": newest})
         marker(lab).write_text(text, encoding="utf-8")
 
 
@@ -57,6 +60,12 @@ def marked_nodes(lab: str) -> list[str]:
     """The nodes that Heddle deployed, whether or not they are there yet, or still."""
     found = _marked(lab).get("nodes")
     return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def marked_link(lab: str) -> int | None:
+    """The highest ifindex of this machine before Heddle deployed that lab; None when it deployed none."""
+    found = _marked(lab).get("newest_link")
+    return found if isinstance(found, int) else None
 
 
 def _marked(lab: str) -> dict[str, object]:
@@ -87,6 +96,33 @@ def ours(container: Container, lab: str) -> bool:
     """Whether Heddle deployed it."""
     topology = marked_topology(lab)
     return container.owner == lab or (topology is not None and container.topology == str(topology))
+
+
+def namespace_of(container: Container) -> Path:
+    """Where containerlab puts a name for the node's network namespace: a link to /proc/PID/ns/net."""
+    return NETNS_DIR / container.name
+
+
+def own_namespaces(containers: Sequence[Container]) -> dict[str, Path]:
+    """Container's name -> /proc/PID/ns/net of its first process, for those that run.
+
+    The links below /run/netns do not tell: one that outlived its container leads to whoever has that PID by now.
+    """
+    if not containers:
+        return {}
+    form = "{{.Name}}\t{{.State.Pid}}"
+    # One that is removed at this very moment is no error: what is printed is of those that are there.
+    done = engine.docker(["inspect", "--format", form, *(each.id for each in containers)], check=False)
+    rows = (line.removeprefix("/").split("\t") for line in done.out.splitlines() if "\t" in line)
+    return {name: Path("/proc", pid, "ns/net") for name, pid in rows if pid != "0"}
+
+
+def same_space(one: Path, other: Path) -> bool:
+    """Whether both are there and are the same namespace."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def _container(line: str) -> Container:

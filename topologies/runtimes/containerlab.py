@@ -30,7 +30,16 @@ from topologies.process import Journal, left_to_child
 from topologies.render import mgmt_subnet
 from topologies.runtimes import NodeHandle
 from topologies.runtimes.clab_cleanup import remove_lab
-from topologies.runtimes.clab_containers import Container, containers_of, mark, marker, ours
+from topologies.runtimes.clab_containers import (
+    Container,
+    containers_of,
+    mark,
+    marker,
+    namespace_of,
+    ours,
+    own_namespaces,
+    same_space,
+)
 from topologies.runtimes.clab_deploy import deploy, note
 from topologies.runtimes.clab_network import free_subnet
 from topologies.runtimes.netns_topology import read_topology
@@ -79,11 +88,9 @@ class ContainerlabRuntime:
         """Nodes that do not run, a problem each: stopped or removed by hand, or died."""
         here = {each.node: each for each in containers_of(lab)}
         nodes = read_topology(topology).nodes
-        return [
-            _why_not(lab, name, here.get(name))
-            for name in nodes
-            if not ((each := here.get(name)) and each.running and _netns(lab, name).exists())
-        ]
+        spaces = own_namespaces([each for each in here.values() if each.running])
+        found = [name for name, each in here.items() if _stands(each, spaces.get(each.name))]
+        return [_why_not(lab, name, here.get(name)) for name in nodes if name not in found]
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
         """Where on this machine a node's file is: below its first process's root; None when it is not there."""
@@ -159,12 +166,17 @@ def _netns(lab: str, node: str) -> Path:
     return NETNS_DIR / _container(lab, node)
 
 
+def _stands(container: Container, space: Path | None) -> bool:
+    """Whether a node runs, and its name below /run/netns leads to it: all that Heddle does, it does there."""
+    return container.running and space is not None and same_space(namespace_of(container), space)
+
+
 def _why_not(lab: str, node: str, container: Container | None) -> Problem:
     """Why a node does not run. Started again by hand it has its links, but not what Heddle had put on them."""
     anew = f"./inv down {lab}, then up again, makes it anew"
     if container is None:
         return Problem(node, "its container", "is gone: somebody removed it", anew)
     if container.running:
-        return Problem(node, "its container", f"runs, but has no namespace at {_netns(lab, node)}", anew)
+        return Problem(node, "its container", f"runs, but its namespace is not at {_netns(lab, node)}", anew)
     why = f"does not run: {container.status}"
     return Problem(node, "its container", why, f"docker logs {container.name} may say why; {anew}")
