@@ -305,6 +305,7 @@ def render(
     root=lambda typed: typed["fabric"] is None or typed["kind"] not in ("svg", "png"),
     files_in=["fabric"],
     files_out=["out_"],
+    endings_here=[".svg", ".png"],
 )
 def graph(
     out: Console,

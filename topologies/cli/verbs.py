@@ -39,6 +39,7 @@ def verb(
     packages: Packages = (),
     files_in: Sequence[str] | Callable[[Arguments], Sequence[str]] = (),
     files_out: Sequence[str] = (),
+    endings_here: Sequence[str] = (),
     lasting: bool = False,
     typed_in: bool = False,
 ) -> Callable[[Callable[..., None]], Any]:
@@ -48,6 +49,7 @@ def verb(
     takes all other words. root, packages: what the verb needs of the machine; packages are names of packages.py.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `places.real`.
     files_in may be a function instead, from what was typed to the files' names, for files that name others.
+    endings_here: those of files that it writes to the working directory when no name was typed.
     lasting: on another machine it goes on when the connection breaks. typed_in: it reads stdin.
     """
 
@@ -77,6 +79,7 @@ def verb(
                 words_of(spec, {**typed, "place": HERE}),
                 files_in=files_in(full) if callable(files_in) else _named(full, files_in),
                 files_out=_named(full, files_out),
+                endings_here=endings_here,
                 lasting=lasting,
                 typed_in=typed_in,
             )

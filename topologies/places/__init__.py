@@ -34,8 +34,8 @@ class Call:
     """One verb as it is to run elsewhere.
 
     words:     the verb and all that was typed, but for --place.
-    files_in:  names of files, as typed, that it reads; files_out: of files or directories that it writes. What it
-               writes to its working directory comes back to the one here, too.
+    files_in:  names of files, as typed, that it reads; files_out: of files or directories that it writes.
+    endings_here: those of the files that it may write to its working directory without having been told a name.
     lasting:   it goes on to its end when the connection breaks; else it is hung up on, and undoes what is half made.
     typed_in:  it is for people at a terminal, or reads stdin (exec).
     """
@@ -43,6 +43,7 @@ class Call:
     words: Sequence[str]
     files_in: Sequence[str] = ()
     files_out: Sequence[str] = ()
+    endings_here: Sequence[str] = ()
     lasting: bool = False
     typed_in: bool = False
 

@@ -17,7 +17,8 @@ import signal
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,7 +205,8 @@ class _Session:
                     tar.write(data)
                 elif kind == b"t":
                     tar.seek(0)
-                    _land(tar, outs)
+                    for name in land(tar, outs, self.call.endings_here):
+                        print(f"{name}: written there and not brought back, as no --out names it", file=sys.stderr)
 
     def _print(self, data: bytes) -> None:
         if self.out.json:
@@ -259,17 +261,30 @@ def _last(name: str) -> str:
     return "out" if last in ("", ".", "..") else last
 
 
-def _land(tar: IO[bytes], outs: dict[str, str]) -> None:
-    """Put what the verb wrote where its names say."""
+def land(tar: IO[bytes], outs: Mapping[str, str], endings: Sequence[str]) -> list[str]:
+    """Put what the verb wrote where its names say; names of files that nobody asked for, which stay out.
+
+    A server is not trusted with more than that: no link of its making comes here, nor any file in the working directory
+    (which may be a home, or a checkout) but a plain one with one of these endings.
+    """
+    unasked = []
     with tempfile.TemporaryDirectory(prefix="heddle-") as spot, machine_errors():
         try:
-            unpack(tar, Path(spot))
-        except (tarfile.TarError, ValueError) as error:
-            raise MachineError(Problem("", ", ".join(outs), f"did not come back whole: {error}", "try again")) from None
-        for name, path in {".": "here", **outs}.items():
+            unpack(tar, Path(spot), links=False)
+        except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+            names = ", ".join(outs) or "what it wrote"
+            raise MachineError(Problem("", names, f"did not come back whole: {error}", "try again")) from None
+        here = Path(spot, "here")
+        for source in sorted(here.iterdir()) if here.is_dir() else ():
+            if source.is_file() and source.suffix in endings and not source.name.startswith("."):
+                shutil.copy(source, source.name)
+            else:
+                unasked.append("".join(c if c.isprintable() else "?" for c in source.name))
+        for name, path in outs.items():
             source, target = Path(spot, path), Path(name).expanduser()
             if source.is_dir():
-                shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(source, target, dirs_exist_ok=True)
             elif source.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, target)
+    return unasked

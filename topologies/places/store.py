@@ -128,10 +128,10 @@ def pack(files: list[tuple[Path, str]], sink: Sink) -> None:
                 tar.add(path, name)
 
 
-def unpack(source: Source, root: Path) -> list[str]:
+def unpack(source: Source, root: Path, *, links: bool = True) -> list[str]:
     """Write every file and link of a tar below `root`, and name them: each is there whole, or not at all.
 
-    ValueError for a member that leads out of `root`.
+    ValueError for a member that leads out of `root`, and for a link where there are to be none.
     """
     written = []
     with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|gz") as tar:
@@ -139,6 +139,8 @@ def unpack(source: Source, root: Path) -> list[str]:
             if not (member.isfile() or member.issym()):
                 continue
             path = inside(root, member.name)
+            if member.issym() and not links:
+                raise ValueError(f"{member.name} is a link")
             written.append(member.name)
             clear(root, path)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,0 +1,78 @@
+"""What the two sides of a place take from each other: a lab server is trusted with its own files, and no more."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from topologies.places.session import land
+from topologies.problems import MachineError
+
+PICTURES = (".svg", ".png")
+
+
+def tar_of(files: dict[str, str], links: dict[str, str] | None = None) -> io.BytesIO:
+    """What a server may send, whoever wrote it."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w|gz") as tar:
+        for name, target in (links or {}).items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    made.seek(0)
+    return made
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    return directory
+
+
+def test_what_was_asked_for_lands_where_its_names_say(here: Path, tmp_path: Path) -> None:
+    outs = {"a/zone.svg": "out/0/zone.svg", str(tmp_path / "all"): "out/1/all"}
+    files = {"here/zone.png": "p", "out/0/zone.svg": "s", "out/1/all/x.yml": "x", "out/1/all/rtsw1/frr.conf": "f"}
+    assert land(tar_of(files), outs, PICTURES) == []
+    assert (here / "zone.png").read_text() == "p"
+    assert (here / "a/zone.svg").read_text() == "s"
+    assert (tmp_path / "all/rtsw1/frr.conf").read_text() == "f"
+
+
+def test_a_server_puts_nothing_into_the_working_directory_that_the_verb_does_not_write_there(here: Path) -> None:
+    files = {"here/.bashrc": "x", "here/inv": "x", "here/.git/hooks/post-commit": "x", "here/.x.svg": "x"}
+    assert land(tar_of(files), {}, PICTURES) == [".bashrc", ".git", ".x.svg", "inv"]
+    assert land(tar_of({"here/zone.svg": "x"}), {}, ()) == ["zone.svg"]
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["here/way.svg", "out/0/all", "out/0/all/way"])
+def test_a_server_leads_nobody_away_by_a_link(name: str, here: Path, tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="is a link"):
+        land(tar_of({}, {name: str(tmp_path)}), {"all": "out/0/all"}, PICTURES)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "out/0/all/../../../evil"])
+def test_a_server_names_no_file_beyond_what_was_asked_for(name: str, here: Path, tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="leads out of"):
+        land(tar_of({name: "x"}), {"all": "out/0/all"}, PICTURES)
+    assert list(here.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_an_answer_that_is_cut_short_is_told_and_leaves_nothing(here: Path) -> None:
+    whole = tar_of({"out/0/all/x": os.urandom(5000).hex()}).getvalue()
+    with pytest.raises(MachineError, match="did not come back whole"):
+        land(io.BytesIO(whole[:2000]), {"all": "out/0/all"}, ())
+    assert list(here.iterdir()) == []
