@@ -124,6 +124,27 @@ def test_the_files_own_hashing_wins_and_is_predicted(
     assert leftovers(name) == []
 
 
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("0x1, net.ipv4.fib_multipath_hash_seed: 0", "seed that Linux made up and tells nobody"),
+        ("3, net.ipv4.fib_multipath_hash_fields: 0x0003", "over fib_multipath_hash_fields 0x3, and only 0x37"),
+    ],
+)
+def test_hashing_that_cannot_be_predicted_is_told_and_a_hexadecimal_value_is_the_same_one(
+    policy: str, told: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str]
+) -> None:
+    name = lab_name()
+    try:
+        lab = life.up(adopt(mini_clos(tmp_path, policy=policy), runtime, name), runtime=runtime).lab
+        run(lab, run_options(size="16K", qps=4, iters=1), Silent())
+        with pytest.raises(CheckError, match=told):
+            last_paths(lab)
+        assert [check.name for check in validate(lab) if not check.ok] == ["paths"]
+    finally:
+        life.down(name)
+
+
 def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     name = lab_name()
     for router, far in ((1, 2), (2, 1)):

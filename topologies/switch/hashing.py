@@ -70,6 +70,16 @@ def sysctls(mode: str, seed: int) -> dict[str, str]:
     return rules
 
 
+def number(text: str) -> int:
+    """A sysctl's value as the kernel reads it: 0x1 and 010 are not decimal (proc_get_long, strtoul with base 0).
+
+    ValueError for what is no number.
+    """
+    word = text.strip()
+    octal = len(word) > 1 and word[0] == "0" and word.isdigit()
+    return int(word, 8 if octal else 0)
+
+
 def config(mode: str, seed: int) -> bytes:
     """struct hash_config for a mode."""
     return _CONFIG.pack(MODES[mode], seed)

@@ -101,9 +101,17 @@ def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
             for key, value in wanted.items():
                 path = _SYSCTL / key.replace(".", "/")
                 now = path.read_text().strip() if path.exists() else "missing"
-                if now.split() != value.split():  # tables are read with tabs between their numbers
+                if not _same(now, value):
                     faults.append(f"{node.name}: {key} is {now}, not {value}")
     return f"{count} as {'rendered' if lab.made.rendered else 'the topology has them, or Heddle'}", faults
+
+
+def _same(now: str, wanted: str) -> bool:
+    """Whether a sysctl has the value that was written: 0x37 is read as 55, and tables with tabs between numbers."""
+    try:
+        return [hashing.number(word) for word in now.split()] == [hashing.number(word) for word in wanted.split()]
+    except ValueError:  # names, as of tcp_congestion_control
+        return now.split() == wanted.split()
 
 
 def _rules(lab: Lab, node: Node) -> dict[str, str]:
@@ -118,8 +126,8 @@ def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     for node in lab.fabric.switches:
         now = read_hashing(lab.name, handles[node.name])
         rules = _rules(lab, node)
-        policy = int(rules["net.ipv4.fib_multipath_hash_policy"])
-        seed = int(rules.get("net.ipv4.fib_multipath_hash_seed", node.hash_seed or 1))
+        policy = hashing.number(rules["net.ipv4.fib_multipath_hash_policy"])
+        seed = hashing.number(rules.get("net.ipv4.fib_multipath_hash_seed", str(node.hash_seed or 1)))
         if (now.mode, now.seed, now.policy) != (mode, seed, policy):
             faults.append(f"{node.name}: {now.mode} with seed {now.seed} and policy {now.policy}, not {mode}")
     return f"{mode} on {len(lab.fabric.switches)} switches, each with its seed", faults
