@@ -193,15 +193,54 @@ def test_help_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) 
     assert "Do well." in capsys.readouterr().out
 
 
-def test_shells_can_complete(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("--complete", "--", "inv work --") == 0
-    assert capsys.readouterr().out.split() == ["--format", "--place", "--word"]
-    assert ended("--print-completion-script", "bash") == 0
-    assert "complete -F" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ([""], ["fail", "work"]),
+        (["--"], ["--help", "--list", "--version"]),
+        (["work", "--"], ["--format", "--place", "--word"]),
+        (["work", "--format", ""], ["text", "json"]),
+        (["work", "--word", ""], []),
+        (["nothing", ""], []),
+    ],
+)
+def test_shells_can_complete(typed: list[str], offered: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("--complete", "--", "./inv", *typed) == 0
+    assert capsys.readouterr().out.split() == offered
+
+
+def test_there_is_a_completion_script_for_each_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert ended("--print-completion-script", shell) == 0
+        assert "--complete -- " in capsys.readouterr().out
     assert ended("--print-completion-script", "csh") == 2
     assert "csh names no shell\n  hint: did you mean zsh?" in capsys.readouterr().err
     assert ended("--print-completion-script") == 2
     assert "<Argument" not in capsys.readouterr().err
+
+
+def test_values_of_flags_and_fabrics_are_offered_but_no_words_of_a_command() -> None:
+    import tasks
+    from topologies.cli.completion import candidates
+
+    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
+
+    def offered(*typed: str) -> list[str]:
+        return candidates(["./inv", *typed], verbs, ["--help"])
+
+    assert offered("up", "") == ["demo", "tiny", "zone"]
+    assert offered("up", "zone", "--runtime", "con") == ["netns", "containerlab"]
+    assert offered("up", "zone", "") == [], "files, by the shell"
+    assert "--runtime" in offered("up", "--explain", "--")
+    assert offered("exec", "--lab", "x", "rtsw1", "ip", "-") == []
+    assert offered("test", "--", "-") == []
+
+
+def test_bash_completes_inv_itself_although_it_is_not_in_path() -> None:
+    asked = "source <(./inv --print-completion-script bash); COMP_WORDS=(./inv up zo); COMP_CWORD=2; "
+    asked += '_complete_inv ./inv zo up; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "--norc", "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("zone\n", "")
 
 
 def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from invoke import Collection, Config, Exit, ParseError, Program, Task
 from invoke.parser import Argument
 
+from topologies.cli import completion
 from topologies.cli.argv import Verb, parse, wants_json
 from topologies.cli.console import colour_wanted, problems_json, table, written
 from topologies.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, nearest
@@ -30,7 +31,7 @@ INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE: Final = 141  # as a shell reports SIGPIPE
 _NOWHERE: Final = Problem("", "the working directory", "is not there any more", "cd to one that is")
 _COMPLETION: Final = "--print-completion-script"
-_SHELLS: Final = ("bash", "zsh", "fish")
+_SHELLS: Final = tuple(completion.SCRIPTS)
 _CORE: Final = {
     "help": "what can be done; ./inv VERB --help says more of one verb",
     "list": "the verbs",
@@ -49,7 +50,6 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
             Argument(names=("help", "h"), kind=bool, default=False, help=_CORE["help"]),
             Argument(names=("list", "l"), kind=bool, default=False, help=_CORE["list"]),
             Argument(names=("version", "V"), kind=bool, default=False, help=_CORE["version"]),
-            Argument(names=("complete",), kind=bool, default=False, help="candidates for shell completion"),
             Argument(names=("print-completion-script",), default="", help="a completion script: bash, zsh or fish"),
         ]
 
@@ -66,7 +66,11 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
         self.normalize_argv(argv)
         words = self.argv[1:]
         verb_at = next((i for i, w in enumerate(words) if not w.startswith("-")), len(words))
-        if words[:1] == ["--complete"] or words[:1] == [_COMPLETION]:
+        if words[:2] == ["--complete", "--"]:
+            verbs = {t.verb.name: t.verb for t in self.namespace.tasks.values()}
+            written("".join(f"{each}\n" for each in completion.candidates(words[2:], verbs, [f"--{k}" for k in _CORE])))
+            raise Exit
+        if words[:1] == [_COMPLETION]:
             verb_at = len(words)
         self._check_shell(words)
         for word in words[:verb_at]:
@@ -81,9 +85,7 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
             written(f"Heddle {VERSION}\n")
             raise Exit
         if self.args["print-completion-script"].value:
-            from invoke.completion.complete import print_completion_script
-
-            print_completion_script(shell=self.args["print-completion-script"].value, names=["inv", "./inv"])
+            written(completion.SCRIPTS[self.args["print-completion-script"].value])
             raise Exit
 
     def _check_shell(self, words: list[str]) -> None:
@@ -167,23 +169,10 @@ class HeddleProgram(Program):  # type: ignore[misc]  # invoke is untyped for us
         self.list_format, self.list_root, self.list_depth = "flat", None, 0
         if self.args.list.value:
             self.list_tasks()
-        elif self.args.complete.value:
-            self._complete()
         elif self.args.help.value or not self.tasks:
             self.print_help()
         else:
             self.execute()
-
-    def _complete(self) -> None:
-        from invoke.completion.complete import complete
-
-        complete(
-            names=["inv", "./inv"],
-            core=self.core,
-            initial_context=self.initial_context,
-            collection=self.collection,
-            parser=self.parser,
-        )
 
 
 def _asks_help(verb: Verb, words: Sequence[str]) -> bool:
