@@ -36,8 +36,7 @@ function __complete_inv
     set -l typed (commandline -opc)
     $typed[1] --complete -- $typed (commandline -ct) 2>/dev/null
 end
-complete --command inv --no-files --arguments '(__complete_inv)'
-complete --command inv --condition 'not string length -q -- (__complete_inv)' --force-files
+complete --command inv --arguments '(__complete_inv)'
 """,
 }
 
