@@ -16,7 +16,6 @@ import json
 import os
 import pwd
 import re
-import shutil
 import stat
 import tempfile
 import time
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from topologies import trees
 from topologies.problems import InputError, MachineError, Problem, machine_errors
 
 _ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
@@ -146,8 +146,8 @@ def remove_record(lab: str) -> bool:
         # The record goes last: a removal that is cut short is still known as a lab.
         for entry in directory.iterdir():
             if entry.name != "lab.json":
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        shutil.rmtree(directory)
+                trees.remove(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        trees.remove(directory)
     return True
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from topologies import doctor, packages
+from topologies import doctor, packages, trees
 from topologies.engine import binary, build, docker, images
 from topologies.engine.docker import docker as ask
 from topologies.events import Silent
@@ -113,7 +113,8 @@ def test_a_base_is_made_where_no_registry_answers(monkeypatch: pytest.MonkeyPatc
     assert not [path for path in left if path.startswith(("heddle-base-", "mmdebstrap"))]
 
 
-def test_ctrl_c_while_a_base_is_made_leaves_nothing() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ending_the_making_of_a_base_ends_all_of_it(number: signal.Signals) -> None:
     if packages.missing(packages.IMAGE):
         pytest.skip("needs mmdebstrap (apt-get install mmdebstrap)")
     code = """
@@ -127,15 +128,29 @@ images._bootstrap(images.Silent(), None)
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as proc:
         made = _until_one(lambda: set(Path("/var/tmp").glob("heddle-base-*/mmdebstrap.*/usr")), before)
         assert made.is_relative_to("/var/tmp")
-        os.kill(proc.pid, signal.SIGINT)
+        os.kill(proc.pid, number)
         proc.wait(60)
     assert proc.returncode != 0
     place = made.parent.parent
+    if number is signal.SIGKILL:  # its directory goes when the next one is made
+        _until_gone(place.name)
+        with trees.scratch("heddle-base-"):
+            pass
     assert not place.exists()
     assert str(place) not in Path("/proc/mounts").read_text()
-    commands = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert place.name not in commands
+    assert place.name not in _commands()
     assert not images.present("heddle/base:trial")
+
+
+def _commands() -> str:
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def _until_gone(word: str) -> None:
+    end = time.monotonic() + 20
+    while word in _commands():
+        assert time.monotonic() < end, f"something with {word} in its words still runs"
+        time.sleep(0.1)
 
 
 def _until_one(look: Callable[[], set[Path]], before: set[Path]) -> Path:

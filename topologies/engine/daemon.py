@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from topologies import trees
 from topologies.engine import docker as engine
 from topologies.events import Observer, Silent
 from topologies.problems import CheckError, MachineError, Problem, machine_errors
@@ -44,6 +45,7 @@ _AGAINST: Final = (
 _START_S: Final = 60.0
 _STOP_S: Final = 60.0  # it gives its containers 10 s each, all at once
 _STEP_S: Final = 0.1
+_CONTAINERS_MOUNTS: Final = ("overlay", "tmpfs", "mqueue", "nsfs", "fuse.fuse-overlayfs")  # a root, and its /dev/shm
 _PLUGINS: Final = (Path("/run/docker/plugins"), Path("/run/docker"))  # dockerd makes them, whatever it is told
 
 
@@ -132,7 +134,7 @@ def engine_running(observer: Observer | None = None) -> Iterator[None]:
                 if known is not None and known.temporary:
                     stop(force=True)
                 if known is None or known.temporary:
-                    shutil.rmtree(PLACE, ignore_errors=True)
+                    trees.remove(PLACE)
 
 
 def _file(name: str) -> Path:
@@ -314,7 +316,7 @@ def _clear() -> None:
         if all(_gone(each, patience) for each in left):
             break
     _unmount()
-    shutil.rmtree(_file("exec"), ignore_errors=True)
+    trees.remove(_file("exec"))
     for name in ("engine.json", "daemon.json", "dockerd.pid", "dockerd.log"):
         _file(name).unlink(missing_ok=True)
     if not _listens(engine.SOCKET):
@@ -325,15 +327,20 @@ def _clear() -> None:
 
 
 def _unmount() -> None:
-    """What a dockerd that was killed has mounted: below our directory, and where it kept its images."""
-    places = [str(PLACE)]
+    """What a dockerd that was killed has mounted: below our directory, and for its containers where it kept its images.
+
+    The place of the images may itself be a disk that somebody has mounted, and have others below it: they stay.
+    """
+    images: Path | None = None
     with suppress(OSError, ValueError):  # there only while an engine of ours runs, or after it was killed
         settings = json.loads(_file("daemon.json").read_text(encoding="utf-8"))
-        places += [] if _listens(engine.SOCKET) else [settings.get("data-root", "/var/lib/docker")]
-    lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    for line in reversed(lines):  # the inner ones first
-        target = Path(line.split()[1].encode().decode("unicode_escape"))
-        if any(target.is_relative_to(place) for place in places):
+        images = Path(settings.get("data-root", "/var/lib/docker")).resolve()
+    if _listens(engine.SOCKET):
+        images = None
+    place = PLACE.resolve()
+    for target, kind in reversed(trees.mounts()):  # the inner ones first
+        of_image = images is not None and images in target.parents and kind in _CONTAINERS_MOUNTS
+        if target.is_relative_to(place) or of_image:
             run(["umount", "--lazy", str(target)], check=False)
 
 

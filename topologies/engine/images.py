@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from topologies.engine.docker import docker, stream
 from topologies.events import Observer, Silent
 from topologies.problems import MachineError, Problem, machine_errors
 from topologies.process import Done, Journal, follow, run
+from topologies.trees import TEMPORARY, scratch
 
 TEMPLATES: Final = Path(__file__).resolve().parent.parent.parent / "templates/image"
 SWITCH: Final = "heddle/switch"
@@ -39,7 +39,6 @@ _PULL_S: Final = 90.0  # 30 MB; a registry that is out of reach is known in seco
 _BUILD_S: Final = 900.0
 _QUESTION_S: Final = 30.0
 _SWEEP_S: Final = 15.0
-_TEMPORARY: Final = "/var/tmp"  # noqa: S108 - mkdtemp makes a directory of our own there; /tmp is often too small
 # The words that a proxy hides behind; docker takes their values from the environment, and keeps none in the image.
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _STEP: Final = re.compile(r"^(?:Step|#\d+ \[.*?)\s*(\d+)/(\d+)")  # the classic builder's words, and BuildKit's
@@ -189,18 +188,19 @@ def _have_mmdebstrap(reason: str, observer: Observer, yes: bool, ask: Callable[[
 def _bootstrap(observer: Observer, journal: Journal | None) -> None:
     """Debian's smallest system as an image: without manuals and translations, as the public one is."""
     lean = ("doc", "man", "locale", "info")
-    with machine_errors(), tempfile.TemporaryDirectory(prefix="heddle-base-", dir=_TEMPORARY) as name:
-        place = Path(name)
+    with machine_errors(), scratch("heddle-base-") as place:
         place.chmod(0o755)  # apt reads there as its own user
         tar = place / "base.tar"
         lines = _Lines("base image", observer)
-        # What it mounts and starts ends with namespaces of its own, however it ends: nothing of it can stay mounted.
-        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        # What it mounts and starts ends with namespaces of its own, however it ends, and it ends with this process,
+        # however that is ended: nothing of it can stay mounted.
+        argv = ["setpriv", "--pdeathsig", "KILL"]
+        argv += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         argv += ["env", f"TMPDIR={place}", "mmdebstrap", "--variant=minbase"]
         argv += [f"--dpkgopt=path-exclude=/usr/share/{word}/*" for word in lean]
         done = follow([*argv, SUITE, str(tar)], lines, timeout=_BUILD_S, journal=journal)
         if done.code != 0:
-            _raise_if_full(done, _TEMPORARY)
+            _raise_if_full(done, str(TEMPORARY))
             hint = "it needs one of Debian's mirrors; see what apt says: apt-get update"
             raise MachineError(Problem("", "mmdebstrap", f"could not make {OWN_BASE}: {_last(done)}", hint))
         label = f"LABEL {LABEL}=base"

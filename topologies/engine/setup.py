@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from topologies.engine import docker as engine
 from topologies.events import Observer
 from topologies.problems import InputError, MachineError, Problem, did_you_mean, machine_errors
 from topologies.process import Journal, run
+from topologies.trees import scratch
 
 TARGET: Final = Path("/usr/local/bin/containerlab")
 RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
@@ -107,15 +107,12 @@ def _containerlab(observer: Observer, journal: Journal | None) -> Step:
             observer.warn(f"{path} is version {binary.text(found)}; {said}: containerlab version upgrade")
         return Step("containerlab", False, f"{path} is version {binary.spoken(path)}")
     _may_be_placed(path, wrong)
-    with machine_errors(), tempfile.TemporaryDirectory(prefix="heddle-clab-", dir=_TEMPORARY) as name:
-        made, how = _obtain(Path(name), observer, journal)
+    with machine_errors(), scratch("heddle-clab-") as place:
+        made, how = _obtain(place, observer, journal)
         _place(made)
     if (left := binary.trouble()) is not None:
         raise MachineError(left)
     return Step("containerlab", True, f"{TARGET} is version {binary.spoken(TARGET)}, {how}")
-
-
-_TEMPORARY: Final = "/var/tmp"  # noqa: S108 - mkdtemp makes a directory of our own there; /tmp is often too small
 
 
 def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from topologies import trees
 from topologies.engine import binary
 from topologies.engine import docker as engine
 from topologies.events import Observer
@@ -62,16 +62,18 @@ def remove_lab(lab: str, observer: Observer) -> int:
     parked = [path for name in names if (path := _parking(name)).exists()]
     spaces = [*own_namespaces([each for each in containers if each.running]).values(), *parked]
     count = len(containers) + end_processes(lab, spaces, of_containers=False)
-    _destroy(lab, topology)
+    theirs = _theirs(names, containers)
+    if not theirs:  # it goes by names alone
+        _destroy(lab, topology)
     _remove_containers(lab)
     _remove_network(lab)
-    _remove_links(names)
+    _remove_links([path for path in names if path.name not in theirs])
     if (newest := marked_link(lab)) is not None:
         _remove_orphans(newest)
     _forget(lab)
     for directory in (CLAB_DIR / lab, BPF_DIR / lab):
         if directory.exists() and not directory.parent.is_symlink():
-            shutil.rmtree(directory)
+            trees.remove(directory)
             count += 1
     for parent in (CLAB_DIR, BPF_DIR):
         with suppress(OSError):  # another lab's are in it, or it is not there
@@ -91,14 +93,15 @@ def _parking(path: Path) -> Path:
     return NETNS_DIR / f"clab-park-{path.name}"
 
 
+def _theirs(names: list[Path], containers: list[Container]) -> set[str]:
+    """Names that somebody else's containers have: lab `zone-a` may have a node `b`, and this one, `zone`, an `a-b`."""
+    have = set(engine.docker(["ps", "-a", "--format", "{{.Names}}"]).out.split())
+    return {path.name for path in names} & have - {each.name for each in containers}
+
+
 def _remove_links(names: list[Path]) -> None:
-    """Names of namespaces that have ended, and parked ports. A name that a container still has is somebody else's:
-    lab `zone-a` may have a node `b`, and this one, `zone`, a node `a-b`.
-    """
-    theirs = set(engine.docker(["ps", "-a", "--format", "{{.Names}}"]).out.split()) if names else set()
+    """Names of namespaces that have ended, and parked ports."""
     for path in names:
-        if path.name in theirs:
-            continue
         if (parked := _parking(path)).exists():
             run(["ip", "netns", "del", parked.name], check=False)
         if path.is_symlink():  # of a container that is gone, whatever has its PID by now

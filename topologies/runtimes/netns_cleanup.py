@@ -10,13 +10,13 @@ from __future__ import annotations
 import glob
 import os
 import select
-import shutil
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from topologies import trees
 from topologies.events import Observer
 from topologies.namespace import NETNS_DIR
 from topologies.problems import MachineError, Problem
@@ -52,7 +52,7 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
         count += len(spaces)
     for directory in (run_dir, BPF_DIR / lab):
         if directory.exists() and not directory.parent.is_symlink():
-            shutil.rmtree(directory)
+            trees.remove(directory)
             count += 1
     for parent in (run_dir.parent, BPF_DIR):
         with suppress(OSError):  # another lab's are in it, or it is not there

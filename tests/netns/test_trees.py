@@ -1,0 +1,104 @@
+"""Directories are removed as far as they are ours: mounts and links that stand in them lead nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from topologies import trees
+from topologies.engine import daemon, docker
+from topologies.problems import MachineError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[Path]:
+    """A directory of somebody else's, with a file in it; what was mounted from it goes at the end."""
+    directory = tmp_path / "others"
+    directory.mkdir()
+    (directory / "file").write_text("precious")
+    try:
+        yield directory
+        assert (directory / "file").read_text() == "precious"
+    finally:
+        for target, _ in reversed(trees.mounts()):
+            if target.is_relative_to(tmp_path):
+                subprocess.run(["umount", str(target)], check=True)
+
+
+def test_nothing_is_removed_while_something_is_mounted_in_it(others: Path, tmp_path: Path) -> None:
+    # A bind mount on the same disk: neither its device nor its inode tells it from a plain directory.
+    ours = tmp_path / "ours é a\\b"
+    (ours / "deep/dev").mkdir(parents=True)
+    (ours / "first").touch()
+    subprocess.run(["mount", "--bind", str(others), str(ours / "deep/dev")], check=True)
+    with pytest.raises(MachineError, match=r"something is mounted at .*deep/dev"):
+        trees.remove(ours)
+    assert (ours / "first").exists()
+    subprocess.run(["umount", str(ours / "deep/dev")], check=True)
+    trees.remove(ours)
+    assert not ours.exists()
+    trees.remove(ours)
+
+
+def test_links_are_removed_and_what_they_lead_to_stays(others: Path, tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "way").symlink_to(others)
+    trees.remove(ours)
+    assert not ours.exists()
+    ours.symlink_to(others)
+    trees.remove(ours)
+    assert ours.is_symlink()
+
+
+def test_what_a_killed_process_left_goes_when_the_next_one_comes(
+    others: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "TEMPORARY", tmp_path)
+    (tmp_path / "trial-link").symlink_to(others)
+    code = f"""
+from pathlib import Path
+from topologies import trees
+trees.TEMPORARY = Path({str(tmp_path)!r})
+with trees.scratch("trial-") as place:
+    print(place, flush=True)
+    input()
+"""
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proc:
+        assert proc.stdout is not None
+        left = Path(proc.stdout.readline().strip())
+        with trees.scratch("trial-") as place:
+            assert left.is_dir(), "it is in use"
+            assert place.stat().st_mode & 0o777 == 0o700
+        os.kill(proc.pid, signal.SIGKILL)
+        proc.wait()
+        with trees.scratch("trial-"):
+            assert not left.exists()
+    assert [path.name for path in tmp_path.glob("trial-*")] == ["trial-link"]
+
+
+def test_a_disk_for_images_stays_mounted_when_a_killed_engine_is_cleared_away(
+    others: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, place = tmp_path / "docker", tmp_path / "engine"
+    for path in (images, place):
+        path.mkdir()
+    monkeypatch.setattr(daemon, "PLACE", place)
+    monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
+    (place / "daemon.json").write_text(json.dumps({"data-root": str(images)}))
+    subprocess.run(["mount", "-t", "tmpfs", "disk", str(images)], check=True)
+    for name, kind in (("overlay2/x/merged", "tmpfs"), ("volumes", "ramfs")):
+        (images / name).mkdir(parents=True)
+        subprocess.run(["mount", "-t", kind, "trial", str(images / name)], check=True)
+    assert not daemon.stop()
+    assert [target for target, _ in trees.mounts() if target.is_relative_to(tmp_path)] == [images, images / "volumes"]
