@@ -15,11 +15,13 @@ import pytest
 
 from tests.conftest import Up
 from topologies import lab as life
+from topologies.adopt.brought import adopt
 from topologies.engine import binary, images
 from topologies.engine.docker import docker
 from topologies.events import Silent
 from topologies.lab import Lab
 from topologies.load import load_fabric
+from topologies.namespace import NETNS_DIR
 from topologies.problems import InputError, MachineError
 from topologies.render import mgmt_subnet
 from topologies.runtimes.clab_network import free_subnet
@@ -64,6 +66,28 @@ def test_a_lab_of_that_name_that_is_not_ours_is_named_and_never_touched(name: st
     life.up(load_fabric("tiny", name=name))  # namespaces have other names
     assert life.down(name)
     assert docker(["inspect", f"clab-{name}-their", "--format", "{{.State.Status}}"]).out.strip() == "running"
+
+
+def test_a_container_of_somebody_else_that_has_a_nodes_name_is_told_and_never_touched(
+    name: str, tmp_path: Path, runtime: str, leftovers: Leftovers
+) -> None:
+    """Node `b` of their lab `NAME-a` and node `a-b` of NAME are both clab-NAME-a-b."""
+    path = tmp_path / "mine.clab.yml"
+    path.write_text(f"name: {name}\ntopology: {{nodes: {{a-b: {{kind: linux}}, c: {{kind: linux}}}}}}\n")
+    theirs = f"clab-{name}-a-b"
+    labels = ["--label", f"containerlab={name}-a", "--label", "clab-node-name=b"]
+    docker(["run", "-d", "--name", theirs, "--network", "none", *labels, images.image_names()["host"]])
+    link = NETNS_DIR / theirs
+    link.symlink_to("/proc/0/ns/net")
+    try:
+        with pytest.raises(MachineError, match=r"already exist(.|\n)*docker ps -a shows who has that name"):
+            life.up(adopt(path, runtime, name), runtime=runtime)
+        assert docker(["inspect", theirs, "--format", "{{.State.Status}}"]).out.strip() == "running"
+        assert link.is_symlink()
+    finally:
+        link.unlink(missing_ok=True)
+        docker(["rm", "-f", theirs], check=False)
+    assert leftovers(name) == []
 
 
 def test_a_name_taken_by_the_other_runtime_is_told(name: str, up: Up) -> None:

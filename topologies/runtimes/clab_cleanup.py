@@ -7,10 +7,10 @@ namespaces' names, the lab's own management network, and the lines that containe
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -124,9 +124,19 @@ def _remove_orphans(newest: int) -> None:
 
 def _unmoved(newest: int) -> set[str]:
     """Ends of veth pairs named as containerlab names them at first, with both ends here, younger than `newest`."""
-    rows = json.loads(run(["ip", "-j", "link", "show", "type", "veth"]).out or "[]")
-    made = {row["ifname"] for row in rows if row and row["ifindex"] > newest and _UNMOVED.fullmatch(row["ifname"])}
-    return {row["ifname"] for row in rows if row and row["ifname"] in made and row.get("link") in made}
+    # Not by `ip link`: it ends with an error when the namespace of any peer is just going away.
+    made = {name: number for number, name in socket.if_nameindex() if number > newest and _UNMOVED.fullmatch(name)}
+    peers = {name: _peer(name) for name in made}
+    mutual = {(made[name], peer) for name, peer in peers.items()}
+    return {name for name, peer in peers.items() if (peer, made[name]) in mutual}
+
+
+def _peer(name: str) -> int:
+    """The ifindex of a veth's other end, in whatever namespace that is; 0 for one that is gone."""
+    try:
+        return int(Path("/sys/class/net", name, "iflink").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _destroy(lab: str, topology: Path | None) -> None:

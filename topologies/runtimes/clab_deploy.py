@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import threading
@@ -43,7 +42,7 @@ _KNOWN: Final = {
     r"subnet|pool overlaps": "./inv up again takes another subnet; docker network ls shows who has this one",
     r"/proc/modules": "this kernel has no modules: ./inv setup containerlab builds a containerlab that knows of that",
     r"no such image|pull access|manifest|failed to pull": "./inv image builds Heddle's; others: docker pull IMAGE",
-    r"already in use|already exists": "docker ps -a shows who has that name; ./inv down {lab} removes what is Heddle's",
+    r"already in use|already exist": "docker ps -a shows who has that name; ./inv down {lab} removes what is Heddle's",
     r"unable to apply caps": "this engine may not give every right away: the topology needs privileged: false",
     r"cannot connect to the docker": "./inv doctor says how to start the engine",
 }
@@ -158,7 +157,10 @@ def _words(lines: Iterable[str]) -> str:
 def _deploy_problem(lab: str, topology: Path, code: int, told: Sequence[str]) -> Problem:
     """What containerlab said in the end, with a hint where it is something known."""
     why = "; ".join(dict.fromkeys(line.strip() for line in told[-3:])) or f"it ended with exit code {code}"
-    hint = f"containerlab deploy -t {shlex.quote(str(topology))} --log-level debug says more"
+    # What was deployed goes with the lab that did not come up.
+    hint = (
+        f"./inv render FABRIC --out DIR, then containerlab deploy -t DIR/{topology.name} --log-level debug, says more"
+    )
     for pattern, known in _KNOWN.items():
         if re.search(pattern, why, re.IGNORECASE):
             hint = known.format(lab=lab)
