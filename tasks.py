@@ -18,7 +18,7 @@ from topologies.cli.verbs import verb
 FABRIC = "preset name (demo, tiny, zone) or fabric file"
 LAB = "which running lab; not needed while only one runs"
 DIALECT = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
-MGMT = "own: a management network for this lab alone; none: nodes have no eth0"
+MGMT = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"
 RUNTIME = "where nodes run: netns (namespaces) or containerlab (containers)"
 TOPOLOGY = "in place of a fabric: a containerlab file of your own, with nodes of kind linux"
 SET = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
@@ -28,6 +28,12 @@ def _files_of_up(typed: Mapping[str, Any]) -> Sequence[str]:
     from topologies.adopt.companions import files_of
 
     return files_of(typed["fabric"], typed["topology"])
+
+
+def _graph_needs_root(typed: Mapping[str, Any]) -> bool:
+    from topologies.graph import PICTURES, kind_of
+
+    return typed["fabric"] is None or kind_of(typed["kind"], typed["out_"]) not in PICTURES
 
 
 @verb(packages=packages.FABRIC, root=True)
@@ -298,11 +304,11 @@ def render(
         "lab": LAB + "; its last run is on the picture's links",
         "fabric": "draw this fabric instead; nothing needs to run",
         "set": SET + " (with --fabric)",
-        "kind": "svg or png, or by containerlab mermaid, dot or drawio",
+        "kind": "svg or png, or by containerlab mermaid, dot or drawio; otherwise as --out ends, else svg",
         "out": "file to write to; otherwise LAB.svg here, and text kinds to stdout",
     },
     positional=["lab"],
-    root=lambda typed: typed["fabric"] is None or typed["kind"] not in ("svg", "png"),
+    root=_graph_needs_root,
     files_in=["fabric"],
     files_out=["out_"],
     endings_here=[".svg", ".png"],
@@ -312,7 +318,7 @@ def graph(
     lab: str | None = None,
     fabric: str | None = None,
     set_: Sequence[str] = (),
-    kind: str = "svg",
+    kind: str | None = None,
     out_: str | None = None,
 ) -> None:
     """Draw a lab or a fabric: tiers in rows, and how much of the last run went over each link."""
@@ -390,7 +396,7 @@ def test(out: Console, suite: str = "all", build: bool = False, args: Sequence[s
 
 
 @verb(
-    help={"what": "which figure; otherwise all"},
+    help={"what": "cli, up, containers, place, all-reduce, budget, demo, or all of these"},
     positional=["what"],
     packages=lambda typed: (
         (*packages.FABRIC, "openssh-server") if typed["what"] in ("place", "all") else packages.FABRIC

@@ -64,9 +64,11 @@ def render_options(
     """
     problems = Problems()
     word = dialect_for(version) if dialect is None else dialect
-    for flag, given, legal in (("--dialect", word, DIALECTS), ("--mgmt", mgmt, MGMTS)):
+    for flag, given, legal, why in (
+        ("--dialect", word, DIALECTS, "is no dialect"),
+        ("--mgmt", mgmt, MGMTS, "is no management network"),
+    ):
         if given not in legal:
-            why = "is not one of " + ", ".join(legal)
             problems.add(where="", what=f"{flag} {given}", why=why, hint=did_you_mean(given, legal))
     if (word, mgmt) == ("c9s", "none"):
         why = "is not for c9s: the pods' network is always there"

@@ -30,12 +30,21 @@ DRAWIO_IMAGE: Final = "ghcr.io/srl-labs/clab-io-draw"
 _SECONDS: Final = 120.0  # drawio pulls an image of some hundred megabytes first
 
 
-def kind_of(word: str) -> Kind:
-    """The kind of that name; InputError when there is none."""
+def kind_of(word: str | None, file: str | None = None) -> Kind:
+    """The kind of that name, else of the file's ending, else svg; InputError for no kind, and for two."""
+    ending = Path(file or "").suffix.removeprefix(".")
+    named = next((kind for kind in KINDS if kind == ending), None)
+    if word is None:
+        return named or "svg"
     for kind in KINDS:
         if kind == word:
+            if named not in (None, kind):
+                hint = f"--kind {named}, or another name for the file"
+                raise InputError(
+                    Problem("", f"--out {file}", f"has the ending of another kind than --kind {kind}", hint)
+                )
             return kind
-    raise InputError(Problem("", f"--kind {word}", f"is not one of {', '.join(KINDS)}", did_you_mean(word, KINDS)))
+    raise InputError(Problem("", f"--kind {word}", "is no kind of drawing", did_you_mean(word, KINDS)))
 
 
 def drawing(

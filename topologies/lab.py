@@ -19,7 +19,7 @@ from pathlib import Path
 
 from topologies import bgp, state
 from topologies.blueprint import Blueprint, Rendered, reopened, spec_of
-from topologies.dialects import RenderOptions
+from topologies.dialects import RenderOptions, check_deployable, installed_version
 from topologies.events import Observer, Silent
 from topologies.fabric import Fabric
 from topologies.preflight import preflight
@@ -204,8 +204,9 @@ def _only(names: Sequence[str]) -> str:
 
 
 def explain(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
-    """What `up` would run, as a shell script; nothing is run."""
+    """What `up` would run, as a shell script; nothing is run. InputError when `up` would refuse the options."""
     made = _blueprint(wanted)
+    check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
     name = made.fabric.name
     journal = Journal()
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
@@ -291,11 +292,15 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         return None
     problems = [] if record.runtime == lab.runtime.name else [("runtime", record.runtime, lab.runtime.name)]
     wanted = _recorded(options)
-    problems += [(key, old, wanted[key]) for key, old in record.options.items() if wanted.get(key, old) != old]
+    problems += [
+        (key, old, wanted[key])
+        for key, old in record.options.items()
+        if wanted.get(key, old) != old and (key, record.runtime) != ("mgmt", "netns")  # namespaces have none either way
+    ]
     problems += lab.made.differences(record)
     if problems:
         hint = f"./inv down {lab.name} first, or give this one another --name"
-        why = f"runs with a different fabric ({len(problems)} differences)"
+        why = "runs, and not as it was asked for now"
         details = [Problem("", f"{path}: {new}", f"was asked for, and {old} runs") for path, old, new in problems]
         raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
     observer.say(f"lab {lab.name} is up already, with this very fabric")

@@ -7,6 +7,7 @@ Out: FabricSpec. InputError carries one Problem an error, with file, line, dotte
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,9 @@ def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequen
 
     path, source = find_fabric(name_or_path)
     document = parse(read_text(path, source), source)
+    if "topology" in document.data and "racks" not in document.data:
+        hint = f"./inv up --topology {shlex.quote(source)} brings it up"
+        raise InputError(Problem(source, "the file", "is a containerlab topology, not a fabric file", hint))
     problems = Problems()
     for override in overrides:
         _override(document, override, problems)

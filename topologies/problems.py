@@ -111,6 +111,11 @@ class Problems:
             raise kind(*self.found)
 
 
+# A hint names so many words at most, and so many where there are more: the nodes of a zone are no reading matter.
+_MANY: Final = 40
+_SOME: Final = 12
+
+
 def nearest(word: str, legal: Iterable[str]) -> str:
     """The legal word that looks most like `word`, or an empty string when none is near."""
     matches = difflib.get_close_matches(word.lower(), list(legal), n=1, cutoff=0.6)
@@ -118,7 +123,10 @@ def nearest(word: str, legal: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, legal: Iterable[str]) -> str:
-    """A hint with the nearest legal word, or the whole list when nothing is near."""
+    """A hint with the nearest legal word, or the list when nothing is near: of hundreds of words the first few."""
     words = list(legal)
     near = nearest(word, words)
-    return f"did you mean {near}?" if near else "legal here: " + ", ".join(words)
+    if near:
+        return f"did you mean {near}?"
+    some = words if len(words) <= _MANY else [*words[:_SOME], f"... ({len(words)} in all)"]
+    return "legal here: " + ", ".join(some)

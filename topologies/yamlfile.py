@@ -121,7 +121,7 @@ def parse(text: str, source: str, reading: Reading = FABRIC_FILE) -> Document:
     """Read a mapping; InputError carries every problem found (syntax, duplicate keys, depth, size, tags)."""
     node = _compose(text, source)
     if node is None:
-        raise InputError(Problem(source, "the file", "is empty", f"presets are examples: {reading.example}"))
+        raise InputError(Problem(source, "the file", "is empty", f"{reading.example} is an example"))
     reader = _Reader(lambda n: _at(source, n.start_mark.line + 1), reading)
     data = reader.read(node, ())
     reader.problems.raise_if_any()

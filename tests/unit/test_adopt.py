@@ -44,6 +44,15 @@ def ran(made: Brought, runtime: str = "netns") -> dict[str, dict[str, object]]:
     return nodes
 
 
+def test_a_fabric_file_and_a_topology_are_not_taken_for_one_another(write: Write, tmp_path: Path) -> None:
+    topology = write("name: a\ntopology: {nodes: {a: {kind: linux}}}\n")
+    with pytest.raises(InputError, match=r"is a containerlab topology, not a fabric file\n.*up --topology "):
+        blueprint_of(str(topology), None, "netns")
+    (fabric := tmp_path / "mine.yml").write_text("name: mine\nracks: 3\nctsw: 5\n")
+    with pytest.raises(InputError, match=r"is a fabric file, not a containerlab topology\n.*up /.*mine\.yml "):
+        blueprint_of(None, str(fabric), "netns")
+
+
 @pytest.mark.parametrize(
     ("own", "here"),
     [

@@ -18,7 +18,7 @@ from topologies.cli.console import Console, table
 from topologies.cli.program import main
 from topologies.cli.verbs import verb
 from topologies.fabric import Fabric
-from topologies.problems import CheckError, InputError, MachineError, Problem
+from topologies.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -207,6 +207,18 @@ def test_help_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) 
 def test_shells_can_complete(typed: list[str], offered: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("--complete", "--", "./inv", *typed) == 0
     assert capsys.readouterr().out.split() == offered
+
+
+def test_a_spare_word_may_be_a_lab() -> None:
+    import tasks
+
+    for verb_, said in ((tasks.validate, "--lab zone"), (tasks.run, "--lab zone or --fabric zone")):
+        with pytest.raises(InputError, match=f"did you mean {said}"):
+            parse(verb_.verb, ["zone"])
+
+
+def test_hints_do_not_list_hundreds_of_words() -> None:
+    assert did_you_mean("x", [f"node{i}" for i in range(500)]).endswith("node11, ... (500 in all)")
 
 
 def test_there_is_a_completion_script_for_each_shell(capsys: pytest.CaptureFixture[str]) -> None:

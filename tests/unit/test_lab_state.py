@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from topologies import state
+from topologies.dialects import RenderOptions
 from topologies.events import Silent
 from topologies.lab import down, explain, open_lab
 from topologies.load import load_fabric, presets
@@ -153,6 +154,14 @@ def test_explain_prints_every_command_and_runs_none() -> None:
         assert line in script
     assert state.labs() == []
     assert not get_runtime("netns").exists("dry")
+
+
+def test_explain_refuses_what_up_would_refuse() -> None:
+    spec = FabricSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1)
+    with pytest.raises(InputError, match="--dialect frr is containerlab's own kind"):
+        explain(spec, "netns", RenderOptions(dialect="frr"))
+    with pytest.raises(InputError, match="--dialect c9s is for Kubernetes"):
+        explain(spec, "containerlab", RenderOptions(dialect="c9s"))
 
 
 def test_an_unknown_runtime_is_the_users_mistake() -> None:

@@ -225,6 +225,15 @@ def test_kinds_that_are_none_and_places_that_are_none_are_the_users_mistake(tmp_
         write_file(tmp_path / "none" / "x.svg", b"", "none/x.svg")
 
 
+def test_the_kind_follows_the_files_ending_and_never_contradicts_it() -> None:
+    assert [kind_of(None, file) for file in (None, "a", "a.txt", "a.b/c.png", "x.dot")] == [
+        "svg", "svg", "svg", "png", "dot",
+    ]  # fmt: skip
+    assert kind_of("mermaid", "notes.md") == "mermaid"
+    with pytest.raises(InputError, match=r"--out x\.png has the ending of another kind than --kind svg"):
+        kind_of("svg", "x.png")
+
+
 def test_the_verb_writes_the_picture_and_says_where(tmp_path: Path) -> None:
     argv = [sys.executable, str(ROOT / "tasks.py"), "graph", "--fabric", "tiny", "--format", "json"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -8,6 +8,7 @@ Inheritance is containerlab's (types/topology.go of 0.79): node, then group, kin
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from topologies.adopt.links import LinkReader
 from topologies.adopt.sections import Sections
 from topologies.adopt.wanted import Wanted, WantedBind, WantedNode
 from topologies.adopt.words import DIRECTORIES, expand, lab_name, magic, resolved
-from topologies.problems import Problems, did_you_mean
+from topologies.problems import InputError, Problem, Problems, did_you_mean
 from topologies.runtimes.netns_space import PROVIDED
 from topologies.runtimes.netns_topology import BIND_MODES
 from topologies.yamlfile import Document, Reading, Trail, parse, read_text
@@ -36,6 +37,9 @@ _IDLE: Final = frozenset({"sleep", "tail", "cat", "tini", "sh", "bash", "ash", "
 def read_wanted(path: Path, runtime: str, name: str | None, source: str) -> Wanted:
     """Read the file. name: the lab's, in place of one made of the file's own. source: what errors call the file."""
     document = parse(expand(read_text(path, source, _READING), source), source, _READING)
+    if "racks" in document.data and "topology" not in document.data:
+        hint = f"./inv up {shlex.quote(source)} brings it up"
+        raise InputError(Problem(source, "the file", "is a fabric file, not a containerlab topology", hint))
     return _Reader(document, path.absolute(), runtime).wanted(name)
 
 

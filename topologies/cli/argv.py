@@ -141,7 +141,7 @@ class _Parse:
                 self._set(waiting.pop(0), word, word)
             else:
                 self.problems.add(
-                    where="", what=word, why=f"is one word too many for {self.verb.name}", hint=self._see()
+                    where="", what=word, why=f"is one word too many for {self.verb.name}", hint=self._see(word)
                 )
         for parameter in self.verb.parameters:
             if parameter.required and parameter.name not in self.values:
@@ -150,7 +150,11 @@ class _Parse:
         self.problems.raise_if_any()
         return self.values
 
-    def _see(self) -> str:
+    def _see(self, spare: str = "") -> str:
+        """How the verb is used; a spare word may be the lab or fabric that other verbs take without a flag."""
+        flags = [p.flag for p in self.verb.parameters if p.word in ("lab", "fabric") and not p.positional]
+        if spare and flags:
+            return "did you mean " + " or ".join(f"{flag} {spare}" for flag in flags) + "?"
         return f"{self.verb.usage}; ./inv {self.verb.name} --help says more"
 
     def _take_rest(self, words: list[str]) -> None:

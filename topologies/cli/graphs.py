@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def draw_graph(
-    out: Console, lab: str | None, fabric: str | None, set_: Sequence[str], kind: str, file: str | None
+    out: Console, lab: str | None, fabric: str | None, set_: Sequence[str], kind: str | None, file: str | None
 ) -> None:
     """Draw a lab with its last run, or a fabric that need not run; to `file`, else where the kind belongs."""
-    wanted = drawings.kind_of(kind)
+    wanted = drawings.kind_of(kind, file)
     built, loads, caption, topology = _subject(lab, fabric, set_)
     content = drawings.drawing(wanted, built, loads, caption, topology)
     to_stdout = file is None and wanted in drawings.TEXTS
@@ -29,7 +29,9 @@ def draw_graph(
     if path is None:
         return out.result({**data, "text": content.decode()}, content.decode())
     drawings.write_file(real(str(path)), content, str(path))
-    what = caption or ("no run yet, so links carry no numbers" if wanted in drawings.PICTURES else built.name)
+    what = caption or "no run yet, so links carry no numbers"
+    if wanted in drawings.TEXTS:  # containerlab's drawings know of no run
+        what = f"{len(built.nodes)} nodes, {len(built.links)} links"
     return out.result(data, f"wrote {path}: {what}")
 
 

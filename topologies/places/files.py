@@ -22,7 +22,10 @@ def real(typed: str) -> Path:
 
 def told(typed: str) -> str:
     """How a result names a file: from the root; or as typed, where the user sits at another machine."""
-    return typed if typed in _brought() else str(Path(typed).absolute())
+    if typed in _brought():
+        return typed
+    path = Path(typed).absolute()
+    return str(path.resolve() if ".." in path.parts else path)
 
 
 def _brought() -> dict[str, Any]:
