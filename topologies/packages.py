@@ -24,6 +24,7 @@ from typing import Final
 
 from topologies.preflight import FRR_DIRS
 from topologies.problems import MachineError, Problem
+from topologies.process import find_program
 
 LIBBPF: Final = ("libbpf.so.1", "libbpf.so.0")
 
@@ -62,7 +63,7 @@ def libbpf() -> str | None:
 
 def _program(name: str) -> Callable[[], bool]:
     # sbin is not in every user's PATH, and the programs are there all the same.
-    return lambda: shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") is not None
+    return lambda: find_program(name, "/usr/sbin", "/sbin") is not None
 
 
 def _frr() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -90,6 +91,19 @@ def run(
         said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
         raise MachineError(Problem("", shlex.join(argv), f"failed with exit code {done.code}: {said}"))
     return done
+
+
+def search_path(*more: str) -> list[str]:
+    """The directories of PATH, then these. An empty or relative one is passed over.
+
+    It would be the working directory, and whatever lies there would run as root.
+    """
+    return [place for place in (*os.environ.get("PATH", "").split(os.pathsep), *more) if place.startswith("/")]
+
+
+def find_program(name: str, *more: str) -> str | None:
+    """Where a program stands in search_path(), or None."""
+    return shutil.which(name, path=os.pathsep.join(search_path(*more)) or os.devnull)
 
 
 @contextmanager

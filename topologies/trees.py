@@ -12,8 +12,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,14 +25,38 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 
-def mounts() -> list[tuple[Path, str]]:
-    """Where something is mounted, and of which type it is; in the order of mounting (proc(5), mountinfo)."""
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A line of proc(5)'s mountinfo. root: what of its file system is to be seen at `target`."""
+
+    number: int
+    parent: int
+    device: str
+    root: Path
+    target: Path
+    kind: str
+
+    def shows_itself(self, others: Sequence[Mount]) -> bool:
+        """True for a directory that is mounted over itself; taking that away changes nothing that is to be seen."""
+        below = next((each for each in others if each.number == self.parent), None)
+        if below is None or not self.target.is_relative_to(below.target):
+            return False
+        return self.device == below.device and self.root == below.root / self.target.relative_to(below.target)
+
+
+def mounts() -> list[Mount]:
+    """All that is mounted, in the order of mounting."""
     found = []
     for line in _MOUNTS.read_bytes().splitlines():
         fields, _, source = line.partition(b" - ")
-        target = _ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), fields.split(b" ")[4])
-        found.append((Path(os.fsdecode(target)), source.split(b" ")[0].decode()))
+        number, parent, device, root, target = fields.split(b" ")[:5]
+        kind = source.split(b" ")[0].decode()
+        found.append(Mount(int(number), int(parent), device.decode(), _path(root), _path(target), kind))
     return found
+
+
+def _path(field: bytes) -> Path:
+    return Path(os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), field)))
 
 
 def remove(path: Path) -> None:
@@ -42,7 +67,7 @@ def remove(path: Path) -> None:
     if path.is_symlink() or not path.exists():
         return
     real = path.resolve()
-    if inside := [target for target, _ in mounts() if target.is_relative_to(real)]:
+    if inside := [each.target for each in mounts() if each.target.is_relative_to(real)]:
         why = f"is not removed: something is mounted at {inside[-1]}"
         raise MachineError(Problem("", str(path), why, f"umount {inside[-1]}, when nothing needs it any more"))
     with machine_errors(str(path)), suppress(FileNotFoundError):

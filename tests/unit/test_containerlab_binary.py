@@ -7,9 +7,11 @@ import http.server
 import io
 import os
 import platform
+import socket
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from topologies.engine import binary, build, release, setup
 from topologies.events import Silent
 from topologies.problems import InputError, MachineError
+from topologies.process import find_program
 
 MODULE_CACHE = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod"))
 REAL_SOURCE = MODULE_CACHE / "github.com/srl-labs/containerlab@v0.79.0/utils/kernel_module.go"
@@ -102,6 +105,22 @@ def test_which_containerlab_will_do(
     with pytest.raises(MachineError, match=why) as caught:
         binary.require()
     assert caught.value.problems[0].hint
+
+
+def test_no_program_is_taken_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an empty word in PATH means to a shell: whoever may write there would be run as root."""
+    for name in ("containerlab", "docker"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(binary, "_PLACES", ())
+    for path in ("", ":", ".", "/none:"):
+        monkeypatch.setenv("PATH", path)
+        assert binary.find() is None
+        assert find_program("docker") is None
+    monkeypatch.delenv("PATH")
+    assert find_program("docker") is None
+    assert find_program("docker", str(tmp_path)) == str(tmp_path / "docker")
 
 
 def test_a_containerlab_that_is_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +257,30 @@ def test_what_cannot_be_had_is_told_and_leaves_another_way(server: tuple[str, Pa
     (where / "checksums.txt").write_text("nothing\n")
     with pytest.raises(release.Unreachable, match="does not name"):
         release.fetch((0, 79, 0), tmp_path, address)
+
+
+@pytest.mark.parametrize("head", [b"what is this?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"])
+def test_a_server_that_trickles_or_speaks_no_http_is_not_waited_for(
+    head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "_WHOLE_S", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with listening.accept()[0] as door, suppress(OSError):
+                door.sendall(head)
+                while not over.wait(0.05):
+                    door.sendall(b"x")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with pytest.raises(release.Unreachable, match=r"too slow|what is this"):
+                release.fetch((0, 79, 0), tmp_path, f"http://127.0.0.1:{listening.getsockname()[1]}")
+        finally:
+            over.set()
+            thread.join()
 
 
 # --- what setup may replace

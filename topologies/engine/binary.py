@@ -9,12 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Final
 
 from topologies.problems import HeddleError, MachineError, Problem
-from topologies.process import run
+from topologies.process import find_program, run, search_path
 
 Version = tuple[int, int, int]
 
@@ -34,13 +33,13 @@ def find() -> Path | None:
     """The containerlab that is used: HEDDLE_CONTAINERLAB, else the first in PATH, /usr/local/bin and /usr/bin."""
     if chosen := os.environ.get("HEDDLE_CONTAINERLAB"):
         return Path(chosen) if os.access(chosen, os.X_OK) and Path(chosen).is_file() else None
-    found = shutil.which("containerlab", path=os.pathsep.join(search_path()))
+    found = find_program("containerlab", *_PLACES)
     return Path(found) if found else None
 
 
-def search_path() -> list[str]:
+def places() -> list[str]:
     """The directories in which it is looked for, in order."""
-    return [*os.environ.get("PATH", "").split(os.pathsep), *_PLACES]
+    return search_path(*_PLACES)
 
 
 def is_recent(path: Path) -> bool:

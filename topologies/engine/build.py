@@ -9,7 +9,6 @@ which a missing file means what it says: the module is not loaded. That build ca
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Final
 from topologies.engine.binary import MARK, PROC_MODULES, text
 from topologies.events import Observer
 from topologies.problems import MachineError, Problem, machine_errors
-from topologies.process import Done, Journal, follow, run
+from topologies.process import Done, Journal, find_program, follow, run
 
 RELEASE: Final = (0, 79, 0)  # what module/go.mod pins
 MODULE: Final = Path(__file__).resolve().parent / "module"
@@ -74,7 +73,7 @@ def build(directory: Path, observer: Observer, journal: Journal | None = None) -
 
 def find_go() -> Path:
     """Go, new enough. MachineError says which, and where it comes from."""
-    found = shutil.which("go", path=os.pathsep.join((os.environ.get("PATH", ""), *_PLACES)))
+    found = find_program("go", *_PLACES)
     hint = "install it from go.dev/dl, or put containerlab's own package in place: containerlab.dev/install"
     least = ".".join(map(str, LEAST_GO))
     if found is None:

@@ -27,7 +27,7 @@ from topologies import trees
 from topologies.engine import docker as engine
 from topologies.events import Observer, Silent
 from topologies.problems import CheckError, MachineError, Problem, machine_errors
-from topologies.process import run
+from topologies.process import find_program, run, search_path
 
 PLACE: Final = Path("/run/heddle-engine")
 CONFIG: Final = Path("/etc/docker/daemon.json")
@@ -75,7 +75,7 @@ def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
         return
     if os.geteuid() != 0:
         raise MachineError(Problem("", "dockerd", "needs root", "sudo " + engine.SETUP))
-    dockerd = shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    dockerd = find_program("dockerd", *engine.PLACES)
     if dockerd is None or "DOCKER_HOST" in os.environ or not engine.down():
         raise MachineError(wrong)
     observer.begin("engine")
@@ -168,7 +168,7 @@ def _spawn(dockerd: str, *, temporary: bool) -> int:
     argv = [dockerd, f"--config-file={config}"]
     # What sudo and a test suite set is not for a daemon that outlives them.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SUDO_", "HEDDLE_", "PYTEST_", "DOCKER_"))}
-    env["PATH"] = env.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin"
+    env["PATH"] = os.pathsep.join(search_path(*engine.PLACES, "/usr/bin", "/bin"))
     with _file("dockerd.log").open("wb") as log:
         proc = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=env
@@ -329,7 +329,8 @@ def _clear() -> None:
 def _unmount() -> None:
     """What a dockerd that was killed has mounted: below our directory, and for its containers where it kept its images.
 
-    The place of the images may itself be a disk that somebody has mounted, and have others below it: they stay.
+    The place of the images may itself be a disk that somebody has mounted, and have others below it: they stay. dockerd
+    mounts that directory over itself; that goes.
     """
     images: Path | None = None
     with suppress(OSError, ValueError):  # there only while an engine of ours runs, or after it was killed
@@ -338,10 +339,13 @@ def _unmount() -> None:
     if _listens(engine.SOCKET):
         images = None
     place = PLACE.resolve()
-    for target, kind in reversed(trees.mounts()):  # the inner ones first
-        of_image = images is not None and images in target.parents and kind in _CONTAINERS_MOUNTS
-        if target.is_relative_to(place) or of_image:
-            run(["umount", "--lazy", str(target)], check=False)
+    found = trees.mounts()
+    for each in reversed(found):  # the inner ones first
+        of_image = images is not None and each.target.is_relative_to(images)
+        if of_image and not each.shows_itself(found):
+            of_image = each.kind in _CONTAINERS_MOUNTS and each.target != images
+        if each.target.is_relative_to(place) or of_image:
+            run(["umount", "--lazy", str(each.target)], check=False)
 
 
 def _listens(path: Path) -> bool:

@@ -7,18 +7,18 @@ Only an engine on this very kernel will do: queues, programs and counters are pu
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from topologies.problems import MachineError, Problem
-from topologies.process import Done, Journal, follow, run
+from topologies.process import Done, Journal, find_program, follow, run
 
 SOCKET: Final = Path("/var/run/docker.sock")
 SETUP: Final = "./inv setup containerlab"
 SYSTEMD: Final = Path("/run/systemd/system")  # there where systemd is process 1; sd_booted(3)
+PLACES: Final = ("/usr/sbin", "/sbin")  # where dockerd is, and an ordinary user's PATH may not reach
 _ANSWER_S: Final = 20.0  # an engine that is busy takes seconds, one that hangs would take for ever
 # What an engine says of itself, one value a line.
 _ASK: Final = "{{.ServerVersion}}\n{{.KernelVersion}}\n{{.SecurityOptions}}\n{{.ServerErrors}}"
@@ -114,7 +114,7 @@ def _elsewhere() -> Problem | None:
 
 
 def _absent() -> Problem | None:
-    if shutil.which("docker") is not None:
+    if find_program("docker") is not None:
         return None
     return Problem("", "docker", "is not installed", f"{SETUP} installs it (Debian and Ubuntu: docker.io)")
 
@@ -130,7 +130,7 @@ def _refused() -> Problem | None:
         return Problem("docker", str(_socket()), why, hint)
     if "DOCKER_HOST" in os.environ and _socket() != SOCKET:
         return Problem("", f"DOCKER_HOST={_host()}", f"does not answer: {error.strerror}", "unset DOCKER_HOST")
-    if shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") is None:
+    if find_program("dockerd", *PLACES) is None:
         why = "is not installed, only its client is"
         return Problem("docker", "the engine", why, f"{SETUP} installs it (Debian and Ubuntu: docker.io)")
     return Problem("docker", "the engine", f"is not running ({_socket()}: {error.strerror})", start_hint())

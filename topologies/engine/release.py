@@ -12,6 +12,7 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
@@ -59,14 +60,18 @@ def _get(url: str, largest: int, end: float) -> bytes:
     data = bytearray()
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_S) as answer:  # noqa: S310 - the address is ours, above
-            while chunk := answer.read(_CHUNK):
+            while chunk := answer.read1(_CHUNK):  # what has come: a whole chunk of a trickle takes for ever
                 data += chunk
                 if len(data) > largest or time.monotonic() > end:
                     raise Unreachable(f"{url} is too large or too slow")
     except urllib.error.HTTPError as error:
         raise Unreachable(f"{url}: {error.code} {error.reason}") from None
-    except (OSError, ValueError) as error:  # no name, no route, no certificate, no answer in time
-        raise Unreachable(f"{url}: {getattr(error, 'reason', error)}") from None
+    except (
+        OSError,
+        ValueError,
+        HTTPException,
+    ) as error:  # no name, no route, no certificate, no answer in time, no web
+        raise Unreachable(f"{url}: {getattr(error, 'reason', '') or str(error) or type(error).__name__}") from None
     return bytes(data)
 
 

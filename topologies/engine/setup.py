@@ -135,7 +135,7 @@ and: {engine.SETUP}"
 
 def _stands_before(path: Path) -> bool:
     """True when a program of that name at TARGET would be found first."""
-    order = binary.search_path()
+    order = binary.places()
     return str(TARGET.parent) in order and order.index(str(TARGET.parent)) < order.index(str(path.parent))
 
 
