@@ -16,6 +16,7 @@ from tests.conftest import FabricLab, Up
 from topologies import lab as life
 from topologies import state
 from topologies.convergence import gaps
+from topologies.dialects import RenderOptions
 from topologies.events import Silent
 from topologies.lab import Lab
 from topologies.problems import CheckError, InputError, MachineError
@@ -67,6 +68,15 @@ def test_up_with_another_fabric_names_what_differs(tiny: Lab, up: Up) -> None:
     assert "link.mtu: 5000 was asked for, and 4200 runs" in said
     assert "link.host: 50mbit was asked for, and 100mbit runs" in said
     assert f"./inv down {tiny.name}" in said
+
+
+def test_a_management_network_makes_another_lab_of_containers_only(tiny: Lab, up: Up) -> None:
+    bare = RenderOptions(mgmt="none")
+    if tiny.runtime.name == "netns":  # namespaces have none either way
+        assert not up(tiny.name, options=bare).created
+        return
+    with pytest.raises(InputError, match="mgmt: none was asked for, and own runs"):
+        up(tiny.name, options=bare)
 
 
 def test_status_counts_what_runs_within_a_second(tiny: Lab) -> None:
