@@ -93,7 +93,7 @@ def explain(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: f
     states = {switch: neighbours(switch) for switch in dict.fromkeys(switch for switch, _, _ in groups)}
     silent = [switch for switch, state in states.items() if state is None]
     problems = [
-        Problem(switch, "bgpd", "does not answer", f"./inv exec {switch} cat /var/log/frr/bgpd.log")
+        Problem(switch, "bgpd", "does not answer", f"./inv exec --lab {fabric.name} {switch} cat /var/log/frr/bgpd.log")
         for switch in silent
     ]
     for (switch, missing, extra), prefixes in groups.items():
@@ -104,7 +104,7 @@ def explain(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: f
         shown.append(Problem("", f"and {len(problems) - _SHOWN} more", "like these"))
     count = len(dict.fromkeys(gap.switch for gap in found))
     head = f"{count} of {len(fabric.switches)} switches lack routes after {timeout:g} s"
-    look = f"./inv exec {found[0].switch} vtysh -c 'show bgp summary'"
+    look = f"./inv exec --lab {fabric.name} {found[0].switch} vtysh -c 'show bgp summary'"
     return [Problem(fabric.name, "convergence", f"did not come: {head}", look), *shown]
 
 

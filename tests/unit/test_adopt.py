@@ -14,6 +14,7 @@ from topologies.adopt import frr
 from topologies.adopt.brought import Brought, adopt
 from topologies.adopt.choose import blueprint_of
 from topologies.adopt.companions import files_of
+from topologies.adopt.convergence import Look, Session
 from topologies.adopt.copy import copied
 from topologies.adopt.words import expand, lab_name, literal
 from topologies.blueprint import spec_of
@@ -22,6 +23,7 @@ from topologies.fabric import Tier
 from topologies.problems import InputError
 from topologies.runtimes.netns_topology import read_topology
 from topologies.state import Record
+from topologies.switch.fib import Fib
 
 Write = Callable[[str], Path]
 
@@ -209,3 +211,14 @@ def test_files_that_a_topology_binds_go_with_it(tmp_path: Path) -> None:
     own = mini_clos(tmp_path)
     names = {Path(name).name for name in files_of(None, str(own))}
     assert names == {own.name, "daemons", "vtysh.conf", "leaf-1.conf", "leaf-2.conf", "Spine-1.conf", "Spine-2.conf"}
+
+
+def test_a_session_counts_by_both_ends_or_by_the_only_one_that_can_be_asked() -> None:
+    def count(*sessions: Session) -> tuple[int, int]:
+        return Look(sessions, (), (), {name: Fib(name, {}) for name in ("r1", "r2")}).count()
+
+    up, down = "Established", "Active"
+    two = [Session("r2", "10.0.0.1", "r1", up), Session("r2", "10.0.0.3", "r1", up)]
+    assert count(*two, Session("r1", "10.0.0.2", "r2", up), Session("r1", "10.0.0.4", "r2", down)) == (1, 2)
+    assert count(*two) == (0, 2), "the bgpd of r1 is gone, or r1 knows of no session"
+    assert count(Session("r1", "10.9.0.9", "h1", up)) == (1, 1), "hosts cannot be asked"

@@ -60,9 +60,20 @@ class Look:
         return not self.down and not self.silent and not self.unreached
 
     def count(self) -> tuple[int, int]:
-        """Sessions established and expected; each has two ends, and one that only one side knows counts as well."""
-        up = sum(each.state == bgp.ESTABLISHED for each in self.sessions)
-        return up // 2, (len(self.sessions) + 1) // 2
+        """Sessions established and expected, by pairs of nodes: the end that knows of more says how many there are, and
+        one stands when both ends say so, or the only one that can be asked.
+        """
+        ends: dict[tuple[str, str], list[bool]] = {}
+        for each in self.sessions:
+            ends.setdefault((each.switch, each.node), []).append(each.state == bgp.ESTABLISHED)
+        up = expected = 0
+        for (here, there), mine in ends.items():
+            theirs = ends.get((there, here), [])
+            if here > there and theirs:
+                continue  # counted from the other end
+            expected += max(len(mine), len(theirs))
+            up += min(sum(mine), sum(theirs)) if there in self.fibs else sum(mine)
+        return up, expected
 
     def lines(self) -> list[tuple[str, str, str]]:
         """What lacks, as (where, what, why)."""
@@ -153,10 +164,11 @@ def _explained(lab: Lab, now: Look, seconds: float) -> list[Problem]:
     lines = now.lines()
     if not lines:
         why = f"did not come: routes still change after {seconds:g} s"
-        return [Problem(lab.name, "convergence", why, f"./inv exec {lab.fabric.switches[0].name} ip monitor route")]
+        hint = f"./inv exec --lab {lab.name} {lab.fabric.switches[0].name} ip monitor route"
+        return [Problem(lab.name, "convergence", why, hint)]
     count = len({where for where, _, _ in lines})
     head = f"did not come: {count} of {len(lab.fabric.switches)} switches lack something after {seconds:g} s"
-    hint = f"./inv exec {lines[0][0]} vtysh -c 'show bgp summary' -c 'show ip route'"
+    hint = f"./inv exec --lab {lab.name} {lines[0][0]} vtysh -c 'show bgp summary' -c 'show ip route'"
     problems = [Problem(where, what, why) for where, what, why in lines[:_SHOWN]]
     if len(lines) > _SHOWN:
         problems.append(Problem("", f"and {len(lines) - _SHOWN} more", "like these"))

@@ -80,16 +80,17 @@ def bucket_input(hashing: SwitchHashing, flows: FlowArrays) -> U32:
         raise CheckError(Problem("", hashing.switch, why, "./inv validate says what was to be expected"))
     if hashing.policy == POLICY_CUSTOM and hashing.fields != FIELDS_5_TUPLE:
         why = f"hashes over fib_multipath_hash_fields {hashing.fields:#x}, and only {FIELDS_5_TUPLE:#x} is modelled"
-        hint = (
-            f"./inv exec {hashing.switch} sysctl -w net.ipv4.fib_multipath_hash_fields={FIELDS_5_TUPLE}, then run again"
-        )
-        raise CheckError(Problem("", hashing.switch, why, hint))
+        raise CheckError(Problem("", hashing.switch, why, _set_hint("fields", FIELDS_5_TUPLE)))
     if not hashing.by_program and hashing.seed == 0:
         why = "hashes with a seed that Linux made up and tells nobody: fib_multipath_hash_seed is 0"
-        hint = f"./inv exec {hashing.switch} sysctl -w net.ipv4.fib_multipath_hash_seed=1, then run again"
-        raise CheckError(Problem("", hashing.switch, why, hint))
+        raise CheckError(Problem("", hashing.switch, why, _set_hint("seed", 1)))
     full = e_ecmp_hash(flows, hashing.seed) if hashing.by_program else kernel_hash(flows, hashing.seed, hashing.policy)
     return full >> np.uint32(1)
+
+
+def _set_hint(key: str, value: int) -> str:
+    """A container's processes may not write sysctls, so it takes the topology."""
+    return f"down, then up again with net.ipv4.fib_multipath_hash_{key}: {value} in the topology's sysctls, and a run"
 
 
 def upper_bounds(weights: Sequence[int]) -> npt.NDArray[np.int64]:
