@@ -408,6 +408,8 @@ def test_a_server_without_room_or_python_is_told(server: SshServer) -> None:
         assert "has no python3" in refused(server)
     with changed(keys, 'command="echo This account is not available.; exit 1" ' + keys.read_text()):
         assert "does not run commands: python3 ended with 1: This account is not available." in refused(server)
+    with changed(keys, 'command="yes" ' + keys.read_text()):
+        assert "does not run commands: its login prints more than 1 MiB first" in refused(server)
     with changed(keys, 'command="echo welcome; eval \\"$SSH_ORIGINAL_COMMAND\\"" ' + keys.read_text()):
         assert server.inv("status").stdout.startswith("no lab is running"), "what a login prints is passed over"
 

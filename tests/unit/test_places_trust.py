@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from topologies.places.session import land
+from topologies.places.store import Store
 from topologies.problems import MachineError
 
 PICTURES = (".svg", ".png")
@@ -76,3 +77,23 @@ def test_an_answer_that_is_cut_short_is_told_and_leaves_nothing(here: Path) -> N
     with pytest.raises(MachineError, match="did not come back whole"):
         land(io.BytesIO(whole[:2000]), {"all": "out/0/all"}, ())
     assert list(here.iterdir()) == []
+
+
+def test_what_is_brought_to_a_server_is_nobody_elses_to_write(tmp_path: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        store = Store(tmp_path / "there")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (store.base, store.project)} == {0o700}
+    store.base.chmod(0o777)  # as an earlier Heddle, or a hand, may have left it
+    Store(store.base)
+    assert store.base.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_place_that_somebody_else_has_laid_out_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "there").symlink_to(tmp_path / "others")
+    with pytest.raises(PermissionError, match="another user's"):
+        Store(tmp_path / "there")
+    assert not list((tmp_path / "others").iterdir())

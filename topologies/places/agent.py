@@ -35,7 +35,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topologies.places.store import Manifest, Store, inside, pack, unpack
+from topologies.places.store import Manifest, Store, inside, own, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -291,7 +291,11 @@ def main(wire: Wire) -> None:
     wire._write(HELLO)
     request = json.loads(wire.take(b"R"))
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    base = (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "heddle" / "place" / request["id"]
+    root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
+    root.mkdir(parents=True, exist_ok=True)
+    base = root / "heddle/place" / request["id"]
+    for directory in (root / "heddle", base.parent):
+        own(directory)
     store = Store(base)
     with (base / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

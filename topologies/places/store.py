@@ -6,6 +6,7 @@ agent.py, to see what is missing. So: the standard library only, and what Python
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -82,7 +83,8 @@ class Store:
 
     def __init__(self, base: Path) -> None:
         self.base, self.project, self.record = base, base / "project", base / "record.json"
-        self.project.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for directory in (base, self.project):
+            own(directory)
 
     def is_at(self, wanted: str) -> bool:
         """True when the project is what this hash says, as far as sizes and times tell."""
@@ -118,6 +120,19 @@ class Store:
         fresh.write_text(json.dumps(data))
         fresh.replace(self.record)
         return now == manifest
+
+
+def own(directory: Path) -> None:
+    """Make a directory that only this user may write to, whatever the umask is: what stands in it will run as root.
+
+    PermissionError when it is another user's, or a link.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    status = os.lstat(directory)
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(errno.EACCES, "is another user's, or a link", str(directory))
+    if status.st_mode & 0o022:
+        directory.chmod(0o700)
 
 
 def pack(files: list[tuple[Path, str]], sink: Sink) -> None:

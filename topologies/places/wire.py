@@ -22,6 +22,8 @@ from topologies.problems import MachineError, Problem
 Frame = tuple[bytes, bytes]
 ALIVE: Final = 5.0  # seconds between signs of life; both sides give up after SILENCE without one
 PATIENCE: Final = 60.0  # seconds that one step of setting out may take without a word from there
+_NOISE: Final = 1 << 20  # bytes that a login may print before the agent speaks
+_LARGEST: Final = 1 << 24  # bytes of a frame; the agent's own are far below
 _OLD: Final = 65  # how the loader ends where Python is too old
 _NOT_FOUND: Final = 127  # how a shell ends when there is no such command
 _LOADER: Final = """\
@@ -50,6 +52,14 @@ def program() -> bytes:
 _ENDED: Final = (OSError, EOFError, paramiko.SSHException)
 
 
+def _size(rest: bytes) -> int:
+    """The length of the next frame's content; EOFError when that is no agent's."""
+    size: int = struct.unpack(">I", rest[1:5])[0]
+    if size > _LARGEST:
+        raise EOFError
+    return size
+
+
 class Broken(Exception):  # noqa: N818  (told to the user by the one who knows what was under way)
     """The connection ended before the agent did."""
 
@@ -73,7 +83,7 @@ class Link:
         self.channel, self.what = channel, what
         self.frames: queue.Queue[Frame | None] = queue.Queue(64)
         self.said = b""  # what the server printed before, or beside, the agent
-        self.greeted = False
+        self.greeted = self.noisy = False
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._heard = time.monotonic()
@@ -123,19 +133,22 @@ class Link:
                 rest += data
                 self._heard = time.monotonic()
                 if not self.greeted:
+                    if len(rest) > _NOISE:
+                        self.noisy = True
+                        break
                     noise, hello, after = rest.partition(HELLO)
                     if not hello:
                         continue
                     # A login that prints something (`echo` in .bashrc) prints it before.
                     self.greeted, self.said, rest = True, noise, after
-                while len(rest) >= 5 and len(rest) >= 5 + (size := struct.unpack(">I", rest[1:5])[0]):
+                while len(rest) >= 5 and len(rest) >= 5 + (size := _size(rest)):
                     if rest[:1] != b"k":
                         self.frames.put((rest[:1], rest[5 : 5 + size]))
                     rest = rest[5 + size :]
         except _ENDED:
             pass
         if not self.greeted:
-            self.said = rest + self.said
+            self.said = rest[-4096:] + self.said
         self._over.set()
         self.frames.put(None)
 
@@ -159,6 +172,9 @@ class Link:
 
     def _not_begun(self) -> MachineError | Broken:
         """Why there is no agent: no Python, an old one, a login that lets nobody in."""
+        if self.noisy:
+            why = f"does not run commands: its login prints more than {_NOISE >> 20} MiB first"
+            return MachineError(Problem("", self.what, why, "see what it prints to: ssh HOST true"))
         if not self.channel.status_event.wait(2.0) or (code := self.channel.exit_status) < 0:
             return Broken()
         if code == _NOT_FOUND:
