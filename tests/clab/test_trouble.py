@@ -24,6 +24,7 @@ from topologies.load import load_fabric
 from topologies.namespace import NETNS_DIR
 from topologies.problems import InputError, MachineError
 from topologies.render import mgmt_subnet
+from topologies.runtimes.clab_containers import marker
 from topologies.runtimes.clab_network import free_subnet
 from topologies.shapes import build
 from traffic.lastrun import last_paths
@@ -211,5 +212,9 @@ def test_an_engine_that_is_down_is_told_with_the_way_to_start_it(
         life.open_lab(name)
     with pytest.raises(MachineError, match=r"none\.sock does not answer"):
         life.down(name)
+    kept = marker(name).rename(tmp_path / "marker")  # as after a restart of the machine: stopped containers are left
+    with pytest.raises(MachineError, match=r"none\.sock does not answer"):
+        life.down(name)
+    kept.rename(marker(name))
     monkeypatch.undo()
     assert life.open_lab(name).name == lab.name

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from topologies import state
 from topologies.engine import docker as engine
 from topologies.namespace import NETNS_DIR
-from topologies.problems import MachineError, machine_errors
+from topologies.problems import HeddleError, MachineError, machine_errors
 
 CLAB_DIR: Final = Path("/run/heddle-containerlab")  # a directory per lab: our marker, and what containerlab writes
 LABEL: Final = "heddle-lab"
@@ -86,10 +87,19 @@ def containers_of(lab: str) -> list[Container]:
     try:
         out = engine.docker(argv).out
     except MachineError:
-        if marker(lab).exists():
+        if marker(lab).exists() or _recorded(lab):
             raise
         return []
     return [_container(line) for line in out.splitlines() if line]
+
+
+def _recorded(lab: str) -> bool:
+    """Whether this user's Heddle has made it: /run, and the marker with it, is empty after a restart of the machine."""
+    try:
+        record = state.read_record(lab)
+    except HeddleError:  # `down` removes such a record, whatever it was
+        return False
+    return record is not None and record.runtime == "containerlab"
 
 
 def ours(container: Container, lab: str) -> bool:
