@@ -323,6 +323,20 @@ def test_setup_installs_once_and_then_leaves_it(target: Path, monkeypatch: pytes
     assert sorted(p.name for p in target.parent.iterdir()) == ["containerlab"]
 
 
+def test_a_setup_that_is_killed_half_way_leaves_what_is_known_as_ours(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup._place(_program(target.parent.parent / "old", "0.50.0"))
+    (target.parent / ".containerlab.99999999").touch()  # no process has that number
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda path, to: None if to == target else os.replace(path, to))  # noqa: PTH105
+        setup._place(_program(target.parent.parent / "new", "0.79.0"))
+    assert binary.spoken(target) == "0.50.0"
+    assert setup.is_ours(target)
+    assert setup.RECORD.stat().st_mode & 0o133 == 0
+    assert sorted(p.name for p in target.parent.iterdir()) == ["containerlab"]
+
+
 def test_setup_replaces_its_own_when_it_is_too_old(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _program(target, "0.50.0")
     setup._place(_program(target.parent.parent / "old", "0.50.0"))

@@ -157,24 +157,41 @@ def _obtain(directory: Path, observer: Observer, journal: Journal | None) -> tup
 def is_ours(path: Path) -> bool:
     """True when this very file was put there by _place."""
     try:
-        known = json.loads(RECORD.read_text(encoding="utf-8"))["sha256"]
-        return bool(known == _sum(path))
-    except (OSError, ValueError, KeyError, TypeError):
+        return _sum(path) in _known()
+    except OSError:
         return False
 
 
+def _known() -> list[str]:
+    """SHA-256 of what _place has put there, the newest first."""
+    try:
+        said = json.loads(RECORD.read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [str(each) for each in (said if isinstance(said, list) else [said])]
+
+
 def _place(made: Path) -> None:
-    """Into its place in one step: whoever runs the old one goes on with it, nobody sees half of the new one."""
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    """Into its place in one step: whoever runs the old one goes on with it, nobody sees half of the new one.
+
+    The record goes first and knows the old one, too: when this is killed in between, either is still known as ours.
+    """
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    beside = TARGET.with_name(f".{TARGET.name}.{os.getpid()}")
+    RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for left in TARGET.parent.glob(f".{TARGET.name}.*"):  # by one that was killed
+        if not Path("/proc", left.suffix[1:]).exists():
+            left.unlink(missing_ok=True)
+    beside, record = (path.with_name(f".{path.name}.{os.getpid()}") for path in (TARGET, RECORD))
     try:
         shutil.copyfile(made, beside)
         beside.chmod(0o755)
-        RECORD.write_text(json.dumps({"sha256": _sum(beside)}) + "\n", encoding="utf-8")
+        record.touch(mode=0o644)
+        record.write_text(json.dumps({"sha256": [_sum(beside), *_known()[:1]]}) + "\n", encoding="utf-8")
+        record.replace(RECORD)
         beside.replace(TARGET)
     finally:
-        beside.unlink(missing_ok=True)
+        for path in (beside, record):
+            path.unlink(missing_ok=True)
 
 
 def _sum(path: Path) -> str:
