@@ -87,6 +87,15 @@ def test_up_again_does_nothing_and_a_changed_file_is_named(clos: Lab, own: Path,
     other.write_text(own.read_text().replace("10.1.2.2/24", "10.1.2.3/24"))
     with pytest.raises(InputError, match=r"nodes\.h2\.exec: .*10\.1\.2\.3"):
         life.up(adopt(other, runtime, clos.name), runtime=runtime)
+    config = own.parent / "configs/leaf-1.conf"
+    text = config.read_text()
+    try:
+        config.write_text(text + "! one line more\n")
+        with pytest.raises(InputError, match=r"nodes\.leaf-1\./etc/frr/frr\.conf: \d+ lines"):
+            life.up(adopt(own, runtime, clos.name), runtime=runtime)
+    finally:
+        config.write_text(text)
+    assert not life.up(adopt(own, runtime, clos.name), runtime=runtime).created
 
 
 def test_a_session_that_ends_is_seen(clos: Lab) -> None:

@@ -6,6 +6,7 @@ Out: Brought: its fabric, the copy that runs, and what it should be as far as it
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _ADDRESSES_COME_S: Final = 20.0  # an image that starts FRR by itself has not done so yet when its node is up
 _PAUSE_S: Final = 0.2
+_FRR_FILES: Final = ("daemons", "frr.conf", "vtysh.conf")  # what daemons read when they start
 _SHOWN: Final = 70  # letters of a value that differs
 _HASHING: Final = "net.ipv4.fib_multipath_hash_"
 
@@ -197,7 +199,15 @@ def _parts(wanted: Wanted, fabric: Fabric, runtime: str) -> dict[str, str]:
     found = {"links": json.dumps(data["topology"]["links"])}
     for name, node in data["topology"]["nodes"].items():
         found |= {f"nodes.{name}.{key}": json.dumps(value) for key, value in node.items()}
+    for name, wanted_node in wanted.nodes.items():
+        texts = {file: text for file in _FRR_FILES if (text := wanted_node.text(file)) is not None}
+        found |= {f"nodes.{name}.{frr.FRR_DIR}/{file}": _digest(text) for file, text in texts.items()}
     return found
+
+
+def _digest(text: str) -> str:
+    """A file's text, told from others."""
+    return f"{len(text.splitlines())} lines, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _cut(text: str) -> str:
