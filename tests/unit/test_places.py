@@ -17,7 +17,7 @@ from topologies.cli.argv import Parameter, Verb, parse, words_of
 from topologies.places import KINDS, place_for
 from topologies.places.address import Address, check_kind, parse_address
 from topologies.places.config import config_path, read_config
-from topologies.places.files import real, told
+from topologies.places.files import elsewhere, real, told
 from topologies.places.store import Manifest, Store, digest_of, pack, unpack
 from topologies.places.sync import checkout_id, manifest_of, send
 from topologies.places.wire import COMMAND, program
@@ -183,6 +183,13 @@ def test_names_are_opened_where_they_were_brought_to(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HEDDLE_FILES", '{"../a.yml": "/srv/in/a.yml"}')
     assert (real("../a.yml"), told("../a.yml")) == (Path("/srv/in/a.yml"), "../a.yml")
     assert real("b.yml") == Path("b.yml")
+
+
+def test_lines_to_be_typed_say_where_when_the_user_sits_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEDDLE_PLACE", raising=False)
+    assert elsewhere() == ""
+    monkeypatch.setenv("HEDDLE_PLACE", "ssh:me@[2001:db8::7]:22")
+    assert elsewhere() == " --place 'ssh:me@[2001:db8::7]:22'"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from topologies.problems import MachineError, Problem
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 # sudo clears the environment; -E is often forbidden. These make a difference to what a verb does.
 KEPT: Final = (
-    "CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM", "COLUMNS", "HEDDLE_FILES",
+    "CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM", "COLUMNS", "HEDDLE_FILES", "HEDDLE_PLACE",
     "HEDDLE_CONTAINERLAB", "DOCKER_HOST", "GOPROXY", "GOTOOLCHAIN", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
 

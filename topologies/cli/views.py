@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from topologies.cli.console import table
+from topologies.places.files import elsewhere
 
 if TYPE_CHECKING:
     from topologies.engine.images import Image
@@ -32,9 +33,11 @@ def up_text(done: UpResult) -> str:
     size = f"{len(fabric.switches)} switches, {len(fabric.hosts)} hosts, {len(fabric.links)} links"
     if not done.created:
         return f"{name} is up already: {size}"
+    up = f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
+    if place := elsewhere():  # which is long, and has to be in each
+        return f"{up}next: ./inv run --lab {name}{place}; ./inv down {name}{place}"
     return (
-        f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
-        f"next: ./inv run --lab {name}; ./inv status {name}; "
+        f"{up}next: ./inv run --lab {name}; ./inv status {name}; "
         f"./inv exec --lab {name} {fabric.switches[0].name} vtysh; ./inv down {name}"
     )
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any, Final
 
 VARIABLE: Final = "HEDDLE_FILES"
+PLACE: Final = "HEDDLE_PLACE"  # where the verb runs, as its user calls it; not set where that user sits
 
 
 def real(typed: str) -> Path:
@@ -26,6 +28,12 @@ def told(typed: str) -> str:
         return typed
     path = Path(typed).absolute()
     return str(path.resolve() if ".." in path.parts else path)
+
+
+def elsewhere() -> str:
+    """` --place ssh:lab`, for lines that are to be typed where the user sits; empty where that is here."""
+    place = os.environ.get(PLACE)
+    return f" --place {shlex.quote(place)}" if place else ""
 
 
 def _brought() -> dict[str, Any]:

@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from topologies.cli.console import written
 from topologies.places import Call
 from topologies.places.address import Address
+from topologies.places.files import PLACE
 from topologies.places.keyboard import Keyboard
 from topologies.places.store import digest_of, unpack
 from topologies.places.wire import Broken, Link, open_link
@@ -160,7 +161,7 @@ class _Session:
         typed = self.call.typed_in and not self.out.json and sys.stdin.isatty() and sys.stdout.isatty()
         order = {
             "argv": ["./inv", *self.call.words],
-            "env": _environment(),
+            "env": {**_environment(), PLACE: str(self.address)},
             "ins": {name: file.path for name, file in files.items()},
             "outs": outs,
             "lasting": self.call.lasting,
