@@ -15,6 +15,7 @@ from tests.own_topologies import DAEMONS, frr_conf, mini_clos
 from topologies import lab as life
 from topologies import state
 from topologies.adopt.brought import adopt
+from topologies.cli.views import up_text
 from topologies.events import Silent
 from topologies.lab import Lab
 from topologies.problems import CheckError, InputError, MachineError
@@ -248,3 +249,28 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab
         assert all(check.ok for check in validate(pair))
     finally:
         life.down(lab)
+
+
+def test_hosts_alone_are_a_lab_too(
+    tmp_path: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
+) -> None:
+    name = lab_name()
+    (tmp_path / "two.clab.yml").write_text(
+        """name: two
+topology:
+  defaults: {kind: linux}
+  nodes:
+    h1: {exec: [ip addr add 10.9.0.1/24 dev eth1]}
+    h2: {exec: [ip addr add 10.9.0.2/24 dev eth1]}
+  links:
+    - endpoints: ["h1:eth1", "h2:eth1"]
+"""
+    )
+    try:
+        done = life.up(adopt(tmp_path / "two.clab.yml", runtime, name), runtime=runtime)
+        assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
+        assert "dev eth1 src 10.9.0.1" in done.lab.capture("h1", ["ip", "route", "get", "10.9.0.2"])
+        assert all(check.ok for check in validate(done.lab))
+    finally:
+        life.down(name)
+    assert leftovers(name) == []

@@ -33,12 +33,14 @@ def up_text(done: UpResult) -> str:
     size = f"{len(fabric.switches)} switches, {len(fabric.hosts)} hosts, {len(fabric.links)} links"
     if not done.created:
         return f"{name} is up already: {size}"
+    # A topology of somebody's own may have no switch.
+    looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
     up = f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
     if place := elsewhere():  # which is long, and has to be in each
         return f"{up}next: ./inv run --lab {name}{place}; ./inv down {name}{place}"
     return (
         f"{up}next: ./inv run --lab {name}; ./inv status {name}; "
-        f"./inv exec --lab {name} {fabric.switches[0].name} vtysh; ./inv down {name}"
+        f"./inv exec --lab {name} {looked_at}; ./inv down {name}"
     )
 
 
