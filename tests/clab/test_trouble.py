@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -24,6 +25,7 @@ from topologies.load import load_fabric
 from topologies.namespace import NETNS_DIR
 from topologies.problems import InputError, MachineError
 from topologies.render import mgmt_subnet
+from topologies.runtimes import clab_deploy
 from topologies.runtimes.clab_containers import marker
 from topologies.runtimes.clab_network import free_subnet
 from topologies.shapes import build
@@ -218,3 +220,16 @@ def test_an_engine_that_is_down_is_told_with_the_way_to_start_it(
     kept.rename(marker(name))
     monkeypatch.undo()
     assert life.open_lab(name).name == lab.name
+
+
+def test_a_command_of_a_node_that_does_not_end_is_not_waited_for(
+    tmp_path: Path, runtime: str, name: str, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own.clab.yml"
+    file.write_text("name: own\ntopology:\n  defaults: {kind: linux}\n  nodes:\n    h1: {exec: [sleep 3600]}\n")
+    monkeypatch.setattr(clab_deploy, "_DEPLOY_S", 8.0)
+    start = time.monotonic()
+    with pytest.raises(MachineError, match="did not end within 8 s"):
+        life.up(adopt(file, runtime, name), runtime=runtime)
+    assert time.monotonic() - start < 60
+    assert leftovers(name) == []

@@ -28,6 +28,7 @@ _MOST_WORKERS: Final = 128
 # TERM, not KILL: containerlab then takes down what it was making, links that stand in no container yet included.
 _DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "TERM", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 _PATIENCE_S: Final = 30.0  # for that
+_DEPLOY_S: Final = 1200.0  # images of somebody's own are pulled meanwhile; zone takes 10 s
 _STEP: Final = re.compile(r"Creating container|Created link")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 # `ERRO Failed to execute command command="sh x" node=rtsw1 rc=5`; what the command printed follows, indented.
@@ -70,12 +71,16 @@ def deploy(lab: str, topology: Path, step: Callable[[], None]) -> None:
     """Deploy the topology; `step` is called for every container and link. MachineError with what went wrong."""
     said: list[str] = []
     argv = [*_DIES_WITH_US, str(os.getpid()), *deploy_argv(lab, topology)]
-    with _running(argv, {**os.environ, **environment(lab)}) as process:
+    with _running(argv, {**os.environ, **environment(lab)}) as process, _ended_after(process, _DEPLOY_S) as late:
         for line in _lines(process):
             said.append(line)
             if _STEP.search(line):
                 step()
         code = process.wait()
+    if late.is_set():
+        why = f"did not end within {_DEPLOY_S:g} s; it said last: {said[-1].strip() if said else 'nothing'}"
+        hint = "a command in a node's `exec` has to end: start what lasts in the background, its output in a file"
+        raise MachineError(Problem("", f"containerlab deploy of {lab}", why, hint))
     raise_failures(lab, topology, code, said)
 
 
@@ -98,14 +103,36 @@ def _running(argv: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        process.wait()
+        _end(process)
         drain.join(1)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+@contextmanager
+def _ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
+    """End the process when the block takes longer than this; the event is set then."""
+    late = threading.Event()
+
+    def too_late() -> None:
+        late.set()
+        _end(process)
+
+    clock = threading.Timer(seconds, too_late)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield late
+    finally:
+        clock.cancel()
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
