@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,28 @@ def test_a_session_that_ends_is_seen(clos: Lab) -> None:
             "Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "no neighbor 10.0.1.3 shutdown"]
         )
         clos.wait(timeout=60)
+
+
+def test_routes_that_still_change_have_not_converged(clos: Lab) -> None:
+    netns = str(clos.handle("leaf-1").netns)
+    stop = threading.Event()
+
+    def flap() -> None:
+        for word in cycle(("add", "del")):
+            route = ["ip", "route", word, "unreachable", "10.250.0.0/24"]
+            subprocess.run(["nsenter", f"--net={netns}", *route], check=True)
+            if stop.wait(0.7) and word == "del":
+                return
+
+    flapping = threading.Thread(target=flap)
+    flapping.start()
+    try:
+        with pytest.raises(CheckError, match="routes still change after 4 s"):
+            clos.wait(timeout=4)
+    finally:
+        stop.set()
+        flapping.join()
+    clos.wait(timeout=60)
 
 
 @pytest.mark.parametrize("policy", ["0", "1", "2"])

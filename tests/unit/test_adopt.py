@@ -222,3 +222,15 @@ def test_a_session_counts_by_both_ends_or_by_the_only_one_that_can_be_asked() ->
     assert count(*two, Session("r1", "10.0.0.2", "r2", up), Session("r1", "10.0.0.4", "r2", down)) == (1, 2)
     assert count(*two) == (0, 2), "the bgpd of r1 is gone, or r1 knows of no session"
     assert count(Session("r1", "10.9.0.9", "h1", up)) == (1, 1), "hosts cannot be asked"
+
+
+def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Write) -> None:
+    path = write(
+        "name: own\ntopology:\n  nodes:\n    a:\n      kind: linux\n      sysctls:\n"
+        "        net.ipv4.ip_forward: 1\n        kernel.pid_max: 32768\n        net./etc/hosts: 1\n"
+    )
+    with pytest.raises(InputError) as caught:
+        adopt(path, "netns")
+    assert [problem.where.rpartition(":")[2] for problem in caught.value.problems] == ["8", "9"]
+    assert "kernel.pid_max is this whole machine's" in str(caught.value)
+    assert adopt(path, "containerlab").wanted is not None, "an engine judges for itself"

@@ -8,6 +8,7 @@ Inheritance is containerlab's (types/topology.go of 0.79): node, then group, kin
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -154,6 +155,12 @@ class _Reader:
             elif key == "network-mode" and value not in ("none", "bridge"):
                 why = "shares another network, and Heddle's nodes have one each"
                 self.add((*trail, key), f"{what}: {value}", why, "network-mode: none, or leave it out")
+            elif key == "sysctls" and self.runtime == "netns":
+                for name in value if isinstance(value, dict) else ():
+                    if not _SYSCTL.fullmatch(name):
+                        why = "is this whole machine's; a namespace has its own of those below net. alone"
+                        hint = f"sysctl -w {name} on the machine, or leave it out"
+                        self.add((*trail, key, name), f"{what}.{name}", why, hint)
             elif key in ("cmd", "entrypoint") and self.runtime == "netns":
                 self._command((*trail, key), what, str(value or ""))
 
@@ -209,6 +216,7 @@ class _Reader:
         return kept
 
 
+_SYSCTL: Final = re.compile(r"net(\.[A-Za-z0-9_-]+)+")
 _NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _OWN_FIELDS: Final = frozenset({"kind", "group", "binds", "exec", "sysctls", "labels", "env", "network-mode"})
 

@@ -236,7 +236,9 @@ def _set_sysctls(lab: str, node: NodeDef, journal: Journal) -> None:
                 Path("/proc/sys", *key.split(".")).write_text(value, encoding="ascii")
             except OSError as error:
                 what, why = f"{key}={value}", f"cannot be set: {error.strerror}"
-                raise MachineError(Problem(node.name, what, why, "./inv doctor names what the kernel lacks")) from None
+                lacks = isinstance(error, FileNotFoundError)
+                hint = "./inv doctor names what the kernel lacks" if lacks else "the kernel takes no such value"
+                raise MachineError(Problem(node.name, what, why, hint)) from None
 
 
 def _batch(argv: list[str], lines: Iterable[tuple[str, str]], journal: Journal) -> None:
