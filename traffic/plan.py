@@ -168,14 +168,16 @@ def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
     elif options.placement != "block":
         nics = _named(fabric, options.placement, bare)
     ranks = options.ranks or len(nics)
-    asked = f"--ranks {ranks}" if options.ranks else f"--placement {options.placement}"
+    named = options.placement not in ("block", "cyclic")
+    asked = f"--ranks {ranks}" if options.ranks else f"--placement {options.placement}" if named else fabric.name
     if ranks > len(nics):
         hint = f"try --ranks {len(nics)}, or more racks, hosts_per_rack or nics_per_host in the fabric file"
         why = f"is more than the {len(nics)} NICs to place them on"
         raise InputError(Problem("", f"--ranks {ranks}", why, hint), *_said(bare))
     if ranks < 2:
         hint = "a fabric of two hosts or more has them"
-        raise InputError(Problem("", asked, "gives too few ranks: a collective needs two", hint), *_said(bare))
+        why = f"gives {ranks} of the two ranks that a collective needs"
+        raise InputError(Problem("", asked, why, hint), *_said(bare))
     return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
 
 

@@ -120,7 +120,7 @@ def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> N
         (RunOptions(placement="host1,hostx"), "names hostx"),
         (RunOptions(placement="cylcic"), "did you mean cyclic?"),
         (RunOptions(placement="host1,host1"), "twice"),
-        (RunOptions(placement="host1"), "--placement host1 gives too few"),
+        (RunOptions(placement="host1"), "--placement host1 gives 1 of the two ranks"),
         (RunOptions(placement="rtsw1,host1"), "names rtsw1"),
         (RunOptions(collective="all-redcue"), "did you mean all-reduce?"),
         (RunOptions(algorithm="rnig"), "did you mean ring?"),
@@ -129,6 +129,12 @@ def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> N
 def test_plans_that_the_fabric_cannot_hold(demo: Fabric, options: RunOptions, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         build_plan(demo, options)
+
+
+def test_a_fabric_of_one_host_is_named_and_no_flag_that_nobody_typed() -> None:
+    lonely = build(load_fabric("tiny", name="one", overrides=["racks=1", "hosts_per_rack=1"]))
+    with pytest.raises(InputError, match=r"^one gives 1 of the two ranks"):
+        build_plan(lonely, run_options())
 
 
 def test_queueing_alone_never_looks_like_loss(demo: Fabric) -> None:
