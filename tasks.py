@@ -10,18 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topologies import packages
-from topologies.cli import suites
+from topologies.cli import suites, words
 from topologies.cli.console import Console
 from topologies.cli.program import main
 from topologies.cli.verbs import verb
-
-FABRIC = "preset name (demo, tiny, zone) or fabric file"
-LAB = "which running lab; not needed while only one runs"
-DIALECT = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
-MGMT = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"
-RUNTIME = "where nodes run: netns (namespaces) or containerlab (containers)"
-TOPOLOGY = "in place of a fabric: a containerlab file of your own, with nodes of kind linux"
-SET = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
 
 def _files_of_up(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -65,13 +57,13 @@ def doctor(out: Console) -> None:
 
 @verb(
     help={
-        "fabric": FABRIC,
+        "fabric": words.FABRIC,
         "name": "call the lab otherwise than the file does",
-        "topology": TOPOLOGY,
-        "runtime": RUNTIME,
-        "set": SET,
-        "dialect": DIALECT,
-        "mgmt": MGMT,
+        "topology": words.TOPOLOGY,
+        "runtime": words.RUNTIME,
+        "set": words.SET,
+        "dialect": words.DIALECT,
+        "mgmt": words.MGMT,
         "explain": "print what would run as a shell script, and run nothing",
         "rollback": "take the lab down again when it does not converge",
         "timeout": "seconds to wait for convergence; otherwise by size",
@@ -127,7 +119,7 @@ def status(out: Console, lab: str | None = None) -> None:
 
 
 @verb(
-    help={"node": "rtsw1, ctsw2, host3, ...", "cmd": "the command and its words, flags and all", "lab": LAB},
+    help={"node": "rtsw1, ctsw2, host3, ...", "cmd": "the command and its words, flags and all", "lab": words.LAB},
     rest="cmd",
     rest_after_positionals=True,
     root=True,
@@ -151,7 +143,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
         "seconds": "after which it ends",
         "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
         "out": "write a capture file (pcapng) instead of printing a line a packet",
-        "lab": LAB,
+        "lab": words.LAB,
     },
     packages=packages.CAPTURE,
     root=True,
@@ -178,25 +170,7 @@ def capture(
 
 
 @verb(
-    help={
-        "collective": "all-reduce",
-        "algorithm": "ring",
-        "ranks": "how many; otherwise every NIC",
-        "size": "bytes a rank: 8, 64K, or 64K:16M:x2",
-        "qps": "queue pairs of a connection",
-        "qp_mode": "split (each message over all QPs) or round-robin (messages in turn)",
-        "iters": "iterations measured",
-        "warmup": "iterations before",
-        "sport": "UDP source ports: qpn, fixed[:PORT], list:A,B,C",
-        "chunk": "bytes of one message",
-        "window": "packets that a queue pair may have unacknowledged; otherwise 64 a connection",
-        "timeout": "until a packet counts as lost: 8 to 31 for 4.096 us x 2^N; otherwise by rate and buffer",
-        "placement": "ranks on hosts: block, cyclic, or host names with commas",
-        "lab": LAB,
-        "fabric": "bring this fabric up for the run, and down after it",
-        "runtime": RUNTIME + " (with --fabric)",
-        "set": SET + " (with --fabric)",
-    },
+    help=words.RUN,
     packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
     root=True,
     files_in=["fabric"],
@@ -237,7 +211,7 @@ def run(
     out.exit_code = 1 if result.wrong else 0
 
 
-@verb(help={"lab": LAB}, root=True)
+@verb(help={"lab": words.LAB}, root=True)
 def paths(out: Console, lab: str | None = None) -> None:
     """Where every QP of the last run went: predicted, asked of the kernel, and measured. Exit 1 when they differ."""
     from topologies.lab import open_lab
@@ -248,7 +222,7 @@ def paths(out: Console, lab: str | None = None) -> None:
     out.exit_code = 0 if result.agree else 1
 
 
-@verb(help={"lab": LAB}, root=True)
+@verb(help={"lab": words.LAB}, root=True)
 def validate(out: Console, lab: str | None = None) -> None:
     """Every check that applies to the lab; exit 1 when one fails."""
     from topologies.cli import views
@@ -264,12 +238,12 @@ def validate(out: Console, lab: str | None = None) -> None:
 
 @verb(
     help={
-        "fabric": FABRIC,
+        "fabric": words.FABRIC,
         "out": "directory to write to",
         "name": "call the lab otherwise",
-        "set": SET,
-        "dialect": DIALECT,
-        "mgmt": MGMT,
+        "set": words.SET,
+        "dialect": words.DIALECT,
+        "mgmt": words.MGMT,
     },
     files_in=["fabric"],
     files_out=["out_"],
@@ -301,9 +275,9 @@ def render(
 
 @verb(
     help={
-        "lab": LAB + "; its last run is on the picture's links",
+        "lab": words.LAB + "; its last run is on the picture's links",
         "fabric": "draw this fabric instead; nothing needs to run",
-        "set": SET + " (with --fabric)",
+        "set": words.SET + " (with --fabric)",
         "kind": "svg or png, or by containerlab mermaid, dot or drawio; otherwise as --out ends, else svg",
         "out": "file to write to; otherwise LAB.svg here, and text kinds to stdout",
     },

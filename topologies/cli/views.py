@@ -39,8 +39,7 @@ def up_text(done: UpResult) -> str:
     if place := elsewhere():  # which is long, and has to be in each
         return f"{up}next: ./inv run --lab {name}{place}; ./inv down {name}{place}"
     return (
-        f"{up}next: ./inv run --lab {name}; ./inv status {name}; "
-        f"./inv exec --lab {name} {looked_at}; ./inv down {name}"
+        f"{up}next: ./inv run --lab {name}; ./inv status {name}; ./inv exec --lab {name} {looked_at}; ./inv down {name}"
     )
 
 

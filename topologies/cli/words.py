@@ -1,0 +1,33 @@
+"""What `./inv VERB --help` says of flags that several verbs have, or that are many."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FABRIC: Final = "preset name (demo, tiny, zone) or fabric file"
+LAB: Final = "which running lab; not needed while only one runs"
+DIALECT: Final = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
+MGMT: Final = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"
+RUNTIME: Final = "where nodes run: netns (namespaces) or containerlab (containers)"
+TOPOLOGY: Final = "in place of a fabric: a containerlab file of your own, with nodes of kind linux"
+SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
+
+RUN: Final = {
+    "collective": "all-reduce",
+    "algorithm": "ring",
+    "ranks": "how many; otherwise every NIC",
+    "size": "bytes a rank: 8, 64K, or 64K:16M:x2",
+    "qps": "queue pairs of a connection",
+    "qp_mode": "split (each message over all QPs) or round-robin (messages in turn)",
+    "iters": "iterations measured",
+    "warmup": "iterations before",
+    "sport": "UDP source ports: qpn, fixed[:PORT], list:A,B,C",
+    "chunk": "bytes of one message",
+    "window": "packets that a queue pair may have unacknowledged; otherwise 64 a connection",
+    "timeout": "until a packet counts as lost: 8 to 31 for 4.096 us x 2^N; otherwise by rate and buffer",
+    "placement": "ranks on hosts: block, cyclic, or host names with commas",
+    "lab": LAB,
+    "fabric": "bring this fabric up for the run, and down after it",
+    "runtime": RUNTIME + " (with --fabric)",
+    "set": SET + " (with --fabric)",
+}
