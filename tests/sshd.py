@@ -17,7 +17,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,3 +206,13 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("sshd does not answer")
+
+
+def until(done: Callable[[], bool], seconds: float = 60) -> bool:
+    """Wait for something; False when it does not come."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True

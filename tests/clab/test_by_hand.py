@@ -19,6 +19,7 @@ from topologies.problems import CheckError, InputError, MachineError
 from topologies.runtimes.clab_containers import CLAB_DIR
 from topologies.status import status
 from traffic.options import run_options
+from traffic.paths.validate import validate
 from traffic.run import run
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
@@ -84,6 +85,9 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     (row,) = status(lab.name)
     assert (row.state, row.converged, row.switches) == ("broken", False, 4)
     assert row.faults == (f"rtsw1  its container does not run: {state_of(lab, 'rtsw1')}",)
+    nodes, *others = validate(lab)
+    assert (nodes.ok, nodes.detail) == (False, row.faults[0])
+    assert all(check.skipped for check in others)
     with pytest.raises(MachineError, match="rtsw1  its container does not run"):
         lab.capture("rtsw1", ["true"])
     with pytest.raises(MachineError, match="rtsw1  its container does not run"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topologies.fabric import Node, Tier
 from topologies.namespace import inside
-from topologies.problems import HeddleError, InputError
+from topologies.problems import HeddleError, InputError, Problem
 from topologies.runtimes import NodeHandle
 from topologies.switch import hashing, offloads, queues
 from topologies.switch.hashing import read_hashing
@@ -58,8 +58,10 @@ _Found = tuple[str, list[str]]
 
 
 def validate(lab: Lab) -> tuple[Check, ...]:
-    """All checks; one that cannot be made has failed, and says why."""
+    """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said."""
     handles = lab.handles()
+    lost = lab.runtime.lacking(lab.name, lab.topology)
+    nodes = Check("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(handles)} run")
     checks: tuple[tuple[str, Callable[[Lab, Mapping[str, NodeHandle]], _Found]], ...] = (
         ("sysctls", _sysctls),
         ("hashing", _hashing),
@@ -72,7 +74,13 @@ def validate(lab: Lab) -> tuple[Check, ...]:
         ("reachability", _reachability),
         ("paths", _paths),
     )
-    return tuple(_check(name, partial(check, lab, handles)) for name, check in checks)
+    if lost:
+        return (nodes, *(Check(name, True, "not asked: nodes do not run", skipped=True) for name, _ in checks))
+    return (nodes, *(_check(name, partial(check, lab, handles)) for name, check in checks))
+
+
+def _first_line(problem: Problem) -> str:
+    return str(problem).partition("\n")[0]
 
 
 def _check(name: str, ask: Callable[[], _Found]) -> Check:
@@ -81,7 +89,7 @@ def _check(name: str, ask: Callable[[], _Found]) -> Check:
     except _NothingError as reason:
         return Check(name, True, str(reason), skipped=True)
     except HeddleError as error:
-        return Check(name, False, "; ".join(str(problem).partition("\n")[0] for problem in error.problems))
+        return Check(name, False, "; ".join(map(_first_line, error.problems)))
     if not faults:
         return Check(name, True, looked_at)
     more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
