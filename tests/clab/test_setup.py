@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from topologies import doctor, packages, trees
-from topologies.engine import binary, build, docker, images
+from topologies.engine import binary, build, daemon, docker, images
 from topologies.engine.docker import docker as ask
+from topologies.engine.setup import setup_containerlab
 from topologies.events import Silent
 from topologies.problems import MachineError
 from topologies.process import Journal
@@ -23,6 +24,26 @@ from topologies.process import Journal
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.fixture
+def engine_of_this_run() -> Iterator[daemon.Record | None]:
+    """What is known of the engine; `setup` makes one that a test run has started stay, and this takes that back."""
+    before = daemon.record()
+    yield before
+    if before is not None:
+        daemon._write(before)
+
+
+def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_somebody_sets_it_up(
+    engine_of_this_run: daemon.Record | None,
+) -> None:
+    setup_containerlab(Silent(), stays=False)
+    assert daemon.record() == engine_of_this_run
+    setup_containerlab(Silent())
+    now = daemon.record()
+    assert now is None or not now.temporary
+
+
+@pytest.mark.usefixtures("engine_of_this_run")
 def test_where_all_is_there_setup_is_quick_and_changes_nothing() -> None:
     before = binary.find()
     assert before is not None

@@ -77,7 +77,7 @@ def _engine(out: Console) -> Iterator[None]:
     from topologies.engine.setup import setup_containerlab
 
     with engine_running(out.observer):
-        setup_containerlab(out.observer, ask=out.confirm)
+        setup_containerlab(out.observer, ask=out.confirm, stays=False)
         yield
 
 

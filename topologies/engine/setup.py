@@ -53,12 +53,16 @@ def setup_containerlab(
     *,
     yes: bool = False,
     ask: Callable[[str], bool] = lambda _: False,
+    stays: bool = True,
     journal: Journal | None = None,
 ) -> list[Step]:
-    """Do all four steps. MachineError with the remedy when one cannot be done; what was done before it stays."""
+    """Do all four steps. MachineError with the remedy when one cannot be done; what was done before it stays.
+
+    stays: an engine that a test run has started is to stay when that run has ended.
+    """
     return [
         _packages(observer, yes, ask),
-        _daemon(observer),
+        _daemon(observer, stays=stays),
         _containerlab(observer, journal),
         _images(observer, journal, yes, ask),
     ]
@@ -81,9 +85,10 @@ def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> Step
     return Step("docker", bool(lacking), "installed" if lacking else "is installed")
 
 
-def _daemon(observer: Observer) -> Step:
+def _daemon(observer: Observer, *, stays: bool) -> Step:
     if engine.answers():
-        daemon.start(observer)  # one that a test run has started stays from now on
+        if stays:
+            daemon.start(observer)
         return Step("daemon", False, "answers")
     if engine.SYSTEMD.is_dir() and engine.down():
         observer.say("starting docker: systemctl start docker")
