@@ -95,10 +95,10 @@ def test_an_engine_is_started_and_ended_and_leaves_nothing(place: Place) -> None
 
 def test_setup_starts_a_daemon_by_hand_and_ends_that_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "SYSTEMD", place.run / "none")
-    first = setup._daemon(Silent())
+    first = setup._daemon(Silent(), stays=True)
     assert first.done
     assert "--stop" in first.detail
-    assert not setup._daemon(Silent()).done
+    assert not setup._daemon(Silent(), stays=True).done
     assert setup.stop_engine().done
     assert place.processes() == []
     assert not setup.stop_engine().done
