@@ -170,7 +170,15 @@ def test_a_management_network_that_somebody_has_is_stepped_around(name: str, up:
 
 def test_where_every_network_is_taken_that_is_said(name: str, runtime: str) -> None:
     with pytest.raises(MachineError, match=r"has no room for a /13 .*\n.*--mgmt none"):
-        free_subnet(IPv4Network("172.24.0.0/13"), IPv4Network("172.16.0.0/12"))
+        free_subnet(IPv4Network("172.24.0.0/13"), [IPv4Network("172.16.0.0/12")])
+
+
+def test_a_management_network_keeps_clear_of_the_labs_own(runtime: str) -> None:
+    wanted = IPv4Network("172.24.5.0/24")
+    inside = [IPv4Network("172.24.5.8/31"), IPv4Network("172.24.6.0/23"), IPv4Network("10.0.0.0/8")]
+    found = free_subnet(wanted, inside)
+    assert found.prefixlen == 24
+    assert not any(found.overlaps(each) for each in inside)
 
 
 def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:

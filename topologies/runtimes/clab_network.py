@@ -7,7 +7,7 @@ Out: that one when it is free, else the next one of its size that is; MachineErr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network
 from typing import Final
 
@@ -18,9 +18,12 @@ from topologies.process import run
 _SPACES: Final = (IPv4Network("172.24.0.0/13"), IPv4Network("192.168.0.0/16"))
 
 
-def free_subnet(wanted: IPv4Network, pool: IPv4Network) -> IPv4Network:
-    """The first network from `wanted` on, in its own space and then in the other, that nobody has."""
-    taken = [pool, *_networks_of_the_engine(), *_routes_of_the_machine()]
+def free_subnet(wanted: IPv4Network, inside: Iterable[IPv4Network]) -> IPv4Network:
+    """The first network from `wanted` on, in its own space and then in the other, that nobody has.
+
+    inside: networks of the lab itself.
+    """
+    taken = [*inside, *_networks_of_the_engine(), *_routes_of_the_machine()]
     for candidate in _candidates(wanted):
         if not any(candidate.overlaps(other) for other in taken):
             return candidate

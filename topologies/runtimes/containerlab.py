@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +65,7 @@ class ContainerlabRuntime:
         check_deployable(options, self.name, version)
         images.ensure_images(observer, Journal())
         if options.mgmt == "own" and options.subnet is None:
-            options = replace(options, subnet=free_subnet(mgmt_subnet(fabric), fabric.spec.addressing.network))
+            options = replace(options, subnet=free_subnet(mgmt_subnet(fabric), _networks(fabric)))
         return replace(options, version=version)
 
     def exists(self, lab: str) -> bool:
@@ -156,6 +157,12 @@ class ContainerlabRuntime:
             raise MachineError(Problem("", node, f"is no node of {lab}", "its nodes: " + ", ".join(nodes)))
         if lost := [problem for problem in self.lacking(lab, topology) if problem.where == node]:
             raise MachineError(*lost)
+
+
+def _networks(fabric: Fabric) -> set[IPv4Network]:
+    """What a fabric uses: its pool, and in somebody's own topology whatever its ports have."""
+    ports = (port.address.network for node in fabric.nodes for port in node.ports if port.address is not None)
+    return {fabric.spec.addressing.network, *ports}
 
 
 def _container(lab: str, node: str) -> str:
