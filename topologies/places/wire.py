@@ -25,6 +25,7 @@ PATIENCE: Final = 60.0  # seconds that one step of setting out may take without 
 _NOISE: Final = 1 << 20  # bytes that a login may print before the agent speaks
 _LARGEST: Final = 1 << 24  # bytes of a frame; the agent's own are far below
 _OLD: Final = 65  # how the loader ends where Python is too old
+_LAST_WORDS: Final = 10.0  # seconds for an exit code that follows the end of the output, on a busy server
 _NOT_FOUND: Final = 127  # how a shell ends when there is no such command
 _LOADER: Final = """\
 import sys, types
@@ -124,7 +125,11 @@ class Link:
             try:
                 self.channel.sendall(data)
             except _ENDED:
-                raise Broken from None
+                if self.greeted:
+                    raise Broken from None
+                # Where no agent began, the other end may close before all is sent: what it said tells why.
+                self._over.wait(_LAST_WORDS)
+                raise self._not_begun() from None
 
     def _receive(self) -> None:
         rest = b""
@@ -175,7 +180,7 @@ class Link:
         if self.noisy:
             why = f"does not run commands: its login prints more than {_NOISE >> 20} MiB first"
             return MachineError(Problem("", self.what, why, "see what it prints to: ssh HOST true"))
-        if not self.channel.status_event.wait(2.0) or (code := self.channel.exit_status) < 0:
+        if not self.channel.status_event.wait(_LAST_WORDS) or (code := self.channel.exit_status) < 0:
             return Broken()
         if code == _NOT_FOUND:
             hint = "install it there: apt-get install python3 python3-venv"
