@@ -88,6 +88,14 @@ def lab_name() -> Callable[[], str]:
     return lambda: f"t{os.getpid() % 10**7:x}n{next(count):x}"
 
 
+@pytest.fixture
+def name(lab_name: Callable[[], str]) -> Iterator[str]:
+    """The name of a lab that goes down with the test, whatever became of it."""
+    chosen = lab_name()
+    yield chosen
+    life.down(chosen)
+
+
 @pytest.fixture(scope="module", params=["netns", pytest.param("containerlab", marks=pytest.mark.clab)])
 def runtime(request: pytest.FixtureRequest) -> str:
     """Where labs of this module run: netns in suite netns, containers in suite clab. Both tell each story."""

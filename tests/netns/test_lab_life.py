@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,14 +26,6 @@ from topologies.switch.fib import read_fib
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
-
-
-@pytest.fixture
-def name(lab_name: Callable[[], str]) -> Iterator[str]:
-    """The name of a lab that goes down with the test, whatever became of it."""
-    chosen = lab_name()
-    yield chosen
-    life.down(chosen)
 
 
 class At(Silent):

@@ -27,14 +27,6 @@ Leftovers = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def name(lab_name: Callable[[], str]) -> Iterator[str]:
-    """The name of a lab that goes down with the test, whatever became of it."""
-    chosen = lab_name()
-    yield chosen
-    life.down(chosen)
-
-
-@pytest.fixture
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
     """State on a file system of its own, with these mount options."""
     spot = tmp_path / "disk"
