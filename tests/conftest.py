@@ -1,10 +1,8 @@
 """Fixtures that give a running fabric. They are public: your own check is ten lines.
 
     # tests/netns/test_mine.py
-    from topologies.cli.progress import PlainObserver
-from topologies.engine import binary, daemon, images
-from topologies.engine import docker as docker_engine
-from topologies.lab import Lab
+    from topologies.lab import Lab
+
 
     def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
         routes = tiny.capture("rtsw1", ["ip", "route", "show", "10.0.1.0/24"])
