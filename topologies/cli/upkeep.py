@@ -1,4 +1,4 @@
-"""The verbs that keep Heddle itself: images, engine, suites, figures, linters. The others are in tasks.py, where these are listed, too."""
+"""The verbs that keep Heddle itself: images, engine, suites, figures, linters. tasks.py has the others, lists all."""
 
 from __future__ import annotations
 
