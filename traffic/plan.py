@@ -228,13 +228,18 @@ def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
     )  # fmt: skip
 
 
+def qpn_before_first(nic: str) -> int:
+    """A NIC's (`host1:eth1`) first QP number is one more than this."""
+    # 0 and 1 are management QPs (IBTA vol. 1, section 3.9); starts stay well inside 24 bits.
+    return 0x100 + (zlib.crc32(nic.encode()) & 0xFFFFF)
+
+
 class _QpNumbers:
     """Hands out QP numbers as NICs do: one after the other, from a start that differs from NIC to NIC."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._nics = [e.nic for e in endpoints]
-        # 0 and 1 are management QPs (IBTA vol. 1, section 3.9); starts stay well inside 24 bits.
-        self._next = [0x100 + (zlib.crc32(nic.encode()) & 0xFFFFF) for nic in self._nics]
+        self._next = [qpn_before_first(nic) for nic in self._nics]
 
     def next(self, rank: int) -> int:
         """The next free QP number of that rank's NIC."""
