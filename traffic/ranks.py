@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
-_PART_ALIGN: Final = 128  # NCCL rounds the parts of a split message up to this
+PART_ALIGN: Final = 128  # NCCL rounds the parts of a split message up to this
 _EPOCH_VALUES: Final = 31  # inputs differ from epoch to epoch, so that a stale array cannot pass the check
 
 
@@ -46,7 +46,7 @@ def rank_input(rank: int, count: int) -> Floats:
 def part_sizes(length: int, qps: int) -> list[tuple[int, int]]:
     """(offset, bytes) of the parts of a message that is split over `qps` QPs, as NCCL cuts it."""
     part = -(-length // qps)
-    part = -(-part // _PART_ALIGN) * _PART_ALIGN
+    part = -(-part // PART_ALIGN) * PART_ALIGN
     return [(offset, min(part, length - offset)) for offset in range(0, length, part)]
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +36,9 @@ class Pattern(Protocol):
 
     def peers(self, ranks: int) -> list[tuple[int, int]]:
         """All (sender, receiver) pairs that carry data."""
+
+    def alike(self, ranks: int, count: int, pairs: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """A label for each of these pairs: equal where as many transfers of each length go from the one to the other.
+
+        It spares whoever counts bytes the programs of all ranks. count: elements of a rank's array.
+        """

@@ -5,6 +5,11 @@ Every rank sends 2(n-1)/n of the array in all, which is where busbw's factor com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
 from traffic.collectives.pattern import Transfer
 
 
@@ -45,3 +50,9 @@ class RingAllReduce:
     def peers(self, ranks: int) -> list[tuple[int, int]]:
         """Each rank and its right-hand neighbour."""
         return [(r, (r + 1) % ranks) for r in range(ranks)]
+
+    def alike(self, ranks: int, count: int, pairs: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """By the chunks that a rank does not send in one of the two phases: r+1 and r+2."""
+        chunk = np.array([hi - lo for lo, hi in (chunk_range(i, ranks, count) for i in range(ranks))], dtype=np.int64)
+        src = np.array([pair[0] for pair in pairs], dtype=np.int64)
+        return chunk[(src + 1) % ranks] + chunk[(src + 2) % ranks]
