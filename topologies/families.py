@@ -1,0 +1,107 @@
+"""IPv4 and IPv6 fabrics: what differs between them, as numbers and networks. No logic of either is elsewhere.
+
+In:  the word of a fabric file's key `family`.
+Out: Family. `Address`, `Interface` and `Network` are those of either version.
+Sources: RFC 1918 (private IPv4), RFC 4193 (unique local IPv6: fd00::/8, whose other half is not defined), RFC 3021 and
+RFC 6164 (/31 and /127 on links between two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from typing import Final, Literal, TypeAlias
+
+Address: TypeAlias = IPv4Address | IPv6Address
+Interface: TypeAlias = IPv4Interface | IPv6Interface
+Network: TypeAlias = IPv4Network | IPv6Network
+Version: TypeAlias = Literal[4, 6]
+
+# UDP 8, BTH 12, RETH 16, ImmDt 4, ICRC 4: the most that a RoCEv2 packet carries behind its IP header, beside payload.
+_BEHIND_IP: Final = 44
+_TIER_ROOM: Final = 4096  # router ids a tier
+_ROUTER_IDS: Final = 0x0AFF0000  # 10.255.0.0: what IPv4 fabrics of the default pool have, too
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One version of IP as fabrics use it; lengths are of prefixes.
+
+    racks:     the shortest and the longest prefix of a rack.
+    allowed:   the networks that a pool must be in.
+    pool_most: the longest prefix of a pool.
+    last:      the pool's last block of this length is for loopbacks.
+    overhead:  bytes of a RoCEv2 packet beside its payload, from the IP header to the ICRC, at most.
+    """
+
+    word: str
+    version: Version
+    name: str
+    bits: int
+    pool: str
+    rack_prefix: int
+    racks: tuple[int, int]
+    allowed: tuple[Network, ...]
+    pool_most: int
+    last: int
+    pool_why: str
+    pool_hint: str
+    overhead: int
+
+    @property
+    def link(self) -> int:
+        """The prefix length of a host link: two addresses, the even one the switch's."""
+        return self.bits - 1
+
+    def end(self, number: int) -> Interface:
+        """One end of a host link, from its address as a number."""
+        return IPv4Interface((number, self.link)) if self.version == 4 else IPv6Interface((number, self.link))
+
+    def loopback(self, pool: Network, tier: int, index: int) -> Address:
+        """A switch's: of the pool's last block, by the tier's code and the index in its tier.
+
+        4,096 a tier in IPv4; in IPv6 both are seen in the address: fd00:0:0:ffff::1:7 is rtsw7's.
+        """
+        base = int(pool.broadcast_address) >> (self.bits - self.last) << (self.bits - self.last)
+        if self.version == 4:
+            return IPv4Address(base + tier * _TIER_ROOM + index)
+        return IPv6Address(base + (tier << 16) + index)
+
+    def router_id(self, loopback: Address, tier: int, index: int) -> IPv4Address:
+        """BGP's 32 bits (RFC 4271, section 4.2; RFC 6286): in IPv4 the loopback, in IPv6 numbers that are no addresses."""
+        return loopback if isinstance(loopback, IPv4Address) else IPv4Address(_ROUTER_IDS + tier * _TIER_ROOM + index)
+
+
+IPV4: Final = Family(
+    word="ipv4",
+    version=4,
+    name="IPv4",
+    bits=32,
+    pool="10.0.0.0/8",
+    rack_prefix=24,
+    racks=(16, 30),
+    # What Python calls private includes loopback and class E, which no kernel forwards.
+    allowed=(IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12")),
+    pool_most=14,
+    last=16,
+    pool_why="must be a private network of /14 or larger",
+    pool_hint="try 10.0.0.0/8 or 172.16.0.0/12",
+    overhead=20 + _BEHIND_IP,
+)
+IPV6: Final = Family(
+    word="ipv6",
+    version=6,
+    name="IPv6",
+    bits=128,
+    pool="fd00::/48",
+    rack_prefix=64,
+    racks=(64, 126),
+    allowed=(IPv6Network("fd00::/8"),),
+    pool_most=56,
+    last=64,
+    pool_why="must be a unique local network (in fd00::/8) of /56 or larger",
+    pool_hint="try fd00::/48",
+    overhead=40 + _BEHIND_IP,
+)
+FAMILIES: Final[Mapping[str, Family]] = {each.word: each for each in (IPV4, IPV6)}
