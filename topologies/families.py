@@ -69,7 +69,7 @@ class Family:
         return IPv6Address(base + (tier << 16) + index)
 
     def router_id(self, loopback: Address, tier: int, index: int) -> IPv4Address:
-        """BGP's 32 bits (RFC 4271, section 4.2; RFC 6286): in IPv4 the loopback, in IPv6 numbers that are no addresses."""
+        """BGP's 32 bits (RFC 4271, section 4.2; RFC 6286): in IPv4 the loopback, else numbers of their own."""
         return loopback if isinstance(loopback, IPv4Address) else IPv4Address(_ROUTER_IDS + tier * _TIER_ROOM + index)
 
 
