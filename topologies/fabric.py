@@ -7,13 +7,15 @@ Two builds of one spec are equal, so two `up`s give the same fabric, path for pa
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
+
+from topologies.families import Address, Interface, Network
+from topologies.nexthops import Group, next_hop_groups, racks_of
 
 if TYPE_CHECKING:
     from topologies.spec import FabricSpec
@@ -25,6 +27,7 @@ class Tier(StrEnum):
     HOST = "host"
     RTSW = "rtsw"
     CTSW = "ctsw"
+    ATSW = "atsw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Port:
     peer_port: str
     rate_bps: int
     mtu: int
-    address: IPv4Interface | None = None
+    address: Interface | None = None
 
     @property
     def ref(self) -> str:
@@ -61,9 +64,11 @@ class Node:
     ports: tuple[Port, ...]
     rack: int | None = None  # from 1
     asn: int | None = None
-    loopback: IPv4Address | None = None  # also the BGP router id
-    prefix: IPv4Network | None = None  # the rack's prefix, announced by its RTSW
+    loopback: Address | None = None  # in IPv4 also the BGP router id
+    prefix: Network | None = None  # the rack's prefix, announced by its RTSW
     hash_seed: int | None = None  # 32 bits, never 0 (0 means "random" to the kernel)
+    zone: int | None = None  # from 1; ATSWs belong to none, and where there are none there is one zone
+    router_id: IPv4Address | None = None  # BGP's, in IPv6 fabrics too
 
     def port(self, name: str) -> Port:
         """The port of that name; KeyError when there is none."""
@@ -108,41 +113,34 @@ class Fabric:
         return tuple(n for n in self.nodes if n.tier is Tier.HOST)
 
     @cached_property
-    def rack_prefixes(self) -> Mapping[IPv4Network, str]:
+    def rack_prefixes(self) -> Mapping[Network, str]:
         """Rack prefix -> the RTSW that announces it."""
         return {n.prefix: n.name for n in self.nodes if n.tier is Tier.RTSW and n.prefix is not None}
 
     @cached_property
-    def expected_next_hops(self) -> Mapping[str, Mapping[IPv4Network, frozenset[str]]]:
+    def expected_next_hops(self) -> Mapping[str, Mapping[Network, frozenset[str]]]:
         """Switch -> prefix -> names of the egress ports on all shortest paths.
 
         Prefixes are those of all racks but the switch's own, and in its place the networks of its host links.
-        Shortest in switch hops is shortest in AS-path length, since every hop between tiers crosses an AS.
         """
-        table: dict[str, dict[IPv4Network, frozenset[str]]] = {
-            s.name: {p.address.network: frozenset({p.name}) for p in s.ports if p.address is not None}
-            for s in self.switches
-        }
-        for prefix, owner in self.rack_prefixes.items():
-            distance = self._distances(owner)
-            for switch in self.switches:
-                if switch.name == owner or switch.name not in distance:
-                    continue
-                near = distance[switch.name] - 1
-                table[switch.name][prefix] = frozenset(
-                    p.name for p in switch.ports if distance.get(p.peer_node) == near
-                )
+        prefixes = {node.rack: node.prefix for node in self.nodes if node.tier is Tier.RTSW}
+        table: dict[str, dict[Network, frozenset[str]]] = {}
+        for switch in self.switches:
+            hops: dict[Network, frozenset[str]] = {
+                p.address.network: frozenset({p.name}) for p in switch.ports if p.address is not None
+            }
+            ways: dict[int, frozenset[str]] = {}
+            for group in self.next_hop_groups[switch.name]:
+                ways |= dict.fromkeys(racks_of(group.racks), frozenset(group.ports))
+            # Racks in order, whichever group they are of: tables and messages go by it.
+            for rack in sorted(ways):
+                prefix = prefixes.get(rack)
+                if prefix is not None:
+                    hops[prefix] = ways[rack]
+            table[switch.name] = hops
         return table
 
-    def _distances(self, origin: str) -> dict[str, int]:
-        """Hops from `origin` to every switch, by breadth-first search over switch-to-switch links."""
-        distance = {origin: 0}
-        queue = deque([origin])
-        while queue:
-            here = queue.popleft()
-            for port in self.by_name[here].ports:
-                peer = self.by_name[port.peer_node]
-                if peer.tier is not Tier.HOST and peer.name not in distance:
-                    distance[peer.name] = distance[here] + 1
-                    queue.append(peer.name)
-        return distance
+    @cached_property
+    def next_hop_groups(self) -> Mapping[str, tuple[Group, ...]]:
+        """Switch -> its ways to racks, one group for all racks that have the same ports; see topologies/nexthops.py."""
+        return next_hop_groups(self)

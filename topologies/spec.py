@@ -8,18 +8,21 @@ Checks that need more than one key raise ValueError through `at(path, ...)`, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ipaddress import IPv4Network
+from ipaddress import ip_network
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from topologies.families import FAMILIES, IPV4, Family, Network, Version
+from topologies.linkrates import unknown
 from topologies.units import parse_rate, parse_size
 
-# IPv4 20, UDP 8, BTH 12, RETH 16, ImmDt 4, ICRC 4: the most that a packet carries beside its payload.
-ROCE_OVERHEAD: Final = 64
-_PRIVATE: Final = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"))
+ROCE_OVERHEAD: Final = IPV4.overhead  # the most that an IPv4 packet carries beside its payload, bytes
 _MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
+_MOST_SWITCHES: Final = 4095  # of a tier: each has a block of 4,096 loopbacks
+_SLOWEST: Final = 10**6  # bit/s
+_FASTEST: Final = 10**10
 # What `scale` relates to: a 400 Gb/s NIC, as in the fabric that is rebuilt here.
 HARDWARE_RATE_BPS: Final = 400 * 10**9
 
@@ -45,6 +48,7 @@ def _parsed(parser: Any) -> BeforeValidator:
 
 Size = Annotated[int, _parsed(parse_size)]
 Rate = Annotated[int, _parsed(parse_rate)]
+_LinkRate = Annotated[Rate, Field(ge=_SLOWEST, le=_FASTEST)]
 
 
 class _Strict(BaseModel):
@@ -57,6 +61,7 @@ class LinkSpec(_Strict):
     host: Rate = Field(default=100 * 10**6, ge=10**6, le=10**10)
     fabric: Rate = Field(default=100 * 10**6, ge=10**6, le=10**10)
     mtu: Size = Field(default=4200, ge=1280, le=65535)
+    exceptions: dict[str, _LinkRate] = {}  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways
 
 
 class RoutingSpec(_Strict):
@@ -64,8 +69,10 @@ class RoutingSpec(_Strict):
 
     bgp: Literal["unnumbered"] = "unnumbered"
     ecmp: Literal["flow", "e-ecmp"] = "flow"
-    # per-switch: every switch hashes differently; shared: all alike (polarisation); a number: all have that one.
-    seed: Literal["per-switch", "shared"] | Annotated[int, Field(ge=1, le=2**32 - 1)] = "per-switch"
+    # per-switch: every switch hashes differently; per-tier: each tier does; shared: all alike (polarisation); a number:
+    # all have that one. See topologies/seeds.py.
+    seed: Literal["per-switch", "per-tier", "shared"] | Annotated[int, Field(ge=1, le=2**32 - 1)] = "per-switch"
+    ucmp: bool = False  # next hops weighted by the bandwidth behind them (BGP link-bandwidth community)
 
 
 class QueuesSpec(_Strict):
@@ -81,26 +88,44 @@ class RoceSpec(_Strict):
 
 
 class AddressingSpec(_Strict):
-    """Racks take prefixes of this length from the pool, in order; the pool's last /16 is for loopbacks."""
+    """Racks take prefixes of this length from the pool, in order; the pool's last block is for loopbacks.
 
-    pool: str = "10.0.0.0/8"
-    rack_prefix: int = Field(default=24, ge=16, le=30)
+    The defaults here are those of IPv4; FabricSpec puts its family's in their place.
+    """
+
+    pool: str = IPV4.pool
+    rack_prefix: int = IPV4.rack_prefix
 
     @property
-    def network(self) -> IPv4Network:
+    def network(self) -> Network:
         """The pool as a network."""
-        return IPv4Network(self.pool)
+        return ip_network(self.pool)
 
-    @model_validator(mode="after")
-    def _pool_is_private_and_large(self) -> AddressingSpec:
+    def of_family(self, family: Family) -> AddressingSpec:
+        """With the family's defaults in place of what the file does not say, and checked; ValueError by `at`."""
+        given = {key: getattr(self, key) for key in self.model_fields_set}
+        found = AddressingSpec(**{"pool": family.pool, "rack_prefix": family.rack_prefix, **given})
+        low, high = family.racks
+        if not low <= found.rack_prefix <= high:
+            why = f"is below {low}" if found.rack_prefix < low else f"is above {high}"
+            raise at("addressing.rack_prefix", why, f"legal here: {low} to {high}", given=["family"])
         try:
-            pool = IPv4Network(self.pool)
+            pool = found.network
         except ValueError as error:
-            raise at("addressing.pool", f"is not an IPv4 network: {error}", "try 10.0.0.0/8") from None
-        # RFC 1918; what Python calls private includes loopback and class E, which no kernel forwards.
-        if pool.prefixlen > 14 or not any(pool.subnet_of(private) for private in _PRIVATE):
-            raise at("addressing.pool", "must be a private network of /14 or larger", "try 10.0.0.0/8 or 172.16.0.0/12")
-        return self
+            why = f"is not an {family.name} network: {error}"
+            raise at("addressing.pool", why, f"try {family.pool}", given=["family"]) from None
+        if pool.version != family.version:
+            why, other = f"is not an {family.name} network", "ipv6" if pool.version == 6 else "ipv4"
+            hint = f"try {family.pool}, or family: {other}"
+            raise at("addressing.pool", why, hint, given=["family"])
+        if pool.prefixlen > family.pool_most or not any(_inside(pool, space) for space in family.allowed):
+            raise at("addressing.pool", family.pool_why, family.pool_hint, given=["family"])
+        return found
+
+
+def _inside(network: Network, space: Network) -> bool:
+    """Whether all of a network is in another of its version."""
+    return network.network_address in space and network.prefixlen >= space.prefixlen
 
 
 class FabricSpec(_Strict):
@@ -108,8 +133,14 @@ class FabricSpec(_Strict):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9]{0,11}$")
     shape: Literal["clos"] = "clos"
-    racks: int = Field(ge=1, le=1024)
+    family: Literal["ipv4", "ipv6"] = "ipv4"
+    zones: int = Field(default=1, ge=1, le=64)
+    racks: int = Field(ge=1, le=1024)  # of a zone, as ctsw
     ctsw: int = Field(ge=1, le=128)
+    atsw: int | None = Field(default=None, ge=1, le=128)
+    oversubscription: float | None = Field(
+        default=None, gt=0, le=1000
+    )  # of the top: a zone's racks' rate to the ATSWs'
     hosts_per_rack: int = Field(default=2, ge=1, le=1024)
     nics_per_host: int = Field(default=1, ge=1, le=16)
     link: LinkSpec = LinkSpec()
@@ -124,33 +155,110 @@ class FabricSpec(_Strict):
         """The scale factor that every printed bandwidth is emulated by."""
         return self.scale or max(1, round(HARDWARE_RATE_BPS / self.link.host))
 
+    @property
+    def all_racks(self) -> int:
+        """Racks of all zones."""
+        return self.zones * self.racks
+
+    @property
+    def top_rate(self) -> int:
+        """Bit/s of a link from a CTSW to an ATSW.
+
+        A zone's CTSWs take racks * ctsw * link.fabric from below and have ctsw * atsw links upwards.
+        """
+        if self.oversubscription is None:
+            return self.link.fabric
+        return round(self.racks * self.link.fabric / ((self.atsw or 1) * self.oversubscription))
+
+    @property
+    def port_counts(self) -> dict[str, tuple[int, int]]:
+        """Kind of node -> how many there are, and how many ports each has."""
+        nics = self.hosts_per_rack * self.nics_per_host
+        return {
+            "rtsw": (self.all_racks, self.ctsw + nics),
+            "ctsw": (self.zones * self.ctsw, self.racks + (self.atsw or 0)),
+            "atsw": (self.atsw or 0, self.zones * self.ctsw),
+            "host": (self.all_racks * self.hosts_per_rack, self.nics_per_host),
+        }
+
+    @model_validator(mode="after")
+    def _third_tier_fits(self) -> FabricSpec:
+        if self.zones > 1 and self.atsw is None:
+            raise at("zones", "are joined by ATSWs, and there is no atsw", "try atsw: 2", given=["atsw"])
+        if self.zones == 1 and self.atsw is not None:
+            raise at("atsw", "has nothing to join: there is one zone", "try zones: 2, or leave it out", given=["zones"])
+        for key, count in (("racks", self.all_racks), ("ctsw", self.zones * self.ctsw)):
+            if count > _MOST_SWITCHES:
+                why = f"makes {count} in {self.zones} zones, and there are loopback addresses for {_MOST_SWITCHES}"
+                raise at(key, why, f"try {key}: {_MOST_SWITCHES // self.zones}", given=["zones"])
+        if self.oversubscription is None:
+            return self
+        if self.atsw is None:
+            raise at(
+                "oversubscription", "is that of the links to ATSWs, and there are none", "try zones: 2 and atsw: 2"
+            )
+        if not _SLOWEST <= self.top_rate <= _FASTEST:
+            why = f"gives links to ATSWs {self.top_rate / 10**6:g} Mbit/s; 1 to 10,000 can be emulated"
+            fit = self.racks * self.link.fabric / (self.atsw * min(max(self.top_rate, _SLOWEST), _FASTEST))
+            raise at("oversubscription", why, f"try {fit:g}", given=["racks", "link.fabric", "atsw"])
+        return self
+
+    @model_validator(mode="after")
+    def _exceptions_exist(self) -> FabricSpec:
+        for name in self.link.exceptions:
+            wrong = unknown(name, self.port_counts)
+            if wrong is not None:
+                given = ["racks", "zones", "ctsw", "atsw", "hosts_per_rack", "nics_per_host"]
+                raise at(f"link.exceptions.{name}", *wrong, given=given)
+        return self
+
+    @property
+    def ip(self) -> Family:
+        """The version of IP that hosts and routes have."""
+        return FAMILIES[self.family]
+
+    @property
+    def ip_version(self) -> Version:
+        """4 or 6."""
+        return self.ip.version
+
+    @model_validator(mode="after")
+    def _of_its_family(self) -> FabricSpec:
+        # Not by assignment: what is checked here is not yet anybody's.
+        object.__setattr__(self, "addressing", self.addressing.of_family(self.ip))
+        return self
+
     @model_validator(mode="after")
     def _fits(self) -> FabricSpec:
-        need = self.roce.ib_mtu + ROCE_OVERHEAD
+        family = self.ip
+        need = self.roce.ib_mtu + family.overhead
         if self.link.mtu < need:
             raise at(
                 "link.mtu",
-                f"is below {need}: IB MTU {self.roce.ib_mtu} and {ROCE_OVERHEAD} bytes of headers",
+                f"is below {need}: IB MTU {self.roce.ib_mtu} and {family.overhead} bytes of headers",
                 f"try mtu: {max(need, 4200)}, or a smaller roce.ib_mtu",
-                given=["roce.ib_mtu"],
+                given=["roce.ib_mtu", "family"],
             )
         nics = self.hosts_per_rack * self.nics_per_host
-        room = 2 ** (32 - self.addressing.rack_prefix) // 2  # a /31 a NIC
+        room = 2 ** (family.bits - self.addressing.rack_prefix) // 2  # a /31 or /127 a NIC
         if nics > room:
-            fit = 32 - (2 * nics - 1).bit_length()
+            fit = family.bits - (2 * nics - 1).bit_length()
             raise at(
                 "hosts_per_rack",
                 f"asks for {nics} NICs a rack, and a /{self.addressing.rack_prefix} has room for {room}",
-                f"try addressing.rack_prefix: {fit}" if fit >= 16 else "use more racks",
+                f"try addressing.rack_prefix: {fit}" if fit >= family.racks[0] else "use more racks",
                 given=["nics_per_host", "addressing.rack_prefix"],
             )
-        if self.racks * self.hosts_per_rack > _MOST_HOSTS:
-            why = f"makes {self.racks * self.hosts_per_rack} hosts, and there are MAC addresses for {_MOST_HOSTS}"
-            raise at("hosts_per_rack", why, f"try hosts_per_rack: {_MOST_HOSTS // self.racks}", given=["racks"])
+        if self.all_racks * self.hosts_per_rack > _MOST_HOSTS:
+            why = f"makes {self.all_racks * self.hosts_per_rack} hosts, and there are MAC addresses for {_MOST_HOSTS}"
+            fit = _MOST_HOSTS // self.all_racks
+            raise at("hosts_per_rack", why, f"try hosts_per_rack: {fit}", given=["racks", "zones"])
         pool = self.addressing.network
-        racks = 2 ** (self.addressing.rack_prefix - pool.prefixlen) - 2 ** max(0, self.addressing.rack_prefix - 16)
-        if self.racks > racks:
+        length = self.addressing.rack_prefix
+        racks = 2 ** (length - pool.prefixlen) - 2 ** max(0, length - family.last)
+        if self.all_racks > racks:
             why = f"are more than the {racks} prefixes that {pool} holds"
+            why = why if self.zones == 1 else f"in {self.zones} zones {why}"
             raise at(
                 "racks", why, "try a longer addressing.rack_prefix", given=["addressing.rack_prefix", "addressing.pool"]
             )

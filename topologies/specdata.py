@@ -50,6 +50,10 @@ def _dump(model: BaseModel) -> dict[str, Any]:
             data[name] = _dump(value)
         elif _RATE in info.metadata:
             data[name] = format_rate(value)
+        elif isinstance(value, dict) and any(
+            _RATE in getattr(each, "__metadata__", ()) for each in get_args(info.annotation)
+        ):
+            data[name] = {key: format_rate(rate) for key, rate in value.items()}
     return data
 
 

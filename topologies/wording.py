@@ -119,13 +119,16 @@ def _trail(detail: ErrorDetails, model: Model) -> Trail:
         return tuple(str(detail["ctx"]["path"]).split("."))
     trail: list[str | int] = []
     here: Model | None = model
+    named = False  # the next step is a name that the file gave, as in link.exceptions
     for step in detail["loc"]:
         if here is not None:
             trail.append(step)
             field = here.model_fields.get(str(step))
+            named = field is not None and typing.get_origin(field.annotation) is dict
             here = _model_in(field.annotation) if field else None
-        elif isinstance(step, int):
+        elif named or isinstance(step, int):
             trail.append(step)
+            named = False
     return tuple(trail)
 
 

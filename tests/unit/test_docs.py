@@ -25,6 +25,10 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, object]:
 
 
 def value_of(text: str, like: object) -> object:
+    if isinstance(like, bool):
+        return text == "true"
+    if isinstance(like, dict):
+        return {} if text == "none" else text
     if isinstance(like, int):
         return parse_rate(text) if text.endswith("bit") else parse_size(text)
     return text

@@ -19,7 +19,7 @@ from topologies.adopt import frr
 from topologies.adopt.wanted import Wanted, WantedLink, WantedNode
 from topologies.fabric import Fabric, Link, Node, Port, Tier
 from topologies.problems import InputError, Problem
-from topologies.shapes.clos import switch_seed
+from topologies.seeds import switch_seed
 from topologies.spec import ROCE_OVERHEAD, FabricSpec
 
 DEFAULT_RATE_BPS: Final = 100 * 10**6
