@@ -13,9 +13,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final
 
+from topologies.families import Address, Network, Version
 from topologies.runtimes import NodeHandle
 from topologies.switch.netlink import (
     RTM_GETLINK,
@@ -30,6 +31,9 @@ from topologies.switch.netlink import (
 RT_TABLE_MAIN: Final = 254
 RTN_UNICAST: Final = 1
 _DISCARDING: Final = frozenset({6, 7, 8})  # RTN_BLACKHOLE, RTN_UNREACHABLE, RTN_PROHIBIT
+_AF: Final[Mapping[int, int]] = {4: socket.AF_INET, 6: socket.AF_INET6}
+# What IPv6 keeps in the main table for each interface and nobody routes by: link-local (RFC 4291), and multicast.
+_OF_INTERFACES: Final = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
 _DEAD: Final = 0x1  # RTNH_F_DEAD; also set for a link without carrier when ignore_routes_with_linkdown says so
 
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID = 1, 4, 5, 6, 9, 18, 30
@@ -60,19 +64,20 @@ class Fib:
     """The main table of one switch. A prefix without next hops discards (blackhole, unreachable, prohibit)."""
 
     switch: str
-    routes: Mapping[IPv4Network, tuple[NextHop, ...]]
+    routes: Mapping[Network, tuple[NextHop, ...]]  # all of one version of IP
 
     @cached_property
-    def _by_length(self) -> tuple[tuple[int, Mapping[int, IPv4Network]], ...]:
+    def _by_length(self) -> tuple[tuple[int, Mapping[int, Network]], ...]:
         """(mask, network as a number -> prefix), the longest prefixes first."""
-        lengths: dict[int, dict[int, IPv4Network]] = {}
+        lengths: dict[int, dict[int, Network]] = {}
+        bits = 0
         for network in self.routes:
+            bits = network.max_prefixlen
             lengths.setdefault(network.prefixlen, {})[int(network.network_address)] = network
-        return tuple(
-            ((0xFFFFFFFF << (32 - length)) & 0xFFFFFFFF, lengths[length]) for length in sorted(lengths, reverse=True)
-        )
+        ones = (1 << bits) - 1
+        return tuple((ones >> (bits - length) << (bits - length), lengths[length]) for length in sorted(lengths)[::-1])
 
-    def match(self, address: IPv4Address | int) -> IPv4Network | None:
+    def match(self, address: Address | int) -> Network | None:
         """The longest prefix that holds `address`, or None."""
         number = int(address)
         for mask, networks in self._by_length:
@@ -81,7 +86,7 @@ class Fib:
                 return found
         return None
 
-    def lookup(self, address: IPv4Address | int) -> tuple[NextHop, ...]:
+    def lookup(self, address: Address | int) -> tuple[NextHop, ...]:
         """The next hops for `address` by longest prefix; empty when nothing matches or the route discards."""
         network = self.match(address)
         return () if network is None else self.routes[network]
@@ -100,31 +105,36 @@ class Fib:
     def from_json(cls, data: Mapping[str, Any]) -> Fib:
         """What `to_json` wrote."""
         routes = {
-            IPv4Network(prefix): tuple(NextHop(str(p), int(i), str(g), int(w), bool(d)) for p, i, g, w, d in hops)
+            ip_network(prefix): tuple(NextHop(str(p), int(i), str(g), int(w), bool(d)) for p, i, g, w, d in hops)
             for prefix, hops in data["routes"].items()
         }
         return cls(str(data["switch"]), routes)
 
 
-def read_fib(handle: NodeHandle) -> Fib:
-    """The IPv4 main table of a node, with nexthop groups resolved.
+def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
+    """The main table of a node in one version of IP, with nexthop groups resolved.
 
+    Without what IPv6 has there for every interface: its link-local network, and the node's own addresses on `lo`.
     Raises MachineError when the namespace is not there.
     """
     with RouteSocket(handle.netns) as netlink:
         names = read_names(netlink)
         objects = _Objects(netlink, names)
-        found: dict[IPv4Network, tuple[int, tuple[NextHop, ...]]] = {}
-        for body in _dump(netlink, RTM_GETROUTE, _RTMSG.pack(socket.AF_INET, 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
+        found: dict[Network, tuple[int, tuple[NextHop, ...]]] = {}
+        for body in _dump(netlink, RTM_GETROUTE, _RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
             _, length, _, tos, table, _, _, kind, flags = _RTMSG.unpack_from(body)
             if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
                 continue
             attrs = attributes(body, _RTMSG.size)
-            network = IPv4Network((attrs.get(_RTA_DST, bytes(4)), length))
+            network = _network(attrs.get(_RTA_DST), length, version)
+            if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
+                continue
             metric = _u32(attrs.get(_RTA_PRIORITY))
             if network in found and found[network][0] <= metric:
                 continue  # fib_table_lookup takes the lowest metric
             hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
+            if hops and all(hop.port == "lo" for hop in hops):
+                continue  # an IPv6 address of the node itself: table local has it, too, and comes first
             found[network] = (metric, hops)
     return Fib(handle.name, {network: hops for network, (_, hops) in found.items()})
 
@@ -211,6 +221,13 @@ def _multipath(data: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
 
 def _hop(names: Mapping[int, str], ifindex: int, gateway: str, weight: int, flags: int) -> NextHop:
     return NextHop(names.get(ifindex, f"if{ifindex}"), ifindex, gateway, weight, bool(flags & _DEAD))
+
+
+def _network(raw: bytes | None, length: int, version: Version) -> Network:
+    """The destination of a route; a default route names none."""
+    if version == 4:
+        return IPv4Network((raw or bytes(4), length))
+    return IPv6Network((raw or bytes(16), length))
 
 
 def _gateway(attrs: Mapping[int, bytes]) -> str:
