@@ -61,7 +61,7 @@ class Family:
     def loopback(self, pool: Network, tier: int, index: int) -> Address:
         """A switch's: of the pool's last block, by the tier's code and the index in its tier.
 
-        4,096 a tier in IPv4; in IPv6 both are seen in the address: fd00:0:0:ffff::1:7 is rtsw7's.
+        4,096 a tier in IPv4; in IPv6 both are seen in the address: fd00::ffff:0:0:1:7 is rtsw7's.
         """
         base = int(pool.broadcast_address) >> (self.bits - self.last) << (self.bits - self.last)
         if self.version == 4:
