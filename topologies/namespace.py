@@ -56,3 +56,22 @@ def inside(netns: Path) -> Iterator[None]:
             setns(home, CLONE_NEWNET)
     finally:
         os.close(home)
+
+
+@contextmanager
+def nameless() -> Iterator[None]:
+    """Stand in a new network namespace without a name for the length of a with block, this thread only.
+
+    It is gone when the block is left and all sockets opened in it are closed. MachineError when the kernel refuses.
+    """
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.unshare(CLONE_NEWNET) != 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise MachineError(Problem("", "a network namespace", f"cannot be made: {reason}", "this needs root"))
+        try:
+            yield
+        finally:
+            setns(home, CLONE_NEWNET)
+    finally:
+        os.close(home)
