@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Network
 from typing import Final
 
 from topologies.bgp import ESTABLISHED
 from topologies.events import Observer
 from topologies.fabric import Fabric
+from topologies.families import Network
 from topologies.problems import CheckError, Problem
 from topologies.runtimes import NodeHandle
 from topologies.switch.fib import read_fib
@@ -35,7 +35,7 @@ class Gap:
     """One prefix that one switch does not forward as it should: ports that are missing, and ports too many."""
 
     switch: str
-    prefix: IPv4Network
+    prefix: Network
     missing: frozenset[str]
     extra: frozenset[str]
 
@@ -50,7 +50,7 @@ def gaps(fabric: Fabric, handles: Mapping[str, NodeHandle], switches: Iterable[s
     wanted = fabric.expected_next_hops
     found = []
     for switch in wanted if switches is None else switches:
-        routes = read_fib(handles[switch]).routes
+        routes = read_fib(handles[switch], fabric.spec.ip_version).routes
         for prefix, ports in wanted[switch].items():
             have = frozenset(hop.port for hop in routes.get(prefix, ()) if not hop.dead)
             if have != ports:
@@ -87,7 +87,7 @@ def wait(
 
 def explain(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:
     """Gaps as problems: one for each switch and set of ports, switches without a working bgpd first."""
-    groups: dict[tuple[str, frozenset[str], frozenset[str]], list[IPv4Network]] = {}
+    groups: dict[tuple[str, frozenset[str], frozenset[str]], list[Network]] = {}
     for gap in found:
         groups.setdefault((gap.switch, gap.missing, gap.extra), []).append(gap.prefix)
     states = {switch: neighbours(switch) for switch in dict.fromkeys(switch for switch, _, _ in groups)}
@@ -111,7 +111,7 @@ def explain(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: f
 def _group_problem(
     fabric: Fabric,
     switch: str,
-    prefixes: list[IPv4Network],
+    prefixes: list[Network],
     ports: tuple[frozenset[str], frozenset[str]],
     states: Mapping[str, str],
 ) -> Problem:

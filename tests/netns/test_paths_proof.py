@@ -27,7 +27,7 @@ def sent_flow(flow: Flow, packets: int, payload: int = 64) -> SentFlow:
 
 
 def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    fibs, modes = read_routing(lab.name, switch_handles(lab))
+    fibs, modes = read_routing(lab.fabric, switch_handles(lab))
     return predict(lab.fabric, fibs, modes, flows), oracle.ask(lab.fabric, lab.handles(), modes, flows)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
 from topologies.fabric import Fabric
+from topologies.families import Network
 from topologies.problems import CheckError
 from topologies.runtimes import NodeHandle
 from topologies.shapes import clos
@@ -38,7 +38,7 @@ def fibs() -> dict[str, Fib]:
     """What BGP would give this fabric."""
     found = {}
     for switch in FABRIC.switches:
-        routes: dict[IPv4Network, tuple[NextHop, ...]] = {
+        routes: dict[Network, tuple[NextHop, ...]] = {
             prefix: tuple(NextHop(p.name, i, "169.254.0.1") for i, p in enumerate(switch.ports) if p.name in ports)
             for prefix, ports in FABRIC.expected_next_hops[switch.name].items()
         }

@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address, ip_address
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from topologies import bgp
 from topologies.events import Observer
 from topologies.fabric import Fabric, Tier
+from topologies.families import Address
 from topologies.problems import CheckError, Problem
 from topologies.switch.fib import Fib, read_fib
 
@@ -106,7 +107,7 @@ def look(lab: Lab, owners: Mapping[str, str]) -> Look:
     return Look(tuple(sessions), tuple(silent), unreached, fibs)
 
 
-def host_addresses(fabric: Fabric) -> list[tuple[IPv4Address, str]]:
+def host_addresses(fabric: Fabric) -> list[tuple[Address, str]]:
     """Address and port of every host port that has one and leads to a switch."""
     return [
         (port.address.ip, port.ref)

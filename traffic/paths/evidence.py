@@ -129,7 +129,7 @@ def collect_before(lab: RunningLab) -> Before:
     """Read the state of all switches, once nothing of an earlier run is under way. MachineError when no lab runs."""
     handles = switch_handles(lab)
     counters = _quiet(lab, handles)
-    fibs, hashing = read_routing(lab.name, handles)
+    fibs, hashing = read_routing(lab.fabric, handles)
     return Before(fibs, hashing, counters, _read_drops(handles), backlog_drops())
 
 
@@ -137,7 +137,7 @@ def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) ->
     """Read it again when all packets have arrived, or nothing moves any more, or it takes too long."""
     handles = switch_handles(lab)
     counters = _settled(lab, handles, before, flows)
-    fibs, hashing = read_routing(lab.name, handles)
+    fibs, hashing = read_routing(lab.fabric, handles)
     changed = tuple(name for name in fibs if fibs[name] != before.fibs[name] or hashing[name] != before.hashing[name])
     drops = {port: count - before.drops.get(port, 0) for port, count in _read_drops(handles).items()}
     asked = oracle.ask(lab.fabric, handles, before.hashing, [sent.flow for sent in flows])
@@ -145,10 +145,12 @@ def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) ->
     return Evidence(before.fibs, before.hashing, counters, drops, lost, tuple(asked), changed)
 
 
-def read_routing(lab: str, handles: Mapping[str, NodeHandle]) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
-    """FIB and hashing of every switch, by name."""
-    fibs = {name: read_fib(handle) for name, handle in handles.items()}
-    return fibs, {name: read_hashing(lab, handle) for name, handle in handles.items()}
+def read_routing(
+    fabric: Fabric, handles: Mapping[str, NodeHandle]
+) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
+    """FIB and hashing of every switch of a lab, by name."""
+    fibs = {name: read_fib(handle, fabric.spec.ip_version) for name, handle in handles.items()}
+    return fibs, {name: read_hashing(fabric.name, handle) for name, handle in handles.items()}
 
 
 def backlog_drops() -> int:

@@ -128,7 +128,7 @@ def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> Pat
 def foresee(lab: RunningLab, flows: Sequence[Flow]) -> PathsResult:
     """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only."""
     handles = switch_handles(lab)
-    fibs, hashing = read_routing(lab.name, handles)
+    fibs, hashing = read_routing(lab.fabric, handles)
     predicted = predict(lab.fabric, fibs, hashing, flows)
     asked = oracle.ask(lab.fabric, handles, hashing, flows)
     doors = _doors(lab.fabric)
