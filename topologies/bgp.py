@@ -12,19 +12,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from topologies.families import Version
 from topologies.problems import MachineError
 from topologies.runtimes import Runtime
 
 ESTABLISHED: Final = "Established"
 DAEMONS: Final = ("zebra", "bgpd")
-_COMMAND: Final = "show bgp ipv4 unicast summary json"
+_COMMAND: Final = "show bgp ipv{} unicast summary json"
 _ALL_FAMILIES: Final = "show bgp summary json"
 
 
-def neighbours(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, str] | None:
+def neighbours(runtime: Runtime, lab: str, topology: Path, node: str, version: Version = 4) -> Mapping[str, str] | None:
     """Port -> state of the BGP session over it (`Established`, `Active`, ...); None when bgpd does not answer."""
     try:
-        peers = json.loads(_answer(runtime, lab, topology, node, "bgpd", _COMMAND)).get("peers", {})
+        peers = json.loads(_answer(runtime, lab, topology, node, "bgpd", _COMMAND.format(version))).get("peers", {})
         return {str(port): str(peer["state"]) for port, peer in peers.items()}
     except (OSError, MachineError, ValueError, KeyError, AttributeError):
         return None

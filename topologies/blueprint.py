@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from topologies import bgp, convergence
 from topologies.events import Observer
 from topologies.fabric import Fabric, Tier
-from topologies.render import HOST_SYSCTLS, render, switch_sysctls
+from topologies.render import host_sysctls, render, switch_sysctls
 from topologies.shapes import build
 from topologies.specdata import differences, dump_spec, load_spec
 
@@ -114,8 +114,8 @@ class Rendered:
 
     def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
         """As rendered."""
-        switch = switch_sysctls(self.fabric)
-        return {node.name: HOST_SYSCTLS if node.tier is Tier.HOST else switch for node in self.fabric.nodes}
+        switch, host = switch_sysctls(self.fabric), host_sysctls(self.fabric)
+        return {node.name: host if node.tier is Tier.HOST else switch for node in self.fabric.nodes}
 
     def settled(self, lab: Lab) -> Rendered:
         """Everything was known."""

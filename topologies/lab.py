@@ -62,7 +62,7 @@ class Lab:
 
     def neighbours(self, switch: str) -> Mapping[str, str] | None:
         """Port -> BGP state of a switch; None when its bgpd does not answer."""
-        return bgp.neighbours(self.runtime, self.name, self.topology, switch)
+        return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.spec.ip_version)
 
     def faults(self) -> list[Problem]:
         """What somebody or something has done to the lab: nodes that do not run, daemons that do not answer, queues

@@ -34,7 +34,9 @@ SWITCH_FILES: Final[Mapping[Dialect, Sequence[str]]] = {
 }
 BOUND_FILES: Final[Mapping[Dialect, Sequence[str]]] = {**SWITCH_FILES, "frr": ("start.sh",)}
 # containerlab's graph sorts its rows by these names.
-GROUPS: Final = {Tier.HOST.value: "server", Tier.RTSW.value: "leaf", Tier.CTSW.value: "spine"}
+GROUPS: Final[Mapping[str, str]] = {
+    Tier.HOST.value: "server", Tier.RTSW.value: "leaf", Tier.CTSW.value: "spine", Tier.ATSW.value: "superspine",
+}  # fmt: skip
 # Source and destination address, protocol, source and destination port (ip-sysctl, fib_multipath_hash_fields).
 FIVE_TUPLE_FIELDS: Final = 0x37
 # 90 MB of netlink receive buffer is Debian's own default: a burst of links and routes must not overrun zebra.
@@ -93,6 +95,7 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         autoescape=False,  # noqa: S701 - YAML and FRR configuration, not HTML
     )
     shared = {
+        "family": fabric.spec.ip,
         "fabric": fabric,
         "ra_interval": ra_interval(fabric),
         "mgmtd_options": MGMTD_OPTIONS,
@@ -113,9 +116,13 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         unprivileged=options.takes(PRIVILEGED),
         images=image_names(),
         groups=GROUPS,
+        switch_groups=[
+            GROUPS[tier] for tier in (Tier.ATSW, Tier.CTSW, Tier.RTSW) if any(n.tier is tier for n in fabric.nodes)
+        ],
+        zones=fabric.spec.zones > 1,
         mgmt_subnet=options.subnet or mgmt_subnet(fabric),
         switch_sysctls=switch_sysctls(fabric),
-        host_sysctls=HOST_SYSCTLS,
+        host_sysctls=host_sysctls(fabric),
         bound_files=BOUND_FILES[options.dialect],
         switch_commands=lambda node: [*mac_commands(node, options.dialect), *switch_commands(node)],
         host_commands=lambda node: [*mac_commands(node, options.dialect), *host_commands(fabric, node)],
@@ -139,7 +146,7 @@ def mgmt_subnet(fabric: Fabric) -> IPv4Network:
     """
     pool = fabric.spec.addressing.network
     space = IPv4Network("172.24.0.0/13")
-    if space.overlaps(pool):
+    if isinstance(pool, IPv4Network) and space.overlaps(pool):
         space = IPv4Network("192.168.0.0/16")
     length = min(24, 32 - (len(fabric.nodes) + 3).bit_length())
     slots = 2 ** (length - space.prefixlen)
@@ -153,6 +160,19 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
     `flow` lets the kernel hash the five-tuple; under e-ecmp a BPF program sets the packet's hash, which policy 1 uses.
     """
     flow = fabric.spec.routing.ecmp == "flow"
+    if fabric.spec.ip_version == 6:
+        return {
+            "net.ipv6.conf.all.forwarding": "1",
+            "net.ipv6.conf.all.disable_ipv6": "0",
+            "net.ipv6.conf.all.accept_dad": "0",
+            "net.ipv6.conf.default.accept_dad": "0",
+            **_KEPT_ADDRESSES,
+            "net.ipv6.conf.all.ignore_routes_with_linkdown": "1",
+            "net.ipv6.conf.default.ignore_routes_with_linkdown": "1",
+            # The 5-tuple under `flow`, too: policy 3 hashes an IPv6 packet otherwise than the kernel says when it is
+            # asked for a route (rt6_multipath_custom_hash_skb, rt6_multipath_custom_hash_fl6).
+            "net.ipv6.fib_multipath_hash_policy": "1",
+        }
     hashing = {"net.ipv4.fib_multipath_hash_policy": "3" if flow else "1"}
     if flow:
         hashing["net.ipv4.fib_multipath_hash_fields"] = str(FIVE_TUPLE_FIELDS)
@@ -171,9 +191,21 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
     }
 
 
+# A link that goes down and up again must not cost it its IPv6 addresses; IPv4 keeps them anyway.
+_KEPT_ADDRESSES: Final[Mapping[str, str]] = {
+    "net.ipv6.conf.all.keep_addr_on_down": "1",
+    "net.ipv6.conf.default.keep_addr_on_down": "1",
+}
+
+
+def host_sysctls(fabric: Fabric) -> Mapping[str, str]:
+    """What makes a namespace a host."""
+    return _HOST_SYSCTLS if fabric.spec.ip_version == 4 else {**_HOST_SYSCTLS, **_KEPT_ADDRESSES}
+
+
 # A host with several NICs answers on the one it was asked on, so no reverse path filter. IPv6 stays on, as containerlab
 # forces it, but hosts take no part in the switches' router advertisements.
-HOST_SYSCTLS: Final[Mapping[str, str]] = {
+_HOST_SYSCTLS: Final[Mapping[str, str]] = {
     "net.ipv4.conf.all.rp_filter": "0",
     "net.ipv4.conf.default.rp_filter": "0",
     "net.ipv6.conf.all.disable_ipv6": "0",
@@ -197,7 +229,8 @@ def mac_commands(node: Node, dialect: Dialect) -> list[str]:
 
 def switch_commands(switch: Node) -> list[str]:
     """The switch's loopback and its ends of the routed host links, as `ip` commands, then its daemons."""
-    addresses = [f"ip addr add {switch.loopback}/32 dev lo"]
+    length = 32 if switch.loopback is None else switch.loopback.max_prefixlen
+    addresses = [f"ip addr add {switch.loopback}/{length} dev lo"]
     addresses += [f"ip addr add {p.address} dev {p.name}" for p in switch.ports if p.address is not None]
     return [*addresses, "sh /etc/frr/start.sh"]
 
@@ -215,13 +248,14 @@ def host_commands(fabric: Fabric, host: Node) -> list[str]:
         if port.address is not None and peer.address is not None:
             ways.append((port.name, str(port.address), str(peer.address.ip)))
     commands = [f"ip addr add {address} dev {name}" for name, address, _ in ways]
+    ip = "ip" if fabric.spec.ip_version == 4 else "ip -6"
     if len(ways) == 1:
-        return [*commands, f"ip route add {pool} via {ways[0][2]} dev {ways[0][0]}"]
+        return [*commands, f"{ip} route add {pool} via {ways[0][2]} dev {ways[0][0]}"]
     hops = " ".join(f"nexthop via {gateway} dev {name}" for name, _, gateway in ways)
-    commands.append(f"ip route add {pool} {hops}")
+    commands.append(f"{ip} route add {pool} {hops}")
     for table, (name, address, gateway) in enumerate(ways, 101):
-        commands.append(f"ip route add {pool} via {gateway} dev {name} table {table}")
-        commands.append(f"ip rule add from {address.split('/')[0]} table {table}")
+        commands.append(f"{ip} route add {pool} via {gateway} dev {name} table {table}")
+        commands.append(f"{ip} rule add from {address.split('/')[0]} table {table}")
     return commands
 
 
