@@ -87,10 +87,12 @@ class _Routes:
         for name, node in self._switches.items():
             own = self._below[name]
             covered = own.clean | own.drained
+            # bgpd under graceful shutdown gives all that it hears the same local preference (bgp_update in FRR).
+            alike = name in self._drained
             ways = [(port, self._below[peer.name]) for port, peer in self._down[name]]
-            parts = _grouped(ways, 0 if node.rack is None else covered)
+            parts = _grouped(ways, 0 if node.rack is None else covered, alike=alike)
             ways = [(port, self._above[peer.name]) for port, peer in self._up[name]]
-            found[name] = (*parts, *_grouped(ways, covered | self._refused(node)))
+            found[name] = (*parts, *_grouped(ways, covered | self._refused(node), alike=alike))
         return found
 
     def _refused(self, node: Node) -> int:
@@ -125,14 +127,14 @@ class _Routes:
         return _Known(clean, drained & ~clean)
 
 
-def _grouped(ways: list[tuple[str, _Known]], without: int) -> list[Group]:
-    """Ports by the racks that they lead to; a rack with a way that is not drained uses no drained one.
+def _grouped(ways: list[tuple[str, _Known]], without: int, *, alike: bool) -> list[Group]:
+    """Ports by the racks that they lead to; a rack with a way that is not drained uses no drained one, unless `alike`.
 
     Ports that lead to the same racks are taken together first, so that a switch with hundreds of downlinks is quick.
     """
     anywhere = 0
     for _, known in ways:
-        anywhere |= known.clean
+        anywhere |= 0 if alike else known.clean
     masks: dict[int, list[int]] = {}
     for place, (_, known) in enumerate(ways):
         mask = (known.clean | known.drained & ~anywhere) & ~without

@@ -124,8 +124,8 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         switch_sysctls=switch_sysctls(fabric),
         host_sysctls=host_sysctls(fabric),
         bound_files=BOUND_FILES[options.dialect],
-        switch_commands=lambda node: [*mac_commands(node, options.dialect), *switch_commands(node)],
-        host_commands=lambda node: [*mac_commands(node, options.dialect), *host_commands(fabric, node)],
+        switch_commands=lambda node: _plain([*mac_commands(node, options.dialect), *switch_commands(node)]),
+        host_commands=lambda node: _plain([*mac_commands(node, options.dialect), *host_commands(fabric, node)]),
     )
     return files
 
@@ -214,6 +214,11 @@ _HOST_SYSCTLS: Final[Mapping[str, str]] = {
     "net.ipv6.conf.all.accept_dad": "0",
     "net.ipv6.conf.default.accept_dad": "0",
 }
+
+
+def _plain(commands: list[str]) -> list[str]:
+    """Commands as YAML reads them as text: `via fd00:: dev eth1` would be a key and its value without quotes."""
+    return [f'"{command}"' if ": " in command else command for command in commands]
 
 
 def mac_commands(node: Node, dialect: Dialect) -> list[str]:
