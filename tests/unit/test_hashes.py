@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from topologies.switch.fib import Fib, NextHop
 from topologies.switch.hashing import SwitchHashing
-from traffic.paths.hashes import FlowArrays, jhash2, jhash_2words, kernel_hash, siphash24
-from traffic.paths.predict import select, upper_bounds
+from topologies.switch.steering import Udf
+from traffic.paths.forwarding import forwarding_of
+from traffic.paths.hashes import FlowArrays, e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
 from traffic.plan import Flow
 
 
@@ -125,19 +127,59 @@ def test_the_kernel_hash_does_not_see_direction_or_the_qp() -> None:
         kernel_hash(FlowArrays.of([there]), 99, 4)
 
 
+def chosen(weights: list[int], values: list[int], *, modulo: bool = False) -> list[int]:
+    """The index of the next hop that each 31-bit value takes in one group, which others stand before and behind."""
+    groups = [((7, 8), (1, 2), False), (tuple(range(len(weights))), tuple(weights), modulo), ((9,), (1,), False)]
+    table = np.array([[1]], dtype=np.int32)
+    forwarding = forwarding_of(["s"], [f"s:eth{i}" for i in range(10)], [-1] * 10, table, groups)
+    which = np.ones(len(values), dtype=np.int32)
+    return forwarding.choose(which, np.array(values, dtype=np.uint32)).tolist()
+
+
 def test_bounds_are_rounded_as_the_kernel_rounds_them() -> None:
-    assert upper_bounds([1, 1, 1, 1]).tolist() == [0x1FFFFFFF, 0x3FFFFFFF, 0x5FFFFFFF, 0x7FFFFFFF]
-    assert upper_bounds([1, 1, 1]).tolist() == [715827883 - 1, 1431655765 - 1, 2**31 - 1]
-    assert upper_bounds([1]).tolist() == [2**31 - 1]
+    assert chosen([1, 1, 1], [715827882, 715827883, 1431655764, 1431655765, 2**31 - 1]) == [0, 1, 1, 2, 2]
+    assert chosen([1], [0, 2**31 - 1]) == [0, 0]
+    # DIV_ROUND_CLOSEST_ULL: 10 * 2^31 / 16 and 13 * 2^31 / 48 are whole and not.
+    for weights in ([10, 6], [13, 35], [1, 2, 3, 10]):
+        total, running = sum(weights), 0
+        for at, weight in enumerate(weights[:-1]):
+            running += weight
+            bound = (2 * (running << 31) + total) // (2 * total) - 1
+            assert chosen(weights, [bound, bound + 1]) == [at, at + 1]
 
 
-def test_the_first_live_next_hop_whose_bound_is_not_below_the_hash_is_taken() -> None:
-    edges = np.array([0, 0x1FFFFFFF, 0x20000000, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF], dtype=np.uint32)
-    assert select(hops(1, 1, 1, 1), edges).tolist() == [0, 0, 1, 1, 2, 3]
-    # A dead one's weight is not counted: the rest share its part.
-    assert select(hops(1, 1, 1, dead=(1,)), edges).tolist() == [0, 0, 0, 0, 2, 2]
-    assert select(hops(1, 1, dead=(0, 1)), edges).tolist() == [-1] * 6
-    assert select((), edges).tolist() == [-1] * 6
+def test_the_first_next_hop_whose_bound_is_not_below_the_hash_is_taken() -> None:
+    edges = [0, 0x1FFFFFFF, 0x20000000, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF]
+    assert chosen([1, 1, 1, 1], edges) == [0, 0, 1, 1, 2, 3]
+    assert chosen([1, 1], edges) == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_resilient_group_of_the_kernel_is_indexed_by_the_rest_of_a_division() -> None:
+    assert chosen([1] * 5, [0, 4, 5, 12, 2**31 - 1], modulo=True) == [0, 4, 0, 2, (2**31 - 1) % 5]
+
+
+def test_every_row_may_have_a_seed_of_its_own() -> None:
+    rows = [Flow("host1", "host2", f"10.0.0.{i}", "10.0.1.1", 50_000 + i, i, "rtsw1:eth5") for i in range(1, 40)]
+    flows = FlowArrays.of(rows)
+    seeds = np.arange(1, 40, dtype=np.uint32)
+    for hashed in (lambda f, s: kernel_hash(f, s, 3), lambda f, s: kernel_hash(f, s, 1), e_ecmp_hash):
+        alone = [int(hashed(flows.part(i, i + 1), i + 1)[0]) for i in range(39)]
+        assert hashed(flows, seeds).tolist() == alone
+
+
+def test_a_user_defined_field_reads_the_bytes_of_a_packet_and_none_that_change_within_a_flow() -> None:
+    for src, dst, l4 in (("10.0.0.1", "10.0.1.1", 20), ("fd00::1", "fd00:0:0:1::1", 40)):
+        flows = FlowArrays.of([Flow("host1", "host2", src, dst, 0xC123, 0xABCDEF, "rtsw1:eth5")])
+
+        def field(base: Literal["l3", "l4", "bth"], offset: int, count: int, of: FlowArrays = flows) -> int | None:
+            value = udf_values(of, Udf(base, offset, count))
+            return None if value is None else int(value[0])
+
+        assert field("bth", 5, 3) == field("l4", 13, 3) == field("l3", l4 + 13, 3) == 0xABCDEF
+        assert field("l4", 0, 4) == field("l3", l4, 4) == 0xC12312B7
+        assert field("l3", l4 - 1, 1) == 1  # the last byte of the destination address
+        assert field("bth", 9, 3) is None and field("bth", 0, 1) is None and field("bth", 4, 4) is None  # PSN, opcode
+        assert field("l4", 4, 2) is None and field("l3", 2, 2) is None  # lengths
 
 
 def test_the_longest_prefix_decides() -> None:

@@ -11,7 +11,7 @@ import errno
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final
@@ -21,6 +21,7 @@ from topologies.runtimes import NodeHandle
 from topologies.switch.netlink import (
     RTM_GETLINK,
     RTM_GETNEXTHOP,
+    RTM_GETNEXTHOPBUCKET,
     RTM_GETROUTE,
     NetlinkError,
     RouteSocket,
@@ -37,7 +38,8 @@ _OF_INTERFACES: Final = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
 _DEAD: Final = 0x1  # RTNH_F_DEAD; also set for a link without carrier when ignore_routes_with_linkdown says so
 
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID = 1, 4, 5, 6, 9, 18, 30
-_NHA_ID, _NHA_GROUP, _NHA_BLACKHOLE, _NHA_OIF, _NHA_GATEWAY = 1, 2, 4, 5, 6
+_NHA_ID, _NHA_GROUP, _NHA_BLACKHOLE, _NHA_OIF, _NHA_GATEWAY, _NHA_RES_GROUP, _NHA_RES_BUCKET = 1, 2, 4, 5, 6, 12, 13
+_BUCKET_INDEX, _BUCKET_NH_ID = 1, 3  # NHA_RES_BUCKET_INDEX, NHA_RES_BUCKET_NH_ID
 _IFLA_IFNAME, _IFLA_EXT_MASK = 3, 29
 _SKIP_STATISTICS: Final = 1 << 3  # RTEXT_FILTER_SKIP_STATS
 
@@ -61,10 +63,14 @@ class NextHop:
 
 @dataclass(frozen=True)
 class Fib:
-    """The main table of one switch. A prefix without next hops discards (blackhole, unreachable, prohibit)."""
+    """The main table of one switch. A prefix without next hops discards (blackhole, unreachable, prohibit).
+
+    buckets: of prefixes that a resilient nexthop group serves, which of the next hops each bucket has now.
+    """
 
     switch: str
     routes: Mapping[Network, tuple[NextHop, ...]]  # all of one version of IP
+    buckets: Mapping[Network, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def _by_length(self) -> tuple[tuple[int, Mapping[int, Network]], ...]:
@@ -92,13 +98,14 @@ class Fib:
         return () if network is None else self.routes[network]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: routes as prefix -> list of [port, ifindex, gateway, weight, dead]."""
+        """Plain data: routes: prefix -> list of [port, ifindex, gateway, weight, dead]; buckets: prefix -> indexes."""
         return {
             "switch": self.switch,
             "routes": {
                 str(network): [[h.port, h.ifindex, h.gateway, h.weight, h.dead] for h in hops]
                 for network, hops in self.routes.items()
             },
+            "buckets": {str(network): list(numbers) for network, numbers in self.buckets.items()},
         }
 
     @classmethod
@@ -108,7 +115,8 @@ class Fib:
             ip_network(prefix): tuple(NextHop(str(p), int(i), str(g), int(w), bool(d)) for p, i, g, w, d in hops)
             for prefix, hops in data["routes"].items()
         }
-        return cls(str(data["switch"]), routes)
+        buckets = {ip_network(prefix): tuple(map(int, numbers)) for prefix, numbers in data.get("buckets", {}).items()}
+        return cls(str(data["switch"]), routes, buckets)
 
 
 def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
@@ -121,6 +129,7 @@ def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
         names = read_names(netlink)
         objects = _Objects(netlink, names)
         found: dict[Network, tuple[int, tuple[NextHop, ...]]] = {}
+        buckets: dict[Network, tuple[int, ...]] = {}
         for body in _dump(netlink, RTM_GETROUTE, _RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
             _, length, _, tos, table, _, _, kind, flags = _RTMSG.unpack_from(body)
             if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
@@ -136,7 +145,10 @@ def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
             if hops and all(hop.port == "lo" for hop in hops):
                 continue  # an IPv6 address of the node itself: table local has it, too, and comes first
             found[network] = (metric, hops)
-    return Fib(handle.name, {network: hops for network, (_, hops) in found.items()})
+            buckets.pop(network, None)
+            if dealt := objects.buckets(_u32(attrs.get(_RTA_NH_ID))):
+                buckets[network] = dealt
+    return Fib(handle.name, {network: hops for network, (_, hops) in found.items()}, buckets)
 
 
 def port_names(handle: NodeHandle) -> dict[int, str]:
@@ -158,8 +170,11 @@ class _Objects:
     """The namespace's nexthop objects; asked for only when a route names one (FRR installs all its routes so)."""
 
     def __init__(self, netlink: RouteSocket, names: Mapping[int, str]) -> None:
+        self._netlink = netlink
         self._single: dict[int, NextHop | None] = {}
         self._group: dict[int, list[tuple[int, int]]] = {}
+        self._resilient: set[int] = set()
+        self._dealt: dict[int, dict[int, int]] | None = None  # group -> bucket -> member; read when a route asks
         for body in _dump(netlink, RTM_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0, 0)):
             flags = _NHMSG.unpack_from(body)[4]
             attrs = attributes(body, _NHMSG.size)
@@ -168,6 +183,8 @@ class _Objects:
                 # Weights are kept less one; the high byte came with kernel 6.12 and is zero before.
                 entries = _GROUP_ENTRY.iter_unpack(attrs[_NHA_GROUP])
                 self._group[number] = [(member, low + (high << 8) + 1) for member, low, high, _ in entries]
+                if _NHA_RES_GROUP in attrs:
+                    self._resilient.add(number)
             elif _NHA_BLACKHOLE in attrs:
                 self._single[number] = None
             else:
@@ -188,6 +205,23 @@ class _Objects:
                 return None
             hops.append(NextHop(hop.port, hop.ifindex, hop.gateway, weight, hop.dead))
         return tuple(hops)
+
+    def buckets(self, number: int) -> tuple[int, ...]:
+        """Which member of a resilient group each of its buckets has, by index; empty for what is no such group."""
+        if number not in self._resilient:
+            return ()
+        if self._dealt is None:
+            self._dealt = {}
+            for body in _dump(self._netlink, RTM_GETNEXTHOPBUCKET, _NHMSG.pack(0, 0, 0, 0, 0)):
+                attrs = attributes(body, _NHMSG.size)
+                bucket = attributes(attrs[_NHA_RES_BUCKET], 0)
+                index = struct.unpack("=H", bucket[_BUCKET_INDEX])[0]
+                self._dealt.setdefault(_u32(attrs.get(_NHA_ID)), {})[index] = _u32(bucket.get(_BUCKET_NH_ID))
+        dealt = self._dealt.get(number, {})
+        members = {member: at for at, (member, _) in enumerate(self._group[number])}
+        if sorted(dealt) != list(range(len(dealt))) or not set(dealt.values()) <= set(members):
+            return ()  # it changed while it was read: the caller reads again, or finds other routes afterwards
+        return tuple(members[dealt[index]] for index in range(len(dealt)))
 
 
 def _hops(attrs: Mapping[int, bytes], flags: int, names: Mapping[int, str], objects: _Objects) -> tuple[NextHop, ...]:

@@ -1,115 +1,168 @@
-"""Path prediction: which egress ports a flow takes, computed from each switch's FIB and hashing, with no kernel asked.
+"""Path prediction for a running fabric: which egress ports a flow takes, with no kernel asked.
 
 In:  Fib and SwitchHashing of every switch (read once), and flows.
-Out: for each flow the ordered egress ports, from its source's RTSW to the port that its destination host hangs on.
-The hashes are in hashes.py; here is the kernel's way from a hash to a next hop, and the walk.
+Out: for each flow the ordered egress ports, from its source's RTSW to the port that its destination host hangs on;
+     where packets of one flow are spread, all ports of that step in one word (spread.py).
+The hashes are in hashes.py, how modes choose in rules.py, the kernel's selection and the walk in forwarding.py; here
+the FIBs and tables that were read become their arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
 
 import numpy as np
 import numpy.typing as npt
 
-from topologies.fabric import Fabric, Tier
-from topologies.problems import CheckError, Problem
+from topologies.fabric import Fabric
+from topologies.families import Network
 from topologies.switch.fib import Fib, NextHop
-from topologies.switch.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, SwitchHashing
-from traffic.paths.hashes import POLICIES, U32, FlowArrays, e_ecmp_hash, kernel_hash
+from topologies.switch.hashing import SwitchHashing
+from traffic.paths.forwarding import Forwarding, Hops, forwarding_of, walk
+from traffic.paths.hashes import FlowArrays
+from traffic.paths.rules import NO_PORT, Rule, Rules, SteeringTables, exact_keys
+from traffic.paths.spread import element
 from traffic.plan import Flow
 
-MAX_HOPS: Final = 16  # a packet that meets more switches than this is in a loop
-
 Path = tuple[str, ...]
+Group = tuple[tuple[int, ...], tuple[int, ...], bool]  # port ids, weights, whether a bucket chooses
+
+I32 = npt.NDArray[np.int32]
 
 
 def predict(
     fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]
 ) -> list[Path]:
-    """The path of every flow, in their order; all flows at one switch are computed at once.
+    """The path of every flow, in their order.
 
     A path ends early at a switch that has no route, no live next hop, or is met after MAX_HOPS: compare its last port's
-    peer with the destination. KeyError when fibs or hashing lack a switch that is met, CheckError when a switch hashes
-    in a way that is not modelled.
+    peer with the destination. KeyError when fibs or hashing lack a switch, CheckError when a switch that has to choose
+    hashes in a way that is not modelled.
     """
-    columns = FlowArrays.of(tuple(flows))
-    paths: list[list[str]] = [[] for _ in flows]
-    peers = {port.ref: port.peer_node for node in fabric.nodes for port in node.ports}
-    here: dict[str, list[int]] = {}
-    for row, flow in enumerate(flows):
-        here.setdefault(flow.first_hop.partition(":")[0], []).append(row)
-    for _ in range(MAX_HOPS):
-        there: dict[str, list[int]] = {}
-        for switch, members in here.items():
-            rows = np.array(members, dtype=np.intp)
-            for row, port in zip(members, egress(fibs[switch], hashing[switch], columns.take(rows)), strict=True):
-                if port is None:
-                    continue
-                ref = f"{switch}:{port}"
-                paths[row].append(ref)
-                peer = peers.get(ref)
-                if peer is not None and fabric.by_name[peer].tier is not Tier.HOST:
-                    there.setdefault(peer, []).append(row)
-        here = there
+    if not flows:
+        return []
+    forwarding, hops = walk_of(fabric, fibs, hashing, flows)
+    return paths_of(forwarding, hops)
+
+
+def walk_of(
+    fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]
+) -> tuple[Forwarding, Hops]:
+    """The same as arrays: the fabric's next hops for these flows' destinations, and the flows' hops."""
+    addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
+    forwarding = forwarding_for(fabric, fibs, addresses)
+    rules = rules_for(forwarding, hashing, addresses)
+    classes = {address: number for number, address in enumerate(addresses)}
+    ids = {name: number for number, name in enumerate(forwarding.switches)}
+    destination = np.array([classes[flow.dst_ip] for flow in flows], dtype=np.int32)
+    first = np.array([ids[flow.first_hop.partition(":")[0]] for flow in flows], dtype=np.int32)
+    return forwarding, walk(forwarding, rules, FlowArrays.of(flows), destination, first)
+
+
+def forwarding_for(fabric: Fabric, fibs: Mapping[str, Fib], addresses: Sequence[str]) -> Forwarding:
+    """What FIBs say about some addresses, each a destination of its own. Dead next hops are left out."""
+    names = [switch.name for switch in fabric.switches]
+    ids = {name: number for number, name in enumerate(names)}
+    ports = {port.ref: ids.get(port.peer_node, NO_PORT) for switch in fabric.switches for port in switch.ports}
+    number = {ref: at for at, ref in enumerate(ports)}
+    groups: dict[Group, int] = {}
+    table = np.full((len(names), len(addresses)), NO_PORT, dtype=np.int32)
+    wanted = [ip_address(address) for address in addresses]
+    for row, name in enumerate(names):
+        fib = fibs[name]
+        known: dict[Network, int] = {}
+        for column, address in enumerate(wanted):
+            prefix = fib.match(address)
+            if prefix is None:
+                continue
+            if prefix not in known:
+                for hop in fib.routes[prefix]:  # a port that no link of the fabric has: it leads nowhere
+                    if number.setdefault(f"{name}:{hop.port}", len(number)) == len(ports):
+                        ports[f"{name}:{hop.port}"] = NO_PORT
+                known[prefix] = groups.setdefault(_group(name, fib, prefix, number), len(groups))
+            table[row, column] = known[prefix]
+    return forwarding_of(names, tuple(ports), tuple(ports.values()), table, tuple(groups))
+
+
+def _group(switch: str, fib: Fib, prefix: Network, number: Mapping[str, int]) -> Group:
+    hops = fib.routes[prefix]
+    buckets = fib.buckets.get(prefix)
+    members: Iterable[NextHop] = [hops[at] for at in buckets] if buckets else [hop for hop in hops if not hop.dead]
+    ids = tuple(number[f"{switch}:{hop.port}"] for hop in members)
+    return ids, tuple(1 if buckets else hop.weight for hop in members), bool(buckets)
+
+
+def rule_of(hashing: SwitchHashing) -> Rule:
+    """How a switch chooses, as its hashing was read."""
+    options = hashing.options
+    return Rule(hashing.mode, hashing.policy, hashing.fields, options.udf, options.resilient, options.buckets)
+
+
+def rules_for(forwarding: Forwarding, hashing: Mapping[str, SwitchHashing], addresses: Sequence[str]) -> Rules:
+    """The rules of all switches, and what their programs steer packets to these addresses by."""
+    rules = {name: rule_of(hashing[name]) for name in forwarding.switches}
+    seeds = {name: hashing[name].seed for name in forwarding.switches}
+    return Rules.of(forwarding.switches, rules, seeds, _steering(forwarding, hashing, addresses))
+
+
+def _steering(
+    forwarding: Forwarding, hashing: Mapping[str, SwitchHashing], addresses: Sequence[str]
+) -> SteeringTables | None:
+    if not any(row.steering.prefixes or row.steering.exact for row in hashing.values()):
+        return None
+    number = {ref: at for at, ref in enumerate(forwarding.ports)}
+    shape = (len(forwarding.switches), len(addresses))
+    group, slices = np.full(shape, NO_PORT, dtype=np.int32), np.zeros(shape, dtype=np.int32)
+    members: list[list[int]] = []
+    slots: list[list[int]] = []
+    exact: dict[tuple[int, int, int], int] = {}
+    wanted = [ip_address(address) for address in addresses]
+    for row, name in enumerate(forwarding.switches):
+        table = hashing[name].steering
+        before = len(members)
+        members += [[number.get(f"{name}:{port}", NO_PORT) for port in ports] for ports in table.groups]
+        slots += [[number.get(f"{name}:{port}", NO_PORT) for port in ports] for ports in table.slots]
+        prefixes = Fib(name, dict.fromkeys(table.prefixes, ()))
+        by_sport: dict[int, dict[Network, str]] = {}
+        for (sport, prefix), port in table.exact.items():
+            by_sport.setdefault(sport, {})[prefix] = port
+        entries = {sport: Fib(name, dict.fromkeys(rows, ())) for sport, rows in by_sport.items()}
+        for column, address in enumerate(wanted):
+            if (held := prefixes.match(address)) is not None:
+                rule = table.prefixes[held]
+                group[row, column] = before + rule.group
+                slices[row, column] = rule.slice + ((int(address) - int(held.network_address)) >> rule.shift)
+            for sport, rows in entries.items():
+                if (held := rows.match(address)) is not None:
+                    port = by_sport[sport][held]
+                    exact[row, column, sport] = number.get(f"{name}:{port}", NO_PORT)
+    keys = np.array(sorted(exact), dtype=np.int64).reshape(-1, 3)
+    return SteeringTables(
+        group, _starts(members), _flat(members), _starts(slots), _flat(slots), slices,
+        exact_keys(keys[:, 0], keys[:, 1], keys[:, 2], shape[1]),
+        np.array([exact[key] for key in sorted(exact)], dtype=np.int32),
+    )  # fmt: skip
+
+
+def _starts(lists: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    return np.cumsum([0, *map(len, lists)], dtype=np.int64)
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> I32:
+    return np.array([each for one in lists for each in one], dtype=np.int32)
+
+
+def paths_of(forwarding: Forwarding, hops: Hops) -> list[Path]:
+    """A walk in words: a tuple of steps for each flow."""
+    names = forwarding.ports
+    if not hops.fan.any():
+        return [tuple(names[port] for port in row if port >= 0) for row in hops.ports.tolist()]
+    paths: list[list[str]] = [[] for _ in range(hops.count)]
+    for step in hops.steps:
+        at: dict[int, list[str]] = {}
+        for flow, port in zip(step.flow.tolist(), step.port.tolist(), strict=True):
+            at.setdefault(flow, []).append(names[port])
+        for flow, ports in at.items():
+            paths[flow].append(element(ports))
     return [tuple(path) for path in paths]
-
-
-def egress(fib: Fib, hashing: SwitchHashing, flows: FlowArrays) -> list[str | None]:
-    """The egress port at one switch for each flow; None where it forwards nothing."""
-    hashes = bucket_input(hashing, flows)
-    unique, rows = np.unique(flows.dst, return_inverse=True)
-    prefixes = [fib.match(int(address)) for address in unique]
-    found: list[str | None] = [None] * len(flows.dst)
-    by_prefix: dict[object, list[int]] = {}
-    for row, which in enumerate(rows):
-        by_prefix.setdefault(prefixes[which], []).append(row)
-    for prefix, members in by_prefix.items():
-        hops = fib.routes[prefix] if prefix is not None else ()  # type: ignore[index]
-        picked = select(hops, hashes[members])
-        for row, index in zip(members, picked, strict=True):
-            found[row] = hops[index].port if index >= 0 else None
-    return found
-
-
-def bucket_input(hashing: SwitchHashing, flows: FlowArrays) -> U32:
-    """The 31-bit number that a switch compares with its upper bounds."""
-    if hashing.mode not in MODES or hashing.policy not in POLICIES:
-        why = f"hashes by {hashing.mode} under fib_multipath_hash_policy {hashing.policy}, which is not modelled"
-        raise CheckError(Problem("", hashing.switch, why, "./inv validate says what was to be expected"))
-    if hashing.policy == POLICY_CUSTOM and hashing.fields != FIELDS_5_TUPLE:
-        why = f"hashes over fib_multipath_hash_fields {hashing.fields:#x}, and only {FIELDS_5_TUPLE:#x} is modelled"
-        raise CheckError(Problem("", hashing.switch, why, _set_hint("fields", FIELDS_5_TUPLE)))
-    if not hashing.by_program and hashing.seed == 0:
-        why = "hashes with a seed that Linux made up and tells nobody: fib_multipath_hash_seed is 0"
-        raise CheckError(Problem("", hashing.switch, why, _set_hint("seed", 1)))
-    full = e_ecmp_hash(flows, hashing.seed) if hashing.by_program else kernel_hash(flows, hashing.seed, hashing.policy)
-    return full >> np.uint32(1)
-
-
-def _set_hint(key: str, value: int) -> str:
-    """A container's processes may not write sysctls, so it takes the topology."""
-    return f"down, then up again with net.ipv4.fib_multipath_hash_{key}: {value} in the topology's sysctls, and a run"
-
-
-def upper_bounds(weights: Sequence[int]) -> npt.NDArray[np.int64]:
-    """fib_rebalance and nh_hthr_group_rebalance: DIV_ROUND_CLOSEST_ULL(running weight << 31, total) - 1."""
-    running = np.cumsum(np.array(weights, dtype=np.int64))
-    total = int(running[-1])
-    bounds: npt.NDArray[np.int64] = ((running << 31) + total // 2) // total - 1
-    return bounds
-
-
-def select(hops: Sequence[NextHop], hashes: U32) -> npt.NDArray[np.intp]:
-    """The index of the next hop of each 31-bit hash, -1 where there is none to take.
-
-    Dead next hops have the bound -1 and their weight is not counted (fib_rebalance); the first live one whose bound is
-    not below the hash is taken (fib_select_multipath, nexthop_select_path_hthr).
-    """
-    live = np.array([i for i, hop in enumerate(hops) if not hop.dead], dtype=np.intp)
-    if len(live) == 0:
-        return np.full(len(hashes), -1, dtype=np.intp)
-    bounds = upper_bounds([hops[i].weight for i in live])
-    picked: npt.NDArray[np.intp] = live[np.searchsorted(bounds, hashes.astype(np.int64), side="left")]
-    return picked

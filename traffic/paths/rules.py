@@ -8,7 +8,7 @@ What the modes do is in topologies/switch/bpf/hash.c and docs/hashing.md; the ke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -92,8 +92,8 @@ class SteeringTables:
     slot_start: I64
     slot: I32
     slice: I32 | None = None
-    exact_key: I64 = None  # type: ignore[assignment]
-    exact_port: I32 = None  # type: ignore[assignment]
+    exact_key: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    exact_port: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     def pinned(self, here: I32, destination: I32, slices: I32 | None) -> I32:
         """member[slice % n], or -1."""
@@ -110,7 +110,7 @@ class SteeringTables:
     def exact(self, here: I32, destination: I32, sport: U32) -> I32:
         """The port of each (switch, destination, source port) that the table names, or -1."""
         found = np.full(len(here), NO_PORT, dtype=np.int32)
-        if self.exact_key is None or not len(self.exact_key):
+        if not len(self.exact_key):
             return found
         keys = exact_keys(here, destination, sport, self.group.shape[1])
         at = np.minimum(np.searchsorted(self.exact_key, keys), len(self.exact_key) - 1)
@@ -128,7 +128,12 @@ class SteeringTables:
         return found
 
 
-def exact_keys(here: I32, destination: I32, sport: npt.NDArray[np.integer], destinations: int) -> I64:
+def exact_keys(
+    here: npt.NDArray[np.integer],
+    destination: npt.NDArray[np.integer],
+    sport: npt.NDArray[np.integer],
+    destinations: int,
+) -> I64:
     """(switch, destination, UDP source port) as one number."""
     keys: I64 = (here.astype(np.int64) * destinations + destination) << 16 | sport.astype(np.int64)
     return keys

@@ -128,7 +128,7 @@ class Trial:
         return np.array(ports, dtype=np.int32)
 
     def send(self, flows: FlowArrays) -> I32:
-        """The number of the port that a packet of each flow leaves by, -1 for one that does not; at most MAX_PACKETS."""
+        """The number of the port that a packet of each flow leaves by, -1 for none; at most MAX_PACKETS."""
         if len(flows) > MAX_PACKETS:
             raise ValueError(f"a trial sends at most {MAX_PACKETS} packets at a time")
         found = np.full(len(flows), _NOWHERE, dtype=np.int32)
@@ -164,7 +164,7 @@ class Trial:
 
 @contextmanager
 def trial(ports: int) -> Iterator[Trial]:
-    """A router for the length of a with block; this thread stands in its namespace meanwhile. MachineError if refused."""
+    """A router for the length of a with block; this thread stands in its namespace. MachineError when refused."""
     with nameless():
         yield Trial(ports)
 
