@@ -1,0 +1,72 @@
+"""The hashing modes that a prediction compares, as rules; and what a fabric file says of its own.
+
+In:  FabricSpec, Forwarding of the fabric in which nothing has failed.
+Out: Rules for every switch, under the file's seeds or under others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from topologies.spec import FabricSpec
+from topologies.switch.hashing import MODES, POLICY_L4
+from traffic.paper.wires import Wires
+from traffic.paths.hashes import U32
+from traffic.paths.rules import SPREADING, Rule, Rules, SteeringTables
+
+EVEN_SPLIT: Final = "even split"
+HASHED: Final = ("flow", "e-ecmp", "pinned")  # with a path for every flow; all that are compared, even split last
+_LIKE: Final = {"exact-match": "e-ecmp"}  # on paper no controller has written entries, so all go by the fall-back
+
+
+def compared(own: str) -> list[str]:
+    """The modes of a comparison, the file's own (or the one that was asked for) first."""
+    first = EVEN_SPLIT if own in SPREADING else _LIKE.get(own, own)
+    return [first, *(mode for mode in (*HASHED, EVEN_SPLIT) if mode != first)]
+
+
+def mode_words() -> list[str]:
+    """What `--mode` takes."""
+    return list(MODES)
+
+
+def said_of(own: str) -> str:
+    """What a mode of a fabric file is on paper, where that needs a word."""
+    if own in SPREADING:
+        return f"{own} has no path for a flow; even split is what it comes to at best"
+    if own in _LIKE:
+        return f"{own} has no entries on paper, so every flow takes the fall-back, {_LIKE[own]}"
+    return ""
+
+
+def rule_of(spec: FabricSpec, mode: str) -> Rule:
+    """How switches of a fabric choose in a mode, with the options of its file."""
+    return Rule(mode) if mode == "flow" else Rule(mode, POLICY_L4)
+
+
+def rules_of(wires: Wires, rule: Rule, steering: SteeringTables, seeds: U32) -> Rules:
+    """The same rule in every switch."""
+    kind = np.zeros(len(wires.switches), dtype=np.int32)
+    return Rules(wires.switches, (rule,), kind, seeds, steering)
+
+
+def other_seeds(seeds: U32, trial: int) -> U32:
+    """Seeds for one more trial. Switches that had the same one still do, so shared seeds stay shared; 0 never comes."""
+    if trial == 0:
+        return seeds
+    unique, where = np.unique(seeds, return_inverse=True)
+    drawn = [zlib.crc32(f"trial {trial}/{int(seed)}".encode()) or 1 for seed in unique]
+    table: npt.NDArray[np.uint32] = np.array(drawn, dtype=np.uint32)
+    return table[where.ravel()]
+
+
+def resilient(rule: Rule, on: bool) -> Rule:
+    """The rule with resilient groups, or without; the program hashes for them, so the policy is its."""
+    if on:
+        return replace(rule, resilient=True, policy=POLICY_L4)
+    return replace(rule, resilient=False)
