@@ -12,6 +12,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 from topologies.fabric import Fabric, Port, Tier
@@ -86,6 +87,11 @@ class Plan:
     options: RunOptions
     endpoints: tuple[Endpoint, ...]  # by rank
     qps: tuple[Qp, ...]  # by connection, then index
+
+    @property
+    def ip_version(self) -> int:
+        """4 or 6, of all its packets."""
+        return ip_address(self.endpoints[0].ip).version
 
     @property
     def window(self) -> int:
@@ -186,11 +192,11 @@ def _no_nic(fabric: Fabric, port: Port) -> str:
     peer = fabric.by_name[port.peer_node]
     gateway = peer.port(port.peer_port)
     if port.address is None:
-        return "has no IPv4 address"
+        return f"has no {fabric.spec.ip.name} address"
     if peer.tier is Tier.HOST:
         return f"leads to {peer.name}, which is no switch"
     if gateway.address is None:
-        return f"leads to {gateway.ref}, which has no IPv4 address: a rank's packets go to a router"
+        return f"leads to {gateway.ref}, which has no {fabric.spec.ip.name} address: a rank's packets go to a router"
     if gateway.address.ip not in port.address.network:
         return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
     return ""

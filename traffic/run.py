@@ -18,7 +18,7 @@ from traffic import machine
 from traffic.collectives import find_pattern
 from traffic.crew import crew_of, worker_count
 from traffic.lastrun import clear, save
-from traffic.nic.wire import OVERHEAD_BYTES
+from traffic.nic.wire import LAYOUTS
 from traffic.options import ELEMENT_BYTES, RunOptions
 from traffic.paths.evidence import SentFlow, collect_after, collect_before
 from traffic.plan import ROCE_PORT, Flow, Plan, build_plan
@@ -75,7 +75,7 @@ class MachineReadings:
 
 def _budget(plan: Plan) -> tuple[int, int]:
     rates = [e.rate_bps for e in plan.endpoints]
-    return machine.wanted_pps(rates, payload_bytes(plan), OVERHEAD_BYTES), machine.budget_pps()
+    return machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes), machine.budget_pps()
 
 
 def payload_bytes(plan: Plan) -> int:

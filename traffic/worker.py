@@ -85,8 +85,9 @@ class Worker:
         with inside(netns):
             announce(endpoint.port, endpoint.mac, endpoint.ip, endpoint.gateway_ip)
         # The program at the NIC's ingress keeps RoCE from the host's own stack, so no socket need hold its UDP port.
-        port = PacketSocket(netns, endpoint.port, self._plan.ib_mtu, send_frames=_SEND_FRAMES, hush=False)
-        nic = Nic(port, self._plan.ib_mtu)
+        mtu, version = self._plan.ib_mtu, self._plan.ip_version
+        port = PacketSocket(netns, endpoint.port, mtu, send_frames=_SEND_FRAMES, hush=False, version=version)
+        nic = Nic(port, mtu, version)
         self._nics[endpoint.rank] = nic
         self._by_fd[nic.socket.fileno()] = nic
         self._poll.register(nic.socket.fileno(), select.EPOLLIN)

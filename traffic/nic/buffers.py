@@ -1,7 +1,7 @@
 """Memory for a batch of frames, with the kernel's message vectors over it, so that one call moves them all.
 
-One row a frame. Every row starts ten bytes into a cache line: then what follows Ethernet, IPv4, UDP and BTH (54 bytes)
-starts on one, immediate data and RETH keep it four-byte aligned, and float32 views of a payload are aligned views.
+One row a frame. A row starts so far into a cache line (ten bytes, for IPv4) that what follows Ethernet, IP, UDP and BTH
+starts on one: immediate data and RETH keep it four-byte aligned, and float32 views of a payload are aligned views.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traffic.nic.wire import EXT_AT, ICRC_BYTES, IMM_BYTES, RETH_BYTES
+from traffic.nic.wire import IMM_BYTES, LAYOUTS, RETH_BYTES
 
-LEAD_BYTES: Final = 10
 LINE_BYTES: Final = 64
 BATCH: Final = 64
 
@@ -36,9 +35,9 @@ MMSGHDR: Final = np.dtype(
 )
 
 
-def frame_bytes_for(mtu_bytes: int) -> int:
-    """The longest frame, in bytes, of a QP with this IB MTU: WRITE_ONLY with immediate data."""
-    return EXT_AT + RETH_BYTES + IMM_BYTES + mtu_bytes + ICRC_BYTES
+def frame_bytes_for(mtu_bytes: int, version: int = 4) -> int:
+    """The longest frame, in bytes, of a QP with this IB MTU over IPv4 or IPv6: WRITE_ONLY with immediate data."""
+    return LAYOUTS[version].overhead_bytes + RETH_BYTES + IMM_BYTES + mtu_bytes
 
 
 class FrameBuffer:
@@ -49,16 +48,17 @@ class FrameBuffer:
     lengths: uint64 (slots,): bytes of each frame; it *is* the kernel's iov_len, so writing it is all it takes.
     """
 
-    def __init__(self, frame_bytes: int, slots: int = BATCH) -> None:
+    def __init__(self, frame_bytes: int, slots: int = BATCH, version: int = 4) -> None:
+        lead = LAYOUTS[version].lead_bytes
         self.slots = slots
         self.frame_bytes = frame_bytes
-        self.stride = -(-(LEAD_BYTES + frame_bytes) // LINE_BYTES) * LINE_BYTES
+        self.stride = -(-(lead + frame_bytes) // LINE_BYTES) * LINE_BYTES
         room = np.zeros(slots * self.stride + LINE_BYTES, np.uint8)
         skip = -room.ctypes.data % LINE_BYTES
         self.flat: npt.NDArray[np.uint8] = room[skip : skip + slots * self.stride]
-        self.rows: npt.NDArray[np.uint8] = self.flat.reshape(slots, self.stride)[:, LEAD_BYTES:]
+        self.rows: npt.NDArray[np.uint8] = self.flat.reshape(slots, self.stride)[:, lead:]
         self.mem = self.flat.data
-        self.starts: list[int] = [slot * self.stride + LEAD_BYTES for slot in range(slots)]
+        self.starts: list[int] = [slot * self.stride + lead for slot in range(slots)]
         self._iovecs = np.zeros(slots, IOVEC)
         self._iovecs["base"] = self.flat.ctypes.data + np.array(self.starts, np.uint64)
         self._iovecs["len"] = frame_bytes

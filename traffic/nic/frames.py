@@ -3,8 +3,10 @@
 In:  FlowHeader (one per queue pair and direction) and payload bytes.
 Out: frames in a SendBatch, ready for one sendmmsg.
 What is the same in all packets of a kind (addresses, lengths, checksum, opcode, destination QP) is made once and kept
-as a Template, with the state of the ICRC behind it; a packet costs its PSN word, its payload and one zlib call. UDP
-checksum is 0 and IPv4 has DF and identification 0, as soft-RoCE and NICs send. Reading frames is in parse.py.
+as a Template, with the state of the ICRC behind it; a packet costs its PSN word, its payload and one zlib call.
+As soft-RoCE and NICs send: UDP checksum 0, in IPv6 too (rxe_net.c prepare_udp_hdr; RFC 6935 allows it where another
+check covers the headers, here the ICRC); IPv4 has DF and identification 0; the IPv6 flow label is 0 (prepare_ipv6_hdr),
+so it is never part of what tells flows apart. Reading frames is in parse.py.
 """
 
 from __future__ import annotations
@@ -27,17 +29,16 @@ from traffic.nic.wire import (
     CNP_BYTES,
     DEFAULT_PKEY,
     ETHERTYPE_IPV4,
-    EXT_AT,
+    ETHERTYPE_IPV6,
     EXTRA_BYTES,
     ICRC_BYTES,
     IP_AT,
     IPV4_NO_OPTIONS,
+    LAYOUTS,
     PROTO_UDP,
     PSN_MASK,
-    PSN_WORD_AT,
     QPN_MASK,
     ROCE_PORT,
-    UDP_AT,
     WRITE_FIRST,
     WRITE_LAST_IMM,
     WRITE_MIDDLE,
@@ -54,6 +55,7 @@ _TEMPLATES_KEPT: Final = 512  # per flow; a sweep over odd sizes must not grow w
 
 _ETH = struct.Struct(">6s6sH")
 _IP = struct.Struct(">BBHHHBBH4s4s")
+_IPV6 = struct.Struct(">IHBB16s16s")
 _UDP = struct.Struct(">HHHH")
 _BTH8 = struct.Struct(">BBHI")
 _WORD = struct.Struct(">I")
@@ -66,13 +68,16 @@ _ICRC = struct.Struct("<I")
 class Template:
     """All packets of one flow with the same opcode, payload length and flags, up to their PSN.
 
-    prefix: the first 50 bytes of the frame (Ethernet, IPv4, UDP, BTH up to the destination QP), also as an array.
-    state:  the ICRC's state after them.
+    prefix: what comes before the PSN word (Ethernet, IP, UDP, BTH up to the destination QP), also as an array.
+    state:  the ICRC's state after it.
+    *_at:   count from the frame's first byte: the PSN word, extended headers, payload, ICRC.
     """
 
     prefix: bytes
     row: npt.NDArray[np.uint8]
     state: int
+    psn_at: int
+    ext_at: int
     payload_at: int
     payload_bytes: int
     icrc_at: int
@@ -102,11 +107,17 @@ class FlowHeader:
         ttl: int = 64,
         pkey: int = DEFAULT_PKEY,
     ) -> None:
-        """MACs as `02:00:..`, IPv4 addresses as text, tos is DSCP << 2 | ECN; ValueError for text that is neither."""
+        """MACs as `02:00:..`, IP addresses of one version as text; ValueError for text that is none.
+
+        tos: DSCP << 2 | ECN, IPv6's traffic class. ttl: IPv6's hop limit.
+        """
         self.src_mac = bytes.fromhex(src_mac.replace(":", ""))
         self.dst_mac = bytes.fromhex(dst_mac.replace(":", ""))
-        self.src_ip = ipaddress.IPv4Address(src_ip).packed
-        self.dst_ip = ipaddress.IPv4Address(dst_ip).packed
+        src, dst = ipaddress.ip_address(src_ip), ipaddress.ip_address(dst_ip)
+        if src.version != dst.version:
+            raise ValueError(f"{src} and {dst} are of two versions of IP")
+        self.layout = LAYOUTS[src.version]
+        self.src_ip, self.dst_ip = src.packed, dst.packed
         self.sport = sport
         self.dqpn = dqpn & QPN_MASK
         self.tos = tos
@@ -126,7 +137,8 @@ class FlowHeader:
 
     def _make(self, opcode: int, payload_bytes: int, solicited: bool) -> Template:
         pad = -payload_bytes % 4
-        payload_at = EXT_AT + EXTRA_BYTES[opcode]
+        layout = self.layout
+        payload_at = layout.ext_at + EXTRA_BYTES[opcode]
         icrc_at = payload_at + payload_bytes + pad
         frame_bytes = icrc_at + ICRC_BYTES
         prefix = self._eth_ip_udp(frame_bytes) + _BTH8.pack(
@@ -139,13 +151,22 @@ class FlowHeader:
         state, covered = prefix_state(prefix[IP_AT:].ljust(frame_bytes - IP_AT, b"\0"))
         state = zlib.crc32(prefix[IP_AT + covered :], state)
         row = np.frombuffer(prefix, np.uint8)
-        return Template(prefix, row, state, payload_at, payload_bytes, icrc_at, frame_bytes)
+        at = (layout.psn_word_at, layout.ext_at, payload_at)
+        return Template(prefix, row, state, *at, payload_bytes, icrc_at, frame_bytes)
 
     def _eth_ip_udp(self, frame_bytes: int) -> bytes:
+        udp_bytes = frame_bytes - self.layout.udp_at
+        udp = _UDP.pack(self.sport, ROCE_PORT, udp_bytes, 0)
+        if self.layout.version == 6:
+            eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV6)
+            return (
+                eth
+                + _IPV6.pack(6 << 28 | self.tos << 20, udp_bytes, PROTO_UDP, self.ttl, self.src_ip, self.dst_ip)
+                + udp
+            )
         eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV4)
         ip = (IPV4_NO_OPTIONS, self.tos, frame_bytes - IP_AT, 0, _DONT_FRAGMENT, self.ttl, PROTO_UDP)
         checksum = ip_checksum(_IP.pack(*ip, 0, self.src_ip, self.dst_ip))
-        udp = _UDP.pack(self.sport, ROCE_PORT, frame_bytes - UDP_AT, 0)
         return eth + _IP.pack(*ip, checksum, self.src_ip, self.dst_ip) + udp
 
 
@@ -155,11 +176,11 @@ class SendBatch(FrameBuffer):
     Put frames into slots 0, 1, 2, ... and hand the batch with their number to PacketSocket.send.
     """
 
-    def __init__(self, mtu_bytes: int = 4096, slots: int = BATCH) -> None:
-        """Room for any packet of a QP with this IB MTU (the largest payload of a packet, bytes)."""
-        super().__init__(frame_bytes_for(mtu_bytes), slots)
+    def __init__(self, mtu_bytes: int = 4096, slots: int = BATCH, version: int = 4) -> None:
+        """Room for any packet of a QP with this IB MTU (the largest payload of a packet, bytes) over IPv4 or IPv6."""
+        super().__init__(frame_bytes_for(mtu_bytes, version), slots, version)
         self.mtu_bytes = mtu_bytes
-        self._tails: dict[int, list[memoryview]] = {}
+        self._tails: dict[tuple[int, int], list[memoryview]] = {}
 
     def put_data(
         self,
@@ -185,9 +206,11 @@ class SendBatch(FrameBuffer):
         if size > self.mtu_bytes:
             raise ValueError(f"payload of {size} bytes, MTU is {self.mtu_bytes}")
         made = flow.template(opcode, size, solicited)
-        at = start + EXT_AT
-        mem[start : start + PSN_WORD_AT] = made.prefix
-        _WORD.pack_into(mem, start + PSN_WORD_AT, psn & PSN_MASK | ackreq << 31)
+        if made.frame_bytes > self.frame_bytes:
+            raise ValueError(f"frame of {made.frame_bytes} bytes, room is for {self.frame_bytes}: a batch of IPv4?")
+        at = start + made.ext_at
+        mem[start : start + made.psn_at] = made.prefix
+        _WORD.pack_into(mem, start + made.psn_at, psn & PSN_MASK | ackreq << 31)
         if reth is not None:
             _RETH.pack_into(mem, at, *reth)
             at += _RETH.size
@@ -206,7 +229,7 @@ class SendBatch(FrameBuffer):
         pad = -made.payload_bytes % 4
         if pad:
             mem[end - pad : end] = bytes(pad)
-        _ICRC.pack_into(mem, end, zlib.crc32(mem[start + PSN_WORD_AT : end], made.state))
+        _ICRC.pack_into(mem, end, zlib.crc32(mem[start + made.psn_at : end], made.state))
         self.lengths[slot] = made.frame_bytes
         return made.frame_bytes
 
@@ -227,17 +250,19 @@ class SendBatch(FrameBuffer):
         """
         count, size = len(payload), int(payload.shape[1])
         made = flow.template(opcode, size)
-        if made.payload_at != EXT_AT or size % 4 or size > self.mtu_bytes or slot + count > self.slots:
+        ext_at, psn_at = made.ext_at, made.psn_at
+        fits = size <= self.mtu_bytes and made.frame_bytes <= self.frame_bytes and slot + count <= self.slots
+        if made.payload_at != ext_at or size % 4 or not fits:
             raise ValueError(f"{count} packets of {size} bytes, opcode {opcode:#04x}, are no run for slot {slot}")
         stop = slot + count
         rows = self.rows[slot:stop]
         words = np.arange(psn, psn + count, dtype=np.uint32) & np.uint32(PSN_MASK)
         if ackreq is not None:
             words |= ackreq.astype(np.uint32) << np.uint32(31)
-        rows[:, :PSN_WORD_AT] = made.row
-        rows[:, PSN_WORD_AT:EXT_AT] = words.astype(">u4").view(np.uint8).reshape(count, 4)
-        rows[:, EXT_AT : EXT_AT + size] = payload
-        tails = self._tails_to(made.icrc_at)[slot:stop]
+        rows[:, :psn_at] = made.row
+        rows[:, psn_at:ext_at] = words.astype(">u4").view(np.uint8).reshape(count, 4)
+        rows[:, ext_at : ext_at + size] = payload
+        tails = self._tails_of(psn_at, made.icrc_at)[slot:stop]
         crcs = np.fromiter(map(zlib.crc32, tails, repeat(made.state)), "<u4", count)
         rows[:, made.icrc_at : made.frame_bytes] = crcs.view(np.uint8).reshape(count, 4)
         self.lengths[slot:stop] = made.frame_bytes
@@ -286,14 +311,14 @@ class SendBatch(FrameBuffer):
             self.put_data(last, flow, WRITE_LAST_IMM, psn + count - 1, tail, ackreq=True, imm=imm)
         return int(self.lengths[slot : slot + count].sum())
 
-    def _tails_to(self, icrc_at: int) -> list[memoryview]:
+    def _tails_of(self, psn_at: int, icrc_at: int) -> list[memoryview]:
         """Per slot, what the ICRC covers behind the template."""
-        found = self._tails.get(icrc_at)
+        found = self._tails.get((psn_at, icrc_at))
         if found is None:
             if len(self._tails) >= _TEMPLATES_KEPT:
                 self._tails.clear()
-            found = [self.mem[start + PSN_WORD_AT : start + icrc_at] for start in self.starts]
-            self._tails[icrc_at] = found
+            found = [self.mem[start + psn_at : start + icrc_at] for start in self.starts]
+            self._tails[psn_at, icrc_at] = found
         return found
 
     def put_ack(self, slot: int, flow: FlowHeader, psn: int, syndrome: int, msn: int) -> int:
@@ -301,14 +326,15 @@ class SendBatch(FrameBuffer):
         made = flow.template(ACK)
         start = self.starts[slot]
         mem = self.mem
-        mem[start : start + PSN_WORD_AT] = made.prefix
-        _ACK_TAIL.pack_into(mem, start + PSN_WORD_AT, psn & PSN_MASK, syndrome << 24 | msn & PSN_MASK)
+        mem[start : start + made.psn_at] = made.prefix
+        _ACK_TAIL.pack_into(mem, start + made.psn_at, psn & PSN_MASK, syndrome << 24 | msn & PSN_MASK)
         return self._seal(slot, start, made)
 
     def put_cnp(self, slot: int, flow: FlowHeader) -> int:
         """Write a congestion notification for the flow's destination QP: BECN set, PSN 0, 16 reserved bytes of zero."""
         made = flow.template(CNP)
         start = self.starts[slot]
-        self.mem[start : start + PSN_WORD_AT] = made.prefix
-        self.mem[start + PSN_WORD_AT : start + EXT_AT + CNP_BYTES] = bytes(EXT_AT - PSN_WORD_AT + CNP_BYTES)
+        self.mem[start : start + made.psn_at] = made.prefix
+        end = made.ext_at + CNP_BYTES
+        self.mem[start + made.psn_at : start + end] = bytes(end - made.psn_at)
         return self._seal(slot, start, made)

@@ -9,6 +9,7 @@ the NIC waits until the port has let some go. Answers (ACK, NAK) go ahead of dat
 from __future__ import annotations
 
 import errno
+import ipaddress
 import select
 import socket
 import struct
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from traffic.nic import wire
-from traffic.nic.frames import FlowHeader, SendBatch
+from traffic.nic.frames import FlowHeader, SendBatch, ip_checksum
 from traffic.nic.parse import Parser, Received
 from traffic.nic.rc import ACK as SYNDROME_ACK
 from traffic.nic.rc import Burst, Message, Requester, Responder, WritePacket
@@ -25,6 +26,7 @@ from traffic.nic.socket import PacketSocket
 
 _TURN: Final = 8  # packets that one QP sends before the next has its turn
 _FILL: Final = 16  # frames that are made before they are handed to the socket
+_SOLICITATION: Final = 135  # ICMPv6 type
 _READS: Final = 4  # full batches that are taken in before others have their turn
 
 _WRITES: Final = {
@@ -78,17 +80,17 @@ class QueuePair:
 
 
 class Nic:
-    """Drives all queue pairs of one port."""
+    """Drives all queue pairs of one port. version: of IP, as the socket's."""
 
-    def __init__(self, packet_socket: PacketSocket, ib_mtu: int) -> None:
+    def __init__(self, packet_socket: PacketSocket, ib_mtu: int, version: int = 4) -> None:
         self.socket = packet_socket
         self.counters = NicCounters()
         self.blocked = False  # the socket is full; wait until it can be written
         self.eager = False  # may have something to send
         self.events = select.EPOLLIN  # what the worker's poll watches this NIC for
         self.qps: dict[int, QueuePair] = {}
-        self._batch = SendBatch(ib_mtu)
-        self._parser = Parser()
+        self._batch = SendBatch(ib_mtu, version=version)
+        self._parser = Parser(version=version)
         self._filled = 0
         self._sent = 0
         self._round: deque[QueuePair] = deque()
@@ -249,14 +251,30 @@ class Nic:
 
 
 def announce(interface: str, mac: str, ip: str, gateway_ip: str) -> None:
-    """Ask for the gateway by ARP, once, from inside the host's namespace: so the RTSW knows this NIC before data comes.
+    """Ask for the gateway once, by ARP or ND, from inside the host's namespace: so the RTSW knows this NIC before data
+    comes.
 
     Raises OSError when the interface is not there.
     """
     own = bytes.fromhex(mac.replace(":", ""))
-    request = struct.pack(
-        "!HHBBH6s4s6s4s", 1, 0x0800, 6, 4, 1, own, socket.inet_aton(ip), bytes(6), socket.inet_aton(gateway_ip)
-    )
+    asker, asked = ipaddress.ip_address(ip).packed, ipaddress.ip_address(gateway_ip).packed
+    request = _arp_request(own, asker, asked) if len(asker) == 4 else _solicitation(own, asker, asked)
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as raw:
         raw.bind((interface, 0))
-        raw.send(b"\xff" * 6 + own + b"\x08\x06" + request)
+        raw.send(request)
+
+
+def _arp_request(mac: bytes, asker: bytes, asked: bytes) -> bytes:
+    body = struct.pack("!HHBBH6s4s6s4s", 1, 0x0800, 6, 4, 1, mac, asker, bytes(6), asked)
+    return b"\xff" * 6 + mac + b"\x08\x06" + body
+
+
+def _solicitation(mac: bytes, asker: bytes, asked: bytes) -> bytes:
+    """A neighbour solicitation with our MAC in it (RFC 4861, section 4.3), to the asked one's multicast group."""
+    group = ipaddress.IPv6Address("ff02::1:ff00:0").packed[:13] + asked[13:]
+    body = struct.pack("!BBHI16sBB6s", _SOLICITATION, 0, 0, 0, asked, 1, 1, mac)
+    pseudo = asker + group + struct.pack("!II", len(body), socket.IPPROTO_ICMPV6)  # RFC 8200, section 8.1
+    body = body[:2] + struct.pack("!H", ip_checksum(pseudo + body)) + body[4:]
+    # Receivers take none whose hop limit is not 255: it has crossed no router.
+    header = struct.pack("!IHBB", 6 << 28, len(body), socket.IPPROTO_ICMPV6, 255) + asker + group
+    return b"\x33\x33" + group[12:] + mac + struct.pack("!H", wire.ETHERTYPE_IPV6) + header + body

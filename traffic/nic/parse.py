@@ -22,10 +22,11 @@ from traffic.nic.buffers import FrameBuffer
 from traffic.nic.frames import Reth, ip_checksum
 from traffic.nic.icrc import RESIDUE, prefix_state
 from traffic.nic.wire import (
-    DQPN_WORD_AT,
+    BTH_BYTES,
     ECN_CE,
     ECN_MASK,
     ETHERTYPE_IPV4,
+    ETHERTYPE_IPV6,
     EXT_AT,
     EXTENSION_BYTES,
     EXTENSIONS,
@@ -35,6 +36,7 @@ from traffic.nic.wire import (
     IP_AT,
     IPV4_BYTES,
     IPV4_NO_OPTIONS,
+    LAYOUTS,
     MIN_ETHERNET,
     PROTO_UDP,
     PSN_MASK,
@@ -44,27 +46,30 @@ from traffic.nic.wire import (
 )
 
 _KEY_AT: Final = 12  # the Ethernet type; MAC addresses are the switch's business
-_CRC_AT: Final = DQPN_WORD_AT + 1  # BTH byte 4 is the last that the ICRC reads as ones
 _KINDS_KEPT: Final = 4096
+_BTH_IN_KEY: Final = 4  # bytes 0 to 3 of the BTH are the key's last
 _NO_FRAME: Final = -1
 _NO_HEADER: Final = -1
 _FRAGMENT_BITS: Final = 0x3FFF  # more fragments, and the offset
 _BECN_BIT: Final = 1 << 30
 
-_HEAD = struct.Struct(f">{DQPN_WORD_AT - _KEY_AT}sII")  # the key, the QPN word, the PSN word
 _KEY = struct.Struct(">HBBHHHBBHIIHHHHBBH")  # Ethernet type, IPv4, UDP, BTH bytes 0-3
+_KEY6 = struct.Struct(">HIHBB16s16sHHHHBBH")  # the same with IPv6
+# Of both: source and destination address, traffic class, source port, frame bytes, BTH's opcode and flags.
+_Said = tuple[int, int, int, int, int, int, int]
 _RETH = struct.Struct(">QII")
 _WORD = struct.Struct(">I")
 
-# Where each extended header of an opcode starts in the frame.
+# Where each extended header of an opcode starts, behind the BTH.
 _OFFSETS: Final = {
-    (opcode, name): EXT_AT + sum(EXTENSION_BYTES[before] for before in names[:place])
+    (opcode, name): sum(EXTENSION_BYTES[before] for before in names[:place])
     for opcode, names in EXTENSIONS.items()
     for place, name in enumerate(names)
 }
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Objects = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class Kind:
 
     frame_bytes: the only length such a frame may have (but for Ethernet's padding); -1 for what is no RoCEv2 packet.
     state:       of the ICRC, behind BTH byte 4.
-    src, dst:    IPv4 addresses as 32-bit numbers.
+    src, dst:    addresses as numbers, of 32 or 128 bits.
     payload_at:  counts from the frame's first byte; payload_bytes is without padding.
     *_at:        where an extended header begins, or _NO_HEADER.
     """
@@ -99,26 +104,50 @@ NO_KIND: Final = Kind()
 
 def read_kind(key: bytes) -> Kind:
     """What the bytes from the Ethernet type to the P_Key say; NO_KIND when no RoCEv2 packet begins like that."""
-    (ethertype, version, tos, total, _, fragment, _, protocol, _, src, dst, *rest) = _KEY.unpack(key)
-    (sport, dport, udp_bytes, _, opcode, flags, _) = rest
-    if ethertype != ETHERTYPE_IPV4 or version != IPV4_NO_OPTIONS or protocol != PROTO_UDP or dport != ROCE_PORT:
+    said = _read_ipv4(key) if len(key) == _KEY.size else _read_ipv6(key)
+    if said is None:
         return NO_KIND
+    src, dst, tos, sport, frame_bytes, opcode, flags = said
     # The low four bits of the flags are the transport version, zero for all that exists.
-    if fragment & _FRAGMENT_BITS or udp_bytes != total - IPV4_BYTES or flags & 0x0F or opcode not in EXTRA_BYTES:
+    if flags & 0x0F or opcode not in EXTRA_BYTES:
         return NO_KIND
-    if ip_checksum(key[IP_AT - _KEY_AT : UDP_AT - _KEY_AT]):
-        return NO_KIND
-    frame_bytes = IP_AT + total
-    payload_at = EXT_AT + EXTRA_BYTES[opcode]
+    ext_at = _KEY_AT + len(key) - _BTH_IN_KEY + BTH_BYTES
+    payload_at = ext_at + EXTRA_BYTES[opcode]
     padded = frame_bytes - ICRC_BYTES - payload_at
     pad = flags >> 4 & 3
     if padded % 4 or padded < pad or (padded and opcode in HEADERS_ONLY):
         return NO_KIND
     # BTH byte 4 and what follows do not matter to the state: it is read as ones, they come later.
-    state, _ = prefix_state(key[IP_AT - _KEY_AT :].ljust(EXT_AT + ICRC_BYTES - IP_AT, b"\0"))
+    state, _ = prefix_state(key[IP_AT - _KEY_AT :].ljust(ext_at + ICRC_BYTES - IP_AT, b"\0"))
     ce, solicited = tos & ECN_MASK == ECN_CE, bool(flags & 0x80)
-    headers = (_OFFSETS.get((opcode, name), _NO_HEADER) for name in ("reth", "imm", "aeth"))
+    offsets = (_OFFSETS.get((opcode, name)) for name in ("reth", "imm", "aeth"))
+    headers = (_NO_HEADER if offset is None else ext_at + offset for offset in offsets)
     return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, dst, sport, tos, ce, solicited, *headers)
+
+
+def _read_ipv4(key: bytes) -> _Said | None:
+    (ethertype, version, tos, total, _, fragment, _, protocol, _, src, dst, *rest) = _KEY.unpack(key)
+    (sport, dport, udp_bytes, _, opcode, flags, _) = rest
+    if ethertype != ETHERTYPE_IPV4 or version != IPV4_NO_OPTIONS or protocol != PROTO_UDP or dport != ROCE_PORT:
+        return None
+    if (
+        fragment & _FRAGMENT_BITS
+        or udp_bytes != total - IPV4_BYTES
+        or ip_checksum(key[IP_AT - _KEY_AT : UDP_AT - _KEY_AT])
+    ):
+        return None
+    return src, dst, tos, sport, IP_AT + total, opcode, flags
+
+
+def _read_ipv6(key: bytes) -> _Said | None:
+    """UDP right behind the IPv6 header: a fragment has a header of its own in between, so it is none of ours."""
+    (ethertype, first, size, protocol, _, src, dst, sport, dport, udp_bytes, _, opcode, flags, _) = _KEY6.unpack(key)
+    if ethertype != ETHERTYPE_IPV6 or first >> 28 != 6 or protocol != PROTO_UDP or dport != ROCE_PORT:
+        return None
+    if udp_bytes != size:
+        return None
+    frame_bytes = LAYOUTS[6].udp_at + size
+    return int.from_bytes(src, "big"), int.from_bytes(dst, "big"), first >> 20 & 0xFF, sport, frame_bytes, opcode, flags
 
 
 def _bools(name: str) -> property:
@@ -127,6 +156,13 @@ def _bools(name: str) -> property:
 
 def _ints(name: str) -> property:
     return property(lambda received: np.array(getattr(received, name), np.int64), doc=f"int64 (frames,): {name}.")
+
+
+def _address(name: str) -> property:
+    def read(received: Received) -> Objects:
+        return np.array([getattr(kind, name) for kind in received.kinds], object)
+
+    return property(read, doc=f"object (frames,): {name} of each frame's kind as a Python number: IPv6 has 128 bits.")
 
 
 def _of_kind(name: str) -> property:
@@ -144,7 +180,7 @@ class Received:
     oks:     the same without the ICRC.
     kinds:   what the packet's headers say before the QP number.
     dqpns, psns, ackreqs, becns: the rest of the BTH.
-    The properties are the same as arrays (frames,), made when asked for; int64 or bool.
+    The properties are the same as arrays (frames,), made when asked for; int64, bool, or objects.
     """
 
     __slots__ = ("ackreqs", "becns", "buffer", "dqpns", "kinds", "oks", "psns", "sounds")
@@ -169,8 +205,8 @@ class Received:
     dqpn = _ints("dqpns")
     psn = _ints("psns")
     opcode = _of_kind("opcode")
-    src = _of_kind("src")
-    dst = _of_kind("dst")
+    src = _address("src")
+    dst = _address("dst")
     sport = _of_kind("sport")
     tos = _of_kind("tos")
     payload_at = _of_kind("payload_at")
@@ -238,9 +274,13 @@ class Received:
 
 
 class Parser:
-    """Reads batches and remembers, up to a bound, the kinds of packets it met. One per receiver."""
+    """Reads batches of one version of IP and remembers, up to a bound, the kinds of packets met. One per receiver."""
 
-    def __init__(self, kinds: int = _KINDS_KEPT) -> None:
+    def __init__(self, kinds: int = _KINDS_KEPT, version: int = 4) -> None:
+        layout = LAYOUTS[version]
+        self._layout = layout
+        # The key, the QPN word, the PSN word.
+        self._head = struct.Struct(f">{layout.dqpn_word_at - _KEY_AT}sII")
         self._most = kinds
         self._kinds: dict[bytes, Kind] = {}
 
@@ -253,13 +293,14 @@ class Parser:
         received = Received(buffer)
         room, mem, crc32, known = buffer.frame_bytes, buffer.mem, zlib.crc32, self._kinds.get
         # A frame too short for these bytes has those of an older frame there; its length then gives it away.
-        heads = _HEAD.iter_unpack(buffer.rows[: len(sizes), _KEY_AT:EXT_AT].tobytes())
+        heads = self._head.iter_unpack(buffer.rows[: len(sizes), _KEY_AT : self._layout.ext_at].tobytes())
+        crc_at = self._layout.dqpn_word_at + 1  # BTH byte 4 is the last that the ICRC reads as ones
         for size, start, (key, qpn_word, psn_word) in zip(sizes, buffer.starts, heads, strict=False):
             kind = known(key) or self._learn(key)
             expected = kind.frame_bytes
             ok = (size == expected or expected < size == MIN_ETHERNET) and 0 < expected <= room
             received.oks.append(ok)
-            received.sounds.append(ok and crc32(mem[start + _CRC_AT : start + expected], kind.state) == RESIDUE)
+            received.sounds.append(ok and crc32(mem[start + crc_at : start + expected], kind.state) == RESIDUE)
             received.kinds.append(kind)
             received.dqpns.append(qpn_word & QPN_MASK)
             received.becns.append(qpn_word & _BECN_BIT != 0)

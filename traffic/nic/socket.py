@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from topologies.namespace import inside
 from traffic.nic.buffers import MMSGHDR, FrameBuffer, frame_bytes_for
-from traffic.nic.wire import ETHERTYPE_IPV4, ROCE_PORT
+from traffic.nic.wire import ETHERTYPE_IPV4, ETHERTYPE_IPV6, LAYOUTS, ROCE_PORT
 
 # asm-generic/socket.h and linux/if_packet.h; Python's socket module has none of these.
 _SO_ATTACH_FILTER: Final = 26
@@ -51,6 +51,17 @@ _ROCE_ONLY: Final = (
     (0x45, 4, 0, 0x1FFF),
     (0xB1, 0, 0, 14),  # ldxb 4*([14]&0xf): header length
     (0x48, 0, 0, 16),  # ldh [x + 16]: UDP destination port
+    (0x15, 0, 1, ROCE_PORT),
+    (0x06, 0, 0, 0x40000),
+    (0x06, 0, 0, 0),
+)
+# The same of IPv6, whose fragments have another next header.
+_ROCE_ONLY6: Final = (
+    (0x28, 0, 0, 12),
+    (0x15, 0, 5, ETHERTYPE_IPV6),
+    (0x30, 0, 0, 20),  # ldb [20]: next header
+    (0x15, 0, 3, socket.IPPROTO_UDP),
+    (0x28, 0, 0, LAYOUTS[6].udp_at + 2),
     (0x15, 0, 1, ROCE_PORT),
     (0x06, 0, 0, 0x40000),
     (0x06, 0, 0, 0),
@@ -89,6 +100,7 @@ class PacketSocket:
         send_frames: int = 0,
         receive_bytes: int = _RECEIVE_BYTES,
         hush: bool = True,
+        version: int = 4,
     ) -> None:
         """Open on an interface of a namespace, or of the caller's (None), for QPs of this IB MTU.
 
@@ -96,13 +108,15 @@ class PacketSocket:
                        the system's default.
         receive_bytes: the receive buffer, as the kernel counts (8 KiB and more for a frame of 4 KiB).
         hush:          also hold UDP port 4791, see `_hush`.
+        version:       of IP, 4 or 6: what is received.
         Raises OSError (no such interface, not root) and MachineError (no such namespace).
         """
         self.interface = interface
+        self._version = version
         self.errno = 0
         self.queue_drops = 0
         self._drops = 0
-        self._received = FrameBuffer(frame_bytes_for(mtu_bytes))
+        self._received = FrameBuffer(frame_bytes_for(mtu_bytes, version), version=version)
         self._lengths = self._received.messages["len"]
         with ExitStack() as stack:
             if netns is not None:
@@ -111,14 +125,14 @@ class PacketSocket:
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
             self._hushed = self._hush() if hush else None
             try:
-                self._set_up(receive_bytes, send_frames * true_bytes(frame_bytes_for(mtu_bytes)))
+                self._set_up(receive_bytes, send_frames * true_bytes(frame_bytes_for(mtu_bytes, version)))
             except OSError:
                 self.close()
                 raise
         self._fd = self._socket.fileno()
 
     def _set_up(self, receive_bytes: int, send_bytes: int) -> None:
-        _attach(self._socket, _ROCE_ONLY)
+        _attach(self._socket, _ROCE_ONLY if self._version == 4 else _ROCE_ONLY6)
         self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         # The FORCE options pass net.core.rmem_max by; the kernel doubles what it is given.
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
@@ -133,7 +147,7 @@ class PacketSocket:
 
         None when somebody (another NIC of this host, soft-RoCE) holds it already.
         """
-        holder = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        holder = socket.socket(socket.AF_INET if self._version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
         _attach(holder, _NOTHING)
         try:
             holder.bind(("", ROCE_PORT))

@@ -1,21 +1,25 @@
-"""The numbers of the wire: opcodes, header sizes, offsets, syndromes. No code, so that everybody may import it.
+"""The numbers of the wire: opcodes, header sizes, offsets, syndromes. Hardly code, so that everybody may import it.
 
 Sources: InfiniBand Architecture Specification vol. 1 (chapter 9 and annex A17), Linux rxe_hdr.h and rxe_opcode.h,
-Wireshark packet-infiniband.c. Offsets count from the first byte of an untagged Ethernet frame with a plain IPv4 header.
+Wireshark packet-infiniband.c. Offsets count from the first byte of an untagged Ethernet frame with a plain IP header:
+constants are those of IPv4, LAYOUTS has them for both versions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 ROCE_PORT: Final = 4791
 ETHERTYPE_IPV4: Final = 0x0800
+ETHERTYPE_IPV6: Final = 0x86DD
 PROTO_UDP: Final = 17
 IPV4_NO_OPTIONS: Final = 0x45  # version 4, five words
 
 ETH_BYTES: Final = 14
 IPV4_BYTES: Final = 20
+IPV6_BYTES: Final = 40
 UDP_BYTES: Final = 8
 BTH_BYTES: Final = 12
 RETH_BYTES: Final = 16
@@ -36,10 +40,43 @@ EXT_AT: Final = BTH_AT + BTH_BYTES  # 54: extended headers, or payload when ther
 OVERHEAD_BYTES: Final = EXT_AT + ICRC_BYTES  # of a packet without extended headers
 MIN_ETHERNET: Final = 60  # shorter frames may come with padding behind the IP packet
 
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the headers of a frame are in one version of IP; UDP and everything behind it is the same in both.
+
+    lead_bytes: so far into a cache line a frame should begin, that what follows its BTH begins one.
+    """
+
+    version: int
+    ethertype: int
+    ip_bytes: int
+    udp_at: int
+    dqpn_word_at: int
+    psn_word_at: int
+    ext_at: int
+    overhead_bytes: int
+    lead_bytes: int
+
+
+def _layout(version: int, ethertype: int, ip_bytes: int) -> Layout:
+    udp_at = IP_AT + ip_bytes
+    bth_at = udp_at + UDP_BYTES
+    ext_at = bth_at + BTH_BYTES
+    return Layout(
+        version, ethertype, ip_bytes, udp_at, bth_at + 4, bth_at + 8, ext_at, ext_at + ICRC_BYTES, -ext_at % 64
+    )
+
+
+LAYOUTS: Final[Mapping[int, Layout]] = {
+    4: _layout(4, ETHERTYPE_IPV4, IPV4_BYTES),
+    6: _layout(6, ETHERTYPE_IPV6, IPV6_BYTES),
+}
+
 PSN_MASK: Final = 0xFFFFFF
 QPN_MASK: Final = 0xFFFFFF
 DEFAULT_PKEY: Final = 0xFFFF
-ECN_MASK: Final = 0x03  # of the IPv4 TOS byte
+ECN_MASK: Final = 0x03  # of the IPv4 TOS byte, and of the IPv6 traffic class
 ECN_CE: Final = 0x03
 ECT0: Final = 0x02
 
