@@ -64,7 +64,7 @@ class Scenario:
 
 @dataclass
 class Loads:
-    """By port: bytes on the wire, and flows that carry some. unreachable: flows that have no way; named: the first pairs.
+    """By port: bytes on the wire, and flows that carry some. unreachable: flows without a way; named: the first pairs.
 
     moved, lost: against the scenario before, flows on another path, and flows whose path there is no longer a way.
     """
