@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,10 @@ from traffic.paths.rules import steering_like
 from traffic.paths.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 
 F64 = npt.NDArray[np.float64]
+_GROUPS: Final = {
+    "threshold": False,
+    "resilient": True,
+}  # how next hops are chosen among, and whether that is resilient
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class _Forecast:
         befores: list[int | None] = [None] * len(scenarios)
         if self._trouble and self._modes[0] in how.HASHED:
             own = how.rule_of(spec, self._modes[0])
-            for key, on in (("threshold", False), ("resilient", True)):
+            for key, on in _GROUPS.items():
                 rules = how.rules_of(wires, how.resilient(own, on=on), self._steering, wires.seeds)
                 scenarios += [Scenario(f"{key}/before", self._before, rules), Scenario(key, self._after, rules)]
                 befores += [None, len(scenarios) - 2]
@@ -121,8 +126,12 @@ class _Forecast:
     def _moved(self, every: Mapping[str, Loads]) -> Moved | None:
         if "threshold" not in every:
             return None
-        one, other = every["threshold"], every["resilient"]
-        return Moved(one.compared, one.lost, one.moved, other.moved)
+        both = {key: every[key] for key in _GROUPS}
+        return Moved(
+            both["threshold"].compared,
+            {key: loads.moved for key, loads in both.items()},
+            {key: loads.lost for key, loads in both.items()},
+        )
 
     def _trials(self, roofline: Roofline, observer: Observer) -> dict[str, dict[str, Spread]]:
         """Mode -> figure -> spread. One trial after the other, so that memory does not grow with them."""
@@ -236,7 +245,9 @@ class _Forecast:
         silent = (traffic.volume.wire == 0).sum(axis=1)
         quiet = int(silent[traffic.connections.kind].sum())
         if quiet:
-            why = "what is split is not cut below 128 bytes, and what is in turn has too few messages"
+            why = "messages are too short to be cut into so many parts of 128 bytes"
+            if traffic.plan.spec.qp_mode == "round-robin":
+                why = "there are fewer messages than QPs to deal them to"
             yield f"{quiet:,} of {traffic.connections.flows:,} QPs carry nothing: {why}"
 
 

@@ -86,18 +86,25 @@ class ModeResult:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Flows of the first mode whose path is another one now. had_to: those whose old path is no longer a way."""
+    """Flows of the first mode whose path is another one now, by hash-threshold and with resilient groups.
+
+    flows: that have a way before and after; moved: of them; lost: those among these whose old path is no longer a way.
+    """
 
     flows: int
-    had_to: int
-    threshold: int
-    resilient: int
+    moved: Mapping[str, int]
+    lost: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, and shares of all flows that have a way before and after."""
-        counts = {"had_to": self.had_to, "threshold": self.threshold, "resilient": self.resilient}
-        share = {key: count / self.flows if self.flows else 0.0 for key, count in counts.items()}
-        return {"flows": self.flows, **counts, "share": share}
+        """Counts, and shares of all flows."""
+        rows = {
+            key: {"moved": self.moved[key], "had_to": self.lost[key], "share": self.share(key)} for key in self.moved
+        }
+        return {"flows": self.flows, **rows}
+
+    def share(self, key: str) -> float:
+        """Of all flows, those that moved."""
+        return self.moved[key] / self.flows if self.flows else 0.0
 
 
 @dataclass(frozen=True)
