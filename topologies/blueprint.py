@@ -131,14 +131,8 @@ class Rendered:
         convergence.wait(self.fabric, lab.handles(), lab.neighbours, observer, seconds)
 
     def gaps(self, lab: Lab) -> list[str]:
-        """Prefixes without exactly their next hops."""
-        found = []
-        for gap in convergence.gaps(self.fabric, lab.handles()):
-            wrong = [f"lacks {port}" for port in sorted(gap.missing)] + [
-                f"has {port} too" for port in sorted(gap.extra)
-            ]
-            found.append(f"{gap.switch}: {gap.prefix} {', '.join(wrong)}")
-        return found
+        """Prefixes without exactly their next hops, or with other weights."""
+        return [gap.text() for gap in convergence.gaps(self.fabric, lab.handles())]
 
     def routes_said(self) -> str:
         """All shortest paths."""

@@ -7,7 +7,7 @@ Two builds of one spec are equal, so two `up`s give the same fabric, path for pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -123,22 +123,27 @@ class Fabric:
 
         Prefixes are those of all racks but the switch's own, and in its place the networks of its host links.
         """
-        prefixes = {node.rack: node.prefix for node in self.nodes if node.tier is Tier.RTSW}
+        return self.next_hops(self.next_hop_groups)
+
+    def next_hops(self, groups: Mapping[str, Sequence[Group]]) -> dict[str, dict[Network, frozenset[str]]]:
+        """The same for groups of any state of the fabric (nexthops.py); host links are as the file has them."""
         table: dict[str, dict[Network, frozenset[str]]] = {}
         for switch in self.switches:
             hops: dict[Network, frozenset[str]] = {
                 p.address.network: frozenset({p.name}) for p in switch.ports if p.address is not None
             }
             ways: dict[int, frozenset[str]] = {}
-            for group in self.next_hop_groups[switch.name]:
+            for group in groups[switch.name]:
                 ways |= dict.fromkeys(racks_of(group.racks), frozenset(group.ports))
             # Racks in order, whichever group they are of: tables and messages go by it.
-            for rack in sorted(ways):
-                prefix = prefixes.get(rack)
-                if prefix is not None:
-                    hops[prefix] = ways[rack]
+            hops |= {self.prefixes[rack]: ways[rack] for rack in sorted(ways) if rack in self.prefixes}
             table[switch.name] = hops
         return table
+
+    @cached_property
+    def prefixes(self) -> Mapping[int, Network]:
+        """Rack -> its prefix."""
+        return {n.rack: n.prefix for n in self.nodes if n.rack is not None and n.prefix is not None}
 
     @cached_property
     def next_hop_groups(self) -> Mapping[str, tuple[Group, ...]]:

@@ -23,10 +23,14 @@ _LEVELS: Final = {"rtsw": 1, "ctsw": 2, "atsw": 3}  # of the tiers, from the hos
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Equal next hops: names of ports in the switch's order. racks: bit r - 1 says that they lead to rack r."""
+    """Next hops: names of ports in the switch's order. racks: bit r - 1 says that they lead to rack r.
+
+    bandwidths: of `routing.ucmp`, one a port; empty where all count alike. See topologies/ucmp.py for their weights.
+    """
 
     ports: tuple[str, ...]
     racks: int
+    bandwidths: tuple[int, ...] = ()
 
 
 def racks_of(bits: int) -> Iterator[int]:
@@ -45,7 +49,17 @@ def next_hop_groups(
 
     dead: ports (`rtsw1:eth3`), either end of a link. drained: switches under graceful shutdown; not their hosts.
     """
-    return _Routes(fabric, dead, drained).groups()
+    groups = _Routes(fabric, dead, drained).groups()
+    if not fabric.spec.routing.ucmp:
+        return groups
+    from topologies.ucmp import with_bandwidths
+
+    return with_bandwidths(fabric, groups)
+
+
+def intact_groups(fabric: Fabric) -> dict[str, tuple[Group, ...]]:
+    """The groups of the fabric as its file has it, ports only."""
+    return _Routes(fabric, (), ()).groups()
 
 
 @dataclass(slots=True)

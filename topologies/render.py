@@ -15,13 +15,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from topologies.dialects import DEPLOY, KIND_KEYS, PRIVILEGED, SKIP_WHEN_UNUSED, Dialect, RenderOptions
 from topologies.engine.images import image_names
 from topologies.fabric import Fabric, Node, Tier
+from topologies.nexthops import racks_of
 from topologies.problems import HeddleError, InputError, Problem, trouble
 
 DEFAULT: Final = RenderOptions()
@@ -94,9 +95,13 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - YAML and FRR configuration, not HTML
     )
+    announced = _announced(fabric)
     shared = {
         "family": fabric.spec.ip,
         "fabric": fabric,
+        "announced": announced,
+        # What only bgpd understands.
+        "bgp_blocks": r"router bgp\|route-map" if announced else "router bgp",
         "ra_interval": ra_interval(fabric),
         "mgmtd_options": MGMTD_OPTIONS,
         "zebra_options": ZEBRA_OPTIONS,
@@ -262,6 +267,20 @@ def host_commands(fabric: Fabric, host: Node) -> list[str]:
         commands.append(f"{ip} route add {pool} via {gateway} dev {name} table {table}")
         commands.append(f"{ip} rule add from {address.split('/')[0]} table {table}")
     return commands
+
+
+def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
+    """Port -> what BGP says of the bandwidth behind it: prefixes, and Mbit/s. Empty without `routing.ucmp`."""
+    if not fabric.spec.routing.ucmp:
+        return {}
+    from topologies.ucmp import announcements
+
+    return {
+        ref: [
+            {"mbit": rule.mbit, "prefixes": [fabric.prefixes[rack] for rack in racks_of(rule.racks)]} for rule in rules
+        ]
+        for ref, rules in announcements(fabric).items()
+    }
 
 
 def _maximum_paths(fabric: Fabric, node: Node) -> int:

@@ -69,7 +69,7 @@ def test_nothing_collides_in_the_largest_fabric(largest: Fabric) -> None:
     assert len(set(addresses)) == len(addresses) == 2 * 32_256
     tiers = [{node.asn for node in switches if node.tier is tier} for tier in (Tier.RTSW, Tier.CTSW, Tier.ATSW)]
     assert [len(each) for each in tiers] == [2016, 8, 1]
-    assert len(set.union(*tiers)) == 2025  # type: ignore[arg-type]
+    assert len(set.union(*tiers)) == 2025
 
 
 def test_next_hops_of_the_largest_fabric_are_found_at_once(largest: Fabric) -> None:

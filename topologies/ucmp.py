@@ -1,0 +1,227 @@
+"""Unequal-cost multipath: how much bandwidth each next hop stands for, and what weights the kernels get from it.
+
+In:  a Fabric with `routing.ucmp`, and its groups of next hops (nexthops.py).
+Out: the same groups, cut where bandwidths differ; what a switch's BGP must say of a link; the weights that FRR makes.
+Bandwidths travel in BGP's link-bandwidth extended community (draft-ietf-idr-link-bandwidth). An RTSW announces its rack
+with the rate of the link that it announces it over. A switch with several paths announces their sum: FRR does so by
+itself (bgp_route.c, subgroup_announce_check), and it follows what fails further on. Where a link is narrower, compared
+with its like, than what lies behind it, a fixed number takes the sum's place: the same part of what an
+announcement over a usual link would say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from topologies.fabric import Fabric, Node, Port
+    from topologies.nexthops import Group
+
+    Bits = npt.NDArray[np.bool_]
+    Parts = npt.NDArray[np.int64]
+
+_MOST: Final = 25_600  # what FRR's `set extcommunity bandwidth` takes, in Mbit/s
+_LEVELS: Final = {"rtsw": 1, "ctsw": 2, "atsw": 3}
+_PERCENT: Final = 100
+_SINCE_SCALED: Final = (10, 0)
+_SINCE_254: Final = (10, 2)
+# One release of FRR for each way in which weights are made of bandwidths.
+RELEASES: Final = ((8, 4), (10, 0), (10, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Over one port: these racks (a bit set) are announced with this number of Mbit/s, whatever the sum is."""
+
+    racks: int
+    mbit: int
+
+
+def weights_of(bandwidths: Sequence[int], release: tuple[int, ...]) -> tuple[int, ...]:
+    """The weights of next hops in the kernel, for FRR of that release.
+
+    Until 9.1 bgpd makes whole per cents of the sum (bgp_zebra_use_nhop_weighted); from 10.0 on zebra scales the largest
+    to 255, later to 254 (zapi_read_nexthops). What would be 0 is 1. A single next hop has no weight.
+    """
+    if len(bandwidths) < 2:
+        return (1,) * len(bandwidths)
+    if release < _SINCE_SCALED:
+        total = sum(bandwidths)
+        return tuple(max(1, each * _PERCENT // total) for each in bandwidths)
+    scale = 254 if release >= _SINCE_254 else 255
+    return tuple(max(1, each * scale // max(bandwidths)) for each in bandwidths)
+
+
+def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Weights of a group's ports: those of FRR's release, or without one the bandwidths in lowest terms."""
+    if not group.bandwidths:
+        return (1,) * len(group.ports)
+    if release is not None:
+        return weights_of(group.bandwidths, release)
+    from math import gcd
+
+    step = gcd(*group.bandwidths)
+    return tuple(each // step for each in group.bandwidths)
+
+
+def with_bandwidths(fabric: Fabric, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
+    """The groups with bandwidths, in Mbit/s as announced, cut where racks of a group have different ones."""
+    return _Announced(fabric, groups, announcements(fabric)).cut()
+
+
+def announcements(fabric: Fabric) -> dict[str, tuple[Announcement, ...]]:
+    """Port (`ctsw1:eth3`) -> what has to be announced over it as a fixed number; ports without such are left out.
+
+    Each RTSW's own rack is announced so over each of its uplinks.
+    """
+    from topologies.nexthops import intact_groups
+
+    sums = _Announced(fabric, intact_groups(fabric), {})
+    found: dict[str, tuple[Announcement, ...]] = {}
+    for node in fabric.switches:
+        for port in node.ports:
+            peer = fabric.by_name[port.peer_node]
+            if peer.tier.value not in _LEVELS:
+                continue
+            rules = sums.rules(node, peer, port)
+            if rules:
+                found[port.ref] = rules
+    return found
+
+
+class _Announced:
+    """The bandwidth of every switch's ways to every rack, as the sums that it announces."""
+
+    def __init__(
+        self, fabric: Fabric, groups: Mapping[str, tuple[Group, ...]], fixed: Mapping[str, Sequence[Announcement]]
+    ) -> None:
+        import numpy as np
+
+        self._np = np
+        self._fabric, self._groups = fabric, groups
+        self._racks = fabric.spec.all_racks
+        self._scale = _scale(fabric)
+        self._fixed = {
+            ref: [(self._bits(each.racks), each.mbit) for each in rules] for ref, rules in fixed.items() if rules
+        }
+        self._sums: dict[str, Parts] = {n.name: np.zeros(self._racks, dtype=np.int64) for n in fabric.switches}
+        self._ports = {node.name: {port.name: port for port in node.ports} for node in fabric.switches}
+        order = sorted(fabric.switches, key=lambda node: _LEVELS[node.tier])
+        for upwards, nodes in ((True, order), (False, order[::-1])):
+            for node in nodes:
+                self._add(node, upwards=upwards)
+
+    def cut(self) -> dict[str, tuple[Group, ...]]:
+        """Every switch's groups, with bandwidths."""
+        np = self._np
+        found: dict[str, tuple[Group, ...]] = {}
+        for node in self._fabric.switches:
+            parts: list[Group] = []
+            for group in self._groups[node.name]:
+                if len(group.ports) < 2:
+                    parts.append(group)
+                    continue
+                where = np.flatnonzero(self._bits(group.racks))
+                table = self._heard(node, group, where)
+                kinds, which = np.unique(table, axis=1, return_inverse=True)
+                for kind in range(kinds.shape[1]):
+                    racks = sum(1 << int(rack) for rack in where[which.reshape(-1) == kind])
+                    parts.append(replace(group, racks=racks, bandwidths=tuple(int(b) for b in kinds[:, kind])))
+            found[node.name] = tuple(parts)
+        return found
+
+    def rules(self, node: Node, peer: Node, port: Port) -> tuple[Announcement, ...]:
+        """What a switch must say over a port in place of its sums."""
+        np = self._np
+        own = self._own(node)
+        if node.rack is not None:
+            return (Announcement(1 << (node.rack - 1), self._mbit(port.rate_bps)),)
+        usual = self._usual(node, peer)
+        if not self._fabric.spec.link.exceptions:
+            return ()
+        down = _LEVELS[peer.tier] < _LEVELS[node.tier]
+        found: dict[int, int] = {}
+        for racks, whole in ((own, self._whole(node, near=True)), (~own, self._whole(node, near=False))):
+            if not down and racks is not own and node.tier == "ctsw":
+                continue  # what came from above is not announced upwards
+            number = max(1, round(whole * Fraction(port.rate_bps, usual)))
+            narrow = racks & (self._sums[node.name] > number)
+            if narrow.any():
+                bits = sum(1 << int(rack) for rack in np.flatnonzero(narrow))
+                found[number] = found.get(number, 0) | bits
+        return tuple(Announcement(racks, number) for number, racks in found.items())
+
+    def _add(self, node: Node, *, upwards: bool) -> None:
+        """Sum up what the switch has heard from below (upwards), or from above."""
+        np = self._np
+        for group in self._groups[node.name]:
+            peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
+            if (_LEVELS[peer.tier] < _LEVELS[node.tier]) == upwards:
+                where = np.flatnonzero(self._bits(group.racks))
+                self._sums[node.name][where] = self._heard(node, group, where).sum(axis=0)
+
+    def _heard(self, node: Node, group: Group, where: Any) -> Parts:
+        """What the peers of a group's ports announce: (ports, racks) Mbit/s."""
+        np = self._np
+        rows = []
+        for name in group.ports:
+            port = self._ports[node.name][name]
+            row = self._sums[port.peer_node][where].copy()
+            peer = self._fabric.by_name[port.peer_node]
+            if peer.rack is not None:  # the rack's own RTSW: the rate of this very link
+                row[:] = self._mbit(port.rate_bps)
+            for racks, mbit in self._fixed.get(port.peer_ref, ()):
+                row[racks[where]] = mbit
+            rows.append(row)
+        return np.stack(rows)
+
+    def _bits(self, racks: int) -> Bits:
+        np = self._np
+        raw = np.frombuffer(racks.to_bytes(self._racks // 8 + 1, "little"), dtype=np.uint8)
+        return np.unpackbits(raw, bitorder="little")[: self._racks].astype(bool)
+
+    def _own(self, node: Node) -> Bits:
+        """Racks of the switch's zone; all of them where a switch belongs to none."""
+        np = self._np
+        zone = node.zone
+        if zone is None:
+            return np.ones(self._racks, dtype=bool)
+        per = self._fabric.spec.racks
+        found = np.zeros(self._racks, dtype=bool)
+        found[(zone - 1) * per : zone * per] = True
+        return found
+
+    def _whole(self, node: Node, *, near: bool) -> int:
+        """What the switch would announce were all links usual ones. near: of racks of its zone."""
+        spec = self._fabric.spec
+        link = self._mbit(spec.link.fabric)
+        if node.tier == "atsw":
+            return link * spec.ctsw
+        return link if near else link * spec.ctsw * (spec.atsw or 1)
+
+    def _usual(self, node: Node, peer: Node) -> int:
+        spec = self._fabric.spec
+        return spec.top_rate if "atsw" in (node.tier, peer.tier) else spec.link.fabric
+
+    def _mbit(self, rate: int) -> int:
+        return max(1, round(rate / self._scale))
+
+
+def _scale(fabric: Fabric) -> Fraction:
+    """Bit/s that one announced Mbit/s stands for: 10^6, unless rates are odd or sums beyond what BGP can say.
+
+    Only proportions count.
+    """
+    spec = fabric.spec
+    hosts = {node.name for node in fabric.hosts}
+    rates = {link.rate_bps for link in fabric.links if link.a[0] not in hosts} | {spec.link.fabric}
+    most = max(rates) * spec.ctsw * (spec.atsw or 1)
+    if all(rate % 10**6 == 0 for rate in rates) and most <= _MOST * 10**6:
+        return Fraction(10**6)
+    return Fraction(most, _MOST)
