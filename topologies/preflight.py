@@ -91,8 +91,10 @@ def _limits(fabric: Fabric) -> Iterator[Problem]:
     """
     hosts = sum(len(node.ports) for node in fabric.hosts)
     between = len(fabric.links) - hosts
-    # IPv4 resolves both ends of host links; IPv6 both ends of fabric links, each with a multicast entry beside it.
-    for family, table, need in (("ipv4", "arp_cache", 4 * hosts), ("ipv6", "ndisc_cache", 4 * between)):
+    # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. Each entry
+    # has one of a multicast group beside it.
+    arp, nd = (4 * hosts, 4 * between) if fabric.spec.ip_version == 4 else (0, 4 * (hosts + between))
+    for family, table, need in (("ipv4", "arp_cache", arp), ("ipv6", "ndisc_cache", nd)):
         yield from _at_least(f"net.{family}.neigh.default.gc_thresh3", need + _neighbours(table), "neighbours")
     threads = _THREADS_A_SWITCH * len(fabric.switches)
     yield from _at_least("kernel.pid_max", threads + _THREADS_BESIDE, "processes and threads")

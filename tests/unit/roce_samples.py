@@ -1,9 +1,9 @@
-"""One frame of every kind that Heddle sends, made by traffic/nic/frames.py, and the same by traffic/roce.py."""
+"""A frame of every kind that Heddle sends, over either IP: made by traffic/nic/frames.py, and the same by roce.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from traffic.nic import wire
@@ -12,6 +12,8 @@ from traffic.nic.frames import FlowHeader, Reth, SendBatch
 MTU: Final = 4096
 SRC_IP: Final = "10.0.3.2"
 DST_IP: Final = "10.0.7.2"
+SRC_IP6: Final = "fd00:0:0:3::2"
+DST_IP6: Final = "fd00:0:0:7::2"
 SRC_MAC: Final = "02:00:00:00:00:01"
 DST_MAC: Final = "02:00:00:00:00:02"
 SPORT: Final = 49929
@@ -26,8 +28,9 @@ def payload_of(size: int) -> bytes:
     return bytes((7 * i + 3) & 0xFF for i in range(size))
 
 
-def flow(**changes: Any) -> FlowHeader:
-    fields = {"src_mac": SRC_MAC, "dst_mac": DST_MAC, "src_ip": SRC_IP, "dst_ip": DST_IP}
+def flow(version: int = 4, **changes: Any) -> FlowHeader:
+    ends = {"src_ip": SRC_IP, "dst_ip": DST_IP} if version == 4 else {"src_ip": SRC_IP6, "dst_ip": DST_IP6}
+    fields = {"src_mac": SRC_MAC, "dst_mac": DST_MAC, **ends}
     return FlowHeader(**{**fields, "sport": SPORT, "dqpn": DQPN, "tos": TOS, **changes})
 
 
@@ -43,19 +46,21 @@ class Sample:
     reth: Reth | None = None
     imm: int | None = None
     aeth: tuple[int, int] | None = None
+    version: int = 4  # of IP
 
     def put(self, batch: SendBatch, slot: int = 0) -> int:
+        header = flow(self.version)
         if self.opcode == wire.ACK and self.aeth is not None:
-            return batch.put_ack(slot, flow(), PSN, *self.aeth)
+            return batch.put_ack(slot, header, PSN, *self.aeth)
         if self.opcode == wire.CNP:
-            return batch.put_cnp(slot, flow())
+            return batch.put_cnp(slot, header)
         return batch.put_data(
-            slot, flow(), self.opcode, PSN, payload_of(self.size),
+            slot, header, self.opcode, PSN, payload_of(self.size),
             ackreq=self.ackreq, solicited=self.solicited, reth=self.reth, imm=self.imm,
         )  # fmt: skip
 
     def frame(self) -> bytes:
-        batch = SendBatch(MTU, slots=1)
+        batch = SendBatch(MTU, slots=1, version=self.version)
         batch.flat[:] = 0xA5  # what an older frame may have left must not show
         self.put(batch)
         return bytes(batch.frame(0))
@@ -67,11 +72,16 @@ class Sample:
     def layers(self) -> Any:
         """The same packet as scapy layers, from its Ethernet header on."""
         from scapy.layers.inet import IP, UDP
+        from scapy.layers.inet6 import IPv6
         from scapy.layers.l2 import Ether
 
         from traffic import roce
 
-        packet = Ether(src=SRC_MAC, dst=DST_MAC) / IP(src=SRC_IP, dst=DST_IP, tos=TOS, id=0, flags="DF")
+        packet = Ether(src=SRC_MAC, dst=DST_MAC)
+        if self.version == 4:
+            packet /= IP(src=SRC_IP, dst=DST_IP, tos=TOS, id=0, flags="DF")
+        else:
+            packet /= IPv6(src=SRC_IP6, dst=DST_IP6, tc=TOS, fl=0, hlim=64)
         packet /= UDP(sport=SPORT)
         packet /= roce.BTH(
             opcode=self.opcode, dqpn=DQPN, psn=self.psn, ackreq=self.ackreq, solicited=self.solicited,
@@ -112,3 +122,4 @@ def _samples() -> list[Sample]:
 
 
 SAMPLES: Final = _samples()
+SAMPLES6: Final = [replace(sample, name=f"{sample.name}_ipv6", version=6) for sample in SAMPLES]

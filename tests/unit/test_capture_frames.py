@@ -13,7 +13,7 @@ from scapy.layers.inet6 import ICMPv6ND_RA, IPv6, IPv6ExtHdrHopByHop
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.utils import PcapNgReader
 
-from tests.unit.roce_samples import DQPN, DST_IP, SAMPLES, SPORT, SRC_IP, Sample
+from tests.unit.roce_samples import DQPN, DST_IP, DST_IP6, SAMPLES, SAMPLES6, SPORT, SRC_IP, SRC_IP6, Sample
 from topologies.capture import Bounds
 from topologies.pcapng import Frame, PcapngFile, PcapReader
 from topologies.problems import InputError
@@ -22,18 +22,18 @@ from traffic.dissect import dissect
 from traffic.nic import wire
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
+@pytest.mark.parametrize("sample", [*SAMPLES, *SAMPLES6], ids=lambda s: s.name)
 def test_a_line_says_of_a_roce_packet_what_scapy_says(sample: Sample) -> None:
     frame = sample.frame()
     what, bth = dissect(frame), Ether(frame)[roce.BTH]
-    assert (what.src, what.dst) == (SRC_IP, DST_IP)
+    assert (what.src, what.dst) == ((SRC_IP, DST_IP) if sample.version == 4 else (SRC_IP6, DST_IP6))
     assert what.fields["opcode"] == roce.OPCODES[bth.opcode]
     said = tuple(what.fields[name] for name in ("qpn", "psn", "ack_request", "payload_bytes", "sport", "ecn", "becn"))
     assert said == (DQPN, bth.psn, bool(bth.ackreq), sample.size, SPORT, "ect0", sample.opcode == wire.CNP)
     if sample.aeth is not None:
         assert (what.fields["syndrome"], what.fields["msn"]) == sample.aeth
     kinds = {"ack": "RoCE ACK", "nak": "RoCE NAK", "rnr_nak": "RoCE RNR", "cnp": "RoCE CNP"}
-    assert what.kind == kinds.get(sample.name, "RoCE data")
+    assert what.kind == kinds.get(sample.name.removesuffix("_ipv6"), "RoCE data")
     # A capture for lines keeps no more than this.
     assert dissect(frame[:192]) == what
 
@@ -74,7 +74,7 @@ def test_what_else_passes_is_named(packet: Any, kind: str, text: str) -> None:
 
 
 def test_no_beginning_of_a_frame_is_too_short_to_be_named() -> None:
-    frames = [sample.frame() for sample in SAMPLES]
+    frames = [sample.frame() for sample in (*SAMPLES, *SAMPLES6)]
     frames += [bytes(Ether() / ARP()), bytes(Ether() / IPv6() / IPv6ExtHdrHopByHop() / ICMPv6ND_RA())]
     for frame in frames:
         for size in range(min(len(frame), 90)):

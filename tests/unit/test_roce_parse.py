@@ -3,37 +3,56 @@
 from __future__ import annotations
 
 import random
+from ipaddress import IPv4Address, IPv6Address
 
 import numpy as np
 import pytest
 
-from tests.unit.roce_samples import DQPN, MTU, PSN, SAMPLES, SPORT, SRC_IP, TOS, Sample, flow, payload_of
+from tests.unit.roce_samples import (
+    DQPN,
+    MTU,
+    PSN,
+    SAMPLES,
+    SAMPLES6,
+    SPORT,
+    SRC_IP,
+    SRC_IP6,
+    TOS,
+    Sample,
+    flow,
+    payload_of,
+)
 from traffic.nic import wire
 from traffic.nic.buffers import FrameBuffer, frame_bytes_for
 from traffic.nic.frames import SendBatch, ip_checksum
 from traffic.nic.parse import NO_KIND, Parser, Received
 
-SRC = int.from_bytes(bytes(int(part) for part in SRC_IP.split(".")), "big")
+SRC = {4: int(IPv4Address(SRC_IP)), 6: int(IPv6Address(SRC_IP6))}
 
 
-def read(*frames: bytes, parser: Parser | None = None, dirt: int = 0) -> Received:
+BY_NAME = pytest.mark.parametrize("sample", [*SAMPLES, *SAMPLES6], ids=lambda s: s.name)
+
+
+def read(*frames: bytes, parser: Parser | None = None, dirt: int = 0, version: int = 4) -> Received:
     """Parse frames as if received into a buffer full of `dirt`; what is longer than a row is cut, as recvmmsg does."""
-    buffer = FrameBuffer(frame_bytes_for(MTU), slots=max(1, len(frames)))
+    buffer = FrameBuffer(frame_bytes_for(MTU, version), max(1, len(frames)), version)
     buffer.flat[:] = dirt
     for slot, frame in enumerate(frames):
         kept = frame[: buffer.frame_bytes]
         buffer.rows[slot, : len(kept)] = np.frombuffer(kept, np.uint8)
-    return (parser or Parser()).parse(buffer, [len(frame) for frame in frames])
+    return (parser or Parser(version=version)).parse(buffer, [len(frame) for frame in frames])
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
+@BY_NAME
 def test_what_was_written_comes_back(sample: Sample) -> None:
-    got = read(sample.frame(), dirt=0xA5)
+    got = read(sample.frame(), dirt=0xA5, version=sample.version)
     kind = got.kinds[0]
     assert (got.sounds, got.oks, got.dqpns, got.psns) == ([True], [True], [DQPN], [sample.psn])
     assert got.ackreqs == [sample.ackreq]
     assert got.becns == [sample.opcode == wire.CNP]
-    assert (kind.opcode, kind.src, kind.sport, kind.tos, kind.ce) == (sample.opcode, SRC, SPORT, TOS, False)
+    assert (kind.opcode, kind.src, kind.sport, kind.tos, kind.ce) == (
+        sample.opcode, SRC[sample.version], SPORT, TOS, False,
+    )  # fmt: skip
     assert kind.solicited == sample.solicited
     assert bytes(got.payload(0)) == payload_of(sample.size)
     for name, value in (("reth", sample.reth), ("imm", sample.imm), ("aeth", sample.aeth)):
@@ -44,13 +63,14 @@ def test_what_was_written_comes_back(sample: Sample) -> None:
                 getattr(got, name)(0)
 
 
-def test_arrays_say_what_the_lists_say() -> None:
-    got = read(*(sample.frame() for sample in SAMPLES))
+@pytest.mark.parametrize("version", [4, 6])
+def test_arrays_say_what_the_lists_say(version: int) -> None:
+    got = read(*(sample.frame() for sample in (SAMPLES6 if version == 6 else SAMPLES)), version=version)
     assert got.sound.all()
     assert got.opcode.tolist() == [sample.opcode for sample in SAMPLES]
     assert got.payload_bytes.tolist() == [sample.size for sample in SAMPLES]
     assert (got.dqpn == DQPN).all()
-    assert (got.src == SRC).all()
+    assert (got.src == SRC[version]).all()
     assert got.psn.tolist() == got.psns
     assert got.ackreq.tolist() == got.ackreqs
 
@@ -101,14 +121,14 @@ def test_ethernet_padding_is_no_fault_and_other_trailers_are() -> None:
     assert read(short + b"\0", short + bytes(4), SAMPLES[3].frame() + b"\0").oks == [False] * 3
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
+@BY_NAME
 def test_every_truncation_is_bad(sample: Sample) -> None:
     frame = sample.frame()
     sizes = range(len(frame)) if len(frame) < 200 else [*range(120), len(frame) - 4, len(frame) - 1]
     # The row still holds the rest of the frame, as after a longer one: only the length tells.
-    buffer = FrameBuffer(frame_bytes_for(MTU), slots=1)
+    buffer = FrameBuffer(frame_bytes_for(MTU, sample.version), 1, sample.version)
     buffer.rows[0, : len(frame)] = np.frombuffer(frame, np.uint8)
-    parser = Parser()
+    parser = Parser(version=sample.version)
     for size in sizes:
         got = parser.parse(buffer, [size])
         assert got.sounds == [False], size
@@ -151,23 +171,71 @@ def test_headers_that_contradict_each_other_are_bad(fault: str) -> None:
     assert (got.oks, got.kinds) == ([False], [NO_KIND])
 
 
+# The same of IPv6, which has no checksum of its own.
+FAULTS6 = {
+    "ethertype": (12, b"\x08\x00"),
+    "ip version": (14, b"\x40"),
+    "fragment header": (20, b"\x2c"),
+    "tcp": (20, b"\x06"),
+    "payload length": (18, b"\x00\x40"),
+    "port": (56, b"\x12\xb6"),
+    "udp length": (58, b"\x00\x20"),
+    "opcode": (62, b"\x1f"),
+    "transport version": (63, b"\x01"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS6)
+def test_headers_of_ipv6_that_contradict_each_other_are_bad(fault: str) -> None:
+    at, wrong = FAULTS6[fault]
+    frame = bytearray(Sample("empty", wire.SEND_ONLY, version=6).frame())
+    assert read(bytes(frame), version=6).sounds == [True]
+    frame[at : at + len(wrong)] = wrong
+    got = read(bytes(frame), version=6)
+    assert (got.oks, got.kinds) == ([False], [NO_KIND])
+
+
+def test_the_way_may_change_class_label_and_hop_limit_and_nothing_else_of_ipv6() -> None:
+    frame = bytearray(SAMPLES6[3].frame())
+    frame[14:18] = (6 << 28 | (TOS | wire.ECN_CE) << 20 | 0xABCDE).to_bytes(4, "big")
+    frame[21] -= 3
+    got = read(bytes(frame), version=6)
+    assert (got.sounds, got.kinds[0].ce, got.kinds[0].tos) == ([True], True, TOS | wire.ECN_CE)
+    for at in (22, 37, 38, 53, 55, 62 + 5):  # addresses, source port, destination QP
+        wrong = bytearray(frame)
+        wrong[at] ^= 1
+        assert read(bytes(wrong), version=6).sounds == [False], at
+
+
+def test_packets_of_the_other_ip_are_none() -> None:
+    for sample, other in zip(SAMPLES, SAMPLES6, strict=True):
+        assert read(sample.frame(), version=6).oks == [False]
+        assert read(other.frame()).oks == [False]
+
+
 def test_a_wrong_ip_checksum_is_bad() -> None:
     frame = bytearray(SAMPLES[0].frame())
     frame[25] ^= 1
     assert read(bytes(frame)).oks == [False]
 
 
-def test_garbage_never_raises_and_never_passes() -> None:
+# Bytes that switches may change: ToS, TTL and checksum, or class, label and hop limit; UDP checksum; BTH byte 4.
+FREE = {4: (15, 22, 24, 25, 40, 41, 46), 6: (14, 15, 16, 17, 21, 60, 61, 66)}
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_garbage_never_raises_and_never_passes(version: int) -> None:
     rng = random.Random(4791)
-    parser = Parser(kinds=64)
-    originals = [sample.frame() for sample in SAMPLES]
+    parser = Parser(kinds=64, version=version)
+    originals = [sample.frame() for sample in (SAMPLES6 if version == 6 else SAMPLES)]
+    free = FREE[version]
     for _ in range(300):
         frames = []
         for _ in range(32):
             frame = bytearray(rng.choice(originals))
             match rng.randrange(4):
                 case 0:  # a bit, anywhere that the ICRC or a length covers
-                    at = rng.choice([i for i in range(12, len(frame)) if i not in (15, 22, 24, 25, 40, 41, 46)])
+                    at = rng.choice([i for i in range(12, len(frame)) if i not in free])
                     frame[at] ^= 1 << rng.randrange(8)
                 case 1:
                     del frame[rng.randrange(len(frame)) :]
@@ -176,7 +244,7 @@ def test_garbage_never_raises_and_never_passes() -> None:
                 case 3:
                     frame = bytearray(rng.randbytes(rng.choice([0, 1, 14, 57, 58, 60, 62, 100, 4170, 9000])))
             frames.append(bytes(frame))
-        got = read(*frames, parser=parser, dirt=rng.randrange(256))
+        got = read(*frames, parser=parser, dirt=rng.randrange(256), version=version)
         assert not any(got.sounds)
         assert got.runs() == []
         for i in range(len(got)):

@@ -14,14 +14,15 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from tests.unit.roce_samples import DST_IP, MTU, PSN, SAMPLES, SRC_IP, Sample, flow, payload_of
+from tests.unit.roce_samples import DST_IP, MTU, PSN, SAMPLES, SAMPLES6, SRC_IP, TOS, Sample, flow, payload_of
 from traffic import roce
 from traffic.nic import wire
 from traffic.nic.frames import SendBatch, ip_checksum
 from traffic.nic.icrc import icrc
 from traffic.nic.sport import flow_label_for_qps, sport_for_qps, sport_of_rxe
 
-BY_NAME = pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
+BY_NAME = pytest.mark.parametrize("sample", [*SAMPLES, *SAMPLES6], ids=lambda s: s.name)
+VERSION = pytest.mark.parametrize("version", [4, 6])
 ROOT = Path(__file__).parents[2]
 
 # scapy's test/contrib/roce.uts, "an example UC packet": payload with its two bytes of padding, without ICRC.
@@ -73,31 +74,38 @@ def test_layers_read_what_the_builder_wrote(sample: Sample) -> None:
 def test_ip_headers_are_right(sample: Sample) -> None:
     frame = sample.frame()
     packet = Ether(frame)
+    if sample.version == 6:
+        ip = packet[IPv6]
+        assert (ip.plen, packet[UDP].len, packet[UDP].chksum) == (len(frame) - 54, len(frame) - 54, 0)
+        assert (ip.tc, ip.fl, ip.hlim, ip.nh) == (TOS, 0, 64, 17)
+        return
     assert ip_checksum(frame[14:34]) == 0
     assert (packet[IP].len, packet[UDP].len, packet[UDP].chksum) == (len(frame) - 14, len(frame) - 34, 0)
     assert (packet[IP].flags, packet[IP].id, packet[IP].ttl) == ("DF", 0, 64)
 
 
-def test_a_run_of_middles_is_the_same_as_one_by_one() -> None:
+@VERSION
+def test_a_run_of_middles_is_the_same_as_one_by_one(version: int) -> None:
     payload = np.frombuffer(payload_of(8 * MTU), np.uint8).reshape(8, MTU)
     asks = np.array([i % 3 == 2 for i in range(8)])
-    run, single = SendBatch(MTU), SendBatch(MTU)
-    assert run.put_middles(2, flow(), PSN, payload, ackreq=asks) == 8
+    run, single = SendBatch(MTU, version=version), SendBatch(MTU, version=version)
+    assert run.put_middles(2, flow(version), PSN, payload, ackreq=asks) == 8
     for i in range(8):  # the PSN wraps from 0xffffff to 0 on the way
-        single.put_data(2 + i, flow(), wire.WRITE_MIDDLE, PSN + i, payload[i].data, ackreq=bool(asks[i]))
+        single.put_data(2 + i, flow(version), wire.WRITE_MIDDLE, PSN + i, payload[i].data, ackreq=bool(asks[i]))
         assert run.frame(2 + i) == single.frame(2 + i)
 
 
 @pytest.mark.parametrize("size", [0, 1, MTU - 1, MTU, MTU + 1, 6 * MTU, 9 * MTU + 5])
 @pytest.mark.parametrize("burst", [1, 3, 64])
-def test_a_message_is_the_same_in_bursts_of_any_size(size: int, burst: int) -> None:
+@VERSION
+def test_a_message_is_the_same_in_bursts_of_any_size(version: int, size: int, burst: int) -> None:
     message = payload_of(size)
     packets = max(1, -(-size // MTU))
-    batch, whole = SendBatch(MTU), b""
+    batch, whole = SendBatch(MTU, version=version), b""
     for index in range(0, packets, burst):
         count = min(burst, packets - index)
         batch.put_write(
-            0, flow(), PSN + index, message, reth=(1, 2, size), imm=3, index=index, count=count, ack_every=4
+            0, flow(version), PSN + index, message, reth=(1, 2, size), imm=3, index=index, count=count, ack_every=4
         )
         read = [Ether(bytes(batch.frame(i))) for i in range(count)]
         assert all(roce.icrc_ok(packet) for packet in read)
@@ -181,7 +189,7 @@ assert ack.hex() == "1100ffff" + "00" * 8 + "00000005" + "00" * 4
 def test_theirs_and_ours_agree_on_the_icrc() -> None:
     from scapy.contrib.roce import BTH as THEIRS
 
-    for sample in SAMPLES:
+    for sample in (*SAMPLES, *SAMPLES6):
         packet = Ether(sample.frame())
         body = bytes(packet[roce.BTH])[12:-4]
         fields = {
@@ -224,6 +232,20 @@ def test_source_ports_of_soft_roce() -> None:
 def test_the_builder_refuses_what_does_not_fit_the_opcode(opcode: int, size: int, extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"MTU|belong"):
         SendBatch(MTU).put_data(0, flow(), opcode, 0, bytes(size), **extra)
+
+
+def test_a_batch_for_ipv4_takes_no_frame_that_is_too_long_for_it() -> None:
+    batch = SendBatch(MTU)
+    with pytest.raises(ValueError, match="room is for 4174: a batch of IPv4"):
+        batch.put_data(0, flow(6), wire.WRITE_ONLY_IMM, 0, bytes(MTU), reth=(1, 2, 3), imm=4)
+    with pytest.raises(ValueError, match="two versions of IP"):
+        flow(6, dst_ip=DST_IP)
+
+
+def test_payloads_are_aligned_for_either_ip() -> None:
+    for version, layout in wire.LAYOUTS.items():
+        batch = SendBatch(MTU, version=version)
+        assert all((batch.flat.ctypes.data + start + layout.ext_at) % 64 == 0 for start in batch.starts)
 
 
 def test_a_run_that_does_not_fit_is_refused() -> None:

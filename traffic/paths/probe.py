@@ -22,9 +22,9 @@ from topologies.namespace import inside
 from topologies.runtimes import NodeHandle
 
 _PORT: Final = 4790  # next to RoCEv2's 4791, which NICs keep for themselves
-_IP_MTU_DISCOVER: Final = 10
-_IP_PMTUDISC_DO: Final = 2
-_UDP_AND_IP: Final = 28
+# Level, option and value that forbid fragments (linux/in.h, in6.h: PMTUDISC_DO); the UDP header and the IP header.
+_WHOLE: Final[Mapping[int, tuple[int, int, int]]] = {4: (socket.IPPROTO_IP, 10, 2), 6: (socket.IPPROTO_IPV6, 23, 2)}
+_HEADERS: Final[Mapping[int, int]] = {4: 8 + 20, 6: 8 + 40}
 _MARK: Final = struct.Struct("!4sII")  # a word of this run, sender, receiver
 _MAX_PEERS: Final = 31  # a host probes so many others; larger fabrics are covered by a pattern, not in full
 _TRIES: Final = 3
@@ -77,11 +77,12 @@ def _patience(fabric: Fabric, packets: int, nics: int) -> float:
 
 @contextlib.contextmanager
 def _open(handle: NodeHandle, nic: Port) -> Iterator[socket.socket]:
+    version = 4 if nic.address is None else nic.address.version
     with inside(handle.netns):
-        wire = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        wire = socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
     with wire:
         wire.setblocking(False)
-        wire.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
+        wire.setsockopt(*_WHOLE[version])
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         with contextlib.suppress(OSError):  # another validate has the port: then nothing arrives here, and that is said
@@ -100,7 +101,7 @@ def _send(
     refused: dict[tuple[int, int], str] = {}
     for sent, (source, target) in enumerate(pairs):
         address = nics[target].address
-        size = nics[source].mtu - _UDP_AND_IP
+        size = nics[source].mtu - _HEADERS[4 if address is None else address.version]
         body = _MARK.pack(word, source, target).ljust(size, b"\0")
         try:
             wires[source].sendto(body, (str(address.ip) if address else "", _PORT))
