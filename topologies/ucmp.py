@@ -70,6 +70,12 @@ def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tu
     return tuple(each // step for each in group.bandwidths)
 
 
+def kernel_order(group: Group, release: tuple[int, ...] | None = None) -> tuple[str, ...]:
+    """The group's ports as they stand in the kernel's route: zebra puts light ones first (nexthop_cmp)."""
+    weights = dict(zip(group.ports, expected_weights(group, release), strict=True))
+    return tuple(sorted(group.ports, key=weights.__getitem__))
+
+
 def with_bandwidths(fabric: Fabric, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
     """The groups with bandwidths, in Mbit/s as announced, cut where racks of a group have different ones."""
     return _Announced(fabric, groups, announcements(fabric)).cut()
@@ -179,22 +185,21 @@ class _Announced:
             for racks, mbit in self._fixed.get(port.peer_ref, ()):
                 row[racks[where]] = mbit
             rows.append(row)
-        return np.stack(rows)
+        table: Parts = np.stack(rows)
+        return table
 
     def _bits(self, racks: int) -> Bits:
         np = self._np
         raw = np.frombuffer(racks.to_bytes(self._racks // 8 + 1, "little"), dtype=np.uint8)
-        return np.unpackbits(raw, bitorder="little")[: self._racks].astype(bool)
+        bits: Bits = np.unpackbits(raw, bitorder="little")[: self._racks].astype(bool)
+        return bits
 
     def _own(self, node: Node) -> Bits:
         """Racks of the switch's zone; all of them where a switch belongs to none."""
         np = self._np
-        zone = node.zone
-        if zone is None:
-            return np.ones(self._racks, dtype=bool)
-        per = self._fabric.spec.racks
-        found = np.zeros(self._racks, dtype=bool)
-        found[(zone - 1) * per : zone * per] = True
+        zone, per = node.zone, self._fabric.spec.racks
+        found: Bits = np.zeros(self._racks, dtype=bool)
+        found[slice(None) if zone is None else slice((zone - 1) * per, zone * per)] = True
         return found
 
     def _whole(self, node: Node, *, near: bool) -> int:
