@@ -22,6 +22,12 @@ def _files_of_up(typed: Mapping[str, Any]) -> Sequence[str]:
     return files_of(typed["fabric"], typed["topology"])
 
 
+def _files_of_paths(typed: Mapping[str, Any]) -> Sequence[str]:
+    from topologies.cli.paper import files_in
+
+    return files_in(typed)
+
+
 def _graph_needs_root(typed: Mapping[str, Any]) -> bool:
     from topologies.graph import PICTURES, kind_of
 
@@ -211,15 +217,45 @@ def run(
     out.exit_code = 1 if result.wrong else 0
 
 
-@verb(help={"lab": words.LAB}, root=True)
-def paths(out: Console, lab: str | None = None) -> None:
-    """Where every QP of the last run went: predicted, asked of the kernel, and measured. Exit 1 when they differ."""
+@verb(
+    help=words.PATHS,
+    root=lambda typed: typed["predict"] is None,
+    files_in=_files_of_paths,
+    files_out=["csv", "heatmap"],
+)
+def paths(
+    out: Console,
+    lab: str | None = None,
+    predict: str | None = None,
+    plan: str | None = None,
+    set_: Sequence[str] = (),
+    mode: str | None = None,
+    trials: int = 0,
+    down: Sequence[str] = (),
+    drain: Sequence[str] = (),
+    csv: str | None = None,
+    heatmap: str | None = None,
+) -> None:
+    """Where every QP of the last run went: predicted, asked of the kernel, and measured. Exit 1 when they differ.
+
+    With --predict FABRIC --plan PLAN nothing runs and no root is needed: loads of all links on paper, for any fabric
+    file and any traffic, and how the hashing modes compare (docs/paper.md).
+    """
+    from topologies.cli.paper import on_paper, predict_paths
+
+    asked: dict[str, Any] = {
+        "predict": predict, "plan": plan, "set_": set_, "mode": mode, "trials": trials,
+        "down": down, "drain": drain, "csv": csv, "heatmap": heatmap,
+    }  # fmt: skip
+    if on_paper(asked, lab):
+        return predict_paths(out, **asked)
     from topologies.lab import open_lab
     from traffic.lastrun import last_paths
 
     result = last_paths(open_lab(lab))
     out.result(result.to_json(), result.text())
     out.exit_code = 0 if result.agree else 1
+    return None
 
 
 @verb(help={"lab": words.LAB}, root=True)

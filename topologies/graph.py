@@ -61,20 +61,21 @@ def drawing(
     return _by_containerlab(kind, fabric, topology)
 
 
-def write_file(path: Path, content: bytes, shown: str) -> None:
+def write_file(path: Path, content: bytes, shown: str, flag: str = "--out") -> None:
     """Write a drawing as the caller's own file; InputError when there is no place for one.
 
     shown: the file as the caller called it, which is another name where it was brought over from another machine.
+    flag: what it was named by.
     """
     from topologies import state
 
     if path.is_dir():
-        raise InputError(Problem("", f"--out {shown}", "is a directory", "name a file, as --out zone.svg"))
+        raise InputError(Problem("", f"{flag} {shown}", "is a directory", f"name a file, as {flag} {shown}/zone"))
     try:
         path.write_bytes(content)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         why = f"cannot be written: {error.strerror}"
-        raise InputError(Problem("", f"--out {shown}", why, "name another file")) from None
+        raise InputError(Problem("", f"{flag} {shown}", why, "name another file")) from None
     except OSError as error:
         raise trouble(error, shown) from None
     state.give_to_caller(path)

@@ -12,6 +12,19 @@ RUNTIME: Final = "where nodes run: netns (namespaces) or containerlab (container
 TOPOLOGY: Final = "in place of a fabric: a containerlab file of your own, with nodes of kind linux"
 SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
+PATHS: Final = {
+    "lab": LAB,
+    "predict": "a fabric on paper instead of a lab: " + FABRIC,
+    "plan": "what is sent there: a file, or ring, all-to-all, permutation, shift:N, incast:N, as ring,qps=16,size=64M",
+    "set": SET + " (with --predict)",
+    "mode": "hashing mode to look at first; otherwise the file's",
+    "trials": "draws of other hash seeds, for mean, p5 and p95",
+    "down": "ports or nodes that are down: rtsw1:eth3,ctsw2",
+    "drain": "switches that BGP drains: ctsw1",
+    "csv": "write a line a link to this file",
+    "heatmap": "draw the load of every link: load.svg or load.png",
+}
+
 RUN: Final = {
     "collective": "all-reduce",
     "algorithm": "ring",

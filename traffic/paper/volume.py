@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from topologies.fabric import Fabric
 from traffic.collectives import Pattern
-from traffic.nic.wire import IMM_BYTES, OVERHEAD_BYTES, RETH_BYTES
+from traffic.nic.wire import IMM_BYTES, LAYOUTS, RETH_BYTES
 from traffic.options import ELEMENT_BYTES
 from traffic.ranks import PART_ALIGN
 
@@ -54,7 +54,7 @@ class Cutting:
 
 def cutting(fabric: Fabric, qps: int, qp_mode: QpMode, chunk: int) -> Cutting:
     """As a fabric's NICs cut."""
-    return Cutting(fabric.spec.roce.ib_mtu, OVERHEAD_BYTES, qps, qp_mode, chunk)
+    return Cutting(fabric.spec.roce.ib_mtu, LAYOUTS[fabric.spec.ip_version].overhead_bytes, qps, qp_mode, chunk)
 
 
 def of_lengths(lengths: I64, cut: Cutting) -> Volume:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from topologies.fabric import Fabric, Tier
 from topologies.nexthops import Group, next_hop_groups
 from topologies.problems import Problems, did_you_mean
+from topologies.ucmp import expected_weights
 from traffic.paths.forwarding import Forwarding
 
 I32 = npt.NDArray[np.int32]
@@ -151,8 +152,11 @@ def trouble_of(fabric: Fabric, down: Sequence[str], drained: Sequence[str]) -> T
     return Trouble(tuple(down), tuple(drained), frozenset(dead))
 
 
-def forwarding_of(wires: Wires, trouble: Trouble | None = None) -> Forwarding:
-    """What all switches forward where. A destination is a rack; its own RTSW has no group for it: walks end there."""
+def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[int, ...] | None = None) -> Forwarding:
+    """What all switches forward where. A destination is a rack; its own RTSW has no group for it: walks end there.
+
+    release: of the FRR whose weights are taken under `routing.ucmp`; without one they are bandwidths in lowest terms.
+    """
     fabric = wires.fabric
     found: Mapping[str, tuple[Group, ...]] = (
         next_hop_groups(fabric, trouble.dead, trouble.drained) if trouble else fabric.next_hop_groups
@@ -167,10 +171,11 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None) -> Forwarding:
         gateway = {port.name: mac.get(port.peer_ref, "") for port in node.ports}
         for group in found[node.name]:
             table[row, _racks(group.racks, racks)] = len(start) - 1
-            # All MACs differ in what the link-local address has between its fixed octets, in the same order.
-            for port in sorted(group.ports, key=gateway.__getitem__):
-                members.append(wires.id_of[f"{node.name}:{port}"])
-                weights.append(1)
+            # All MACs differ in what the link-local address has beside its fixed octets, in the same order.
+            hops = sorted(zip(expected_weights(group, release), group.ports, strict=True),
+                          key=lambda hop: (hop[0], gateway[hop[1]]))  # fmt: skip
+            members += [wires.id_of[f"{node.name}:{port}"] for _, port in hops]
+            weights += [weight for weight, _ in hops]
             start.append(len(members))
     return Forwarding(
         wires.switches,
