@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -42,8 +43,8 @@ def test_the_kernel_takes_the_paths_that_were_predicted_for_its_own_hash(weights
         for seed in (7, 99, 3_000_000_000, 2**32 - 1):
             for policy in (0, 1, 2, 3):
                 with inside(lab.handle("rtsw1").netns):
-                    (hashing._SYSCTL / "fib_multipath_hash_seed").write_text(str(seed))
-                    (hashing._SYSCTL / "fib_multipath_hash_policy").write_text(str(policy))
+                    Path("/proc/sys/net/ipv4/fib_multipath_hash_seed").write_text(str(seed))
+                    Path("/proc/sys/net/ipv4/fib_multipath_hash_policy").write_text(str(policy))
                 predicted, asked = both(lab, flows)
                 assert predicted == asked, f"seed {seed}, policy {policy}"
 
@@ -53,8 +54,8 @@ def test_a_dead_next_hop_and_nexthop_groups_are_predicted_too() -> None:
         flows = some_flows(lab.fabric, 300)
         peer = lab.fabric.by_name["rtsw1"].ports[1]
         with inside(lab.handle("rtsw1").netns):
-            (hashing._SYSCTL / "conf/all/ignore_routes_with_linkdown").write_text("1")
-            (hashing._SYSCTL / "conf/eth2/ignore_routes_with_linkdown").write_text("1")
+            Path("/proc/sys/net/ipv4/conf/all/ignore_routes_with_linkdown").write_text("1")
+            Path("/proc/sys/net/ipv4/conf/eth2/ignore_routes_with_linkdown").write_text("1")
         lab.ip(peer.peer_node, "link", "set", peer.peer_port, "down")
         predicted, asked = both(lab, [f for f in flows if f.first_hop.startswith("rtsw1:")])
         assert predicted == asked
@@ -157,7 +158,7 @@ def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is
     with static_fabric("e-ecmp") as lab:
         for node in lab.fabric.switches:
             with inside(lab.handle(node.name).netns):
-                (hashing._SYSCTL / "fib_multipath_hash_policy").write_text("3")
+                Path("/proc/sys/net/ipv4/fib_multipath_hash_policy").write_text("3")
         before = collect_before(lab)
         sent = [sent_flow(f, 1) for f in some_flows(lab.fabric, 100)]
         send(lab, {row.flow: row.packets for row in sent})

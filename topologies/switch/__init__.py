@@ -21,7 +21,9 @@ from topologies.problems import MachineError, Problem
 from topologies.process import Journal
 from topologies.runtimes import NodeHandle
 from topologies.switch import hashing, offloads, queues
+from topologies.switch.fib import port_names
 from topologies.switch.libbpf import ensure_bpffs, loaded
+from topologies.switch.tables import Tables, sizes
 
 _OBJECTS: Final = Path(__file__).resolve().parent / "bpf"
 _HOSTS: Final = "_hosts"  # no node can be called this
@@ -86,19 +88,22 @@ def _pin_switch(
     fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal, kept: Container[str]
 ) -> list[queues.Filter]:
     """Load and pin a switch's own copies of `hash` and `count`; sysctls and seed as the fabric says."""
-    mode, seed = fabric.spec.routing.ecmp, node.hash_seed or 1
+    wanted = hashing.hashing_of(fabric, node)
+    version = fabric.spec.ip_version
     pins = _pin_dir(fabric.name, node.name)
-    with loaded(_OBJECTS / "hash.o") as made:
-        cell = made.map("config", *hashing.CONFIG_SIZES)
-        cell.update(bytes(4), hashing.config(mode, seed))
-        cell.pin(pins / "config")
+    with loaded(_OBJECTS / "hash.o", sizes(wanted.steering, len(fabric.switches))) as made:
+        tables = Tables.of_object(made)
+        tables.fill(hashing.rule_of(wanted, version), {name: index for index, name in port_names(handle).items()})
+        tables.flip()
+        tables.pin(pins)
         made.program("hash").pin(pins / "hash")
     with loaded(_OBJECTS / "count.o") as made:
         for name in ("flows", "ports", "misses"):
             made.map(name, 0, 0).pin(pins / name)
         made.program("count").pin(pins / "count")
-    hashing.write_sysctls(handle.netns, mode, seed, kept)
-    journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {mode}, seed {seed}")
+    rules = hashing.sysctls(wanted.mode, wanted.seed, wanted.options, version)
+    hashing.write_sysctls(handle.netns, rules, kept)
+    journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {wanted.mode}, seed {wanted.seed}")
     return [queues.Filter("ingress", pins / "hash"), queues.Filter("egress", pins / "count")]
 
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from functools import cache
-from ipaddress import IPv4Address
+from ipaddress import IPv6Address
 from typing import Any, Final
 
 from topologies.runtimes import NodeHandle
@@ -19,7 +19,7 @@ from topologies.switch.fib import port_names
 from topologies.switch.hashing import pin_dir
 from topologies.switch.libbpf import Map
 
-_FLOW_KEY: Final = struct.Struct("=4I")
+_FLOW_KEY: Final = struct.Struct("=2I16s16s")  # port, QP, source, destination: count.c's struct flow_key
 _FLOW_COUNT: Final = struct.Struct("=2Q")
 _PORT_KEY: Final = struct.Struct("=I")
 _PORT_COUNT: Final = struct.Struct("=4Q")
@@ -92,8 +92,10 @@ class SwitchCounters:
 
 
 @cache
-def _dotted(number: int) -> str:
-    return str(IPv4Address(number))
+def _address(octets: bytes) -> str:
+    """As people write it; an IPv4 address stands in 16 octets as ::ffff:a.b.c.d."""
+    address = IPv6Address(octets)
+    return str(address.ipv4_mapped or address)
 
 
 def read_counters(lab: str, handle: NodeHandle) -> SwitchCounters:
@@ -105,8 +107,8 @@ def read_counters(lab: str, handle: NodeHandle) -> SwitchCounters:
     rows = zip(_FLOW_KEY.iter_unpack(keys), _FLOW_COUNT.iter_unpack(values), strict=True)
     flows = sorted(
         (
-            FlowCount(names.get(port, f"if{port}"), _dotted(src), _dotted(dst), qpn, packets, size)
-            for (port, src, dst, qpn), (packets, size) in rows
+            FlowCount(names.get(port, f"if{port}"), _address(src), _address(dst), qpn, packets, size)
+            for (port, qpn, src, dst), (packets, size) in rows
         ),
         key=lambda f: (f.port, f.src, f.dst, f.qpn),
     )

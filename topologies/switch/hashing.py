@@ -1,73 +1,127 @@
-"""How a switch chooses among equal paths: three sysctls, one BPF program, one map cell.
+"""How a switch chooses among equal paths: sysctls, one BPF program, and the tables it reads.
 
-Modes: `flow` is the kernel's own hash of the 5-tuple (policy 3, fields 0x37) with the switch's seed; `e-ecmp` adds the
-BTH destination QP by the BPF program `hash`, whose value the kernel takes under policy 1. What is no RoCEv2 is hashed
-by 5-tuple in both. The program is on every port in both modes, so that a mode is one map write and one sysctl.
+Under `flow` the kernel's own hash decides: of the 5-tuple by default (policy 3, fields 0x37), with the switch's seed.
+In all other modes the program `hash` gives RoCEv2 packets a hash, which the kernel takes under policy 1, or sends them
+to a port (bpf/hash.c). What is no RoCEv2 is hashed by the kernel in every mode. The program is on every port in all of
+them, so that a mode is a few map writes and at most three sysctls: see rehash.py.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Container, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from topologies.fabric import Fabric, Node
 from topologies.namespace import inside
 from topologies.problems import MachineError, Problem
 from topologies.runtimes import NodeHandle
-from topologies.switch.libbpf import BPFFS, Map
+from topologies.switch.fib import port_names
+from topologies.switch.libbpf import BPFFS
+from topologies.switch.steering import DEFAULT_OPTIONS, NO_STEERING, HashOptions, Steering, steering_of
+from topologies.switch.tables import MODES, POLICIES, Rule, Tables
 
+if TYPE_CHECKING:
+    from topologies.spec import RoutingSpec
+
+__all__ = ["MODES", "POLICIES", "HashOptions", "Steering", "SwitchHashing"]
 PINS: Final = BPFFS / "heddle"
-MODES: Final[Mapping[str, int]] = {"flow": 0, "e-ecmp": 1}  # hash.c: MODE_FLOW, MODE_E_ECMP
 FIELDS_5_TUPLE: Final = 0x37  # FIB_MULTIPATH_HASH_FIELD_{SRC,DST}_{IP,PORT} and IP_PROTO
-POLICY_L4: Final = 1  # takes skb->hash when it is a layer-4 one
-POLICY_CUSTOM: Final = 3  # never does
-CONFIG_SIZES: Final = (4, 8)  # of hash.c's map: an index, struct hash_config
-_SYSCTL: Final = Path("/proc/sys/net/ipv4")
-_CONFIG: Final = struct.Struct("=II")
+POLICY_L4: Final = POLICIES["l4"]  # takes skb->hash when it is a layer-4 one
+POLICY_CUSTOM: Final = POLICIES["fields"]  # never does
+_SYSCTL: Final = Path("/proc/sys")
+SEED: Final = "net.ipv4.fib_multipath_hash_seed"  # of both versions of IP
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchHashing:
-    """A switch's hashing as it is now. seed: the one that counts in this mode, 32 bits."""
+    """A switch's hashing as it is now. seed: the one that counts in this mode, 32 bits. policy, fields: the sysctls."""
 
     switch: str
     mode: str
     seed: int
     policy: int
     fields: int
+    options: HashOptions = DEFAULT_OPTIONS
+    steering: Steering = NO_STEERING
 
     @property
     def by_program(self) -> bool:
         """True when the program's hash decides: the kernel heeds it under policy 1 only."""
-        return self.mode == "e-ecmp" and self.policy == POLICY_L4
+        return programmed(self.mode, self.options) and self.policy == POLICY_L4
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        words = {name: getattr(self, name) for name in ("switch", "mode", "seed", "policy", "fields")}
+        return {**words, "options": self.options.to_json(), "steering": self.steering.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SwitchHashing:
         """What `to_json` wrote."""
-        return cls(str(data["switch"]), str(data["mode"]), *(int(data[key]) for key in ("seed", "policy", "fields")))
+        seed, policy, fields = (int(data[key]) for key in ("seed", "policy", "fields"))
+        options, steering = HashOptions.from_json(data["options"]), Steering.from_json(data["steering"])
+        return cls(str(data["switch"]), str(data["mode"]), seed, policy, fields, options, steering)
 
 
-def sysctls(mode: str, seed: int) -> dict[str, str]:
-    """The sysctls of a mode, below net.ipv4. KeyError for a mode that is none.
+def programmed(mode: str, options: HashOptions) -> bool:
+    """Whether RoCEv2 is hashed or steered by the BPF program in this mode, and not by the kernel alone."""
+    return mode != "flow" or options.resilient
+
+
+def options_of(routing: RoutingSpec) -> HashOptions:
+    """What a fabric file says of hashing, as plain values."""
+    del routing
+    return HashOptions()
+
+
+def hashing_of(
+    fabric: Fabric, node: Node, mode: str | None = None, options: HashOptions | None = None, seed: int | None = None
+) -> SwitchHashing:
+    """What a switch of a fabric should do: as its file says, where nothing else is given."""
+    routing = fabric.spec.routing
+    mode, options = mode or routing.ecmp, options or options_of(routing)
+    policy = kernel_policy(mode, options, fabric.spec.ip_version)
+    fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
+    seed = seed or node.hash_seed or 1
+    return SwitchHashing(node.name, mode, seed, policy, fields, options, steering_of(fabric, node, options))
+
+
+def kernel_policy(mode: str, options: HashOptions, version: int = 4) -> int:
+    """The fib_multipath_hash_policy that goes with a mode. KeyError for a mode or policy that is none.
+
+    IPv6 packets are hashed otherwise under policy 3 than the kernel says when it is asked for a route
+    (rt6_multipath_custom_hash_skb and _fl6), so there the whole 5-tuple is policy 1.
+    """
+    if MODES[mode] != MODES["flow"] or options.resilient:
+        return POLICY_L4
+    if version == 6 and options.policy == "fields" and options.fields == FIELDS_5_TUPLE:
+        return POLICY_L4
+    return POLICIES[options.policy]
+
+
+def sysctls(mode: str, seed: int, options: HashOptions | None = None, version: int = 4) -> dict[str, str]:
+    """The sysctls of a mode, by their full names. KeyError for a mode that is none.
 
     Without the kernel's own hash the seed is left out where the kernel has none: RoCE is seeded by the program then,
     and the rest hashes alike in all switches, as it always did before Linux 6.11.
     """
-    policy = {"flow": POLICY_CUSTOM, "e-ecmp": POLICY_L4}[mode]
+    options = options or DEFAULT_OPTIONS
+    policy = kernel_policy(mode, options, version)
+    fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
     rules = {
-        "fib_multipath_hash_policy": str(policy),
-        "fib_multipath_hash_fields": str(FIELDS_5_TUPLE),
-        "fib_multipath_hash_seed": str(seed),
+        f"net.ipv{version}.fib_multipath_hash_policy": str(policy),
+        f"net.ipv{version}.fib_multipath_hash_fields": str(fields),
+        SEED: str(seed),
     }
-    if mode != "flow" and not (_SYSCTL / "fib_multipath_hash_seed").exists():
-        del rules["fib_multipath_hash_seed"]
+    if programmed(mode, options) and not sysctl_path(SEED).exists():
+        del rules[SEED]
     return rules
+
+
+def sysctl_path(name: str) -> Path:
+    """Where a sysctl is read and written, in the namespace that the calling thread stands in."""
+    return _SYSCTL / name.replace(".", "/")
 
 
 def number(text: str) -> int:
@@ -80,47 +134,61 @@ def number(text: str) -> int:
     return int(word, 8 if octal else 0)
 
 
-def config(mode: str, seed: int) -> bytes:
-    """struct hash_config for a mode."""
-    return _CONFIG.pack(MODES[mode], seed)
-
-
 def pin_dir(lab: str, switch: str) -> Path:
     """Where the programs and maps of a switch have their names."""
     return PINS / lab / switch
 
 
-def write_sysctls(netns: Path, mode: str, seed: int, kept: Container[str] = ()) -> None:
-    """Set the sysctls of a mode in a namespace; MachineError when the kernel is too old to have them.
+def write_sysctls(netns: Path, rules: Mapping[str, str], kept: Container[str] = ()) -> None:
+    """Set sysctls, by their full names, in a namespace; MachineError when the kernel is too old to have them.
 
-    kept: those (`net.ipv4.fib_multipath_hash_policy`) that stay as they are: a topology of somebody's own sets them.
+    kept: those that stay as they are: a topology of somebody's own sets them.
     """
     with inside(netns):
-        for name, value in sysctls(mode, seed).items():
-            if f"net.ipv4.{name}" in kept:
+        for name, value in rules.items():
+            if name in kept:
                 continue
             try:
-                (_SYSCTL / name).write_text(value)
+                sysctl_path(name).write_text(value)
             except FileNotFoundError:
-                raise MachineError(
-                    Problem(netns.name, f"net.ipv4.{name}", "is not in this kernel", "Linux 6.11 or later has it")
-                ) from None
+                raise MachineError(Problem(netns.name, name, "is not in this kernel", _since(name))) from None
             except OSError as error:
-                raise MachineError(
-                    Problem(netns.name, f"net.ipv4.{name}", f"refuses {value}: {error.strerror}")
-                ) from None
+                raise MachineError(Problem(netns.name, name, f"refuses {value}: {error.strerror}")) from None
+
+
+def check_sysctls(netns: Path, rules: Mapping[str, str]) -> None:
+    """MachineError when the kernel lacks one of them; nothing is changed."""
+    with inside(netns):
+        lacking = [name for name in rules if not sysctl_path(name).exists()]
+    if lacking:
+        raise MachineError(*(Problem(netns.name, name, "is not in this kernel", _since(name)) for name in lacking))
+
+
+def _since(name: str) -> str:
+    return f"Linux {'6.11' if name == SEED else '5.14'} or later has it"
+
+
+def rule_of(hashing: SwitchHashing, version: int) -> Rule:
+    """What the switch's maps have to say for it."""
+    by_program = programmed(hashing.mode, hashing.options)
+    clears = not by_program and hashing.policy == POLICY_L4
+    known: Any = 6 if version == 6 else 4
+    return Rule(hashing.mode, hashing.seed, hashing.options, hashing.steering, known, clears)
 
 
 def read_hashing(lab: str, handle: NodeHandle) -> SwitchHashing:
-    """Mode, seed, policy and fields as kernel and map have them. MachineError when the switch was not set up."""
+    """Mode, options and tables as the maps have them, policy and fields as the kernel has, and the seed that counts.
+
+    MachineError when the switch was not set up.
+    """
+    names = port_names(handle)
+    with Tables.pinned(pin_dir(lab, handle.name)) as tables:
+        rule = tables.read(names)
     values: list[int] = []
     with inside(handle.netns):
-        for name in sysctls("flow", 0):
-            path = _SYSCTL / name
+        for name in sysctls("flow", 0, version=rule.version):
+            path = sysctl_path(name)
             values.append(int(path.read_text()) if path.exists() else 0)
     policy, fields, kernel_seed = values
-    with Map.pinned(pin_dir(lab, handle.name) / "config", *CONFIG_SIZES) as cell:
-        mode_number, seed = _CONFIG.unpack(cell.lookup(bytes(4)) or bytes(8))
-    mode = next((name for name, number in MODES.items() if number == mode_number), f"mode {mode_number}")
-    found = SwitchHashing(handle.name, mode, seed, policy, fields)
+    found = SwitchHashing(handle.name, rule.mode, rule.seed, policy, fields, rule.options, rule.steering)
     return found if found.by_program else replace(found, seed=kernel_seed)

@@ -25,6 +25,7 @@ BPF_ANY: Final = 0
 BPF_NOEXIST: Final = 1
 _LOG_BYTES: Final = 1 << 16
 _SK_BUFF: Final = 256  # at least sizeof(struct __sk_buff); what is beyond the kernel's size must be zero
+_SK_BUFF_IFINDEX: Final = 40
 _SK_BUFF_CB: Final = slice(48, 68)  # __u32 cb[5]
 _BATCH: Final = 4096
 
@@ -82,6 +83,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # result, arguments
     "bpf_map_lookup_elem": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p),
     "bpf_map_update_elem": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64),
     "bpf_map_delete_elem": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p),
+    "bpf_map_get_next_key": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
+    "bpf_obj_get_info_by_fd": (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
     "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 6),
     "bpf_prog_test_run_opts": (ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
     "libbpf_num_possible_cpus": (ctypes.c_int,),
@@ -144,13 +147,14 @@ def _failed(what: str, why: str, detail: str = "") -> MachineError:
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """What one BPF_PROG_TEST_RUN gave: the program's return value, skb->cb, and ns a run."""
+    """What one BPF_PROG_TEST_RUN gave: the program's return value, skb->cb, ns a run, and the frame as it left it."""
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
 
     retval: int
     cb: tuple[int, int, int, int, int]
     nanoseconds: int
+    frame: bytes
 
 
 class _Descriptor:
@@ -224,6 +228,24 @@ class Map(_Descriptor):
             return False
         raise _failed("map", "cannot be written")
 
+    def all_keys(self) -> list[bytes]:
+        """All keys, a system call each: for tries, which older kernels do not read in batches, and small tables."""
+        found: list[bytes] = []
+        after = ctypes.create_string_buffer(self.key_size)
+        while library().bpf_map_get_next_key(self.fd, found[-1] if found else None, after) == 0:
+            found.append(after.raw)
+        if ctypes.get_errno() != errno.ENOENT:
+            raise _failed("map", "cannot be read")
+        return found
+
+    def max_entries(self) -> int:
+        """How many entries it has room for."""
+        info = (ctypes.c_uint32 * 5)()  # struct bpf_map_info: type, id, key_size, value_size, max_entries
+        size = ctypes.c_uint32(ctypes.sizeof(info))
+        if library().bpf_obj_get_info_by_fd(self.fd, info, ctypes.byref(size)) != 0:
+            raise _failed("map", "cannot be asked for its size")
+        return int(info[4])
+
     def items(self) -> tuple[bytes, bytes]:
         """All keys and all values, each as one run of bytes; a few system calls however many there are."""
         keys: list[bytes] = []
@@ -264,20 +286,28 @@ class Program(_Descriptor):
         """Open a pinned program; the caller closes it. MachineError when there is none."""
         return cls(_get(path), True)
 
-    def test_run(self, frame: bytes, *, cb: tuple[int, ...] = (), repeat: int = 1) -> TestRun:
-        """Run the program on a frame (from its Ethernet header, at least 14 bytes) as BPF_PROG_TEST_RUN does."""
+    def test_run(self, frame: bytes, *, ifindex: int = 0, cb: tuple[int, ...] = (), repeat: int = 1) -> TestRun:
+        """Run the program on a frame (from its Ethernet header, at least 14 bytes) as BPF_PROG_TEST_RUN does.
+
+        ifindex: the port it comes in by, of the namespace that the calling thread stands in; 0: the loopback device.
+        A frame that is not for that port's MAC is another's to the kernel (PACKET_OTHERHOST), and to our programs.
+        """
         context = ctypes.create_string_buffer(_SK_BUFF)
+        ctypes.c_uint32.from_buffer(context, _SK_BUFF_IFINDEX).value = ifindex
         for i, word in enumerate(cb):
             ctypes.c_uint32.from_buffer(context, _SK_BUFF_CB.start + 4 * i).value = word
         result = ctypes.create_string_buffer(_SK_BUFF)
         options = _TestRunOptions(sz=ctypes.sizeof(_TestRunOptions), data_in=frame, data_size_in=len(frame))
         options.ctx_in, options.ctx_size_in = ctypes.addressof(context), _SK_BUFF
         options.ctx_out, options.ctx_size_out = ctypes.addressof(result), _SK_BUFF
+        after = ctypes.create_string_buffer(len(frame))
+        options.data_out, options.data_size_out = ctypes.addressof(after), len(frame)
         options.repeat = repeat
         if library().bpf_prog_test_run_opts(self.fd, ctypes.byref(options)) != 0:
             raise _failed("program", "cannot be test-run")
         words = (ctypes.c_uint32 * 5).from_buffer_copy(result.raw[_SK_BUFF_CB])
-        return TestRun(int(options.retval), (words[0], words[1], words[2], words[3], words[4]), int(options.duration))
+        cells = (words[0], words[1], words[2], words[3], words[4])
+        return TestRun(int(options.retval), cells, int(options.duration), after.raw)
 
 
 class Object:

@@ -124,8 +124,9 @@ def _same(now: str, wanted: str) -> bool:
 
 def _rules(lab: Lab, node: Node) -> dict[str, str]:
     """The sysctls of hashing that a switch should have: Heddle's, where its topology does not say otherwise."""
-    rules = hashing.sysctls(lab.fabric.spec.routing.ecmp, node.hash_seed or 1)
-    return {f"net.ipv4.{key}": value for key, value in rules.items()} | dict(lab.made.kept().get(node.name, {}))
+    wanted = hashing.hashing_of(lab.fabric, node)
+    rules = hashing.sysctls(wanted.mode, wanted.seed, wanted.options, lab.fabric.spec.ip_version)
+    return rules | dict(lab.made.kept().get(node.name, {}))
 
 
 def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:

@@ -23,7 +23,8 @@ from topologies.process import run
 HERE: Final = Path(__file__).resolve().parent
 PROGRAMS: Final = ("hash", "count", "nic")
 VERSION_FILE: Final = HERE / "clang.txt"
-# v2: every kernel since 4.14; bpfel: x86-64 and arm64. The prefix map keeps build paths out of the BTF.
+# v2: every kernel since 4.14; bpfel: x86-64 and arm64. The prefix map keeps build paths out of the BTF, and without
+# columns there is a line of it for each line of source.
 _FLAGS: Final = ("-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
 
 

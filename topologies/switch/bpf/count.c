@@ -5,13 +5,13 @@
  * At clsact egress of every port of a switch, before the port's queue: a packet is counted when it is enqueued.
  * Bytes are skb->len: from the Ethernet header to the ICRC.
  */
-#include "heddle.h"
+#include "roce.h"
 
 struct flow_key {
 	__u32 ifindex;
-	__u32 saddr; /* host byte order, as all of this */
-	__u32 daddr;
-	__u32 qpn; /* destination QP */
+	__u32 qpn; /* destination QP, host byte order */
+	__u32 saddr[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
+	__u32 daddr[4];
 };
 
 struct flow_count {
@@ -53,7 +53,7 @@ struct {
 } misses SEC(".maps");
 
 /* The cell of a key, made when it is new. Two CPUs may race to make it: BPF_NOEXIST lets the first one win. */
-static __attribute__((always_inline)) void *cell(void *map, const void *key, const void *empty)
+INLINE void *cell(void *map, const void *key, const void *empty)
 {
 	void *found = bpf_map_lookup_elem(map, key);
 
@@ -63,7 +63,7 @@ static __attribute__((always_inline)) void *cell(void *map, const void *key, con
 	return bpf_map_lookup_elem(map, key);
 }
 
-static __attribute__((always_inline)) void miss(void)
+INLINE void miss(void)
 {
 	__u32 zero = 0;
 	__u64 *count = bpf_map_lookup_elem(&misses, &zero);
@@ -78,7 +78,7 @@ int count(struct __sk_buff *skb)
 	struct port_count *port, no_packets = {};
 	struct flow_count *row, no_row = {};
 	struct flow_key key = {};
-	struct roce flow;
+	struct roce flow = {};
 	__u32 ifindex = skb->ifindex;
 	__u64 bytes = skb->len;
 	int is_roce = roce_flow(skb, &flow);
@@ -97,9 +97,9 @@ int count(struct __sk_buff *skb)
 	if (!is_roce)
 		return TC_ACT_UNSPEC;
 	key.ifindex = ifindex;
-	key.saddr = flow.saddr;
-	key.daddr = flow.daddr;
 	key.qpn = flow.qpn;
+	__builtin_memcpy(key.saddr, flow.saddr, sizeof(key.saddr));
+	__builtin_memcpy(key.daddr, flow.daddr, sizeof(key.daddr));
 	row = cell(&flows, &key, &no_row);
 	if (row) {
 		__sync_fetch_and_add(&row->packets, 1);

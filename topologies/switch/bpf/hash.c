@@ -1,78 +1,212 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * E-ECMP: the switch hashes RoCEv2 packets over addresses, ports and the BTH destination QP.
+ * How a switch chooses among equal next hops for RoCEv2. At clsact ingress of every port of a switch.
  *
- * At clsact ingress of every port of a switch. bpf_set_hash() marks the packet's hash as a layer-4 one, and with
- * net.ipv4.fib_multipath_hash_policy=1 fib_multipath_hash() then takes that hash (>> 1) instead of its own.
- * The hash is jhash2() of include/linux/jhash.h over four words, with the switch's seed as initval.
+ * Two acts. A packet is given a hash: bpf_set_hash() marks it as a layer-4 one, and with
+ * net.ipv4.fib_multipath_hash_policy=1 fib_multipath_hash() takes that (>> 1) in place of its own. Or it is steered:
+ * sent to a port, if that is a live next hop (steer.h); if not, it is given a hash after all.
+ * The hash is jhash2() over addresses, ports and a user-defined field, the destination QP if nothing else is asked for,
+ * with the switch's seed as initval.
  */
-#include "heddle.h"
+#include "flowlet.h"
+#include "jhash.h"
 
-#define MODE_FLOW 0   /* leave every packet alone: the kernel's policy decides */
-#define MODE_E_ECMP 1
+struct bpf_spin_lock {
+	__u32 val;
+};
 
-struct hash_config {
-	__u32 mode;
-	__u32 seed;
+/* Whose turn it is, per group: exact over all CPUs, so under a lock. */
+struct turn {
+	struct bpf_spin_lock lock;
+	__u32 next;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__type(key, __u32);
-	__type(value, struct hash_config);
-} config SEC(".maps");
+	__type(value, struct turn);
+} turns SEC(".maps");
 
-#define rol32(word, shift) ((word) << (shift) | (word) >> (32 - (shift)))
-
-/* jhash2() for exactly four words. */
-static __attribute__((always_inline)) __u32 jhash4(__u32 k0, __u32 k1, __u32 k2, __u32 k3, __u32 initval)
+INLINE __u32 port_at(__u32 index)
 {
-	__u32 a, b, c;
+	__u32 *port = bpf_map_lookup_elem(&hops, &index);
 
-	a = b = c = 0xdeadbeef + (4 << 2) + initval;
-	a += k0;
-	b += k1;
-	c += k2;
-	/* __jhash_mix */
-	a -= c; a ^= rol32(c, 4);  c += b;
-	b -= a; b ^= rol32(a, 6);  a += c;
-	c -= b; c ^= rol32(b, 8);  b += a;
-	a -= c; a ^= rol32(c, 16); c += b;
-	b -= a; b ^= rol32(a, 19); a += c;
-	c -= b; c ^= rol32(b, 4);  b += a;
-	a += k3;
-	/* __jhash_final */
-	c ^= b; c -= rol32(b, 14);
-	a ^= c; a -= rol32(c, 11);
-	b ^= a; b -= rol32(a, 25);
-	c ^= b; c -= rol32(b, 16);
-	a ^= c; a -= rol32(c, 4);
-	b ^= a; b -= rol32(a, 14);
-	c ^= b; c -= rol32(b, 24);
-	return c;
+	return port ? *port : 0;
+}
+
+/* The bytes that the rule's user-defined field names, as one number; 0 where the packet ends before them. */
+INLINE __u32 udf_of(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow)
+{
+	__u32 start, word = 0, bits = rule->udf_bytes * 8;
+
+	if (!(rule->flags & RULE_UDF))
+		return flow->qpn;
+	start = rule->udf_base == 0 ? ETH_HLEN : rule->udf_base == 1 ? flow->l4 : flow->l4 + 8;
+	/* The word that ends where the field does: it starts within the Ethernet header at worst. */
+	if (bpf_skb_load_bytes(skb, start + rule->udf_offset + rule->udf_bytes - 4, &word, sizeof(word)))
+		return 0;
+	word = ntohl(word);
+	return bits >= 32 ? word : word & ((1U << bits) - 1);
+}
+
+INLINE __u32 value_of(const struct roce *flow, __u32 seed)
+{
+	if (flow->family == AF_INET)
+		return jhash_4(ntohl(flow->saddr[3]), ntohl(flow->daddr[3]), ntohl(flow->ports), flow->udf, seed);
+	return jhash_10(flow->saddr, flow->udf, seed);
+}
+
+INLINE int give_hash(struct __sk_buff *skb, __u32 value)
+{
+	bpf_set_hash(skb, value);
+	skb->cb[0] = value; /* for BPF_PROG_TEST_RUN, which does not return skb->hash; ip_rcv_core() clears it */
+	return TC_ACT_UNSPEC;
+}
+
+/* By hash, through the buckets of a resilient group. What is at home with a dead member is hashed once more, over
+ * those that live: nothing else moves. */
+OUTLINE int by_value(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow, const struct group *group,
+		     __u32 value)
+{
+	__u32 port;
+
+	if (!rule || !flow)
+		return TC_ACT_UNSPEC;
+	if (rule->flags & RULE_RESILIENT && group && group->slots) {
+		port = port_at(group->first_slot + value % group->slots);
+		if (steer(skb, flow, port))
+			return bpf_redirect(port, 0);
+		value = jhash_1(value, rule->seed);
+	}
+	return give_hash(skb, value);
+}
+
+INLINE __u32 turn_of(__u32 group)
+{
+	struct turn *turn = bpf_map_lookup_elem(&turns, &group);
+	__u32 now;
+
+	if (!turn)
+		return 0;
+	bpf_spin_lock(&turn->lock);
+	now = turn->next++;
+	bpf_spin_unlock(&turn->lock);
+	return now;
+}
+
+INLINE __u32 pinned_port(const struct group *group, const struct prefix_rule *prefix, const struct roce *flow)
+{
+	__u64 low = (__u64)ntohl(flow->daddr[2]) << 32 | ntohl(flow->daddr[3]);
+	__u32 slice = prefix->slice;
+
+	if (prefix->shift < 64)
+		slice += (low & prefix->host_bits) >> prefix->shift;
+	return group->members ? port_at(group->first_member + slice % group->members) : 0;
+}
+
+INLINE __u32 exact_port(__u32 half, const struct prefix_rule *prefix, const struct roce *flow)
+{
+	struct exact_key key = {half, prefix->id, ntohl(flow->ports) >> 16};
+	__u32 *port = bpf_map_lookup_elem(&exact, &key);
+
+	return port ? *port : 0;
+}
+
+/* The port that a rule steers the packet to; 0: none. */
+INLINE __u32 chosen_port(struct __sk_buff *skb, const struct rule *rule, __u32 half, const struct roce *flow,
+			 const struct prefix_rule *prefix, const struct group *group, struct flowlet *flowlet,
+			 __u64 now)
+{
+	__u32 port;
+
+	if (rule->mode == MODE_PINNED)
+		return pinned_port(group, prefix, flow);
+	if (rule->mode == MODE_EXACT)
+		return exact_port(half, prefix, flow);
+	if (rule->mode == MODE_SPRAY)
+		return group->slots ? port_at(group->first_slot + turn_of(prefix->group) % group->slots) : 0;
+	if (!flowlet)
+		return 0;
+	port = flowlet->port;
+	if (!port)
+		flowlet->port = port = least_loaded(skb, flow, group, now, rule->gap_ns);
+	return port;
+}
+
+/* Every rule that is more than a hash of the packet's own. */
+OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, const struct roce *flow, __u32 value)
+{
+	struct prefix_key key = {160, half, {}};
+	struct prefix_rule *prefix;
+	struct group *group;
+	struct flowlet *flowlet = 0;
+	__u32 mode, port;
+	__u64 now = 0;
+
+	if (!rule || !flow)
+		return TC_ACT_UNSPEC;
+	mode = rule->mode;
+	__builtin_memcpy(key.address, flow->daddr, sizeof(key.address));
+	prefix = bpf_map_lookup_elem(&prefixes, &key);
+	group = prefix ? bpf_map_lookup_elem(&groups, &prefix->group) : 0;
+	if (!prefix || !group) { /* one next hop, or none that this switch was told of */
+		count_one(STAT_MISSES);
+		return give_hash(skb, value);
+	}
+	if (mode == MODE_FLOW || mode == MODE_E_ECMP)
+		return by_value(skb, rule, flow, group, value);
+	if (mode == MODE_SPRAY && !(rule->flags & RULE_ROUND_ROBIN))
+		return give_hash(skb, bpf_get_prandom_u32());
+	if (mode == MODE_FLOWLET) {
+		now = bpf_ktime_get_ns();
+		flowlet = flowlet_of(rule, flow, now);
+		if (flowlet && !(rule->flags & RULE_LOAD)) {
+			if (flowlet->number)
+				value = jhash_2(value, flowlet->number, rule->seed);
+			return by_value(skb, rule, flow, group, value);
+		}
+	}
+	port = chosen_port(skb, rule, half, flow, prefix, group, flowlet, now);
+	if (!port) {
+		count_one(STAT_MISSES);
+		return by_value(skb, rule, flow, group, value);
+	}
+	if (!steer(skb, flow, port)) {
+		if (flowlet)
+			flowlet->port = 0; /* it has died: the next packet chooses anew */
+		return by_value(skb, rule, flow, group, value);
+	}
+	if (flowlet)
+		charge(port, skb->len, now, rule->gap_ns);
+	return bpf_redirect(port, 0);
 }
 
 SEC("tc")
 int hash(struct __sk_buff *skb)
 {
-	struct hash_config *now;
+	__u32 zero = 0, *half, value;
+	struct rule *rule;
 	struct roce flow;
-	__u32 zero = 0, value;
 
-	now = bpf_map_lookup_elem(&config, &zero);
-	if (!now || now->mode != MODE_E_ECMP)
+	half = bpf_map_lookup_elem(&active, &zero);
+	if (!half)
 		return TC_ACT_UNSPEC;
-	if (!roce_flow(skb, &flow)) {
+	zero = *half;
+	rule = bpf_map_lookup_elem(&rules, &zero);
+	if (!rule || (rule->mode == MODE_FLOW && !(rule->flags & (RULE_RESILIENT | RULE_CLEAR))))
+		return TC_ACT_UNSPEC;
+	if ((rule->mode == MODE_FLOW && !(rule->flags & RULE_RESILIENT)) || !roce_flow(skb, &flow)) {
 		/* A locally sent TCP or UDP packet carries its socket's hash (sk_txhash) through veth into the next
 		 * namespace, and policy 1 would use that one number at every hop. Without it the kernel makes its own. */
 		bpf_set_hash_invalid(skb);
 		return TC_ACT_UNSPEC;
 	}
-	value = jhash4(flow.saddr, flow.daddr, flow.ports, flow.qpn, now->seed);
-	bpf_set_hash(skb, value);
-	skb->cb[0] = value; /* for BPF_PROG_TEST_RUN, which does not return skb->hash; ip_rcv_core() clears it */
-	return TC_ACT_UNSPEC;
+	flow.udf = rule->mode == MODE_FLOW ? 0 : udf_of(skb, rule, &flow);
+	value = value_of(&flow, rule->seed);
+	if (rule->mode == MODE_E_ECMP && !(rule->flags & RULE_RESILIENT))
+		return give_hash(skb, value);
+	return by_rule(skb, rule, zero, &flow, value);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

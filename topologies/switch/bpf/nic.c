@@ -7,7 +7,7 @@
  * after it, so those see no RoCEv2 here. Going on to IP would answer each frame with an ICMP port unreachable, since
  * nobody has UDP port 4791 open.
  */
-#include "heddle.h"
+#include "roce.h"
 
 struct nic_count {
 	__u64 packets;

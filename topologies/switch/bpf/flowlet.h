@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+ *
+ * Flowlets: a queue pair keeps its way while it sends, and may take another after a gap of silence.
+ */
+#ifndef HEDDLE_FLOWLET_H
+#define HEDDLE_FLOWLET_H
+#include "steer.h"
+
+#define MAX_MEMBERS 128
+
+struct flowlet_key {
+	__u32 saddr[4];
+	__u32 daddr[4];
+	__u32 ports;
+	__u32 udf;
+};
+
+struct flowlet {
+	__u64 last_ns;
+	__u32 number; /* gaps so far */
+	__u32 port; /* that was chosen by load; 0: none yet */
+	__u32 epoch; /* of the rule that it belongs to */
+	__u32 pad;
+};
+
+/* The least recently used make room. Two packets of one flow on two CPUs may each see the gap: one number is skipped
+ * then, and nothing else. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct flowlet_key);
+	__type(value, struct flowlet);
+} flowlets SEC(".maps");
+
+/* Bytes that were sent to a port, halved for each gap's length that has passed since. Added to without a lock: what two
+ * CPUs lose between them makes the load a little less, and chooses no dead port. */
+struct load {
+	__u64 bytes;
+	__u64 since_ns;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, __u32); /* ifindex */
+	__type(value, struct load);
+} loads SEC(".maps");
+
+INLINE __u64 load_of(__u32 port, __u64 now, __u64 half_life)
+{
+	struct load *load = bpf_map_lookup_elem(&loads, &port);
+	__u64 halves;
+
+	if (!load || now < load->since_ns || !half_life)
+		return load ? load->bytes : 0;
+	halves = (now - load->since_ns) / half_life;
+	return halves > 63 ? 0 : load->bytes >> halves;
+}
+
+INLINE void charge(__u32 port, __u32 bytes, __u64 now, __u64 half_life)
+{
+	struct load *load = bpf_map_lookup_elem(&loads, &port), first = {bytes, now};
+
+	if (!load) {
+		bpf_map_update_elem(&loads, &port, &first, 0);
+		return;
+	}
+	if (half_life && now > load->since_ns + half_life) {
+		load->bytes = load_of(port, now, half_life);
+		load->since_ns += (now - load->since_ns) / half_life * half_life;
+	}
+	__sync_fetch_and_add(&load->bytes, bytes);
+}
+
+/* The live member with the least load. The search starts where the hash says, so that equal loads share flows. */
+OUTLINE __u32 least_loaded(struct __sk_buff *skb, const struct roce *flow, const struct group *group, __u64 now,
+			   __u64 half_life)
+{
+	struct fib_lookup fib;
+	__u64 least = 0, load;
+	__u32 best = 0, index, i, *port;
+	__u32 start = bpf_get_prandom_u32();
+
+	if (!flow || !group)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (i = 0; i < MAX_MEMBERS; i++) {
+		if (i >= group->members)
+			break;
+		index = group->first_member + (start + i) % group->members;
+		port = bpf_map_lookup_elem(&hops, &index);
+		if (!port)
+			continue;
+		load = load_of(*port, now, half_life);
+		if ((!best || load < least) && is_next_hop(skb, flow, *port, &fib)) {
+			best = *port;
+			least = load;
+		}
+	}
+	return best;
+}
+
+/* The flowlet that the packet belongs to; a new one is begun when there is none, or a gap has passed. */
+INLINE struct flowlet *flowlet_of(const struct rule *rule, const struct roce *flow, __u64 now)
+{
+	struct flowlet_key key;
+	struct flowlet *found, fresh = {now, 0, 0, rule->epoch, 0};
+
+	__builtin_memcpy(key.saddr, flow->saddr, sizeof(key.saddr));
+	__builtin_memcpy(key.daddr, flow->daddr, sizeof(key.daddr));
+	key.ports = flow->ports;
+	key.udf = flow->udf;
+	found = bpf_map_lookup_elem(&flowlets, &key);
+	if (!found || found->epoch != rule->epoch) {
+		bpf_map_update_elem(&flowlets, &key, &fresh, 0);
+		return bpf_map_lookup_elem(&flowlets, &key);
+	}
+	if (now > found->last_ns && now - found->last_ns > rule->gap_ns) {
+		found->number += 1;
+		found->port = 0;
+		count_one(STAT_REPICKS);
+	}
+	found->last_ns = now;
+	return found;
+}
+
+#endif

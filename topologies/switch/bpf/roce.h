@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+ *
+ * The parser for RoCEv2: what a packet's headers say, over IPv4 or IPv6.
+ */
+#ifndef HEDDLE_ROCE_H
+#define HEDDLE_ROCE_H
+#include "heddle.h"
+
+#define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86dd
+#define AF_INET 2
+#define AF_INET6 10
+#define IPPROTO_UDP 17
+#define IP_FRAGMENT 0x3fff /* more-fragments bit and offset: anything but a whole datagram */
+#define ROCE_PORT 4791
+
+struct ipv4 {
+	__u8 version_ihl;
+	__u8 tos;
+	__u16 length;
+	__u16 id;
+	__u16 fragment;
+	__u8 ttl;
+	__u8 protocol;
+	__u16 checksum;
+	__u32 saddr;
+	__u32 daddr;
+};
+
+struct ipv6 {
+	__u32 version_flow; /* 4 bits of version, 8 of traffic class, 20 of flow label */
+	__u16 length; /* of what follows this header */
+	__u8 next_header;
+	__u8 hop_limit;
+	__u32 saddr[4];
+	__u32 daddr[4];
+};
+
+struct udp_bth {
+	__u32 ports;
+	__u16 length;
+	__u16 checksum;
+	__u8 opcode;
+	__u8 flags;
+	__u16 pkey;
+	__u32 dest_qp; /* 8 reserved bits (fecn and becn among them), 24 bits of QP number */
+	__u32 psn;
+};
+
+/* What identifies a RoCEv2 flow, and what sends it on. */
+struct roce {
+	__u32 saddr[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
+	__u32 daddr[4];
+	__u32 ports; /* source, destination: the first word of the UDP header, in network byte order, too */
+	__u32 qpn; /* host byte order, as all that follows */
+	__u32 udf; /* what hash.c's rule hashes beside addresses and ports */
+	__u32 l4; /* where the UDP header starts in the frame */
+	__u32 tos_flow; /* IPv4: type of service; IPv6: traffic class and flow label, network byte order */
+	__u16 length; /* of the packet, from its IP header on */
+	__u8 family;
+	__u8 ttl;
+	__u8 plain; /* no IP options */
+	__u8 pad;
+	__u16 checksum; /* IPv4: of the header, as it stands in the packet */
+};
+
+INLINE int roce_udp(struct __sk_buff *skb, struct roce *flow)
+{
+	struct udp_bth udp;
+
+	if (bpf_skb_load_bytes(skb, flow->l4, &udp, sizeof(udp)))
+		return 0;
+	if ((udp.ports & htonl(0xffff)) != htonl(ROCE_PORT))
+		return 0;
+	flow->ports = udp.ports;
+	flow->qpn = ntohl(udp.dest_qp) & 0xffffff;
+	return 1;
+}
+
+INLINE int roce_ipv4(struct __sk_buff *skb, struct roce *flow)
+{
+	struct ipv4 ip;
+	__u32 ihl;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+		return 0;
+	ihl = (ip.version_ihl & 0xf) * 4;
+	if (ip.version_ihl >> 4 != 4 || ihl < sizeof(ip) || ip.protocol != IPPROTO_UDP)
+		return 0;
+	if (ip.fragment & htons(IP_FRAGMENT))
+		return 0;
+	flow->saddr[0] = flow->saddr[1] = 0;
+	flow->daddr[0] = flow->daddr[1] = 0;
+	flow->saddr[2] = flow->daddr[2] = htonl(0xffff);
+	flow->saddr[3] = ip.saddr;
+	flow->daddr[3] = ip.daddr;
+	flow->l4 = ETH_HLEN + ihl;
+	flow->tos_flow = ip.tos;
+	flow->length = ntohs(ip.length);
+	flow->family = AF_INET;
+	flow->ttl = ip.ttl;
+	flow->plain = ihl == sizeof(ip);
+	flow->checksum = ip.checksum;
+	return roce_udp(skb, flow);
+}
+
+/* Extension headers are not followed: RoCEv2 has none, and what has some is somebody else's. */
+INLINE int roce_ipv6(struct __sk_buff *skb, struct roce *flow)
+{
+	struct ipv6 ip;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+		return 0;
+	if ((ip.version_flow & 0xf0) != 0x60 || ip.next_header != IPPROTO_UDP)
+		return 0;
+	__builtin_memcpy(flow->saddr, ip.saddr, sizeof(ip.saddr));
+	__builtin_memcpy(flow->daddr, ip.daddr, sizeof(ip.daddr));
+	flow->l4 = ETH_HLEN + sizeof(ip);
+	flow->tos_flow = ip.version_flow & htonl(0x0fffffff);
+	flow->length = ntohs(ip.length) + sizeof(ip);
+	flow->family = AF_INET6;
+	flow->ttl = ip.hop_limit;
+	flow->plain = 1;
+	flow->checksum = 0;
+	return roce_udp(skb, flow);
+}
+
+/* Read the flow of a RoCEv2 packet. 0: it is something else (not IP, a fragment, another port, cut short).
+ * bpf_skb_load_bytes rather than direct access: it does not care how the kernel has cut the packet into pages. */
+INLINE int roce_flow(struct __sk_buff *skb, struct roce *flow)
+{
+	if (skb->protocol == htons(ETH_P_IP))
+		return roce_ipv4(skb, flow);
+	if (skb->protocol == htons(ETH_P_IPV6))
+		return roce_ipv6(skb, flow);
+	return 0;
+}
+
+#endif

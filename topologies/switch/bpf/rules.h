@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+ *
+ * What a switch is told: its rule and the tables that the rule may use, all of it twice. `active` says which half
+ * holds; user space fills the other one and then flips that one cell, so every packet meets one whole state.
+ * tables.py writes all of this; indexes into `groups` and `hops` count over both halves.
+ */
+#ifndef HEDDLE_RULES_H
+#define HEDDLE_RULES_H
+#include "heddle.h"
+
+#define MODE_FLOW 0 /* leave RoCEv2 alone: the kernel's policy decides */
+#define MODE_E_ECMP 1
+#define MODE_FLOWLET 2
+#define MODE_SPRAY 3
+#define MODE_PINNED 4
+#define MODE_EXACT 5
+
+#define RULE_CLEAR 1       /* mode flow under policy 1: no packet keeps a hash that it brings */
+#define RULE_RESILIENT 2   /* a hash chooses a bucket, not a next hop */
+#define RULE_LOAD 4        /* flowlet: to the port that carried least */
+#define RULE_ROUND_ROBIN 8 /* spray */
+#define RULE_UDF 16        /* the user-defined field is not the destination QP */
+
+struct rule {
+	__u32 mode;
+	__u32 seed;
+	__u32 flags;
+	__u32 epoch; /* another one with each rule: flowlets of the one before are forgotten */
+	__u64 gap_ns;
+	__u32 buckets; /* this and most of the rest is for whoever reads it back */
+	__u32 policy;
+	__u32 fields;
+	__u32 udf_base; /* 0: IP header, 1: UDP header, 2: BTH */
+	__u32 udf_offset;
+	__u32 udf_bytes; /* 1..4 */
+	__u32 version; /* of IP */
+	__u32 first_group; /* of this half */
+	__u32 groups;
+};
+
+/* Next hops of some prefix, as ranges of `hops`. */
+struct group {
+	__u32 first_member;
+	__u32 members;
+	__u32 first_slot; /* what round-robin and buckets index */
+	__u32 slots;
+};
+
+struct prefix_key {
+	__u32 bits; /* 32 of `half`, and those of the prefix */
+	__u32 half;
+	__u32 address[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
+};
+
+struct prefix_rule {
+	__u32 group;
+	__u32 id; /* the prefix itself, as exact entries name it */
+	__u32 slice;
+	__u32 shift; /* an address's slice is slice + (its host bits >> shift); 64 and more: all are one slice */
+	__u64 host_bits; /* mask of those, of the address's last 64 bits */
+};
+
+struct exact_key {
+	__u32 half;
+	__u32 prefix; /* its id */
+	__u32 sport;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} active SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct rule);
+} rules SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct group);
+} groups SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u32); /* ifindex */
+} hops SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct prefix_key);
+	__type(value, struct prefix_rule);
+} prefixes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 131072);
+	__type(key, struct exact_key);
+	__type(value, __u32); /* ifindex */
+} exact SEC(".maps");
+
+#define STAT_STEERED 0   /* packets that the program sent to a port */
+#define STAT_FELL_BACK 1 /* packets that it could not: the port is no live next hop, or the packet is the kernel's */
+#define STAT_REPICKS 2   /* flowlets that began after a gap */
+#define STAT_MISSES 3    /* packets that a table has nothing for */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 4);
+	__type(key, __u32);
+	__type(value, __u64);
+} stats SEC(".maps");
+
+INLINE void count_one(__u32 what)
+{
+	__u64 *cell = bpf_map_lookup_elem(&stats, &what);
+
+	if (cell)
+		*cell += 1;
+}
+
+#endif

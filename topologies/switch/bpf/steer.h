@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+ *
+ * Sending a packet to a port of our choice, as the kernel would have forwarded it there.
+ *
+ * Whether a port will do is asked of the kernel, for each packet: bpf_fib_lookup() with the port as output finds a
+ * route only if the port is a live next hop of the longest prefix. So a link that is down and a route that BGP has
+ * withdrawn count at once, and nothing has to watch them.
+ */
+#ifndef HEDDLE_STEER_H
+#define HEDDLE_STEER_H
+#include "roce.h"
+#include "rules.h"
+
+#define BPF_FIB_LOOKUP_OUTPUT 2
+#define ETH_ALEN 6
+
+/* include/uapi/linux/bpf.h: struct bpf_fib_lookup. */
+struct fib_lookup {
+	__u8 family;
+	__u8 l4_protocol;
+	__u16 ports[2]; /* source, destination */
+	__u16 tot_len;
+	__u32 ifindex;
+	__u32 tos_flow;
+	__u32 src[4];
+	__u32 dst[4];
+	__u32 vlan;
+	__u8 smac[ETH_ALEN];
+	__u8 dmac[ETH_ALEN];
+};
+
+/* Whether `port` is a live next hop for the packet; fib then has the MAC addresses of the link. */
+OUTLINE int is_next_hop(struct __sk_buff *skb, const struct roce *flow, __u32 port, struct fib_lookup *fib)
+{
+	if (!flow || !fib)
+		return 0;
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->family = flow->family;
+	fib->l4_protocol = IPPROTO_UDP;
+	fib->ports[0] = flow->ports;
+	fib->ports[1] = flow->ports >> 16;
+	fib->tot_len = flow->length; /* longer than the link's MTU: not this way, the kernel knows what to do with it */
+	fib->ifindex = port;
+	fib->tos_flow = flow->tos_flow;
+	if (flow->family == AF_INET) {
+		fib->src[0] = flow->saddr[3];
+		fib->dst[0] = flow->daddr[3];
+	} else {
+		__builtin_memcpy(fib->src, flow->saddr, sizeof(fib->src));
+		__builtin_memcpy(fib->dst, flow->daddr, sizeof(fib->dst));
+	}
+	/* IPv6 answers with another next hop where this one is dead. */
+	return !bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT) && fib->ifindex == port;
+}
+
+/* Make the packet one that leaves by fib's port: MAC addresses, and a TTL less by one with the checksum that goes with
+ * it (RFC 1141). 0: it could not be written. */
+INLINE int rewrite(struct __sk_buff *skb, const struct roce *flow, const struct fib_lookup *fib)
+{
+	__u8 macs[2 * ETH_ALEN];
+	__u8 ttl = flow->ttl - 1;
+	__u32 sum;
+	__u16 checksum;
+
+	__builtin_memcpy(macs, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(macs + ETH_ALEN, fib->smac, ETH_ALEN);
+	if (flow->family == AF_INET) {
+		sum = (__u32)flow->checksum + htons(0x0100);
+		checksum = sum + (sum >= 0xffff);
+		if (bpf_skb_store_bytes(skb, ETH_HLEN + 8, &ttl, sizeof(ttl), 0) ||
+		    bpf_skb_store_bytes(skb, ETH_HLEN + 10, &checksum, sizeof(checksum), 0))
+			return 0;
+	} else if (bpf_skb_store_bytes(skb, ETH_HLEN + 7, &ttl, sizeof(ttl), 0)) {
+		return 0;
+	}
+	return !bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
+}
+
+/* Send the packet to `port`: 1, and the caller returns bpf_redirect(). 0: the kernel has to choose. */
+OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
+{
+	struct fib_lookup fib;
+
+	if (!flow)
+		return 0;
+	/* Broadcast and multicast, packets of somebody else's, IP options, an end of the TTL: the kernel knows what to do. */
+	if (!port || skb->pkt_type != PACKET_HOST || !flow->plain || flow->ttl <= 1 ||
+	    !is_next_hop(skb, flow, port, &fib) || !rewrite(skb, flow, &fib)) {
+		count_one(STAT_FELL_BACK);
+		return 0;
+	}
+	skb->cb[1] = port; /* for BPF_PROG_TEST_RUN, as cb[0] */
+	count_one(STAT_STEERED);
+	return 1;
+}
+
+#endif
