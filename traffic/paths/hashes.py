@@ -169,10 +169,10 @@ def _header_byte(flows: FlowArrays, base: str, at: int) -> U32 | None:
     if at >= before["l4"]:
         at -= before["l4"]
         return _byte(flows.sport << np.uint32(16) | flows.dport, at) if at < 4 else None
-    first, fixed = (8, {6: IPPROTO_UDP}) if flows.ipv6 else (12, {6: 0x40, 7: 0, 9: IPPROTO_UDP})
+    first, fixed = (8, {2: 0, 3: 0, 6: IPPROTO_UDP}) if flows.ipv6 else (12, {0: 0x45, 6: 0x40, 7: 0, 9: IPPROTO_UDP})
     if at >= first:
         return _byte(np.column_stack([flows.src, flows.dst])[:, (at - first) // 4], (at - first) % 4)
-    # Length, identification, TTL and checksum differ; ECN's bits a switch may set.
+    # Length, identification, TTL and checksum differ, and of the traffic class a switch may set bits.
     return np.full(len(flows), fixed[at], dtype=np.uint32) if at in fixed else None
 
 

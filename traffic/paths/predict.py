@@ -124,18 +124,15 @@ def _steering(
         members += [[number.get(f"{name}:{port}", NO_PORT) for port in ports] for ports in table.groups]
         slots += [[number.get(f"{name}:{port}", NO_PORT) for port in ports] for ports in table.slots]
         prefixes = Fib(name, dict.fromkeys(table.prefixes, ()))
-        by_sport: dict[int, dict[Network, str]] = {}
+        entries: dict[Network, dict[int, str]] = {}
         for (sport, prefix), port in table.exact.items():
-            by_sport.setdefault(sport, {})[prefix] = port
-        entries = {sport: Fib(name, dict.fromkeys(rows, ())) for sport, rows in by_sport.items()}
+            entries.setdefault(prefix, {})[sport] = port
         for column, address in enumerate(wanted):
             if (held := prefixes.match(address)) is not None:
                 rule = table.prefixes[held]
                 group[row, column] = before + rule.group
                 slices[row, column] = rule.slice + ((int(address) - int(held.network_address)) >> rule.shift)
-            for sport, rows in entries.items():
-                if (held := rows.match(address)) is not None:
-                    port = by_sport[sport][held]
+                for sport, port in entries.get(held, {}).items():
                     exact[row, column, sport] = number.get(f"{name}:{port}", NO_PORT)
     keys = np.array(sorted(exact), dtype=np.int64).reshape(-1, 3)
     return SteeringTables(

@@ -3,20 +3,26 @@
 In:  a lab's fabric, Evidence of a run, and what every sender sent.
 Out: PathsResult: `agree` is true only if prediction, oracle and measurement name the same ports for every QP that sent
 packets, these lead to its destination, the first hop counted exactly the packets and bytes that were sent, and every
-packet missing further on is found in a drop counter.
+packet missing further on is found in a drop counter. Where a QP is spread over several ports, prediction and oracle
+name all that it may take, no other port may have counted it, and the counts of each step must sum all the same.
+On a kernel that chooses otherwise than our arithmetic (selftest.py) there is no prediction, and none is claimed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from topologies.fabric import Fabric, Tier
+from topologies.switch.fib import Fib
+from topologies.switch.hashing import SwitchHashing
 from traffic.paths import oracle
 from traffic.paths.evidence import Evidence, RunningLab, SentFlow, read_routing, switch_handles
-from traffic.paths.measure import Measured, measure
+from traffic.paths.measure import Measured, Passage, measure, passages, peers_of
 from traffic.paths.predict import predict
+from traffic.paths.selftest import SelfTest, verdict
+from traffic.paths.spread import ports_of, spreads
 from traffic.plan import Flow
 
 Path = tuple[str, ...]
@@ -24,23 +30,41 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class FlowProof:
-    """One QP: its path by three sources, packets at each measured port, and why it is not proven ('' when it is)."""
+    """One QP: its path by three sources, packets at each measured step, and why it is not proven ('' when it is).
+
+    predicted is None on a kernel that the prediction does not hold for. by_port: of a QP that was spread, what each
+    port counted.
+    """
 
     flow: Flow
     sent: int
-    predicted: Path
+    predicted: Path | None
     oracle: Path
     measured: Path
     counted: tuple[int, ...]
     why: str
+    by_port: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def foretold(self) -> Path:
+        """The path that was to be expected: predicted, or the kernels' own answer."""
+        return self.oracle if self.predicted is None else self.predicted
+
+    @property
+    def spread(self) -> bool:
+        """Whether its packets may go several ways."""
+        return spreads(self.foretold) or spreads(self.oracle)
 
     def to_json(self) -> dict[str, Any]:
         """One row of `paths`."""
-        return {
+        row = {
             "src": self.flow.src, "dst": self.flow.dst, "qpn": self.flow.qpn, "sport": self.flow.sport,
-            "predicted": list(self.predicted), "oracle": list(self.oracle), "measured": list(self.measured),
+            "predicted": None if self.predicted is None else list(self.predicted),
+            "oracle": list(self.oracle), "measured": list(self.measured),
             "packets": self.sent, "counted": list(self.counted), "agree": not self.why, "why": self.why,
+            "spread": self.spread,
         }  # fmt: skip
+        return {**row, "by_port": dict(self.by_port)} if self.spread else row
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +102,10 @@ class Mmr:
 
 @dataclass(frozen=True, slots=True)
 class PathsResult:
-    """What `./inv paths` says. lost: port -> packets of proven flows that vanished between it and the next port."""
+    """What `./inv paths` says. lost: port -> packets of proven flows that vanished between it and the next port.
+
+    sources: what the verdict is about, of prediction, oracle and counters. selftest: whether the prediction holds here.
+    """
 
     agree: bool
     flows: tuple[FlowProof, ...]
@@ -87,6 +114,13 @@ class PathsResult:
     per_rtsw: Mapping[str, Mmr]
     lost: Mapping[str, int]
     notes: tuple[str, ...]
+    sources: tuple[str, ...] = ("prediction", "oracle", "counters")
+    selftest: SelfTest | None = None
+
+    @property
+    def said(self) -> str:
+        """The sources in words: `prediction, oracle and counters`."""
+        return " and ".join(filter(None, (", ".join(self.sources[:-1]), self.sources[-1])))
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `paths`; packets and bytes are counts, paths are lists of egress ports."""
@@ -98,6 +132,8 @@ class PathsResult:
             "mmr": {"flows": self.mmr.flows, "bytes": self.mmr.bytes, "per_rtsw": per_rtsw},
             "lost": dict(self.lost),
             "notes": list(self.notes),
+            "sources": list(self.sources),
+            "selftest": self.selftest.to_json() if self.selftest else None,
         }
 
     def text(self) -> str:
@@ -110,26 +146,31 @@ class PathsResult:
 def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> PathsResult:
     """Lay the three sources side by side. flows in the order that `collect_after` had them."""
     wanted = [sent.flow for sent in flows]
-    predicted = predict(lab.fabric, evidence.fibs, evidence.hashing, wanted)
-    measured = measure(lab.fabric, evidence.counters, wanted)
-    lost = _lost(measured)
+    trusted = verdict()
+    predicted = _predicted(lab.fabric, evidence.fibs, evidence.hashing, wanted, trusted)
+    foretold = [asked if own is None else own for own, asked in zip(predicted, evidence.oracle, strict=True)]
+    measured = measure(lab.fabric, evidence.counters, wanted, [spreads(path) for path in foretold])
+    peers = peers_of(lab.fabric)
+    lost = _lost(measured, peers, evidence)
     unexplained = _unexplained(lost, evidence)
     doors = _doors(lab.fabric)
     proofs = tuple(
-        _proof(sent, own, asked, seen, unexplained, doors)
+        _proof(sent, own, asked, seen, (unexplained, peers), doors)
         for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
-    notes = _notes(evidence, misses, lost, sum(not sent.packets for sent in flows))
+    notes = _notes(evidence, misses, lost, sum(not sent.packets for sent in flows)) + _said(trusted, proofs)
     agree = not misses and all(not proof.why for proof in proofs)
-    return _result(lab.fabric, agree, proofs, _links(lab.fabric, evidence, flows, measured), lost, notes)
+    links = _links(lab.fabric, evidence, flows)
+    return _result(lab.fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
 
 
 def foresee(lab: RunningLab, flows: Sequence[Flow]) -> PathsResult:
     """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only."""
     handles = switch_handles(lab)
     fibs, hashing = read_routing(lab.fabric, handles)
-    predicted = predict(lab.fabric, fibs, hashing, flows)
+    trusted = verdict()
+    predicted = _predicted(lab.fabric, fibs, hashing, flows, trusted)
     asked = oracle.ask(lab.fabric, handles, hashing, flows)
     doors = _doors(lab.fabric)
     proofs = tuple(
@@ -137,12 +178,40 @@ def foresee(lab: RunningLab, flows: Sequence[Flow]) -> PathsResult:
         for flow, own, other in zip(flows, predicted, asked, strict=True)
     )
     counts: dict[str, int] = {}
-    for path in predicted:
-        for port in path:
+    for proof in proofs:
+        for port in (port for step in proof.foretold for port in ports_of(step)):
             counts[port] = counts.get(port, 0) + 1
     links = [LinkUse(ref, uplink, 0, 0, counts.get(ref, 0)) for ref, uplink in _ports(lab.fabric)]
-    notes = ("no packet was sent: this is what the FIBs and the kernels say",)
-    return _result(lab.fabric, all(not proof.why for proof in proofs), proofs, links, {}, notes)
+    notes = ("no packet was sent: this is what the FIBs and the kernels say", *_said(trusted, proofs))
+    agree = all(not proof.why for proof in proofs)
+    return _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
+
+
+def _predicted(
+    fabric: Fabric,
+    fibs: Mapping[str, Fib],
+    hashing: Mapping[str, SwitchHashing],
+    flows: Sequence[Flow],
+    trusted: SelfTest,
+) -> Sequence[Path | None]:
+    """The prediction, where it holds; None for every flow where it does not."""
+    return [None] * len(flows) if trusted.differs else predict(fabric, fibs, hashing, flows)
+
+
+def _sources(trusted: SelfTest, *more: str) -> tuple[str, ...]:
+    return (*(() if trusted.differs else ("prediction",)), "oracle", *more)
+
+
+def _said(trusted: SelfTest, proofs: Sequence[FlowProof]) -> tuple[str, ...]:
+    """What is to be known about the prediction, and about flows that go several ways."""
+    notes = []
+    if trusted.differs:
+        notes.append(f"{trusted.text()}; the kernels' own answers stand in its place")
+    elif trusted.state == "unchecked":
+        notes.append(trusted.text())
+    if wide := sum(proof.spread for proof in proofs):
+        notes.append(f"{wide} QPs are spread: no single path of theirs is known, but the ports that they may take are")
+    return tuple(notes)
 
 
 def _result(
@@ -152,6 +221,7 @@ def _result(
     links: Sequence[LinkUse],
     lost: Mapping[str, int],
     notes: tuple[str, ...],
+    sources: tuple[tuple[str, ...], SelfTest],
 ) -> PathsResult:
     uplinks = [link for link in links if link.uplink]
     per_rtsw = {
@@ -159,44 +229,62 @@ def _result(
         for switch in fabric.switches
         if switch.tier is Tier.RTSW
     }
-    return PathsResult(agree, proofs, tuple(links), Mmr.of(uplinks), per_rtsw, lost, notes)
+    return PathsResult(agree, proofs, tuple(links), Mmr.of(uplinks), per_rtsw, lost, notes, *sources)
 
 
 def _proof(
     sent: SentFlow,
-    own: Path,
+    own: Path | None,
     asked: Path,
     seen: Measured,
-    unexplained: Mapping[str, str],
+    losses: tuple[Mapping[str, str], Mapping[str, str]],
     doors: Mapping[str, str],
 ) -> FlowProof:
-    why = _path_why(sent.flow, own, asked, doors) or _measured_why(sent, own, seen, unexplained)
-    return FlowProof(sent.flow, sent.packets, own, asked, seen.path, seen.packets, why)
+    foretold = asked if own is None else own
+    why = _path_why(sent.flow, own, asked, doors) or _measured_why(sent, foretold, seen, *losses)
+    by_port = {count.port: count.packets for step in seen.steps for count in step}
+    return FlowProof(sent.flow, sent.packets, own, asked, seen.path, seen.packets, why, by_port)
 
 
-def _measured_why(sent: SentFlow, own: Path, seen: Measured, unexplained: Mapping[str, str]) -> str:
+def _measured_why(
+    sent: SentFlow, foretold: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
+) -> str:
     """Why the counters do not prove a path; empty when they do."""
     if seen.stray:
         return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
-    if not sent.packets and not seen.path:
+    if not sent.packets and not seen.steps:
         return ""  # a QP that had nothing to send has no measured path
-    return _count_why(sent, seen, unexplained) or ("" if seen.path == own else "the counters saw another path")
+    return _count_why(sent, seen, unexplained, peers) or _way_why(foretold, seen)
 
 
-def _count_why(sent: SentFlow, seen: Measured, unexplained: Mapping[str, str]) -> str:
+def _way_why(foretold: Path, seen: Measured) -> str:
+    """Where a flow was counted that it should not have been; empty when each step is as foretold, or within it."""
+    if len(foretold) != len(seen.steps):
+        return "the counters saw another path"
+    for word, step in zip(foretold, seen.steps, strict=True):
+        allowed = ports_of(word)
+        if outside := [count.port for count in step if count.port not in allowed]:
+            return (
+                f"seen at {', '.join(outside)}, outside {word}" if len(allowed) > 1 else "the counters saw another path"
+            )
+    return ""
+
+
+def _count_why(sent: SentFlow, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
     """What is wrong with the counts along a measured path; empty when they sum."""
     if seen.packets[:1] != (sent.packets,):
         return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
     if seen.bytes[:1] != (sent.bytes,):
         return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
-    for at, port in enumerate(seen.path[:-1]):
-        before, after = seen.packets[at], seen.packets[at + 1]
-        if after > before:
-            return f"more packets after {port} than at it"
-        if after < before and port in unexplained:
-            return unexplained[port]
-        if after == before and seen.bytes[at + 1] != seen.bytes[at]:
-            return f"other packets after {port} than at it: {seen.bytes[at]} bytes became {seen.bytes[at + 1]}"
+    for passage in passages(seen, peers):
+        if passage.packets_out > passage.packets_in:
+            return f"more packets after {passage.said} than at it"
+        if passage.lost:
+            reasons = [unexplained[port] for port in passage.ports if port in unexplained]
+            if reasons:
+                return "; ".join(reasons)
+        elif passage.bytes_out != passage.bytes_in:
+            return f"other packets after {passage.said} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
     return ""
 
 
@@ -205,23 +293,37 @@ def _doors(fabric: Fabric) -> dict[str, str]:
     return {port.peer_ref: str(port.address.ip) for host in fabric.hosts for port in host.ports if port.address}
 
 
-def _path_why(flow: Flow, own: Path, asked: Path, doors: Mapping[str, str]) -> str:
-    if own != asked:
+def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str]) -> str:
+    if own is not None and own != asked:
         return "the prediction is not what the kernels say"
-    if not own:
+    if not asked:
         return f"{flow.first_hop.partition(':')[0]} has no route to {flow.dst_ip}"
-    if doors.get(own[-1]) != flow.dst_ip:
-        return f"the path ends after {own[-1]}, which does not lead to {flow.dst_ip}"
+    if {doors.get(port) for port in ports_of(asked[-1])} != {flow.dst_ip}:
+        return f"the path ends after {asked[-1]}, which does not lead to {flow.dst_ip}"
     return ""
 
 
-def _lost(measured: Sequence[Measured]) -> dict[str, int]:
-    """Port -> packets that it counted and the next port of their path did not."""
+def _lost(measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence) -> dict[str, int]:
+    """Port -> packets that it counted and the next switch on their path did not.
+
+    Where several ports led a flow to a switch, the loss is put down to those whose queues say that they dropped.
+    """
     lost: dict[str, int] = {}
-    for seen in measured:
-        for port, before, after in zip(seen.path, seen.packets, seen.packets[1:], strict=False):
-            if after < before:
-                lost[port] = lost.get(port, 0) + before - after
+    shared: list[Passage] = []
+    for passage in (each for seen in measured for each in passages(seen, peers) if each.lost):
+        if len(passage.ports) == 1:
+            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + passage.lost
+        else:
+            shared.append(passage)
+    for passage in shared:
+        left = passage.lost
+        for port in passage.ports:
+            part = min(left, max(0, evidence.drops.get(port, 0) - lost.get(port, 0)))
+            if part:
+                lost[port] = lost.get(port, 0) + part
+            left -= part
+        if left:
+            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + left
     return lost
 
 
@@ -266,9 +368,7 @@ def _ports(fabric: Fabric) -> list[tuple[str, bool]]:
     ]
 
 
-def _links(
-    fabric: Fabric, evidence: Evidence, flows: Sequence[SentFlow], measured: Sequence[Measured]
-) -> list[LinkUse]:
+def _links(fabric: Fabric, evidence: Evidence, flows: Sequence[SentFlow]) -> list[LinkUse]:
     ours = {(sent.flow.src_ip, sent.flow.dst_ip, sent.flow.qpn) for sent in flows}
     used: dict[str, list[int]] = {}  # port -> packets, bytes, flows
     for switch, table in evidence.counters.items():

@@ -20,12 +20,10 @@ def render(result: PathsResult, rows: int = _ROWS) -> str:
 def _verdict(result: PathsResult) -> list[str]:
     total = len(result.flows)
     wrong = sum(1 for proof in result.flows if proof.why)
-    measured = any(proof.measured for proof in result.flows)
-    sources = "prediction, oracle and counters" if measured else "prediction and oracle"
     if result.agree:
-        lines = [f"{sources} agree on the paths of all {total} QPs"]
+        lines = [f"{result.said} agree on the paths of all {total} QPs"]
     else:
-        lines = [f"NOT PROVEN: {sources} do not agree on {wrong} of {total} QPs"]
+        lines = [f"NOT PROVEN: {result.said} do not agree on {wrong} of {total} QPs"]
     return lines + [line for note in result.notes for line in _wrapped(f"  {note}")]
 
 
@@ -54,12 +52,12 @@ def _ratio(value: float | None) -> str:
 
 def _flows(result: PathsResult, rows: int) -> list[str]:
     wrong = [proof for proof in result.flows if proof.why]
-    right = sorted((p for p in result.flows if not p.why), key=lambda p: -len(p.predicted))  # far ones first
+    right = sorted((p for p in result.flows if not p.why), key=lambda p: -len(p.foretold))  # far ones first
     lines = [f"{'from':<9} {'to':<9} {'QPN':>8} {'sport':>5} {'packets':>9}  path"] if result.flows else []
     for proof in wrong[:rows]:
         lines += _disagreement(proof)
     for proof in right[:rows]:
-        lines += [_row(proof, " ".join(proof.measured or proof.predicted))]
+        lines += _wrapped(_row(proof, " ".join(proof.measured or proof.foretold)))
     hidden = len(wrong[rows:]) + len(right[rows:])
     if hidden:
         lines.append(f"and {hidden} more: --format json lists all")
@@ -72,11 +70,17 @@ def _row(proof: FlowProof, rest: str) -> str:
 
 
 def _disagreement(proof: FlowProof) -> list[str]:
-    paths = (("predicted", proof.predicted), ("oracle", proof.oracle), ("measured", proof.measured))
+    paths = [("oracle", proof.oracle), ("measured", proof.measured)]
+    if proof.predicted is not None:
+        paths.insert(0, ("predicted", proof.predicted))
     counted = f" ({', '.join(str(n) for n in proof.counted)} packets)" if proof.counted else ""
     return [
         *_wrapped(_row(proof, proof.why), "  "),
-        *(f"  {name:<9} {' '.join(path) or '-'}{counted if name == 'measured' else ''}" for name, path in paths),
+        *(
+            line
+            for name, path in paths
+            for line in _wrapped(f"  {name:<9} {' '.join(path) or '-'}{counted if name == 'measured' else ''}")
+        ),
     ]
 
 

@@ -88,21 +88,22 @@ class Trial:
             (_SYSCTL / f"ipv{version}" / f"fib_multipath_hash_{name}").write_text(str(value))
         (_SYSCTL / "ipv4/fib_multipath_hash_seed").write_text(str(seed))  # IPv6 reads this one, too
 
-    def route(self, version: int, weights: Sequence[int]) -> None:
-        """One route to ROUTED, over as many ports as there are weights."""
+    def route(self, version: int, weights: Sequence[int], prefix: str = "") -> None:
+        """One route to `prefix` (otherwise ROUTED), over as many ports as there are weights."""
         onlink = "onlink " if version == 4 else ""
         hops = [f"nexthop via {_GATEWAYS[version]} dev out{i} {onlink}weight {w}" for i, w in enumerate(weights)]
-        self._ip([f"route replace {ROUTED[version]} {' '.join(hops)}"], version)
+        self._ip([f"route replace {prefix or ROUTED[version]} {' '.join(hops)}"], version)
 
     def buckets(self, version: int, count: int, ports: int) -> tuple[int, ...]:
         """One route over a resilient group of so many buckets; which port each bucket has, as the kernel dealt them."""
-        lines = [f"nexthop replace id {1 + i} via {_GATEWAYS[version]} dev out{i} onlink" for i in range(ports)]
-        members = "/".join(str(1 + i) for i in range(ports))
-        lines.append(f"nexthop replace id 100 group {members} type resilient buckets {count}")
-        lines.append(f"route replace {ROUTED[version]} nhid 100")
+        first, group = 1000 * version, 1000 * version + 999
+        lines = [f"nexthop replace id {first + i} via {_GATEWAYS[version]} dev out{i} onlink" for i in range(ports)]
+        members = "/".join(str(first + i) for i in range(ports))
+        lines.append(f"nexthop replace id {group} group {members} type resilient buckets {count}")
+        lines.append(f"route replace {ROUTED[version]} nhid {group}")
         self._ip(lines, version)
-        said = run(["ip", "nexthop", "bucket", "show", "id", "100"]).out
-        return tuple(int(line.split(" nhid ")[1].split()[0]) - 1 for line in said.splitlines())
+        said = run(["ip", "nexthop", "bucket", "show", "id", str(group)]).out
+        return tuple(int(line.split(" nhid ")[1].split()[0]) - first for line in said.splitlines())
 
     def link(self, port: int, *, up: bool) -> None:
         """Set a port down: the kernel marks its next hops dead. Or up again, with its neighbours."""
