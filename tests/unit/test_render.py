@@ -25,6 +25,7 @@ FABRICS = {
     **{name: load_fabric(name) for name in presets()},
     "one": SMALL,
     "rails": FabricSpec(name="rails", racks=2, ctsw=3, hosts_per_rack=2, nics_per_host=4),
+    "six": FabricSpec(name="six", family="ipv6", racks=2, ctsw=3, hosts_per_rack=2, nics_per_host=2),
     "wide": FabricSpec(name="wide", racks=2, ctsw=16, hosts_per_rack=2),
     "private": FabricSpec(
         name="p172", racks=3, ctsw=5, hosts_per_rack=3, addressing=AddressingSpec(pool="172.16.0.0/12")
@@ -65,6 +66,10 @@ def comparable(files: dict[str, str]) -> dict[str, str]:
 def test_tiny_is_rendered_as_before(ecmp: str, golden_dir: Callable[[str, dict[str, str]], None]) -> None:
     spec = load_fabric("tiny", overrides=[f"routing.ecmp={ecmp}"])
     golden_dir(f"render/tiny-{ecmp}", comparable(rendered(build(spec))))
+
+
+def test_a_fabric_of_ipv6_is_rendered_as_before(golden_dir: Callable[[str, dict[str, str]], None]) -> None:
+    golden_dir("render/six", comparable(rendered(build(FABRICS["six"]))))
 
 
 def test_the_smallest_fabric_is_rendered_as_before(golden_dir: Callable[[str, dict[str, str]], None]) -> None:

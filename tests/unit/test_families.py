@@ -1,0 +1,111 @@
+"""A fabric's IP: every address of an IPv6 fabric follows from its file as those of IPv4 do."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, IPv6Interface, IPv6Network, ip_address
+from itertools import pairwise
+
+import pytest
+
+from topologies.fabric import Fabric, Tier
+from topologies.load import load_fabric, presets
+from topologies.shapes import build
+from topologies.spec import AddressingSpec, FabricSpec
+from topologies.specdata import differences, dump_spec, load_spec
+from topologies.switch.fib import Fib, NextHop
+
+
+@pytest.fixture(params=[*presets(), "rails"])
+def six(request: pytest.FixtureRequest) -> Fabric:
+    if request.param == "rails":
+        keys = {"racks": 2, "ctsw": 3, "nics_per_host": 4}
+        return build(FabricSpec.model_validate({"name": "rails", "family": "ipv6", **keys}))
+    return build(load_fabric(request.param, overrides=["family=ipv6"]))
+
+
+def test_nics_have_127s_of_their_racks_64_and_the_switch_the_even_end(six: Fabric) -> None:
+    for host in six.hosts:
+        for port in host.ports:
+            leaf = six.by_name[port.peer_node]
+            gateway = leaf.port(port.peer_port).address
+            assert isinstance(port.address, IPv6Interface)
+            assert isinstance(gateway, IPv6Interface)
+            assert leaf.prefix is not None
+            assert (port.address.network.prefixlen, leaf.prefix.prefixlen) == (127, 64)
+            assert port.address.network == gateway.network
+            assert port.address.ip in leaf.prefix
+            assert int(gateway.ip) % 2 == 0
+
+
+def test_no_two_ends_loopbacks_or_router_ids_are_the_same(six: Fabric) -> None:
+    ends = [port.address.ip for node in six.nodes for port in node.ports if port.address is not None]
+    loopbacks = [switch.loopback for switch in six.switches]
+    ids = [switch.router_id for switch in six.switches]
+    assert len({*ends, *loopbacks}) == len(ends) + len(loopbacks)
+    assert len(set(ids)) == len(ids)
+    assert all(isinstance(each, IPv4Address) for each in ids)
+    pool = six.spec.addressing.network
+    assert all(each is not None and each in pool for each in loopbacks)
+    prefixes = sorted(prefix for prefix in six.rack_prefixes if isinstance(prefix, IPv6Network))
+    assert len(prefixes) == len(six.rack_prefixes)
+    assert not any(one.overlaps(next_) for one, next_ in pairwise(prefixes))
+    assert not any(loopback in prefix for loopback in loopbacks if loopback is not None for prefix in prefixes)
+
+
+def test_a_loopback_shows_tier_and_index() -> None:
+    fabric = build(FabricSpec(name="x", family="ipv6", racks=7, ctsw=2))
+    assert fabric.by_name["rtsw7"].loopback == IPv6Address("fd00:0:0:ffff::1:7")
+    assert fabric.by_name["ctsw2"].loopback == IPv6Address("fd00:0:0:ffff::2:2")
+    assert fabric.by_name["rtsw7"].router_id == IPv4Address("10.255.16.7")
+
+
+def test_only_addresses_differ_between_the_families() -> None:
+    four, six = (build(load_fabric("demo", overrides=[f"family={word}"])) for word in ("ipv4", "ipv6"))
+    assert four.links == six.links
+    for a, b in zip(four.nodes, six.nodes, strict=True):
+        assert (a.name, a.asn, a.hash_seed, a.router_id) == (b.name, b.asn, b.hash_seed, b.router_id)
+        assert [(p.ref, p.mac, p.peer_ref) for p in a.ports] == [(p.ref, p.mac, p.peer_ref) for p in b.ports]
+    ways = [[set(map(frozenset, table.values())) for table in each.expected_next_hops.values()] for each in (four, six)]
+    assert ways[0] == ways[1]
+
+
+def test_defaults_are_the_familys_and_what_a_file_says_is_kept() -> None:
+    plain = FabricSpec(name="x", family="ipv6", racks=1, ctsw=1)
+    assert (plain.addressing.pool, plain.addressing.rack_prefix) == ("fd00::/48", 64)
+    own = FabricSpec(name="x", family="ipv6", racks=1, ctsw=1, addressing=AddressingSpec(pool="fd12:3456:789a::/48"))
+    assert (own.addressing.pool, own.addressing.rack_prefix) == ("fd12:3456:789a::/48", 64)
+    longer = FabricSpec(name="x", family="ipv6", racks=1, ctsw=1, addressing=AddressingSpec(rack_prefix=120))
+    assert (longer.addressing.pool, longer.addressing.rack_prefix) == ("fd00::/48", 120)
+
+
+def test_a_spec_of_ipv6_survives_being_stored() -> None:
+    spec = load_fabric("tiny", overrides=["family=ipv6"])
+    assert load_spec(dump_spec(spec)) == spec
+    changed = {path: (old, new) for path, old, new in differences(load_fabric("tiny"), spec)}
+    assert changed["family"] == ("ipv4", "ipv6")
+
+
+def test_an_older_record_without_a_family_is_one_of_ipv4() -> None:
+    data = dump_spec(load_fabric("tiny"))
+    del data["family"]
+    assert load_spec(data) == load_fabric("tiny")
+
+
+def test_the_longest_ipv6_prefix_is_found() -> None:
+    fabric = build(FabricSpec(name="x", family="ipv6", racks=2, ctsw=2))
+    routes = {
+        prefix: tuple(NextHop(port, number, "fe80::1") for number, port in enumerate(sorted(ports)))
+        for prefix, ports in fabric.expected_next_hops["rtsw1"].items()
+    }
+    fib = Fib("rtsw1", {IPv6Network("::/0"): (), **routes})
+    assert fib.match(ip_address("fd00::1")) == IPv6Network("fd00::/127")
+    assert fib.match(ip_address("fd00:0:0:1::77")) == IPv6Network("fd00:0:0:1::/64")
+    assert [hop.port for hop in fib.lookup(ip_address("fd00:0:0:1::3"))] == ["eth1", "eth2"]
+    assert fib.match(ip_address("2001:db8::1")) == IPv6Network("::/0")
+    assert Fib.from_json(fib.to_json()) == fib
+
+
+def test_tiers_are_the_same_tiers() -> None:
+    fabric = build(FabricSpec(name="x", family="ipv6", racks=2, ctsw=2, zones=2, atsw=2))
+    assert {node.tier for node in fabric.nodes} == set(Tier)
+    assert fabric.by_name["atsw2"].loopback == IPv6Address("fd00:0:0:ffff::3:2")
