@@ -1,0 +1,170 @@
+"""Plans on paper: the same queue pairs, number for number, as a run opens, and the same bytes, packet for packet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from topologies.fabric import Fabric
+from topologies.problems import InputError
+from topologies.shapes import build
+from topologies.spec import FabricSpec
+from traffic.collectives import find_pattern
+from traffic.nic.wire import IMM_BYTES, LAYOUTS, RETH_BYTES
+from traffic.options import RunOptions, SourcePorts
+from traffic.paper.columns import flows_of
+from traffic.paper.planfile import files_of, load_plan
+from traffic.paper.traffic import Traffic, traffic_of
+from traffic.paper.volume import Cutting, cutting, of_lengths, of_pattern
+from traffic.paths.hashes import FlowArrays
+from traffic.plan import build_plan
+from traffic.ranks import part_sizes
+from traffic.schedule import build_schedule
+
+SPORTS = {
+    "qpn": SourcePorts(),
+    "fixed:5000": SourcePorts("fixed", (5000,)),
+    "list:7,8,9": SourcePorts("list", (7, 8, 9)),
+}
+
+
+def fabric(**keys: object) -> Fabric:
+    return build(FabricSpec.model_validate({"name": "small", "racks": 3, "ctsw": 2, "hosts_per_rack": 2, **keys}))
+
+
+def plan_file(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def traffic(typed: str, **keys: object) -> Traffic:
+    return traffic_of(fabric(**keys), load_plan(typed))
+
+
+@pytest.mark.parametrize("placement", ["block", "cyclic", "host4,host1,host6,host2"])
+@pytest.mark.parametrize("sport", SPORTS)
+@pytest.mark.parametrize("qps", [1, 3, 16])
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+def test_a_plan_on_paper_has_the_queue_pairs_of_a_run(
+    placement: str, sport: str, qps: int, family: str, tmp_path: Path
+) -> None:
+    built = fabric(nics_per_host=2, family=family)
+    typed = plan_file(
+        tmp_path / "p.yml",
+        f"collective: all-reduce\nqps: {qps}\nsport: {sport}\nplacement: {placement}\nranks: 7\n",
+    )
+    paper = traffic_of(built, load_plan(typed))
+    options = RunOptions(qps=qps, source_ports=SPORTS[sport], placement=placement, ranks=7)
+    plan = build_plan(built, options)
+    assert tuple(paper.endpoints) == plan.endpoints
+    wanted = FlowArrays.of(plan.flows())
+    parts = [flows_of(paper.connections, part, paper.address) for part in paper.connections.batches(limit=2 * qps)]
+    assert len(parts) == 4  # of seven connections: as many batches as that takes
+    for column in ("src", "dst", "sport", "dport", "qpn"):
+        found = np.concatenate([getattr(part, column) for part in parts])
+        assert (found == getattr(wanted, column)).all(), column
+    ends = [(q.src_rank, q.dst_rank) for q in plan.qps[::qps]]
+    assert list(zip(paper.connections.src.tolist(), paper.connections.dst.tolist(), strict=True)) == ends
+
+
+def frames(payload: int, mtu: int, overhead: int) -> int:
+    """A message's bytes on the wire, packet by packet."""
+    total = 0
+    for start in range(0, payload, mtu):
+        size = min(mtu, payload - start)
+        total += overhead + size + -size % 4
+        total += RETH_BYTES if start == 0 else 0
+        total += IMM_BYTES if start + size == payload else 0
+    return total
+
+
+@pytest.mark.parametrize("qp_mode", ["split", "round-robin"])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("count", [3, 1000, 100_003])
+def test_bytes_of_a_ring_are_those_of_its_messages(qp_mode: str, ranks: int, count: int) -> None:
+    pattern = find_pattern("all-reduce", "ring")
+    qps, chunk, mtu, overhead = 4, 4096 * 3, 4096, LAYOUTS[4].overhead_bytes
+    cut = Cutting(mtu, overhead, qps, "split" if qp_mode == "split" else "round-robin", chunk)
+    pairs, kind, volume = of_pattern(pattern, ranks, count, cut)
+    for (src, _), row in zip(pairs, kind, strict=True):
+        wire, turn, payload = [0] * qps, 0, 0
+        for send in build_schedule(pattern, ranks, src, count, chunk).sends:
+            size = (send.hi - send.lo) * 4
+            payload += size
+            if qp_mode == "split":
+                for index, (_, part) in enumerate(part_sizes(size, qps)):
+                    wire[index] += frames(part, mtu, overhead)
+            else:
+                wire[turn % qps] += frames(size, mtu, overhead)
+                turn += 1
+        assert volume.payload[row].sum() == payload
+        if qp_mode == "split" or count % ranks == 0:
+            assert volume.wire[row].tolist() == wire
+        else:  # which of the QPs got the message that is an element longer differs between ranks of a kind
+            assert volume.wire[row].sum() == sum(wire)
+            assert np.abs(volume.wire[row] - wire).max() <= 4 * len(wire) * ranks
+
+
+@pytest.mark.parametrize("qp_mode", ["split", "round-robin"])
+def test_bytes_of_a_matrix_are_those_of_its_messages(qp_mode: str) -> None:
+    qps, chunk, mtu, overhead = 3, 8192, 1024, LAYOUTS[4].overhead_bytes
+    cut = Cutting(mtu, overhead, qps, "split" if qp_mode == "split" else "round-robin", chunk)
+    lengths = np.array([1, 130, 8192, 8193, 100_000, 24576])
+    volume = of_lengths(lengths, cut)
+    for length, wire, payload in zip(lengths.tolist(), volume.wire.tolist(), volume.payload.tolist(), strict=True):
+        wanted = [0] * qps
+        for turn, start in enumerate(range(0, length, chunk)):
+            size = min(chunk, length - start)
+            if qp_mode == "split":
+                for index, (_, part) in enumerate(part_sizes(size, qps)):
+                    wanted[index] += frames(part, mtu, overhead)
+            else:
+                wanted[turn % qps] += frames(size, mtu, overhead)
+        assert wire == wanted
+        assert sum(payload) == length
+
+
+def test_ipv6_headers_are_twenty_bytes_longer() -> None:
+    four, six = (cutting(fabric(family=family), 1, "split", 4096) for family in ("ipv4", "ipv6"))
+    assert six.overhead - four.overhead == 20
+
+
+def test_named_matrices_say_who_sends_to_whom() -> None:
+    def pairs(typed: str) -> list[tuple[int, int]]:
+        found = traffic(typed).connections
+        return list(zip(found.src.tolist(), found.dst.tolist(), strict=True))
+
+    assert pairs("shift:2") == [(0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1)]
+    assert pairs("incast:3") == [(1, 0), (2, 0), (3, 0)]
+    assert pairs("all-to-all") == [(a, b) for a in range(6) for b in range(6) if a != b]
+    drawn = pairs("permutation")
+    assert sorted(b for _, b in drawn) == [a for a, _ in drawn] == list(range(6))
+    assert all(a != b for a, b in drawn)
+    assert pairs("permutation:7") != drawn
+    assert pairs("permutation") == drawn
+
+
+def test_a_matrix_file_is_read_by_rank_host_or_nic_and_rows_add_up(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("dst, src, bytes\nhost2,0,1K\n\nhost2:eth1,host1,24\n4,host6:eth1,0\n0,host3,7\n")
+    found = traffic(plan_file(tmp_path / "p.yml", "matrix: m.csv\n"))
+    connections = found.connections
+    assert (connections.src.tolist(), connections.dst.tolist()) == ([0, 2], [1, 0])
+    assert found.volume.payload[connections.kind].ravel().tolist() == [1048, 7]
+
+
+def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:
+    typed = plan_file(tmp_path / "p.yml", "matrix: sub/m.csv\n")
+    assert files_of(typed) == [typed, str(tmp_path / "sub/m.csv")]
+    assert files_of("ring,qps=4") == []
+    assert files_of(None) == []
+    assert files_of(plan_file(tmp_path / "q.yml", "[broken")) == [str(tmp_path / "q.yml")]
+
+
+def test_a_matrix_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("traffic.paper.matrix.free_memory", lambda: 1000)
+    with pytest.raises(InputError, match=r"makes 30 connections of 6 ranks: .* GB are free"):
+        traffic("all-to-all")
+    with pytest.raises(InputError, match="makes 6 connections"):
+        traffic("ring")
