@@ -135,7 +135,7 @@ def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     for node in lab.fabric.switches:
         now = read_hashing(lab.name, handles[node.name])
         rules = _rules(lab, node)
-        policy = hashing.number(rules["net.ipv4.fib_multipath_hash_policy"])
+        policy = hashing.number(rules[f"net.ipv{lab.fabric.spec.ip_version}.fib_multipath_hash_policy"])
         seed = hashing.number(rules.get("net.ipv4.fib_multipath_hash_seed", str(node.hash_seed or 1)))
         if (now.mode, now.seed, now.policy) != (mode, seed, policy):
             faults.append(f"{node.name}: {now.mode} with seed {now.seed} and policy {now.policy}, not {mode}")
