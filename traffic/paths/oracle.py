@@ -14,13 +14,15 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 from topologies.fabric import Fabric, Port, Tier
+from topologies.families import Version
 from topologies.namespace import inside
 from topologies.problems import CheckError, Problem
 from topologies.runtimes import NodeHandle
-from topologies.switch.fib import NextHop, read_names, route_hops
+from topologies.switch.fib import Fib, NextHop, read_fib, read_names, route_hops
 from topologies.switch.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing, pin_dir, programmed
 from topologies.switch.libbpf import Program
 from topologies.switch.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
@@ -99,6 +101,7 @@ class _Switch:
         self._handle = handle
         self._hashing = hashing
         self._flows = flows
+        self._tables: dict[Version, Fib] = {}  # read when an answer alone does not say enough
 
     def ask(self, arrivals: Sequence[_Arrival]) -> list[Ports]:
         """The egress ports of each arrival; none where the kernel refuses."""
@@ -119,7 +122,10 @@ class _Switch:
             matched = self._matched(netlink, [arrivals[at] for at in (*values, *sorted(spread))], indexes, names)
             for at, hops in zip((*values, *sorted(spread)), matched, strict=True):
                 live = tuple(hop.port for hop in hops if not hop.dead)
-                found[at] = tuple(dict.fromkeys(live)) if at in spread else _take(hops, values[at] >> 1)
+                if at in spread:
+                    found[at] = tuple(dict.fromkeys(live))
+                else:
+                    found[at] = self._bucket(arrivals[at], values[at] >> 1) or _take(hops, values[at] >> 1)
             rest = [at for at in range(len(arrivals)) if at not in found]
             found.update(zip(rest, self._hashed(netlink, [arrivals[at] for at in rest], indexes, names), strict=True))
         return [found[at] for at in range(len(arrivals))]
@@ -162,9 +168,33 @@ class _Switch:
     def _matched(
         self, netlink: RouteSocket, arrivals: Sequence[_Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
     ) -> list[tuple[NextHop, ...]]:
-        """The next hops of the route that the kernel finds for each arrival."""
+        """The next hops of the route that the kernel finds for each arrival, in the route's order."""
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, _RTM_F_FIB_MATCH) for a in arrivals])
-        return [() if isinstance(answer, int) else route_hops(answer, names) for answer in answers]
+        found = [() if isinstance(answer, int) else route_hops(answer, names) for answer in answers]
+        return [self._ordered(arrival, hops) for arrival, hops in zip(arrivals, found, strict=True)]
+
+    def _ordered(self, arrival: _Arrival, hops: tuple[NextHop, ...]) -> tuple[NextHop, ...]:
+        """IPv6 answers beginning with the sibling that it chose (rt6_fill_node); its table has the first one first."""
+        if len(hops) < 2 or self._version(arrival) == 4:
+            return hops
+        order = self._table(6).lookup(ip_address(self._flows[arrival.row].dst_ip))
+        turned = {hops[at:] + hops[:at] for at in range(len(hops))}
+        return order if order in turned else hops
+
+    def _bucket(self, arrival: _Arrival, value: int) -> Ports:
+        """The port of the bucket that a value falls in, where the route's next hops are a resilient group."""
+        table = self._table(self._version(arrival))
+        prefix = table.match(ip_address(self._flows[arrival.row].dst_ip))
+        dealt = table.buckets.get(prefix, ()) if prefix is not None else ()
+        return (table.routes[prefix][dealt[value % len(dealt)]].port,) if prefix is not None and dealt else ()
+
+    def _version(self, arrival: _Arrival) -> Version:
+        return 6 if ":" in self._flows[arrival.row].dst_ip else 4
+
+    def _table(self, version: Version) -> Fib:
+        if version not in self._tables:
+            self._tables[version] = read_fib(self._handle, version)
+        return self._tables[version]
 
     def _run(self, arrivals: Sequence[_Arrival], indexes: Mapping[str, int]) -> Iterator[tuple[int | None, int]]:
         """Of each arrival the port that the program steers to (0: none), and the hash that it gives.
