@@ -116,9 +116,9 @@ class _Forecast:
         scenarios = self._hashed(0)
         befores: list[int | None] = [None] * len(scenarios)
         if self._trouble and self._modes[0] in how.HASHED:
-            own = how.rule_of(spec, self._modes[0])
             for key, on in _GROUPS.items():
-                rules = how.rules_of(wires, how.resilient(own, on=on), self._steering, wires.seeds)
+                rule = how.rule_of(spec, self._modes[0], resilient=on)
+                rules = how.rules_of(wires, rule, self._steering, wires.seeds)
                 scenarios += [Scenario(f"{key}/before", self._before, rules), Scenario(key, self._after, rules)]
                 befores += [None, len(scenarios) - 2]
         return scenarios, befores

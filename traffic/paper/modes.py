@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topologies.spec import FabricSpec
-from topologies.switch.hashing import MODES, POLICY_L4
+from topologies.switch.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, kernel_policy, options_of
 from traffic.paper.wires import Wires
 from traffic.paths.hashes import U32
 from traffic.paths.rules import SPREADING, Rule, Rules, SteeringTables
@@ -44,9 +44,13 @@ def said_of(own: str) -> str:
     return ""
 
 
-def rule_of(spec: FabricSpec, mode: str) -> Rule:
-    """How switches of a fabric choose in a mode, with the options of its file."""
-    return Rule(mode) if mode == "flow" else Rule(mode, POLICY_L4)
+def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> Rule:
+    """How switches of a fabric choose in a mode, with the options of its file. resilient: in place of the file's."""
+    options = options_of(spec.routing)
+    options = options if resilient is None else replace(options, resilient=resilient)
+    policy = kernel_policy(mode, options, spec.ip_version)
+    fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
+    return Rule(mode, policy, fields, options.udf, options.resilient, options.buckets)
 
 
 def rules_of(wires: Wires, rule: Rule, steering: SteeringTables, seeds: U32) -> Rules:
@@ -63,10 +67,3 @@ def other_seeds(seeds: U32, trial: int) -> U32:
     drawn = [zlib.crc32(f"trial {trial}/{int(seed)}".encode()) or 1 for seed in unique]
     table: npt.NDArray[np.uint32] = np.array(drawn, dtype=np.uint32)
     return table[where.ravel()]
-
-
-def resilient(rule: Rule, on: bool) -> Rule:
-    """The rule with resilient groups, or without; the program hashes for them, so the policy is its."""
-    if on:
-        return replace(rule, resilient=True, policy=POLICY_L4)
-    return replace(rule, resilient=False)

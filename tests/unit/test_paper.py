@@ -1,0 +1,235 @@
+"""Predictions on paper: against flow-by-flow prediction, against sums, and against what cannot be otherwise."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from topologies.events import Silent
+from topologies.fabric import Fabric, Tier
+from topologies.problems import InputError
+from topologies.shapes import build
+from topologies.spec import FabricSpec
+from topologies.switch.fib import Fib, NextHop
+from topologies.switch.hashing import hashing_of
+from traffic.options import RunOptions
+from traffic.paper.forecast import Ask, forecast
+from traffic.paper.loads import Scenario, carry, demand_of, nics_of, spread_evenly
+from traffic.paper.modes import HASHED, compared, other_seeds, rule_of, rules_of
+from traffic.paper.planfile import load_plan
+from traffic.paper.result import Prediction
+from traffic.paper.traffic import traffic_of
+from traffic.paper.wires import Wires, forwarding_of, trouble_of, wires_of
+from traffic.paths.predict import predict
+from traffic.paths.rules import Rule, steering_like
+from traffic.plan import build_plan
+
+TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
+THREE: dict[str, Any] = {"zones": 3, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
+UCMP: dict[str, Any] = {**TWO, "link": {"exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}}, "routing": {"ucmp": True}}
+SHAPES: dict[str, dict[str, Any]] = {"two": TWO, "three": THREE, "ucmp": UCMP, "ipv6": {**THREE, "family": "ipv6"}}
+
+
+@cache
+def spec_of(shape: str) -> FabricSpec:
+    return FabricSpec.model_validate({"name": "small", **SHAPES[shape]})
+
+
+def fibs_of(fabric: Fabric, wires: Wires) -> dict[str, Fib]:
+    """What kernels would have, built from the routes that live labs are checked against, not from arrays."""
+    fibs = {}
+    forwarding = forwarding_of(wires)
+    for row, node in enumerate(fabric.switches):
+        routes = {}
+        for prefix, ports in fabric.expected_next_hops[node.name].items():
+            names = [port.name for port in node.ports if port.name in ports]
+            weights = dict.fromkeys(names, 1)
+            if fabric.spec.routing.ucmp and prefix in fabric.rack_prefixes:
+                rack = (fabric.by_name[fabric.rack_prefixes[prefix]].rack or 0) - 1
+                group = int(forwarding.group[row, rack])
+                part = slice(*forwarding.start[group : group + 2])
+                refs = [wires.ports[at] for at in forwarding.member[part]]
+                weights = {r.split(":")[1]: int(w) for r, w in zip(refs, forwarding.weight[part], strict=True)}
+                names.sort(key=weights.__getitem__)
+            routes[prefix] = tuple(NextHop(name, i, "", weights[name]) for i, name in enumerate(names))
+        fibs[node.name] = Fib(node.name, routes)
+    return fibs
+
+
+def ask(shape: str, plan: str = "ring,qps=16", **keys: object) -> Prediction:
+    return forecast(spec_of(shape), load_plan(plan), Ask(**keys), Silent())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", HASHED)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ports_carry_what_flow_by_flow_prediction_says(shape: str, mode: str) -> None:
+    spec = spec_of(shape)
+    fabric = build(spec)
+    wires = wires_of(fabric)
+    plan = build_plan(fabric, RunOptions(qps=5, placement="cyclic"))
+    hashing = {node.name: hashing_of(fabric, node, mode) for node in fabric.switches}
+    paths = predict(fabric, fibs_of(fabric, wires), hashing, plan.flows())
+    wanted: dict[str, int] = {}
+    for flow, path in zip(plan.flows(), paths, strict=True):
+        nic = next(e.nic for e in plan.endpoints if e.host == flow.src)
+        for port in (nic, *path):
+            wanted[port] = wanted.get(port, 0) + 1
+    found = forecast(spec, load_plan("ring,qps=5,placement=cyclic"), Ask(mode=mode), Silent())
+    flows = found.modes[0].flows
+    assert flows is not None
+    assert {port: round(count) for port, count in zip(found.wires.ports, flows, strict=True) if count} == wanted
+    assert found.unreachable == 0
+
+
+@pytest.mark.parametrize("down", [(), ("ctsw1",), ("rtsw1:eth1", "ctsw2:eth2")])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_enters_a_switch_leaves_it(shape: str, down: tuple[str, ...]) -> None:
+    found = ask(shape, "all-to-all,qps=3", down=down)
+    wires = found.wires
+    for mode in found.modes:
+        out = np.bincount(wires.owner[wires.owner >= 0], weights=mode.bytes[wires.owner >= 0])
+        into = np.bincount(wires.peer[wires.peer >= 0], weights=mode.bytes[wires.peer >= 0])
+        assert into == pytest.approx(out), mode.mode
+        sent = mode.bytes[wires.owner < 0].sum()
+        assert sent == pytest.approx(mode.bytes[wires.direction == wires.direction.max()].sum())
+        assert sent == pytest.approx(found.modes[0].bytes[wires.owner < 0].sum())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_even_split_is_what_spraying_every_flow_comes_to(shape: str) -> None:
+    fabric = build(spec_of(shape))
+    wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan("all-to-all"))
+    forwarding, nics = forwarding_of(wires), nics_of(wires, traffic)
+    rules = rules_of(wires, Rule("spray", 1), steering_like(forwarding), wires.seeds)
+    sprayed = carry(wires, traffic, nics, [Scenario("spray", forwarding, rules)])[0]
+    even = spread_evenly(wires, forwarding, demand_of(wires, traffic, nics, forwarding))
+    assert even == pytest.approx(sprayed.bytes)
+    assert sprayed.unreachable == 0
+
+
+def test_an_even_split_of_an_even_fabric_meets_the_roofline_and_nothing_beats_it() -> None:
+    for shape in ("two", "three"):
+        for plan in ("all-to-all", "permutation,qps=4", "shift:2"):
+            found = ask(shape, plan)
+            by_mode = {mode.mode: mode for mode in found.modes}
+            assert by_mode["even split"].ratio == pytest.approx(1.0)
+            assert all((mode.ratio or 0) > 1 - 1e-9 for mode in found.modes)
+
+
+def test_a_roofline_may_be_a_cut_and_not_a_nic() -> None:
+    spec = replace_spec("three", oversubscription=6.0)
+    found = forecast(spec, load_plan("shift:4"), Ask(), Silent())
+    assert found.roofline.what.startswith("all links from zone")
+    assert found.roofline.seconds > found.roofline.nic_s
+    incast = ask("two", "incast:5")
+    assert incast.roofline.what == "rtsw1:eth5"  # the one that receives; its rack has four uplinks
+    assert incast.roofline.seconds == incast.roofline.nic_s
+
+
+def replace_spec(shape: str, **keys: object) -> FabricSpec:
+    return FabricSpec.model_validate({"name": "small", **SHAPES[shape], **keys})
+
+
+def test_pinned_slices_are_dealt_over_uplinks() -> None:
+    found = forecast(spec_of("two"), load_plan("shift:3"), Ask(mode="pinned"), Silent())
+    wires, flows = found.wires, found.modes[0].flows
+    assert flows is not None
+    # Each rank sends to its like in the next rack: NIC i of a rack over uplink i, so the fourth one idles.
+    for rack in (1, 2, 3):
+        assert [round(flows[wires.id_of[f"rtsw{rack}:eth{i}"]]) for i in (1, 2, 3, 4)] == [1, 1, 1, 0]
+
+
+def test_a_node_that_is_down_carries_nothing_and_its_hosts_are_named() -> None:
+    found = ask("three", "all-to-all", down=("ctsw1", "rtsw2"))
+    wires = found.wires
+    dead = [at for at, port in enumerate(wires.ports) if port in found.trouble.dead]
+    for mode in found.modes:
+        assert not mode.bytes[dead].any()
+    ranks, gone = 12, 2
+    assert found.unreachable == 2 * gone * (ranks - gone) + gone
+    assert "host1:eth1 to host3:eth1" in found.named
+    assert "rtsw2:eth1" not in {row["port"] for row in found.links()}
+
+
+def test_a_drained_switch_carries_no_transit_and_loses_nobody() -> None:
+    found = ask("three", "all-to-all,qps=4", drain=("ctsw2",))
+    wires = found.wires
+    switch = wires.switch_id["ctsw2"]
+    for mode in found.modes:
+        assert not mode.bytes[wires.owner == switch].any()
+    assert found.unreachable == 0
+
+
+def test_resilient_groups_move_only_what_has_to() -> None:
+    found = ask("two", "all-to-all,qps=16", down=("ctsw3",))
+    moved = found.moved
+    assert moved is not None
+    assert moved.moved["resilient"] == moved.lost["resilient"] > 0
+    assert moved.moved["threshold"] > 1.2 * moved.lost["threshold"]
+    # One of four next hops is gone: a quarter of what leaves its rack.
+    assert moved.lost["threshold"] / moved.flows == pytest.approx(0.25 * 6 / 8, abs=0.06)
+
+
+def test_trials_are_the_same_each_time_and_more_of_them_are_other_draws() -> None:
+    one, same, more = (ask("three", trials=n).modes[0].trials for n in (5, 5, 9))
+    assert one == same != more
+    assert set(one) == {"ratio", *(f"mmr {d}" for d in range(6))}
+    assert one["ratio"].p5 <= one["ratio"].mean <= one["ratio"].p95
+
+
+def test_seeds_that_were_shared_stay_shared_in_every_trial() -> None:
+    seeds = np.array([7, 7, 9, 7], dtype=np.uint32)
+    for trial in range(1, 5):
+        drawn = other_seeds(seeds, trial)
+        assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
+        assert (drawn != other_seeds(seeds, trial + 1)).all()
+    assert (other_seeds(seeds, 0) == seeds).all()
+
+
+def test_the_mode_of_the_file_comes_first() -> None:
+    assert compared("e-ecmp") == ["e-ecmp", "flow", "pinned", "even split"]
+    assert compared("spray")[0] == compared("flowlet")[0] == "even split"
+    assert compared("exact-match")[0] == "e-ecmp"
+    assert ask("two", mode="pinned").modes[0].mode == "pinned"
+    assert "spray has no path" in ask("two", mode="spray").notes[0]
+
+
+def test_a_rule_is_that_of_a_live_switch() -> None:
+    fabric = build(spec_of("two"))
+    from traffic.paths.predict import rule_of as live
+
+    for mode in ("flow", "e-ecmp", "pinned", "spray", "flowlet", "exact-match"):
+        node = next(n for n in fabric.switches if n.tier is Tier.RTSW)
+        assert rule_of(fabric.spec, mode) == live(hashing_of(fabric, node, mode))
+
+
+def test_shared_seeds_polarise_on_paper_too() -> None:
+    shared = replace_spec("three", routing={"seed": "shared", "ecmp": "e-ecmp"}, ctsw=2, atsw=2)
+    found = forecast(shared, load_plan("all-to-all,qps=16"), Ask(), Silent())
+    flows = found.modes[0].flows
+    assert flows is not None
+    tops = np.flatnonzero(found.wires.direction == 2)
+    assert (flows[tops] == 0).sum() == len(tops) // 2  # each CTSW uses one of its two uplinks
+    apart = replace_spec("three", routing={"ecmp": "e-ecmp"}, ctsw=2, atsw=2)
+    flows = forecast(apart, load_plan("all-to-all,qps=16"), Ask(), Silent()).modes[0].flows
+    assert flows is not None and flows[tops].all()
+
+
+def test_down_and_drain_name_what_is_there() -> None:
+    fabric = build(spec_of("two"))
+    with pytest.raises(InputError) as caught:
+        trouble_of(fabric, ["rtsw9", "rtsw1:eth99", "ctsw1"], ["host1", "cstw2"])
+    assert [p.what for p in caught.value.problems] == [
+        "--down rtsw9", "--down rtsw1:eth99", "--drain host1", "--drain cstw2",
+    ]  # fmt: skip
+    assert trouble_of(fabric, ["rtsw1:eth2"], []).dead == {"rtsw1:eth2", "ctsw2:eth1"}
+
+
+def test_entropy_sees_that_a_fixed_source_port_hides_queue_pairs() -> None:
+    free, fixed = (ask("two", f"ring,qps=16,sport={sport}") for sport in ("qpn", "fixed:4000"))
+    assert free.entropy.distinct == free.entropy.flows == 9 * 16
+    assert fixed.entropy.distinct == 9
+    assert fixed.entropy.bits == pytest.approx(np.log2(9))
