@@ -7,6 +7,7 @@ Out: nothing, or MachineError with the command that mends each shortcoming.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Final
 
 from topologies.fabric import Fabric
 from topologies.problems import MachineError, Problem
+from topologies.process import run
 
 FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
 SYSCTLS: Final = Path("/proc/sys")
@@ -41,6 +43,19 @@ def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
 def frr_dir() -> Path | None:
     """Where FRR's daemons are, or None."""
     return next((path for path in FRR_DIRS if (path / "zebra").exists()), None)
+
+
+def frr_release() -> tuple[int, ...] | None:
+    """The release of the FRR that is installed, as (8, 4, 4); None where there is none, or it does not tell."""
+    where = frr_dir()
+    if where is None:
+        return None
+    try:
+        said = run([str(where / "zebra"), "--version"], check=False).out
+    except MachineError:
+        return None
+    found = re.search(r"version ([0-9]+(?:\.[0-9]+)*)", said)
+    return tuple(int(part) for part in found[1].split(".")) if found else None
 
 
 def _rights() -> Iterator[Problem]:
@@ -72,8 +87,8 @@ def _programs(*, daemons: bool) -> Iterator[Problem]:
 
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
-    # Only the kernel's own hash needs it: under e-ecmp the seed is the BPF program's.
-    if fabric.spec.routing.ecmp == "flow" and not SYSCTLS.joinpath(*SEED.split(".")).exists():
+    # Only the kernel's own hash needs it: in all other modes the seed is the BPF program's.
+    if not fabric.spec.routing.by_program and not SYSCTLS.joinpath(*SEED.split(".")).exists():
         yield Problem(
             "kernel",
             SEED,

@@ -38,8 +38,6 @@ BOUND_FILES: Final[Mapping[Dialect, Sequence[str]]] = {**SWITCH_FILES, "frr": ("
 GROUPS: Final[Mapping[str, str]] = {
     Tier.HOST.value: "server", Tier.RTSW.value: "leaf", Tier.CTSW.value: "spine", Tier.ATSW.value: "superspine",
 }  # fmt: skip
-# Source and destination address, protocol, source and destination port (ip-sysctl, fib_multipath_hash_fields).
-FIVE_TUPLE_FIELDS: Final = 0x37
 # 90 MB of netlink receive buffer is Debian's own default: a burst of links and routes must not overrun zebra.
 MGMTD_OPTIONS: Final = "-P 0"
 ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
@@ -162,9 +160,9 @@ def mgmt_subnet(fabric: Fabric) -> IPv4Network:
 def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
     """What makes a namespace a router; the per-switch hash seed is set at the node.
 
-    `flow` lets the kernel hash the five-tuple; under e-ecmp a BPF program sets the packet's hash, which policy 1 uses.
+    `flow` lets the kernel hash the five-tuple; in other modes a BPF program sets the packet's hash: policy 1 takes it.
     """
-    flow = fabric.spec.routing.ecmp == "flow"
+    hashing = _hashing_sysctls(fabric)
     if fabric.spec.ip_version == 6:
         return {
             "net.ipv6.conf.all.forwarding": "1",
@@ -174,13 +172,8 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
             **_KEPT_ADDRESSES,
             "net.ipv6.conf.all.ignore_routes_with_linkdown": "1",
             "net.ipv6.conf.default.ignore_routes_with_linkdown": "1",
-            # The 5-tuple under `flow`, too: policy 3 hashes an IPv6 packet otherwise than the kernel says when it is
-            # asked for a route (rt6_multipath_custom_hash_skb, rt6_multipath_custom_hash_fl6).
-            "net.ipv6.fib_multipath_hash_policy": "1",
+            **hashing,
         }
-    hashing = {"net.ipv4.fib_multipath_hash_policy": "3" if flow else "1"}
-    if flow:
-        hashing["net.ipv4.fib_multipath_hash_fields"] = str(FIVE_TUPLE_FIELDS)
     return {
         "net.ipv4.ip_forward": "1",
         "net.ipv6.conf.all.forwarding": "1",
@@ -194,6 +187,15 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
         "net.ipv4.conf.default.ignore_routes_with_linkdown": "1",
         **hashing,
     }
+
+
+def _hashing_sysctls(fabric: Fabric) -> dict[str, str]:
+    from topologies.switch.hashing import POLICY_CUSTOM, SEED, options_of, sysctls
+
+    routing = fabric.spec.routing
+    rules = sysctls(routing.ecmp, 1, options_of(routing), fabric.spec.ip_version)
+    custom = str(POLICY_CUSTOM) in (value for key, value in rules.items() if key.endswith("policy"))
+    return {key: value for key, value in rules.items() if key != SEED and (custom or not key.endswith("fields"))}
 
 
 # A link that goes down and up again must not cost it its IPv6 addresses; IPv4 keeps them anyway.

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from topologies.families import FAMILIES, IPV4, Family, Network, Version
 from topologies.linkrates import unknown
-from topologies.units import parse_rate, parse_size
+from topologies.units import parse_duration, parse_rate, parse_size
 
 ROCE_OVERHEAD: Final = IPV4.overhead  # the most that an IPv4 packet carries beside its payload, bytes
 _MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
@@ -48,6 +48,7 @@ def _parsed(parser: Any) -> BeforeValidator:
 
 Size = Annotated[int, _parsed(parse_size)]
 Rate = Annotated[int, _parsed(parse_rate)]
+Duration = Annotated[int, _parsed(parse_duration)]  # nanoseconds
 _LinkRate = Annotated[Rate, Field(ge=_SLOWEST, le=_FASTEST)]
 
 
@@ -64,15 +65,54 @@ class LinkSpec(_Strict):
     exceptions: dict[str, _LinkRate] = {}  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways
 
 
+class UdfSpec(_Strict):
+    """Bytes that are hashed beside addresses and ports: so many from `offset` on, counted from a header's start."""
+
+    base: Literal["l3", "l4", "bth"] = "bth"
+    offset: int = Field(default=5, ge=0, le=127)
+    bytes: int = Field(default=3, ge=1, le=4)
+
+
+class HashSpec(_Strict):
+    """What the modes of `routing.ecmp` go by. Each key counts in the modes that use it, also when a lab is switched."""
+
+    policy: Literal["fields", "l3", "l4"] = "fields"  # flow
+    fields: list[Literal["src", "dst", "proto", "flowlabel", "sport", "dport"]] = Field(
+        default=["src", "dst", "proto", "sport", "dport"], min_length=1
+    )
+    udf: UdfSpec = UdfSpec()
+    gap: Duration = Field(default=20_000_000, ge=1_000, le=10**10)  # flowlet
+    first: Literal["hash", "load"] = "hash"  # flowlet
+    choice: Literal["random", "round-robin"] = "random"  # spray
+    buckets: int = Field(default=256, ge=1, le=1024)  # resilient
+
+    @model_validator(mode="after")
+    def _fields_count(self) -> HashSpec:
+        twice = [field for field in dict.fromkeys(self.fields) if self.fields.count(field) > 1]
+        if twice:
+            raise at("routing.hash.fields", f"has {twice[0]} twice", "keep one of the two")
+        if self.policy != "fields" and self.fields != type(self).model_fields["fields"].default:
+            why = f"has no effect under policy: {self.policy}"
+            raise at("routing.hash.fields", why, "leave it out, or take policy: fields", given=["routing.hash.policy"])
+        return self
+
+
 class RoutingSpec(_Strict):
     """Control plane and path choice."""
 
     bgp: Literal["unnumbered"] = "unnumbered"
-    ecmp: Literal["flow", "e-ecmp"] = "flow"
+    ecmp: Literal["flow", "e-ecmp", "flowlet", "spray", "pinned", "exact-match"] = "flow"
     # per-switch: every switch hashes differently; per-tier: each tier does; shared: all alike (polarisation); a number:
     # all have that one. See topologies/seeds.py.
     seed: Literal["per-switch", "per-tier", "shared"] | Annotated[int, Field(ge=1, le=2**32 - 1)] = "per-switch"
+    hash: HashSpec = HashSpec()
+    resilient: bool = False  # a hash chooses a bucket, and a bucket has a home among the next hops
     ucmp: bool = False  # next hops weighted by the bandwidth behind them (BGP link-bandwidth community)
+
+    @property
+    def by_program(self) -> bool:
+        """Whether RoCEv2 is hashed or steered by the switches' BPF program, and not by the kernel alone."""
+        return self.ecmp != "flow" or self.resilient
 
 
 class QueuesSpec(_Strict):
@@ -126,6 +166,9 @@ class AddressingSpec(_Strict):
 def _inside(network: Network, space: Network) -> bool:
     """Whether all of a network is in another of its version."""
     return network.network_address in space and network.prefixlen >= space.prefixlen
+
+
+_FIVE_TUPLE: Final = (HashSpec().policy, HashSpec().fields)
 
 
 class FabricSpec(_Strict):
@@ -221,6 +264,23 @@ class FabricSpec(_Strict):
     def ip_version(self) -> Version:
         """4 or 6."""
         return self.ip.version
+
+    @model_validator(mode="after")
+    def _hashing_fits(self) -> FabricSpec:
+        routing, chosen = self.routing, self.routing.hash
+        if "flowlabel" in chosen.fields and self.family == "ipv4":
+            raise at("routing.hash.fields", "has flowlabel, which IPv4 does not have", "leave it out", given=["family"])
+        if routing.resilient and routing.ecmp == "flow" and (chosen.policy, chosen.fields) != _FIVE_TUPLE:
+            why = "has no effect with resilient: true, under which the program hashes the 5-tuple"
+            key = "policy" if chosen.policy != "fields" else "fields"
+            given = ["routing.ecmp", "routing.resilient"]
+            raise at(f"routing.hash.{key}", why, "leave one of the two out", given=given)
+        most = max(self.ctsw, self.atsw or 0)
+        if routing.resilient and chosen.buckets < most:
+            why = f"are fewer than the {most} ways that share them"
+            given = ["routing.resilient", "ctsw", "atsw"]
+            raise at("routing.hash.buckets", why, f"try {max(256, 2 * most)}", given=given)
+        return self
 
     @model_validator(mode="after")
     def _of_its_family(self) -> FabricSpec:

@@ -1,6 +1,6 @@
 """A spec as plain data and back, and how two of them differ.
 
-Rates are written with their unit, since a fabric file wants one; everything else is as pydantic has it.
+Rates and durations are written with their unit, since a fabric file wants one; everything else is as pydantic has it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from topologies.problems import MachineError, Problem
-from topologies.spec import FabricSpec, Rate
-from topologies.units import format_rate
+from topologies.spec import Duration, FabricSpec, Rate
+from topologies.units import format_duration, format_rate
 
-# What marks a field as a rate: the parser in its annotation.
+# What marks a field as a rate or a duration: the parser in its annotation.
 _RATE: Final = get_args(Rate)[1]
+_DURATION: Final = get_args(Duration)[1]
 
 
 def dump_spec(spec: FabricSpec) -> dict[str, Any]:
@@ -50,6 +51,8 @@ def _dump(model: BaseModel) -> dict[str, Any]:
             data[name] = _dump(value)
         elif _RATE in info.metadata:
             data[name] = format_rate(value)
+        elif _DURATION in info.metadata:
+            data[name] = format_duration(value)
         elif isinstance(value, dict) and any(
             _RATE in getattr(each, "__metadata__", ()) for each in get_args(info.annotation)
         ):

@@ -1,7 +1,8 @@
 """Sizes and rates as people write them: `1MB`, `64K`, `100mbit`, `4200`.
 
 Sizes: K, M, G are powers of two, as in nccl-tests (`64K` is 65,536); KB, MB, GB are powers of ten, KiB, MiB, GiB powers
-of two. Rates are bits per second with powers of ten, as tc writes them (`100mbit`, `400gbit`).
+of two. Rates are bits per second with powers of ten, as tc writes them (`100mbit`, `400gbit`). Durations
+are nanoseconds (`500us`, `20ms`).
 """
 
 from __future__ import annotations
@@ -20,19 +21,25 @@ _RATE: Final = {
     "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9,
     "bit/s": 1, "kbit/s": 10**3, "mbit/s": 10**6, "gbit/s": 10**9,
 }  # fmt: skip
+_DURATION: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 
 def parse_size(text: str | int) -> int:
     """Bytes in `text`; ValueError says what is wrong with it."""
-    return _parse(text, _SIZE, "a size", "write bytes as 4200, 64K, 1MB or 2MiB", bare=True)
+    return _parse(text, _SIZE, "a size", "write bytes as 4200, 64K, 1MB or 2MiB", whole="bytes", bare=True)
 
 
 def parse_rate(text: str | int) -> int:
     """Bits per second in `text`; ValueError says what is wrong with it."""
-    return _parse(text, _RATE, "a rate", "write a rate as 100mbit or 1gbit", bare=False)
+    return _parse(text, _RATE, "a rate", "write a rate as 100mbit or 1gbit", whole="bits per second")
 
 
-def _parse(text: str | int, units: dict[str, int], kind: str, hint: str, *, bare: bool) -> int:
+def parse_duration(text: str | int) -> int:
+    """Nanoseconds in `text`; ValueError says what is wrong with it."""
+    return _parse(text, _DURATION, "a duration", "write a duration as 500us or 20ms", whole="nanoseconds")
+
+
+def _parse(text: str | int, units: dict[str, int], kind: str, hint: str, *, whole: str, bare: bool = False) -> int:
     match = None if isinstance(text, bool) else _NUMBER.match(str(text))
     if match is None:
         raise ValueError(f"is not {kind}; {hint}")
@@ -44,7 +51,7 @@ def _parse(text: str | int, units: dict[str, int], kind: str, hint: str, *, bare
         raise ValueError(f"has the unit {unit}, which {kind} cannot have; {hint}")
     value = float(number) * factor
     if value != int(value):
-        raise ValueError(f"is not a whole number of {'bytes' if bare else 'bits per second'}; {hint}")
+        raise ValueError(f"is not a whole number of {whole}; {hint}")
     return int(value)
 
 
@@ -62,3 +69,11 @@ def format_rate(bps: int) -> str:
         if bps >= unit and bps % unit == 0:
             return f"{bps // unit}{name}"
     return f"{bps}bit"
+
+
+def format_duration(ns: int) -> str:
+    """Nanoseconds in the largest unit that leaves a whole number: `20ms`."""
+    for name, unit in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if ns >= unit and ns % unit == 0:
+            return f"{ns // unit}{name}"
+    return f"{ns}ns"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ValidationError
 
 from topologies.problems import Problem, nearest
-from topologies.units import format_rate
+from topologies.units import format_duration, format_rate
 from topologies.yamlfile import Document, Trail, dotted
 
 if TYPE_CHECKING:
@@ -31,8 +31,10 @@ _EXAMPLES: Final = {"name": "zone", "racks": "8", "ctsw": "4"}
 # Words of other tools and houses, and what they are called here.
 _SYNONYMS: Final = {
     "spines": "ctsw", "spine": "ctsw", "leaves": "racks", "leafs": "racks", "leaf": "racks", "rtsw": "racks",
-    "servers": "hosts_per_rack", "gpus": "nics_per_host", "hash": "routing.ecmp", "topology": "shape",
+    "servers": "hosts_per_rack", "gpus": "nics_per_host", "hash": "routing.hash", "topology": "shape",
 }  # fmt: skip
+_DURATION: Final = re.compile(r"[0-9.]+ *[num]?s")
+_OF_LISTS: Final = ("heddle_at", "list_type", "tuple_type", "too_short")
 _PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "1 to 12 small letters and digits, a letter first"}
 
 
@@ -158,7 +160,7 @@ def _problem(trail: Trail, details: list[ErrorDetails], document: Document, mode
         why, hint = "has no value", f"write {trail[-1]}: {example}" if example else "give it one, or leave the key out"
     elif detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
         why, hint = "is not a group of keys", _legal(_group_at(trail, model))
-    elif isinstance(detail["input"], dict | list) and detail["type"] not in ("heddle_at", "list_type", "tuple_type"):
+    elif isinstance(detail["input"], dict | list) and detail["type"] not in _OF_LISTS:
         why, hint = f"is a {'group' if isinstance(detail['input'], dict) else 'list'}, and takes one value", ""
     elif detail["type"] == "string_type":
         why, hint = "is not a text", _quoted(trail, model, text)
@@ -220,7 +222,9 @@ def _literal(detail: ErrorDetails, text: str) -> tuple[str, str]:
 
 
 def _number(value: int, text: str) -> str:
-    return format_rate(value) if text.lower().endswith(("bit", "bit/s")) else str(value)
+    if text.lower().endswith(("bit", "bit/s")):
+        return format_rate(value)
+    return format_duration(value) if _DURATION.fullmatch(text) else str(value)
 
 
 def _bound(detail: ErrorDetails, text: str) -> tuple[str, str]:
@@ -294,6 +298,8 @@ _WORDS: Final[Mapping[str, _Wording]] = {
     "bool_parsing": _boolean,
     **dict.fromkeys(("int_type", "int_from_float", "int_parsing", "int_parsing_size"), _whole),
     "float_type": lambda detail, text: ("is not a number", ""),
-    "list_type": lambda detail, text: ("is not a list", "write it as [3] or [3, 4]"),
-    "tuple_type": lambda detail, text: ("is not a list", "write it as [3] or [3, 4]"),
+    **dict.fromkeys(
+        ("list_type", "tuple_type"), lambda detail, text: ("is not a list", f"write it as [{text or '3'}]")
+    ),
+    "too_short": lambda detail, text: ("is empty", "leave it out for the default"),
 }

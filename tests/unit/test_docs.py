@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from topologies.spec import FabricSpec
-from topologies.units import parse_rate, parse_size
+from topologies.units import parse_duration, parse_rate, parse_size
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "fabric-file.md"
 
@@ -30,7 +30,11 @@ def value_of(text: str, like: object) -> object:
     if isinstance(like, dict):
         return {} if text == "none" else text
     if isinstance(like, int):
-        return parse_rate(text) if text.endswith("bit") else parse_size(text)
+        return (
+            parse_rate(text) if text.endswith("bit") else parse_duration(text) if text[-1] == "s" else parse_size(text)
+        )
+    if isinstance(like, list):
+        return text.strip("[]").split(", ")
     return text
 
 

@@ -225,7 +225,7 @@ def _notes(wanted: Wanted, fabric: Fabric, sysctls: Mapping[str, Mapping[str, st
         rules = hashing.sysctls("flow", 1)
         notes.append(
             f"{len(fabric.switches) - len(own)} switches hash as Heddle's own do: policy "
-            f"{rules['fib_multipath_hash_policy']} over the 5-tuple, a seed for each"
+            f"{rules['net.ipv4.fib_multipath_hash_policy']} over the 5-tuple, a seed for each"
         )
     if own:
         words = ", ".join(own[:4]) + (", ..." if own[4:] else "")

@@ -19,7 +19,7 @@ from topologies.problems import MachineError, Problem
 from topologies.runtimes import NodeHandle
 from topologies.switch.fib import port_names
 from topologies.switch.libbpf import BPFFS
-from topologies.switch.steering import DEFAULT_OPTIONS, NO_STEERING, HashOptions, Steering, steering_of
+from topologies.switch.steering import DEFAULT_OPTIONS, NO_STEERING, HashOptions, Steering, Udf, steering_of
 from topologies.switch.tables import MODES, POLICIES, Rule, Tables
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["MODES", "POLICIES", "HashOptions", "Steering", "SwitchHashing"]
 PINS: Final = BPFFS / "heddle"
 FIELDS_5_TUPLE: Final = 0x37  # FIB_MULTIPATH_HASH_FIELD_{SRC,DST}_{IP,PORT} and IP_PROTO
+FIELDS: Final[Mapping[str, int]] = {  # FIB_MULTIPATH_HASH_FIELD_*, in the words of a fabric file
+    "src": 0x01, "dst": 0x02, "proto": 0x04, "flowlabel": 0x08, "sport": 0x10, "dport": 0x20,
+}  # fmt: skip
 POLICY_L4: Final = POLICIES["l4"]  # takes skb->hash when it is a layer-4 one
 POLICY_CUSTOM: Final = POLICIES["fields"]  # never does
 _SYSCTL: Final = Path("/proc/sys")
@@ -71,8 +74,17 @@ def programmed(mode: str, options: HashOptions) -> bool:
 
 def options_of(routing: RoutingSpec) -> HashOptions:
     """What a fabric file says of hashing, as plain values."""
-    del routing
-    return HashOptions()
+    chosen = routing.hash
+    return HashOptions(
+        policy=chosen.policy,
+        fields=sum(FIELDS[name] for name in chosen.fields),
+        udf=Udf(chosen.udf.base, chosen.udf.offset, chosen.udf.bytes),
+        gap_ns=chosen.gap,
+        first=chosen.first,
+        choice=chosen.choice,
+        resilient=routing.resilient,
+        buckets=chosen.buckets,
+    )
 
 
 def hashing_of(

@@ -246,4 +246,4 @@ def _word(words: Mapping[str, int], number: int) -> Any:
 
 
 def _base(number: int) -> Literal["l3", "l4", "bth"]:
-    return _BASES[number] if number < len(_BASES) else "bth"  # type: ignore[return-value]
+    return _BASES[number] if number < len(_BASES) else "bth"
