@@ -67,6 +67,7 @@ class Trial:
 
     def __init__(self, ports: int) -> None:
         self.ports = ports
+        self._objects = 1000  # the next number of a nexthop object
         names = ["in", *(f"out{i}" for i in range(ports))]
         lines = ["link set lo up"]
         for name in names:
@@ -96,12 +97,15 @@ class Trial:
 
     def buckets(self, version: int, count: int, ports: int) -> tuple[int, ...]:
         """One route over a resilient group of so many buckets; which port each bucket has, as the kernel dealt them."""
-        first, group = 1000 * version, 1000 * version + 999
-        lines = [f"nexthop replace id {first + i} via {_GATEWAYS[version]} dev out{i} onlink" for i in range(ports)]
+        first = self._objects
+        self._objects = group = first + ports
+        self._objects += 1
+        onlink = " onlink" if version == 4 else ""
+        singles = [f"nexthop add id {first + i} via {_GATEWAYS[version]} dev out{i}{onlink}" for i in range(ports)]
+        self._ip(singles, version)
         members = "/".join(str(first + i) for i in range(ports))
-        lines.append(f"nexthop replace id {group} group {members} type resilient buckets {count}")
-        lines.append(f"route replace {ROUTED[version]} nhid {group}")
-        self._ip(lines, version)
+        self._ip([f"nexthop add id {group} group {members} type resilient buckets {count}"])  # of no family
+        self._ip([f"route replace {ROUTED[version]} nhid {group}"], version)
         said = run(["ip", "nexthop", "bucket", "show", "id", str(group)]).out
         return tuple(int(line.split(" nhid ")[1].split()[0]) - first for line in said.splitlines())
 
