@@ -1,0 +1,135 @@
+"""A fabric of family ipv6, from routes to the proof of every path: the same verbs, and no IPv4 in it anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.conftest import Up
+from topologies import lab as life
+from topologies.capture import Bounds, capture, find_ports
+from topologies.events import Silent
+from topologies.fabric import Tier
+from topologies.faults import link_down
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.pcapng import Frame
+from topologies.switch.fib import read_fib
+from traffic import roce
+from traffic.lastrun import last_paths
+from traffic.options import RunOptions
+from traffic.paths.validate import validate
+from traffic.results import RunResult
+from traffic.run import run
+
+
+@pytest.fixture(scope="module")
+def six(lab_name: Callable[[], str], up: Up) -> Iterator[Lab]:
+    """The preset tiny in IPv6, in this module's runtime."""
+    name = lab_name()
+    try:
+        yield up(name, "family=ipv6").lab
+    finally:
+        life.down(name)
+
+
+def all_reduce(lab: Lab, **options: object) -> RunResult:
+    defaults: dict[str, object] = {"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 4}
+    return run(lab, RunOptions(**{**defaults, **options}), Silent())  # type: ignore[arg-type]
+
+
+def proven(lab: Lab, result: RunResult) -> bool:
+    """Whether the sums are right and prediction, oracle and counters say one thing of every QP."""
+    paths = last_paths(lab)
+    assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
+    assert paths.agree, paths.text()
+    assert all(proof.predicted == proof.oracle == proof.measured for proof in paths.flows)
+    return len(paths.flows) == len(result.flows) > 0
+
+
+def test_every_check_passes(six: Lab) -> None:
+    checks = validate(six)
+    assert [check.name for check in checks if not check.ok] == []
+    assert {"bgp", "routes", "reachability"} <= {check.name for check in checks if not check.skipped}
+
+
+def test_ports_of_the_fabric_have_ipv6_only(six: Lab) -> None:
+    for node in six.fabric.nodes:
+        shown = json.loads(six.capture(node.name, ["ip", "-j", "addr", "show"]))
+        found = {each["ifname"]: [a for a in each["addr_info"] if a["scope"] == "global"] for each in shown}
+        for port in node.ports:
+            want = [] if port.address is None else [("inet6", str(port.address.ip), port.address.network.prefixlen)]
+            assert [(a["family"], a["local"], a["prefixlen"]) for a in found[port.name]] == want, port.ref
+
+
+def test_routes_are_read_as_ip_shows_them(six: Lab) -> None:
+    fib = read_fib(six.handle("rtsw1"), 6)
+    shown = json.loads(six.capture("rtsw1", ["ip", "-6", "-j", "route", "show", "proto", "bgp"]))
+    ways = {
+        route["dst"]: [(hop["dev"], hop["gateway"], hop["weight"]) for hop in route["nexthops"]]
+        if "nexthops" in route
+        else [(route["dev"], route["gateway"], 1)]
+        for route in shown
+    }
+    read = {
+        str(prefix).removesuffix("/128"): [(hop.port, hop.gateway, hop.weight) for hop in hops]
+        for prefix, hops in fib.routes.items()
+        if all(hop.gateway for hop in hops)
+    }
+    assert read == ways
+    assert len(ways["fd00:0:0:1::/64"]) == 2
+    # Left out: what IPv6 has for every interface.
+    assert not any(prefix.is_link_local or prefix.is_multicast for prefix in fib.routes)
+    assert all(hop.port != "lo" for hops in fib.routes.values() for hop in hops)
+
+
+def test_sums_are_right_and_every_path_is_proven(six: Lab) -> None:
+    assert proven(six, all_reduce(six))
+    assert proven(six, all_reduce(six, qps=16, placement="cyclic"))
+
+
+def test_what_passes_a_port_is_roce_over_ipv6_with_a_right_icrc(six: Lab) -> None:
+    frames: list[Frame] = []
+    port = six.fabric.by_name["host1"].ports[0].peer_ref
+    began: list[bool] = []
+
+    def stop() -> bool:
+        if not began:
+            began.append(True)
+            all_reduce(six, sizes=(1 << 16,), qps=1)
+        return False
+
+    done = capture(find_ports(six, port), "udp dst port 4791", Bounds(20, 20), frames.extend, whole=True, stop=stop)
+    assert done.packets == 20
+    for frame in frames:
+        assert frame.data[12:14] == b"\x86\xdd"
+        assert roce.icrc_ok(frame.data)  # after a hop at the least: the hop limit is not what it was
+        assert int.from_bytes(frame.data[14:18], "big") & 0xFFFFF == 0, "the flow label"
+    assert {frame.data[21] for frame in frames} <= {64, 63, 62, 61}
+
+
+def test_a_lost_uplink_is_routed_around_and_comes_back(six: Lab) -> None:
+    with link_down(six, "rtsw1:eth1"):
+        hops = read_fib(six.handle("rtsw1"), 6).lookup(int(six.fabric.by_name["host3"].ports[0].address.ip))  # type: ignore[union-attr]
+        assert [hop.port for hop in hops if not hop.dead] == ["eth2"]
+        assert proven(six, all_reduce(six))
+    assert [check.name for check in validate(six) if not check.ok] == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("routing.ecmp=e-ecmp", "ctsw=4", "hosts_per_rack=1", "nics_per_host=2"),
+        ("racks=2", "ctsw=2", "zones=2", "atsw=2", "hosts_per_rack=1", "addressing.pool=fd12:3456:789a::/48"),
+    ],
+    ids=["e-ecmp", "three tiers"],
+)
+def test_e_ecmp_and_three_tiers_are_proven_too(name: str, overrides: tuple[str, ...]) -> None:
+    lab = life.up(load_fabric("tiny", name=name, overrides=["family=ipv6", *overrides])).lab
+    assert proven(lab, all_reduce(lab, qps=16))
+    used = {proof.measured[0] for proof in last_paths(lab).flows if len(proof.measured) > 1}
+    switches = [node for node in lab.fabric.switches if node.tier is Tier.RTSW]
+    assert len(used) > len(switches), "more than one uplink of some RTSW is used"
+    assert [check.name for check in validate(lab) if not check.ok] == []
