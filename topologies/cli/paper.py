@@ -53,6 +53,7 @@ def predict_paths(
     from traffic.paper.forecast import Ask, forecast
     from traffic.paper.heatmap import kind_of
     from traffic.paper.planfile import load_plan
+    from traffic.paths.selftest import verdict
 
     ask = Ask(_mode(mode), _trials(trials), _words(down), _words(drain))
     kind = kind_of(heatmap) if heatmap is not None else None
@@ -60,7 +61,7 @@ def predict_paths(
     if plan is None:
         hint = "a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
         raise InputError(Problem("", "--predict", "needs to know what is sent", f"--plan {hint}"))
-    result = forecast(spec, load_plan(plan), ask, out.observer)
+    result = forecast(spec, load_plan(plan), ask, out.observer, verdict())
     written = _write(result, csv, heatmap, kind)
     from traffic.paper.text import render
 

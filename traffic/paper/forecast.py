@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topologies.events import Observer
+from topologies.preflight import frr_release
 from topologies.shapes import build
 from topologies.spec import FabricSpec
 from traffic.paper import modes as how
@@ -25,6 +26,7 @@ from traffic.paper.traffic import Traffic, traffic_of
 from traffic.paper.wires import UPWARD, Trouble, Wires, forwarding_of, trouble_of, wires_of
 from traffic.paths.forwarding import Forwarding
 from traffic.paths.rules import steering_like
+from traffic.paths.selftest import SelfTest
 from traffic.paths.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 
 F64 = npt.NDArray[np.float64]
@@ -44,15 +46,18 @@ class Ask:
     drain: tuple[str, ...] = ()
 
 
-def forecast(spec: FabricSpec, plan: PaperPlan, ask: Ask, observer: Observer, checked: str = "") -> Prediction:
-    """Predict. checked: what is said of this machine's kernel. InputError for a plan that does not fit the fabric."""
+def forecast(
+    spec: FabricSpec, plan: PaperPlan, ask: Ask, observer: Observer, checked: SelfTest | None = None
+) -> Prediction:
+    """Predict. checked: whether this machine's kernel agrees. InputError for a plan that does not fit the fabric."""
+    release = frr_release() if spec.routing.ucmp else None
     observer.begin("fabric")
     fabric = build(spec)
     trouble = trouble_of(fabric, ask.down, ask.drain)
     traffic = traffic_of(fabric, plan)
     wires = wires_of(fabric)
-    before = forwarding_of(wires)
-    after = forwarding_of(wires, trouble) if trouble else before
+    before = forwarding_of(wires, None, release)
+    after = forwarding_of(wires, trouble, release) if trouble else before
     observer.end("fabric")
     nics = nics_of(wires, traffic, trouble.dead)
     return _Forecast(wires, traffic, nics, trouble, before, after, ask).result(observer, checked)
@@ -78,7 +83,7 @@ class _Forecast:
         self._steering = steering_like(before)
         self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
 
-    def result(self, observer: Observer, checked: str) -> Prediction:
+    def result(self, observer: Observer, checked: SelfTest | None) -> Prediction:
         """All of it."""
         scenarios, befores = self._scenarios()
         observer.begin("flows")
@@ -241,6 +246,8 @@ class _Forecast:
     def _notes(self) -> Iterator[str]:
         if said := how.said_of(self._own):
             yield said
+        if self._wires.fabric.spec.routing.ucmp and frr_release() is None:
+            yield "weights are bandwidths in lowest terms: no FRR is installed here, whose release would say more"
         traffic = self._traffic
         silent = (traffic.volume.wire == 0).sum(axis=1)
         quiet = int(silent[traffic.connections.kind].sum())

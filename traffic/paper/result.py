@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from traffic.paper.traffic import Traffic
 from traffic.paper.wires import Trouble, Wires, direction_name
+from traffic.paths.selftest import SelfTest
 from traffic.paths.statistics import Entropy, Evenness
 
 F64 = npt.NDArray[np.float64]
@@ -122,7 +123,7 @@ class Prediction:
     named: tuple[str, ...]
     moved: Moved | None
     trials: int
-    checked: str
+    checked: SelfTest | None
     notes: tuple[str, ...]
 
     @property
@@ -151,7 +152,7 @@ class Prediction:
             "entropy": self.entropy.to_json(),
             "unreachable": {"flows": self.unreachable, "some": list(self.named)},
             "moved": self.moved.to_json() if self.moved else None,
-            "checked": self.checked,
+            "checked": self.checked.to_json() if self.checked else None,
             "notes": list(self.notes),
             "links": self.links(),
         }  # fmt: skip

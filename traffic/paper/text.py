@@ -137,7 +137,7 @@ def _remarks(result: Prediction) -> Iterator[str]:
     for note in result.notes:
         yield from _wrapped(f"note: {note}")
     if result.checked:
-        yield from _wrapped(result.checked)
+        yield from _wrapped(result.checked.text())
 
 
 def _wrapped(text: str) -> list[str]:

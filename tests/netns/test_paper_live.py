@@ -1,0 +1,115 @@
+"""A prediction on paper against a fabric that runs: next hops as kernels have them, and what ports really carried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from topologies import lab as life
+from topologies.events import Silent
+from topologies.faults import link_down
+from topologies.lab import Lab
+from topologies.preflight import frr_release
+from topologies.spec import FabricSpec
+from topologies.switch.fib import read_fib
+from traffic.lastrun import last_paths
+from traffic.options import RunOptions
+from traffic.paper.forecast import Ask, forecast
+from traffic.paper.planfile import load_plan
+from traffic.paper.wires import Trouble, forwarding_of, trouble_of, wires_of
+from traffic.results import RunResult
+from traffic.run import run
+
+pytestmark = pytest.mark.root
+
+FABRICS: dict[str, dict[str, Any]] = {
+    "two tiers, e-ecmp": {"racks": 2, "ctsw": 3, "hosts_per_rack": 2, "routing": {"ecmp": "e-ecmp"}},
+    "three tiers, flow": {"zones": 2, "racks": 2, "ctsw": 2, "atsw": 3, "hosts_per_rack": 1},
+}
+LINK = {"host": "20mbit", "fabric": "20mbit"}
+
+
+@pytest.fixture(scope="module")
+def lab_of(lab_name: Callable[[], str]) -> Iterator[Callable[..., Lab]]:
+    """A lab of namespaces from keys of a fabric file, one for all tests that ask for the same keys."""
+    made: dict[str, Lab] = {}
+
+    def make(**keys: Any) -> Lab:
+        if repr(keys) not in made:
+            spec = FabricSpec.model_validate({"name": lab_name(), "link": LINK, **keys})
+            made[repr(keys)] = life.up(spec, runtime="netns").lab
+        return made[repr(keys)]
+
+    try:
+        yield make
+    finally:
+        for lab in made.values():
+            life.down(lab.name)
+
+
+def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int, ...] | None = None) -> list[str]:
+    """Where next hops on paper are not those of the kernels, in their order and with their weights."""
+    wires = wires_of(lab.fabric)
+    forwarding = forwarding_of(wires, trouble, release)
+    found = []
+    for row, node in enumerate(lab.fabric.switches):
+        fib = read_fib(lab.handle(node.name), lab.fabric.spec.ip_version)
+        for prefix, owner in lab.fabric.rack_prefixes.items():
+            if owner == node.name:
+                continue
+            hops = fib.routes.get(prefix, ())
+            kernel = [(f"{node.name}:{hop.port}", hop.weight) for hop in hops if not hop.dead]
+            group = int(forwarding.group[row, (lab.fabric.by_name[owner].rack or 0) - 1])
+            part = slice(*forwarding.start[group : group + 2]) if group >= 0 else slice(0)
+            ports = [wires.ports[at] for at in forwarding.member[part]]
+            paper = list(zip(ports, forwarding.weight[part].tolist(), strict=True))
+            if kernel != paper:
+                found.append(f"{node.name} to {prefix}: kernel {kernel}, paper {paper}")
+    return found
+
+
+def clean_run(lab: Lab, options: RunOptions) -> RunResult:
+    """A run in which nothing was sent twice: a busy machine may lose a packet now and then."""
+    for _ in range(4):
+        result = run(lab, options, Silent())
+        if not sum(flow.retransmitted for flow in result.flows):
+            return result
+    raise AssertionError("packets were lost in each of four runs")
+
+
+@pytest.mark.parametrize("keys", FABRICS.values(), ids=FABRICS)
+def test_ports_carry_to_the_byte_what_was_predicted_without_a_lab(
+    keys: dict[str, Any], lab_of: Callable[..., Lab]
+) -> None:
+    lab = lab_of(**keys)
+    assert kernels_differ(lab) == []
+    options = RunOptions(sizes=(300_000,), qps=6, placement="cyclic", iters=1, warmup=1)
+    clean_run(lab, options)
+    proof = last_paths(lab)
+    assert proof.agree
+    paper = forecast(lab.fabric.spec, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(), Silent())
+    mode = paper.modes[0]
+    assert mode.mode == lab.fabric.spec.routing.ecmp
+    assert mode.flows is not None
+    times = options.iters + options.warmup
+    ids = paper.wires.id_of
+    counted = {link.port: (link.flows, link.bytes) for link in proof.links}
+    predicted = {port: (round(mode.flows[ids[port]]), round(mode.bytes[ids[port]]) * times) for port in counted}
+    assert counted == predicted
+    switches = np.flatnonzero(paper.wires.owner >= 0)
+    assert {paper.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
+
+
+def test_next_hops_on_paper_are_the_kernels_when_a_link_is_down(lab_of: Callable[..., Lab]) -> None:
+    lab = lab_of(**FABRICS["three tiers, flow"])
+    with link_down(lab, "ctsw1:eth1"):
+        assert kernels_differ(lab, trouble_of(lab.fabric, ["ctsw1:eth1"], [])) == []
+
+
+def test_weighted_next_hops_on_paper_are_the_kernels(lab_of: Callable[..., Lab]) -> None:
+    link = {**LINK, "exceptions": {"ctsw2": "5mbit", "rtsw3:eth1": "10mbit"}}
+    lab = lab_of(racks=3, ctsw=3, hosts_per_rack=1, link=link, routing={"ucmp": True})
+    assert kernels_differ(lab, release=frr_release()) == []
