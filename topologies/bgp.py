@@ -25,7 +25,7 @@ _ALL_FAMILIES: Final = "show bgp summary json"
 def neighbours(runtime: Runtime, lab: str, topology: Path, node: str, version: Version = 4) -> Mapping[str, str] | None:
     """Port -> state of the BGP session over it (`Established`, `Active`, ...); None when bgpd does not answer."""
     try:
-        peers = json.loads(_answer(runtime, lab, topology, node, "bgpd", _COMMAND.format(version))).get("peers", {})
+        peers = json.loads(answer(runtime, lab, topology, node, "bgpd", _COMMAND.format(version))).get("peers", {})
         return {str(port): str(peer["state"]) for port, peer in peers.items()}
     except (OSError, MachineError, ValueError, KeyError, AttributeError):
         return None
@@ -37,8 +37,8 @@ def peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str,
     A bgpd without BGP configured has no peers.
     """
     try:
-        answer = _answer(runtime, lab, topology, node, "bgpd", _ALL_FAMILIES)
-        families = json.loads(answer) if answer.lstrip().startswith("{") else {}
+        said = answer(runtime, lab, topology, node, "bgpd", _ALL_FAMILIES)
+        families = json.loads(said) if said.lstrip().startswith("{") else {}
         tables = [each.get("peers", {}) for each in families.values() if isinstance(each, dict)]
         return {str(peer): str(row["state"]) for table in tables for peer, row in table.items()}
     except (OSError, MachineError, ValueError, KeyError, AttributeError):
@@ -50,13 +50,14 @@ def silent(runtime: Runtime, lab: str, topology: Path, node: str, daemons: Itera
     found = []
     for daemon in daemons:
         try:
-            _answer(runtime, lab, topology, node, daemon, "show version")
+            answer(runtime, lab, topology, node, daemon, "show version")
         except (OSError, MachineError):
             found.append(daemon)
     return found
 
 
-def _answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, command: str) -> str:
+def answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, command: str) -> str:
+    """What a node's daemon prints for a command of its view mode; OSError or MachineError when it does not answer."""
     spot = runtime.find(lab, topology, node, f"/run/frr/{daemon}.vty")
     if spot is not None:
         return ask(spot, command)

@@ -132,7 +132,17 @@ class Rendered:
 
     def gaps(self, lab: Lab) -> list[str]:
         """Prefixes without exactly their next hops, or with other weights."""
-        return [gap.text() for gap in convergence.gaps(self.fabric, lab.handles())]
+        found = convergence.gaps(self.fabric, lab.handles())
+        if not found:
+            return []
+        from topologies.faults import state_of
+
+        state = state_of(lab)
+        said = [state.text()] if state.text() else []
+        if said:  # what that explains is named once, and not again for each prefix
+            wanted = convergence.Wanted.of(self.fabric, state.dead, state.drained)
+            found = convergence.gaps(self.fabric, lab.handles(), None, wanted)
+        return [*said, *(gap.text() for gap in found)]
 
     def routes_said(self) -> str:
         """All shortest paths."""

@@ -71,8 +71,14 @@ class Wanted:
             }
             for switch, parts in groups.items()
         }
-        intact = fabric.expected_next_hops
-        return cls(fabric.next_hops(groups) if dead or drained else intact, bandwidths)
+        if not dead and not drained:
+            return cls(fabric.expected_next_hops, bandwidths)
+        ports = fabric.next_hops(groups)
+        for node in fabric.switches:
+            for port in node.ports:
+                if port.address is not None and (port.ref in dead or port.peer_ref in dead):
+                    del ports[node.name][port.address.network]
+        return cls(ports, bandwidths)
 
 
 def default_timeout(fabric: Fabric) -> float:
@@ -85,10 +91,12 @@ def gaps(
     handles: Mapping[str, NodeHandle],
     switches: Iterable[str] | None = None,
     wanted: Wanted | None = None,
+    *,
+    strict: bool = False,
 ) -> list[Gap]:
     """What is not as it should be, in the kernels of these switches (all of them by default).
 
-    wanted: what should be; as the file has it by default.
+    wanted: what should be; as the file has it by default. strict: dead next hops must be gone from routes, too.
     """
     wanted = wanted or Wanted.of(fabric)
     prefixes = set(fabric.prefixes.values())
@@ -96,7 +104,7 @@ def gaps(
     for switch in wanted.ports if switches is None else switches:
         routes = read_fib(handles[switch], fabric.spec.ip_version).routes
         for prefix, ports in wanted.ports[switch].items():
-            hops = [hop for hop in routes.get(prefix, ()) if not hop.dead]
+            hops = [hop for hop in routes.get(prefix, ()) if strict or not hop.dead]
             have = frozenset(hop.port for hop in hops)
             if have != ports:
                 found.append(Gap(switch, prefix, ports - have, have - ports))

@@ -66,18 +66,27 @@ class Lab:
 
     def faults(self) -> list[Problem]:
         """What somebody or something has done to the lab: nodes that do not run, daemons that do not answer, queues
-        that are not Heddle's. A problem each; routes alone do not tell, since they outlive zebra.
+        that are not Heddle's, links that are down. A problem each; routes alone do not tell, since they outlive zebra.
         """
         if lost := self.runtime.lacking(self.name, self.topology):
             return lost  # what else is wrong follows from that
+        return [*self.silent_daemons(), *self.foreign_queues(), *self.down_or_drained()]
+
+    def silent_daemons(self) -> list[Problem]:
+        """Daemons that do not answer."""
         # Started again alone, zebra often stays without the routes of a bgpd that knew the old one.
         hint = f"./inv down {self.name}, then up again, makes it anew"
-        silent = [
+        return [
             Problem(node.name, daemon, "does not answer", hint)
             for node in self.fabric.switches
             for daemon in bgp.silent(self.runtime, self.name, self.topology, node.name, self.made.daemons(node.name))
         ]
-        return [*silent, *self.foreign_queues()]
+
+    def down_or_drained(self) -> list[Problem]:
+        """Links that are down and switches that BGP drains, by a fault on purpose or by hand."""
+        from topologies.faults import state_of
+
+        return state_of(self).problems() if self.made.rendered else []
 
     def foreign_queues(self) -> list[Problem]:
         """Ports whose root qdisc is not Heddle's: somebody's `tc`, or `containerlab tools netem`, took its place."""

@@ -68,6 +68,7 @@ def validate(lab: Lab) -> tuple[Check, ...]:
         ("queues", _queues),
         ("offloads", _offloads),
         ("programs", _programs),
+        ("links", _links),
         ("daemons", _daemons),
         ("bgp", _bgp),
         ("routes", _routes),
@@ -181,8 +182,15 @@ def _programs(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     return f"attached on {_ports(lab)} ports", faults
 
 
+def _links(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+    del handles
+    if not lab.made.rendered:
+        raise _NothingError("which links are meant to be up is the topology's own affair")
+    return f"{len(lab.fabric.links)} are up, and no switch is drained", list(map(_first_line, lab.down_or_drained()))
+
+
 def _daemons(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
-    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in lab.faults()]
+    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in (*lab.silent_daemons(), *lab.foreign_queues())]
     names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.made.daemons(node.name))
     if not names and not silent:
         raise _NothingError("no file says which daemons should run")

@@ -1,0 +1,201 @@
+"""Links and switches that go down, and switches that BGP drains: what kernels do then, and what is said of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from topologies import lab as life
+from topologies.convergence import Wanted, gaps
+from topologies.events import Silent
+from topologies.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.problems import InputError
+from topologies.status import status
+from topologies.switch.fib import read_fib
+from traffic.options import RunOptions
+from traffic.paths.validate import validate
+from traffic.run import run
+
+
+@pytest.fixture(scope="module")
+def dc(lab_name: Callable[[], str]) -> Iterator[Lab]:
+    """Three tiers, in namespaces; leave it as you find it."""
+    name = lab_name()
+    try:
+        yield life.up(load_fabric("dc", name=name)).lab
+    finally:
+        life.down(name)
+
+
+@pytest.fixture(autouse=True)
+def left_as_found(dc: Lab) -> Iterator[None]:
+    yield
+    assert state_of(dc) == State((), ())
+    assert not gaps(dc.fabric, dc.handles(), strict=True)
+
+
+def ways(lab: Lab, switch: str, rack: int) -> set[str]:
+    routes = read_fib(lab.handle(switch)).routes.get(lab.fabric.prefixes[rack], ())
+    return {hop.port for hop in routes if not hop.dead}
+
+
+def test_three_tiers_come_up_and_every_check_passes(dc: Lab) -> None:
+    run(dc, RunOptions(qps=4, sizes=(65536,), iters=2, warmup=1), Silent())
+    checks = {check.name: check for check in validate(dc)}
+    assert not [check for check in checks.values() if not check.ok]
+    assert checks["paths"].detail == "prediction, oracle and counters agree on 32 QPs of the last run"
+    assert checks["links"].detail == "24 are up, and no switch is drained"
+    assert ways(dc, "rtsw1", 3) == {"eth1", "eth2"}
+    assert ways(dc, "ctsw1", 3) == {"eth3", "eth4"}
+    assert ways(dc, "atsw1", 3) == {"eth3", "eth4"}
+
+
+def test_a_link_that_is_down_is_gone_from_every_kernel_and_comes_back(dc: Lab) -> None:
+    with link_down(dc, "rtsw1:eth1"):
+        assert state_of(dc).dead == ("rtsw1:eth1",)
+        assert ways(dc, "rtsw1", 3) == {"eth2"}
+        assert ways(dc, "rtsw2", 1) == {"eth2"}, "BGP tells those that lie further away"
+        assert ways(dc, "atsw2", 1) == {"eth2"}
+        assert ways(dc, "ctsw1", 1) == set(), "no route climbs again"
+        assert ways(dc, "ctsw3", 1) == {"eth3", "eth4"}
+    assert ways(dc, "rtsw1", 3) == {"eth1", "eth2"}
+
+
+def test_plain_functions_do_the_same(dc: Lab) -> None:
+    link_down(dc, "atsw1:eth4")
+    assert ways(dc, "ctsw4", 1) == {"eth4"}
+    link_up(dc, "atsw1:eth4")
+    switch_down(dc, "ctsw4")
+    assert ways(dc, "rtsw3", 1) == {"eth1"}
+    switch_up(dc, "ctsw4")
+    drain(dc, "atsw1")
+    assert ways(dc, "ctsw4", 1) == {"eth4"}
+    undrain(dc, "atsw1")
+
+
+def test_a_hosts_link_goes_down_at_its_switch_so_that_the_host_keeps_its_routes(dc: Lab) -> None:
+    before = dc.capture("host1", ["ip", "route"])
+    with link_down(dc, "host1:eth1"):
+        assert state_of(dc).dead == ("rtsw1:eth3",)
+    assert dc.capture("host1", ["ip", "route"]) == before
+
+
+def test_a_switch_that_is_down_is_gone_round(dc: Lab) -> None:
+    with switch_down(dc, "ctsw1"):
+        assert state_of(dc).dead == ("ctsw1:eth1", "ctsw1:eth2", "ctsw1:eth3", "ctsw1:eth4")
+        assert ways(dc, "rtsw2", 1) == ways(dc, "rtsw2", 4) == {"eth2"}
+        assert ways(dc, "atsw1", 1) == {"eth2"}
+        checks = {check.name: check for check in validate(dc)}
+        assert not checks["links"].ok
+        assert not checks["routes"].ok
+        assert checks["routes"].detail == "ctsw1:eth1, ctsw1:eth2, ctsw1:eth3, ctsw1:eth4 are down", "and nothing else"
+        assert checks["reachability"].ok
+
+
+def test_a_drained_switch_is_gone_round_and_named(dc: Lab) -> None:
+    with drain(dc, "ctsw2"):
+        assert ways(dc, "rtsw1", 3) == ways(dc, "rtsw2", 1) == {"eth1"}
+        assert ways(dc, "atsw2", 1) == {"eth1"}
+        assert ways(dc, "ctsw2", 3) == {"eth3", "eth4"}, "it forwards what still comes"
+        (row,) = status(dc.name)
+        assert row.faults == ("ctsw2  BGP drains the switch (graceful-shutdown)",)
+        assert not row.converged
+        routes = next(check for check in validate(dc) if check.name == "routes")
+        assert (routes.ok, routes.detail) == (False, "ctsw2 is drained (BGP graceful-shutdown)")
+
+
+def test_two_drained_switches_are_used_where_there_are_no_others(dc: Lab) -> None:
+    with drain(dc, "ctsw1"), drain(dc, "ctsw2"):
+        assert ways(dc, "rtsw1", 3) == {"eth1", "eth2"}
+        with link_down(dc, "rtsw1:eth2"):
+            assert ways(dc, "rtsw1", 3) == {"eth1"}
+
+
+def test_a_drain_by_hand_is_seen_as_well(dc: Lab) -> None:
+    asn = dc.fabric.by_name["atsw2"].asn
+    commands = ["-c", "configure terminal", "-c", f"router bgp {asn}", "-c"]
+    dc.capture("atsw2", ["vtysh", *commands, "bgp graceful-shutdown"])
+    assert state_of(dc).drained == ("atsw2",)
+    undrain(dc, "atsw2")
+
+
+@pytest.mark.parametrize("put", [drain, undrain], ids=["drain", "undrain"])
+def test_no_packet_is_lost_while_a_switch_is_drained_under_load(dc: Lab, put: Callable[[Lab, str], object]) -> None:
+    if put is undrain:
+        drain(dc, "ctsw1")
+    try:
+        result: list[object] = []
+        options = RunOptions(qps=4, sizes=(262144,), iters=6, warmup=0)
+        thread = threading.Thread(target=lambda: result.append(run(dc, options, Silent())))
+        thread.start()
+        time.sleep(1.0)  # the run's workers start; what is drained before their first packet proves less, not wrong
+        put(dc, "ctsw1")
+        moved_while_running = thread.is_alive()
+        thread.join()
+        assert moved_while_running
+        (done,) = result
+        assert sum(flow.retransmitted for flow in done.flows) == 0  # type: ignore[attr-defined]
+        assert done.wrong == 0  # type: ignore[attr-defined]
+    finally:
+        undrain(dc, "ctsw1")
+
+
+def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
+    """Cumulative bandwidths: with one of two links into a zone lost, an ATSW is worth half of the other one."""
+    name = lab_name()
+    spec = load_fabric(
+        "dc", name=name, overrides=["routing.ucmp=true", "hosts_per_rack=1", "link.exceptions.ctsw4=10mbit"]
+    )
+    try:
+        lab = life.up(spec).lab
+        hops = read_fib(lab.handle("rtsw1")).routes[lab.fabric.prefixes[2]]
+        assert [hop.weight for hop in hops] == [50, 50]
+        assert {h.port: h.weight for h in read_fib(lab.handle("rtsw3")).routes[lab.fabric.prefixes[1]]} == {
+            "eth1": 71,
+            "eth2": 28,
+        }
+        with link_down(lab, "ctsw1:eth3"):
+            wanted = Wanted.of(lab.fabric, ["ctsw1:eth3"])
+            assert not gaps(lab.fabric, lab.handles(), None, wanted, strict=True)
+            hops = read_fib(lab.handle("ctsw3")).routes[lab.fabric.prefixes[1]]
+            assert {hop.port: hop.weight for hop in hops} == {"eth3": 33, "eth4": 66}
+        run(lab, RunOptions(qps=16, sizes=(65536,), iters=1, warmup=0), Silent())
+        assert all(check.ok for check in validate(lab))
+    finally:
+        life.down(name)
+
+
+def test_what_is_no_port_or_switch_is_refused(dc: Lab) -> None:
+    with pytest.raises(InputError, match=r"rtsw9:eth1 is no port: .* has no rtsw9"):
+        link_down(dc, "rtsw9:eth1")
+    with pytest.raises(InputError, match=r"rtsw1:eth9 is no port\n.*rtsw1 has eth1, eth2, eth3, eth4"):
+        link_down(dc, "rtsw1:eth9")
+    with pytest.raises(InputError, match=r"rtsw1 is no port"):
+        link_down(dc, "rtsw1")
+    with pytest.raises(InputError, match=r"host1 is no switch"):
+        switch_down(dc, "host1")
+    with pytest.raises(InputError, match=r"(?s)ctws1 is no switch.*did you mean ctsw1"):
+        drain(dc, "ctws1")
+
+
+def test_a_brought_lab_is_refused(dc: Lab) -> None:
+    class Brought:
+        rendered = False
+
+    with pytest.raises(InputError, match="was brought"):
+        link_down(replace(dc, made=Brought()), "rtsw1:eth1")  # type: ignore[arg-type]
+
+
+def test_what_was_undone_is_not_undone_again(dc: Lab) -> None:
+    fault = link_down(dc, "rtsw2:eth2")
+    assert isinstance(fault, Fault)
+    fault.undo()
+    with drain(dc, "ctsw2"):
+        fault.undo()
+        assert state_of(dc).drained == ("ctsw2",)
