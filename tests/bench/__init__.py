@@ -77,7 +77,7 @@ def bench(what: str, observer: Observer) -> BenchResult:
 
 
 def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
-    from tests.bench import bringup, cli, collectives, containers, place
+    from tests.bench import bringup, cli, collectives, containers, place, predict
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "cli": cli.figures,
@@ -87,5 +87,6 @@ def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
         "all-reduce": collectives.uncontended,
         "budget": collectives.budget,
         "demo": collectives.demo_gain,
+        "predict": predict.figures,
     }
     return groups

@@ -10,6 +10,7 @@ import pytest
 
 from topologies.events import Silent
 from topologies.fabric import Fabric, Tier
+from topologies.preflight import frr_release
 from topologies.problems import InputError
 from topologies.shapes import build
 from topologies.spec import FabricSpec
@@ -29,7 +30,11 @@ from traffic.plan import build_plan
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
 THREE: dict[str, Any] = {"zones": 3, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
-UCMP: dict[str, Any] = {**TWO, "link": {"exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}}, "routing": {"ucmp": True}}
+UCMP: dict[str, Any] = {
+    **TWO,
+    "link": {"exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}},
+    "routing": {"ucmp": True},
+}
 SHAPES: dict[str, dict[str, Any]] = {"two": TWO, "three": THREE, "ucmp": UCMP, "ipv6": {**THREE, "family": "ipv6"}}
 
 
@@ -41,7 +46,7 @@ def spec_of(shape: str) -> FabricSpec:
 def fibs_of(fabric: Fabric, wires: Wires) -> dict[str, Fib]:
     """What kernels would have, built from the routes that live labs are checked against, not from arrays."""
     fibs = {}
-    forwarding = forwarding_of(wires)
+    forwarding = forwarding_of(wires, None, frr_release())
     for row, node in enumerate(fabric.switches):
         routes = {}
         for prefix, ports in fabric.expected_next_hops[node.name].items():
