@@ -18,14 +18,16 @@ from topologies.fabric import Fabric, Tier
 from topologies.switch.fib import Fib
 from topologies.switch.hashing import SwitchHashing
 from traffic.paths import oracle
+from traffic.paths.counts import lost_behind, measured_why, unexplained_losses
 from traffic.paths.evidence import Evidence, RunningLab, SentFlow, read_routing, switch_handles
-from traffic.paths.measure import Measured, Passage, measure, passages, peers_of
+from traffic.paths.measure import Measured, measure, peers_of
 from traffic.paths.predict import predict
 from traffic.paths.selftest import SelfTest, verdict
 from traffic.paths.spread import ports_of, spreads
 from traffic.plan import Flow
 
 Path = tuple[str, ...]
+Routing = tuple[Mapping[str, Fib], Mapping[str, SwitchHashing]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,12 @@ def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> Pat
     """Lay the three sources side by side. flows in the order that `collect_after` had them."""
     wanted = [sent.flow for sent in flows]
     trusted = verdict()
-    predicted = _predicted(lab.fabric, evidence.fibs, evidence.hashing, wanted, trusted)
+    predicted = _predicted(lab.fabric, (evidence.fibs, evidence.hashing), wanted, trusted)
     foretold = [asked if own is None else own for own, asked in zip(predicted, evidence.oracle, strict=True)]
     measured = measure(lab.fabric, evidence.counters, wanted, [spreads(path) for path in foretold])
     peers = peers_of(lab.fabric)
-    lost = _lost(measured, peers, evidence)
-    unexplained = _unexplained(lost, evidence)
+    lost = lost_behind(measured, peers, evidence)
+    unexplained = unexplained_losses(lost, evidence)
     doors = _doors(lab.fabric)
     proofs = tuple(
         _proof(sent, own, asked, seen, (unexplained, peers), doors)
@@ -165,12 +167,15 @@ def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> Pat
     return _result(lab.fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
 
 
-def foresee(lab: RunningLab, flows: Sequence[Flow]) -> PathsResult:
-    """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only."""
+def foresee(lab: RunningLab, flows: Sequence[Flow], routing: Routing | None = None) -> PathsResult:
+    """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only.
+
+    routing: FIBs and hashing that were read already.
+    """
     handles = switch_handles(lab)
-    fibs, hashing = read_routing(lab.fabric, handles)
+    fibs, hashing = routing or read_routing(lab.fabric, handles)
     trusted = verdict()
-    predicted = _predicted(lab.fabric, fibs, hashing, flows, trusted)
+    predicted = _predicted(lab.fabric, (fibs, hashing), flows, trusted)
     asked = oracle.ask(lab.fabric, handles, hashing, flows)
     doors = _doors(lab.fabric)
     proofs = tuple(
@@ -187,15 +192,9 @@ def foresee(lab: RunningLab, flows: Sequence[Flow]) -> PathsResult:
     return _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
 
 
-def _predicted(
-    fabric: Fabric,
-    fibs: Mapping[str, Fib],
-    hashing: Mapping[str, SwitchHashing],
-    flows: Sequence[Flow],
-    trusted: SelfTest,
-) -> Sequence[Path | None]:
+def _predicted(fabric: Fabric, routing: Routing, flows: Sequence[Flow], trusted: SelfTest) -> Sequence[Path | None]:
     """The prediction, where it holds; None for every flow where it does not."""
-    return [None] * len(flows) if trusted.differs else predict(fabric, fibs, hashing, flows)
+    return [None] * len(flows) if trusted.differs else predict(fabric, *routing, flows)
 
 
 def _sources(trusted: SelfTest, *more: str) -> tuple[str, ...]:
@@ -241,51 +240,9 @@ def _proof(
     doors: Mapping[str, str],
 ) -> FlowProof:
     foretold = asked if own is None else own
-    why = _path_why(sent.flow, own, asked, doors) or _measured_why(sent, foretold, seen, *losses)
+    why = _path_why(sent.flow, own, asked, doors) or measured_why(sent, foretold, seen, *losses)
     by_port = {count.port: count.packets for step in seen.steps for count in step}
     return FlowProof(sent.flow, sent.packets, own, asked, seen.path, seen.packets, why, by_port)
-
-
-def _measured_why(
-    sent: SentFlow, foretold: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
-) -> str:
-    """Why the counters do not prove a path; empty when they do."""
-    if seen.stray:
-        return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
-    if not sent.packets and not seen.steps:
-        return ""  # a QP that had nothing to send has no measured path
-    return _count_why(sent, seen, unexplained, peers) or _way_why(foretold, seen)
-
-
-def _way_why(foretold: Path, seen: Measured) -> str:
-    """Where a flow was counted that it should not have been; empty when each step is as foretold, or within it."""
-    if len(foretold) != len(seen.steps):
-        return "the counters saw another path"
-    for word, step in zip(foretold, seen.steps, strict=True):
-        allowed = ports_of(word)
-        if outside := [count.port for count in step if count.port not in allowed]:
-            return (
-                f"seen at {', '.join(outside)}, outside {word}" if len(allowed) > 1 else "the counters saw another path"
-            )
-    return ""
-
-
-def _count_why(sent: SentFlow, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
-    """What is wrong with the counts along a measured path; empty when they sum."""
-    if seen.packets[:1] != (sent.packets,):
-        return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
-    if seen.bytes[:1] != (sent.bytes,):
-        return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
-    for passage in passages(seen, peers):
-        if passage.packets_out > passage.packets_in:
-            return f"more packets after {passage.said} than at it"
-        if passage.lost:
-            reasons = [unexplained[port] for port in passage.ports if port in unexplained]
-            if reasons:
-                return "; ".join(reasons)
-        elif passage.bytes_out != passage.bytes_in:
-            return f"other packets after {passage.said} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
-    return ""
 
 
 def _doors(fabric: Fabric) -> dict[str, str]:
@@ -301,44 +258,6 @@ def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str
     if {doors.get(port) for port in ports_of(asked[-1])} != {flow.dst_ip}:
         return f"the path ends after {asked[-1]}, which does not lead to {flow.dst_ip}"
     return ""
-
-
-def _lost(measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence) -> dict[str, int]:
-    """Port -> packets that it counted and the next switch on their path did not.
-
-    Where several ports led a flow to a switch, the loss is put down to those whose queues say that they dropped.
-    """
-    lost: dict[str, int] = {}
-    shared: list[Passage] = []
-    for passage in (each for seen in measured for each in passages(seen, peers) if each.lost):
-        if len(passage.ports) == 1:
-            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + passage.lost
-        else:
-            shared.append(passage)
-    for passage in shared:
-        left = passage.lost
-        for port in passage.ports:
-            part = min(left, max(0, evidence.drops.get(port, 0) - lost.get(port, 0)))
-            if part:
-                lost[port] = lost.get(port, 0) + part
-            left -= part
-        if left:
-            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + left
-    return lost
-
-
-def _unexplained(lost: Mapping[str, int], evidence: Evidence) -> dict[str, str]:
-    """Port -> what is to be said when more was lost behind it than its queue and the machine say they dropped.
-
-    The machine's drops are of all ports together: a packet that its backlog lost cannot explain two losses.
-    """
-    beyond = {port: count for port, count in lost.items() if count > evidence.drops.get(port, 0)}
-    if sum(count - evidence.drops.get(port, 0) for port, count in beyond.items()) <= evidence.backlog_drops:
-        return {}
-    return {
-        port: f"{count} packets vanished after {port}, whose queue dropped {evidence.drops.get(port, 0)}"
-        for port, count in beyond.items()
-    }
 
 
 def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) -> tuple[str, ...]:
