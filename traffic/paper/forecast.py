@@ -30,6 +30,7 @@ from traffic.paths.selftest import SelfTest
 from traffic.paths.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 
 F64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 _GROUPS: Final = {
     "threshold": False,
     "resilient": True,
@@ -91,6 +92,7 @@ class _Forecast:
                          strict=True))  # fmt: skip
         demand = demand_of(self._wires, self._traffic, self._nics, self._after)
         even = spread_evenly(self._wires, self._after, demand)
+        self._live &= ~(self._drained() & (even == 0))
         observer.end("flows")
         roofline = self._roofline(demand)
         trials = self._trials(roofline, observer)
@@ -104,6 +106,13 @@ class _Forecast:
             main.unreachable, tuple(f"{endpoints[a].nic} to {endpoints[b].nic}" for a, b in main.named),
             self._moved(every), self._ask.trials, checked, tuple(self._notes()),
         )  # fmt: skip
+
+    def _drained(self) -> Bools:
+        """Ports at either end of links of drained switches: those that carry nothing then are as good as not there."""
+        wires = self._wires
+        ids = [wires.switch_id[name] for name in self._trouble.drained]
+        found: Bools = np.isin(wires.owner, ids) | np.isin(wires.peer, ids)
+        return found
 
     def _hashed(self, trial: int) -> list[Scenario]:
         """Each mode that gives flows a path, under the file's seeds (trial 0) or under others."""

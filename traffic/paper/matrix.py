@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 COLUMNS: Final = ("src", "dst", "bytes")
 _MOST_PROBLEMS: Final = 20  # of one file: a column that is wrong is wrong in every row
+_MOST_NAMES: Final = 4096  # that are compared with a word that is none of them
 _ROW_BYTES: Final = 12  # of a file: the least that a row takes
 _READ_BYTES: Final = 250  # of memory a row while the file is read
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -118,7 +119,7 @@ def _read(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> tuple[I64, I64, I64
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(
-            plan.problem("matrix", f"is not there: {name}", "its path is relative to the plan's")
+            plan.problem("matrix", f"is not there: {name}", "a path goes from the plan's directory")
         ) from None
     except IsADirectoryError:
         raise InputError(Problem("", name, "is a directory", "name the .csv file in it")) from None
@@ -143,6 +144,7 @@ class _Rows:
             if each.host in hosts:
                 self._several.add(each.host)
             hosts.setdefault(each.host, each.rank)
+        self._hosts = tuple(hosts)
         self._by_name |= hosts
 
     def read(self, lines: Sequence[str]) -> tuple[I64, I64, I64]:
@@ -158,10 +160,7 @@ class _Rows:
         hidden = len(self._problems.found) - _MOST_PROBLEMS
         if hidden > 0:
             del self._problems.found[_MOST_PROBLEMS:]
-            what = f"{hidden} more line{'s' if hidden > 1 else ''}"
-            self._problems.add(
-                where=self._name, what=what, why="cannot be read either" if hidden > 1 else "cannot either"
-            )
+            self._problems.add(where=self._name, what="the file", why=f"has {hidden} more like these")
         self._problems.raise_if_any()
         table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
         if not table[:, 2].any():
@@ -196,7 +195,7 @@ class _Rows:
         elif text in self._by_name:
             return self._by_name[text]
         else:
-            hint = did_you_mean(text, self._by_name) if len(self._by_name) <= 4096 else "a host is host7, a rank 6"
+            hint = did_you_mean(text, self._hosts) if len(self._hosts) <= _MOST_NAMES else "a host is host7, a rank 6"
             self._wrong(line, f"{column}: {text or 'nothing'}", "is neither a rank nor a host with one", hint)
         return -1
 

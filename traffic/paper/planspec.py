@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from topologies.problems import did_you_mean
+from topologies.problems import did_you_mean, nearest
 from topologies.spec import Size, at
 from traffic.collectives import patterns
 from traffic.options import ELEMENT_BYTES, MAX_QPS, SourcePorts, parse_source_ports
@@ -101,7 +101,8 @@ class PlanSpec(BaseModel):
         found = _NUMBERED.fullmatch(self.matrix or "")
         if found is None or found[1] not in NAMED:
             word = (self.matrix or "").partition(":")[0]
-            hint = f"{did_you_mean(word, NAMED)}; a file ends in .csv"
+            near = nearest(word, NAMED)
+            hint = f"did you mean {near}?" if near else f"legal here: {', '.join(NAMED)}, or a file that ends in .csv"
             raise at("matrix", "is neither a named matrix nor a .csv file", hint)
         name, number = found[1], found[2]
         if NAMED[name] == "" and number is not None:

@@ -1,0 +1,55 @@
+"""What `./inv paths --predict` says: a whole table, and every way in which a plan can be wrong, word for word.
+
+paper/NAME.yml is the plan, paper/NAME.log the text. `./inv test golden -- --regen-goldens` writes the texts anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topologies.events import Silent
+from topologies.load import load_fabric
+from topologies.problems import InputError
+from traffic.paper.forecast import Ask, forecast
+from traffic.paper.planfile import load_plan
+from traffic.paper.text import WIDTH, render
+
+HERE = Path(__file__).parent / "paper"
+BAD = sorted(HERE.glob("bad-*.yml"))
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda p: p.stem)
+def test_a_wrong_plan_is_explained_in_exactly_these_words(
+    case: Path, regen_goldens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HERE)
+    with pytest.raises(InputError) as caught:
+        forecast(load_fabric("zone"), load_plan(case.name), Ask(), Silent())
+    said = f"{caught.value}\n"
+    log = case.with_suffix(".log")
+    if regen_goldens:
+        log.write_text(said)
+    assert said == log.read_text()
+
+
+def test_every_text_has_its_plan() -> None:
+    assert {p.stem for p in HERE.glob("bad-*.log")} == {p.stem for p in BAD}
+
+
+def test_a_prediction_is_told_in_exactly_these_tables(regen_goldens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE)
+    said = []
+    for fabric, plan, ask in (
+        ("zone", "good-zone.yml", Ask(mode="e-ecmp")),
+        ("dc", "ring,qps=16,placement=cyclic", Ask(trials=20, down=("ctsw1",))),
+        ("demo", "permutation,qps=2", Ask(mode="spray", down=("host3",), drain=("ctsw2",))),
+    ):
+        said.append(render(forecast(load_fabric(fabric), load_plan(plan), ask, Silent())))
+    text = "\n\n\n".join(said) + "\n"
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    log = HERE / "tables.log"
+    if regen_goldens:
+        log.write_text(text)
+    assert text == log.read_text()
