@@ -46,6 +46,7 @@ class Record:
     seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
     brought: Mapping[str, Any] = field(default_factory=dict)  # of a topology of somebody's own: see adopt/brought.py
+    hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were set live: see switch/rehash.py
     format: int = _FORMAT
 
 

@@ -13,6 +13,7 @@ from topologies import state
 from topologies.events import Observer
 from topologies.lab import Lab
 from topologies.problems import MachineError, Problem
+from topologies.switch.rehash import label
 from topologies.units import format_size
 from traffic import machine
 from traffic.collectives import find_pattern
@@ -123,7 +124,7 @@ def _result(lab: Lab, plan: Plan, reports: list[dict[str, Any]], readings: Machi
     return RunResult(
         lab=lab.name,
         k=plan.k,
-        ecmp=lab.fabric.spec.routing.ecmp,
+        ecmp=label(lab),
         options=plan.options,
         endpoints=plan.endpoints,
         rows=tuple(rows),

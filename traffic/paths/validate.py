@@ -17,7 +17,7 @@ from topologies.fabric import Node, Tier
 from topologies.namespace import inside
 from topologies.problems import HeddleError, InputError, Problem
 from topologies.runtimes import NodeHandle
-from topologies.switch import hashing, offloads, queues
+from topologies.switch import hashing, offloads, queues, rehash
 from topologies.switch.hashing import read_hashing
 from topologies.units import format_rate, format_size
 from traffic.lastrun import last_paths
@@ -100,11 +100,11 @@ def _check(name: str, ask: Callable[[], _Found]) -> Check:
 def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     faults: list[str] = []
     count = 0
-    given = lab.made.sysctls(lab)
+    given, rules = lab.made.sysctls(lab), _rules(lab)
     for node in lab.fabric.nodes:
         wanted = dict(given[node.name])
         if node.tier is not Tier.HOST:
-            wanted |= _rules(lab, node)
+            wanted |= rules[node.name]
         count += len(wanted)
         with inside(handles[node.name].netns):
             for key, value in wanted.items():
@@ -123,24 +123,32 @@ def _same(now: str, wanted: str) -> bool:
         return now.split() == wanted.split()
 
 
-def _rules(lab: Lab, node: Node) -> dict[str, str]:
-    """The sysctls of hashing that a switch should have: Heddle's, where its topology does not say otherwise."""
-    wanted = hashing.hashing_of(lab.fabric, node)
-    rules = hashing.sysctls(wanted.mode, wanted.seed, wanted.options, lab.fabric.spec.ip_version)
-    return rules | dict(lab.made.kept().get(node.name, {}))
+def _rules(lab: Lab) -> dict[str, dict[str, str]]:
+    """Switch -> the sysctls of hashing that it should have: as set last, or its topology's own, or Heddle's."""
+    version, live, kept = lab.fabric.spec.ip_version, rehash.set_live(lab), lab.made.kept()
+    return {
+        name: hashing.sysctls(row.mode, row.seed, row.options, version)
+        | ({} if name in live else dict(kept.get(name, {})))
+        for name, row in rehash.wanted(lab).items()
+    }
 
 
 def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
-    mode = lab.fabric.spec.routing.ecmp
+    """Modes, seeds, options and tables, in the maps and in the kernel, against what was set last."""
     faults: list[str] = []
-    for node in lab.fabric.switches:
-        now = read_hashing(lab.name, handles[node.name])
-        rules = _rules(lab, node)
-        policy = hashing.number(rules[f"net.ipv{lab.fabric.spec.ip_version}.fib_multipath_hash_policy"])
-        seed = hashing.number(rules.get("net.ipv4.fib_multipath_hash_seed", str(node.hash_seed or 1)))
-        if (now.mode, now.seed, now.policy) != (mode, seed, policy):
-            faults.append(f"{node.name}: {now.mode} with seed {now.seed} and policy {now.policy}, not {mode}")
-    return f"{mode} on {len(lab.fabric.switches)} switches, each with its seed", faults
+    wanted, rules = rehash.wanted(lab), _rules(lab)
+    for name, row in wanted.items():
+        now = read_hashing(lab.name, handles[name])
+        policy = hashing.number(rules[name][f"net.ipv{lab.fabric.spec.ip_version}.fib_multipath_hash_policy"])
+        seed = row.seed if now.by_program else hashing.number(rules[name].get(hashing.SEED, str(row.seed)))
+        if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
+            found = f"{name}: {now.mode} with seed {now.seed} and policy {now.policy}"
+            faults.append(f"{found}, not {row.mode} with {seed} and {policy}")
+        elif now.options != row.options:
+            faults.append(f"{name}: {now.mode} has other options than it was given: {now.options}")
+        elif now.steering != row.steering:
+            faults.append(f"{name}: the tables of {now.mode} are not those that it was given")
+    return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", faults
 
 
 def _queues(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
