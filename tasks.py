@@ -218,6 +218,32 @@ def run(
 
 
 @verb(
+    help=words.HASHING,
+    positional=["mode"],
+    root=True,
+    files_in=["table"],
+)
+def hashing(
+    out: Console,
+    mode: str | None = None,
+    switch: Sequence[str] = (),
+    set_: Sequence[str] = (),
+    table: str | None = None,
+    entry: Sequence[str] = (),
+    clear: bool = False,
+    lab: str | None = None,
+) -> None:
+    """How every switch chooses among equal ways; with a mode, switch a running lab to it, and lose no packet.
+
+    ./inv hashing flowlet --set gap=20ms --switch rtsw1,rtsw2. What is not set is as in the fabric file; docs/hashing.md
+    tells the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches that it names.
+    """
+    from topologies.cli.hashing import Asked, run_hashing
+
+    run_hashing(out, lab, Asked(mode, switch, set_, table, entry, clear))
+
+
+@verb(
     help=words.PATHS,
     root=lambda typed: typed["predict"] is None,
     files_in=_files_of_paths,
@@ -226,6 +252,7 @@ def run(
 def paths(
     out: Console,
     lab: str | None = None,
+    now: bool = False,
     predict: str | None = None,
     plan: str | None = None,
     set_: Sequence[str] = (),
@@ -238,11 +265,15 @@ def paths(
 ) -> None:
     """Where every QP of the last run went: predicted, asked of the kernel, and measured. Exit 1 when they differ.
 
+    With --now: where they would go over the fabric as it is now, and how many another way than in the run.
     With --predict FABRIC --plan PLAN nothing runs and no root is needed: loads of all links on paper, for any fabric
     file and any traffic, and how the hashing modes compare (docs/paper.md).
     """
+    from topologies.cli.flows import paths_now
     from topologies.cli.paper import on_paper, predict_paths
 
+    if now:
+        return paths_now(out, lab, predict)
     asked: dict[str, Any] = {
         "predict": predict, "plan": plan, "set_": set_, "mode": mode, "trials": trials,
         "down": down, "drain": drain, "csv": csv, "heatmap": heatmap,

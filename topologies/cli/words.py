@@ -12,8 +12,19 @@ RUNTIME: Final = "where nodes run: netns (namespaces) or containerlab (container
 TOPOLOGY: Final = "in place of a fabric: a containerlab file of your own, with nodes of kind linux"
 SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
+HASHING: Final = {
+    "mode": "flow, e-ecmp, flowlet, spray, pinned, exact-match; without one, what is",
+    "switch": "some switches only: rtsw1,ctsw2; may be given many times",
+    "set": "key=value of routing.hash, or seed or resilient, as gap=20ms, udf.bytes=2; may be given many times",
+    "table": "exact-match: a file of rows switch, sport, prefix, port (CSV, or YAML by its name)",
+    "entry": "exact-match: add or change a row, as 'rtsw1 50001 10.0.1.0/24 eth3'; may be given many times",
+    "clear": "exact-match: empty the tables first",
+    "lab": LAB,
+}
+
 PATHS: Final = {
     "lab": LAB,
+    "now": "the last run's QPs over the fabric as it is now, and the share that moved",
     "predict": "a fabric on paper instead of a lab: " + FABRIC,
     "plan": "what is sent there: a file, or ring, all-to-all, permutation, shift:N, incast:N, as ring,qps=16,size=64M",
     "set": SET + " (with --predict)",

@@ -33,6 +33,7 @@ RESILIENT: Final = "resilient"
 _SHOWN: Final = 8
 
 Bools = npt.NDArray[np.bool_]
+I32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Moved:
     """Numbers of QPs. spread: those without a path of their own, which are in no other number.
 
     moved: they go another way now than in the run. gone: the way they took is no more, so they had to. by_rule: how
-    many would have changed their way with every switch hashing so; empty where this kernel is not predicted.
+    many would have changed their way with every switch hashing so, and how many of these had to; empty where this
+    kernel is not predicted.
     in_force: the rule of the fabric as it is now, or `mixed`.
     """
 
@@ -48,7 +50,7 @@ class Moved:
     spread: int
     moved: int
     gone: int
-    by_rule: Mapping[str, int]
+    by_rule: Mapping[str, tuple[int, int]]
     in_force: str
 
     def share(self, count: int) -> float:
@@ -60,7 +62,10 @@ class Moved:
         return {
             "flows": self.flows, "spread": self.spread, "moved": self.moved, "gone": self.gone,
             "share_moved": self.share(self.moved), "share_gone": self.share(self.gone),
-            "by_rule": {name: {"moved": count, "share": self.share(count)} for name, count in self.by_rule.items()},
+            "by_rule": {
+                name: {"moved": count, "gone": gone, "share": self.share(count)}
+                for name, (count, gone) in self.by_rule.items()
+            },
             "in_force": self.in_force,
         }  # fmt: skip
 
@@ -72,8 +77,8 @@ class Moved:
         ]
         if self.spread:
             lines[0] += f"; {self.spread} more are spread and have no way of their own"
-        for name, count in self.by_rule.items():
-            mark = "   in force" if name == self.in_force else ""
+        for name, (count, gone) in self.by_rule.items():
+            mark = f"   {gone:>6} have to{', in force' if name == self.in_force else ''}"
             words = f"{name} hashing" if name == RESILIENT else name
             lines.append(f"  by {words:<18} {count:>6} {self.share(count):>7.1%}{mark}")
         return "\n".join(lines)
@@ -133,10 +138,11 @@ def moved_of(
     compared = _Compared(fabric, before, after, flows)
     singles = np.array(own, dtype=bool)
     gone = int((compared.gone(was) & singles).sum())
-    by_rule: dict[str, int] = {}
+    by_rule: dict[str, tuple[int, int]] = {}
     if result.selftest is None or not result.selftest.differs:
         for name in (THRESHOLD, RESILIENT):
-            by_rule[name] = int((compared.moved(resilient=name == RESILIENT) & singles).sum())
+            changed, forced = compared.moved(resilient=name == RESILIENT)
+            by_rule[name] = int((changed & singles).sum()), int((forced & singles).sum())
     return Moved(sum(own), len(own) - sum(own), moved, gone, by_rule, in_force)
 
 
@@ -155,22 +161,26 @@ class _Compared:
 
     def gone(self, was: Sequence[Path]) -> Bools:
         """Which flows took a port that is no live next hop for their destination any more."""
-        switches = {name: at for at, name in enumerate(self._now.switches)}
         ports = {ref: at for at, ref in enumerate(self._now.ports)}
-        found = np.zeros(len(was), dtype=bool)
-        steps = [(row, ref) for row, path in enumerate(was) for ref in path if "{" not in ref]
-        if not steps:
-            return found
-        rows = np.array([row for row, _ in steps], dtype=np.int32)
-        port = np.array([ports.get(ref, NOWHERE) for _, ref in steps], dtype=np.int32)
-        here = np.array([switches[ref.partition(":")[0]] for _, ref in steps], dtype=np.int32)
-        group = self._now.group[here, self._destination[rows]]
-        held = (group >= 0) & self._now.holds(np.maximum(group, 0), port)
-        found[rows[~held]] = True
-        return found
+        table = np.full((len(was), max([1, *map(len, was)])), NOWHERE, dtype=np.int32)
+        lacking = np.zeros(len(was), dtype=bool)
+        for row, path in enumerate(was):
+            known = [ports.get(ref, NOWHERE) for ref in path]
+            lacking[row] = NOWHERE in known
+            table[row, : len(known)] = known
+        return lacking | self._lost(table)
 
-    def moved(self, *, resilient: bool) -> Bools:
-        """Which flows would go another way after than before, if every switch hashed so in both states."""
+    def _lost(self, ports: I32) -> Bools:
+        """The same of port ids (flows, hops), -1 behind the end."""
+        switches = {name: at for at, name in enumerate(self._now.switches)}
+        owner = np.array([switches[ref.partition(":")[0]] for ref in self._now.ports], dtype=np.int32)
+        group = self._now.group[owner[np.maximum(ports, 0)], self._destination[:, None]]
+        held = (group >= 0) & self._now.holds(np.maximum(group, 0), ports)
+        lost: Bools = np.any((ports >= 0) & ~held, axis=1)
+        return lost
+
+    def moved(self, *, resilient: bool) -> tuple[Bools, Bools]:
+        """Which flows would go another way after than before, if every switch hashed so in both states; who had to."""
         homes = steering_like(self._then)  # for a fabric that does not say what its next hops should be
         tables = []
         for forwarding, (_, hashing) in ((self._then, self._before), (self._now, self._after)):
@@ -182,7 +192,7 @@ class _Compared:
         width = max(table.shape[1] for table in tables)
         then, since = (np.pad(t, ((0, 0), (0, width - t.shape[1])), constant_values=NOWHERE) for t in tables)
         changed: Bools = (then != since).any(axis=1)
-        return changed
+        return changed, self._lost(tables[0])
 
     def _with(self, row: SwitchHashing, resilient: bool) -> SwitchHashing:
         """A switch's hashing under the one rule or the other."""

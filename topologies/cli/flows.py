@@ -1,0 +1,29 @@
+"""Verbs about single queue pairs: the last run over the fabric as it is now, and one choice explained."""
+
+from __future__ import annotations
+
+from topologies.cli.console import Console
+from topologies.problems import InputError, Problem
+
+
+def paths_now(out: Console, lab: str | None, predict: str | None) -> None:
+    """`./inv paths --now`. Exit 1 when prediction and oracle differ, or a QP would not reach its destination."""
+    if predict is not None:
+        raise InputError(Problem("", "--predict and --now", "exclude each other", "--now is about a lab that runs"))
+    from topologies.lab import open_lab
+    from traffic.paths.moved import now
+
+    found = now(open_lab(lab))
+    out.result(found.to_json(), found.text())
+    out.exit_code = 0 if found.result.agree else 1
+
+
+def explain_flow(out: Console, lab: str | None, flow: str) -> None:
+    """`./inv hashing --explain FLOW`. Exit 1 where the computation and a kernel differ."""
+    from traffic.paths.explain import explain
+
+    from topologies.lab import open_lab
+
+    found = explain(open_lab(lab), flow)
+    out.result(found.to_json(), found.text())
+    out.exit_code = 0 if found.agree else 1
