@@ -1,0 +1,114 @@
+"""`./inv paths --predict` as it is typed: its flags, documents and files; it asks for neither root nor a lab."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topologies.cli.paper import FLAGS, files_in, on_paper
+from topologies.cli.program import main
+from topologies.events import Silent
+from topologies.load import load_fabric
+from topologies.problems import InputError
+from traffic.paper.forecast import Ask, forecast
+from traffic.paper.heatmap import draw, kind_of
+from traffic.paper.planfile import load_plan
+
+NOTHING: dict[str, Any] = {"predict": None, **dict.fromkeys(FLAGS), "set_": (), "down": (), "drain": (), "trials": 0}
+
+
+Inv = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def inv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Inv:
+    """Exit code and JSON document of a verb, typed in an empty directory by somebody who must not become root."""
+    import tasks
+    from topologies.cli import privilege
+
+    def refuse(verb: str) -> None:
+        raise AssertionError(f"{verb} asks for root")
+
+    monkeypatch.setattr(privilege, "become_root", refuse)
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*words: str) -> tuple[int, dict[str, Any]]:
+        code = main(vars(tasks), ["inv", *words, "--format", "json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return typed
+
+
+def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("src,dst,bytes\n0,4,100K\nhost2,host7,1M\n")
+    (tmp_path / "p.yml").write_text("matrix: m.csv\nqps: 8\n")
+    words = ["--plan", "p.yml", "--mode", "e-ecmp", "--trials", "3", "--down", "rtsw1:eth1,ctsw3", "--drain", "ctsw4"]
+    code, said = inv("paths", "--predict", "dc", *words, "--csv", "l.csv", "--heatmap", "l.svg")
+    assert code == 0
+    assert said["fabric"] == "dc"
+    assert said["emulated"] == {"k": load_fabric("dc").k}
+    assert [mode["mode"] for mode in said["modes"]] == ["e-ecmp", "flow", "pinned", "even split"]
+    assert said["down"] == ["rtsw1:eth1", "ctsw3"]
+    assert said["trials"] == 3
+    assert set(said["modes"][0]["trials"]["over_roofline"]) == {"mean", "p5", "p95"}
+    assert said["plan"]["flows"] == 16
+    assert said["completion"]["over_roofline"] >= 1
+    assert said["unreachable"]["flows"] == 0
+    assert {"threshold", "resilient"} <= set(said["moved"])
+    assert said["checked"]["state"] in ("agrees", "unchecked")  # unchecked where nobody has been root yet
+    rows = list(csv.DictReader((tmp_path / "l.csv").read_text().splitlines()))
+    assert {row["port"]: int(row["e-ecmp_bytes"]) for row in rows} == {r["port"]: r["bytes"] for r in said["links"]}
+    assert not [row for row in rows if row["port"].startswith("ctsw3:") or row["port"] == "rtsw1:eth1"]
+    assert (tmp_path / "l.svg").read_text().startswith("<?xml")
+
+
+def test_a_plan_that_does_not_fit_is_an_input_error(inv: Inv) -> None:
+    code, said = inv("paths", "--predict", "tiny", "--plan", "ring,ranks=99")
+    assert code == 2
+    assert said["error"]["problems"][0]["what"] == "ranks: 99"
+
+
+def test_flags_of_a_prediction_alone_are_errors() -> None:
+    assert not on_paper(NOTHING, None)
+    assert not on_paper(NOTHING, "zone")
+    with pytest.raises(InputError) as caught:
+        on_paper({**NOTHING, "plan": "ring", "trials": 3, "down": ("ctsw1",)}, None)
+    assert [problem.what for problem in caught.value.problems] == ["--plan", "--trials", "--down"]
+    with pytest.raises(InputError, match="--predict and --lab"):
+        on_paper({**NOTHING, "predict": "zone"}, "zone")
+
+
+def test_files_of_a_prediction_come_along_to_another_machine(tmp_path: Path) -> None:
+    plan = tmp_path / "p.yml"
+    plan.write_text("matrix: m.csv\n")
+    asked = {**NOTHING, "predict": "mine.yml", "plan": str(plan)}
+    assert files_in(asked) == ["mine.yml", str(plan), str(tmp_path / "m.csv")]
+    assert files_in({**NOTHING, "predict": "zone", "plan": "ring,qps=4"}) == ["zone"]
+    assert files_in(NOTHING) == []
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
+    result = forecast(load_fabric("dc"), load_plan("all-to-all,qps=2"), Ask(down=("ctsw1:eth1",)), Silent())
+    word = kind_of(f"x.{kind}")
+    first = draw(word, result)
+    assert first == draw(word, result)
+    assert first[:4] == (b"\x89PNG" if kind == "png" else b"<?xm")
+
+
+def test_a_heat_map_names_its_tiers_and_its_busiest_link() -> None:
+    result = forecast(load_fabric("dc"), load_plan("all-to-all,qps=2"), Ask(), Silent())
+    text = draw("svg", result).decode()
+    for word in ("RTSW to CTSW", "CTSW to ATSW", "rtsw4", "atsw2", result.wires.ports[result.modes[0].busiest]):
+        assert word in text
+    assert "ATSW" not in draw("svg", forecast(load_fabric("tiny"), load_plan("ring"), Ask(), Silent())).decode()
+
+
+def test_a_heat_map_is_a_picture() -> None:
+    with pytest.raises(InputError, match="ends in no kind of picture"):
+        kind_of("load.pdf")
