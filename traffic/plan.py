@@ -192,7 +192,8 @@ def _no_nic(fabric: Fabric, port: Port) -> str:
     peer = fabric.by_name[port.peer_node]
     gateway = peer.port(port.peer_port)
     if port.address is None:
-        return f"has no {fabric.spec.ip.name} address"
+        own = ", and a topology of one's own is run over IPv4 only" if fabric.spec.shape != "clos" else ""
+        return f"has no {fabric.spec.ip.name} address{own}"
     if peer.tier is Tier.HOST:
         return f"leads to {peer.name}, which is no switch"
     if gateway.address is None:
