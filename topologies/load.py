@@ -46,8 +46,8 @@ def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequen
         hint = f"./inv up --topology {shlex.quote(source)} brings it up"
         raise InputError(Problem(source, "the file", "is a containerlab topology, not a fabric file", hint))
     problems = Problems()
-    for override in overrides:
-        _override(document, override, problems)
+    for text in overrides:
+        override(document, text, problems)
     if name is not None:
         _put(document, ("name",), name, "--name")
     try:
@@ -104,7 +104,8 @@ def _beside(path: Path) -> list[str]:
         return []
 
 
-def _override(document: Document, text: str, problems: Problems) -> None:
+def override(document: Document, text: str, problems: Problems) -> None:
+    """Put `path=value` into a document that is not yet checked, as --set says; what is wrong with it is a problem."""
     from topologies.yamlfile import parse_value
 
     path, equals, value = text.partition("=")

@@ -101,7 +101,7 @@ class Tables:
         self._maps["active"].update(bytes(4), _CELL.pack(1 - self.active))
 
     def statistics(self) -> dict[str, int]:
-        """Packets steered, fell_back (to ECMP), repicks (flowlets that began after a gap), misses (not in a table)."""
+        """Packets steered, fell_back (to ECMP), repicks (flowlets that began after a gap), misses (exact-match: not in the table)."""
         found = {}
         for index, name in enumerate(_STATS):
             cells = self._maps["stats"].lookup(_CELL.pack(index)) or b""

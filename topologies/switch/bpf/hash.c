@@ -150,10 +150,8 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 	__builtin_memcpy(key.address, flow->daddr, sizeof(key.address));
 	prefix = bpf_map_lookup_elem(&prefixes, &key);
 	group = prefix ? bpf_map_lookup_elem(&groups, &prefix->group) : 0;
-	if (!prefix || !group) { /* one next hop, or none that this switch was told of */
-		count_one(STAT_MISSES);
+	if (!prefix || !group) /* one next hop, or none that this switch was told of */
 		return give_hash(skb, value);
-	}
 	if (mode == MODE_FLOW || mode == MODE_E_ECMP)
 		return by_value(skb, rule, flow, group, value);
 	if (mode == MODE_SPRAY && !(rule->flags & RULE_ROUND_ROBIN))

@@ -113,7 +113,7 @@ struct {
 #define STAT_STEERED 0   /* packets that the program sent to a port */
 #define STAT_FELL_BACK 1 /* packets that it could not: the port is no live next hop, or the packet is the kernel's */
 #define STAT_REPICKS 2   /* flowlets that began after a gap */
-#define STAT_MISSES 3    /* packets that a table has nothing for */
+#define STAT_MISSES 3    /* packets that the exact-match table has nothing for, or the flowlet table no room */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -1,0 +1,185 @@
+"""The verb `hashing`: what every switch does now, and how a running lab is told to do otherwise.
+
+In:  what was typed: a mode, options as `key=value`, switches, rows of an exact-match table.
+Out: a table and JSON; or a change that was checked as a whole before anything of it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from topologies.cli.console import Console, table
+from topologies.cli.exact import COLUMNS, ExactRows, entry_rows, file_rows
+from topologies.families import Network
+from topologies.lab import open_lab
+from topologies.problems import InputError, Problem, Problems, did_you_mean
+from topologies.switch import rehash
+from topologies.switch.hashing import FIELDS, MODES, HashOptions, SwitchHashing, options_of, pin_dir, read_hashing
+from topologies.switch.steering import DEFAULT_OPTIONS
+from topologies.switch.tables import Tables
+from topologies.units import format_duration
+
+if TYPE_CHECKING:
+    from topologies.lab import Lab
+
+_KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash
+_EXACT: Final = "exact-match"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was typed after `./inv hashing`."""
+
+    mode: str | None = None
+    switches: Sequence[str] = ()
+    settings: Sequence[str] = ()
+    table: str | None = None
+    entries: Sequence[str] = ()
+    clear: bool = False
+
+
+def run_hashing(out: Console, lab: str | None, asked: Asked) -> None:
+    """Show how a lab's switches hash, or change it, and show that."""
+    where = open_lab(lab)
+    if asked.mode is None:
+        _check_nothing_else(asked)
+    else:
+        _set(where, asked.mode, asked)
+    rows = _rows(where, _names(asked.switches) if asked.mode is None else ())
+    out.result({"lab": where.name, "switches": [_json(row, stats) for row, stats in rows]}, _text(where, rows))
+
+
+def _check_nothing_else(asked: Asked) -> None:
+    given = {"--set": asked.settings, "--table": asked.table, "--entry": asked.entries, "--clear": asked.clear}
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        hint = f"./inv hashing {_EXACT if wrong[0] != '--set' else 'e-ecmp'} {wrong[0]} ..."
+        raise InputError(Problem("", wrong[0], "needs a mode before it", hint))
+
+
+def _set(lab: Lab, mode: str, asked: Asked) -> None:
+    if mode not in MODES:
+        why = f"is not one of {', '.join(MODES)}"
+        raise InputError(Problem("", f"mode {mode}", why, did_you_mean(mode, MODES)))
+    if mode != _EXACT and (asked.table or asked.entries or asked.clear):
+        hint = f"./inv hashing {_EXACT} ..."
+        raise InputError(Problem("", "--table, --entry and --clear", f"are of mode {_EXACT}, not of {mode}", hint))
+    options, seed = _options(lab, mode, asked.settings)
+    tables = _tables(lab, asked)
+    switches = _names(asked.switches) or None
+    rehash.set_hashing(lab, mode, options, seed=seed, switches=switches, exact=tables)
+
+
+def _names(typed: Sequence[str]) -> list[str]:
+    """Names of switches: --switch may be given many times, and holds several with commas."""
+    return [name.strip() for each in typed for name in each.split(",") if name.strip()]
+
+
+def _options(lab: Lab, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
+    """The file's options with what was typed in their place, checked as a fabric file is."""
+    from pydantic import ValidationError
+
+    from topologies.load import override
+    from topologies.spec import FabricSpec
+    from topologies.specdata import dump_spec
+    from topologies.wording import problems_of
+    from topologies.yamlfile import Document
+
+    document = Document(dump_spec(lab.fabric.spec), "")
+    problems = Problems()
+    for text in (f"ecmp={mode}", *settings):
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            problems.add(where="--set", what=text or "an empty text", why="is not key=value", hint="as --set gap=20ms")
+            continue
+        group = "routing" if key in (*_KEYS, "ecmp") else "routing.hash"
+        override(document, f"{group}.{key}={value}", problems)
+    try:
+        spec = FabricSpec.model_validate(document.data)
+    except ValidationError as error:
+        problems.found += problems_of(error, document, FabricSpec)
+    problems.raise_if_any()
+    return options_of(spec.routing), spec.routing.seed
+
+
+def _tables(lab: Lab, asked: Asked) -> dict[str, dict[tuple[int, Network], str]]:
+    """Switch -> its whole new table. A file replaces the tables of the switches it names; an entry adds or changes."""
+    rows = ExactRows()
+    if asked.clear:
+        names = _names(asked.switches) or [node.name for node in lab.fabric.switches]
+        rows.tables |= {name: {} for name in names}
+    if asked.table:
+        rows.add(file_rows(asked.table))
+    typed = entry_rows(asked.entries)
+    now = rehash.wanted(lab) if typed else {}
+    for _, words in typed:
+        if words and words[0] in now:
+            rows.tables.setdefault(words[0], dict(now[words[0]].steering.exact))
+    rows.add(typed)
+    try:
+        rehash.check_exact(lab, rows.tables, rows.where)
+    except InputError as error:
+        rows.problems.found += error.problems
+    rows.problems.raise_if_any()
+    return rows.tables
+
+
+def _rows(lab: Lab, switches: Sequence[str]) -> list[tuple[SwitchHashing, dict[str, int]]]:
+    handles = lab.handles()
+    names = [node.name for node in lab.fabric.switches]
+    unknown = [name for name in switches if name not in names]
+    if unknown:
+        raise InputError(
+            *(Problem("--switch", name, f"is no switch of {lab.name}", did_you_mean(name, names)) for name in unknown)
+        )
+    rows = []
+    for name in switches or names:
+        with Tables.pinned(pin_dir(lab.name, name)) as tables:
+            rows.append((read_hashing(lab.name, handles[name]), tables.statistics()))
+    return rows
+
+
+def _json(row: SwitchHashing, stats: Mapping[str, int]) -> dict[str, Any]:
+    data = row.to_json()
+    exact = [dict(zip(COLUMNS, (row.switch, *each), strict=True)) for each in data["steering"]["exact"]]
+    del data["steering"]
+    return {**data, "exact": exact, "statistics": dict(stats)}
+
+
+def _text(lab: Lab, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> str:
+    header = ("switch", "mode", "seed", "policy", "options", "exact", "steered", "fell back", "re-picks", "misses")
+    lines = [
+        (
+            *(row.switch, row.mode, str(row.seed), str(row.policy), options_text(row)),
+            *(str(len(row.steering.exact)), *(str(stats[k]) for k in ("steered", "fell_back", "repicks", "misses"))),
+        )
+        for row, stats in rows
+    ]
+    entries = [
+        (row.switch, str(sport), str(prefix), port)
+        for row, _ in rows
+        for (sport, prefix), port in row.steering.exact.items()
+    ]
+    shown = table(header, lines) if lines else f"{lab.name} has no switches"
+    return f"{shown}\n\n{table(COLUMNS, entries)}" if entries else shown
+
+
+def options_text(row: SwitchHashing) -> str:
+    """Those options that count in the switch's mode, where they are not the default."""
+    o, plain = row.options, DEFAULT_OPTIONS
+    words: list[str] = []
+    if row.mode == "flow" and not o.resilient:
+        words += [o.policy] if o.policy != plain.policy else []
+        words += ["+".join(name for name, bit in FIELDS.items() if o.fields & bit)] if o.fields != plain.fields else []
+    elif row.mode != "flow" and o.udf != plain.udf:
+        words.append(f"udf {o.udf.base}+{o.udf.offset}:{o.udf.bytes}")
+    if row.mode == "flowlet":
+        words += [f"gap {format_duration(o.gap_ns)}", f"by {o.first}"]
+    if row.mode == "spray":
+        words.append(o.choice)
+    if o.resilient:
+        words.append(f"{o.buckets} buckets")
+    return ", ".join(words) or "-"
