@@ -39,7 +39,7 @@ def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, C
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
         "nodes", "sysctls", "hashing", "queues", "offloads", "programs", "links", "daemons", "bgp", "routes",
-        "reachability", "paths",
+        "reachability", "paths", "polarisation",
     ]  # fmt: skip
     assert failed(tiny) == {}
 

@@ -21,6 +21,7 @@ from topologies.switch import hashing, offloads, queues, rehash
 from topologies.switch.hashing import read_hashing
 from topologies.units import format_rate, format_size
 from traffic.lastrun import last_paths
+from traffic.paths.evidence import read_routing
 from traffic.paths.probe import probe
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def validate(lab: Lab) -> tuple[Check, ...]:
         ("routes", _routes),
         ("reachability", _reachability),
         ("paths", _paths),
+        ("polarisation", _polarisation),
     )
     if lost:
         return (nodes, *(Check(name, True, "not asked: nodes do not run", skipped=True) for name, _ in checks))
@@ -241,6 +243,22 @@ def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     if not result.agree and not wrong:
         wrong = list(result.notes)
     return f"prediction, oracle and counters agree on {len(result.flows)} QPs of the last run", wrong
+
+
+def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+    from traffic.paths.polarisation import FLOWS, polarisation
+
+    found = polarisation(lab.fabric, *read_routing(lab.fabric, {n.name: handles[n.name] for n in lab.fabric.switches}))
+    if not found.pairs:
+        raise _NothingError(found.reason)
+    if few := [pair.switch for pair in found.pairs if pair.too_few]:
+        raise _NothingError(f"too few to judge: {FLOWS} flows, for as many ways as {few[0]} has")
+    bits = max(pair.dependence.bits for pair in found.pairs)
+    wrong = [pair.text() for pair in found.pairs if pair.polarised]
+    if wrong:
+        wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
+    said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
+    return f"{said} over {FLOWS} flows", wrong
 
 
 def _names(node: Node) -> Iterable[str]:
