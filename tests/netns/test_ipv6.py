@@ -17,6 +17,8 @@ from topologies.lab import Lab
 from topologies.load import load_fabric
 from topologies.pcapng import Frame
 from topologies.switch.fib import read_fib
+from topologies.switch.rehash import set_exact, set_hashing
+from topologies.switch.steering import HashOptions, Udf
 from traffic import roce
 from traffic.lastrun import last_paths
 from traffic.options import RunOptions
@@ -116,6 +118,44 @@ def test_a_lost_uplink_is_routed_around_and_comes_back(six: Lab) -> None:
         assert [hop.port for hop in hops if not hop.dead] == ["eth2"]
         assert proven(six, all_reduce(six))
     assert [check.name for check in validate(six) if not check.ok] == []
+
+
+MODES = {
+    "flow over addresses": ("flow", HashOptions(fields=0x3)),  # policy 3, whose hash no question tells
+    "flow by l3": ("flow", HashOptions(policy="l3")),
+    "flow, resilient": ("flow", HashOptions(resilient=True)),
+    "e-ecmp": ("e-ecmp", HashOptions()),
+    "e-ecmp by source port": ("e-ecmp", HashOptions(udf=Udf("l4", 0, 2))),
+    "pinned": ("pinned", HashOptions()),
+    "spray": ("spray", HashOptions(choice="round-robin")),
+}
+
+
+def test_every_mode_steers_ipv6_as_predicted(six: Lab) -> None:
+    try:
+        for word, (mode, options) in MODES.items():
+            set_hashing(six, mode, options)
+            result = all_reduce(six, placement="cyclic")
+            paths = last_paths(six)
+            assert (result.wrong, paths.agree) == (0, True), f"{word}: {paths.text()}"
+    finally:
+        set_hashing(six, "flow", HashOptions())
+    assert [check.name for check in validate(six) if not check.ok] == []
+
+
+def test_an_exact_match_on_an_ipv6_prefix_sends_a_flow_another_way(six: Lab) -> None:
+    try:
+        set_hashing(six, "exact-match", HashOptions())
+        all_reduce(six, placement="cyclic")
+        proof = next(each for each in last_paths(six).flows if each.measured[0].startswith("rtsw1:eth1"))
+        other = {(proof.flow.sport, six.fabric.by_name["rtsw2"].prefix): "eth2"}
+        set_exact(six, "rtsw1", other)  # type: ignore[arg-type]
+        result = all_reduce(six, placement="cyclic")
+        now = next(each for each in last_paths(six).flows if each.flow == proof.flow)
+        assert now.measured[0] == "rtsw1:eth2"
+        assert proven(six, result)
+    finally:
+        set_hashing(six, "flow", HashOptions())
 
 
 @pytest.mark.parametrize(
