@@ -68,16 +68,15 @@ def _walked(qps: int) -> float:
     from topologies.spec import FabricSpec
     from topologies.yamlfile import parse
     from traffic.paper.loads import Scenario, carry, nics_of
-    from traffic.paper.modes import HASHED, rule_of, rules_of
+    from traffic.paper.modes import HASHED, rule_of, rules_of, steering_of
     from traffic.paper.planfile import load_plan
     from traffic.paper.traffic import traffic_of
     from traffic.paper.wires import forwarding_of, wires_of
-    from traffic.paths.rules import steering_like
 
     fabric = build(FabricSpec.model_validate(parse(_FABRIC, "paper.yml").data))
     wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan(f"{_PLAN},qps={qps}"))
     nics, forwarding = nics_of(wires, traffic), forwarding_of(wires)
-    steering = steering_like(forwarding)
+    steering = steering_of(wires, forwarding)
     scenarios = [
         Scenario(mode, forwarding, rules_of(wires, rule_of(fabric.spec, mode), steering, wires.seeds))
         for mode in HASHED

@@ -19,23 +19,31 @@ from topologies.switch.hashing import hashing_of
 from traffic.options import RunOptions
 from traffic.paper.forecast import Ask, forecast
 from traffic.paper.loads import Scenario, carry, demand_of, nics_of, spread_evenly
-from traffic.paper.modes import HASHED, compared, other_seeds, rule_of, rules_of
+from traffic.paper.modes import HASHED, compared, other_seeds, rule_of, rules_of, steering_of
 from traffic.paper.planfile import load_plan
 from traffic.paper.result import Prediction
 from traffic.paper.traffic import traffic_of
 from traffic.paper.wires import Wires, forwarding_of, trouble_of, wires_of
 from traffic.paths.predict import predict
-from traffic.paths.rules import Rule, steering_like
+from traffic.paths.rules import Rule
 from traffic.plan import build_plan
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
 THREE: dict[str, Any] = {"zones": 3, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
 UCMP: dict[str, Any] = {
     **TWO,
+    "hosts_per_rack": 5,  # one slice goes twice over an uplink, so that its place in a group is seen
     "link": {"exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}},
     "routing": {"ucmp": True},
 }
-SHAPES: dict[str, dict[str, Any]] = {"two": TWO, "three": THREE, "ucmp": UCMP, "ipv6": {**THREE, "family": "ipv6"}}
+SHAPES: dict[str, dict[str, Any]] = {
+    "two": TWO,
+    "three": THREE,
+    "ucmp": UCMP,
+    "ipv6": {**THREE, "family": "ipv6"},
+    "resilient": {**UCMP, "routing": {"ucmp": True, "resilient": True, "hash": {"buckets": 64}}},
+    "options": {**THREE, "routing": {"hash": {"policy": "l3", "udf": {"base": "bth", "offset": 7, "bytes": 1}}}},
+}
 
 
 @cache
@@ -108,7 +116,7 @@ def test_an_even_split_is_what_spraying_every_flow_comes_to(shape: str) -> None:
     fabric = build(spec_of(shape))
     wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan("all-to-all"))
     forwarding, nics = forwarding_of(wires), nics_of(wires, traffic)
-    rules = rules_of(wires, Rule("spray", 1), steering_like(forwarding), wires.seeds)
+    rules = rules_of(wires, Rule("spray", 1), steering_of(wires, forwarding), wires.seeds)
     sprayed = carry(wires, traffic, nics, [Scenario("spray", forwarding, rules)])[0]
     even = spread_evenly(wires, forwarding, demand_of(wires, traffic, nics, forwarding))
     assert even == pytest.approx(sprayed.bytes)

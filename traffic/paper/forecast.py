@@ -25,7 +25,6 @@ from traffic.paper.result import ModeResult, Moved, Prediction, Roofline, Spread
 from traffic.paper.traffic import Traffic, traffic_of
 from traffic.paper.wires import UPWARD, Trouble, Wires, forwarding_of, trouble_of, wires_of
 from traffic.paths.forwarding import Forwarding
-from traffic.paths.rules import steering_like
 from traffic.paths.selftest import SelfTest
 from traffic.paths.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 
@@ -81,7 +80,7 @@ class _Forecast:
         self._before, self._after, self._ask = before, after, ask
         self._own = ask.mode or wires.fabric.spec.routing.ecmp
         self._modes = how.compared(self._own)
-        self._steering = steering_like(before)
+        self._steering = how.steering_of(wires, before)
         self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
 
     def result(self, observer: Observer, checked: SelfTest | None) -> Prediction:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from topologies.spec import FabricSpec
 from topologies.switch.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, kernel_policy, options_of
 from traffic.paper.wires import Wires
+from traffic.paths.forwarding import Forwarding
 from traffic.paths.hashes import U32
 from traffic.paths.rules import SPREADING, Rule, Rules, SteeringTables
 
@@ -51,6 +52,18 @@ def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> Ru
     policy = kernel_policy(mode, options, spec.ip_version)
     fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
     return Rule(mode, policy, fields, options.udf, options.resilient, options.buckets)
+
+
+def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
+    """What programs may steer over, as topologies/switch/steering.py has it: groups of two or more, in port order.
+
+    forwarding: of the fabric in which nothing has failed. Buckets take the members in turn, whatever their weights.
+    """
+    owner = np.repeat(np.arange(len(forwarding.size)), forwarding.size)
+    member = forwarding.member[np.lexsort((forwarding.member, owner))]
+    several = (forwarding.group >= 0) & (forwarding.size[forwarding.group] > 1)
+    group = np.where(several, forwarding.group, -1).astype(np.int32)
+    return SteeringTables(group, forwarding.start, member, forwarding.start, member)
 
 
 def rules_of(wires: Wires, rule: Rule, steering: SteeringTables, seeds: U32) -> Rules:
