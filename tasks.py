@@ -231,16 +231,22 @@ def hashing(
     table: str | None = None,
     entry: Sequence[str] = (),
     clear: bool = False,
+    explain: str | None = None,
     lab: str | None = None,
 ) -> None:
     """How every switch chooses among equal ways; with a mode, switch a running lab to it, and lose no packet.
 
     ./inv hashing flowlet --set gap=20ms --switch rtsw1,rtsw2. What is not set is as in the fabric file; docs/hashing.md
     tells the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches that it names.
+    ./inv hashing --explain host1,host5,qpn=0x101,sport=50000 prints each step for a flow; exit 1 when a kernel differs.
     """
+    from topologies.cli.flows import explain_flow
     from topologies.cli.hashing import Asked, run_hashing
 
-    run_hashing(out, lab, Asked(mode, switch, set_, table, entry, clear))
+    asked = Asked(mode, switch, set_, table, entry, clear)
+    if explain is not None:
+        return explain_flow(out, lab, explain, asked)
+    return run_hashing(out, lab, asked)
 
 
 @verb(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from topologies.cli.console import Console
+from topologies.cli.hashing import Asked
 from topologies.problems import InputError, Problem
 
 
@@ -18,11 +19,13 @@ def paths_now(out: Console, lab: str | None, predict: str | None) -> None:
     out.exit_code = 0 if found.result.agree else 1
 
 
-def explain_flow(out: Console, lab: str | None, flow: str) -> None:
+def explain_flow(out: Console, lab: str | None, flow: str, asked: Asked) -> None:
     """`./inv hashing --explain FLOW`. Exit 1 where the computation and a kernel differ."""
-    from traffic.paths.explain import explain
-
+    if asked != Asked():
+        hint = "first ./inv hashing MODE, then ./inv hashing --explain FLOW"
+        raise InputError(Problem("", "--explain", "goes with no mode and no other flag but --lab", hint))
     from topologies.lab import open_lab
+    from traffic.paths.explain import explain
 
     found = explain(open_lab(lab), flow)
     out.result(found.to_json(), found.text())

@@ -19,6 +19,7 @@ HASHING: Final = {
     "table": "exact-match: a file of rows switch, sport, prefix, port (CSV, or YAML by its name)",
     "entry": "exact-match: add or change a row, as 'rtsw1 50001 10.0.1.0/24 eth3'; may be given many times",
     "clear": "exact-match: empty the tables first",
+    "explain": "every step for a flow: a QP number of the last run, or host1,host5,qpn=0x101,sport=50000",
     "lab": LAB,
 }
 

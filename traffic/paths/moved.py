@@ -78,9 +78,9 @@ class Moved:
         if self.spread:
             lines[0] += f"; {self.spread} more are spread and have no way of their own"
         for name, (count, gone) in self.by_rule.items():
-            mark = f"   {gone:>6} have to{', in force' if name == self.in_force else ''}"
+            mark = f", {gone} had to{' (in force)' if name == self.in_force else ''}"
             words = f"{name} hashing" if name == RESILIENT else name
-            lines.append(f"  by {words:<18} {count:>6} {self.share(count):>7.1%}{mark}")
+            lines.append(f"  by {words:<18} {count:>6} {self.share(count):>6.1%}{mark}")
         return "\n".join(lines)
 
 

@@ -82,6 +82,13 @@ def ask(
     return [tuple(path) for path in paths]
 
 
+def ask_one(
+    fabric: Fabric, handle: NodeHandle, hashing: SwitchHashing, flow: Flow, arrives: str, hops: int = 0
+) -> Ports:
+    """The ports that one switch sends a flow to, which arrives by that port of it after so many hops."""
+    return _Switch(fabric, handle, hashing, [flow]).ask([_Arrival(0, arrives, hops)])[0]
+
+
 def _in_order(fabric: Fabric, refs: Sequence[str]) -> list[str]:
     """Ports of several switches in the order of the fabric's switches; those of one as its kernel has them."""
     if len(refs) == 1:
