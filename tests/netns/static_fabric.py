@@ -1,7 +1,7 @@
 """A small fabric without daemons, for tests: real namespaces, links, queues and programs, and static routes.
 
 What BGP would install is installed by hand, with next hops as FRR makes them for unnumbered ports: 169.254.0.1 onlink,
-and a permanent neighbour entry with the peer's MAC.
+and a permanent neighbour entry with the peer's MAC. In IPv6 a link-local address takes its place.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from topologies.spec import FabricSpec
 from traffic.plan import Flow
 
 GATEWAY = "169.254.0.1"
+GATEWAY6 = "fe80::1"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def static_fabric(
         for node in fabric.nodes:
             run(["ip", "-n", lab.handle(node.name).netns.name, "-batch", "-"], stdin=_node_batch(fabric, node, weights))
             with inside(lab.handle(node.name).netns):
-                Path("/proc/sys/net/ipv4/ip_forward").write_text("0" if node.tier is Tier.HOST else "1")
+                for key in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+                    Path("/proc/sys/net", key).write_text("0" if node.tier is Tier.HOST else "1")
         switch.apply(fabric, lab.handles(), Journal(), Silent())
         yield lab
     finally:
@@ -90,25 +92,26 @@ def _create(lab: StaticLab) -> None:
 
 def _node_batch(fabric: Fabric, node: Node, weights: Sequence[int]) -> str:
     lines = ["link set lo up"]
+    gateway, nodad = (GATEWAY, "") if fabric.spec.ip_version == 4 else (GATEWAY6, " nodad")
     peers = {port.name: fabric.by_name[port.peer_node] for port in node.ports}
     for port in node.ports:
         lines.append(f"link set {port.name} up")
         peer_mac = peers[port.name].port(port.peer_port).mac
         if port.address is not None:
-            lines.append(f"addr add {port.address} dev {port.name}")
+            lines.append(f"addr add {port.address} dev {port.name}{nodad}")
             peer_ip = peers[port.name].port(port.peer_port).address
             assert peer_ip is not None
             lines.append(f"neigh add {peer_ip.ip} lladdr {peer_mac} dev {port.name} nud permanent")
             if node.tier is Tier.HOST:
                 lines.append(f"route add default via {peer_ip.ip}")
         else:
-            lines.append(f"neigh add {GATEWAY} lladdr {peer_mac} dev {port.name} nud permanent")
+            lines.append(f"neigh add {gateway} lladdr {peer_mac} dev {port.name} nud permanent")
     if node.tier is not Tier.HOST:
         for prefix, ports in fabric.expected_next_hops[node.name].items():
             if prefix not in fabric.rack_prefixes:
                 continue  # host links have their routes by their addresses
             ordered = [p.name for p in node.ports if p.name in ports]
-            hops = [f"nexthop via {GATEWAY} dev {p} onlink weight {weights[i]}" for i, p in enumerate(ordered)]
+            hops = [f"nexthop via {gateway} dev {p} onlink weight {weights[i]}" for i, p in enumerate(ordered)]
             lines.append(f"route add {prefix} {' '.join(hops)}")
     return "\n".join(lines) + "\n"
 
@@ -142,13 +145,24 @@ def address(host: Node) -> str:
 def roce_frame(flow: Flow, payload: int = 64, src_mac: str = "", dst_mac: str = "", ihl: int = 5) -> bytes:
     """An RDMA WRITE ONLY frame of a flow, as switches see it (the ICRC is zeros: no switch looks at it)."""
     macs = bytes.fromhex((dst_mac + src_mac).replace(":", "")) or bytes(12)
+    if ":" in flow.src_ip:
+        return macs + b"\x86\xdd" + _ipv6(flow, 8 + 12 + 16 + payload + 4) + _above_ip(flow, payload)
     length = 4 * ihl + 8 + 12 + 16 + payload + 4
     addresses = socket.inet_aton(flow.src_ip) + socket.inet_aton(flow.dst_ip)
     ip = struct.pack("!BBHHHBBH", 0x40 | ihl, 0, length, 0, 0x4000, 64, 17, 0) + addresses
     ip = ip[:10] + struct.pack("!H", _checksum(ip + b"\x01" * (4 * ihl - 20))) + ip[12:] + b"\x01" * (4 * ihl - 20)
-    udp = struct.pack("!HHHH", flow.sport, flow.dport, length - 4 * ihl, 0)
+    return macs + b"\x08\x00" + ip + _above_ip(flow, payload)
+
+
+def _ipv6(flow: Flow, length: int) -> bytes:
+    ends = socket.inet_pton(socket.AF_INET6, flow.src_ip) + socket.inet_pton(socket.AF_INET6, flow.dst_ip)
+    return struct.pack("!IHBB", 0x60000000, length, 17, 64) + ends
+
+
+def _above_ip(flow: Flow, payload: int) -> bytes:
+    udp = struct.pack("!HHHH", flow.sport, flow.dport, 8 + 12 + 16 + payload + 4, 0)
     bth = struct.pack("!BBHII", 0x0A, 0, 0xFFFF, flow.qpn, 0)
-    return macs + b"\x08\x00" + ip + udp + bth + bytes(16 + payload + 4)
+    return udp + bth + bytes(16 + payload + 4)
 
 
 def _checksum(header: bytes) -> int:

@@ -1,0 +1,262 @@
+"""Every hashing mode of the program `hash` by BPF_PROG_TEST_RUN, on a switch with real routes: no packet is sent."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from ipaddress import ip_network
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.netns.static_fabric import StaticLab, roce_frame, some_flows, static_fabric
+from topologies.namespace import inside
+from topologies.switch import rehash
+from topologies.switch.fib import port_names
+from topologies.switch.hashing import HashOptions, hashing_of, pin_dir
+from topologies.switch.libbpf import Program, TestRun
+from topologies.switch.steering import Udf
+from topologies.switch.tables import Tables
+from traffic.paths.hashes import FlowArrays, e_ecmp_hash, jhash2
+from traffic.plan import Flow
+
+pytestmark = pytest.mark.root
+
+UNSPEC, REDIRECT = 0xFFFFFFFF, 7
+UPLINKS = ("eth1", "eth2", "eth3", "eth4")
+
+
+@pytest.fixture(scope="module", params=["ipv4", "ipv6"])
+def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
+    with static_fabric("flow", hosts_per_rack=6, family=request.param) as made:
+        with inside(made.handle("rtsw1").netns):
+            for version, port in ((4, "all"), (4, "eth2"), (6, "all"), (6, "eth2")):
+                Path(f"/proc/sys/net/ipv{version}/conf/{port}/ignore_routes_with_linkdown").write_text("1")
+        yield made
+
+
+def told(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **options: Any) -> int:
+    """Tell rtsw1 a mode; the seed that it hashes with."""
+    row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, HashOptions(**options))
+    row = replace(row, steering=replace(row.steering, exact=exact or {}))
+    rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.spec.ip_version)
+    return row.seed
+
+
+def frame_of(lab: StaticLab, flow: Flow, payload: int = 64) -> bytes:
+    return roce_frame(flow, payload, dst_mac=lab.fabric.by_name["rtsw1"].port("eth5").mac, src_mac="02:00:00:00:00:09")
+
+
+def runs(lab: StaticLab, frames: Sequence[bytes]) -> list[TestRun]:
+    """What the program of rtsw1 does with frames that come in by eth5."""
+    handle = lab.handle("rtsw1")
+    (ifindex,) = (index for index, name in port_names(handle).items() if name == "eth5")
+    with inside(handle.netns), Program.pinned(pin_dir(lab.name, "rtsw1") / "hash") as program:
+        return [program.test_run(frame, ifindex=ifindex) for frame in frames]
+
+
+def ports(lab: StaticLab, frames: Sequence[bytes]) -> list[str | None]:
+    """The port that each frame is steered to, or None."""
+    names = port_names(lab.handle("rtsw1"))
+    found = runs(lab, frames)
+    assert all((run.retval == REDIRECT) == (run.cb[1] != 0) for run in found)
+    return [names.get(run.cb[1]) for run in found]
+
+
+def flows_of(lab: StaticLab, count: int) -> list[Flow]:
+    return [flow for flow in some_flows(lab.fabric, 4 * count) if flow.first_hop.startswith("rtsw1:")][:count]
+
+
+def values(lab: StaticLab, flows: Sequence[Flow], seed: int, udf: Udf | None = None) -> list[int]:
+    hashed: list[int] = e_ecmp_hash(FlowArrays.of(list(flows)), seed, udf).tolist()
+    return hashed
+
+
+def statistics(lab: StaticLab) -> Counter[str]:
+    with Tables.pinned(pin_dir(lab.name, "rtsw1")) as tables:
+        return Counter(tables.statistics())
+
+
+@pytest.mark.parametrize("udf", [None, Udf("bth", 7, 1), Udf("l4", 0, 2), Udf("l3", 12, 4)])
+def test_e_ecmp_gives_the_hash_that_is_predicted(lab: StaticLab, udf: Udf | None) -> None:
+    seed = told(lab, "e-ecmp", udf=udf or Udf())
+    flows = flows_of(lab, 200)
+    found = runs(lab, [frame_of(lab, flow) for flow in flows])
+    assert [run.cb[0] for run in found] == values(lab, flows, seed, udf)
+    assert {(run.retval, run.cb[1]) for run in found} == {(UNSPEC, 0)}
+
+
+def test_a_field_beyond_the_packets_end_is_zero(lab: StaticLab) -> None:
+    seed = told(lab, "e-ecmp", udf=Udf("bth", 120, 4))
+    (flow,) = flows_of(lab, 1)
+    near, far = runs(lab, [frame_of(lab, flow, payload=8), frame_of(lab, flow, payload=200)])
+    nothing = values(lab, [replace(flow, qpn=0)], seed)
+    assert [near.cb[0], far.cb[0]] == 2 * nothing  # the payload is zeros, too
+
+
+def test_in_mode_flow_the_program_leaves_roce_alone(lab: StaticLab) -> None:
+    told(lab, "flow")
+    (flow,) = flows_of(lab, 1)
+    assert [(r.retval, r.cb[:2]) for r in runs(lab, [frame_of(lab, flow)])] == [(UNSPEC, (0, 0))]
+
+
+def test_pinned_takes_the_member_that_the_destinations_downlink_says(lab: StaticLab) -> None:
+    told(lab, "pinned")
+    rack = [host for host in lab.fabric.hosts if host.rack == 2]
+    flow = flows_of(lab, 1)[0]
+    slices = [replace(flow, dst_ip=str(host.ports[0].address).partition("/")[0]) for host in rack]
+    assert ports(lab, [frame_of(lab, f) for f in slices]) == ["eth1", "eth2", "eth3", "eth4", "eth1", "eth2"]
+
+
+def test_a_steered_packet_leaves_as_the_kernel_would_have_sent_it(lab: StaticLab) -> None:
+    told(lab, "pinned")
+    flow = flows_of(lab, 1)[0]
+    before = frame_of(lab, flow)
+    (run,) = runs(lab, [before])
+    port = lab.fabric.by_name["rtsw1"].port(port_names(lab.handle("rtsw1"))[run.cb[1]])
+    peer = lab.fabric.by_name[port.peer_node].port(port.peer_port)
+    assert run.frame[:12] == bytes.fromhex((peer.mac + port.mac).replace(":", ""))
+    if lab.fabric.spec.ip_version == 6:
+        assert run.frame[21] == 63 and run.frame[12:21] + run.frame[22:] == before[12:21] + before[22:]
+        return
+    assert run.frame[22] == 63 and run.frame[26:] == before[26:]
+    words = struct.unpack("!10H", run.frame[14:34])
+    assert sum(words) % 0xFFFF == 0  # the checksum is right: ones' complement sum of the header is all ones
+
+
+@pytest.mark.parametrize("checksum", [0x0000, 0xFEFF, 0xFFFE, 0xFF00, 0x00FF])
+def test_the_checksum_follows_the_ttl_over_every_carry(lab: StaticLab, checksum: int) -> None:
+    """As ip_decrease_ttl() has it, whatever stands in the field: RFC 1141."""
+    if lab.fabric.spec.ip_version == 6:
+        pytest.skip("IPv6 has no header checksum")
+    told(lab, "pinned")
+    frame = bytearray(frame_of(lab, flows_of(lab, 1)[0]))
+    frame[24:26] = struct.pack("!H", checksum)
+    (run,) = runs(lab, [bytes(frame)])
+    little = struct.unpack("<H", struct.pack("!H", checksum))[0] + 1  # htons(0x0100) on a little-endian machine
+    assert run.frame[24:26] == struct.pack("<H", (little + (little >= 0xFFFF)) & 0xFFFF)
+
+
+def test_what_is_the_kernels_to_handle_is_never_steered(lab: StaticLab) -> None:
+    seed = told(lab, "pinned")
+    flow = flows_of(lab, 1)[0]
+    plain = frame_of(lab, flow)
+    six = lab.fabric.spec.ip_version == 6
+    ttl = 21 if six else 22
+    changed = {
+        "TTL 1": plain[:ttl] + b"\x01" + plain[ttl + 1 :],
+        "TTL 0": plain[:ttl] + b"\x00" + plain[ttl + 1 :],
+        "broadcast": b"\xff" * 6 + plain[6:],
+        "multicast": b"\x01\x00\x5e\x00\x00\x01" + plain[6:],
+        "another's MAC": b"\x02\x09\x09\x09\x09\x09" + plain[6:],
+    }
+    if not six:
+        changed["IP options"] = roce_frame(
+            flow, 64, "02:00:00:00:00:09", lab.fabric.by_name["rtsw1"].port("eth5").mac, 6
+        )
+    before = statistics(lab)
+    found = runs(lab, list(changed.values()))
+    assert {name: (run.retval, run.cb[1]) for name, run in zip(changed, found, strict=True)} == dict.fromkeys(
+        changed, (UNSPEC, 0)
+    )
+    assert [run.cb[0] for run in found] == len(changed) * values(lab, [flow], seed)
+    assert statistics(lab) - before == {"fell_back": len(changed)}
+
+
+def test_what_is_longer_than_the_ports_mtu_is_left_to_the_kernel_to_the_byte(lab: StaticLab) -> None:
+    told(lab, "pinned")
+    flow = flows_of(lab, 1)[0]
+    frames = [frame_of(lab, flow, payload=1400 - size) for size in (0, 1)]
+    (port,) = set(ports(lab, frames))
+    try:
+        lab.ip("rtsw1", "link", "set", str(port), "mtu", str(len(frames[1]) - 14))
+        assert ports(lab, frames) == [None, port]
+    finally:
+        lab.ip("rtsw1", "link", "set", str(port), "mtu", "4200")
+
+
+def test_exact_match_takes_what_the_table_says_and_hashes_the_rest(lab: StaticLab) -> None:
+    (prefix,) = (p for p, n in lab.fabric.expected_next_hops["rtsw1"].items() if len(n) == 4)
+    seed = told(lab, "exact-match", {(50001, ip_network(prefix)): "eth3", (50002, ip_network(prefix)): "eth1"})
+    flow = flows_of(lab, 1)[0]
+    rows = [replace(flow, sport=sport) for sport in (50001, 50002, 50003)]
+    before = statistics(lab)
+    assert ports(lab, [frame_of(lab, row) for row in rows]) == ["eth3", "eth1", None]
+    assert runs(lab, [frame_of(lab, rows[2])])[0].cb[0] == values(lab, rows[2:], seed)[0]
+    assert statistics(lab) - before == {"steered": 2, "misses": 2}
+
+
+def test_spray_takes_each_way_in_turn_or_by_chance(lab: StaticLab) -> None:
+    frame = frame_of(lab, flows_of(lab, 1)[0])
+    told(lab, "spray", choice="round-robin")
+    taken = ports(lab, [frame] * 40)
+    assert Counter(taken) == dict.fromkeys(UPLINKS, 10) and all(a != b for a, b in pairwise(taken))
+    told(lab, "spray")
+    chance = [run.cb[0] for run in runs(lab, [frame] * 400)]
+    assert len(set(chance)) > 390
+    assert np.bincount([value >> 30 for value in chance], minlength=4).min() > 50
+
+
+def test_a_flowlet_keeps_its_way_until_it_was_silent(lab: StaticLab) -> None:
+    flow = flows_of(lab, 1)[0]
+    frame = frame_of(lab, flow)
+    seed = told(lab, "flowlet", gap_ns=200_000_000)
+    (value,) = values(lab, [flow], seed)
+    before = statistics(lab)
+    assert {run.cb[0] for run in runs(lab, [frame] * 50)} == {value}
+    for number in (1, 2):
+        time.sleep(0.25)
+        again = int(jhash2(np.array([[value, number]], dtype=np.uint32), seed)[0])
+        assert {run.cb[0] for run in runs(lab, [frame] * 50)} == {again}
+    assert statistics(lab) - before == {"repicks": 2}
+
+
+def test_a_flowlet_by_load_takes_the_port_that_carried_least(lab: StaticLab) -> None:
+    told(lab, "flowlet", gap_ns=2_000_000_000, first="load")
+    flows = [replace(flow, qpn=index) for index, flow in enumerate(flows_of(lab, 16))]
+    first = ports(lab, [frame_of(lab, flow, payload=1000) for flow in flows])
+    assert Counter(first) == dict.fromkeys(UPLINKS, 4)
+    assert ports(lab, [frame_of(lab, flow, payload=1000) for flow in flows]) == first
+
+
+@pytest.mark.parametrize("mode", ["flow", "e-ecmp"])
+def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else(lab: StaticLab, mode: str) -> None:
+    seed = told(lab, mode, resilient=True)
+    flows = flows_of(lab, 100)
+    frames = [frame_of(lab, flow) for flow in flows]
+    hashed = values(lab, [replace(f, qpn=0) for f in flows] if mode == "flow" else flows, seed)
+    homes = [UPLINKS[value % 256 % 4] for value in hashed]
+    assert ports(lab, frames) == homes
+    peer = lab.fabric.by_name["rtsw1"].port("eth2")
+    try:
+        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "down")
+        during = runs(lab, frames)
+        names = port_names(lab.handle("rtsw1"))
+        assert [names.get(r.cb[1]) for r in during] == [None if home == "eth2" else home for home in homes]
+        again = jhash2(np.array([[v] for v in hashed], dtype=np.uint32), seed).tolist()
+        assert [r.cb[0] for r in during if not r.cb[1]] == [v for v, h in zip(again, homes, strict=True) if h == "eth2"]
+    finally:
+        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "up")
+    assert ports(lab, frames) == homes
+
+
+def test_a_dead_member_falls_back_to_ecmp_and_comes_back(lab: StaticLab) -> None:
+    seed = told(lab, "pinned")
+    rack = [host for host in lab.fabric.hosts if host.rack == 2]
+    flow = flows_of(lab, 1)[0]
+    frames = [frame_of(lab, replace(flow, dst_ip=str(host.ports[0].address).partition("/")[0])) for host in rack[:4]]
+    peer = lab.fabric.by_name["rtsw1"].port("eth2")
+    try:
+        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "down")
+        assert ports(lab, frames) == ["eth1", None, "eth3", "eth4"]
+        second = replace(flow, dst_ip=str(rack[1].ports[0].address).partition("/")[0])
+        assert runs(lab, frames[1:2])[0].cb[0] == values(lab, [second], seed)[0]
+    finally:
+        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "up")
+    assert ports(lab, frames) == list(UPLINKS)
