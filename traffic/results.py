@@ -164,6 +164,10 @@ class RunResult:
         ]
         if lost or self.icrc_errors or self.stray:
             lines.append(f"#packets  : {lost} sent again, {self.icrc_errors} with a wrong ICRC, {self.stray} stray")
+        late = [flow.out_of_order for flow in self.flows if flow.out_of_order]
+        if late:
+            packets = f"{sum(late)} packet{'' if sum(late) == 1 else 's'} out of order"
+            lines.append(f"#order    : {packets} on {len(late)} of {len(self.flows)} QPs")
         if self.machine.limited:
             verdict = "was the limit, not the fabric" if self.machine.overrun else "may have been the limit"
             lines.append(f"#machine  : {verdict} ({_why_limited(self.machine)})")

@@ -11,7 +11,6 @@ from topologies.shapes import build
 from topologies.spec import FabricSpec, RoutingSpec
 from topologies.switch.fib import Fib, NextHop
 from topologies.switch.hashing import SwitchHashing
-from topologies.switch.steering import steering_of
 from traffic.paths.polarisation import Polarisation, made_up, polarisation
 
 
@@ -41,11 +40,6 @@ def fibs_of(fabric: Fabric, dead: tuple[str, ...] = (), weights: tuple[int, ...]
 def asked(fabric: Fabric, mode: str = "e-ecmp", count: int = 4096, **fibs: tuple[object, ...]) -> Polarisation:
     policy = 3 if mode == "flow" else 1
     hashing = {n.name: SwitchHashing(n.name, mode, n.hash_seed or 1, policy, 0x37) for n in fabric.switches}
-    if mode == "pinned":
-        hashing = {
-            n.name: replace(hashing[n.name], steering=steering_of(fabric, n, hashing[n.name].options))
-            for n in fabric.switches
-        }
     return polarisation(fabric, fibs_of(fabric, **fibs), hashing, count)  # type: ignore[arg-type]
 
 
@@ -107,12 +101,6 @@ def test_one_switch_with_the_seed_of_those_before_it_is_found() -> None:
     hashing["ctsw2"] = replace(hashing["ctsw2"], seed=hashing["rtsw1"].seed)
     found = polarisation(fabric, fibs_of(fabric), hashing)
     assert [pair.switch for pair in found.pairs if pair.polarised] == ["ctsw2"]
-
-
-def test_slices_pin_at_both_tiers_alike() -> None:
-    """With as many uplinks at both tiers, a NIC's slice names the same one twice."""
-    found = asked(fabric_of(2), "pinned")
-    assert all(pair.polarised for pair in found.pairs if pair.switch.startswith("ctsw"))
 
 
 def test_too_few_flows_give_no_verdict() -> None:

@@ -242,20 +242,22 @@ def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
     if not result.agree and not wrong:
         wrong = list(result.notes)
-    return f"prediction, oracle and counters agree on {len(result.flows)} QPs of the last run", wrong
+    return f"{result.said} agree on {len(result.flows)} QPs of the last run", wrong
 
 
 def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     from traffic.paths.polarisation import FLOWS, polarisation
 
-    found = polarisation(lab.fabric, *read_routing(lab.fabric, {n.name: handles[n.name] for n in lab.fabric.switches}))
+    fibs, rules = read_routing(lab.fabric, {n.name: handles[n.name] for n in lab.fabric.switches})
+    found = polarisation(lab.fabric, fibs, rules)
     if not found.pairs:
         raise _NothingError(found.reason)
     if few := [pair.switch for pair in found.pairs if pair.too_few]:
         raise _NothingError(f"too few to judge: {FLOWS} flows, for as many ways as {few[0]} has")
     bits = max(pair.dependence.bits for pair in found.pairs)
-    wrong = [pair.text() for pair in found.pairs if pair.polarised]
-    if wrong:
+    polarised = [pair for pair in found.pairs if pair.polarised]
+    wrong = [pair.text() for pair in polarised]
+    if any(rules[pair.switch].mode in ("flow", "e-ecmp") for pair in polarised):  # no seed plays a part in the others
         wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
     said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
     return f"{said} over {FLOWS} flows", wrong

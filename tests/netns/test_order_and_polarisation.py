@@ -1,0 +1,116 @@
+"""Three tiers under traffic: which rules sort packets twice by the same hash, and which bring them out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import pytest
+
+from topologies import lab as life
+from topologies.events import Silent
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.switch.counters import read_counters
+from topologies.switch.rehash import set_hashing
+from topologies.switch.steering import HashOptions
+from traffic.options import RunOptions
+from traffic.paths.validate import Check, validate
+from traffic.results import RunResult
+from traffic.run import run
+
+
+@pytest.fixture(scope="module")
+def dc(lab_name: Callable[[], str]) -> Iterator[Lab]:
+    """Preset dc in namespaces; tests set its hashing.
+
+    One CTSW of each zone is slow: where all ways are alike and evenly used, even sprayed packets keep their order.
+    """
+    name = lab_name()
+    slow = [f"link.exceptions.{ctsw}=5mbit" for ctsw in ("ctsw2", "ctsw4")]
+    try:
+        yield life.up(load_fabric("dc", name=name, overrides=slow)).lab
+    finally:
+        life.down(name)
+
+
+def checked(lab: Lab) -> Check:
+    return next(check for check in validate(lab) if check.name == "polarisation")
+
+
+def carried(lab: Lab) -> dict[str, int]:
+    """Uplink of a CTSW -> RoCE packets that went over it since the lab is up."""
+    found: dict[str, int] = {}
+    for node in lab.fabric.switches:
+        if node.tier == "ctsw":
+            counts = {count.port: count.roce_packets for count in read_counters(lab.name, lab.handle(node.name)).ports}
+            found |= {f"{node.name}:{port}": counts.get(port, 0) for port in ("eth3", "eth4")}
+    return found
+
+
+def used(lab: Lab, **options: object) -> dict[str, list[str]]:
+    """CTSW -> the uplinks that a run between the zones used."""
+    before = carried(lab)
+    hosts = "host1,host5,host2,host6,host3,host7,host4,host8"
+    run(lab, RunOptions(qps=16, sizes=(32768,), iters=1, warmup=0, placement=hosts, **options), Silent())  # type: ignore[arg-type]
+    after = carried(lab)
+    found: dict[str, list[str]] = {}
+    for ref, count in after.items():
+        if count > before[ref]:
+            found.setdefault(ref.partition(":")[0], []).append(ref.partition(":")[2])
+    return found
+
+
+@pytest.mark.parametrize("mode", ["flow", "e-ecmp"])
+def test_shared_seeds_leave_each_ctsw_one_of_its_uplinks_and_validate_says_why(dc: Lab, mode: str) -> None:
+    set_hashing(dc, mode, seed="shared")
+    assert {switch: len(ports) for switch, ports in used(dc).items()} == {f"ctsw{c}": 1 for c in range(1, 5)}
+    check = checked(dc)
+    assert not check.ok
+    assert check.detail.startswith("ctsw1 uses 1 of its 2 ways: what comes from rtsw")
+    assert "bits of mutual information" in check.detail
+    assert "routing.seed: per-switch" in check.detail
+
+
+@pytest.mark.parametrize("seed", ["per-switch", "per-tier"])
+@pytest.mark.parametrize("mode", ["flow", "e-ecmp"])
+def test_seeds_that_differ_between_tiers_use_all_of_them(dc: Lab, mode: str, seed: str) -> None:
+    set_hashing(dc, mode, seed=seed)
+    assert used(dc) == {f"ctsw{c}": ["eth3", "eth4"] for c in range(1, 5)}
+    assert checked(dc).ok
+
+
+def ran(lab: Lab) -> RunResult:
+    return run(lab, RunOptions(qps=2, sizes=(65536,), iters=2, warmup=0), Silent())
+
+
+def late(result: RunResult) -> int:
+    return sum(flow.out_of_order for flow in result.flows)
+
+
+@pytest.mark.parametrize("mode", ["flow", "e-ecmp", "pinned"])
+def test_a_queue_pair_that_keeps_its_way_keeps_its_order(dc: Lab, mode: str) -> None:
+    set_hashing(dc, mode)
+    result = ran(dc)
+    assert late(result) == 0
+    assert "#order" not in result.table()
+
+
+@pytest.mark.parametrize("choice", ["random", "round-robin"])
+def test_spray_brings_packets_out_of_order_and_the_table_says_so(
+    dc: Lab, choice: Literal["random", "round-robin"]
+) -> None:
+    set_hashing(dc, "spray", HashOptions(choice=choice))
+    result = ran(dc)
+    assert late(result) > 0
+    assert result.wrong == 0, "what came out of order was sent again"
+    some = sum(1 for flow in result.flows if flow.out_of_order)
+    assert f"#order    : {late(result)} packets out of order on {some} of {len(result.flows)} QPs" in result.table()
+    assert sum(row["out_of_order"] for row in result.to_json()["flows"]) == late(result)
+
+
+def test_a_flowlet_gap_must_be_longer_than_ways_differ(dc: Lab) -> None:
+    set_hashing(dc, "flowlet", HashOptions(gap_ns=1_000))
+    assert late(ran(dc)) > 0
+    set_hashing(dc, "flowlet", HashOptions(gap_ns=2_000_000_000))
+    assert late(ran(dc)) == 0
