@@ -154,10 +154,17 @@ def test_a_matrix_file_is_read_by_rank_host_or_nic_and_rows_add_up(tmp_path: Pat
     assert found.volume.payload[connections.kind].ravel().tolist() == [1048, 7]
 
 
+def test_a_matrix_file_may_be_the_plan_itself(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("src,dst,bytes\n0,1,1K\n")
+    found = traffic(f"{tmp_path / 'm.csv'},qps=2").connections
+    assert (len(found), found.flows) == (1, 2)
+
+
 def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:
     typed = plan_file(tmp_path / "p.yml", "matrix: sub/m.csv\n")
     assert files_of(typed) == [typed, str(tmp_path / "sub/m.csv")]
     assert files_of("ring,qps=4") == []
+    assert files_of("m.csv,qps=4") == ["m.csv"]
     assert files_of(None) == []
     assert files_of(plan_file(tmp_path / "q.yml", "[broken")) == [str(tmp_path / "q.yml")]
 

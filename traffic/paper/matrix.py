@@ -118,9 +118,8 @@ def _read(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> tuple[I64, I64, I64
             raise InputError(Problem("", name, why, "sum up rows, or take a part of them"))
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputError(
-            plan.problem("matrix", f"is not there: {name}", "a path goes from the plan's directory")
-        ) from None
+        hint = "check the path" if name == plan.spec.file else "a path goes from the plan's directory"
+        raise InputError(plan.problem("matrix", f"is not there: {name}", hint)) from None
     except IsADirectoryError:
         raise InputError(Problem("", name, "is a directory", "name the .csv file in it")) from None
     except UnicodeDecodeError:

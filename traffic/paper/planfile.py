@@ -1,6 +1,6 @@
 """`--plan`: a YAML file, or a word for the plans that are asked for most, as a checked PlanSpec.
 
-In:  `my.yml`, `ring`, `all-to-all`, `shift:4`, or a word with keys: `ring,qps=16,size=64M`.
+In:  `my.yml`, `ring`, `all-to-all`, `shift:4`, `matrix.csv`, or one of these words with keys: `ring,qps=16,size=64M`.
 Out: PaperPlan: the spec, what it is called, and where its keys stand, for problems that show only beside a fabric.
 """
 
@@ -43,7 +43,9 @@ class PaperPlan:
     @property
     def matrix_file(self) -> str | None:
         """The file of the matrix, for `places.real`: beside the plan's own, unless it is named from the root."""
-        return None if self.spec.file is None else _beside(self.name, self.spec.file)
+        if self.spec.file is None or _is_words(self.name):
+            return self.spec.file
+        return _beside(self.name, self.spec.file)
 
 
 def load_plan(typed: str) -> PaperPlan:
@@ -69,8 +71,11 @@ def load_plan(typed: str) -> PaperPlan:
 
 def files_of(typed: str | None) -> list[str]:
     """The files that a plan needs: its own, and its matrix'. Nothing is judged here."""
-    if typed is None or _is_words(typed):
+    if typed is None:
         return []
+    if _is_words(typed):
+        first = typed.partition(",")[0]
+        return [first] if _is_matrix(first) else []
     import yaml
 
     found = [typed]
@@ -78,7 +83,7 @@ def files_of(typed: str | None) -> list[str]:
         matrix = yaml.safe_load(Path(typed).expanduser().read_text(encoding="utf-8"))["matrix"]
     except Exception:  # whatever is wrong with it is said where it is read
         return found
-    if isinstance(matrix, str) and matrix.lower().endswith(".csv"):
+    if isinstance(matrix, str) and _is_matrix(matrix):
         found.append(_beside(typed, matrix))
     return found
 
@@ -88,9 +93,13 @@ def _beside(plan: str, matrix: str) -> str:
     return str(path if path.is_absolute() else Path(plan).parent / path)
 
 
+def _is_matrix(word: str) -> bool:
+    return word.lower().endswith(".csv")
+
+
 def _is_words(typed: str) -> bool:
-    first = typed.partition(",")[0].partition(":")[0]
-    return first in _WORDS or first in NAMED
+    first = typed.partition(",")[0]
+    return _is_matrix(first) or first.partition(":")[0] in {*_WORDS, *NAMED}
 
 
 def _file(typed: str) -> Path:
@@ -100,7 +109,7 @@ def _file(typed: str) -> Path:
         return path
     legal = [*_WORDS, *(name + more for name, more in NAMED.items())]
     near = nearest(typed.partition(",")[0].partition(":")[0], [*_WORDS, *NAMED])
-    hint = f"did you mean {near}?" if near else f"words: {', '.join(legal)}; a file ends in .yml"
+    hint = f"did you mean {near}?" if near else f"words: {', '.join(legal)}; a file ends in .yml or .csv"
     raise InputError(
         Problem("", f"{_FLAG} {typed[:200] or 'with no word'}", "is neither a known plan nor a file", hint)
     )

@@ -73,7 +73,7 @@ class ModeResult:
         mmr = {direction_name(d): value for d, value in self.mmr.items()}
         data = {
             "mode": self.mode, "completion_seconds": self.seconds, "over_roofline": self.ratio,
-            "busiest_link": wires.ports[self.busiest], "mmr": mmr,
+            "busiest_link": wires.ports[self.busiest] if self.seconds else None, "mmr": mmr,
         }  # fmt: skip
         if self.trials:
             data["trials"] = {
@@ -134,6 +134,7 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """The document of `--format json`."""
         first, spec, fabric = self.modes[0], self.traffic.plan.spec, self.wires.fabric
+        head = first.to_json(self.wires)
         return {
             "fabric": fabric.name,
             "emulated": {"k": self.k},
@@ -143,7 +144,9 @@ class Prediction:
             },
             "down": list(self.trouble.down),
             "drained": list(self.trouble.drained),
-            "completion": {"seconds": first.seconds, "over_roofline": first.ratio, "busiest_link": self._name(first)},
+            "completion": {
+                "seconds": first.seconds, "over_roofline": first.ratio, "busiest_link": head["busiest_link"],
+            },
             "roofline": self.roofline.to_json(),
             "mmr": {direction_name(d): value for d, value in first.mmr.items()},
             "modes": [mode.to_json(self.wires) for mode in self.modes],
@@ -194,6 +197,3 @@ class Prediction:
                 left = [port, wires.ports[wires.other[row]], names[wires.direction[row]], str(int(wires.rate[row]))]
                 lines.append(",".join([*left, *(column[row] for column in columns)]))
         return "\n".join(lines) + "\n"
-
-    def _name(self, mode: ModeResult) -> str:
-        return self.wires.ports[mode.busiest]

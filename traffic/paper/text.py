@@ -42,6 +42,9 @@ def _head(result: Prediction) -> Iterator[str]:
         yield "; ".join(words)
     yield f"times are emulated: rates are 1/{result.k} of the hardware's, so compare within a table"
     roofline = result.roofline
+    if not roofline.seconds:
+        yield "nothing that is sent has a way"
+        return
     yield f"roofline {_seconds(roofline.seconds)}: {roofline.what}" + (
         "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC alone: {_seconds(roofline.nic_s)})"
     )
@@ -66,14 +69,15 @@ def _modes(result: Prediction) -> Iterator[str]:
     )
     for mode in result.modes:
         ratio = "-" if mode.ratio is None else f"{mode.ratio:.2f}"
+        busiest = result.wires.ports[mode.busiest] if mode.seconds else "-"
         yield (
-            f"{mode.mode:<12}{_seconds(mode.seconds):>11}{ratio:>10}  {result.wires.ports[mode.busiest]:<14}"
+            f"{mode.mode:<12}{_seconds(mode.seconds):>11}{ratio:>10}  {busiest:<14}"
             + "".join(f"{_two(mode.mmr[d]):>{width}}" for d in between)
         ).rstrip()
 
 
 def _trials(result: Prediction) -> Iterator[str]:
-    if not result.trials:
+    if not any(mode.trials for mode in result.modes):
         return
     between = [d for d in _between(result.modes[0]) if d < len(DIRECTIONS) // 2]
     heads = ["completion/roofline", *(f"MMR {direction_name(d)}" for d in between)]
