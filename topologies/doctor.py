@@ -226,6 +226,14 @@ def _images() -> Check:
     return Check("images", not lacking, f"not built: {names}" if lacking else names, fix, required=False)
 
 
+def _prediction() -> Check:
+    from traffic.paths.selftest import verdict
+
+    found = verdict(keep=False)
+    fix = "" if found.differs else "sudo ./inv doctor asks it"
+    return Check("prediction", found.state == "agrees", found.text(), fix, required=False)
+
+
 def _rxe() -> Check:
     loaded = Path("/sys/module/rdma_rxe").exists()
     if not loaded and shutil.which("modprobe"):
@@ -261,6 +269,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "pids": lambda: _limit("pids", "/proc/sys/kernel/pid_max", 8192, "two daemons a switch"),
     "cpus": _cpus,
     "memory": _memory,
+    "prediction": _prediction,
     "red": lambda: _try("red", "the kernel's own ECN marker (sch_red)", _FULL, required=False),
     "netem": lambda: _try("netem", "delay and loss (sch_netem)", _FULL, required=False),
     "rxe": _rxe,
@@ -271,4 +280,6 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "tcpdump": lambda: _tool("tcpdump", "tcpdump", required=False),
     "tshark": lambda: _tool("tshark", "tshark", required=False),
 }
-_OPTIONAL: Final = frozenset({"red", "netem", "rxe", "docker", "engine", "containerlab", "images", "tcpdump", "tshark"})
+_OPTIONAL: Final = frozenset(
+    {"prediction", "red", "netem", "rxe", "docker", "engine", "containerlab", "images", "tcpdump", "tshark"}
+)

@@ -28,19 +28,31 @@ def clear(lab: Lab) -> None:
     _path(lab).unlink(missing_ok=True)
 
 
+def has_run(lab: Lab) -> bool:
+    """Whether a run is on record."""
+    return _path(lab).exists()
+
+
 def save(lab: Lab, result: RunResult, evidence: Evidence) -> None:
     """Keep a run and its evidence."""
     state.write_json(_path(lab), {"run": result.to_json(), "evidence": evidence.to_json()})
 
 
 def load(lab: Lab) -> tuple[dict[str, Any], Evidence]:
-    """The last run as JSON data, and its evidence; InputError when there was none."""
+    """The last run as JSON data, and its evidence; InputError when there was none, or its record cannot be read."""
     path = _path(lab)
     if not path.exists():
         hint = "./inv run --collective all-reduce makes one"
         raise InputError(Problem("", f"lab {lab.name}", "has no run to speak of", hint))
-    data = json.loads(path.read_text())
-    return data["run"], Evidence.from_json(data["evidence"])
+    try:
+        data = json.loads(path.read_text())
+        for row in data["run"]["flows"]:
+            SentFlow.from_json(row)
+        return data["run"], Evidence.from_json(data["evidence"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        why = "is of another version of Heddle, or damaged"
+        hint = "./inv run --collective all-reduce makes a new one"
+        raise InputError(Problem("", f"the record of lab {lab.name}'s last run", why, hint)) from None
 
 
 def last_paths(lab: Lab) -> PathsResult:

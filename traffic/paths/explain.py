@@ -213,14 +213,18 @@ class _Choice:
         if self._rule.mode in SPREADING:
             each = "packet" if self._rule.mode == "spray" else "burst"
             self._say(f"each {each} chooses anew among the live next hops of {self._prefix}", next_hops=list(ports))
+            if self._rule.mode == "flowlet" and self._hashing.options.first == "hash":
+                self._say("the first burst, number 0, goes by the hash itself; number n by jhash2 of the hash and n:")
+                self._by_program(ports)
             return ports
         steered = self._steered()
         return self._hashed(ports) if steered is None else (steered,)
 
     def _hashed(self, ports: Ports) -> Ports:
         """The choice by hash. ports: all that there are."""
-        if not self._rule.by_program:
-            return self._threshold(self._kernel_hash())
+        return self._by_program(ports) if self._rule.by_program else self._threshold(self._kernel_hash())
+
+    def _by_program(self, ports: Ports) -> Ports:
         value = self._program_hash()
         if value is None:
             return ports

@@ -20,7 +20,7 @@ from topologies.runtimes import NodeHandle
 from topologies.switch import hashing, offloads, queues, rehash
 from topologies.switch.hashing import read_hashing
 from topologies.units import format_rate, format_size
-from traffic.lastrun import last_paths
+from traffic.lastrun import has_run, last_paths
 from traffic.paths.evidence import read_routing
 from traffic.paths.probe import probe
 
@@ -235,10 +235,12 @@ def _reachability(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
 
 def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     del handles
+    if not has_run(lab):
+        return "no run yet", []
     try:
         result = last_paths(lab)
-    except InputError:
-        return "no run yet", []
+    except InputError as error:  # a record that cannot be read says nothing of the lab
+        raise _NothingError(_first_line(error.problems[0])) from None
     wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
     if not result.agree and not wrong:
         wrong = list(result.notes)
