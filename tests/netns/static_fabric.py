@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from traffic.plan import Flow
 
 GATEWAY = "169.254.0.1"
 GATEWAY6 = "fe80::1"
+_count = count()
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class StaticLab:
 def static_fabric(
     ecmp: str = "flow", weights: Sequence[int] = (1, 1, 1, 1), racks: int = 2, hosts_per_rack: int = 2, **keys: Any
 ) -> Iterator[StaticLab]:
-    """A Clos with a CTSW for each weight, up for the length of a with block; its name is of this process alone."""
-    name = f"hb{os.getpid()}"
+    """A Clos with a CTSW for each weight, up for the length of a with block; its name is its own."""
+    name = f"hb{os.getpid()}x{next(_count) % 100}"
     spec = FabricSpec.model_validate(
         {"name": name, "racks": racks, "ctsw": len(weights), "hosts_per_rack": hosts_per_rack}
         | {"routing": {"ecmp": ecmp}}

@@ -1,0 +1,236 @@
+"""Real packets through every hashing mode, and through the change from each to each: none is lost or misled."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.netns.static_fabric import StaticLab, address, roce_frame, send, some_flows, static_fabric
+from topologies.namespace import inside
+from topologies.switch import rehash
+from topologies.switch.counters import read_counters
+from topologies.switch.hashing import MODES, HashOptions, SwitchHashing, hashing_of, pin_dir
+from topologies.switch.libbpf import Map
+from traffic.plan import Flow
+
+pytestmark = pytest.mark.root
+
+UPLINKS = ("eth1", "eth2", "eth3", "eth4")
+WIRE = {"host": "1gbit", "fabric": "1gbit"}
+SWAPS = 1000
+
+
+@pytest.fixture(scope="module", params=["ipv4", "ipv6"])
+def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
+    with static_fabric("flow", hosts_per_rack=4, link=WIRE, family=request.param) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[StaticLab]:
+    """A fabric for load: what a host sends fits through any one port."""
+    with static_fabric("flow", hosts_per_rack=4, link=WIRE, queues={"buffer": "8MB"}) as made:
+        yield made
+
+
+def row_of(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **options: Any) -> SwitchHashing:
+    row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, HashOptions(**options))
+    return replace(row, steering=replace(row.steering, exact=exact or {}))
+
+
+def tell(lab: StaticLab, row: SwitchHashing) -> None:
+    rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.spec.ip_version)
+
+
+def flows_of(lab: StaticLab, count: int) -> list[Flow]:
+    """Flows from host1 to the hosts of the other rack, in turn."""
+    mine = [flow for flow in some_flows(lab.fabric, 8 * count) if flow.src == "host1"]
+    rack = [host for host in lab.fabric.hosts if host.rack == 2]
+    ends = [rack[i % len(rack)] for i in range(count)]
+    return [replace(flow, dst=end.name, dst_ip=address(end)) for flow, end in zip(mine, ends, strict=False)]
+
+
+@contextmanager
+def counted(lab: StaticLab) -> Iterator[dict[str, Counter[Flow | str]]]:
+    """Port of rtsw1 -> flow -> packets, filled in when what was sent has passed; `""` has what its hosts' NICs took."""
+    before, taken = read_counters(lab.name, lab.handle("rtsw1")), arrived(lab)
+    found: dict[str, Counter[Flow | str]] = {port: Counter() for port in UPLINKS}
+    yield found
+    until = time.monotonic() + 5
+    last = -1
+    while time.monotonic() < until and arrived(lab) != last:
+        last = arrived(lab)
+        time.sleep(0.1)
+    for row in read_counters(lab.name, lab.handle("rtsw1")).since(before).flows:
+        found[row.port][f"{row.src} {row.dst} {row.qpn}"] += row.packets
+    found["arrived"] = Counter({"": arrived(lab) - taken})
+
+
+def arrived(lab: StaticLab) -> int:
+    with Map.pinned(pin_dir(lab.name, "_hosts") / "taken", 4, 16) as cells:
+        packets, _ = struct.unpack("=2Q", cells.lookup(bytes(4)) or bytes(16))
+    return int(packets)
+
+
+def key(flow: Flow) -> str:
+    return f"{flow.src_ip} {flow.dst_ip} {flow.qpn}"
+
+
+def totals(found: dict[str, Counter[Flow | str]]) -> list[int]:
+    return [sum(found[port].values()) for port in UPLINKS]
+
+
+def ways(found: dict[str, Counter[Flow | str]], flow: Flow) -> set[str]:
+    return {port for port in UPLINKS if found[port][key(flow)]}
+
+
+@pytest.mark.parametrize("mode", ["flow", "e-ecmp", "pinned", "exact-match"])
+@pytest.mark.parametrize("resilient", [False, True])
+def test_a_queue_pair_keeps_to_one_way_where_the_mode_says_so(lab: StaticLab, mode: str, resilient: bool) -> None:
+    flows = flows_of(lab, 24)
+    prefix = next(iter(row_of(lab, mode).steering.prefixes))
+    exact = {(flows[0].sport, prefix): "eth4", (flows[1].sport, prefix): "eth1"}
+    tell(lab, row_of(lab, mode, exact, resilient=resilient))
+    with counted(lab) as found:
+        send(lab, dict.fromkeys(flows, 20))
+    assert found["arrived"][""] == sum(totals(found)) == 24 * 20
+    assert all(len(ways(found, flow)) == 1 for flow in flows)
+    assert sum(total > 0 for total in totals(found)) >= 3
+    if mode == "exact-match":
+        assert [ways(found, flow) for flow in flows[:2]] == [{"eth4"}, {"eth1"}]
+    if mode == "pinned":
+        rack = [address(host) for host in lab.fabric.hosts if host.rack == 2]
+        assert all(ways(found, flow) == {UPLINKS[rack.index(flow.dst_ip)]} for flow in flows)
+
+
+@pytest.mark.parametrize("policy", ["l3", "l4"])
+def test_policies_of_flow_hash_what_they_say(lab: StaticLab, policy: str) -> None:
+    (flow,) = flows_of(lab, 1)
+    flows = [replace(flow, sport=50000 + i, qpn=i) for i in range(32)]
+    tell(lab, row_of(lab, "flow", policy=policy))
+    with counted(lab) as found:
+        send(lab, dict.fromkeys(flows, 2))
+    assert found["arrived"][""] == sum(totals(found)) == 64
+    assert sum(total > 0 for total in totals(found)) == (1 if policy == "l3" else 4)
+
+
+def test_spray_in_turn_loads_every_way_alike_and_by_chance_about_so(lab: StaticLab) -> None:
+    (flow,) = flows_of(lab, 1)
+    tell(lab, row_of(lab, "spray", choice="round-robin"))
+    with counted(lab) as found:
+        send(lab, {flow: 400})
+    assert totals(found) == [100] * 4 and found["arrived"][""] == 400
+    tell(lab, row_of(lab, "spray"))
+    with counted(lab) as found:
+        send(lab, {flow: 400})
+    assert sum(totals(found)) == found["arrived"][""] == 400 and min(totals(found)) > 50
+
+
+@pytest.mark.parametrize("first", ["hash", "load"])
+def test_a_flowlet_changes_its_way_after_silence_only(lab: StaticLab, first: str) -> None:
+    flows = flows_of(lab, 8)
+    tell(lab, row_of(lab, "flowlet", gap_ns=100_000_000, first=first))
+    taken: list[tuple[str, ...]] = []
+    for _ in range(6):
+        with counted(lab) as found:
+            send(lab, dict.fromkeys(flows, 10))
+        assert all(len(ways(found, flow)) == 1 for flow in flows)
+        taken.append(tuple(*zip(*(ways(found, flow) for flow in flows), strict=True)))
+        time.sleep(0.15)
+    assert len(set(taken)) > 1
+
+
+def test_a_steered_packet_arrives_with_the_ttl_and_checksum_of_a_routed_one(lab: StaticLab) -> None:
+    flow = flows_of(lab, 1)[0]
+    seen = []
+    for mode in ("e-ecmp", "pinned"):
+        tell(lab, row_of(lab, mode))
+        with (
+            inside(lab.handle(flow.dst).netns),
+            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire,
+        ):
+            wire.bind(("eth1", 3))
+            wire.settimeout(5)
+            send(lab, {flow: 1})
+            while (frame := wire.recv(2048))[-40:] != roce_frame(flow)[-40:]:
+                pass
+            seen.append(frame)
+    assert seen[0] == seen[1]
+    assert seen[0][21 if lab.fabric.spec.ip_version == 6 else 22] == 64 - 3
+
+
+class Load(threading.Thread):
+    """Frames of some flows, from their hosts' wire, until it is stopped; `sent` counts those that the port took."""
+
+    def __init__(self, lab: StaticLab, flows: Sequence[Flow]) -> None:
+        super().__init__()
+        self.sent = 0
+        self._lab, self._flows, self._halt = lab, flows, threading.Event()
+
+    def run(self) -> None:
+        host = self._lab.fabric.by_name["host1"].ports[0]
+        gateway = self._lab.fabric.by_name[host.peer_node].port(host.peer_port)
+        frames = [roce_frame(flow, 64, host.mac, gateway.mac) for flow in self._flows]
+        with inside(self._lab.handle("host1").netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:
+            wire.bind((host.name, 0))
+            while not self._halt.is_set():
+                for frame in frames:
+                    try:
+                        wire.send(frame)
+                        self.sent += 1
+                    except OSError:  # ENOBUFS: the host's own queue is full, before any switch
+                        pass
+                time.sleep(0.0005)
+
+    def __enter__(self) -> Load:
+        self.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._halt.set()
+        self.join()
+
+
+def test_a_table_swap_is_atomic(busy: StaticLab) -> None:
+    """1,000 swaps under load: every packet of every flow is on one of the two ports that a table ever named."""
+    flows = flows_of(busy, 8)
+    prefix = next(iter(row_of(busy, "exact-match").steering.prefixes))
+    even = {(flow.sport, prefix): UPLINKS[i % 2] for i, flow in enumerate(flows)}
+    odd = {(flow.sport, prefix): UPLINKS[2 + i % 2] for i, flow in enumerate(flows)}
+    tables = [row_of(busy, "exact-match", even), row_of(busy, "exact-match", odd)]
+    tell(busy, tables[1])
+    with counted(busy) as found, Load(busy, flows) as load:
+        for swap in range(SWAPS):
+            tell(busy, tables[swap % 2])
+    assert load.sent > SWAPS
+    assert found["arrived"][""] == sum(totals(found)) == load.sent
+    for i, flow in enumerate(flows):
+        assert ways(found, flow) == {UPLINKS[i % 2], UPLINKS[2 + i % 2]}
+
+
+def test_the_change_of_every_mode_to_every_other_under_load_loses_nothing(busy: StaticLab) -> None:
+    flows = flows_of(busy, 16)
+    kinds = [row_of(busy, mode, resilient=False) for mode in MODES]
+    kinds += [
+        row_of(busy, "flow", policy="l3"),
+        row_of(busy, "flow", policy="l4"),
+        row_of(busy, "e-ecmp", resilient=True),
+    ]
+    kinds += [row_of(busy, "flowlet", first="load"), row_of(busy, "spray", choice="round-robin")]
+    with counted(busy) as found, Load(busy, flows) as load:
+        for one in kinds:
+            for other in kinds:
+                tell(busy, one)
+                tell(busy, other)
+    assert load.sent > 1000
+    assert found["arrived"][""] == sum(totals(found)) == load.sent
+    assert set(found) == {*UPLINKS, "arrived"}
