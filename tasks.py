@@ -278,13 +278,14 @@ def paths(
     from topologies.cli.flows import paths_now
     from topologies.cli.paper import on_paper, predict_paths
 
-    if now:
-        return paths_now(out, lab, predict)
     asked: dict[str, Any] = {
         "predict": predict, "plan": plan, "set_": set_, "mode": mode, "trials": trials,
         "down": down, "drain": drain, "csv": csv, "heatmap": heatmap,
     }  # fmt: skip
-    if on_paper(asked, lab):
+    paper = on_paper(asked, lab)
+    if now:
+        return paths_now(out, lab, predict)
+    if paper:
         return predict_paths(out, **asked)
     from topologies.lab import open_lab
     from traffic.lastrun import last_paths

@@ -10,11 +10,13 @@ import pytest
 
 from topologies import lab as life
 from topologies.events import Silent
-from topologies.faults import link_down
+from topologies.faults import drain, link_down
 from topologies.lab import Lab
 from topologies.preflight import frr_release
 from topologies.spec import FabricSpec
 from topologies.switch.fib import read_fib
+from topologies.switch.rehash import set_hashing
+from topologies.switch.steering import HashOptions
 from traffic.lastrun import last_paths
 from traffic.options import RunOptions
 from traffic.paper.forecast import Ask, forecast
@@ -86,13 +88,20 @@ def test_ports_carry_to_the_byte_what_was_predicted_without_a_lab(
 ) -> None:
     lab = lab_of(**keys)
     assert kernels_differ(lab) == []
+    compare(lab, lab.fabric.spec.routing.ecmp)
+
+
+def compare(lab: Lab, mode_name: str) -> None:
+    """Run, prove, and hold what ports counted against a prediction that is told the fabric's file and a mode."""
     options = RunOptions(sizes=(300_000,), qps=6, placement="cyclic", iters=1, warmup=1)
     clean_run(lab, options)
     proof = last_paths(lab)
     assert proof.agree
-    paper = forecast(lab.fabric.spec, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(), Silent())
+    paper = forecast(
+        lab.fabric.spec, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent()
+    )
     mode = paper.modes[0]
-    assert mode.mode == lab.fabric.spec.routing.ecmp
+    assert mode.mode == mode_name
     assert mode.flows is not None
     times = options.iters + options.warmup
     ids = paper.wires.id_of
@@ -103,10 +112,21 @@ def test_ports_carry_to_the_byte_what_was_predicted_without_a_lab(
     assert {paper.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
 
 
-def test_next_hops_on_paper_are_the_kernels_when_a_link_is_down(lab_of: Callable[..., Lab]) -> None:
+def test_next_hops_on_paper_are_the_kernels_when_links_are_down_and_switches_drained(
+    lab_of: Callable[..., Lab],
+) -> None:
     lab = lab_of(**FABRICS["three tiers, flow"])
-    with link_down(lab, "ctsw1:eth1"):
-        assert kernels_differ(lab, trouble_of(lab.fabric, ["ctsw1:eth1"], [])) == []
+    with link_down(lab, "ctsw1:eth1"), drain(lab, "atsw2"):
+        assert kernels_differ(lab, trouble_of(lab.fabric, ["ctsw1:eth1"], ["atsw2"])) == []
+
+
+def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[..., Lab]) -> None:
+    lab = lab_of(**FABRICS["three tiers, flow"])
+    set_hashing(lab, "pinned", HashOptions())
+    try:
+        compare(lab, "pinned")
+    finally:
+        set_hashing(lab, "flow", HashOptions())
 
 
 def test_weighted_next_hops_on_paper_are_the_kernels(lab_of: Callable[..., Lab]) -> None:
