@@ -33,7 +33,8 @@ _PREFIX_RULE: Final = struct.Struct("=4IQ")
 _EXACT_KEY: Final = struct.Struct("=3I")
 _STATS: Final = ("steered", "fell_back", "repicks", "misses")  # rules.h: STAT_*
 _FLOWLET_BYTES: Final = 128  # of kernel memory, an entry of the LRU hash
-_FLOWLET_BUDGET: Final = 64 << 20  # bytes for all switches of a lab together
+_FLOWLET_BUDGET: Final = 16 << 20  # bytes for all switches of a lab together
+_MOST_FLOWLETS: Final = 8192  # queue pairs that a switch knows; the least recently used make room
 _LEAST_GROUPS, _LEAST_PORTS = 64, 2048  # a half; what a topology of one's own needs is not known when it is loaded
 MOST_BUCKETS: Final = 1024
 SIZES: Final[Mapping[str, tuple[int, int]]] = {  # map -> bytes of a key and a value
@@ -58,7 +59,7 @@ def sizes(steering: Steering, switches: int) -> dict[str, int]:
     """Entries of the maps that are sized when they are made, for a lab of so many switches."""
     groups = 2 * max(_LEAST_GROUPS, len(steering.groups))
     ports = 2 * max(_LEAST_PORTS, sum(len(group) + MOST_BUCKETS for group in steering.groups))
-    flowlets = max(1024, min(65536, _FLOWLET_BUDGET // _FLOWLET_BYTES // max(1, switches)))
+    flowlets = max(1024, min(_MOST_FLOWLETS, _FLOWLET_BUDGET // _FLOWLET_BYTES // max(1, switches)))
     return {"groups": groups, "turns": groups, "hops": ports, "flowlets": flowlets}
 
 
@@ -101,7 +102,10 @@ class Tables:
         self._maps["active"].update(bytes(4), _CELL.pack(1 - self.active))
 
     def statistics(self) -> dict[str, int]:
-        """Packets steered, fell_back (to ECMP), repicks (flowlets that began after a gap), misses (exact-match: not in the table)."""
+        """Packets since the lab is up: steered; fell_back, to ECMP; misses, for which the exact-match table has no row.
+
+        repicks: flowlets that began after a gap.
+        """
         found = {}
         for index, name in enumerate(_STATS):
             cells = self._maps["stats"].lookup(_CELL.pack(index)) or b""
@@ -149,6 +153,9 @@ class Tables:
             _EXACT_KEY.pack(half, ids[prefix], sport): _CELL.pack(_index(port, indexes))
             for (sport, prefix), port in rule.steering.exact.items()
         }
+        if len(exact) > (room := self._maps["exact"].max_entries() // 2):
+            why = f"has room for {room} rows of a switch, and {len(exact)} were asked for"
+            raise MachineError(Problem("bpf", "the exact-match table", why, "name fewer source ports or prefixes"))
         self._replace("prefixes", half, 4, prefixes)
         self._replace("exact", half, 0, exact)
         self._maps["rules"].update(_CELL.pack(half), self._packed(rule, first_group))

@@ -42,7 +42,7 @@ struct load {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 4096);
+	__uint(max_entries, 1024);
 	__type(key, __u32); /* ifindex */
 	__type(value, struct load);
 } loads SEC(".maps");
@@ -73,14 +73,37 @@ INLINE void charge(__u32 port, __u32 bytes, __u64 now, __u64 half_life)
 	__sync_fetch_and_add(&load->bytes, bytes);
 }
 
-/* The live member with the least load. The search starts where the hash says, so that equal loads share flows. */
+struct search {
+	__u64 now;
+	__u64 half_life;
+	__u64 least;
+	__u32 best; /* 0: none yet */
+	__u32 pad;
+};
+
+/* One candidate. In a function of its own, which the verifier looks at once and not for each turn of the loop. */
+OUTLINE int consider(struct __sk_buff *skb, const struct roce *flow, __u32 index, struct search *search)
+{
+	struct fib_lookup fib;
+	__u32 *port = bpf_map_lookup_elem(&hops, &index);
+	__u64 load;
+
+	if (!flow || !search || !port)
+		return 0;
+	load = load_of(*port, search->now, search->half_life);
+	if ((search->best && load >= search->least) || !is_next_hop(skb, flow, *port, &fib))
+		return 0;
+	search->best = *port;
+	search->least = load;
+	return 1;
+}
+
+/* The live member with the least load. The search starts anywhere, so that equal loads share flows. */
 OUTLINE __u32 least_loaded(struct __sk_buff *skb, const struct roce *flow, const struct group *group, __u64 now,
 			   __u64 half_life)
 {
-	struct fib_lookup fib;
-	__u64 least = 0, load;
-	__u32 best = 0, index, i, *port;
-	__u32 start = bpf_get_prandom_u32();
+	struct search search = {now, half_life, 0, 0, 0};
+	__u32 start = bpf_get_prandom_u32(), i;
 
 	if (!flow || !group)
 		return 0;
@@ -88,17 +111,9 @@ OUTLINE __u32 least_loaded(struct __sk_buff *skb, const struct roce *flow, const
 	for (i = 0; i < MAX_MEMBERS; i++) {
 		if (i >= group->members)
 			break;
-		index = group->first_member + (start + i) % group->members;
-		port = bpf_map_lookup_elem(&hops, &index);
-		if (!port)
-			continue;
-		load = load_of(*port, now, half_life);
-		if ((!best || load < least) && is_next_hop(skb, flow, *port, &fib)) {
-			best = *port;
-			least = load;
-		}
+		consider(skb, flow, group->first_member + (start + i) % group->members, &search);
 	}
-	return best;
+	return search.best;
 }
 
 /* The flowlet that the packet belongs to; a new one is begun when there is none, or a gap has passed. */

@@ -105,7 +105,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 131072);
+	__uint(max_entries, 16384);
 	__type(key, struct exact_key);
 	__type(value, __u32); /* ifindex */
 } exact SEC(".maps");
