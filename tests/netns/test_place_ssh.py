@@ -219,3 +219,16 @@ def test_codes_pass_through(server: SshServer) -> None:
     assert server.inv("test", "unit", "--", "-k", "no_test_is_called_so").returncode == 1
     assert server.inv("status", "nosuchlab").returncode == 2
     assert server.inv("up", "tiny", "--runtime", "nosuch").returncode == 2
+
+
+def test_a_prediction_takes_its_files_along_and_brings_back_what_it_wrote(server: SshServer, tmp_path: Path) -> None:
+    (tmp_path / "small.yml").write_text("name: small\nracks: 2\nctsw: 2\n")
+    (tmp_path / "plan.yml").write_text("matrix: more/m.csv\nqps: 4\n")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/m.csv").write_text("src,dst,bytes\nhost1,host4,1M\n")
+    words = ["--predict", "small.yml", "--plan", "plan.yml", "--csv", "links.csv", "--heatmap", "load.svg"]
+    done = server.inv("paths", *words, "--format", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["plan"]["flows"] == 4
+    assert (tmp_path / "links.csv").read_text().startswith("port,to,")
+    assert "RTSW to CTSW" in (tmp_path / "load.svg").read_text()
