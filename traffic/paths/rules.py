@@ -140,12 +140,15 @@ def exact_keys(
 
 
 def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> SteeringTables:
-    """Tables that steer over exactly the groups of a Forwarding: those of a fabric in which nothing has failed."""
+    """Tables that steer over exactly the groups of a Forwarding, members in the order of their ports.
+
+    For a fabric that does not say what its next hops should be; others have steering_of (switch/steering.py).
+    """
     group = np.where(forwarding.size[forwarding.group] > 1, forwarding.group, NO_PORT).astype(np.int32)
     group[forwarding.group < 0] = NO_PORT
-    slot = np.repeat(forwarding.member, forwarding.weight)
-    running = np.concatenate([[0], np.cumsum(forwarding.weight, dtype=np.int64)])
-    return SteeringTables(group, forwarding.start, forwarding.member, running[forwarding.start], slot, slices)
+    owner = np.repeat(np.arange(len(forwarding.size)), forwarding.size)
+    member = forwarding.member[np.lexsort((forwarding.member, owner))]
+    return SteeringTables(group, forwarding.start, member, forwarding.start, member, slices)
 
 
 @dataclass(frozen=True)

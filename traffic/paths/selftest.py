@@ -80,21 +80,33 @@ def verdict(*, keep: bool = True) -> SelfTest:
 
     Without root it is `unchecked`, unless root has compared before. keep: write a new verdict to the state directory.
     """
-    key = [_boot(), platform.release(), _code()]
-    path = state.state_dir() / _FILE
-    try:
-        held = json.loads(path.read_text())
-        if held["key"] == key:
-            return SelfTest(**held["verdict"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # none yet, another kernel's, or a file of somebody else's making: it is made anew
+    held = _kept()
+    if held is not None:
+        return held
     if os.geteuid() != 0:
         return SelfTest("unchecked", platform.release(), detail="that needs root")
     found = examine()
     if keep and found.state != "unchecked":
         with suppress(HeddleError):  # a full or foreign state directory: it is asked again next time
-            state.write_json(path, {"key": key, "verdict": found.to_json()})
+            remember(found)
     return found
+
+
+def remember(found: SelfTest) -> None:
+    """Keep a verdict for this boot, kernel and version; MachineError when the state directory cannot be written."""
+    state.write_json(state.state_dir() / _FILE, {"key": _key(), "verdict": found.to_json()})
+
+
+def _kept() -> SelfTest | None:
+    try:
+        held = json.loads((state.state_dir() / _FILE).read_text())
+        return SelfTest(**held["verdict"]) if held["key"] == _key() else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # none yet, another kernel's, or a file of somebody else's making: it is made anew
+
+
+def _key() -> list[str]:
+    return [_boot(), platform.release(), _code()]
 
 
 def examine(hashed: Hash = kernel_hash) -> SelfTest:

@@ -1,0 +1,114 @@
+"""After a fault, prediction follows the kernels; and how much of a run would move, by either rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.netns.static_fabric import some_flows
+from topologies import lab as life
+from topologies.events import Silent
+from topologies.faults import Fault, drain, link_down, switch_down
+from topologies.lab import Lab
+from topologies.problems import InputError
+from topologies.spec import FabricSpec
+from topologies.switch.rehash import set_hashing
+from topologies.switch.steering import HashOptions
+from traffic.options import RunOptions
+from traffic.paths.explain import explain
+from traffic.paths.moved import RESILIENT, THRESHOLD, now
+from traffic.paths.report import foresee
+from traffic.run import run
+
+MODES = [
+    ("flow", HashOptions()),
+    ("e-ecmp", HashOptions()),
+    ("e-ecmp", HashOptions(resilient=True)),
+    ("pinned", HashOptions()),
+]
+
+
+@pytest.fixture(scope="module")
+def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
+    """Three racks below four CTSWs, and a run of 96 QPs on record."""
+    name = lab_name()
+    try:
+        made = life.up(FabricSpec(name=name, racks=3, ctsw=4, hosts_per_rack=2)).lab
+        run(made, RunOptions(qps=16, sizes=(65536,), iters=1, warmup=0), Silent())
+        yield made
+    finally:
+        life.down(name)
+
+
+def a_link(lab: Lab) -> Fault:
+    return link_down(lab, "rtsw1:eth2")
+
+
+def a_switch(lab: Lab) -> Fault:
+    return switch_down(lab, "ctsw1")
+
+
+def a_drain(lab: Lab) -> Fault:
+    return drain(lab, "ctsw3")
+
+
+@pytest.mark.parametrize("fault", [a_link, a_switch, a_drain])
+def test_prediction_is_what_the_kernels_do_after_a_fault_in_every_mode(lab: Lab, fault: Callable[[Lab], Fault]) -> None:
+    flows = some_flows(lab.fabric, 300)
+    whole = foresee(lab, flows)
+    with fault(lab):
+        for mode, options in MODES:
+            set_hashing(lab, mode, options)
+            result = foresee(lab, flows)
+            assert result.agree, f"{mode}: {result.text()}"
+    set_hashing(lab, "flow", HashOptions())
+    again = foresee(lab, flows)
+    assert [proof.predicted for proof in again.flows] == [proof.predicted for proof in whole.flows]
+
+
+def test_nothing_moves_without_a_fault(lab: Lab) -> None:
+    found = now(lab)
+    assert found.result.agree
+    assert (found.moved.moved, found.moved.gone, found.moved.spread) == (0, 0, 0)
+    assert found.moved.by_rule == {THRESHOLD: (0, 0), RESILIENT: (0, 0)}
+
+
+@pytest.mark.parametrize("fault", [a_link, a_switch, a_drain])
+def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
+    lab: Lab, fault: Callable[[Lab], Fault]
+) -> None:
+    with fault(lab):
+        found = now(lab)
+    assert found.result.agree, found.text()
+    moved = found.moved
+    assert moved.flows == 96 and moved.in_force == THRESHOLD
+    assert 0 < moved.gone < moved.moved
+    assert moved.by_rule[THRESHOLD] == (moved.moved, moved.gone), "the run was by hash-threshold"
+    lost = moved.by_rule[RESILIENT]
+    assert lost[0] == lost[1] > 0, "nothing but what had lost its way"
+    rows = found.to_json()["flows"]
+    assert sum(row["moved"] for row in rows) == moved.moved
+    assert all((row["was"] != row["predicted"]) == row["moved"] for row in rows)
+    assert f"{moved.moved} of 96 QPs" in found.text() and "(in force)" in found.text()
+
+
+def test_every_step_of_a_choice_is_told_in_every_mode_and_the_kernel_agrees(lab: Lab) -> None:
+    word = "host1,host5,qpn=0x101,sport=50000"
+    modes = [*MODES, ("flow", HashOptions(resilient=True)), ("flow", HashOptions(policy="l3"))]
+    modes += [("flow", HashOptions(policy="l4")), ("spray", HashOptions()), ("flowlet", HashOptions())]
+    modes += [("exact-match", HashOptions())]
+    with link_down(lab, "rtsw1:eth3"):
+        for mode, options in modes:
+            set_hashing(lab, mode, options)
+            found = explain(lab, word)
+            assert found.agree, f"{mode}: {found.text()}"
+            assert len(found.hops) == 3 and found.path[-1].startswith("rtsw3:"), found.text()
+            data = found.to_json()
+            assert [hop["switch"] for hop in data["hops"]][::2] == ["rtsw1", "rtsw3"]
+            assert all(hop["steps"] for hop in data["hops"])
+            if options == HashOptions() and mode in ("flow", "e-ecmp"):
+                assert "<- the first that reaches it" in found.text()
+    set_hashing(lab, "flow", HashOptions())
+    with pytest.raises(InputError, match="is no QP number of the last run"):
+        explain(lab, "7")
