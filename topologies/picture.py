@@ -12,6 +12,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from topologies.fabric import Fabric, Link, Node, Tier
@@ -25,12 +26,15 @@ Point = tuple[float, float]
 PICTURES: Final = ("svg", "png")
 _DPI: Final = 150  # of a PNG
 _WIDEST: Final = 26.0  # inches; what would be wider gets fewer labels instead
-_TIERS: Final = (Tier.HOST, Tier.RTSW, Tier.CTSW)  # from the bottom up
-_FILL: Final[Mapping[Tier, str]] = {Tier.HOST: "#ffffff", Tier.RTSW: "#dfe5ec", Tier.CTSW: "#c5cfdb"}
-_NAMES: Final[Mapping[Tier, str]] = {Tier.HOST: "hosts", Tier.RTSW: "RTSW", Tier.CTSW: "CTSW"}
+_TIERS: Final = (Tier.HOST, Tier.RTSW, Tier.CTSW, Tier.ATSW)  # from the bottom up
+_TOPS: Final = (Tier.CTSW, Tier.ATSW)  # above the racks
+_FILL: Final[Mapping[Tier, str]] = {
+    Tier.HOST: "#ffffff", Tier.RTSW: "#dfe5ec", Tier.CTSW: "#c5cfdb", Tier.ATSW: "#abb9c9",
+}  # fmt: skip
+_NAMES: Final[Mapping[Tier, str]] = {Tier.HOST: "hosts", Tier.RTSW: "RTSW", Tier.CTSW: "CTSW", Tier.ATSW: "ATSW"}
 _INK: Final = "#1f2933"
 _QUIET: Final = "#b8c0c9"  # links that carried nothing, or of which nothing is known
-_SIZES: Final[Mapping[Tier, Point]] = {Tier.HOST: (0.62, 0.3), Tier.RTSW: (0.86, 0.36), Tier.CTSW: (0.86, 0.36)}
+_SIZES: Final[Mapping[Tier, Point]] = {Tier.HOST: (0.62, 0.3), **dict.fromkeys(_TIERS[1:], (0.86, 0.36))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +97,10 @@ def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
         low, high = (fabric.by_name[ref.partition(":")[0]].tier for ref in (load.a, load.b))
         sent.setdefault((low, high), []).append((load.a_bytes, load.a))
         sent.setdefault((high, low), []).append((load.b_bytes, load.b))
-    up = ((Tier.HOST, Tier.RTSW), (Tier.RTSW, Tier.CTSW), (Tier.CTSW, Tier.RTSW), (Tier.RTSW, Tier.HOST))
+    up = list(pairwise(_TIERS))
+    down = [(high, low) for low, high in reversed(up)]
     found = []
-    for one, other in dict.fromkeys((*up, *sent)):
+    for one, other in dict.fromkeys((*up, *down, *sent)):
         ports = sent.get((one, other), [])
         if ports:
             most, at = max(ports, key=lambda port: port[0])
@@ -151,29 +156,48 @@ class _Layout:
         self.up = {link.a for link in fabric.links}  # ports whose links leave upwards
         self.racks: dict[int, list[Node]] = {}  # 0: what is in no rack, as a lab of somebody's own may have it
         for node in fabric.nodes:
-            if node.tier is not Tier.CTSW:
+            if node.tier not in _TOPS:
                 self.racks.setdefault(node.rack or 0, []).append(node)
         hosts = max((_count(nodes, Tier.HOST) for nodes in self.racks.values()), default=1) or 1
         leaves = max((_count(nodes, Tier.RTSW) for nodes in self.racks.values()), default=1) or 1
-        uplinks = [node for node in fabric.nodes if node.tier is Tier.CTSW]
+        tops = {tier: [node for node in fabric.nodes if node.tier is tier] for tier in _TOPS}
         wanted = len(self.racks) * max(1.25, 0.78 * hosts + 0.3, 1.1 * leaves)
-        self.width = min(_WIDEST, max(wanted, 1.1 * len(uplinks), 6.8))
+        self.width = min(_WIDEST, max(wanted, *(1.1 * len(nodes) for nodes in tops.values()), 6.8))
         self.rack = self.width / max(1, len(self.racks))
         self.slot = (self.rack - 0.12 * self.rack) / hosts
         self.at: dict[str, Point] = {}
         self.box: dict[int, tuple[float, float]] = {}  # rack -> left edge, width
-        # Rows stand further apart where many links cross between them.
-        self.rows = {Tier.HOST: 0.0, Tier.RTSW: 1.5, Tier.CTSW: 1.5 + max(3.2, 0.3 * self.width)}
+        self.rows = {Tier.HOST: 0.0, Tier.RTSW: 1.5}
         for place, (rack, nodes) in enumerate(sorted(self.racks.items())):
             self._rack(rack, nodes, place * self.rack)
-        span = min(self.width, max(0.7 * self.width, 1.1 * len(uplinks)))
-        for place, node in enumerate(uplinks):
-            x = (self.width - span) / 2 + (place + 0.5) * span / len(uplinks)
-            self.at[node.name] = (x, self.rows[Tier.CTSW])
-        self.pitch = {Tier.HOST: self.slot, Tier.RTSW: self.rack / leaves, Tier.CTSW: span / max(1, len(uplinks))}
+        self.pitch = {Tier.HOST: self.slot, Tier.RTSW: self.rack / leaves}
+        self.zones: dict[int, tuple[float, float]] = {}  # zone -> left edge, width; empty where there is but one
+        for tier in _TOPS:
+            if tops[tier] or tier is Tier.CTSW:
+                # Rows stand further apart where many links cross between them.
+                self.rows[tier] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
+            self._top(tier, tops[tier])
         self.crowd = {tier: self._crowd(tier) for tier in _TIERS}
         self.left, self.right = -0.75, self.width + 0.25
-        self.bottom, self.top = -0.62, self.rows[Tier.CTSW] + 0.35
+        self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
+
+    def _top(self, tier: Tier, members: Sequence[Node]) -> None:
+        """A row above the racks: over its zone's racks, or over all of them."""
+        zones = {node.zone for node in members}
+        for zone in sorted(zones, key=lambda each: each or 0):
+            nodes = [node for node in members if node.zone == zone]
+            left, width = 0.0, self.width
+            if len(zones) > 1:
+                boxes = [self.box[rack] for rack, inside in self.racks.items() if inside[0].zone == zone]
+                left = min(x for x, _ in boxes)
+                width = max(x + w for x, w in boxes) - left
+                self.zones[zone or 0] = (left, width)
+            span = min(width, max(0.7 * width, 1.1 * len(nodes)))
+            for place, node in enumerate(nodes):
+                x = left + (width - span) / 2 + (place + 0.5) * span / len(nodes)
+                self.at[node.name] = (x, self.rows[tier])
+            self.pitch[tier] = min(self.pitch.get(tier, span), span / len(nodes))
+        self.pitch.setdefault(tier, self.width)
 
     def _rack(self, rack: int, nodes: Sequence[Node], x: float) -> None:
         margin = 0.06 * self.rack
@@ -248,6 +272,14 @@ def _racks(axes: Axes, layout: _Layout) -> None:
         if not rack or (rack - 1) % step == 0:
             text = f"rack {rack}" if rack else "in no rack"
             axes.text(x + width / 2, layout.bottom + 0.1, text, fontsize=7.5, color=_INK, ha="center", va="center")
+    for zone, (x, width) in layout.zones.items():
+        low, high = layout.bottom + 0.22, layout.rows[Tier.CTSW] + 0.42
+        box = FancyBboxPatch(
+            (x - 0.04, low), width + 0.08, high - low, boxstyle="round,pad=0,rounding_size=0.08",
+            facecolor="none", edgecolor="#8a97a6", linewidth=0.9, linestyle=(0, (4, 3)), zorder=0, gid=f"zone-{zone}",
+        )  # fmt: skip
+        axes.add_patch(box)
+        axes.text(x + 0.06, high - 0.04, f"zone {zone}", fontsize=8, color=_INK, ha="left", va="top", style="italic")
     for tier, y in layout.rows.items():
         if not _count(layout.fabric.nodes, tier):
             continue

@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +31,14 @@ _CAPABILITIES: Final = {
     "CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_ADMIN": 12,
     "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21,
 }  # fmt: skip
+_MULTIPATH: Final = 16  # of an FRR that was configured without a word about it (configure.ac)
 STATUS: Final = Path("/proc/self/status")
 
 
 def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
     """Raise MachineError with all that this machine lacks for the fabric. daemons: whether FRR runs on it itself."""
     problems = [*_rights(), *_programs(daemons=daemons), *_kernel(fabric), *_limits(fabric)]
+    problems += _multipath(fabric) if daemons else []
     if problems:
         raise MachineError(*problems)
 
@@ -43,19 +46,6 @@ def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
 def frr_dir() -> Path | None:
     """Where FRR's daemons are, or None."""
     return next((path for path in FRR_DIRS if (path / "zebra").exists()), None)
-
-
-def frr_release() -> tuple[int, ...] | None:
-    """The release of the FRR that is installed, as (8, 4, 4); None where there is none, or it does not tell."""
-    where = frr_dir()
-    if where is None:
-        return None
-    try:
-        said = run([str(where / "zebra"), "--version"], check=False).out
-    except MachineError:
-        return None
-    found = re.search(r"version ([0-9]+(?:\.[0-9]+)*)", said)
-    return tuple(int(part) for part in found[1].split(".")) if found else None
 
 
 def _rights() -> Iterator[Problem]:
@@ -84,6 +74,43 @@ def _programs(*, daemons: bool) -> Iterator[Problem]:
         yield Problem("frr", "zebra", "is not installed", "apt-get install frr")
     elif not (directory / "bgpd").exists():
         yield Problem("frr", f"{directory}/bgpd", "is missing: this FRR has no BGP", "apt-get install --reinstall frr")
+
+
+def frr_release() -> tuple[int, ...] | None:
+    """This machine's FRR, as (8, 4, 4); None when there is none, or none that says so."""
+    found = re.search(r"version (\d+(?:\.\d+)*)", _zebra_says())
+    return tuple(int(part) for part in found[1].split(".")) if found else None
+
+
+def frr_multipath() -> int | None:
+    """Next hops that a route of this machine's FRR can have, compiled in; None when it does not say."""
+    said = _zebra_says()
+    found = re.search(r"--enable-multipath=(\d+)", said)
+    if found:
+        return int(found[1])
+    return _MULTIPATH if "configured with" in said else None
+
+
+@cache
+def _zebra_says() -> str:
+    directory = frr_dir()
+    if directory is None:
+        return ""
+    try:
+        return run([str(directory / "zebra"), "--version"], check=False).out
+    except MachineError:
+        return ""  # told elsewhere
+
+
+def _multipath(fabric: Fabric) -> Iterator[Problem]:
+    """FRR's limit; the kernel's is none here: a route's message may hold 64 KB of next hops, thousands of them."""
+    most = max((len(group.ports) for groups in fabric.next_hop_groups.values() for group in groups), default=1)
+    limit = frr_multipath()
+    if limit is not None and most > limit:
+        why = f"was built for {limit} next hops a route, and this fabric has {most}"
+        yield Problem(
+            "frr", "zebra", why, f"fewer uplinks (ctsw, atsw), or an FRR built with --enable-multipath={most}"
+        )
 
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:

@@ -109,6 +109,21 @@ class RoutingSpec(_Strict):
     resilient: bool = False  # a hash chooses a bucket, and a bucket has a home among the next hops
     ucmp: bool = False  # next hops weighted by the bandwidth behind them (BGP link-bandwidth community)
 
+    @model_validator(mode="after")
+    def _weights_count(self) -> RoutingSpec:
+        whys = {
+            "routing.ecmp: pinned takes a way by the destination's slice": self.ecmp == "pinned",
+            "routing.resilient gives each way as many buckets": self.resilient,
+            "hash.choice: round-robin takes each way in turn": (self.ecmp, self.hash.choice)
+            == ("spray", "round-robin"),
+            "hash.first: load looks at loads": (self.ecmp, self.hash.first) == ("flowlet", "load"),
+        }
+        for why, so in whys.items():
+            if self.ucmp and so:
+                given = ["routing.ecmp", "routing.resilient", "routing.hash"]
+                raise at("routing.ucmp", f"has no effect: {why}", "leave it out, or take ecmp: flow", given=given)
+        return self
+
     @property
     def by_program(self) -> bool:
         """Whether RoCEv2 is hashed or steered by the switches' BPF program, and not by the kernel alone."""

@@ -151,6 +151,29 @@ def test_commands_that_start_frr_are_known(line: str, left: list[str], write: Wr
     assert nodes["a"]["exec"] == left
 
 
+def test_switches_without_a_leaf_are_a_third_tier(write: Write) -> None:
+    frr = '{kind: linux, binds: ["own.clab.yml:/etc/frr/frr.conf"]}'
+    nodes = "".join(f"    {name}: {frr}\n" for name in ("leaf1", "leaf2", "spine1", "spine2", "core"))
+    pairs = ["h1 leaf1", "h2 leaf2", "leaf1 spine1", "leaf2 spine2", "spine1 core", "spine2 core"]
+    used: dict[str, int] = {}
+    links = ""
+    for pair in pairs:
+        ends = []
+        for node in pair.split():
+            used[node] = used.get(node, 0) + 1
+            ends.append(f'"{node}:eth{used[node]}"')
+        links += f"    - endpoints: [{', '.join(ends)}]\n"
+    hosts = "    h1: {kind: linux}\n    h2: {kind: linux}\n"
+    fabric = adopt(write(f"name: x\ntopology:\n  nodes:\n{nodes}{hosts}  links:\n{links}"), "netns").fabric
+    assert {node.name: node.tier.value for node in fabric.nodes} == {
+        **dict.fromkeys(("leaf1", "leaf2"), "rtsw"),
+        **dict.fromkeys(("spine1", "spine2"), "ctsw"),
+        **dict.fromkeys(("h1", "h2"), "host"),
+        "core": "atsw",
+    }
+    assert [link.b[0] for link in fabric.links if "core" in (link.a[0], link.b[0])] == ["core", "core"]
+
+
 def test_who_has_frr_is_a_switch_and_who_has_hosts_a_leaf(tmp_path: Path) -> None:
     fabric = adopt(mini_clos(tmp_path), "netns").fabric
     assert {n.name: n.tier for n in fabric.nodes} == {

@@ -29,6 +29,7 @@ FABRICS = {
     **{name: build(load_fabric(name)) for name in ("tiny", "demo", "zone")},
     "one": build(FabricSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1)),
     "rails": build(FabricSpec(name="rails", racks=2, ctsw=3, hosts_per_rack=2, nics_per_host=4)),
+    "dc": build(load_fabric("dc")),
     "large": build(FabricSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2)),
 }
 
@@ -107,6 +108,17 @@ def test_every_node_of_a_preset_is_named(name: str) -> None:
     assert {node.name for node in FABRICS[name].nodes} <= set(texts)
 
 
+def test_zones_are_framed_below_the_switches_that_join_them() -> None:
+    fabric = FABRICS["dc"]
+    drawn = Drawn(drawing("svg", fabric, loads_of(fabric, {"ctsw1:eth3": 700, "atsw2:eth1": 300}), "a run"))
+    assert drawn.named("zone-") == {"1", "2"}
+    assert {"zone 1", "zone 2", "ATSW", *(node.name for node in fabric.nodes)} <= set(drawn.texts)
+    assert any(text.startswith("CTSW to ATSW: max 700 B (ctsw1:eth3)") for text in drawn.texts)
+    assert any(text.startswith("ATSW to CTSW: max 300 B (atsw2:eth1)") for text in drawn.texts)
+    zone = FABRICS["zone"]
+    assert not Drawn(drawing("svg", zone)).named("zone-"), "one zone needs no frame"
+
+
 def test_where_names_do_not_fit_some_of_them_stand_for_all() -> None:
     fabric = FABRICS["large"]
     texts = Drawn(drawing("svg", fabric)).texts
@@ -128,7 +140,8 @@ def test_tiers_are_rows_and_links_do_not_lie_on_each_other(name: str) -> None:
             ends.append((x1, y1, x2, y2))
             if fabric.by_name[port.peer_node].tier is not Tier.HOST:
                 starts.setdefault(node.tier, set()).add(round(y1, 3))
-    assert all(len(heights) == 1 for tier, heights in starts.items() if tier is not Tier.RTSW)
+    middle = Tier.CTSW if Tier.ATSW in starts else Tier.RTSW  # links leave it upwards and downwards
+    assert all(len(heights) == 1 for tier, heights in starts.items() if tier not in (Tier.RTSW, middle))
     assert len(ends) == len(set(ends)), "several links of one host and switch lie side by side"
 
 

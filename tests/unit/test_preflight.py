@@ -110,3 +110,32 @@ def test_everything_is_told_at_once(machine: Path, monkeypatch: pytest.MonkeyPat
     for part in ("need root", "apt-get install iproute2", "apt-get install frr", "gc_thresh3"):
         assert part in said
     assert caught.value.exit_code == 3
+
+
+ZEBRA = """#!/bin/sh
+echo "zebra version 8.4.4
+configured with:
+	'--build=x86_64' {}'--enable-user=frr'"
+"""
+
+
+@pytest.mark.parametrize(("flag", "limit"), [("'--enable-multipath=8' ", 8), ("", 16)])
+def test_an_frr_that_was_built_for_fewer_paths_is_named_before_anything_is_made(
+    machine: Path, flag: str, limit: int
+) -> None:
+    zebra = machine / "frr/zebra"
+    zebra.write_text(ZEBRA.format(flag))
+    zebra.chmod(0o755)
+    room._zebra_says.cache_clear()
+    try:
+        assert room.frr_release() == (8, 4, 4)
+        preflight(build(FabricSpec(name="narrow", racks=2, ctsw=limit)))
+        wide = build(FabricSpec(name="wide", racks=2, ctsw=limit + 1))
+        with pytest.raises(MachineError) as caught:
+            preflight(wide)
+        why = f"zebra was built for {limit} next hops a route, and this fabric has {limit + 1}"
+        assert why in str(caught.value)
+        assert f"--enable-multipath={limit + 1}" in str(caught.value)
+        preflight(wide, daemons=False)  # the image has its own FRR
+    finally:
+        room._zebra_says.cache_clear()

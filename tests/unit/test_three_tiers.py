@@ -167,6 +167,13 @@ REFUSED = {
     "link: {exceptions: {atsw1: 5mbit}}": "link.exceptions.atsw1: 5mbit is no node: the fabric has no ATSW",
     "link: {exceptions: {spine: 5mbit}}": "link.exceptions.spine: 5mbit is neither a node nor a port",
     "link: {exceptions: {ctsw1: 5}}": "link.exceptions.ctsw1: 5 has no unit",
+    "ctsw: 129": "ctsw: 129 is above 128",
+    "zones: 2\natsw: 129": "atsw: 129 is above 128",
+    "routing: {ucmp: true, ecmp: pinned}": "routing.ucmp: true has no effect: routing.ecmp: pinned",
+    "routing: {ucmp: true, resilient: true}": "routing.ucmp: true has no effect: routing.resilient",
+    "routing: {ucmp: true, ecmp: spray, hash: {choice: round-robin}}": "routing.ucmp: true has no effect: hash.choice",
+    "routing: {ucmp: true, ecmp: flowlet, hash: {first: load}}": "routing.ucmp: true has no effect: hash.first",
+    "routing: {ucmp: 1}": "routing.ucmp: 1 is not true or false",
 }
 
 
@@ -181,4 +188,3 @@ def test_what_does_not_fit_is_refused_by_the_key_that_says_it(text: str, tmp_pat
     with pytest.raises(InputError) as caught:
         load_fabric(str(file))
     assert REFUSED[text] in str(caught.value)
-

@@ -24,7 +24,7 @@ from topologies.spec import ROCE_OVERHEAD, FabricSpec
 
 DEFAULT_RATE_BPS: Final = 100 * 10**6
 _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
-_MAC_TIERS: Final = {Tier.RTSW: 0x11, Tier.CTSW: 0x12, Tier.HOST: 0x14}  # beside those of the shapes
+_MAC_TIERS: Final = {Tier.RTSW: 0x11, Tier.CTSW: 0x12, Tier.ATSW: 0x13, Tier.HOST: 0x14}  # beside those of the shapes
 
 
 class BroughtSpec(FabricSpec):
@@ -59,7 +59,7 @@ def derive(wanted: Wanted) -> Fabric:
     racks: dict[str, int] = {}
     nodes: list[Node] = []
     # Switches by tier, then hosts: the order of our own fabrics, and of every table.
-    for tier in (Tier.RTSW, Tier.CTSW, Tier.HOST):
+    for tier in (Tier.RTSW, Tier.CTSW, Tier.ATSW, Tier.HOST):
         for name in (each for each in names if tiers[each] is tier):
             counts[tier] += 1
             if tier is Tier.RTSW:
@@ -70,7 +70,8 @@ def derive(wanted: Wanted) -> Fabric:
             )
             rack = racks.get(name) or next((racks[p.peer_node] for p in own if p.peer_node in racks), None)
             seed = None if tier is Tier.HOST else switch_seed(name)
-            nodes.append(Node(name, tier, counts[tier], own, None if tier is Tier.CTSW else rack, hash_seed=seed))
+            above = tier in (Tier.CTSW, Tier.ATSW)
+            nodes.append(Node(name, tier, counts[tier], own, None if above else rack, hash_seed=seed))
     links = tuple(_link(link, tiers) for link in wanted.links)
     spec = _spec(wanted, tiers, links, [each for table in addresses.values() for each in table.values()])
     hosts = sorted((n for n in nodes if n.tier is Tier.HOST), key=lambda n: n.rack or len(nodes))
@@ -78,7 +79,10 @@ def derive(wanted: Wanted) -> Fabric:
 
 
 def _tiers(wanted: Wanted) -> dict[str, Tier]:
-    """Nodes with FRR are switches; those of them that have a host are leaves."""
+    """Nodes with FRR are switches; those that have a host are leaves, those that have no leaf the third tier.
+
+    Where there are no leaves at all, there is no telling, and one tier is as good.
+    """
     hosts = {name for name, node in wanted.nodes.items() if not node.frr}
     leaves = {
         mine.node
@@ -86,7 +90,12 @@ def _tiers(wanted: Wanted) -> dict[str, Tier]:
         for mine, other in (link.ends, link.ends[::-1])
         if mine.node not in hosts and other.node in hosts
     }
-    return {n: Tier.HOST if n in hosts else Tier.RTSW if n in leaves else Tier.CTSW for n in wanted.nodes}
+    beside = {
+        mine.node for link in wanted.links for mine, other in (link.ends, link.ends[::-1]) if other.node in leaves
+    }
+    top = Tier.ATSW if leaves else Tier.CTSW
+    tiers = {n: Tier.HOST if n in hosts else Tier.CTSW if n in beside else top for n in wanted.nodes}
+    return tiers | dict.fromkeys(leaves, Tier.RTSW)
 
 
 def _addresses(node: WantedNode) -> Mapping[str, IPv4Interface]:
@@ -97,7 +106,7 @@ def _addresses(node: WantedNode) -> Mapping[str, IPv4Interface]:
 
 def _link(link: WantedLink, tiers: Mapping[str, Tier]) -> Link:
     """`a` is the lower tier."""
-    order = (Tier.HOST, Tier.RTSW, Tier.CTSW)
+    order = (Tier.HOST, Tier.RTSW, Tier.CTSW, Tier.ATSW)
     a, b = sorted(link.ends, key=lambda end: order.index(tiers[end.node]))
     return Link((a.node, a.interface), (b.node, b.interface), link.rate_bps or DEFAULT_RATE_BPS, link.mtu)
 
@@ -116,7 +125,7 @@ def _spec(
     data: dict[str, Any] = {
         "name": wanted.name,
         "racks": counts[Tier.RTSW],
-        "ctsw": counts[Tier.CTSW],
+        "ctsw": counts[Tier.CTSW] + counts[Tier.ATSW],
         "hosts_per_rack": max(1, -(-counts[Tier.HOST] // max(1, counts[Tier.RTSW]))) if counts[Tier.HOST] else 0,
         "link": {**{key: f"{rate}bit" for key, rate in rates.items()}, "mtu": mtu},
         "roce": {"ib_mtu": next(size for size in _IB_MTUS if size + ROCE_OVERHEAD <= mtu)},
