@@ -1,0 +1,164 @@
+"""The walk over arrays: fans and their shares, steering and its fall-backs, and that no flow depends on another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from topologies.problems import CheckError
+from topologies.switch.steering import Udf
+from traffic.paths import forwarding as engine
+from traffic.paths.forwarding import Forwarding, Hops, forwarding_of, walk
+from traffic.paths.hashes import FlowArrays
+from traffic.paths.rules import Rule, Rules, SteeringTables, exact_keys, steering_like
+
+LEAVES, SPINES, HOSTS = 2, 3, 2
+SEEDS = {f"leaf{i}": 11 + i for i in range(LEAVES)} | {f"spine{i}": 21 + i for i in range(SPINES)}
+
+
+def clos(weights: tuple[int, ...] = (1, 1, 1), dead: tuple[int, ...] = ()) -> Forwarding:
+    """Two leaves, three spines; a destination is a leaf. dead: uplinks of leaf0 that are down."""
+    names = list(SEEDS)
+    ports = [f"leaf{leaf}:up{spine}" for leaf in range(LEAVES) for spine in range(SPINES)]
+    ports += [f"spine{spine}:down{leaf}" for spine in range(SPINES) for leaf in range(LEAVES)]
+    ports += [f"leaf{leaf}:host" for leaf in range(LEAVES)]
+    peer = [LEAVES + spine for _ in range(LEAVES) for spine in range(SPINES)]
+    peer += [leaf for _ in range(SPINES) for leaf in range(LEAVES)] + [-1] * LEAVES
+    groups: list[tuple[list[int], list[int], bool]] = []
+    table = np.full((len(names), LEAVES), -1, dtype=np.int32)
+
+    def group(members: list[int], shares: list[int]) -> int:
+        groups.append((members, shares, False))
+        return len(groups) - 1
+
+    for leaf in range(LEAVES):
+        alive = [spine for spine in range(SPINES) if leaf or spine not in dead]
+        table[leaf, 1 - leaf] = group([leaf * SPINES + spine for spine in alive], [weights[spine] for spine in alive])
+        table[leaf, leaf] = group([ports.index(f"leaf{leaf}:host")], [1])
+        for spine in range(SPINES):
+            table[LEAVES + spine, leaf] = group([ports.index(f"spine{spine}:down{leaf}")], [1])
+    return forwarding_of(names, ports, peer, table, groups)
+
+
+def some(count: int) -> FlowArrays:
+    chance = np.random.default_rng(3)
+    address = 0x0A000000 + chance.integers(1, 200, count).astype(np.uint32)
+    port = np.full(count, 4791, dtype=np.uint32)
+    sport = (0xC000 + chance.integers(0, 1000, count)).astype(np.uint32)
+    return FlowArrays(
+        address, address + np.uint32(256), sport, port, chance.integers(2, 1 << 24, count).astype(np.uint32)
+    )
+
+
+def go(forwarding: Forwarding, rule: Rule, count: int, steering: SteeringTables | None = None, **keys: Any) -> Hops:
+    """Flows from leaf0 to leaf1."""
+    rules = Rules.of(forwarding.switches, rule, SEEDS, steering)
+    to = np.ones(count, dtype=np.int32)
+    return walk(forwarding, rules, some(count), to, np.zeros(count, dtype=np.int32), **keys)
+
+
+@pytest.mark.parametrize("rule", [Rule(), Rule("flow", 1), Rule("flow", 0), Rule("e-ecmp", 1)])
+def test_a_flow_goes_its_way_whoever_else_is_walked_with_it(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = go(clos(), rule, 500)
+    assert whole.ports.shape == (500, 3) and not whole.fan.any()
+    monkeypatch.setattr(engine, "_BLOCK", 64)  # hashed in blocks of another size
+    assert (go(clos(), rule, 500).ports == whole.ports).all()
+    assert (go(clos(), rule, 100).ports.shape) == (100, 3)
+    used = np.bincount(whole.ports[:, 0], minlength=3)[:3]
+    assert used.min() > 100 if rule.policy else used.min() > 0
+
+
+def test_work_grows_with_the_flows_and_with_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    taken = FlowArrays.take
+
+    def counting(flows: FlowArrays, rows: np.ndarray) -> FlowArrays:
+        hashed.append(len(rows))
+        return taken(flows, rows)
+
+    monkeypatch.setattr(FlowArrays, "take", counting)
+    totals = []
+    for count in (1000, 2000, 4000):
+        hashed.clear()
+        go(clos(), Rule("e-ecmp", 1), count)
+        totals.append(sum(hashed))
+    assert totals[1] == 2 * totals[0] and totals[2] == 4 * totals[0]
+
+
+@pytest.mark.parametrize("mode", ["spray", "flowlet"])
+def test_a_fan_spreads_by_weight_and_comes_together_again(mode: str) -> None:
+    forwarding = clos((1, 2, 5))
+    hops = go(forwarding, Rule(mode, 1), 40)
+    assert hops.fan[:, 0].all() and hops.fan[:, 1].all() and not hops.fan[:, 2].any()
+    assert [len(step.flow) for step in hops.steps] == [120, 120, 40]
+    load = dict(zip(forwarding.ports, hops.load(np.full(40, 8.0), len(forwarding.ports)).tolist(), strict=True))
+    assert [load[f"leaf0:up{i}"] for i in range(3)] == [40.0, 80.0, 200.0]
+    assert [load[f"spine{i}:down1"] for i in range(3)] == [40.0, 80.0, 200.0]
+    assert load["leaf1:host"] == 320.0
+
+
+def test_a_field_that_differs_from_packet_to_packet_makes_a_fan() -> None:
+    assert go(clos(), Rule("e-ecmp", 1, udf=Udf("bth", 9, 3)), 5).fan[:, 0].all()
+    assert not go(clos(), Rule("e-ecmp", 1, udf=Udf("l4", 0, 2)), 5).fan.any()
+
+
+def test_pinned_takes_the_member_of_its_slice_and_the_hash_where_that_is_dead() -> None:
+    slices = np.arange(60, dtype=np.int32) % 7
+    whole = go(clos(), Rule("pinned", 1), 60, steering_like(clos()), slices=slices).ports[:, 0]
+    assert whole.tolist() == (slices % 3).tolist()
+    degraded = clos(dead=(1,))
+    rest = go(degraded, Rule("pinned", 1), 60, steering_like(clos()), slices=slices).ports[:, 0]
+    hashed = go(degraded, Rule("e-ecmp", 1), 60).ports[:, 0]
+    assert (rest == np.where(slices % 3 == 1, hashed, whole)).all()
+    with pytest.raises(ValueError, match="slice of each destination"):
+        go(clos(), Rule("pinned", 1), 60, steering_like(clos()))
+
+
+def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else() -> None:
+    rule = Rule("e-ecmp", 1, resilient=True, buckets=256)
+    homes = steering_like(clos())
+    whole = go(clos(), rule, 3000, homes).ports[:, 0]
+    after = go(clos(dead=(1,)), rule, 3000, homes).ports[:, 0]
+    assert (after[whole != 1] == whole[whole != 1]).all()
+    moved = after[whole == 1]
+    assert set(moved.tolist()) == {0, 2} and 0.4 < (moved == 0).mean() < 0.6
+    threshold = (
+        go(clos(), Rule("e-ecmp", 1), 3000).ports[:, 0],
+        go(clos(dead=(1,)), Rule("e-ecmp", 1), 3000).ports[:, 0],
+    )
+    # RFC 2992: of three, losing the middle one moves its third, and a sixth on either side of it to the other.
+    assert 0.30 < (threshold[0] != threshold[1]).mean() < 0.37
+
+
+def test_exact_entries_are_by_switch_destination_and_source_port() -> None:
+    forwarding = clos()
+    like = steering_like(forwarding)
+    flows = some(400)
+    named = np.unique(flows.sport)[:50]
+    zeros, ones = np.zeros(len(named), dtype=np.int32), np.ones(len(named), dtype=np.int32)
+    keys = exact_keys(zeros, ones, named, 2)
+    ports = (np.arange(len(named)) % 3).astype(np.int32)
+    tables = SteeringTables(
+        like.group, like.start, like.member, like.slot_start, like.slot, exact_key=keys, exact_port=ports
+    )
+    went = go(forwarding, Rule("exact-match", 1), 400, tables).ports[:, 0]
+    hashed = go(forwarding, Rule("e-ecmp", 1), 400).ports[:, 0]
+    table = dict(zip(named.tolist(), ports.tolist(), strict=True))
+    for sport, port, other in zip(flows.sport.tolist(), went.tolist(), hashed.tolist(), strict=True):
+        assert port == table.get(sport, other)
+
+
+def test_a_walk_ends_without_a_route_and_a_rule_that_is_not_modelled_is_named() -> None:
+    forwarding = clos(dead=(0, 1, 2))
+    assert go(forwarding, Rule(), 4).ports.shape == (4, 0)
+    rules = Rules.of(clos().switches, Rule("mode 9"), SEEDS)
+    one = np.ones(1, dtype=np.int32)
+    with pytest.raises(CheckError, match="leaf0 hashes by mode 9"):
+        walk(clos(), rules, some(1), one, np.zeros(1, dtype=np.int32))
+    assert walk(clos(), rules, some(1), one, one).ports.shape == (1, 1), (
+        "where nothing is to be chosen it does not matter"
+    )
+    nowhere = walk(clos(), rules, some(1), one, np.full(1, -1, dtype=np.int32))
+    assert nowhere.ports.shape == (1, 0)
