@@ -132,6 +132,21 @@ def test_the_hosts_stack_answers_nothing(cable: Wire) -> None:
     assert dict(zip(names, values, strict=True))["OutMsgs"] == "0"
 
 
+def test_a_socket_takes_roce_of_its_own_ip_only(cable: Wire) -> None:
+    flow = FlowHeader(src_mac=MAC[NEAR], dst_mac=MAC[FAR], src_ip="fd09::1", dst_ip="fd09::2", sport=50000, dqpn=8)
+    batch = SendBatch(MTU, version=6)
+    batch.put_middles(0, flow, 5, PAYLOAD)
+    with PacketSocket(NETNS_DIR / FAR, "eth1", MTU, version=6) as six:
+        assert cable.near.send(batch, 64) == 64
+        assert cable.near.send(a_batch(), 64) == 64
+        (four,) = cable.arrived(64)
+        (got,) = Wire(cable.near, six, Parser(version=6)).arrived(64)
+        assert (got.runs(), got.dqpns[0]) == ([(0, 64)], 8)
+        assert (got.block(0, 64) == PAYLOAD).all()
+        assert (four.runs(), four.dqpns[0]) == ([(0, 64)], 7)
+        assert (six.recv()[1], cable.far.recv()[1]) == ([], [])
+
+
 def test_a_frame_that_is_too_long_is_received_as_bad(cable: Wire) -> None:
     for name in (NEAR, FAR):
         ip("-n", name, "link", "set", "eth1", "mtu", "9000")
