@@ -23,20 +23,24 @@ def measured_why(
         return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
     if not sent.packets and not seen.steps:
         return ""  # a QP that had nothing to send has no measured path
-    return _count_why(sent, seen, unexplained, peers) or _way_why(foretold, seen)
+    outside = _outside_why(foretold, seen)
+    return outside or _count_why(sent, seen, unexplained, peers) or _way_why(foretold, seen)
+
+
+def _outside_why(foretold: Path, seen: Measured) -> str:
+    """Where a flow that is spread was counted outside its ways; empty when it was not."""
+    for word, step in zip(foretold, seen.steps, strict=False):
+        allowed = ports_of(word)
+        if len(allowed) > 1 and (outside := [count.port for count in step if count.port not in allowed]):
+            return f"seen at {', '.join(outside)}, outside {word}"
+    return ""
 
 
 def _way_why(foretold: Path, seen: Measured) -> str:
-    """Where a flow was counted that it should not have been; empty when each step is as foretold, or within it."""
-    if len(foretold) != len(seen.steps):
-        return "the counters saw another path"
-    for word, step in zip(foretold, seen.steps, strict=True):
-        allowed = ports_of(word)
-        if outside := [count.port for count in step if count.port not in allowed]:
-            return (
-                f"seen at {', '.join(outside)}, outside {word}" if len(allowed) > 1 else "the counters saw another path"
-            )
-    return ""
+    """Whether a flow was counted elsewhere than at the ports foretold; empty when each step is one of them."""
+    steps = zip(foretold, seen.steps, strict=False)
+    within = all(count.port in ports_of(word) for word, step in steps for count in step)
+    return "" if within and len(foretold) == len(seen.steps) else "the counters saw another path"
 
 
 def _count_why(sent: SentFlow, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:

@@ -1,0 +1,139 @@
+"""Proofs of queue pairs that go several ways, and proofs on a kernel that the prediction does not hold for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_paths_report import FABRIC, SENT, MadeLab, evidence, fibs
+from topologies.switch.counters import FlowCount, SwitchCounters
+from topologies.switch.hashing import SwitchHashing
+from topologies.switch.steering import HashOptions
+from traffic.paths import selftest
+from traffic.paths.evidence import Evidence
+from traffic.paths.moved import moved_of
+from traffic.paths.predict import predict
+from traffic.paths.report import PathsResult, prove
+from traffic.paths.selftest import SelfTest, remember, verdict
+
+SPRAY = {s.name: SwitchHashing(s.name, "spray", s.hash_seed or 1, 1, 0x37) for s in FABRIC.switches}
+FLOW = SENT[0].flow
+Counts = dict[str, tuple[tuple[str, int], ...]]
+WHOLE: Counts = {
+    "rtsw1": (("eth1", 6), ("eth2", 4)),
+    "ctsw1": (("eth2", 6),),
+    "ctsw2": (("eth2", 4),),
+    "rtsw2": (("eth3", 10),),
+}
+
+
+def sprayed(counts: Counts, drops: dict[str, int] | None = None) -> Evidence:
+    """Ten packets of one QP, spread over both CTSWs."""
+    tables = {
+        switch.name: SwitchCounters(
+            switch.name,
+            tuple(FlowCount(port, FLOW.src_ip, FLOW.dst_ip, FLOW.qpn, n, n * 100) for port, n in counts[switch.name]),
+            (),
+            0,
+        )
+        for switch in FABRIC.switches
+    }
+    path = predict(FABRIC, fibs(), SPRAY, [FLOW])[0]
+    return Evidence(fibs(), SPRAY, tables, drops or {}, 0, (path,))
+
+
+def judge(found: Evidence) -> PathsResult:
+    return prove(MadeLab(), found, SENT)
+
+
+def test_packets_that_stay_within_the_ways_and_sum_are_a_proof() -> None:
+    result = judge(sprayed(WHOLE))
+    assert result.agree, result.text()
+    proof = result.flows[0]
+    assert proof.predicted == ("rtsw1:{eth1,eth2}", "{ctsw1:eth2,ctsw2:eth2}", "rtsw2:eth3")
+    row = proof.to_json()
+    assert row["spread"] and row["counted"] == [10, 10, 10]
+    assert row["by_port"] == {"rtsw1:eth1": 6, "rtsw1:eth2": 4, "ctsw1:eth2": 6, "ctsw2:eth2": 4, "rtsw2:eth3": 10}
+    assert "1 QPs are spread" in result.text() and max(map(len, result.text().splitlines())) <= 100
+
+
+def test_a_fan_of_which_one_port_alone_was_used_is_a_proof_too() -> None:
+    one: Counts = {"rtsw1": (("eth2", 10),), "ctsw1": (), "ctsw2": (("eth2", 10),), "rtsw2": (("eth3", 10),)}
+    result = judge(sprayed(one))
+    assert result.agree and result.flows[0].measured == ("rtsw1:eth2", "ctsw2:eth2", "rtsw2:eth3")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"rtsw1": (("eth1", 6), ("eth2", 3))}, "10 packets were sent, the first hop counted 9"),
+        ({"ctsw1": (("eth2", 7),)}, "more packets after rtsw1:eth1 than at it"),
+        ({"ctsw2": (("eth2", 2),)}, "2 packets vanished after rtsw1:eth2, whose queue dropped 0"),
+        ({"rtsw2": (("eth3", 9),)}, "1 packets vanished after ctsw1:eth2, whose queue dropped 0"),
+        ({"rtsw1": (("eth1", 6), ("eth3", 4)), "ctsw2": ()}, "seen at rtsw1:eth3, outside rtsw1:{eth1,eth2}"),
+        ({"rtsw2": (("eth1", 10),)}, "the counters saw another path"),
+        ({"rtsw2": ()}, "the counters saw another path"),
+    ],
+)
+def test_what_leaves_the_ways_or_does_not_sum_is_no_proof(changed: Counts, why: str) -> None:
+    result = judge(sprayed({**WHOLE, **changed}))
+    assert not result.agree
+    assert why in result.flows[0].why
+
+
+def test_a_loss_behind_two_ports_is_put_down_to_the_queue_that_owns_up() -> None:
+    counts = {**WHOLE, "rtsw2": (("eth3", 8),)}
+    result = judge(sprayed(counts, {"ctsw2:eth2": 2}))
+    assert result.agree, result.text()
+    assert result.lost == {"ctsw2:eth2": 2}
+    assert not judge(sprayed(counts, {"ctsw2:eth2": 1})).agree
+
+
+@pytest.fixture
+def another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SelfTest]:
+    """A machine on which the self-test has found that the kernel chooses otherwise."""
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    verdict.cache_clear()
+    found = SelfTest("differs", "7.99", 16, "14 of 16 flows under IPv4, policy 3")
+    remember(found)
+    yield found
+    verdict.cache_clear()
+
+
+def test_where_the_kernel_differs_the_oracle_stands_in_and_no_third_source_is_claimed(another_kernel: SelfTest) -> None:
+    assert verdict() == another_kernel
+    found = evidence(SENT)
+    result = judge(found)
+    assert result.agree and result.sources == ("oracle", "counters")
+    assert result.text().splitlines()[0] == "oracle and counters agree on the paths of all 1 QPs"
+    assert "kernel 7.99 chooses otherwise than the prediction" in " ".join(result.text().split())
+    data = result.to_json()
+    assert data["flows"][0]["predicted"] is None and data["selftest"]["state"] == "differs"
+    other = replace(found, oracle=(("rtsw1:eth9", *found.oracle[0][1:]),))
+    assert not judge(other).agree, "the oracle is still held against the counters"
+
+
+def test_a_verdict_holds_for_one_boot_one_kernel_and_one_version(
+    another_kernel: SelfTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "_CODE", ("hashes.py",))
+    verdict.cache_clear()
+    assert verdict(keep=False).state != "differs", "other arithmetic is compared anew"
+    monkeypatch.undo()
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    (tmp_path / "selftest.json").write_text("[1, 2")
+    verdict.cache_clear()
+    assert verdict(keep=False).state != "differs", "a damaged file is no verdict"
+
+
+def test_flows_that_are_spread_have_no_way_that_could_move() -> None:
+    result = judge(sprayed(WHOLE))
+    routing = (fibs(), SPRAY)
+    moved = moved_of(FABRIC, routing, routing, [FLOW], ([result.flows[0].foretold], result))
+    assert (moved.flows, moved.spread, moved.moved, moved.gone) == (0, 1, 0, 0)
+    assert moved.share(moved.moved) == 0.0 and "1 more are spread" in moved.text()
+    mixed = {**SPRAY, "rtsw2": replace(SPRAY["rtsw2"], options=HashOptions(resilient=True))}
+    assert moved_of(FABRIC, routing, (fibs(), mixed), [FLOW], ([()], result)).in_force == "mixed"
