@@ -1,0 +1,209 @@
+"""A running lab is switched from mode to mode: a story each, of real collectives and of where every queue pair went."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import FabricLab
+from topologies import lab as life
+from topologies.events import Silent
+from topologies.lab import Lab
+from topologies.problems import InputError
+from topologies.spec import FabricSpec
+from topologies.switch import rehash
+from topologies.switch.hashing import HashOptions, read_hashing
+from traffic.lastrun import last_paths
+from traffic.options import RunOptions, parse_source_ports
+from traffic.paths.report import PathsResult
+from traffic.paths.validate import validate
+from traffic.results import RunResult
+from traffic.run import run
+
+ROOT = Path(__file__).resolve().parents[2]
+RACK2 = ip_network("10.0.1.0/24")
+
+
+@pytest.fixture(scope="module")
+def lab(fabric_lab: FabricLab) -> Lab:
+    """2 RTSW, 4 CTSW, 4 hosts."""
+    return fabric_lab(racks=2, ctsw=4)
+
+
+@pytest.fixture(autouse=True)
+def back_to_the_file(lab: Lab) -> Iterator[None]:
+    """Every story begins with what the file says."""
+    yield
+    rehash.set_hashing(lab, "flow", exact={node.name: {} for node in lab.fabric.switches})
+
+
+def ran(lab: Lab, **options: Any) -> tuple[RunResult, PathsResult]:
+    """A short all-reduce between the racks, with right sums, and where it went, proven three ways."""
+    chosen = {"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 8, "placement": "cyclic"} | options
+    result = run(lab, RunOptions(**chosen), Silent())
+    paths = last_paths(lab)
+    assert result.wrong == 0
+    assert paths.agree, paths.text()
+    return result, paths
+
+
+def healthy(lab: Lab) -> bool:
+    checks = {check.name: check for check in validate(lab)}
+    return all(checks[name].ok for name in ("sysctls", "hashing", "programs", "paths"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("flow", HashOptions(policy="l3")),
+        ("flow", HashOptions(policy="l4")),
+        ("flow", HashOptions(fields=0x03)),
+        ("e-ecmp", HashOptions()),
+        ("e-ecmp", HashOptions(resilient=True)),
+        ("pinned", HashOptions()),
+        ("exact-match", HashOptions()),
+    ],
+    ids=["l3", "l4", "addresses", "e-ecmp", "resilient", "pinned", "exact-match"],
+)
+def test_a_lab_that_is_switched_goes_by_the_new_rule_and_knows_it(lab: Lab, mode: str, options: HashOptions) -> None:
+    rehash.set_hashing(lab, mode, options)
+    result, _ = ran(lab)
+    assert result.ecmp == mode + (" resilient" if options.resilient else "")
+    assert sum(flow.out_of_order for flow in result.flows) == 0
+    assert healthy(lab)
+
+
+@pytest.mark.parametrize("choice", ["random", "round-robin"])
+def test_sprayed_packets_take_many_ways_and_the_sums_are_right_all_the_same(lab: Lab, choice: Any) -> None:
+    rehash.set_hashing(lab, "spray", HashOptions(choice=choice))
+    result, paths = ran(lab, qps=2)
+    assert result.ecmp == "spray" and healthy(lab)
+    assert all(proof.spread for proof in paths.flows if proof.flow.first_hop.partition(":")[0] == "rtsw1")
+
+
+@pytest.mark.parametrize("first", ["hash", "load"])
+def test_flowlets_run_and_their_totals_add_up(lab: Lab, first: Any) -> None:
+    rehash.set_hashing(lab, "flowlet", HashOptions(gap_ns=500_000_000, first=first))
+    result, _ = ran(lab)
+    assert sum(flow.out_of_order for flow in result.flows) == 0
+    assert result.ecmp == "flowlet" and healthy(lab)
+
+
+def test_some_switches_alone_can_be_switched_and_every_label_says_so(lab: Lab) -> None:
+    rehash.set_hashing(lab, "pinned", switches=["rtsw1"])
+    result, _ = ran(lab)
+    assert result.ecmp == "flow, rtsw1: pinned" and healthy(lab)
+
+
+def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
+    rehash.set_hashing(lab, "exact-match")
+    for port in ("eth3", "eth1"):
+        rehash.set_exact(lab, "rtsw1", {(50000, RACK2): port})
+        _, paths = ran(lab, qps=2, source_ports=parse_source_ports("list:50000,50001"))
+        first = {proof.measured[0] for proof in paths.flows if proof.flow.sport == 50000 and proof.flow.src == "host1"}
+        assert first <= {f"rtsw1:{port}"} and healthy(lab)
+        assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50000, RACK2): port}
+
+
+def test_seeds_can_be_shared_or_told_apart_by_tier(lab: Lab) -> None:
+    def seeds() -> dict[str, int]:
+        return {name: row.seed for name, row in rehash.wanted(lab).items()}
+
+    own = seeds()
+    rehash.set_hashing(lab, "e-ecmp", seed="shared")
+    assert len(set(seeds().values())) == 1 and healthy(lab)
+    rehash.set_hashing(lab, "e-ecmp", seed="per-tier")
+    assert len(set(seeds().values())) == 2
+    rehash.set_hashing(lab, "flow", seed=77)
+    assert set(seeds().values()) == {77} and healthy(lab)
+    rehash.set_hashing(lab, "flow")
+    assert seeds() == own
+
+
+def test_a_lab_that_was_switched_is_still_the_lab_of_its_file(lab: Lab, runtime: str) -> None:
+    rehash.set_hashing(lab, "spray")
+    assert not life.up(FabricSpec(name=lab.name, racks=2, ctsw=4), runtime=runtime).created
+    assert rehash.label(lab) == "spray"
+    other = FabricSpec.model_validate({"name": lab.name, "racks": 2, "ctsw": 4, "routing": {"ecmp": "spray"}})
+    with pytest.raises(InputError, match=r"routing\.ecmp: spray was asked for"):
+        life.up(other, runtime=runtime)
+
+
+def test_what_cannot_be_is_said_all_at_once_and_changes_nothing(lab: Lab) -> None:
+    rehash.set_hashing(lab, "exact-match", exact={"rtsw1": {(50000, RACK2): "eth2"}})
+    before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
+    rows = {
+        "rtsw1": {(50001, RACK2): "eth3", (70000, RACK2): "eth1", (50002, RACK2): "eth5", (50003, RACK2): "eth77"},
+        "rtsw2": {(50001, RACK2): "eth1", (50001, ip_network("10.9.0.0/24")): "eth1"},
+        "rtsw9": {(50001, RACK2): "eth1"},
+        "ctsw1": {(50001, RACK2): "eth2"},
+    }
+    with pytest.raises(InputError) as caught:
+        rehash.set_hashing(lab, "exact-match", exact=rows)
+    said = str(caught.value)
+    for words in (
+        "rtsw1 70000 10.0.1.0/24 eth1 has the source port 70000",
+        "rtsw1 50002 10.0.1.0/24 eth5 names the port eth5, which is no way to 10.0.1.0/24",
+        "rtsw1 50003 10.0.1.0/24 eth77 names the port eth77, which rtsw1 does not have",
+        "rtsw2 50001 10.0.1.0/24 eth1 names the prefix 10.0.1.0/24, which rtsw2 has no route to",
+        "rtsw2 50001 10.9.0.0/24 eth1 names the prefix 10.9.0.0/24, which rtsw2 has no route to",
+        "rtsw9 is no switch of",
+        "ctsw1 50001 10.0.1.0/24 eth2 chooses nothing: ctsw1 has one way only to 10.0.1.0/24",
+    ):
+        assert words in said
+    with pytest.raises(InputError, match="rtsw7 is no switch"):
+        rehash.set_hashing(lab, "flow", switches=["rtsw1", "rtsw7"])
+    assert {name: read_hashing(lab.name, lab.handle(name)) for name in before} == before
+    assert healthy(lab)
+
+
+def invoked(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(ROOT / "tasks.py"), "hashing", *words]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_verb_shows_sets_and_refuses(lab: Lab, tmp_path: Path) -> None:
+    here = ("--lab", lab.name)
+    shown = invoked("flowlet", "--set", "gap=5ms", "--set", "first=load", "--switch", "rtsw1,rtsw2", *here)
+    assert shown.returncode == 0, shown.stderr
+    assert "gap 5ms, by load" in shown.stdout
+    rows = json.loads(invoked(*here, "--format", "json").stdout)["switches"]
+    assert [row["mode"] for row in rows if row["switch"].startswith("rtsw")] == ["flowlet", "flowlet"]
+    assert {row["mode"] for row in rows if row["switch"].startswith("ctsw")} == {"flow"}
+
+    table = tmp_path / "te.csv"
+    table.write_text("switch,sport,prefix,port\nrtsw1,50000,10.0.1.0/24,eth2\nrtsw1,50001,10.0.1.0/24,eth3\n")
+    assert invoked("exact-match", "--table", str(table), *here).returncode == 0
+    assert invoked("exact-match", "--entry", "rtsw1 50001 10.0.1.0/24 eth4", *here).returncode == 0
+    exact = {(50000, RACK2): "eth2", (50001, RACK2): "eth4"}
+    assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == exact
+
+    again = tmp_path / "te.yml"
+    again.write_text("entries:\n- {switch: rtsw1, sport: 50005, prefix: 10.0.1.0/24, port: eth1}\n")
+    assert invoked("exact-match", "--table", str(again), *here).returncode == 0
+    assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50005, RACK2): "eth1"}
+
+    table.write_text("switch,sport,prefix,port\nrtsw1,5,10.0.1.0/24,eth1\nrtsw1,5,10.0.1.0/24,eth2\nrtsw1,x,y\n")
+    wrong = invoked("exact-match", "--table", str(table), *here)
+    assert wrong.returncode == 2
+    assert f"{table}:3  rtsw1 5 10.0.1.0/24 is there twice, first in {table}:2" in wrong.stderr
+    assert f"{table}:4  rtsw1 x y is not switch, sport, prefix, port" in wrong.stderr
+    for words, said in (
+        (("sprey",), "did you mean spray?"),
+        (("spray", "--set", "choice=turns"), "--set  routing.hash.choice: turns is not one of random, round-robin"),
+        (("spray", "--entry", "rtsw1 5 10.0.1.0/24 eth1"), "are of mode exact-match, not of spray"),
+        (("--set", "gap=5ms"), "--set needs a mode before it"),
+        (("flow", "--switch", "rtsw9"), "rtsw9 is no switch of"),
+    ):
+        refused = invoked(*words, *here)
+        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+    assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50005, RACK2): "eth1"}
+    assert invoked("exact-match", "--clear", *here).returncode == 0
+    assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {}
