@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "three": THREE,
     "ucmp": UCMP,
     "ipv6": {**THREE, "family": "ipv6"},
-    "resilient": {**UCMP, "routing": {"ucmp": True, "resilient": True, "hash": {"buckets": 64}}},
+    "resilient": {**TWO, "hosts_per_rack": 5, "routing": {"resilient": True, "hash": {"buckets": 64}}},
     "options": {**THREE, "routing": {"hash": {"policy": "l3", "udf": {"base": "bth", "offset": 7, "bytes": 1}}}},
 }
 
