@@ -186,6 +186,12 @@ def test_resilient_groups_move_only_what_has_to() -> None:
     assert moved.lost["threshold"] / moved.flows == pytest.approx(0.25 * 6 / 8, abs=0.06)
 
 
+def test_weighted_groups_are_never_resilient() -> None:
+    moved = ask("ucmp", "all-to-all,qps=4", down=("ctsw3",)).moved
+    assert moved is not None
+    assert list(moved.moved) == ["threshold"]
+
+
 def test_trials_are_the_same_each_time_and_more_of_them_are_other_draws() -> None:
     one, same, more = (ask("three", trials=n).modes[0].trials for n in (5, 5, 9))
     assert one == same != more

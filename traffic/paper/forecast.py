@@ -130,6 +130,8 @@ class _Forecast:
         befores: list[int | None] = [None] * len(scenarios)
         if self._trouble and self._modes[0] in how.HASHED:
             for key, on in _GROUPS.items():
+                if on and spec.routing.ucmp:
+                    continue  # buckets know no weights: a file that says both is refused
                 rule = how.rule_of(spec, self._modes[0], resilient=on)
                 rules = how.rules_of(wires, rule, self._steering, wires.seeds)
                 scenarios += [Scenario(f"{key}/before", self._before, rules), Scenario(key, self._after, rules)]
@@ -139,7 +141,7 @@ class _Forecast:
     def _moved(self, every: Mapping[str, Loads]) -> Moved | None:
         if "threshold" not in every:
             return None
-        both = {key: every[key] for key in _GROUPS}
+        both = {key: every[key] for key in _GROUPS if key in every}
         return Moved(
             both["threshold"].compared,
             {key: loads.moved for key, loads in both.items()},
