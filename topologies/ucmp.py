@@ -113,6 +113,8 @@ class _Announced:
         self._fabric, self._groups = fabric, groups
         self._racks = fabric.spec.all_racks
         self._scale = _scale(fabric)
+        self._known: dict[int, int] = {}  # rate -> Mbit/s
+        self._zones: dict[int | None, Bits] = {}
         self._fixed = {
             ref: [(self._bits(each.racks), each.mbit) for each in rules] for ref, rules in fixed.items() if rules
         }
@@ -135,32 +137,32 @@ class _Announced:
                     continue
                 where = np.flatnonzero(self._bits(group.racks))
                 table = self._heard(node, group, where)
-                kinds, which = np.unique(table, axis=1, return_inverse=True)
-                for kind in range(kinds.shape[1]):
-                    racks = sum(1 << int(rack) for rack in where[which.reshape(-1) == kind])
-                    parts.append(replace(group, racks=racks, bandwidths=tuple(int(b) for b in kinds[:, kind])))
+                which = self._kinds(table)
+                for kind in range(int(which.max()) + 1):
+                    same = np.flatnonzero(which == kind)
+                    bandwidths = tuple(int(each) for each in table[:, same[0]])
+                    parts.append(replace(group, racks=self._set(where[same]), bandwidths=bandwidths))
             found[node.name] = tuple(parts)
         return found
 
     def rules(self, node: Node, peer: Node, port: Port) -> tuple[Announcement, ...]:
         """What a switch must say over a port in place of its sums."""
         np = self._np
-        own = self._own(node)
         if node.rack is not None:
             return (Announcement(1 << (node.rack - 1), self._mbit(port.rate_bps)),)
         usual = self._usual(node, peer)
         if not self._fabric.spec.link.exceptions:
             return ()
+        own = self._own(node)
         down = _LEVELS[peer.tier] < _LEVELS[node.tier]
         found: dict[int, int] = {}
         for racks, whole in ((own, self._whole(node, near=True)), (~own, self._whole(node, near=False))):
             if not down and racks is not own and node.tier == "ctsw":
                 continue  # what came from above is not announced upwards
-            number = max(1, round(whole * Fraction(port.rate_bps, usual)))
+            number = whole if port.rate_bps == usual else max(1, round(whole * Fraction(port.rate_bps, usual)))
             narrow = racks & (self._sums[node.name] > number)
             if narrow.any():
-                bits = sum(1 << int(rack) for rack in np.flatnonzero(narrow))
-                found[number] = found.get(number, 0) | bits
+                found[number] = found.get(number, 0) | self._set(np.flatnonzero(narrow))
         return tuple(Announcement(racks, number) for number, racks in found.items())
 
     def _add(self, node: Node, *, upwards: bool) -> None:
@@ -188,6 +190,25 @@ class _Announced:
         table: Parts = np.stack(rows)
         return table
 
+    def _kinds(self, table: Parts) -> Any:
+        """Which columns of a table are equal: a number from 0 for each, in the order of the values."""
+        np = self._np
+        if (table == table[:, :1]).all():
+            return np.zeros(table.shape[1], dtype=np.int64)
+        # Sorting columns takes long; sums with odd factors tell them apart but for freaks, which are looked for.
+        factors = np.arange(1, table.shape[0] + 1, dtype=np.int64) * 2 + (1 << 40) + 1
+        _, first, which = np.unique(factors**2 @ table, return_index=True, return_inverse=True)
+        if (table == table[:, first][:, which]).all():
+            return which
+        return np.unique(table, axis=1, return_inverse=True)[1].reshape(-1)
+
+    def _set(self, racks: Any) -> int:
+        """Rows of racks, from 0, as a bit set."""
+        np = self._np
+        bits = np.zeros(self._racks, dtype=np.uint8)
+        bits[racks] = 1
+        return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+
     def _bits(self, racks: int) -> Bits:
         np = self._np
         raw = np.frombuffer(racks.to_bytes(self._racks // 8 + 1, "little"), dtype=np.uint8)
@@ -196,11 +217,12 @@ class _Announced:
 
     def _own(self, node: Node) -> Bits:
         """Racks of the switch's zone; all of them where a switch belongs to none."""
-        np = self._np
         zone, per = node.zone, self._fabric.spec.racks
-        found: Bits = np.zeros(self._racks, dtype=bool)
-        found[slice(None) if zone is None else slice((zone - 1) * per, zone * per)] = True
-        return found
+        if zone not in self._zones:
+            found: Bits = self._np.zeros(self._racks, dtype=bool)
+            found[slice(None) if zone is None else slice((zone - 1) * per, zone * per)] = True
+            self._zones[zone] = found
+        return self._zones[zone]
 
     def _whole(self, node: Node, *, near: bool) -> int:
         """What the switch would announce were all links usual ones. near: of racks of its zone."""
@@ -215,7 +237,10 @@ class _Announced:
         return spec.top_rate if "atsw" in (node.tier, peer.tier) else spec.link.fabric
 
     def _mbit(self, rate: int) -> int:
-        return max(1, round(rate / self._scale))
+        found = self._known.get(rate)
+        if found is None:
+            found = self._known[rate] = max(1, round(rate / self._scale))
+        return found
 
 
 def _scale(fabric: Fabric) -> Fraction:
@@ -226,7 +251,7 @@ def _scale(fabric: Fabric) -> Fraction:
     spec = fabric.spec
     hosts = {node.name for node in fabric.hosts}
     rates = {link.rate_bps for link in fabric.links if link.a[0] not in hosts} | {spec.link.fabric}
-    most = max(rates) * spec.ctsw * (spec.atsw or 1)
-    if all(rate % 10**6 == 0 for rate in rates) and most <= _MOST * 10**6:
+    paths = spec.ctsw * (spec.atsw or 1)
+    if all(rate % 10**6 == 0 for rate in rates) and max(rates) * paths <= _MOST * 10**6:
         return Fraction(10**6)
-    return Fraction(most, _MOST)
+    return Fraction(max(rates), _MOST // paths)

@@ -1,0 +1,144 @@
+"""Unequal-cost multipath: what BGP says of a link, what weights FRR makes of it, and where which number counts."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from topologies.fabric import Fabric
+from topologies.nexthops import Group, next_hop_groups, racks_of
+from topologies.render import rendered
+from topologies.shapes import build
+from topologies.spec import FabricSpec
+from topologies.ucmp import announcements, expected_weights, kernel_order, weights_of
+
+
+def fabric_of(exceptions: dict[str, str] | None = None, **keys: Any) -> Fabric:
+    link = {"host": "100mbit", "fabric": "100mbit", "exceptions": exceptions or {}}
+    data = {"name": "t", "racks": 3, "ctsw": 4, "link": link, "routing": {"ucmp": True}, **keys}
+    return build(FabricSpec.model_validate(data))
+
+
+def bandwidths(fabric: Fabric, switch: str, rack: int, dead: tuple[str, ...] = ()) -> tuple[int, ...]:
+    groups = next_hop_groups(fabric, dead)[switch]
+    return next(group.bandwidths for group in groups if rack in racks_of(group.racks))
+
+
+THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2}
+
+
+def test_without_exceptions_all_ways_are_worth_the_same() -> None:
+    assert bandwidths(fabric_of(), "rtsw1", 2) == (100, 100, 100, 100)
+    fabric = fabric_of(**THREE)
+    assert bandwidths(fabric, "rtsw1", 2) == (100, 100, 100)
+    assert bandwidths(fabric, "rtsw1", 3) == (600, 600, 600), "what two ATSWs and three CTSWs carry"
+    assert bandwidths(fabric, "ctsw1", 3) == (300, 300)
+
+
+def test_a_narrow_link_counts_at_both_ends_and_once() -> None:
+    fabric = fabric_of({"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"})
+    assert bandwidths(fabric, "rtsw1", 2) == (100, 50, 10, 100), "its own links"
+    assert bandwidths(fabric, "rtsw2", 1) == (100, 50, 10, 100), "those of the rack that it sends to"
+    assert bandwidths(fabric, "rtsw2", 3) == (100, 50, 100, 100)
+
+
+def test_a_wide_link_is_worth_no_more_than_what_lies_behind_it() -> None:
+    fabric = fabric_of({"rtsw1:eth1": "400mbit", "ctsw4": "200mbit"})
+    assert bandwidths(fabric, "rtsw1", 2) == (100, 100, 100, 200)
+    assert bandwidths(fabric, "rtsw2", 1) == (100, 100, 100, 200)
+
+
+def test_a_narrow_way_into_a_zone_is_told_from_afar() -> None:
+    fabric = fabric_of({"ctsw1:eth3": "50mbit"}, **THREE)
+    assert bandwidths(fabric, "atsw1", 1) == (50, 100, 100)
+    assert bandwidths(fabric, "ctsw4", 1) == (250, 300)
+    assert bandwidths(fabric, "ctsw1", 3) == (150, 300), "and the other way half of what the ATSW can carry"
+    assert bandwidths(fabric, "rtsw1", 3) == (450, 600, 600)
+
+
+def test_what_is_left_of_a_zone_is_told_when_a_link_is_lost() -> None:
+    fabric = fabric_of(**THREE)
+    assert bandwidths(fabric, "ctsw4", 1, dead=("ctsw1:eth3",)) == (200, 300)
+    assert bandwidths(fabric, "rtsw3", 1, dead=("ctsw1:eth3",)) == (500, 500, 500)
+
+
+@pytest.mark.parametrize(
+    ("release", "weights"),
+    [
+        ((8, 4, 4), (38, 19, 3, 38)),
+        ((9, 1), (38, 19, 3, 38)),
+        ((10, 0, 1), (255, 127, 25, 255)),
+        ((10, 3), (254, 127, 25, 254)),
+    ],
+)
+def test_weights_are_those_that_each_release_makes(release: tuple[int, ...], weights: tuple[int, ...]) -> None:
+    assert weights_of((100, 50, 10, 100), release) == weights
+
+
+def test_no_weight_is_zero_and_one_way_has_none() -> None:
+    assert weights_of((1000, 1), (8, 4)) == (99, 1)
+    assert weights_of((1000, 1), (10, 3)) == (254, 1)
+    assert weights_of((7,), (8, 4)) == (1,)
+    assert weights_of((), (8, 4)) == ()
+
+
+def test_light_next_hops_stand_first_in_the_kernel() -> None:
+    group = Group(("eth1", "eth2", "eth3", "eth4"), 1, (100, 50, 10, 100))
+    assert expected_weights(group) == (10, 5, 1, 10)
+    assert kernel_order(group, (8, 4)) == ("eth3", "eth2", "eth1", "eth4")
+    plain = Group(("eth1", "eth2"), 1)
+    assert expected_weights(plain, (8, 4)) == (1, 1)
+    assert kernel_order(plain) == ("eth1", "eth2")
+
+
+def test_only_what_no_sum_says_is_configured() -> None:
+    fabric = fabric_of({"rtsw1:eth3": "10mbit"})
+    said = announcements(fabric)
+    assert {ref for ref in said if not ref.startswith("rtsw")} == {"ctsw3:eth1"}
+    (rule,) = said["ctsw3:eth1"]
+    assert (set(racks_of(rule.racks)), rule.mbit) == ({2, 3}, 10)
+    config = rendered(fabric)["ctsw3/frr.conf"]
+    assert "neighbor eth1 route-map eth1 out" in config
+    assert "ip prefix-list eth1-10 permit 10.0.1.0/24\nip prefix-list eth1-10 permit 10.0.2.0/24\n" in config
+    assert " set extcommunity bandwidth 10\n" in config
+    assert "route-map" not in rendered(fabric)["ctsw1/frr.conf"]
+    assert " set extcommunity bandwidth 100\n" in rendered(fabric)["rtsw2/frr.conf"]
+    assert r"start zebra 'router bgp\|route-map'" in rendered(fabric)["ctsw1/start.sh"], "only bgpd knows bandwidths"
+
+
+def test_without_ucmp_nothing_of_it_is_rendered() -> None:
+    files = rendered(fabric_of({"ctsw2": "50mbit"}, routing={}))
+    assert not any("route-map" in text or "prefix-list" in text for text in files.values())
+
+
+def test_ipv6_fabrics_match_their_own_prefixes() -> None:
+    config = rendered(fabric_of(family="ipv6"))["rtsw1/frr.conf"]
+    assert " match ipv6 address prefix-list eth1-100\n" in config
+    assert "\nipv6 prefix-list eth1-100 permit fd00:" in config
+
+
+@pytest.mark.parametrize("rate", ["10gbit", "12500kbit"])
+def test_rates_beyond_what_bgp_can_say_keep_their_proportions(rate: str) -> None:
+    half = {"10gbit": "5gbit", "12500kbit": "6250kbit"}[rate]
+    link = {"fabric": rate, "exceptions": {"ctsw1": half}}
+    fabric = fabric_of(link=link, **THREE)
+    for groups in fabric.next_hop_groups.values():
+        assert all(each <= 25_600 for group in groups for each in group.bandwidths)
+    one, two, three = bandwidths(fabric, "rtsw1", 2)
+    assert two == three
+    assert one / two == pytest.approx(0.5, abs=1e-3)
+    assert all(1 <= rule.mbit <= 25_600 for rules in announcements(fabric).values() for rule in rules)
+
+
+def test_the_largest_fabric_is_done_in_seconds() -> None:
+    link = {"fabric": "100mbit", "exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}}
+    fabric = fabric_of(link=link, zones=8, racks=252, ctsw=18, atsw=18, nics_per_host=8)
+    start = time.perf_counter()
+    groups = next_hop_groups(fabric)
+    assert time.perf_counter() - start < 30, "4 s when nothing else runs"
+    # 79 for 100 Mbit/s, so that 18 times 18 of them can still be said.
+    assert {group.bandwidths[:3] for group in groups["rtsw2"]} == {
+        (79, 40, 8), (79, 40, 79), (79 * 324, 79 * 324 // 2, 79 * 324),
+    }  # fmt: skip
