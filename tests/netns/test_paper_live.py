@@ -30,6 +30,7 @@ pytestmark = pytest.mark.root
 FABRICS: dict[str, dict[str, Any]] = {
     "two tiers, e-ecmp": {"racks": 2, "ctsw": 3, "hosts_per_rack": 2, "routing": {"ecmp": "e-ecmp"}},
     "three tiers, flow": {"zones": 2, "racks": 2, "ctsw": 2, "atsw": 3, "hosts_per_rack": 1},
+    "two tiers, ipv6": {"family": "ipv6", "racks": 2, "ctsw": 3, "hosts_per_rack": 1},
 }
 LINK = {"host": "20mbit", "fabric": "20mbit"}
 
