@@ -57,7 +57,7 @@ def test_packets_that_stay_within_the_ways_and_sum_are_a_proof() -> None:
     row = proof.to_json()
     assert row["spread"] and row["counted"] == [10, 10, 10]
     assert row["by_port"] == {"rtsw1:eth1": 6, "rtsw1:eth2": 4, "ctsw1:eth2": 6, "ctsw2:eth2": 4, "rtsw2:eth3": 10}
-    assert "1 QPs are spread" in result.text() and max(map(len, result.text().splitlines())) <= 100
+    assert "1 QP is spread" in result.text() and max(map(len, result.text().splitlines())) <= 100
 
 
 def test_a_fan_of_which_one_port_alone_was_used_is_a_proof_too() -> None:

@@ -93,7 +93,8 @@ class Hop:
         kernel = f"the kernel says {_said(self.kernel)}"
         other = "" if set(self.computed) == set(self.predicted) else f"; the prediction is {_said(self.predicted)}"
         body = [f"  {line}" for step in self.steps for line in step.lines()]
-        return [head, *body, f"  computed {_said(self.computed)}{other}; {kernel}: {said}"]
+        more = f"; {self.computed[0]} is followed" if len(self.computed) > 1 else ""
+        return [head, *body, f"  computed {_said(self.computed)}{other}; {kernel}: {said}{more}"]
 
 
 def _said(ports: Ports) -> str:

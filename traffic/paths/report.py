@@ -209,7 +209,8 @@ def _said(trusted: SelfTest, proofs: Sequence[FlowProof]) -> tuple[str, ...]:
     elif trusted.state == "unchecked":
         notes.append(trusted.text())
     if wide := sum(proof.spread for proof in proofs):
-        notes.append(f"{wide} QPs are spread: no single path of theirs is known, but the ports that they may take are")
+        said = "1 QP is" if wide == 1 else f"{wide} QPs are"
+        notes.append(f"{said} spread: no single path is known, but the ports that packets may take are")
     return tuple(notes)
 
 
