@@ -105,7 +105,7 @@ def test_e_ecmp_spreads_the_qps_of_one_five_tuple_and_flow_does_not() -> None:
             ]
             result = foresee(lab, flows)
             assert result.agree, result.text()
-            used[ecmp] = {proof.predicted[0] for proof in result.flows}
+            used[ecmp] = {proof.foretold[0] for proof in result.flows}
     assert len(used["flow"]) == 1
     assert len(used["e-ecmp"]) == 4
 

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from topologies.families import Network
 from topologies.switch.fib import Fib, NextHop
 from topologies.switch.hashing import SwitchHashing
 from topologies.switch.steering import Udf
@@ -133,7 +134,7 @@ def chosen(weights: list[int], values: list[int], *, modulo: bool = False) -> li
     table = np.array([[1]], dtype=np.int32)
     forwarding = forwarding_of(["s"], [f"s:eth{i}" for i in range(10)], [-1] * 10, table, groups)
     which = np.ones(len(values), dtype=np.int32)
-    return forwarding.choose(which, np.array(values, dtype=np.uint32)).tolist()
+    return [int(port) for port in forwarding.choose(which, np.array(values, dtype=np.uint32))]
 
 
 def test_bounds_are_rounded_as_the_kernel_rounds_them() -> None:
@@ -183,7 +184,7 @@ def test_a_user_defined_field_reads_the_bytes_of_a_packet_and_none_that_change_w
 
 
 def test_the_longest_prefix_decides() -> None:
-    routes = {
+    routes: dict[Network, tuple[NextHop, ...]] = {
         IPv4Network("0.0.0.0/0"): hops(1),
         IPv4Network("10.0.0.0/8"): hops(1, 1),
         IPv4Network("10.0.1.0/24"): hops(1, 1, 1),

@@ -145,9 +145,7 @@ def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) ->
     return Evidence(before.fibs, before.hashing, counters, drops, lost, tuple(asked), changed)
 
 
-def read_routing(
-    fabric: Fabric, handles: Mapping[str, NodeHandle]
-) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
+def read_routing(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
     """FIB and hashing of every switch of a lab, by name."""
     fibs = {name: read_fib(handle, fabric.spec.ip_version) for name, handle in handles.items()}
     return fibs, {name: read_hashing(fabric.name, handle) for name, handle in handles.items()}
