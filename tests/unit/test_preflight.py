@@ -69,6 +69,15 @@ def test_limits_too_low_for_the_size_come_with_their_sysctl(machine: Path) -> No
     assert "sysctl -w kernel.pid_max=4096" in said
 
 
+def test_hosts_of_an_ipv6_fabric_are_neighbours_of_ipv6(machine: Path) -> None:
+    hosts = build(FabricSpec(name="wide", family="ipv6", racks=4, ctsw=1, hosts_per_rack=64))
+    with pytest.raises(MachineError) as caught:
+        preflight(hosts)
+    # 4 for each of 256 host links and of 4 fabric links, and 100 that are there.
+    assert "net.ipv6.neigh.default.gc_thresh3 = 1024 is too low: 1140 neighbours are needed" in str(caught.value)
+    assert "net.ipv4" not in str(caught.value)
+
+
 def test_a_root_without_rights_is_told_which(machine: Path) -> None:
     (machine / "status").write_text("CapEff:\t00000000a80425fb\n")  # Docker's own choice
     with pytest.raises(MachineError, match=r"this root lacks CAP_NET_ADMIN, CAP_SYS_ADMIN\n.*--privileged"):
