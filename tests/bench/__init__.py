@@ -77,7 +77,7 @@ def bench(what: str, observer: Observer) -> BenchResult:
 
 
 def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
-    from tests.bench import bringup, cli, collectives, containers, place, predict
+    from tests.bench import bringup, cli, collectives, containers, hashing, place, predict
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "cli": cli.figures,
@@ -87,6 +87,7 @@ def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
         "all-reduce": collectives.uncontended,
         "budget": collectives.budget,
         "demo": collectives.demo_gain,
+        "hashing": hashing.figures,
         "predict": predict.figures,
     }
     return groups

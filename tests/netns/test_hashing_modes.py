@@ -46,7 +46,7 @@ def back_to_the_file(lab: Lab) -> Iterator[None]:
 
 def ran(lab: Lab, **options: Any) -> tuple[RunResult, PathsResult]:
     """A short all-reduce between the racks, with right sums, and where it went, proven three ways."""
-    chosen = {"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 8, "placement": "cyclic"} | options
+    chosen: dict[str, Any] = {"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 8, "placement": "cyclic"} | options
     result = run(lab, RunOptions(**chosen), Silent())
     paths = last_paths(lab)
     assert result.wrong == 0
