@@ -118,7 +118,7 @@ def _daemons(home: Path, switch: str, config: str) -> Iterator[int]:
 
 def _converged(switch: str, prefixes: int, next_hops: int) -> bool:
     fib = read_fib(NodeHandle(switch, Path("/run/netns", _PREFIX + switch)))
-    racks = [hops for net, hops in fib.routes.items() if net.subnet_of(IPv4Network("10.0.0.0/16")) and hops]
+    racks = [hops for net, hops in fib.routes.items() if net.network_address in IPv4Network("10.0.0.0/16") and hops]
     return len(racks) >= prefixes and all(len(hops) >= next_hops for hops in racks)
 
 
