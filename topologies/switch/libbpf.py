@@ -28,6 +28,8 @@ _SK_BUFF: Final = 256  # at least sizeof(struct __sk_buff); what is beyond the k
 _SK_BUFF_IFINDEX: Final = 40
 _SK_BUFF_CB: Final = slice(48, 68)  # __u32 cb[5]
 _BATCH: Final = 4096
+# Calls between BPF functions with pointers came with 5.12, the hash fields of a fabric file with 5.14.
+_NEEDS: Final = "Heddle's programs need Linux 5.15 or newer, with CONFIG_BPF_JIT"
 
 
 class _OpenOptions(ctypes.Structure):
@@ -131,13 +133,13 @@ def ensure_bpffs() -> None:
         raise MachineError(Problem("", str(BPFFS), f"cannot be mounted: {os.strerror(ctypes.get_errno())}", hint))
 
 
-def _failed(what: str, why: str, detail: str = "") -> MachineError:
-    """The error for the errno that libbpf left behind."""
+def _failed(what: str, why: str, detail: str = "", otherwise: str = "") -> MachineError:
+    """The error for the errno that libbpf left behind. otherwise: the hint where the errno tells of no better one."""
     code = ctypes.get_errno()
     said = f"{why}: {os.strerror(code)}" + (f"\n{detail}" if detail else "")
     # EACCES with a log is the verifier's refusal; without one it is a pin that only root may open.
     denied = code == errno.EPERM or (code == errno.EACCES and not detail)
-    hint = "this needs root (CAP_BPF and CAP_NET_ADMIN)" if denied else ""
+    hint = "this needs root (CAP_BPF and CAP_NET_ADMIN)" if denied else otherwise
     if code == errno.ENOENT and what.startswith(str(BPFFS)):
         hint = "./inv down takes the lab away, ./inv up makes it anew"
     if code == errno.ENOMEM:
@@ -329,7 +331,7 @@ class Object:
         """Create its maps and load its programs; MachineError carries the end of the verifier's log."""
         if library().bpf_object__load(self._object) != 0:
             log = self._log.value.decode(errors="replace").strip().splitlines()
-            raise _failed(self._name, "was refused by the kernel", "\n".join(log[-12:]))
+            raise _failed(self._name, "was refused by the kernel", "\n".join(log[-12:]), _NEEDS)
 
     def set_max_entries(self, name: str, entries: int) -> None:
         """Size a map before `load`."""
