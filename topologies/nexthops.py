@@ -85,6 +85,8 @@ class _Routes:
                 peer = self._switches.get(port.peer_node)
                 if peer is None or (dead and (port.ref in dead or port.peer_ref in dead)):
                     continue
+                if _LEVELS[peer.tier] == level:
+                    continue  # in no Clos; a lab of somebody's own may have it, and reads its routes from its kernels
                 (down if _LEVELS[peer.tier] < level else up)[node.name].append((port.name, peer))
         self._down, self._up = down, up
         self._zones: dict[int | None, int] = {}

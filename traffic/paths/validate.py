@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topologies.fabric import Node, Tier
 from topologies.namespace import inside
-from topologies.problems import HeddleError, InputError, Problem
+from topologies.problems import CheckError, HeddleError, InputError, Problem
 from topologies.runtimes import NodeHandle
 from topologies.switch import hashing, offloads, queues, rehash
 from topologies.switch.hashing import read_hashing
@@ -251,7 +251,10 @@ def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     from traffic.paths.polarisation import FLOWS, polarisation
 
     fibs, rules = read_routing(lab.fabric, {n.name: handles[n.name] for n in lab.fabric.switches})
-    found = polarisation(lab.fabric, fibs, rules)
+    try:
+        found = polarisation(lab.fabric, fibs, rules)
+    except CheckError as error:
+        raise _NothingError("; ".join(map(_first_line, error.problems))) from None
     if not found.pairs:
         raise _NothingError(found.reason)
     if few := [pair.switch for pair in found.pairs if pair.too_few]:
