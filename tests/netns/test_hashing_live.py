@@ -16,9 +16,10 @@ import pytest
 
 from tests.netns.static_fabric import StaticLab, address, roce_frame, send, some_flows, static_fabric
 from topologies.namespace import inside
+from topologies.problems import MachineError
 from topologies.switch import rehash
 from topologies.switch.counters import read_counters
-from topologies.switch.hashing import MODES, HashOptions, SwitchHashing, hashing_of, pin_dir
+from topologies.switch.hashing import MODES, HashOptions, SwitchHashing, hashing_of, pin_dir, read_hashing
 from topologies.switch.libbpf import Map
 from traffic.plan import Flow
 
@@ -166,6 +167,27 @@ def test_a_steered_packet_arrives_with_the_ttl_and_checksum_of_a_routed_one(lab:
             seen.append(frame)
     assert seen[0] == seen[1]
     assert seen[0][21 if lab.fabric.spec.ip_version == 6 else 22] == 64 - 3
+
+
+def test_a_kernel_that_cannot_say_when_packets_have_passed_is_named_and_nothing_changes(
+    lab: StaticLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(lab, row_of(lab, "pinned"))
+    before = read_hashing(lab.name, lab.handle("rtsw1"))
+    monkeypatch.setattr(rehash, "_MEMBARRIER", dict.fromkeys(rehash._MEMBARRIER, 10_000))  # no such system call
+    with pytest.raises(MachineError, match="membarrier Function not implemented: a switch cannot be changed"):
+        tell(lab, row_of(lab, "spray"))
+    assert read_hashing(lab.name, lab.handle("rtsw1")) == before
+
+
+def test_a_port_that_is_gone_is_named_and_nothing_changes(lab: StaticLab) -> None:
+    tell(lab, row_of(lab, "pinned"))
+    before = read_hashing(lab.name, lab.handle("rtsw1"))
+    row = row_of(lab, "spray")
+    gone = replace(row, steering=replace(row.steering, groups=(("eth1", "eth99"),), slots=(("eth1", "eth99"),)))
+    with pytest.raises(MachineError, match="eth99 is gone: somebody removed it"):
+        tell(lab, gone)
+    assert read_hashing(lab.name, lab.handle("rtsw1")) == before
 
 
 class Load(threading.Thread):

@@ -25,7 +25,7 @@ from topologies.runtimes import NodeHandle
 from topologies.seeds import seed_for
 from topologies.switch import hashing
 from topologies.switch.fib import port_names
-from topologies.switch.hashing import HashOptions, SwitchHashing, hashing_of, pin_dir, programmed
+from topologies.switch.hashing import HashOptions, SwitchHashing, hashing_of, options_of, pin_dir, programmed
 from topologies.switch.tables import Tables
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def set_hashing(
     every problem; MachineError when this kernel cannot do it. The switches go on by their old rule in both cases.
     """
     nodes = _nodes(lab, switches)
+    _check_steerable(lab, mode, options or options_of(lab.fabric.spec.routing))
     check_exact(lab, exact or {})
     names = {node.name for node in nodes} | set(exact or {})
     with state.lock(lab.name):
@@ -233,6 +234,16 @@ def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:
             *(Problem("--switch", name, f"is no switch of {lab.name}", did_you_mean(name, names)) for name in unknown)
         )
     return [names[name] for name in dict.fromkeys(switches)]
+
+
+def _check_steerable(lab: Lab, mode: str, options: HashOptions) -> None:
+    """InputError where a mode needs to know a route's ways beforehand, and a topology of somebody's own tells none."""
+    by_hash = {"spray": options.choice == "random", "flowlet": options.first == "hash"}
+    needs = options.resilient or mode in ("pinned", "exact-match") or not by_hash.get(mode, True)
+    if needs and not any(row.steering.groups for row in wanted(lab).values()) and not lab.made.rendered:
+        why = "needs to know every route beforehand, and this topology is not of Heddle's making"
+        hint = "flow, e-ecmp, spray by chance and flowlet by hash need not"
+        raise InputError(Problem("", f"mode {mode}" if not options.resilient else "resilient", why, hint))
 
 
 def _with_exact(row: SwitchHashing, entries: Exact) -> SwitchHashing:

@@ -1,0 +1,100 @@
+"""What a switch is told of hashing, as values: options, sysctls, groups, slices, labels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from ipaddress import ip_network
+
+import pytest
+
+from topologies.load import load_fabric
+from topologies.shapes import build
+from topologies.spec import FabricSpec
+from topologies.specdata import dump_spec, load_spec
+from topologies.switch.hashing import SwitchHashing, hashing_of, kernel_policy, options_of, sysctls
+from topologies.switch.rehash import label_of
+from topologies.switch.steering import DEFAULT_OPTIONS, HashOptions, PrefixRule, Steering, Udf, steering_of
+from topologies.units import format_duration, parse_duration
+
+FABRIC = build(FabricSpec(name="a", racks=3, ctsw=4, hosts_per_rack=3))
+
+
+def test_options_are_what_the_file_says_and_survive_the_record() -> None:
+    settings = [
+        "hash.gap=500us",
+        "hash.udf={base: l4, offset: 0, bytes: 2}",
+        "hash.fields=[src, dst]",
+        "resilient=true",
+    ]
+    spec = load_fabric("tiny", overrides=[f"routing.{each}" for each in (*settings, "ecmp=e-ecmp", "hash.buckets=64")])
+    options = options_of(spec.routing)
+    assert options == HashOptions(fields=0x03, udf=Udf("l4", 0, 2), gap_ns=500_000, resilient=True, buckets=64)
+    assert HashOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+    assert load_spec(json.loads(json.dumps(dump_spec(spec)))) == spec
+    assert options_of(FabricSpec(name="a", racks=1, ctsw=1).routing) == DEFAULT_OPTIONS
+
+
+@pytest.mark.parametrize("text", ["1ns", "500us", "20ms", "10s", "1500us"])
+def test_durations_are_read_as_they_are_written(text: str) -> None:
+    assert format_duration(parse_duration(text)) == text
+
+
+def test_a_rack_is_steered_by_one_rule_and_its_slices_are_its_downlinks() -> None:
+    steering = steering_of(FABRIC, FABRIC.by_name["rtsw1"], DEFAULT_OPTIONS)
+    assert steering.groups == steering.slots == (("eth1", "eth2", "eth3", "eth4"),)
+    assert steering.prefixes == {ip_network(f"10.0.{r}.0/24"): PrefixRule(0, 0, 1) for r in (1, 2)}
+    assert steering_of(FABRIC, FABRIC.by_name["ctsw1"], DEFAULT_OPTIONS) == Steering()
+
+
+def test_buckets_are_the_members_in_turn() -> None:
+    options = HashOptions(resilient=True, buckets=6)
+    steering = steering_of(FABRIC, FABRIC.by_name["rtsw1"], options)
+    assert steering.slots == (("eth1", "eth2", "eth3", "eth4", "eth1", "eth2"),)
+
+
+def test_links_that_are_not_one_after_the_other_have_a_rule_each() -> None:
+    rtsw2 = FABRIC.by_name["rtsw2"]
+    first, second, third = [port for port in rtsw2.ports if port.address is not None]
+    moved = replace(rtsw2, ports=(*rtsw2.ports[:4], third, first, second))
+    fabric = replace(FABRIC, nodes=tuple(moved if node is rtsw2 else node for node in FABRIC.nodes))
+    rules = steering_of(fabric, fabric.by_name["rtsw1"], DEFAULT_OPTIONS).prefixes
+    assert rules[ip_network("10.0.1.0/24")] == PrefixRule(0)
+    links = [port.address.network for port in (third, first, second) if port.address is not None]
+    assert [rules[link] for link in links] == [PrefixRule(0, 0), PrefixRule(0, 1), PrefixRule(0, 2)]
+
+
+def test_hashing_with_tables_survives_json() -> None:
+    row = hashing_of(FABRIC, FABRIC.by_name["rtsw1"], "exact-match", HashOptions(resilient=True))
+    prefix = ip_network("10.0.1.0/24")
+    row = replace(row, steering=replace(row.steering, exact={(50000, prefix): "eth2", (1, prefix): "eth1"}))
+    assert SwitchHashing.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "version", "policy"),
+    [
+        ("flow", HashOptions(), 4, 3),
+        ("flow", HashOptions(), 6, 1),
+        ("flow", HashOptions(fields=0x03), 6, 3),
+        ("flow", HashOptions(policy="l3"), 4, 0),
+        ("flow", HashOptions(policy="l4"), 6, 1),
+        ("flow", HashOptions(resilient=True), 4, 1),
+        *((mode, HashOptions(policy="l3"), 4, 1) for mode in ("e-ecmp", "flowlet", "spray", "pinned", "exact-match")),
+    ],
+)
+def test_every_mode_has_its_kernel_policy(mode: str, options: HashOptions, version: int, policy: int) -> None:
+    assert kernel_policy(mode, options, version) == policy
+    rules = sysctls(mode, 9, options, version)
+    assert rules[f"net.ipv{version}.fib_multipath_hash_policy"] == str(policy)
+    assert rules[f"net.ipv{version}.fib_multipath_hash_fields"] == str(options.fields if policy == 3 else 0x37)
+
+
+def test_a_label_names_the_mode_of_most_switches_and_the_others() -> None:
+    rows = [SwitchHashing(f"rtsw{i}", "e-ecmp", 1, 1, 0x37) for i in range(1, 9)]
+    assert label_of(rows) == "e-ecmp"
+    assert label_of([replace(rows[0], mode="spray"), *rows[1:]]) == "e-ecmp, rtsw1: spray"
+    many = [replace(row, mode="pinned") for row in rows[5:]]
+    last = SwitchHashing("ctsw1", "e-ecmp", 1, 1, 0x37, HashOptions(resilient=True))
+    assert label_of([*rows[:5], *many, last]) == ("e-ecmp, rtsw6: pinned, rtsw7: pinned, rtsw8: pinned, and 1 more")
+    assert label_of([]) == "none"
