@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from topologies.fabric import Fabric, Node
 
-_LEVELS: Final = {"rtsw": 1, "ctsw": 2, "atsw": 3}  # of the tiers, from the hosts up
+LEVELS: Final = {"rtsw": 1, "ctsw": 2, "atsw": 3}  # of the tiers, from the hosts up
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +79,21 @@ class _Routes:
         down: dict[str, list[tuple[str, Node]]] = {}
         up: dict[str, list[tuple[str, Node]]] = {}
         for node in fabric.switches:
-            level = _LEVELS[node.tier]
+            level = LEVELS[node.tier]
             down[node.name], up[node.name] = [], []
             for port in node.ports:
                 peer = self._switches.get(port.peer_node)
                 if peer is None or (dead and (port.ref in dead or port.peer_ref in dead)):
                     continue
-                if _LEVELS[peer.tier] == level:
+                if LEVELS[peer.tier] == level:
                     continue  # in no Clos; a lab of somebody's own may have it, and reads its routes from its kernels
-                (down if _LEVELS[peer.tier] < level else up)[node.name].append((port.name, peer))
+                (down if LEVELS[peer.tier] < level else up)[node.name].append((port.name, peer))
         self._down, self._up = down, up
         self._zones: dict[int | None, int] = {}
         for node in fabric.switches:
             if node.rack is not None:
                 self._zones[node.zone] = self._zones.get(node.zone, 0) | 1 << (node.rack - 1)
-        order = sorted(fabric.switches, key=lambda node: _LEVELS[node.tier])
+        order = sorted(fabric.switches, key=lambda node: LEVELS[node.tier])
         self._below = self._climb(order)
         self._above = self._descend(order[::-1])
 

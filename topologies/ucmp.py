@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
+from topologies.nexthops import LEVELS, intact_groups
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     Parts = npt.NDArray[np.int64]
 
 _MOST: Final = 25_600  # what FRR's `set extcommunity bandwidth` takes, in Mbit/s
-_LEVELS: Final = {"rtsw": 1, "ctsw": 2, "atsw": 3}
 _PERCENT: Final = 100
 _SINCE_SCALED: Final = (10, 0)
 _SINCE_254: Final = (10, 2)
@@ -86,14 +87,12 @@ def announcements(fabric: Fabric) -> dict[str, tuple[Announcement, ...]]:
 
     Each RTSW's own rack is announced so over each of its uplinks.
     """
-    from topologies.nexthops import intact_groups
-
     sums = _Announced(fabric, intact_groups(fabric), {})
     found: dict[str, tuple[Announcement, ...]] = {}
     for node in fabric.switches:
         for port in node.ports:
             peer = fabric.by_name[port.peer_node]
-            if peer.tier.value not in _LEVELS:
+            if peer.tier.value not in LEVELS:
                 continue
             rules = sums.rules(node, peer, port)
             if rules:
@@ -120,7 +119,7 @@ class _Announced:
         }
         self._sums: dict[str, Parts] = {n.name: np.zeros(self._racks, dtype=np.int64) for n in fabric.switches}
         self._ports = {node.name: {port.name: port for port in node.ports} for node in fabric.switches}
-        order = sorted(fabric.switches, key=lambda node: _LEVELS[node.tier])
+        order = sorted(fabric.switches, key=lambda node: LEVELS[node.tier])
         for upwards, nodes in ((True, order), (False, order[::-1])):
             for node in nodes:
                 self._add(node, upwards=upwards)
@@ -154,7 +153,7 @@ class _Announced:
         if not self._fabric.spec.link.exceptions:
             return ()
         own = self._own(node)
-        down = _LEVELS[peer.tier] < _LEVELS[node.tier]
+        down = LEVELS[peer.tier] < LEVELS[node.tier]
         found: dict[int, int] = {}
         for racks, whole in ((own, self._whole(node, near=True)), (~own, self._whole(node, near=False))):
             if not down and racks is not own and node.tier == "ctsw":
@@ -170,7 +169,7 @@ class _Announced:
         np = self._np
         for group in self._groups[node.name]:
             peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
-            if (_LEVELS[peer.tier] < _LEVELS[node.tier]) == upwards:
+            if (LEVELS[peer.tier] < LEVELS[node.tier]) == upwards:
                 where = np.flatnonzero(self._bits(group.racks))
                 self._sums[node.name][where] = self._heard(node, group, where).sum(axis=0)
 
