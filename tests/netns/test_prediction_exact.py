@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from topologies.namespace import NETNS_DIR
 from topologies.runtimes import NodeHandle
 from topologies.switch.fib import read_fib
 from topologies.switch.hashing import POLICY_CUSTOM
@@ -101,3 +102,17 @@ def test_the_self_test_agrees_with_this_kernel_and_with_no_other_arithmetic() ->
     ):
         found = examine(wrong)
         assert found.differs and "flows under IPv" in found.text()
+
+
+def test_a_trial_leaves_no_name_and_brings_its_thread_home_whatever_happens_in_it() -> None:
+    def where() -> int:
+        return Path("/proc/thread-self/ns/net").stat().st_ino
+
+    home = where()
+    with pytest.raises(ZeroDivisionError), trial(2) as made:
+        there = where()
+        made.route(4, [1, 1])
+        named = {path.stat().st_ino for path in NETNS_DIR.glob("*")}
+        raise ZeroDivisionError
+    assert where() == home != there
+    assert there not in named

@@ -126,7 +126,7 @@ def examine(hashed: Hash = kernel_hash) -> SelfTest:
 
 def _comparisons(router: Trial, hashed: Hash) -> Iterator[tuple[str, FlowArrays, I32, I32]]:
     """What was asked, the flows, the ports by our arithmetic, and the kernel's."""
-    for version in (4, 6):
+    for version in router.versions:
         for number, weights in enumerate(_WEIGHTS):
             router.route(version, weights)
             seed = _SEEDS[number]

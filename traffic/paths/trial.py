@@ -67,6 +67,7 @@ class Trial:
 
     def __init__(self, ports: int) -> None:
         self.ports = ports
+        self.versions = (4, 6) if (_SYSCTL / "ipv6").exists() else (4,)  # of IP, that this kernel has
         self._objects = 1000  # the next number of a nexthop object
         names = ["in", *(f"out{i}" for i in range(ports))]
         lines = ["link set lo up"]
@@ -77,7 +78,8 @@ class Trial:
         for each in ("all", "default", "in"):
             (_SYSCTL / "ipv4/conf" / each / "rp_filter").write_text("0")  # sources of trials have no route back
         (_SYSCTL / "ipv4/ip_forward").write_text("1")
-        (_SYSCTL / "ipv6/conf/all/forwarding").write_text("1")
+        for name, value in (("forwarding", "1"), ("disable_ipv6", "0")) if 6 in self.versions else ():
+            (_SYSCTL / "ipv6/conf/all" / name).write_text(value)
         self._index = {name: socket.if_nametoindex(name) for name in names}
         self._port = {index: int(name[3:]) for name, index in self._index.items() if name != "in"}
         for port in range(ports):
@@ -161,7 +163,8 @@ class Trial:
         return _NOWHERE if out is None else self._port.get(struct.unpack("=I", out)[0], _NOWHERE)
 
     def _neighbours(self, port: int) -> None:
-        self._ip([f"neigh replace {g} lladdr {_PEER_MAC} dev out{port} nud permanent" for g in _GATEWAYS.values()])
+        gateways = [_GATEWAYS[version] for version in self.versions]
+        self._ip([f"neigh replace {each} lladdr {_PEER_MAC} dev out{port} nud permanent" for each in gateways])
 
     def _ip(self, lines: Sequence[str], version: int = 4) -> None:
         run(["ip", *(["-6"] if version == 6 else []), "-batch", "-"], stdin="\n".join(lines) + "\n")
