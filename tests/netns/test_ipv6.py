@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,12 +16,14 @@ from topologies.fabric import Tier
 from topologies.faults import link_down
 from topologies.lab import Lab
 from topologies.load import load_fabric
+from topologies.namespace import inside
 from topologies.pcapng import Frame
 from topologies.switch.fib import read_fib
 from topologies.switch.rehash import set_exact, set_hashing
 from topologies.switch.steering import HashOptions, Udf
 from traffic import roce
 from traffic.lastrun import last_paths
+from traffic.nic.nic import announce
 from traffic.options import RunOptions
 from traffic.paths.validate import validate
 from traffic.results import RunResult
@@ -85,6 +88,27 @@ def test_routes_are_read_as_ip_shows_them(six: Lab) -> None:
     # Left out: what IPv6 has for every interface.
     assert not any(prefix.is_link_local or prefix.is_multicast for prefix in fib.routes)
     assert all(hop.port != "lo" for hops in fib.routes.values() for hop in hops)
+
+
+def test_a_nic_makes_itself_known_to_its_switch_before_it_sends(six: Lab) -> None:
+    nic = six.fabric.by_name["host1"].ports[0]
+    gateway = six.fabric.by_name[nic.peer_node].port(nic.peer_port)
+    assert nic.address is not None
+    assert gateway.address is not None
+    shown = ["ip", "-6", "-j", "neigh", "show", str(nic.address.ip), "dev", gateway.name]
+
+    def known() -> list[str]:
+        rows = json.loads(six.capture(gateway.node, shown) or "[]")
+        return [row["lladdr"] for row in rows if "lladdr" in row]
+
+    six.capture(gateway.node, ["ip", "-6", "neigh", "flush", "dev", gateway.name])
+    assert known() == []
+    with inside(six.handle("host1").netns):
+        announce(nic.name, nic.mac, str(nic.address.ip), str(gateway.address.ip))
+    end = time.monotonic() + 5
+    while not known() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert known() == [nic.mac]
 
 
 def test_sums_are_right_and_every_path_is_proven(six: Lab) -> None:
