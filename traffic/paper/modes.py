@@ -18,7 +18,7 @@ from topologies.switch.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, kern
 from traffic.paper.wires import Wires
 from traffic.paths.forwarding import Forwarding
 from traffic.paths.hashes import U32
-from traffic.paths.rules import SPREADING, Rule, Rules, SteeringTables
+from traffic.paths.rules import SPREADING, Rule, Rules, SteeringTables, steering_like
 
 EVEN_SPLIT: Final = "even split"
 HASHED: Final = ("flow", "e-ecmp", "pinned")  # with a path for every flow; all that are compared, even split last
@@ -55,15 +55,12 @@ def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> Ru
 
 
 def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
-    """What programs may steer over, as topologies/switch/steering.py has it: groups of two or more, in port order.
+    """What programs may steer by, as topologies/switch/steering.py has it. forwarding: with nothing down.
 
-    forwarding: of the fabric in which nothing has failed. Buckets take the members in turn, whatever their weights.
+    To a slice every switch above the RTSWs adds the number of the destination's rack, from 0.
     """
-    owner = np.repeat(np.arange(len(forwarding.size)), forwarding.size)
-    member = forwarding.member[np.lexsort((forwarding.member, owner))]
-    several = (forwarding.group >= 0) & (forwarding.size[forwarding.group] > 1)
-    group = np.where(several, forwarding.group, -1).astype(np.int32)
-    return SteeringTables(group, forwarding.start, member, forwarding.start, member)
+    turn = np.where(wires.rack[:, None] < 0, np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
+    return steering_like(forwarding, turn)
 
 
 def rules_of(wires: Wires, rule: Rule, steering: SteeringTables, seeds: U32) -> Rules:

@@ -82,7 +82,7 @@ class SteeringTables:
 
     group (switches, destinations): id of a set of equal ports, -1: none, such packets are never steered.
     start, member: its ports in order (CSR); slot_start, slot: the same with each port as often as its weight says.
-    slice (switches, destinations): index of the destination behind its prefix, or None when `walk` is told `slices`.
+    slice (switches, destinations): of the destination behind its prefix; or what is added there to `walk`'s `slices`.
     exact_key, exact_port: `exact_keys` of (switch, destination, UDP source port), ascending, and the port for each.
     """
 
@@ -96,11 +96,12 @@ class SteeringTables:
     exact_port: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     def pinned(self, here: I32, destination: I32, slices: I32 | None) -> I32:
-        """member[slice % n], or -1."""
+        """member[slice % n], or -1. Where there are slices of flows and of the table, they add up."""
+        if self.slice is not None:
+            table = self.slice[here, destination]
+            slices = table if slices is None else table + slices
         if slices is None:
-            if self.slice is None:
-                raise ValueError("pinned paths need the slice of each destination")
-            slices = self.slice[here, destination]
+            raise ValueError("pinned paths need the slice of each destination")
         return self._at(self.start, self.member, here, destination, slices)
 
     def bucket(self, here: I32, destination: I32, bucket: I64) -> I32:
