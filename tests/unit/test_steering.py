@@ -64,6 +64,15 @@ def test_links_that_are_not_one_after_the_other_have_a_rule_each() -> None:
     assert [rules[link] for link in links] == [PrefixRule(0, 0), PrefixRule(0, 1), PrefixRule(0, 2)]
 
 
+def test_at_a_ctsw_a_racks_number_is_added_so_that_it_uses_all_of_its_ways() -> None:
+    dc = build(load_fabric("dc"))
+    steering = steering_of(dc, dc.by_name["ctsw1"], DEFAULT_OPTIONS)
+    racks = {dc.by_name[owner].prefix: dc.by_name[owner].rack for owner in dc.rack_prefixes.values()}
+    turns = {racks[prefix]: rule.slice for prefix, rule in steering.prefixes.items()}
+    assert turns == {3: 2, 4: 3}
+    assert {rule.slice for rule in steering_of(dc, dc.by_name["atsw1"], DEFAULT_OPTIONS).prefixes.values()} == {0}
+
+
 def test_hashing_with_tables_survives_json() -> None:
     row = hashing_of(FABRIC, FABRIC.by_name["rtsw1"], "exact-match", HashOptions(resilient=True))
     prefix = ip_network("10.0.1.0/24")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from ipaddress import ip_network
 from typing import Any, Final, Literal
 
-from topologies.fabric import Fabric, Node
+from topologies.fabric import Fabric, Node, Tier
 from topologies.families import Network
 
 DEFAULT_BUCKETS: Final = 256
@@ -111,7 +111,7 @@ def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:
     """What a switch of a fabric may steer: a group for each distinct set of two or more next hops, no exact entries.
 
     A prefix that its hosts' links fill from its start, one network after the other, needs one rule; of any other the
-    links have a rule each, so that a slice is the index of the downlink all the same.
+    links have a rule each, so that a slice is the index of the downlink all the same (CTSWs: see _turn).
     """
     order = {port.name: index for index, port in enumerate(node.ports)}
     groups: dict[tuple[str, ...], int] = {}
@@ -121,7 +121,7 @@ def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:
             continue
         members = tuple(sorted(ports, key=order.__getitem__))
         group = groups.setdefault(members, len(groups))
-        prefixes |= _slices(prefix, _downlinks(fabric, prefix), group)
+        prefixes |= _slices(prefix, _downlinks(fabric, prefix), group, _turn(fabric, node, prefix))
     slots = tuple(slots_of(members, options) for members in groups)
     return Steering(tuple(groups), slots, prefixes)
 
@@ -138,7 +138,18 @@ def _downlinks(fabric: Fabric, prefix: Network) -> tuple[Network, ...]:
     return tuple(port.address.network for port in ports if port.address is not None)
 
 
-def _slices(prefix: Network, links: tuple[Network, ...], group: int) -> dict[Network, PrefixRule]:
+def _turn(fabric: Fabric, node: Node, prefix: Network) -> int:
+    """What is added to every slice of a rack: at a CTSW its ordinal, from 0.
+
+    A CTSW gets from its RTSWs only those slices that are pinned to it. By the slice alone it would use some of its
+    own ways, and others never. What an ATSW gets is sorted by that sum, so there the slice alone is new again.
+    """
+    owner = fabric.rack_prefixes.get(prefix)
+    rack = fabric.by_name[owner].rack if owner is not None and node.tier is Tier.CTSW else None
+    return (rack or 1) - 1
+
+
+def _slices(prefix: Network, links: tuple[Network, ...], group: int, turn: int) -> dict[Network, PrefixRule]:
     shift = links[0].max_prefixlen - links[0].prefixlen if links else 128
     start = int(prefix.network_address)
     regular = all(
@@ -146,6 +157,6 @@ def _slices(prefix: Network, links: tuple[Network, ...], group: int) -> dict[Net
         for index, link in enumerate(links)
     )
     if regular:
-        return {prefix: PrefixRule(group, 0, shift)}
-    own = {link: PrefixRule(group, index, 128) for index, link in enumerate(links)}
-    return {prefix: PrefixRule(group), **own}
+        return {prefix: PrefixRule(group, turn, shift)}
+    own = {link: PrefixRule(group, turn + index, 128) for index, link in enumerate(links)}
+    return {prefix: PrefixRule(group, turn), **own}
