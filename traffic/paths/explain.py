@@ -47,16 +47,17 @@ class Step:
     def lines(self) -> list[str]:
         """Text; states in hexadecimal, side by side."""
         wide = max((len(what) for what, _ in self.rows), default=0)
-        long = any(value >> 32 for _, state in self.rows for value in state)
-        states = [
-            f"  {what:<{wide}}  " + " ".join(f"{value:0{16 if long else 8}x}" for value in state)
-            for what, state in self.rows
-        ]
+        states = [f"  {what:<{wide}}  {' '.join(self._hex(state))}" for what, state in self.rows]
         return [self.said, *states]
+
+    def _hex(self, state: tuple[int, ...]) -> list[str]:
+        """Words of 32 bits, or of 64 where one of the step's needs them."""
+        digits = 16 if any(value >> 32 for _, each in self.rows for value in each) else 8
+        return [f"{value:0{digits}x}" for value in state]
 
     def to_json(self) -> dict[str, Any]:
         """`said`, `states` where there are any, and the step's own values."""
-        states = [{"step": what, "state": [f"{value:x}" for value in state]} for what, state in self.rows]
+        states = [{"step": what, "state": self._hex(state)} for what, state in self.rows]
         return {"said": self.said, **({"states": states} if states else {}), **self.data}
 
 
