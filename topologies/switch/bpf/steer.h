@@ -49,7 +49,8 @@ OUTLINE int is_next_hop(struct __sk_buff *skb, const struct roce *flow, __u32 po
 		__builtin_memcpy(fib->src, flow->saddr, sizeof(fib->src));
 		__builtin_memcpy(fib->dst, flow->daddr, sizeof(fib->dst));
 	}
-	/* IPv6 answers with another next hop where this one is dead. */
+	/* IPv6 answers with another next hop where this one is dead; and, whatever is asked for, with the first one of a
+	 * nexthop object (rt6_nh_find_match), so frr.conf.j2 keeps zebra from making those. */
 	return !bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT) && fib->ifindex == port;
 }
 
