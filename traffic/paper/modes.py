@@ -57,9 +57,10 @@ def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> Ru
 def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
     """What programs may steer by, as topologies/switch/steering.py has it. forwarding: with nothing down.
 
-    To a slice every switch above the RTSWs adds the number of the destination's rack, from 0.
+    To a slice CTSWs add the number of the destination's rack, from 0.
     """
-    turn = np.where(wires.rack[:, None] < 0, np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
+    ctsw = (wires.rack < 0) & (wires.zone >= 0)
+    turn = np.where(ctsw[:, None], np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
     return steering_like(forwarding, turn)
 
 
