@@ -21,6 +21,7 @@ from topologies.switch import rehash
 from topologies.switch.counters import read_counters
 from topologies.switch.hashing import MODES, HashOptions, SwitchHashing, hashing_of, pin_dir, read_hashing
 from topologies.switch.libbpf import Map
+from traffic.paths.hashes import FlowArrays, e_ecmp_hash
 from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
@@ -223,20 +224,27 @@ class Load(threading.Thread):
 
 
 def test_a_table_swap_is_atomic(busy: StaticLab) -> None:
-    """1,000 swaps under load: every packet of every flow is on one of the two ports that a table ever named."""
-    flows = flows_of(busy, 8)
-    prefix = next(iter(row_of(busy, "exact-match").steering.prefixes))
-    even = {(flow.sport, prefix): UPLINKS[i % 2] for i, flow in enumerate(flows)}
-    odd = {(flow.sport, prefix): UPLINKS[2 + i % 2] for i, flow in enumerate(flows)}
-    tables = [row_of(busy, "exact-match", even), row_of(busy, "exact-match", odd)]
-    tell(busy, tables[1])
+    """1,000 swaps under load: every packet of every flow is on one of the two ports that a whole state names.
+
+    One state is a table and a seed, the other an empty table and another seed. The empty table with the first one's
+    seed, which no packet may meet, would send each of these flows to a third port.
+    """
+    row = row_of(busy, "exact-match")
+    prefix = next(iter(row.steering.prefixes))
+    both = [replace(flow, sport=50_000 + i, qpn=i) for i, flow in enumerate(flows_of(busy, 256))]
+    wrong, hashed = ([UPLINKS[v >> 30] for v in e_ecmp_hash(FlowArrays.of(both), seed).tolist()] for seed in (1, 2))
+    flows = [flow for flow, one, other in zip(both, wrong, hashed, strict=True) if one != other][:16]
+    home = {flow: (one, other) for flow, one, other in zip(both, wrong, hashed, strict=True)}
+    named = {flow: next(port for port in UPLINKS if port not in home[flow]) for flow in flows}
+    table = row_of(busy, "exact-match", {(flow.sport, prefix): port for flow, port in named.items()})
+    states = [replace(table, seed=1), replace(row, seed=2)]
+    tell(busy, states[1])
     with counted(busy) as found, Load(busy, flows) as load:
         for swap in range(SWAPS):
-            tell(busy, tables[swap % 2])
+            tell(busy, states[swap % 2])
     assert load.sent > SWAPS
     assert found["arrived"][""] == sum(totals(found)) == load.sent
-    for i, flow in enumerate(flows):
-        assert ways(found, flow) == {UPLINKS[i % 2], UPLINKS[2 + i % 2]}
+    assert [ways(found, flow) for flow in flows] == [{named[flow], home[flow][1]} for flow in flows]
 
 
 def test_the_change_of_every_mode_to_every_other_under_load_loses_nothing(busy: StaticLab) -> None:
