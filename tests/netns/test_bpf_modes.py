@@ -17,6 +17,7 @@ import pytest
 
 from tests.netns.static_fabric import StaticLab, roce_frame, some_flows, static_fabric
 from topologies.namespace import inside
+from topologies.process import run
 from topologies.switch import rehash
 from topologies.switch.fib import port_names
 from topologies.switch.hashing import HashOptions, hashing_of, pin_dir
@@ -76,6 +77,18 @@ def flows_of(lab: StaticLab, count: int) -> list[Flow]:
 def values(lab: StaticLab, flows: Sequence[Flow], seed: int, udf: Udf | None = None) -> list[int]:
     hashed: list[int] = e_ecmp_hash(FlowArrays.of(list(flows)), seed, udf).tolist()
     return hashed
+
+
+def link(lab: StaticLab, state: str) -> None:
+    """Set the far end of rtsw1:eth2 up or down, and wait until routes know: the kernel tells them a little later."""
+    port = lab.fabric.by_name["rtsw1"].port("eth2")
+    lab.ip(port.peer_node, "link", "set", port.peer_port, state)
+    (prefix,) = (str(p) for p, ports in lab.fabric.expected_next_hops["rtsw1"].items() if len(ports) == 4)
+    show = ["ip", f"-{lab.fabric.spec.ip_version}", "-n", lab.handle("rtsw1").netns.name, "route", "show", prefix]
+    until = time.monotonic() + 5
+    while ("linkdown" in run(show).out) != (state == "down"):
+        assert time.monotonic() < until, run(show).out
+        time.sleep(0.02)
 
 
 def statistics(lab: StaticLab) -> Counter[str]:
@@ -233,16 +246,15 @@ def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else
     hashed = values(lab, [replace(f, qpn=0) for f in flows] if mode == "flow" else flows, seed)
     homes = [UPLINKS[value % 256 % 4] for value in hashed]
     assert ports(lab, frames) == homes
-    peer = lab.fabric.by_name["rtsw1"].port("eth2")
     try:
-        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "down")
+        link(lab, "down")
         during = runs(lab, frames)
         names = port_names(lab.handle("rtsw1"))
         assert [names.get(r.cb[1]) for r in during] == [None if home == "eth2" else home for home in homes]
         again = jhash2(np.array([[v] for v in hashed], dtype=np.uint32), seed).tolist()
         assert [r.cb[0] for r in during if not r.cb[1]] == [v for v, h in zip(again, homes, strict=True) if h == "eth2"]
     finally:
-        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "up")
+        link(lab, "up")
     assert ports(lab, frames) == homes
 
 
@@ -251,12 +263,11 @@ def test_a_dead_member_falls_back_to_ecmp_and_comes_back(lab: StaticLab) -> None
     rack = [host for host in lab.fabric.hosts if host.rack == 2]
     flow = flows_of(lab, 1)[0]
     frames = [frame_of(lab, replace(flow, dst_ip=str(host.ports[0].address).partition("/")[0])) for host in rack[:4]]
-    peer = lab.fabric.by_name["rtsw1"].port("eth2")
     try:
-        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "down")
+        link(lab, "down")
         assert ports(lab, frames) == ["eth1", None, "eth3", "eth4"]
         second = replace(flow, dst_ip=str(rack[1].ports[0].address).partition("/")[0])
         assert runs(lab, frames[1:2])[0].cb[0] == values(lab, [second], seed)[0]
     finally:
-        lab.ip(peer.peer_node, "link", "set", peer.peer_port, "up")
+        link(lab, "up")
     assert ports(lab, frames) == list(UPLINKS)
