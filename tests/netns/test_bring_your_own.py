@@ -243,7 +243,9 @@ def test_a_daemon_that_refuses_its_file_is_named(tmp_path: Path, lab_name: Calla
     assert name not in state.labs()
 
 
-def test_the_command_line_takes_it(own: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers) -> None:
+def test_the_command_line_takes_it_and_switches_its_hashing(
+    own: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
+) -> None:
     name = lab_name()
 
     def inv(*words: str) -> subprocess.CompletedProcess[str]:
@@ -255,6 +257,16 @@ def test_the_command_line_takes_it(own: Path, runtime: str, lab_name: Callable[[
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["converged"] is True
         assert "left out: prefix" in done.stderr
+        for words, policy in (("e-ecmp", 1), ("spray", 1), ("flow --set policy=l3", 0)):
+            done = inv("hashing", *words.split(), "--lab", name, "--format", "json")
+            assert done.returncode == 0, done.stderr
+            rows = json.loads(done.stdout)["switches"]
+            assert {(row["mode"], row["policy"]) for row in rows} == {(words.split()[0], policy)}
+        for words in ("pinned", "flow --set resilient=true", "spray --set choice=round-robin"):
+            refused = inv("hashing", *words.split(), "--lab", name)
+            assert (refused.returncode, "needs to know every route beforehand" in refused.stderr) == (2, True), words
+        refused = inv("hashing", "exact-match", "--entry", "leaf-1 49152 10.1.2.0/24 eth1", "--lab", name)
+        assert (refused.returncode, "needs to know every route beforehand" in refused.stderr) == (2, True)
     finally:
         assert inv("down", name).returncode == 0
     assert leftovers(name) == []

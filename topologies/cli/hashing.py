@@ -82,11 +82,11 @@ def _options(lab: Lab, mode: str, settings: Sequence[str]) -> tuple[HashOptions,
     from pydantic import ValidationError
 
     from topologies.load import override
-    from topologies.spec import FabricSpec
     from topologies.specdata import dump_spec
     from topologies.wording import problems_of
     from topologies.yamlfile import Document
 
+    model = type(lab.fabric.spec)  # that of a topology of somebody's own is bound by less
     document = Document(dump_spec(lab.fabric.spec), "")
     problems = Problems()
     for text in (f"ecmp={mode}", *settings):
@@ -98,9 +98,9 @@ def _options(lab: Lab, mode: str, settings: Sequence[str]) -> tuple[HashOptions,
         group = "routing" if key in (*_KEYS, "ecmp") else "routing.hash"
         override(document, f"{group}.{key}={value}", problems)
     try:
-        spec = FabricSpec.model_validate(document.data)
+        spec = model.model_validate(document.data)
     except ValidationError as error:
-        problems.found += problems_of(error, document, FabricSpec)
+        problems.found += problems_of(error, document, model)
     problems.raise_if_any()
     return options_of(spec.routing), spec.routing.seed
 

@@ -26,6 +26,7 @@ from topologies.seeds import seed_for
 from topologies.switch import hashing
 from topologies.switch.fib import port_names
 from topologies.switch.hashing import HashOptions, SwitchHashing, hashing_of, options_of, pin_dir, programmed
+from topologies.switch.steering import DEFAULT_OPTIONS
 from topologies.switch.tables import Tables
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def check_exact(
     lab: Lab, tables: Mapping[str, Exact], where: Mapping[tuple[str, int, Network], str] | None = None
 ) -> None:
     """InputError with every row that cannot be. where: (switch, source port, prefix) -> where the row was written."""
+    if any(tables.values()):
+        _check_steerable(lab, "exact-match", DEFAULT_OPTIONS)
     problems: list[Problem] = []
     for switch, entries in tables.items():
         node = lab.fabric.by_name.get(switch)
