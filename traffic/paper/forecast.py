@@ -229,11 +229,13 @@ class _Forecast:
         """Of flows, for the switches that choose: each by itself, since how many flows it has is no choice of its."""
         wires = self._wires
         found = {}
+        weighted = bool(loads.hoped.any())
         for direction in UPWARD:
-            ports = np.flatnonzero(wires.direction == direction)
+            ports = np.flatnonzero((wires.direction == direction) & ((not weighted) | (loads.hoped > 0)))
             if not len(ports):
                 continue
-            weights = wires.rate[ports] if wires.fabric.spec.routing.ucmp else np.ones(len(ports))
+            # Weights are of a way to a rack, and a switch has others to other racks: what they come to is summed up.
+            weights = loads.hoped[ports] if weighted else np.ones(len(ports))
             cuts = np.flatnonzero(np.diff(wires.owner[ports])) + 1
             groups = zip(np.split(loads.flows[ports], cuts), np.split(weights, cuts), strict=True)
             found[direction] = evenness_of_groups(list(groups))

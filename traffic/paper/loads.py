@@ -67,10 +67,12 @@ class Loads:
     """By port: bytes on the wire, and flows that carry some. unreachable: flows without a way; named: the first pairs.
 
     moved, lost: against the scenario before, flows on another path, and flows whose path there is no longer a way.
+    hoped: what flows would be if each switch had shared those that reached it by weight; 0 where all weigh alike.
     """
 
     bytes: F64
     flows: F64
+    hoped: F64
     unreachable: int = 0
     named: list[tuple[int, int]] = field(default_factory=list)
     compared: int = 0
@@ -91,7 +93,7 @@ def carry(
 ) -> list[Loads]:
     """Walk all flows over every scenario. befores: for each, which earlier one its paths are compared with, or None."""
     count = len(wires.ports)
-    every = [Loads(np.zeros(count), np.zeros(count)) for _ in scenarios]
+    every = [Loads(np.zeros(count), np.zeros(count), np.zeros(count)) for _ in scenarios]
     needed = set(befores) - {None}
     for part in traffic.connections.batches():
         batch = _Batch(wires, traffic, nics, part)
@@ -138,6 +140,7 @@ class _Batch:
         ports = len(peer)
         loads.bytes += hops.load(amount, ports)
         loads.flows += hops.load(ones, ports)
+        loads.hoped += _hoped(self._wires, scenario.forwarding, hops, self.rack, ones)
         for end in self._ends:
             loads.bytes += np.bincount(end, weights=amount, minlength=ports)
             loads.flows += np.bincount(end, weights=ones, minlength=ports)
@@ -148,6 +151,21 @@ class _Batch:
             if len(loads.named) < _NAMED and pair not in loads.named:
                 loads.named.append(pair)
         return hops, arrived
+
+
+def _hoped(wires: Wires, forwarding: Forwarding, hops: Hops, rack: I32, amount: F64) -> F64 | float:
+    """What reached every group of next hops, shared among its ports by weight: (ports,); 0 where all weigh alike."""
+    if not len(forwarding.weight) or forwarding.weight.min() == forwarding.weight.max():
+        return 0.0
+    reached = np.zeros(len(forwarding.size))
+    for step in hops.steps:
+        group = forwarding.group[wires.owner[step.port], rack[step.flow]]
+        reached += np.bincount(group, weights=amount[step.flow] * step.share, minlength=len(reached))
+    owner = np.repeat(np.arange(len(reached)), forwarding.size)
+    total = np.bincount(owner, weights=forwarding.weight, minlength=len(reached))
+    part = reached[owner] * forwarding.weight / total[owner]
+    found: F64 = np.bincount(forwarding.member, weights=part, minlength=len(wires.ports)).astype(np.float64)
+    return found
 
 
 def _compare(

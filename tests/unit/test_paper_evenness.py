@@ -1,0 +1,50 @@
+"""Whether flows on uplinks are judged by what each way to a rack should get of them, on paper."""
+
+from __future__ import annotations
+
+import pytest
+
+from topologies.events import Silent
+from topologies.spec import FabricSpec
+from traffic.paper.forecast import Ask, forecast
+from traffic.paper.planfile import load_plan
+from traffic.paper.result import Prediction
+from traffic.paths.statistics import EVEN, UNEVEN
+
+TWO = {
+    "racks": 8,
+    "ctsw": 4,
+    "hosts_per_rack": 4,
+    "link": {"exceptions": {f"ctsw1:eth{n}": "10mbit" for n in range(2, 6)}},
+}
+THREE = {
+    "zones": 2,
+    "racks": 4,
+    "ctsw": 4,
+    "atsw": 3,
+    "hosts_per_rack": 4,
+    "link": {"exceptions": {"ctsw1:eth2": "10mbit", "atsw2:eth4": "20mbit", "ctsw5": "50mbit"}},
+}
+
+
+def predicted(shape: dict[str, object], seed: str | int, *, ucmp: bool) -> Prediction:
+    routing = {"ucmp": ucmp, "seed": seed}
+    spec = FabricSpec.model_validate({"name": "small", **shape, "routing": routing})
+    return forecast(spec, load_plan("all-to-all,qps=16"), Ask(), Silent())
+
+
+@pytest.mark.parametrize("seed", ["per-switch", 7, 8])
+def test_a_fair_hash_over_weighted_ways_is_even_though_weights_differ_from_rack_to_rack(seed: str | int) -> None:
+    found = predicted(TWO, seed, ucmp=True).evenness[1]
+    assert found.verdict == EVEN
+    assert found.degrees == 8 * 3
+    assert found.flows == 32 * 28 * 16
+
+
+def test_weights_do_not_hide_polarisation() -> None:
+    assert {d: e.verdict for d, e in predicted(THREE, "per-switch", ucmp=True).evenness.items()} == {1: EVEN, 2: EVEN}
+    assert {d: e.verdict for d, e in predicted(THREE, "shared", ucmp=True).evenness.items()} == {1: EVEN, 2: UNEVEN}
+
+
+def test_without_weights_narrow_links_get_as_many_flows_as_others() -> None:
+    assert predicted(TWO, "per-switch", ucmp=False).evenness[1].verdict == EVEN
