@@ -25,6 +25,7 @@ BPF_ANY: Final = 0
 BPF_NOEXIST: Final = 1
 _LOG_BYTES: Final = 1 << 16
 _SK_BUFF: Final = 256  # at least sizeof(struct __sk_buff); what is beyond the kernel's size must be zero
+_SK_BUFF_INGRESS_IFINDEX: Final = 36
 _SK_BUFF_IFINDEX: Final = 40
 _SK_BUFF_CB: Final = slice(48, 68)  # __u32 cb[5]
 _BATCH: Final = 4096
@@ -288,14 +289,18 @@ class Program(_Descriptor):
         """Open a pinned program; the caller closes it. MachineError when there is none."""
         return cls(_get(path), True)
 
-    def test_run(self, frame: bytes, *, ifindex: int = 0, cb: tuple[int, ...] = (), repeat: int = 1) -> TestRun:
+    def test_run(
+        self, frame: bytes, *, ifindex: int = 0, cb: tuple[int, ...] = (), repeat: int = 1, counted: bool = False
+    ) -> TestRun:
         """Run the program on a frame (from its Ethernet header, at least 14 bytes) as BPF_PROG_TEST_RUN does.
 
         ifindex: the port it comes in by, of the namespace that the calling thread stands in; 0: the loopback device.
+        counted: in the statistics of `hash`, as a packet would be.
         A frame that is not for that port's MAC is another's to the kernel (PACKET_OTHERHOST), and to our programs.
         """
         context = ctypes.create_string_buffer(_SK_BUFF)
         ctypes.c_uint32.from_buffer(context, _SK_BUFF_IFINDEX).value = ifindex
+        ctypes.c_uint32.from_buffer(context, _SK_BUFF_INGRESS_IFINDEX).value = ifindex * counted
         for i, word in enumerate(cb):
             ctypes.c_uint32.from_buffer(context, _SK_BUFF_CB.start + 4 * i).value = word
         result = ctypes.create_string_buffer(_SK_BUFF)

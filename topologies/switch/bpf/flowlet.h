@@ -117,7 +117,7 @@ OUTLINE __u32 least_loaded(struct __sk_buff *skb, const struct roce *flow, const
 }
 
 /* The flowlet that the packet belongs to; a new one is begun when there is none, or a gap has passed. */
-INLINE struct flowlet *flowlet_of(const struct rule *rule, const struct roce *flow, __u64 now)
+INLINE struct flowlet *flowlet_of(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow, __u64 now)
 {
 	struct flowlet_key key;
 	struct flowlet *found, fresh = {now, 0, 0, rule->epoch, 0};
@@ -134,7 +134,7 @@ INLINE struct flowlet *flowlet_of(const struct rule *rule, const struct roce *fl
 	if (now > found->last_ns && now - found->last_ns > rule->gap_ns) {
 		found->number += 1;
 		found->port = 0;
-		count_one(STAT_REPICKS);
+		count_one(skb, STAT_REPICKS);
 	}
 	found->last_ns = now;
 	return found;

@@ -158,7 +158,7 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 		return give_hash(skb, bpf_get_prandom_u32());
 	if (mode == MODE_FLOWLET) {
 		now = bpf_ktime_get_ns();
-		flowlet = flowlet_of(rule, flow, now);
+		flowlet = flowlet_of(skb, rule, flow, now);
 		if (flowlet && !(rule->flags & RULE_LOAD)) {
 			if (flowlet->number)
 				value = jhash_2(value, flowlet->number, rule->seed);
@@ -167,7 +167,7 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 	}
 	port = chosen_port(skb, rule, half, flow, prefix, group, flowlet, now);
 	if (!port) {
-		count_one(STAT_MISSES);
+		count_one(skb, STAT_MISSES);
 		return by_value(skb, rule, flow, group, value);
 	}
 	if (!steer(skb, flow, port)) {

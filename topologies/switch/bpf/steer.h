@@ -29,18 +29,14 @@ struct fib_lookup {
 	__u8 dmac[ETH_ALEN];
 };
 
-/* Whether `port` is a live next hop for the packet; fib then has the MAC addresses of the link. */
-OUTLINE int is_next_hop(struct __sk_buff *skb, const struct roce *flow, __u32 port, struct fib_lookup *fib)
+INLINE void ask(const struct roce *flow, __u32 ifindex, struct fib_lookup *fib)
 {
-	if (!flow || !fib)
-		return 0;
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->family = flow->family;
 	fib->l4_protocol = IPPROTO_UDP;
 	fib->ports[0] = flow->ports;
 	fib->ports[1] = flow->ports >> 16;
-	fib->tot_len = flow->length; /* longer than the link's MTU: not this way, the kernel knows what to do with it */
-	fib->ifindex = port;
+	fib->ifindex = ifindex;
 	fib->tos_flow = flow->tos_flow;
 	if (flow->family == AF_INET) {
 		fib->src[0] = flow->saddr[3];
@@ -49,9 +45,33 @@ OUTLINE int is_next_hop(struct __sk_buff *skb, const struct roce *flow, __u32 po
 		__builtin_memcpy(fib->src, flow->saddr, sizeof(fib->src));
 		__builtin_memcpy(fib->dst, flow->daddr, sizeof(fib->dst));
 	}
+}
+
+/* Whether `port` is a live next hop for the packet; fib then has the MAC addresses of the link, and in tos_flow the
+ * metric of the route. */
+OUTLINE int is_next_hop(struct __sk_buff *skb, const struct roce *flow, __u32 port, struct fib_lookup *fib)
+{
+	if (!flow || !fib)
+		return 0;
+	ask(flow, port, fib);
+	fib->tot_len = flow->length; /* longer than the link's MTU: not this way, the kernel knows what to do with it */
 	/* IPv6 answers with another next hop where this one is dead; and, whatever is asked for, with the first one of a
 	 * nexthop object (rt6_nh_find_match), so frr.conf.j2 keeps zebra from making those. */
 	return !bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT) && fib->ifindex == port;
+}
+
+/* Whether the route that a lookup by port has found, with that metric, is the one that the kernel would take. In IPv4
+ * a lookup by port passes over a route that lacks the port, and finds a worse one or that of a shorter prefix
+ * (fib_table_lookup). Two routes of one metric, to prefixes of different lengths, cannot be told apart. */
+INLINE int is_best(struct __sk_buff *skb, const struct roce *flow, __u32 metric)
+{
+	struct fib_lookup fib;
+
+	if (flow->family != AF_INET)
+		return 1;
+	ask(flow, skb->ifindex, &fib);
+	bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	return fib.tos_flow == metric;
 }
 
 /* Make the packet one that leaves by fib's port: MAC addresses, and a TTL less by one with the checksum that goes with
@@ -84,14 +104,14 @@ OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 
 	if (!flow)
 		return 0;
-	/* Broadcast and multicast, packets of somebody else's, IP options, an end of the TTL: the kernel knows what to do. */
-	if (!port || skb->pkt_type != PACKET_HOST || !flow->plain || flow->ttl <= 1 ||
-	    !is_next_hop(skb, flow, port, &fib) || !rewrite(skb, flow, &fib)) {
-		count_one(STAT_FELL_BACK);
+	/* Broadcast and multicast, packets of somebody else's or of a VLAN, IP options, an end of the TTL: the kernel knows what to do. */
+	if (!port || skb->pkt_type != PACKET_HOST || skb->vlan_present || !flow->plain || flow->ttl <= 1 ||
+	    !is_next_hop(skb, flow, port, &fib) || !is_best(skb, flow, fib.tos_flow) || !rewrite(skb, flow, &fib)) {
+		count_one(skb, STAT_FELL_BACK);
 		return 0;
 	}
 	skb->cb[1] = port; /* for BPF_PROG_TEST_RUN, as cb[0] */
-	count_one(STAT_STEERED);
+	count_one(skb, STAT_STEERED);
 	return 1;
 }
 
