@@ -21,6 +21,7 @@ from topologies.switch import rehash
 from topologies.switch.counters import read_counters
 from topologies.switch.hashing import MODES, HashOptions, SwitchHashing, hashing_of, pin_dir, read_hashing
 from topologies.switch.libbpf import Map
+from topologies.switch.steering import Udf
 from traffic.paths.hashes import FlowArrays, e_ecmp_hash
 from traffic.plan import Flow
 
@@ -225,18 +226,22 @@ class Load(threading.Thread):
 def test_a_table_swap_is_atomic(busy: StaticLab) -> None:
     """1,000 swaps under load: every packet of every flow is on one of the two ports that a whole state names.
 
-    One state is a table and a seed, the other an empty table and another seed. The empty table with the first one's
-    seed, which no packet may meet, would send each of these flows to a third port.
+    One state is a table and a rule of hashing, the other an empty table and another rule. The empty table under the
+    first rule, which no packet may meet, would send each of these flows to a third port.
     """
     row = row_of(busy, "exact-match")
+    other_row = row_of(busy, "exact-match", udf=Udf("l4", 0, 2))
     prefix = next(iter(row.steering.prefixes))
     both = [replace(flow, sport=50_000 + i, qpn=i) for i, flow in enumerate(flows_of(busy, 256))]
-    wrong, hashed = ([UPLINKS[v >> 30] for v in e_ecmp_hash(FlowArrays.of(both), seed).tolist()] for seed in (1, 2))
+    wrong, hashed = (
+        [UPLINKS[v >> 30] for v in e_ecmp_hash(FlowArrays.of(both), row.seed, each.options.udf).tolist()]
+        for each in (row, other_row)
+    )
     flows = [flow for flow, one, other in zip(both, wrong, hashed, strict=True) if one != other][:16]
     home = {flow: (one, other) for flow, one, other in zip(both, wrong, hashed, strict=True)}
     named = {flow: next(port for port in UPLINKS if port not in home[flow]) for flow in flows}
     table = row_of(busy, "exact-match", {(flow.sport, prefix): port for flow, port in named.items()})
-    states = [replace(table, seed=1), replace(row, seed=2)]
+    states = [table, other_row]
     tell(busy, states[1])
     with counted(busy, lambda: load.sent) as found, Load(busy, flows) as load:
         for swap in range(SWAPS):

@@ -205,12 +205,18 @@ class _Job:
             if by_program and not programmed(self.row.mode, self.row.options):
                 hashing.write_sysctls(netns, numbers)
             self.tables.flip()
-            self.rest = self.rules
+            self.rest = self.rules if self._differs() else {}
             return
         first = numbers if by_program or before != hashing.POLICY_CUSTOM else policy
         hashing.write_sysctls(netns, first)
         hashing.write_sysctls(netns, self.rules)
         self.tables.flip()
+
+    def _differs(self) -> bool:
+        """Whether any sysctl is not yet as the new rule has it."""
+        with inside(self.handle.netns):
+            now = {name: hashing.number(hashing.sysctl_path(name).read_text()) for name in self.rules}
+        return now != {name: hashing.number(value) for name, value in self.rules.items()}
 
 
 def grace() -> None:
