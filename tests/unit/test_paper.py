@@ -167,6 +167,15 @@ def test_a_node_that_is_down_carries_nothing_and_its_hosts_are_named() -> None:
     assert "rtsw2:eth1" not in {row["port"] for row in found.links()}
 
 
+def test_where_no_switch_knows_any_way_flows_are_named_and_only_racks_carry_their_own() -> None:
+    every = tuple(f"ctsw{n}" for n in range(1, 5))
+    found = ask("two", "all-to-all", down=every, trials=1)
+    assert found.unreachable == 9 * 6
+    loads = found.modes[0].bytes
+    assert loads.sum() == 2 * loads[found.wires.direction == 0].sum() > 0
+    assert all(mode.seconds == found.roofline.seconds for mode in found.modes)
+
+
 def test_a_drained_switch_carries_no_transit_and_loses_nobody() -> None:
     found = ask("three", "all-to-all,qps=4", drain=("ctsw2",))
     wires = found.wires

@@ -57,6 +57,11 @@ class Forwarding:
         return np.diff(self.start)
 
     @cached_property
+    def ways(self) -> I64:
+        """The same, and 0 at the end: no group, -1, has none. There are fabrics without any group."""
+        return np.append(self.size, 0)
+
+    @cached_property
     def bounds(self) -> I64:
         """Each member's upper bound, with its group in the bits above 31: ascending over all members of all groups.
 
@@ -165,7 +170,7 @@ def walk(
     steps: list[Hop] = []
     for _ in range(max_hops):
         group = forwarding.group[here, destination[row]]
-        alive = (group >= 0) & (forwarding.size[group] > 0)
+        alive = forwarding.ways[group] > 0
         if not alive.any():
             break
         row, here, share, group = row[alive], here[alive], share[alive], group[alive]

@@ -117,7 +117,7 @@ def polarisation_of(
     spread = False
     for step in range(ports.shape[1] - 1):
         group = np.where(here >= 0, forwarding.group[np.maximum(here, 0), destination], -1)
-        choosing = (group >= 0) & (ports[:, step] >= 0) & (forwarding.size[np.maximum(group, 0)] > 1)
+        choosing = (ports[:, step] >= 0) & (forwarding.ways[group] > 1)
         if hops.fan[choosing, step].any():
             spread = True
             choosing &= ~hops.fan[:, step]
@@ -135,7 +135,7 @@ def polarisation_of(
         return Polarisation(tuple(pairs))
     if spread:
         return Polarisation((), "packets of one flow are spread: no choice stays, so none follows from another")
-    return Polarisation((), "no flow passes two switches that choose: two tiers, or one way from the second on")
+    return Polarisation((), "no flow passes two switches that choose: two tiers, or one way further on")
 
 
 def _behind(forwarding: Forwarding, group: I32, choosing: Bools) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
@@ -164,7 +164,7 @@ def _pair(
     """
     here, port, group = before
     next_group = forwarding.group[switch, destination[rows]]
-    rows = rows[(next_group >= 0) & (forwarding.size[np.maximum(next_group, 0)] > 1)]
+    rows = rows[forwarding.ways[next_group] > 1]
     if not len(rows):
         return None
     asked = np.full(len(destination), -1, dtype=np.int32)
