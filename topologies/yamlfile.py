@@ -103,7 +103,7 @@ def read_text(path: Path, source: str, reading: Reading = FABRIC_FILE) -> str:
     except FileNotFoundError:
         raise InputError(Problem("", source, "is not a file here", "check the path")) from None
     except IsADirectoryError:
-        raise InputError(Problem("", source, "is a directory", "name the .yml file in it")) from None
+        raise InputError(Problem("", source, "is a directory", "name a file in it")) from None
     except OSError as error:
         raise InputError(Problem("", source, f"cannot be read: {error.strerror}")) from None
     if len(raw) > reading.max_bytes:

@@ -201,6 +201,11 @@ def test_the_verb_shows_sets_and_refuses(lab: Lab, tmp_path: Path) -> None:
         (("spray", "--entry", "rtsw1 5 10.0.1.0/24 eth1"), "are of mode exact-match, not of spray"),
         (("--set", "gap=5ms"), "--set needs a mode before it"),
         (("flow", "--switch", "rtsw9"), "rtsw9 is no switch of"),
+        (("flow", "--switch", ","), "--switch , names no switch"),
+        (
+            ("exact-match", "--entry", "rtsw1 5 10.0.1.0/24 eth1", "--switch", "rtsw2"),
+            "a row of the table names rtsw1, which --switch does not",
+        ),
     ):
         refused = invoked(*words, *here)
         assert refused.returncode == 2 and said in refused.stderr, refused.stderr

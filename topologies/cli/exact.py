@@ -17,10 +17,11 @@ from typing import Any, Final
 from topologies.families import Network
 from topologies.places import real
 from topologies.problems import InputError, Problem, Problems
-from topologies.yamlfile import Document, parse, read_text
+from topologies.yamlfile import Document, Reading, parse, read_text
 
 COLUMNS: Final = ("switch", "sport", "prefix", "port")
 _EXAMPLE: Final = "rtsw1 50001 10.0.1.0/24 eth3"
+_READING: Final = Reading(max_bytes=16 << 20, values=2_000_000, kind="exact-match table", example="docs/hashing.md")
 
 Row = tuple[str, list[str]]  # where it stands, and its words
 
@@ -37,11 +38,11 @@ class ExactRows:
         """Read rows; one that was there before, in this file or another, is a problem."""
         for place, words in rows:
             if len(words) != len(COLUMNS):
-                what = " ".join(words) or "an empty row"
+                what = " ".join(" ".join(words).split()) or "an empty row"  # a quote not closed takes lines in
                 self.problems.add(where=place, what=what, why=f"is not {', '.join(COLUMNS)}", hint=f"as {_EXAMPLE}")
                 continue
             switch, sport, prefix, port = words
-            if not sport.isdecimal():
+            if not (sport.isascii() and sport.isdecimal()):
                 hint = "a UDP source port: 1 to 65535"
                 self.problems.add(where=place, what=f"{switch} {sport}", why="is no port number", hint=hint)
                 continue
@@ -65,9 +66,9 @@ def entry_rows(texts: Sequence[str]) -> list[Row]:
 
 def file_rows(path: str) -> list[Row]:
     """Rows of a table file: YAML when it is called so, else CSV with a header. InputError when it is neither."""
-    text = read_text(real(path), path)
+    text = read_text(real(path), path, _READING)
     if path.endswith((".yml", ".yaml")):
-        return _yaml_rows(parse(text, path), path)
+        return _yaml_rows(parse(text, path, _READING), path)
     reader = csv.reader(io.StringIO(text), skipinitialspace=True)
     rows = [(f"{path}:{reader.line_num}", [cell.strip() for cell in row]) for row in reader if any(row)]
     if not rows or tuple(rows[0][1]) != COLUMNS:

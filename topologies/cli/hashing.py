@@ -15,6 +15,7 @@ from topologies.cli.exact import COLUMNS, ExactRows, entry_rows, file_rows
 from topologies.families import Network
 from topologies.lab import open_lab
 from topologies.problems import InputError, Problem, Problems, did_you_mean
+from topologies.spec import FabricSpec, HashSpec
 from topologies.switch import rehash
 from topologies.switch.hashing import FIELDS, MODES, HashOptions, SwitchHashing, options_of, pin_dir, read_hashing
 from topologies.switch.steering import DEFAULT_OPTIONS
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from topologies.lab import Lab
 
 _KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash
+_LEGAL: Final = (*HashSpec.model_fields, *_KEYS)
+# Keys that count in some modes only. `flow` alone has no user-defined field, and only it goes by the kernel's policy.
+_OF_MODES: Final[Mapping[str, tuple[str, ...]]] = {
+    "policy": ("flow",), "fields": ("flow",), "udf": tuple(mode for mode in MODES if mode != "flow"),
+    "gap": ("flowlet",), "first": ("flowlet",), "choice": ("spray",),
+}  # fmt: skip
 _EXACT: Final = "exact-match"
 
 
@@ -61,23 +68,29 @@ def _check_nothing_else(asked: Asked) -> None:
 
 def _set(lab: Lab, mode: str, asked: Asked) -> None:
     if mode not in MODES:
-        why = f"is not one of {', '.join(MODES)}"
-        raise InputError(Problem("", f"mode {mode}", why, did_you_mean(mode, MODES)))
+        raise InputError(Problem("", f"mode {mode}", "is no hashing mode", did_you_mean(mode, MODES)))
     if mode != _EXACT and (asked.table or asked.entries or asked.clear):
         hint = f"./inv hashing {_EXACT} ..."
         raise InputError(Problem("", "--table, --entry and --clear", f"are of mode {_EXACT}, not of {mode}", hint))
-    options, seed = _options(lab, mode, asked.settings)
-    tables = _tables(lab, asked)
     switches = _names(asked.switches) or None
+    options, seed = _options(lab.fabric.spec, mode, asked.settings)
+    tables = _tables(lab, asked)
+    left = [name for name in tables if switches and name not in switches]
+    if switches and left:
+        why = f"names {left[0]}, which --switch does not"
+        raise InputError(Problem("", "a row of the table", why, f"--switch {','.join([*switches, *left])}"))
     rehash.set_hashing(lab, mode, options, seed=seed, switches=switches, exact=tables)
 
 
 def _names(typed: Sequence[str]) -> list[str]:
     """Names of switches: --switch may be given many times, and holds several with commas."""
-    return [name.strip() for each in typed for name in each.split(",") if name.strip()]
+    names = [name.strip() for each in typed for name in each.split(",") if name.strip()]
+    if typed and not names:  # none are not all
+        raise InputError(Problem("", f"--switch {typed[0]}", "names no switch", "as --switch rtsw1,rtsw2"))
+    return names
 
 
-def _options(lab: Lab, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
+def _options(given: FabricSpec, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
     """The file's options with what was typed in their place, checked as a fabric file is."""
     from pydantic import ValidationError
 
@@ -86,23 +99,43 @@ def _options(lab: Lab, mode: str, settings: Sequence[str]) -> tuple[HashOptions,
     from topologies.wording import problems_of
     from topologies.yamlfile import Document
 
-    model = type(lab.fabric.spec)  # that of a topology of somebody's own is bound by less
-    document = Document(dump_spec(lab.fabric.spec), "")
+    model = type(given)  # that of a topology of somebody's own is bound by less
+    document = Document(dump_spec(given), "")
     problems = Problems()
-    for text in (f"ecmp={mode}", *settings):
-        key, equals, value = text.partition("=")
-        key = key.strip()
+    override(document, f"routing.ecmp={mode}", problems)
+    typed: list[str] = []
+    for text in settings:
+        path, equals, value = text.partition("=")
+        key = (
+            path.strip().removeprefix("routing.").removeprefix("hash.")
+        )  # as in the fabric file, or the last word alone
         if not equals or not key:
             problems.add(where="--set", what=text or "an empty text", why="is not key=value", hint="as --set gap=20ms")
             continue
-        group = "routing" if key in (*_KEYS, "ecmp") else "routing.hash"
-        override(document, f"{group}.{key}={value}", problems)
+        first = key.partition(".")[0]
+        if first not in _LEGAL:
+            problems.add(where="--set", what=path.strip(), why="is no key of hashing", hint=_meant(key))
+            continue
+        typed.append(first)
+        override(document, f"routing.{key if first in _KEYS else f'hash.{key}'}={value}", problems)
     try:
         spec = model.model_validate(document.data)
     except ValidationError as error:
         problems.found += problems_of(error, document, model)
     problems.raise_if_any()
+    modes = {**_OF_MODES, "buckets": MODES if spec.routing.resilient else ()}
+    for key in dict.fromkeys(typed):
+        if mode not in modes.get(key, MODES):
+            hint = f"it counts in {', '.join(modes[key])}" if modes[key] else "it counts with --set resilient=true"
+            problems.add(where="--set", what=key, why=f"has no effect under {mode}", hint=hint)
+    problems.raise_if_any()
     return options_of(spec.routing), spec.routing.seed
+
+
+def _meant(key: str) -> str:
+    if key == "ecmp":
+        return "the mode stands before it: ./inv hashing e-ecmp"
+    return did_you_mean(key, _LEGAL)
 
 
 def _tables(lab: Lab, asked: Asked) -> dict[str, dict[tuple[int, Network], str]]:

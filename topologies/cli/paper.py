@@ -55,7 +55,7 @@ def predict_paths(
     from traffic.paper.planfile import load_plan
     from traffic.paths.selftest import verdict
 
-    ask = Ask(_mode(mode), _trials(trials), _words(down), _words(drain))
+    ask = Ask(_mode(mode), _trials(trials), _words("--down", down), _words("--drain", drain))
     kind = kind_of(heatmap) if heatmap is not None else None
     spec = load_fabric(predict, overrides=set_)
     if plan is None:
@@ -65,7 +65,7 @@ def predict_paths(
     written = _write(result, csv, heatmap, kind)
     from traffic.paper.text import render
 
-    text = "\n\n".join([render(result), *(f"wrote {name}" for name in written)])
+    text = "\n\n".join([render(result), *(["\n".join(f"wrote {name}" for name in written)] if written else [])])
     out.result({**(result.to_json() if out.json else {}), "csv": csv, "heatmap": heatmap}, text)
 
 
@@ -81,8 +81,10 @@ def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) 
     return [name for name in (csv, heatmap) if name is not None]
 
 
-def _words(typed: Sequence[str]) -> tuple[str, ...]:
+def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
     """A flag that was given several times, or once with commas."""
+    if typed and not any(word.strip() for each in typed for word in each.split(",")):
+        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", f"as {flag} ctsw1"))
     return tuple(dict.fromkeys(word.strip() for each in typed for word in each.split(",") if word.strip()))
 
 

@@ -33,7 +33,8 @@ def _head(result: Prediction) -> Iterator[str]:
     what = f"matrix {spec.matrix}" if spec.matrix else f"{spec.algorithm} {spec.collective or 'all-reduce'}"
     size = "" if spec.file else f" of {format_size(spec.size)}"
     count = result.traffic.connections
-    flows = f"{count.flows:,} flows: {len(count):,} connections of {count.qps} QP{'' if count.qps == 1 else 's'}"
+    some, qps = ("" if number == 1 else "s" for number in (len(count), count.qps))
+    flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}"
     placed = f"{len(result.traffic.endpoints):,} ranks placed {_cut(spec.placement)}"
     yield from _wrapped(f"{what}{size}, {placed}; {flows} ({spec.qp_mode})")
     if result.trouble:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from topologies.lab import Lab
 
 Ports = tuple[str, ...]
+_WIDE: Final = 92  # columns of a step and its state, so that lines stay within 100
 _NAMES: Final = ("src", "dst", "proto", "flowlabel", "sport", "dport")  # bits 0 to 5 of fib_multipath_hash_fields
 
 
@@ -45,10 +46,12 @@ class Step:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Text; states in hexadecimal, side by side."""
+        """Text; states in hexadecimal, side by side: beside what was done, or below it where that would be too wide."""
         wide = max((len(what) for what, _ in self.rows), default=0)
-        states = [f"  {what:<{wide}}  {' '.join(self._hex(state))}" for what, state in self.rows]
-        return [self.said, *states]
+        states = [(what, " ".join(self._hex(state))) for what, state in self.rows]
+        if any(wide + len(state) > _WIDE for _, state in states):
+            return [self.said, *(line for what, state in states for line in (f"  {what}", f"      {state}"))]
+        return [self.said, *(f"  {what:<{wide}}  {state}" for what, state in states)]
 
     def _hex(self, state: tuple[int, ...]) -> list[str]:
         """Words of 32 bits, or of 64 where one of the step's needs them."""
@@ -274,12 +277,15 @@ class _Choice:
             what = f"policy {rule.policy}" + (f", fields {' '.join(named)}" if rule.policy == POLICY_CUSTOM else "")
             self._say(
                 f"{what}: struct flow_keys, {len(octets)} bytes, the lower of each pair first",
-                [(f"bytes {at} to {at + 15}", _quads(octets[at : at + 16])) for at in range(0, len(octets), 16)],
+                [
+                    (f"bytes {at} to {min(at + 16, len(octets)) - 1}", _quads(octets[at : at + 16]))
+                    for at in range(0, len(octets), 16)
+                ],
                 flow_keys=octets.hex(),
             )
             key = seed << 32 | seed
             rows, full = siphash_steps(keys, key)
-            said = f"SipHash-2-4 of these as little-endian words, key {key:016x} twice (seed {seed}): v0 v1 v2 v3"
+            said = f"SipHash-2-4 of these, little-endian, key {key:016x} twice (seed {seed}): v0 v1 v2 v3"
             self._say(said, rows, key=f"{key:016x}")
             value = full & 0xFFFFFFFF or 1
             said = f"v0 ^ v1 ^ v2 ^ v3 = {full:016x}, lower 32 bits: h = {value:08x}"

@@ -28,7 +28,7 @@ def flow_of(lab: Lab, word: str) -> Flow:
 
 def made_up(fabric: Fabric, word: str) -> Flow:
     """`SRC,DST` and what differs from QP 0x100 and source port 49152; hosts, or ports of hosts as host1:eth2."""
-    names = [part for part in word.split(",") if "=" not in part]
+    names = [part.strip() for part in word.split(",") if "=" not in part and part.strip()]
     values = dict(_DEFAULTS)
     for key, _, text in (part.partition("=") for part in word.split(",") if "=" in part):
         if key not in values:
@@ -65,7 +65,7 @@ def _number(word: str, text: str, key: str) -> int:
     except ValueError:
         raise InputError(Problem("", f"--explain {word}", f"has {text!r}, which is no number", _HINT)) from None
     if not 0 <= number <= _LIMITS[key]:
-        why = f"has {text}, and a {'QP number' if key == 'qpn' else 'UDP port'} is at most {_LIMITS[key]}"
+        why = f"has {text}, and a {'QP number' if key == 'qpn' else 'UDP port'} is 0 to {_LIMITS[key]}"
         raise InputError(Problem("", f"--explain {word}", why))
     return number
 

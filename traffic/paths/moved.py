@@ -76,7 +76,7 @@ class Moved:
             f"{self.gone} ({self.share(self.gone):.1%}) have to, their way is gone"
         ]
         if self.spread:
-            lines[0] += f"; {self.spread} more are spread and have no way of their own"
+            lines.append(f"  {self.spread} more are spread and have no way of their own")
         for name, (count, gone) in self.by_rule.items():
             mark = f", {gone} had to{' (in force)' if name == self.in_force else ''}"
             words = f"{name} hashing" if name == RESILIENT else name

@@ -1,0 +1,87 @@
+"""What is typed after `./inv hashing`: options, names of switches, rows of tables, before any lab is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topologies.cli.exact import ExactRows, entry_rows, file_rows
+from topologies.cli.hashing import _names, _options
+from topologies.problems import InputError
+from topologies.spec import FabricSpec
+from topologies.switch.hashing import MODES
+from traffic.paths.explain import Step
+from traffic.paths.steps import siphash_steps
+
+SPEC = FabricSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2)
+
+
+@pytest.mark.parametrize("key", ["gap", "hash.gap", "routing.hash.gap"])
+def test_a_key_is_its_last_word_or_its_path_in_the_fabric_file(key: str) -> None:
+    assert _options(SPEC, "flowlet", [f"{key}=5ms"])[0].gap_ns == 5_000_000
+    assert _options(SPEC, "flowlet", ["routing.seed=7", "udf.bytes=2"])[1] == 7
+
+
+@pytest.mark.parametrize(
+    ("mode", "setting", "said"),
+    [
+        ("flowlet", "gpa=5ms", "gpa is no key of hashing\n       hint: did you mean gap?"),
+        ("flow", "ucmp=true", "ucmp is no key of hashing\n       hint: legal here: policy, "),
+        ("flow", "ecmp=spray", "ecmp is no key of hashing\n       hint: the mode stands before it"),
+        ("flow", "gap=5ms", "gap has no effect under flow\n       hint: it counts in flowlet"),
+        ("spray", "first=load", "first has no effect under spray"),
+        ("flowlet", "choice=random", "choice has no effect under flowlet"),
+        ("e-ecmp", "policy=l3", "policy has no effect under e-ecmp"),
+        ("flow", "udf.bytes=2", "udf has no effect under flow\n       hint: it counts in e-ecmp, flowlet, spray"),
+        ("e-ecmp", "buckets=64", "buckets has no effect under e-ecmp\n       hint: it counts with --set resilient"),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused_and_says_where_it_would(mode: str, setting: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        _options(SPEC, mode, [setting])
+    assert f"--set  {said}" in str(caught.value)
+
+
+def test_a_file_may_hold_options_of_every_mode() -> None:
+    routing = {"hash": {"gap": "5ms", "choice": "round-robin"}, "resilient": True}
+    spec = FabricSpec.model_validate({"name": "tiny", "racks": 2, "ctsw": 2, "routing": routing})
+    for mode in MODES:
+        assert _options(spec, mode, ["buckets=64"])[0].buckets == 64
+
+
+def test_switches_that_are_none_are_not_all() -> None:
+    assert _names([]) == []
+    assert _names(["rtsw1, rtsw2", "ctsw1"]) == ["rtsw1", "rtsw2", "ctsw1"]
+    with pytest.raises(InputError, match="--switch , names no switch"):
+        _names([","])
+
+
+def test_a_port_number_is_written_with_digits_of_ascii() -> None:
+    rows = ExactRows()
+    rows.add(entry_rows(["rtsw1 \u0663 10.0.1.0/24 eth1", "rtsw1,4,10.0.1.0/24,eth1"]))
+    assert [problem.why for problem in rows.problems.found] == ["is no port number"]
+    assert list(rows.tables) == ["rtsw1"]
+
+
+def test_a_table_may_be_larger_than_a_fabric_file_and_come_from_a_spreadsheet(tmp_path: Path) -> None:
+    table = tmp_path / "te.csv"
+    rows = "".join(f"rtsw1,{sport},10.0.1.0/24,eth1\r\n" for sport in range(1, 10_001))
+    table.write_text(f"\ufeffswitch,sport,prefix,port\r\n{rows}", newline="")
+    assert len(file_rows(str(table))) == 10_000
+    with pytest.raises(InputError, match=r"is a directory\n  hint: name a file in it"):
+        file_rows(str(tmp_path))
+
+
+def test_a_row_whose_quote_is_not_closed_is_told_in_one_line(tmp_path: Path) -> None:
+    table = tmp_path / "te.csv"
+    table.write_text('switch,sport,prefix,port\n"rtsw1,5,10.0.1.0/24,eth9\nrtsw1,5\n')
+    rows = ExactRows()
+    rows.add(file_rows(str(table)))
+    assert [problem.what for problem in rows.problems.found] == ["rtsw1,5,10.0.1.0/24,eth9 rtsw1,5"]
+
+
+def test_steps_of_64_bits_stay_within_a_hundred_columns() -> None:
+    lines = Step("SipHash", tuple(siphash_steps([1, 2, 3], 0xA5FF9E0CA5FF9E0C)[0])).lines()
+    assert max(map(len, lines)) <= 96
+    assert [line for line in lines if "length" in line]
