@@ -2,7 +2,7 @@
 
 In:  a running Lab of a fabric file, a port (`rtsw1:eth3`) or a switch.
 Out: a Fault that can be undone, once every kernel forwards as the fabric then should; CheckError with what lacks
-where that does not come in time.
+where that does not come in time. What fails or is interrupted on the way is put back; a Fault undoes what it changed.
 
     with link_down(lab, "rtsw1:eth3"):
         ...                          # undone at the end, and awaited
@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from topologies import bgp, convergence
@@ -93,14 +94,14 @@ def link_down(lab: Lab, port: str, timeout: float = _SECONDS) -> Fault:
     A host's link goes down at its switch. InputError for a port that the fabric does not have.
     """
     node, name = _port(lab, port)
-    _set(lab, node, [name], "down", timeout)
-    return Fault(f"{port} down", lambda: _set(lab, node, [name], "up", timeout))
+    return _taken_down(lab, f"{port} down", node, [name], timeout)
 
 
 def link_up(lab: Lab, port: str, timeout: float = _SECONDS) -> None:
     """Take a link up at that end, and wait until it is used again."""
     node, name = _port(lab, port)
-    _set(lab, node, [name], "up", timeout)
+    _set(lab, node, [name], "up")
+    wait(lab, timeout)
 
 
 def switch_down(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
@@ -109,14 +110,14 @@ def switch_down(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
     InputError for what is no switch of the fabric.
     """
     node = _switch(lab, switch)
-    _set(lab, node, [port.name for port in node.ports], "down", timeout)
-    return Fault(f"{switch} down", lambda: switch_up(lab, switch, timeout))
+    return _taken_down(lab, f"{switch} down", node, [port.name for port in node.ports], timeout)
 
 
 def switch_up(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
     """Take all links of a switch up at its own end, and wait until it is used again."""
     node = _switch(lab, switch)
-    _set(lab, node, [port.name for port in node.ports], "up", timeout)
+    _set(lab, node, [port.name for port in node.ports], "up")
+    wait(lab, timeout)
 
 
 def drain(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
@@ -125,13 +126,17 @@ def drain(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
     InputError for what is no switch of the fabric. A rack stays reachable through its own RTSW, drained or not.
     """
     node = _switch(lab, switch)
-    _graceful(lab, node, "", timeout)
-    return Fault(f"{switch} drained", lambda: undrain(lab, switch, timeout))
+    _known(lab)
+    # One that is drained already is not drained by this fault, and stays so behind it.
+    words = ("", "") if _is_drained(lab, node) else ("", "no ")
+    do, undo = (partial(_graceful, lab, node, word) for word in words)
+    return _made(lab, f"{switch} drained", do, undo, timeout)
 
 
 def undrain(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
     """End a drain, and wait until the switch is used again."""
-    _graceful(lab, _switch(lab, switch), "no ", timeout)
+    _graceful(lab, _switch(lab, switch), "no ")
+    wait(lab, timeout)
 
 
 def state_of(lab: Lab) -> State:
@@ -204,21 +209,44 @@ def _unsettled(lab: Lab, state: State) -> list[str]:
     return found
 
 
-def _set(lab: Lab, node: Node, names: Sequence[str], word: str, timeout: float) -> None:
+def _taken_down(lab: Lab, what: str, node: Node, names: Sequence[str], timeout: float) -> Fault:
+    """Ports of one switch down. What was down already is not this fault's, and stays down behind it."""
+    _known(lab)
+    down = down_ports(lab.handle(node.name))
+    fresh = [name for name in names if not down.get(name)]
+    do, undo = (partial(_set, lab, node, fresh, word) for word in ("down", "up"))
+    return _made(lab, what, do, undo, timeout)
+
+
+def _made(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None], timeout: float) -> Fault:
+    """Do it and wait. Where that fails or is interrupted, nobody holds a Fault to undo, so it is put back at once."""
+    try:
+        do()
+        wait(lab, timeout)
+    except BaseException:  # Ctrl-C above all
+        undo()
+        raise
+
+    def put_back() -> None:
+        undo()
+        wait(lab, timeout)
+
+    return Fault(what, put_back)
+
+
+def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
     _known(lab)
     lines = "".join(f"link set dev {name} {word}\n" for name in names)
     with lock(lab.name), inside(lab.handle(node.name).netns):
         done = run(["ip", "-batch", "-"], stdin=lines, check=False)
     if done.code != 0:
         raise MachineError(Problem(node.name, f"ports {word}", f"failed: {done.err.strip()}"))
-    wait(lab, timeout)
 
 
-def _graceful(lab: Lab, node: Node, word: str, timeout: float) -> None:
+def _graceful(lab: Lab, node: Node, word: str) -> None:
     _known(lab)
     commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
     lab.capture(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
-    wait(lab, timeout)
 
 
 def _known(lab: Lab) -> None:

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from topologies import faults
 from topologies import lab as life
 from topologies.convergence import Wanted, gaps
 from topologies.events import Silent
-from topologies.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain
+from topologies.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
 from topologies.lab import Lab
 from topologies.load import load_fabric
-from topologies.problems import InputError
+from topologies.problems import CheckError, InputError
 from topologies.status import status
 from topologies.switch.counters import read_counters
 from topologies.switch.fib import read_fib
@@ -217,3 +218,29 @@ def test_what_was_undone_is_not_undone_again(dc: Lab) -> None:
     with drain(dc, "ctsw2"):
         fault.undo()
         assert state_of(dc).drained == ("ctsw2",)
+
+
+@pytest.mark.parametrize(("make", "where"), [(link_down, "rtsw1:eth1"), (switch_down, "ctsw1"), (drain, "ctsw2")])
+@pytest.mark.parametrize("error", [CheckError, KeyboardInterrupt])
+def test_a_fault_that_comes_too_late_or_is_interrupted_is_put_back(
+    dc: Lab, make: Callable[..., Fault], where: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends_early(*_: object) -> None:
+        assert state_of(dc) != State((), ())
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(faults, "wait", ends_early)
+        make(dc, where)
+    wait(dc)
+    assert state_of(dc) == State((), ())
+
+
+def test_a_fault_inside_another_undoes_what_it_did_and_no_more(dc: Lab) -> None:
+    with link_down(dc, "ctsw1:eth1"), drain(dc, "ctsw2"):
+        both = state_of(dc)
+        with switch_down(dc, "ctsw1"):
+            assert len(state_of(dc).dead) == 4
+        with drain(dc, "ctsw2"), link_down(dc, "ctsw1:eth1"):
+            assert state_of(dc) == both
+        assert state_of(dc) == both == State(("ctsw1:eth1",), ("ctsw2",))
