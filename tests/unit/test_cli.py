@@ -209,6 +209,19 @@ def test_shells_can_complete(typed: list[str], offered: list[str], capsys: pytes
     assert capsys.readouterr().out.split() == offered
 
 
+def test_shells_complete_modes_plans_and_fabrics() -> None:
+    import tasks
+    from topologies.cli.completion import candidates
+    from topologies.load import presets
+
+    verbs = {each.verb.name: each.verb for each in (tasks.hashing, tasks.paths)}
+    assert "pinned" in candidates(["./inv", "hashing", ""], verbs, [])
+    assert "--explain" in candidates(["./inv", "hashing", "--"], verbs, [])
+    assert "spray" in candidates(["./inv", "paths", "--mode", ""], verbs, [])
+    assert "ring" in candidates(["./inv", "paths", "--plan", ""], verbs, [])
+    assert candidates(["./inv", "paths", "--predict", ""], verbs, []) == presets()
+
+
 def test_a_spare_word_may_be_a_lab() -> None:
     import tasks
 

@@ -97,6 +97,18 @@ def _kinds() -> list[str]:
     return list(KINDS)
 
 
+def _modes() -> list[str]:
+    from topologies.switch.hashing import MODES
+
+    return list(MODES)
+
+
+def _plans() -> list[str]:
+    from traffic.paper.planfile import plan_words
+
+    return plan_words()
+
+
 def _labs() -> list[str]:
     from topologies.state import labs
 
@@ -110,5 +122,8 @@ _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "mgmt": _mgmts,
     "kind": _kinds,
     "lab": _labs,
+    "mode": _modes,
+    "plan": _plans,
+    "predict": _fabrics,
     "format": lambda: ["text", "json"],
 }

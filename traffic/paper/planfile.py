@@ -69,6 +69,11 @@ def load_plan(typed: str) -> PaperPlan:
     return PaperPlan(spec, typed, words)
 
 
+def plan_words() -> list[str]:
+    """The words that a plan can begin with."""
+    return [*_WORDS, *NAMED]
+
+
 def files_of(typed: str | None) -> list[str]:
     """The files that a plan needs: its own, and its matrix'. Nothing is judged here."""
     if typed is None:
@@ -99,7 +104,7 @@ def _is_matrix(word: str) -> bool:
 
 def _is_words(typed: str) -> bool:
     first = typed.partition(",")[0]
-    return _is_matrix(first) or first.partition(":")[0] in {*_WORDS, *NAMED}
+    return _is_matrix(first) or first.partition(":")[0] in plan_words()
 
 
 def _file(typed: str) -> Path:
@@ -108,8 +113,8 @@ def _file(typed: str) -> Path:
     if path.suffix in (".yml", ".yaml") or path.is_file():
         return path
     legal = [*_WORDS, *(name + more for name, more in NAMED.items())]
-    near = nearest(typed.partition(",")[0].partition(":")[0], [*_WORDS, *NAMED])
-    hint = f"did you mean {near}?" if near else f"words: {', '.join(legal)}; a file ends in .yml or .csv"
+    near = nearest(typed.partition(",")[0].partition(":")[0], plan_words())
+    hint = f"did you mean {near}?" if near else f"words: {', '.join(legal)};\nfiles end in .yml or .csv"
     raise InputError(
         Problem("", f"{_FLAG} {typed[:200] or 'with no word'}", "is neither a known plan nor a file", hint)
     )
