@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from topologies.cli.exact import ExactRows, entry_rows, file_rows
-from topologies.cli.hashing import _names, _options
+from topologies.cli.hashing import _names, _options, _text
 from topologies.problems import InputError
 from topologies.spec import FabricSpec
-from topologies.switch.hashing import MODES
+from topologies.switch.hashing import MODES, SwitchHashing
 from traffic.paths.explain import Step
 from traffic.paths.steps import siphash_steps
 
@@ -85,3 +85,14 @@ def test_steps_of_64_bits_stay_within_a_hundred_columns() -> None:
     lines = Step("SipHash", tuple(siphash_steps([1, 2, 3], 0xA5FF9E0CA5FF9E0C)[0])).lines()
     assert max(map(len, lines)) <= 96
     assert [line for line in lines if "length" in line]
+
+
+def test_a_table_of_switches_with_many_options_stays_within_a_hundred_columns() -> None:
+    options, _ = _options(
+        SPEC, "flowlet", ["gap=1500us", "first=load", "resilient=true", "udf.base=l3", "udf.offset=12"]
+    )
+    row = SwitchHashing("rtsw1", "flowlet", 4294967295, 1, 0x37, options)
+    counts = dict.fromkeys(("steered", "fell_back", "repicks", "misses"), 123456)
+    text = _text("tiny", [(row, counts)])
+    assert max(map(len, text.splitlines())) <= 100
+    assert "udf l3+12:3, gap 1500us, by load, 256 buckets" in text and "123456" in text

@@ -33,6 +33,7 @@ _OF_MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "gap": ("flowlet",), "first": ("flowlet",), "choice": ("spray",),
 }  # fmt: skip
 _EXACT: Final = "exact-match"
+_WIDE: Final = 100  # columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def run_hashing(out: Console, lab: str | None, asked: Asked) -> None:
     else:
         _set(where, asked.mode, asked)
     rows = _rows(where, _names(asked.switches) if asked.mode is None else ())
-    out.result({"lab": where.name, "switches": [_json(row, stats) for row, stats in rows]}, _text(where, rows))
+    out.result({"lab": where.name, "switches": [_json(row, stats) for row, stats in rows]}, _text(where.name, rows))
 
 
 def _check_nothing_else(asked: Asked) -> None:
@@ -182,7 +183,8 @@ def _json(row: SwitchHashing, stats: Mapping[str, int]) -> dict[str, Any]:
     return {**data, "exact": exact, "statistics": dict(stats)}
 
 
-def _text(lab: Lab, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> str:
+def _text(lab: str, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> str:
+    """A line a switch, within 100 columns: options that are long stand in a table of their own."""
     header = ("switch", "mode", "seed", "policy", "options", "exact", "steered", "fell back", "re-picks", "misses")
     lines = [
         (
@@ -196,8 +198,14 @@ def _text(lab: Lab, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> 
         for row, _ in rows
         for (sport, prefix), port in row.steering.exact.items()
     ]
-    shown = table(header, lines) if lines else f"{lab.name} has no switches"
-    return f"{shown}\n\n{table(COLUMNS, entries)}" if entries else shown
+    tables = [table(header, lines) if lines else f"{lab} has no switches"]
+    if max(map(len, tables[0].splitlines())) > _WIDE:
+        at = header.index("options")
+        tables = [table((*header[:at], *header[at + 1 :]), [(*line[:at], *line[at + 1 :]) for line in lines])]
+        tables.append(table((header[0], header[at]), [(line[0], line[at]) for line in lines]))
+    if entries:
+        tables.append(table(COLUMNS, entries))
+    return "\n\n".join(tables)
 
 
 def options_text(row: SwitchHashing) -> str:
