@@ -1,0 +1,72 @@
+"""Next hops against BGP itself, spoken route by route: AS paths, loops, local preference, nothing of bit sets."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from topologies.fabric import Fabric
+from topologies.nexthops import next_hop_groups, racks_of
+from topologies.shapes import build
+from topologies.spec import FabricSpec
+
+Route = tuple[tuple[int, ...], bool]  # AS path, the nearest first; whether GRACEFUL_SHUTDOWN is on it
+Table = dict[str, dict[int, frozenset[str]]]
+_USUAL, _SHUTDOWN = 100, 0  # local preference
+
+
+def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
+    """Rounds of announcements until nothing changes: switch -> rack -> ports of all best paths."""
+    switches = {node.name: node for node in fabric.switches}
+    links = {
+        name: [
+            (port.name, port.peer_node)
+            for port in node.ports
+            if port.peer_node in switches and not {port.ref, port.peer_ref} & dead
+        ]
+        for name, node in switches.items()
+    }
+    table: Table = {name: {} for name in switches}
+    for origin in (node for node in fabric.switches if node.rack is not None):
+        said: dict[str, Route] = {}
+        while True:
+            now: dict[str, Route] = {origin.name: ((origin.asn or 0,), origin.name in drained)}
+            for name, node in switches.items():
+                heard = [
+                    ((_SHUTDOWN if route[1] or name in drained else _USUAL, -len(route[0])), port, route)
+                    for port, peer in links[name]
+                    if (route := said.get(peer)) is not None and node.asn not in route[0]
+                ]
+                if node is origin or not heard:
+                    continue
+                rank = max(each[0] for each in heard)
+                best = [each for each in heard if each[0] == rank]
+                table[name][origin.rack or 0] = frozenset(port for _, port, _ in best)
+                path, marked = best[0][2]
+                now[name] = ((node.asn or 0, *path), marked or name in drained)
+            if now == said:
+                break
+            for name in switches.keys() - now.keys():
+                table[name].pop(origin.rack or 0, None)
+            said = now
+    return table
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_next_hops_are_those_of_bgp_whatever_is_down_and_drained(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(25):
+        zones = draw.choice([1, 2, 2, 3])
+        sizes = {"racks": draw.randint(1, 3), "ctsw": draw.randint(1, 3)}
+        atsw = draw.randint(1, 3) if zones > 1 else None
+        fabric = build(FabricSpec(name="x", zones=zones, atsw=atsw, hosts_per_rack=1, **sizes))
+        names = [node.name for node in fabric.switches]
+        ports = [p.ref for node in fabric.switches for p in node.ports if p.address is None]
+        dead = set(draw.sample(ports, draw.randint(0, len(ports) // draw.choice([2, 3, 6]))))
+        drained = set(draw.sample(names, draw.randint(0, min(4, len(names)))))
+        found = {
+            name: {rack: frozenset(group.ports) for group in groups for rack in racks_of(group.racks)}
+            for name, groups in next_hop_groups(fabric, dead, drained).items()
+        }
+        assert found == spoken(fabric, dead, drained), (fabric.spec, dead, drained)
