@@ -292,6 +292,62 @@ def test_a_flowlet_by_load_takes_the_port_that_carried_least(lab: StaticLab) -> 
     assert ports(lab, [frame_of(lab, flow, payload=1000) for flow in flows]) == first
 
 
+def test_a_flowlet_by_load_chooses_anew_after_a_gap(lab: StaticLab) -> None:
+    told(lab, "flowlet", gap_ns=200_000_000, first="load")
+    frame = frame_of(lab, flows_of(lab, 1)[0], payload=1000)
+    (first,) = set(ports(lab, [frame] * 50))
+    time.sleep(0.25)  # one half-life and no more: that port carried most, still
+    (second,) = set(ports(lab, [frame] * 10))
+    assert second != first
+
+
+def test_a_flowlet_by_load_leaves_a_dead_port_for_a_live_one(lab: StaticLab) -> None:
+    told(lab, "flowlet", gap_ns=5_000_000_000, first="load")
+    frames = [frame_of(lab, replace(flow, qpn=index), payload=1000) for index, flow in enumerate(flows_of(lab, 16))]
+    frame = frames[ports(lab, frames).index("eth2")]
+    try:
+        link(lab, "down")
+        assert ports(lab, [frame]) == [None]  # this one goes by hash
+        (port,) = set(ports(lab, [frame] * 5))
+        assert port in UPLINKS and port != "eth2"
+    finally:
+        link(lab, "up")
+
+
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+def test_slices_go_round_a_number_of_ways_that_is_no_power_of_two(family: str) -> None:
+    with static_fabric("pinned", weights=(1, 1, 1), racks=3, hosts_per_rack=4, family=family) as made:
+        handle = made.handle("rtsw1")
+        indexes = {name: index for index, name in port_names(handle).items()}
+        flow = next(flow for flow in some_flows(made.fabric, 20) if flow.first_hop == "rtsw1:eth4")
+        mac = made.fabric.by_name["rtsw1"].port("eth4").mac
+        with inside(handle.netns), Program.pinned(pin_dir(made.name, "rtsw1") / "hash") as program:
+            for rack in (2, 3):
+                hosts = [str(h.ports[0].address).partition("/")[0] for h in made.fabric.hosts if h.rack == rack]
+                sent = [roce_frame(replace(flow, dst_ip=host), 64, "02:00:00:00:00:09", mac) for host in hosts]
+                taken = [program.test_run(frame, ifindex=indexes["eth4"]).cb[1] for frame in sent]
+                assert taken == [indexes[port] for port in ("eth1", "eth2", "eth3", "eth1")]
+
+
+def test_what_a_port_carried_long_ago_is_no_load(lab: StaticLab) -> None:
+    told(lab, "flowlet", gap_ns=50_000_000, first="load")
+    flow, *others = (replace(each, qpn=index) for index, each in enumerate(flows_of(lab, 5)))
+    ports(lab, [frame_of(lab, flow, payload=1000)] * 50)
+    time.sleep(1.2)  # 24 half-lives
+    assert Counter(ports(lab, [frame_of(lab, each) for each in others])) == dict.fromkeys(UPLINKS, 1)
+
+
+def test_a_new_rule_forgets_the_flowlets_of_the_one_before(lab: StaticLab) -> None:
+    flow = flows_of(lab, 1)[0]
+    seed = told(lab, "flowlet", gap_ns=50_000_000)
+    (value,) = values(lab, [flow], seed)
+    runs(lab, [frame_of(lab, flow)])
+    time.sleep(0.1)
+    assert runs(lab, [frame_of(lab, flow)])[0].cb[0] != value
+    told(lab, "flowlet", gap_ns=5_000_000_000)
+    assert runs(lab, [frame_of(lab, flow)])[0].cb[0] == value
+
+
 @pytest.mark.parametrize("mode", ["flow", "e-ecmp"])
 def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else(lab: StaticLab, mode: str) -> None:
     seed = told(lab, mode, resilient=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from topologies.problems import CheckError
+from topologies.switch.fib import NextHop
 from topologies.switch.steering import Udf
 from traffic.paths import forwarding as engine
+from traffic.paths import oracle
 from traffic.paths.forwarding import Forwarding, Hops, forwarding_of, walk
 from traffic.paths.hashes import FlowArrays
 from traffic.paths.rules import Rule, Rules, SteeringTables, exact_keys, steering_like
@@ -130,6 +133,25 @@ def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else
     )
     # RFC 2992: of three, losing the middle one moves its third, and a sixth on either side of it to the other.
     assert 0.30 < (threshold[0] != threshold[1]).mean() < 0.37
+
+
+def test_where_there_is_nothing_to_steer_over_resilient_hashing_is_plain_hashing() -> None:
+    like = steering_like(clos())
+    nothing = replace(like, group=np.full_like(like.group, -1))
+    resilient = go(clos(), Rule("e-ecmp", 1, resilient=True), 300, nothing).ports
+    assert (resilient == go(clos(), Rule("e-ecmp", 1), 300).ports).all()
+
+
+def test_the_oracle_rounds_a_share_as_the_kernel_does() -> None:
+    """A third of 2^31 is 715827882.67: the first of three has 715827883 values, the last of them 715827882."""
+    hops = [NextHop(port, at, "") for at, port in enumerate("abcd", 1)]
+    three = [hops[0], replace(hops[1], dead=True), *hops[2:]]
+    values = (0, 715827882, 715827883, 1431655764, 1431655765, (1 << 31) - 1)
+    assert [oracle._take(three, value) for value in values] == [
+        ("a",), ("a",), ("c",), ("c",), ("d",), ("d",)
+    ]  # fmt: skip
+    heavy = [replace(hops[0], weight=2), hops[1]]
+    assert [oracle._take(heavy, value) for value in (1431655764, 1431655765)] == [("a",), ("b",)]
 
 
 def test_exact_entries_are_by_switch_destination_and_source_port() -> None:
