@@ -73,6 +73,32 @@ def test_a_plan_that_does_not_fit_is_an_input_error(inv: Inv) -> None:
     assert said["error"]["problems"][0]["what"] == "ranks: 99"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--plan", "m.csv", "--csv", "./m.csv"), "--csv ./m.csv is what the prediction reads"),
+        (("--plan", "p.yml", "--csv", "m.csv"), "--csv m.csv is what the prediction reads"),
+        (("--plan", "ring", "--csv", "l.svg", "--heatmap", "./l.svg"), "--heatmap ./l.svg is the file of --csv, too"),
+    ],
+)
+def test_no_file_is_written_over_one_that_was_read(
+    inv: Inv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.csv").write_text("src,dst,bytes\n0,1,64K\n")
+    Path("p.yml").write_text("matrix: m.csv\n")
+    code, found = inv("paths", "--predict", "tiny", *words)
+    (problem,) = found["error"]["problems"]
+    assert (code, f"{problem['what']} {problem['why']}") == (2, said)
+    assert Path("m.csv").read_text() == "src,dst,bytes\n0,1,64K\n"
+
+
+@pytest.mark.parametrize("flag", ["--down", "--drain"])
+def test_a_list_without_a_name_in_it_is_refused(inv: Inv, flag: str) -> None:
+    code, said = inv("paths", "--predict", "tiny", "--plan", "ring", flag, ",")
+    assert (code, said["error"]["problems"][0]["why"]) == (2, "names nothing")
+
+
 def test_flags_of_a_prediction_alone_are_errors() -> None:
     assert not on_paper(NOTHING, None)
     assert not on_paper(NOTHING, "zone")

@@ -57,6 +57,7 @@ def predict_paths(
 
     ask = Ask(_mode(mode), _trials(trials), _words("--down", down), _words("--drain", drain))
     kind = kind_of(heatmap) if heatmap is not None else None
+    _check_files(csv, heatmap, files_in({"predict": predict, "plan": plan}))
     spec = load_fabric(predict, overrides=set_)
     if plan is None:
         hint = "a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
@@ -67,6 +68,17 @@ def predict_paths(
 
     text = "\n\n".join([render(result), *(["\n".join(f"wrote {name}" for name in written)] if written else [])])
     out.result({**(result.to_json() if out.json else {}), "csv": csv, "heatmap": heatmap}, text)
+
+
+def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> None:
+    """InputError where a file would be written over one that was read, or over the other one."""
+    taken = {real(name).resolve(): "is what the prediction reads" for name in read}
+    for flag, name in (("--csv", csv), ("--heatmap", heatmap)):
+        if name is None:
+            continue
+        if real(name).resolve() in taken:
+            raise InputError(Problem("", f"{flag} {name}", taken[real(name).resolve()], "name another file"))
+        taken[real(name).resolve()] = f"is the file of {flag}, too"
 
 
 def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) -> list[str]:
