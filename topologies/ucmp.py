@@ -71,12 +71,6 @@ def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tu
     return tuple(each // step for each in group.bandwidths)
 
 
-def kernel_order(group: Group, release: tuple[int, ...] | None = None) -> tuple[str, ...]:
-    """The group's ports as they stand in the kernel's route: zebra puts light ones first (nexthop_cmp)."""
-    weights = dict(zip(group.ports, expected_weights(group, release), strict=True))
-    return tuple(sorted(group.ports, key=weights.__getitem__))
-
-
 def with_bandwidths(fabric: Fabric, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
     """The groups with bandwidths, in Mbit/s as announced, cut where racks of a group have different ones."""
     return _Announced(fabric, groups, announcements(fabric)).cut()

@@ -23,12 +23,12 @@ def dc() -> Fabric:
 
 @pytest.fixture(scope="module")
 def largest() -> Fabric:
-    start = time.perf_counter()
+    start = time.process_time()
     spec = FabricSpec(
         name="big", zones=8, racks=252, ctsw=18, atsw=18, hosts_per_rack=2, nics_per_host=8, oversubscription=7
     )
     fabric = build(spec)
-    assert time.perf_counter() - start < 8, "1 s when nothing else runs"
+    assert time.process_time() - start < 8, "1 s of processor time, usually"
     return fabric
 
 
@@ -73,9 +73,9 @@ def test_nothing_collides_in_the_largest_fabric(largest: Fabric) -> None:
 
 
 def test_next_hops_of_the_largest_fabric_are_found_at_once(largest: Fabric) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     groups = next_hop_groups(largest)
-    assert time.perf_counter() - start < 4, "0.4 s when nothing else runs"
+    assert time.process_time() - start < 4, "0.4 s of processor time, usually"
     sizes = {name: [(len(g.ports), g.racks.bit_count()) for g in groups[name]] for name in ("rtsw1", "ctsw1", "atsw1")}
     assert sizes["rtsw1"] == [(18, 2015)]
     assert sizes["ctsw1"] == [(1, 1)] * 252 + [(18, 2016 - 252)]

@@ -12,7 +12,7 @@ from topologies.nexthops import Group, next_hop_groups, racks_of
 from topologies.render import rendered
 from topologies.shapes import build
 from topologies.spec import FabricSpec
-from topologies.ucmp import announcements, expected_weights, kernel_order, weights_of
+from topologies.ucmp import announcements, expected_weights, weights_of
 
 
 def fabric_of(exceptions: dict[str, str] | None = None, **keys: Any) -> Fabric:
@@ -84,13 +84,9 @@ def test_no_weight_is_zero_and_one_way_has_none() -> None:
     assert weights_of((), (8, 4)) == ()
 
 
-def test_light_next_hops_stand_first_in_the_kernel() -> None:
-    group = Group(("eth1", "eth2", "eth3", "eth4"), 1, (100, 50, 10, 100))
-    assert expected_weights(group) == (10, 5, 1, 10)
-    assert kernel_order(group, (8, 4)) == ("eth3", "eth2", "eth1", "eth4")
-    plain = Group(("eth1", "eth2"), 1)
-    assert expected_weights(plain, (8, 4)) == (1, 1)
-    assert kernel_order(plain) == ("eth1", "eth2")
+def test_weights_without_a_release_are_bandwidths_in_lowest_terms() -> None:
+    assert expected_weights(Group(("eth1", "eth2", "eth3", "eth4"), 1, (100, 50, 10, 100))) == (10, 5, 1, 10)
+    assert expected_weights(Group(("eth1", "eth2"), 1), (8, 4)) == (1, 1)
 
 
 def test_only_what_no_sum_says_is_configured() -> None:
@@ -135,9 +131,9 @@ def test_rates_beyond_what_bgp_can_say_keep_their_proportions(rate: str) -> None
 def test_the_largest_fabric_is_done_in_seconds() -> None:
     link = {"fabric": "100mbit", "exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}}
     fabric = fabric_of(link=link, zones=8, racks=252, ctsw=18, atsw=18, nics_per_host=8)
-    start = time.perf_counter()
+    start = time.process_time()
     groups = next_hop_groups(fabric)
-    assert time.perf_counter() - start < 30, "4 s when nothing else runs"
+    assert time.process_time() - start < 30, "4 s of processor time, usually"
     # 79 for 100 Mbit/s, so that 18 times 18 of them can still be said.
     assert {group.bandwidths[:3] for group in groups["rtsw2"]} == {
         (79, 40, 8), (79, 40, 79), (79 * 324, 79 * 324 // 2, 79 * 324),
