@@ -58,9 +58,9 @@ def test_next_hops_are_those_of_bgp_whatever_is_down_and_drained(seed: int) -> N
     draw = random.Random(seed)
     for _ in range(25):
         zones = draw.choice([1, 2, 2, 3])
-        sizes = {"racks": draw.randint(1, 3), "ctsw": draw.randint(1, 3)}
+        racks, ctsw = draw.randint(1, 3), draw.randint(1, 3)
         atsw = draw.randint(1, 3) if zones > 1 else None
-        fabric = build(FabricSpec(name="x", zones=zones, atsw=atsw, hosts_per_rack=1, **sizes))
+        fabric = build(FabricSpec(name="x", zones=zones, racks=racks, ctsw=ctsw, atsw=atsw, hosts_per_rack=1))
         names = [node.name for node in fabric.switches]
         ports = [p.ref for node in fabric.switches for p in node.ports if p.address is None]
         dead = set(draw.sample(ports, draw.randint(0, len(ports) // draw.choice([2, 3, 6]))))

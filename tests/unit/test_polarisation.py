@@ -129,3 +129,16 @@ def test_the_made_up_flows_are_the_same_every_time_and_cross_zones() -> None:
     assert all(fabric.by_name[flow.src].zone != fabric.by_name[flow.dst].zone for flow in flows)
     lone = build(FabricSpec(name="one", racks=1, ctsw=2))
     assert made_up(lone, 5) == []
+
+
+def test_a_trifle_is_real_and_not_named() -> None:
+    """One rack of eight hashes as its CTSW does: seven in eight of what comes is independent."""
+    fabric = build(FabricSpec(name="k", zones=2, racks=8, ctsw=2, atsw=2, hosts_per_rack=1))
+    nodes = tuple(
+        replace(node, hash_seed=fabric.by_name["rtsw1"].hash_seed) if node.name == "ctsw1" else node
+        for node in fabric.nodes
+    )
+    (pair,) = (each for each in asked(replace(fabric, nodes=nodes)).pairs if each.switch == "ctsw1")
+    assert pair.dependence.verdict == "dependent"
+    assert 0 < pair.share < 0.1
+    assert not pair.polarised

@@ -166,3 +166,16 @@ def test_entropy_counts_what_a_hash_can_tell_apart() -> None:
     seen = tuple_entropy(FlowArrays(four, four, ports, four * np.uint32(4791), np.arange(4, dtype=np.uint32)))
     assert (seen.flows, seen.distinct) == (4, 2)
     assert seen.bits == pytest.approx(entropy_bits([3, 1]))
+
+
+def test_one_link_that_hardly_anything_is_due_to_makes_a_test_worthless() -> None:
+    weights = [0.001, *[1.0] * 5]
+    assert evenness([0, *[100] * 5], weights).verdict == TOO_FEW
+    assert evenness([1, *[100] * 5], [0.03, *[1.0] * 5]).verdict == EVEN
+
+
+def test_information_by_chance_is_what_independent_choices_show() -> None:
+    random = np.random.default_rng(3)
+    found = [dependence(random.integers(0, 4, 500), random.integers(0, 4, 500)) for _ in range(300)]
+    assert found[0].by_chance == pytest.approx(9 / (1000 * math.log(2)))
+    assert np.mean([each.bits for each in found]) == pytest.approx(found[0].by_chance, rel=0.1)

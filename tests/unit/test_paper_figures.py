@@ -1,0 +1,72 @@
+"""Figures to be told by hand: MMR without some links, rooflines of narrow racks, what had to move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topologies.events import Silent
+from topologies.spec import FabricSpec
+from traffic.paper.forecast import Ask, forecast
+from traffic.paper.modes import EVEN_SPLIT
+from traffic.paper.planfile import load_plan
+from traffic.paper.result import Prediction, Spread
+
+TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
+THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
+
+
+def ask(shape: dict[str, Any], plan: str, **keys: Any) -> Prediction:
+    spec = FabricSpec.model_validate({"name": "small", **shape})
+    return forecast(spec, load_plan(plan), Ask(**keys), Silent())
+
+
+@pytest.mark.parametrize("key", ["down", "drain"])
+def test_links_that_are_gone_are_no_part_of_the_mean(key: str) -> None:
+    """Zone 1 has 2 CTSWs of 3 left: a quarter of its load on a link to ATSWs; zone 2 has a sixth, the mean is a fifth."""
+    for gone, mmr in ((("ctsw1", "ctsw4"), 1), (("ctsw1",), 5 / 4)):
+        found = ask(THREE, "all-to-all", **{key: gone})
+        (even,) = (mode for mode in found.modes if mode.mode == EVEN_SPLIT)
+        assert even.mmr[1] == even.mmr[2] == pytest.approx(mmr)
+
+
+def test_links_that_live_and_carry_nothing_are_part_of_the_mean() -> None:
+    found = ask({**TWO, "ctsw": 1}, "incast:3")  # ranks 1, 2 and 3; rank 3 is alone in rack 2 and sends to rack 1
+    assert found.modes[0].mmr[1] == pytest.approx(3)
+
+
+def test_a_narrow_rack_is_a_roofline_and_a_wide_one_beside_it_does_not_hide_it() -> None:
+    uplinks = {f"rtsw1:eth{n}": "10mbit" for n in range(1, 5)}
+    found = ask({**TWO, "link": {"exceptions": uplinks}}, "shift:3")
+    carried = found.modes[0].bytes[found.wires.id_of["host4:eth1"]] * 3  # what three NICs of a rack send
+    assert found.roofline.what == "all uplinks of rtsw1"
+    assert found.roofline.seconds == pytest.approx(carried * 8 / (4 * 10e6))
+
+
+def test_what_had_to_move_is_what_was_on_the_dead_link_wherever_it_lies_on_the_path() -> None:
+    before = ask(THREE, "all-to-all,qps=8").modes[0].flows
+    found = ask(THREE, "all-to-all,qps=8", down=("rtsw1:eth1",))
+    assert before is not None
+    assert found.moved is not None
+    at = [found.wires.id_of[port] for port in ("rtsw1:eth1", "ctsw1:eth1")]
+    assert found.moved.lost["threshold"] == before[at].sum() > 0
+    assert found.unreachable == 0
+
+
+@pytest.mark.parametrize(("down", "local"), [(("rtsw2",), 0), (("rtsw2:eth1", "rtsw2:eth2", "rtsw2:eth3"), 2)])
+def test_flows_that_have_no_way_any_more_have_not_moved(down: tuple[str, ...], local: int) -> None:
+    moved = ask(THREE, "all-to-all,qps=8", down=down).moved
+    assert moved is not None
+    assert (moved.moved, moved.lost) == ({"threshold": 0, "resilient": 0},) * 2
+    assert moved.flows == (6 * 5 + local) * 8
+
+
+def test_evenness_is_not_judged_where_links_are_gone() -> None:
+    assert ask(TWO, "all-to-all,qps=16").evenness
+    assert not ask(TWO, "all-to-all,qps=16", down=("ctsw1",)).evenness
+
+
+def test_trials_are_told_by_mean_and_percentiles() -> None:
+    assert Spread.of([float(n) for n in range(101)]) == Spread(mean=50, p5=5, p95=95)
+    assert Spread.of([3.0]) == Spread(3, 3, 3)
