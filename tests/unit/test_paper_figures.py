@@ -24,7 +24,7 @@ def ask(shape: dict[str, Any], plan: str, **keys: Any) -> Prediction:
 
 @pytest.mark.parametrize("key", ["down", "drain"])
 def test_links_that_are_gone_are_no_part_of_the_mean(key: str) -> None:
-    """Zone 1 has 2 CTSWs of 3 left: a quarter of its load on a link to ATSWs; zone 2 has a sixth, the mean is a fifth."""
+    """Zone 1 has 2 CTSWs of 3 left: 1/4 of its load on a link to ATSWs; zone 2 has 1/6, the mean is 1/5."""
     for gone, mmr in ((("ctsw1", "ctsw4"), 1), (("ctsw1",), 5 / 4)):
         found = ask(THREE, "all-to-all", **{key: gone})
         (even,) = (mode for mode in found.modes if mode.mode == EVEN_SPLIT)
