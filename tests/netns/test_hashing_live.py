@@ -191,6 +191,17 @@ def test_a_port_that_is_gone_is_named_and_nothing_changes(lab: StaticLab) -> Non
     assert read_hashing(lab.name, lab.handle("rtsw1")) == before
 
 
+def test_a_switch_that_another_version_has_set_up_is_told_as_that(lab: StaticLab) -> None:
+    active = pin_dir(lab.name, "rtsw1") / "active"
+    active.rename(active.with_name("config"))  # what versions without live hashing had
+    try:
+        with pytest.raises(MachineError, match="made by another version of Heddle, or removed"):
+            tell(lab, row_of(lab, "pinned"))
+    finally:
+        active.with_name("config").rename(active)
+    tell(lab, row_of(lab, "pinned"))
+
+
 class Load(threading.Thread):
     """Frames of some flows, from their hosts' wire, until it is stopped; `sent` counts those that the port took."""
 

@@ -73,6 +73,10 @@ class Tables:
     @contextmanager
     def pinned(cls, pins: Path) -> Iterator[Tables]:
         """Those of a running switch, for the length of a with block; MachineError when it was not set up."""
+        if pins.is_dir() and not (pins / "active").exists():
+            why = "were made by another version of Heddle, or removed"
+            hint = "./inv down takes the lab away, ./inv up makes it anew"
+            raise MachineError(Problem("bpf", f"the hashing maps in {pins}", why, hint))
         with ExitStack() as stack:
             yield cls(
                 {
