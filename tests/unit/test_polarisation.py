@@ -37,7 +37,7 @@ def fibs_of(fabric: Fabric, dead: tuple[str, ...] = (), weights: tuple[int, ...]
     return found
 
 
-def asked(fabric: Fabric, mode: str = "e-ecmp", count: int = 4096, **fibs: tuple[object, ...]) -> Polarisation:
+def asked(fabric: Fabric, mode: str = "e-ecmp", count: int | None = 4096, **fibs: tuple[object, ...]) -> Polarisation:
     policy = 3 if mode == "flow" else 1
     hashing = {n.name: SwitchHashing(n.name, mode, n.hash_seed or 1, policy, 0x37) for n in fabric.switches}
     return polarisation(fabric, fibs_of(fabric, **fibs), hashing, count)  # type: ignore[arg-type]
@@ -142,3 +142,11 @@ def test_a_trifle_is_real_and_not_named() -> None:
     assert pair.dependence.verdict == "dependent"
     assert 0 < pair.share < 0.1
     assert not pair.polarised
+
+
+@pytest.mark.parametrize(("k", "zones"), [(16, 4), (32, 2)])
+def test_wide_fabrics_get_as_many_flows_as_a_verdict_takes(k: int, zones: int) -> None:
+    for seed in ("shared", "per-switch"):
+        found = asked(fabric_of(k, seed, zones), count=None)
+        assert len(found.pairs) == zones * k + k
+        assert all(pair.polarised == (seed == "shared") and not pair.too_few for pair in found.pairs)

@@ -28,7 +28,9 @@ from traffic.paths.rules import Rules
 from traffic.paths.statistics import DEPENDENT, TOO_FEW, Dependence, dependence, entropy_bits
 from traffic.plan import Flow
 
-FLOWS: Final = 4096
+FLOWS: Final = 4096  # at least
+_A_CELL: Final = 12  # flows of each zone for every pair of choices: the G-test wants five in four pairs of five
+_MOST_FLOWS: Final = 1 << 17
 _SEED: Final = 326  # of the made-up flows: the same ones every time
 _PORTS: Final = (49152, 65536)  # UDP source ports
 _QPNS: Final = (2, 1 << 24)
@@ -90,10 +92,13 @@ class Polarisation:
 
 
 def polarisation(
-    fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], count: int = FLOWS
+    fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], count: int | None = None
 ) -> Polarisation:
-    """Of a running fabric, as its FIBs and its hashing are now; CheckError where a switch's hash is not modelled."""
-    flows = made_up(fabric, count)
+    """Of a running fabric, as its FIBs and its hashing are now; CheckError where a switch's hash is not modelled.
+
+    count: of made-up flows; by default as many as its ways take for a verdict.
+    """
+    flows = made_up(fabric, enough(fabric) if count is None else count)
     if not flows:
         return Polarisation((), "fewer than two racks with hosts: no flow passes two switches that choose")
     addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
@@ -203,6 +208,12 @@ def _place(forwarding: Forwarding, group: I32, port: I32) -> I32:
         inside = at < size
         place[inside & (forwarding.member[np.where(inside, start + at, start)] == port)] = at
     return place
+
+
+def enough(fabric: Fabric) -> int:
+    """Flows for a verdict on every switch of a fabric file: a CTSW sees those of its zone, in so many pairs of ways."""
+    spec = fabric.spec
+    return min(_MOST_FLOWS, max(FLOWS, _A_CELL * spec.ctsw * max(spec.ctsw, spec.atsw or 0) * spec.zones))
 
 
 def made_up(fabric: Fabric, count: int) -> list[Flow]:

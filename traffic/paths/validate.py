@@ -248,7 +248,7 @@ def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
 
 
 def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
-    from traffic.paths.polarisation import FLOWS, polarisation
+    from traffic.paths.polarisation import enough, polarisation
 
     fibs, rules = read_routing(lab.fabric, {n.name: handles[n.name] for n in lab.fabric.switches})
     try:
@@ -258,14 +258,14 @@ def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     if not found.pairs:
         raise _NothingError(found.reason)
     if few := [pair.switch for pair in found.pairs if pair.too_few]:
-        raise _NothingError(f"too few to judge: {FLOWS} flows, for as many ways as {few[0]} has")
+        raise _NothingError(f"too few to judge: {enough(lab.fabric)} flows, for as many ways as {few[0]} has")
     bits = max(pair.dependence.bits for pair in found.pairs)
     polarised = [pair for pair in found.pairs if pair.polarised]
     wrong = [pair.text() for pair in polarised]
     if any(rules[pair.switch].mode in ("flow", "e-ecmp") for pair in polarised):  # no seed plays a part in the others
         wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
     said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
-    return f"{said} over {FLOWS} flows", wrong
+    return f"{said} over {enough(lab.fabric)} flows", wrong
 
 
 def _names(node: Node) -> Iterable[str]:
