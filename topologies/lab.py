@@ -177,7 +177,7 @@ def up(
 
 def down(name: str, observer: Observer | None = None) -> bool:
     """Remove everything of a lab, however it ended; False when there was nothing."""
-    with state.lock(name):
+    with state.lock(name), state.lock(name, state.HASHING):
         return _remove(name, observer or Silent(), *map(get_runtime, RUNTIMES))
 
 

@@ -2,7 +2,7 @@
 
     STATE/labs/zone/lab.json     the record: name, runtime, phase, the whole fabric file
     STATE/labs/zone/topology/    what was rendered
-    STATE/labs/zone.lock         there while a command changes the lab
+    STATE/labs/zone.lock         there while a command changes the lab; zone.hashing.lock: how its switches hash
 
 STATE is $HEDDLE_STATE_DIR, else $XDG_STATE_HOME/heddle, else ~/.local/state/heddle; under sudo that of the user who
 called, and what is made there is theirs.
@@ -29,6 +29,7 @@ from topologies import trees
 from topologies.problems import InputError, MachineError, Problem, machine_errors
 
 _ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
+HASHING: Final = "hashing"
 _ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
 _FORMAT: Final = 1  # of lab.json; a record of another format is not guessed at
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (spec.py)
@@ -153,9 +154,12 @@ def remove_record(lab: str) -> bool:
 
 
 @contextmanager
-def lock(lab: str) -> Iterator[None]:
-    """Hold the lab for the length of a with block; InputError when another command holds it."""
-    path = lab_dir(lab).with_name(f"{lab}.lock")
+def lock(lab: str, what: str = "") -> Iterator[None]:
+    """Hold the lab for the length of a with block; InputError when another command holds it.
+
+    what: hold that of it alone, as HASHING, which may be switched while a run holds the lab. `down` takes both.
+    """
+    path = lab_dir(lab).with_name(f"{lab}.{what}.lock" if what else f"{lab}.lock")
     make_dir(path.parent)
     with machine_errors(str(path), _ELSEWHERE):
         fd = _locked(path, lab)

@@ -25,6 +25,7 @@ from topologies.units import format_duration
 if TYPE_CHECKING:
     from topologies.lab import Lab
 
+ExactTables = dict[str, dict[tuple[int, Network], str]]
 _KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash
 _LEGAL: Final = (*HashSpec.model_fields, *_KEYS)
 # Keys that count in some modes only. `flow` alone has no user-defined field, and only it goes by the kernel's policy.
@@ -75,12 +76,12 @@ def _set(lab: Lab, mode: str, asked: Asked) -> None:
         raise InputError(Problem("", "--table, --entry and --clear", f"are of mode {_EXACT}, not of {mode}", hint))
     switches = _names(asked.switches) or None
     options, seed = _options(lab.fabric.spec, mode, asked.settings)
-    tables = _tables(lab, asked)
-    left = [name for name in tables if switches and name not in switches]
+    tables, added = _tables(lab, asked)
+    left = [name for name in (*tables, *added) if switches and name not in switches]
     if switches and left:
         why = f"names {left[0]}, which --switch does not"
         raise InputError(Problem("", "a row of the table", why, f"--switch {','.join([*switches, *left])}"))
-    rehash.set_hashing(lab, mode, options, seed=seed, switches=switches, exact=tables)
+    rehash.set_hashing(lab, mode, options, seed=seed, switches=switches, exact=tables, added=added)
 
 
 def _names(typed: Sequence[str]) -> list[str]:
@@ -139,26 +140,24 @@ def _meant(key: str) -> str:
     return did_you_mean(key, _LEGAL)
 
 
-def _tables(lab: Lab, asked: Asked) -> dict[str, dict[tuple[int, Network], str]]:
-    """Switch -> its whole new table. A file replaces the tables of the switches it names; an entry adds or changes."""
-    rows = ExactRows()
+def _tables(lab: Lab, asked: Asked) -> tuple[ExactTables, ExactTables]:
+    """Switch -> its whole new table, and switch -> rows to add or change. A file replaces the tables that it names."""
+    rows, entries = ExactRows(), ExactRows()
     if asked.clear:
         names = _names(asked.switches) or [node.name for node in lab.fabric.switches]
         rows.tables |= {name: {} for name in names}
     if asked.table:
         rows.add(file_rows(asked.table))
-    typed = entry_rows(asked.entries)
-    now = rehash.wanted(lab) if typed else {}
-    for _, words in typed:
-        if words and words[0] in now:
-            rows.tables.setdefault(words[0], dict(now[words[0]].steering.exact))
-    rows.add(typed)
-    try:
-        rehash.check_exact(lab, rows.tables, rows.where)
-    except InputError as error:
-        rows.problems.found += error.problems
+    entries.where = dict(rows.where)  # what the file has already is there twice
+    entries.add(entry_rows(asked.entries))
+    rows.problems.found += entries.problems.found
+    for each in (rows, entries):
+        try:
+            rehash.check_exact(lab, each.tables, entries.where)
+        except InputError as error:
+            rows.problems.found += error.problems
     rows.problems.raise_if_any()
-    return rows.tables
+    return rows.tables, entries.tables
 
 
 def _rows(lab: Lab, switches: Sequence[str]) -> list[tuple[SwitchHashing, dict[str, int]]]:

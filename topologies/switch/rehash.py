@@ -76,18 +76,21 @@ def set_hashing(
     seed: str | int | None = None,
     switches: Sequence[str] | None = None,
     exact: Mapping[str, Exact] | None = None,
+    added: Mapping[str, Exact] | None = None,
 ) -> None:
     """Switch a running lab, or some of its switches, to a mode.
 
-    options, seed: as the fabric file has them by default; a seed is a number, or per-switch, per-tier or shared. exact:
-    switch -> its whole exact-match table; the tables of others stay. InputError when anything of it cannot be, with
-    every problem; MachineError when this kernel cannot do it. The switches go on by their old rule in both cases.
+    options, seed: as the fabric file has them by default; a seed is a number, or per-switch, per-tier or shared.
+    exact: switch -> its whole exact-match table; the tables of others stay. added: switch -> rows to add or change.
+    InputError when anything of it cannot be, with every problem; MachineError when this kernel cannot do it. The
+    switches go on by their old rule in both cases.
     """
     nodes = _nodes(lab, switches)
     _check_steerable(lab, mode, options or options_of(lab.fabric.spec.routing))
     check_exact(lab, exact or {})
-    names = {node.name for node in nodes} | set(exact or {})
-    with state.lock(lab.name):
+    check_exact(lab, added or {})
+    names = {node.name for node in nodes} | set(exact or {}) | set(added or {})
+    with state.lock(lab.name, state.HASHING):
         now = wanted(lab)
         rows = []
         for node in lab.fabric.switches:
@@ -97,14 +100,15 @@ def set_hashing(
             if node in nodes:
                 chosen = node.hash_seed if seed is None else seed_for(seed, node.tier.value, node.name)
                 row = _with_exact(hashing_of(lab.fabric, node, mode, options, chosen), row.steering.exact)
-            rows.append(_with_exact(row, (exact or {}).get(node.name, row.steering.exact)))
+            whole = (exact or {}).get(node.name, row.steering.exact)
+            rows.append(_with_exact(row, {**whole, **(added or {}).get(node.name, {})}))
         _change_and_remember(lab, rows)
 
 
 def set_exact(lab: Lab, switch: str, entries: Exact) -> None:
     """Replace a switch's whole exact-match table, in one swap; its mode stays. Raises as set_hashing does."""
     check_exact(lab, {switch: entries})
-    with state.lock(lab.name):
+    with state.lock(lab.name, state.HASHING):
         _change_and_remember(lab, [_with_exact(wanted(lab)[switch], entries)])
 
 

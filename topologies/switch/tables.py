@@ -101,6 +101,12 @@ class Tables:
         (half,) = _CELL.unpack(self._maps["active"].lookup(bytes(4)) or bytes(4))
         return int(half)
 
+    @property
+    def epoch(self) -> int:
+        """Another number after each flip: two equal ones say that nothing has been switched between them."""
+        rule = self._maps["rules"].lookup(_CELL.pack(self.active)) or bytes(_RULE.size)
+        return int(_RULE.unpack(rule)[3])
+
     def flip(self) -> None:
         """Let the other half hold, from the next packet on."""
         self._maps["active"].update(bytes(4), _CELL.pack(1 - self.active))
@@ -166,8 +172,7 @@ class Tables:
 
     def _packed(self, rule: Rule, first_group: int) -> bytes:
         o = rule.options
-        before = self._maps["rules"].lookup(_CELL.pack(self.active)) or bytes(_RULE.size)
-        epoch = (_RULE.unpack(before)[3] + 1) & 0xFFFFFFFF
+        epoch = (self.epoch + 1) & 0xFFFFFFFF
         flags = (
             _CLEAR * rule.clears
             | _RESILIENT * o.resilient

@@ -17,7 +17,8 @@ from topologies.runtimes import NodeHandle
 from topologies.switch import queues
 from topologies.switch.counters import SwitchCounters, read_counters
 from topologies.switch.fib import Fib, read_fib
-from topologies.switch.hashing import SwitchHashing, read_hashing
+from topologies.switch.hashing import SwitchHashing, pin_dir, read_hashing
+from topologies.switch.tables import Tables
 from traffic.paths import oracle
 from traffic.paths.measure import key_of
 from traffic.plan import Flow
@@ -70,13 +71,17 @@ class SentFlow:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The state of all switches before a run. drops: port -> packets; backlog: the machine's, see `backlog_drops`."""
+    """The state of all switches before a run.
+
+    drops: port -> packets. backlog: the machine's, see `backlog_drops`. epochs: switch -> Tables.epoch.
+    """
 
     fibs: Mapping[str, Fib]
     hashing: Mapping[str, SwitchHashing]
     counters: Mapping[str, SwitchCounters]
     drops: Mapping[str, int]
     backlog: int
+    epochs: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class Evidence:
 
     drops: `rtsw1:eth2` -> packets its queue refused. backlog_drops: packets that this machine's receive backlog lost,
     in whatever namespace. oracle: a path for each flow, in the run's order. changed: switches whose routes or hashing
-    were others after the run than before.
+    were others after the run than before. switched: those whose hashing was switched meanwhile, there and back too.
     """
 
     fibs: Mapping[str, Fib]
@@ -95,6 +100,7 @@ class Evidence:
     backlog_drops: int
     oracle: tuple[tuple[str, ...], ...]
     changed: tuple[str, ...] = ()
+    switched: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for the run's file."""
@@ -106,6 +112,7 @@ class Evidence:
             "backlog_drops": self.backlog_drops,
             "oracle": [list(path) for path in self.oracle],
             "changed": list(self.changed),
+            "switched": list(self.switched),
         }
 
     @classmethod
@@ -122,6 +129,7 @@ class Evidence:
             int(data["backlog_drops"]),
             tuple(tuple(str(port) for port in path) for path in data["oracle"]),
             tuple(str(switch) for switch in data["changed"]),
+            tuple(str(switch) for switch in data["switched"]),
         )
 
 
@@ -130,7 +138,7 @@ def collect_before(lab: RunningLab) -> Before:
     handles = switch_handles(lab)
     counters = _quiet(lab, handles)
     fibs, hashing = read_routing(lab.fabric, handles)
-    return Before(fibs, hashing, counters, _read_drops(handles), backlog_drops())
+    return Before(fibs, hashing, counters, _read_drops(handles), backlog_drops(), read_epochs(lab.name, handles))
 
 
 def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) -> Evidence:
@@ -142,13 +150,23 @@ def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) ->
     drops = {port: count - before.drops.get(port, 0) for port, count in _read_drops(handles).items()}
     asked = oracle.ask(lab.fabric, handles, before.hashing, [sent.flow for sent in flows])
     lost = backlog_drops() - before.backlog
-    return Evidence(before.fibs, before.hashing, counters, drops, lost, tuple(asked), changed)
+    switched = tuple(n for n, epoch in read_epochs(lab.name, handles).items() if epoch != before.epochs[n])
+    return Evidence(before.fibs, before.hashing, counters, drops, lost, tuple(asked), changed, switched)
 
 
 def read_routing(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
     """FIB and hashing of every switch of a lab, by name."""
     fibs = {name: read_fib(handle, fabric.spec.ip_version) for name, handle in handles.items()}
     return fibs, {name: read_hashing(fabric.name, handle) for name, handle in handles.items()}
+
+
+def read_epochs(lab: str, handles: Mapping[str, NodeHandle]) -> dict[str, int]:
+    """What tells of each switch that its hashing was switched, there and back included."""
+    found = {}
+    for name in handles:
+        with Tables.pinned(pin_dir(lab, name)) as tables:
+            found[name] = tables.epoch
+    return found
 
 
 def backlog_drops() -> int:

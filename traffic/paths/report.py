@@ -162,7 +162,8 @@ def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> Pat
     )
     misses = sum(table.misses for table in evidence.counters.values())
     notes = _notes(evidence, misses, lost, sum(not sent.packets for sent in flows)) + _said(trusted, proofs)
-    agree = not misses and all(not proof.why for proof in proofs)
+    # Packets that went by two rules prove neither, also where what was counted lies within both.
+    agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
     links = _links(lab.fabric, evidence, flows)
     return _result(lab.fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
 
@@ -265,7 +266,9 @@ def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) 
     notes: list[str] = []
     if idle:
         notes.append(f"{idle} QPs had nothing to send and so have no measured path")
-    if evidence.changed:
+    if evidence.switched:
+        notes.append(f"hashing was switched during the run, and no path is of one rule: {', '.join(evidence.switched)}")
+    elif evidence.changed:
         notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
     for port, count in sorted(lost.items()):
         notes.append(f"{count} packets were lost after {port}; its queue dropped {evidence.drops.get(port, 0)}")

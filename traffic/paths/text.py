@@ -22,8 +22,10 @@ def _verdict(result: PathsResult) -> list[str]:
     wrong = sum(1 for proof in result.flows if proof.why)
     if result.agree:
         lines = [f"{result.said} agree on the paths of all {total} QPs"]
-    else:
+    elif wrong:
         lines = [f"NOT PROVEN: {result.said} do not agree on {wrong} of {total} QPs"]
+    else:  # the notes say why
+        lines = [f"NOT PROVEN: the paths of {total} QPs"]
     return lines + [line for note in result.notes for line in _wrapped(f"  {note}")]
 
 

@@ -1,0 +1,97 @@
+"""Hashing that is switched while a run holds the lab: data arrives all the same, and no path is called proven."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from topologies import lab as life
+from topologies import state
+from topologies.events import Silent
+from topologies.families import Network
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.problems import InputError
+from topologies.switch.rehash import set_exact, set_hashing, wanted
+from traffic.lastrun import last_paths
+from traffic.options import RunOptions
+from traffic.results import RunResult
+from traffic.run import run
+
+LONG = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate
+
+
+@pytest.fixture(scope="module")
+def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
+    name = lab_name()
+    try:
+        yield life.up(load_fabric("tiny", name=name)).lab
+    finally:
+        life.down(name)
+
+
+def run_and(lab: Lab, change: Callable[[], None]) -> RunResult:
+    """A run, and half a second into it a change."""
+    wrong: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            change()
+        except BaseException as error:  # told by the test's own thread
+            wrong.append(error)
+
+    timer = threading.Timer(0.7, make)
+    timer.start()
+    try:
+        result = run(lab, LONG, Silent())
+    finally:
+        timer.join()
+    if wrong:
+        raise wrong[0]
+    return result
+
+
+def test_a_mode_is_switched_in_the_middle_of_a_run_and_its_paths_are_not_called_proven(lab: Lab) -> None:
+    set_hashing(lab, "flow")
+    result = run_and(lab, lambda: set_hashing(lab, "e-ecmp"))
+    assert result.wrong == 0
+    proof = last_paths(lab)
+    assert not proof.agree
+    assert proof.notes[0].startswith("hashing was switched during the run, and no path is of one rule: rtsw1, rtsw2")
+    assert proof.text().startswith("NOT PROVEN")
+
+
+def test_there_and_back_is_noticed_too(lab: Lab) -> None:
+    """Under spray all that e-ecmp does lies within the ways that there are."""
+    set_hashing(lab, "spray")
+
+    def there_and_back() -> None:
+        set_hashing(lab, "e-ecmp", switches=["rtsw1"])
+        set_hashing(lab, "spray", switches=["rtsw1"])
+
+    assert run_and(lab, there_and_back).wrong == 0
+    proof = last_paths(lab)
+    assert not any(row.why for row in proof.flows)
+    assert not proof.agree
+    assert proof.notes[0].endswith(": rtsw1")
+    assert proof.text().startswith("NOT PROVEN: the paths of 16 QPs")
+    assert run(lab, RunOptions(sizes=(4096,), iters=1), Silent()).wrong == 0
+    assert last_paths(lab).agree
+
+
+def test_a_row_is_added_to_what_the_table_is_by_then(lab: Lab) -> None:
+    set_hashing(lab, "exact-match")
+    prefix: Network = next(p for p, ports in lab.fabric.expected_next_hops["rtsw1"].items() if len(ports) > 1)
+    set_exact(lab, "rtsw1", {(50001, prefix): "eth1"})
+    set_hashing(lab, "exact-match", added={"rtsw1": {(50002, prefix): "eth2"}})
+    assert wanted(lab)["rtsw1"].steering.exact == {(50001, prefix): "eth1", (50002, prefix): "eth2"}
+    with pytest.raises(InputError, match="names the port eth9"):
+        set_hashing(lab, "exact-match", added={"rtsw1": {(50003, prefix): "eth9"}})
+
+
+def test_a_lab_whose_hashing_is_being_switched_is_not_taken_down_under_it(lab: Lab) -> None:
+    with state.lock(lab.name, state.HASHING), pytest.raises(InputError, match="is being worked on by another Heddle"):
+        life.down(lab.name)
+    assert life.open_lab(lab.name).fabric == lab.fabric
