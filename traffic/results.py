@@ -55,6 +55,7 @@ class FlowRow:
     duplicates: int
 
 
+_SPREADING: Final = ("spray", "flowlet")  # modes in which the packets of a QP may take many ways
 _ALL: Final = 0.97  # of a processor's time, as good as all of it
 
 
@@ -168,6 +169,8 @@ class RunResult:
         if late:
             packets = f"{sum(late)} packet{'' if sum(late) == 1 else 's'} out of order"
             lines.append(f"#order    : {packets} on {len(late)} of {len(self.flows)} QPs")
+            if not any(mode in self.ecmp for mode in _SPREADING):
+                lines.append("#order    : each keeps to one way; lost packets, or two busy processors, can do that")
         if self.machine.limited:
             verdict = "was the limit, not the fabric" if self.machine.overrun else "may have been the limit"
             lines.append(f"#machine  : {verdict} ({_why_limited(self.machine)})")
