@@ -166,6 +166,15 @@ def test_mmr_counts_idle_uplinks_and_links_tell_ours_from_the_rest() -> None:
     assert "and 16 more: --format json lists all" in text
 
 
+def test_what_a_hash_of_5_tuples_can_tell_apart_is_said() -> None:
+    """Sixteen QPs on four source ports: two bits of four."""
+    sent = [SentFlow(flow(sport=50_000 + i % 4, qpn=i), 10, 1000) for i in range(16)]
+    result = judge(sent, evidence(sent))
+    assert result.to_json()["entropy"] == {"flows": 16, "distinct": 4, "bits": 2.0}
+    assert "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits" in result.text()
+    assert "5-tuples" not in judge([], evidence([])).text()
+
+
 def test_evidence_survives_json() -> None:
     found = evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3})
     assert Evidence.from_json(json.loads(json.dumps(found.to_json()))) == found

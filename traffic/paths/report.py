@@ -20,10 +20,12 @@ from topologies.switch.hashing import SwitchHashing
 from traffic.paths import oracle
 from traffic.paths.counts import lost_behind, measured_why, unexplained_losses
 from traffic.paths.evidence import Evidence, RunningLab, SentFlow, read_routing, switch_handles
+from traffic.paths.hashes import FlowArrays
 from traffic.paths.measure import Measured, measure, peers_of
 from traffic.paths.predict import predict
 from traffic.paths.selftest import SelfTest, verdict
 from traffic.paths.spread import ports_of, spreads
+from traffic.paths.statistics import Entropy, tuple_entropy
 from traffic.plan import Flow
 
 Path = tuple[str, ...]
@@ -124,6 +126,11 @@ class PathsResult:
         """The sources in words: `prediction, oracle and counters`."""
         return " and ".join(filter(None, (", ".join(self.sources[:-1]), self.sources[-1])))
 
+    @property
+    def entropy(self) -> Entropy:
+        """Of the 5-tuples: what `flow` can tell the QPs apart by."""
+        return tuple_entropy(FlowArrays.of(tuple(proof.flow for proof in self.flows)))
+
     def to_json(self) -> dict[str, Any]:
         """The keys of `paths`; packets and bytes are counts, paths are lists of egress ports."""
         per_rtsw = {name: {"flows": m.flows, "bytes": m.bytes} for name, m in self.per_rtsw.items()}
@@ -132,6 +139,7 @@ class PathsResult:
             "flows": [row.to_json() for row in self.flows],
             "links": [row.to_json() for row in self.links],
             "mmr": {"flows": self.mmr.flows, "bytes": self.mmr.bytes, "per_rtsw": per_rtsw},
+            "entropy": self.entropy.to_json(),
             "lost": dict(self.lost),
             "notes": list(self.notes),
             "sources": list(self.sources),

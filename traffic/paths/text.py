@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ _ROWS: Final = 16
 
 def render(result: PathsResult, rows: int = _ROWS) -> str:
     """The whole report; at most `rows` proven QPs are listed, and as many that are not."""
-    return "\n".join([*_verdict(result), "", *uplinks(result), "", *_flows(result, rows)])
+    return "\n".join([*_verdict(result), "", *uplinks(result), *_entropy(result), "", *_flows(result, rows)])
 
 
 def _verdict(result: PathsResult) -> list[str]:
@@ -46,6 +47,15 @@ def uplinks(result: PathsResult) -> list[str]:
         f"MMR (max/mean over {len(links)} uplinks): flows {_ratio(result.mmr.flows)}, bytes {_ratio(result.mmr.bytes)}"
     )
     return lines
+
+
+def _entropy(result: PathsResult) -> list[str]:
+    """How many of the QPs a hash of 5-tuples can tell apart."""
+    found = result.entropy
+    if not found.flows:
+        return []
+    most = math.log2(found.flows)
+    return [f"5-tuples: {found.distinct:,} distinct of {found.flows:,}, entropy {found.bits:.2f} of {most:.2f} bits"]
 
 
 def _ratio(value: float | None) -> str:
