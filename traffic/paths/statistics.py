@@ -191,6 +191,8 @@ def entropy_bits(counts: npt.ArrayLike) -> float:
 
 def tuple_entropy(flows: FlowArrays) -> Entropy:
     """Entropy of the 5-tuples of some flows: what ECMP has to tell them apart by, QP numbers not being part of it."""
+    if not len(flows.sport):
+        return Entropy(0, 0, 0.0)
     columns = [np.asarray(column).reshape(len(flows.sport), -1) for column in (flows.src, flows.dst)]
     ports = (flows.sport.astype(np.uint32) << np.uint32(16) | flows.dport.astype(np.uint32)).reshape(-1, 1)
     return entropy_of(np.concatenate([*columns, ports], axis=1))
