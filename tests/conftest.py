@@ -171,7 +171,7 @@ def _leftovers(lab: str) -> list[str]:
     ]
     found += [str(path) for path in Path("/etc/ssh/ssh_config.d").glob(f"clab-{lab}.conf")]
     found += [str(path) for path in (RUN_DIR / lab, CLAB_DIR / lab, BPF_DIR / lab, state.lab_dir(lab)) if path.exists()]
-    found += [str(path) for path in (state.state_dir() / "labs").glob(f"{lab}.lock")]
+    found += [str(path) for end in ("lock", "*.lock") for path in (state.state_dir() / "labs").glob(f"{lab}.{end}")]
     inodes = {path.stat().st_ino for path in namespaces_of(lab)}
     # Other labs' daemons see this one's namespaces come, and must see them go.
     marks = (f"/heddle/{lab}/",) if inodes else (f"/heddle/{lab}/", f"heddle-{lab}-")

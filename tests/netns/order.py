@@ -17,8 +17,8 @@ def late(result: RunResult) -> int:
 def in_order(ran: Callable[[], RunResult]) -> RunResult:
     """A run that kept its order: one of three.
 
-    Linux hands a link's packets over on whichever processor is at hand, under the kernel's own hash too; in some runs
-    of a hundred one is overtaken on its way. Spray and short flowlet gaps bring packets out of order in every run.
+    In some runs of a hundred a packet is overtaken on its way, under the kernel's own hash too: most likely where Linux
+    hands a link's packets over on two processors. Over ways that differ, spray does it in every run.
     """
     kept = next((result for result in (ran() for _ in range(_TRIES)) if not late(result)), None)
     assert kept is not None, f"packets came out of order in each of {_TRIES} runs"
