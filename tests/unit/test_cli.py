@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from topologies.cli.argv import Verb, parameters_of, parse, wants_json
+from topologies.cli.argv import Verb, parameters_of, parse, wants_json, words_of
 from topologies.cli.console import Console, table
 from topologies.cli.program import main
 from topologies.cli.verbs import verb
@@ -32,7 +32,12 @@ def an_exec(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = 
     """Not called: only its signature is read."""
 
 
+def a_set(out: Console, what: str | None = None, setting: Sequence[str] = (), lab: str | None = None) -> None:
+    """Not called: only its signature is read."""
+
+
 UP = Verb("up", parameters_of(an_up, [], {}))
+SET = Verb("set", parameters_of(a_set, ["what", "setting"], {}))
 TEST = Verb("test", parameters_of(an_up, ["fabric", "name"], {}), rest="set_")
 EXEC = Verb("exec", parameters_of(an_exec, [], {}), rest="cmd", rest_after_positionals=True)
 
@@ -52,6 +57,13 @@ EXEC = Verb("exec", parameters_of(an_exec, [], {}), rest="cmd", rest_after_posit
 )
 def test_words_become_arguments(line: str, typed: dict[str, Any]) -> None:
     assert parse(UP, line.split()) == typed
+
+
+def test_a_positional_list_takes_all_words_that_are_left() -> None:
+    assert parse(SET, ["x", "a=1", "--lab", "zone", "b=2"]) == {"what": "x", "setting": ["a=1", "b=2"], "lab": "zone"}
+    assert SET.usage == "./inv set [WHAT] [SETTING...] [flags]"
+    again = words_of(SET, {"what": "x", "setting": ["a=1", "b=2"]})
+    assert parse(SET, again[1:]) == {"what": "x", "setting": ["a=1", "b=2"]}
 
 
 @pytest.mark.parametrize(

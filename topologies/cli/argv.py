@@ -95,11 +95,17 @@ class Verb:
     @property
     def usage(self) -> str:
         """`./inv up FABRIC [flags]`; flags stand before what is not ours."""
-        placed = [p.word.upper() if p.required else f"[{p.word.upper()}]" for p in self.positionals]
+        placed = [_placed(p) for p in self.positionals]
         words = ["[flags]", *placed] if self.rest_after_positionals else [*placed, "[flags]"]
         if self.rest:
             words.append(f"{self.rest.upper()}..." if self.rest_after_positionals else f"[-- {self.rest.upper()}...]")
         return " ".join([f"./inv {self.name}", *words])
+
+
+def _placed(parameter: Parameter) -> str:
+    """`FABRIC`, `[LAB]`, and `[SETTING...]` for as many as there are."""
+    word = parameter.word.upper() + ("..." if parameter.kind == "list" else "")
+    return word if parameter.required else f"[{word}]"
 
 
 def parameters_of(function: Callable[..., Any], positional: Sequence[str], help: Mapping[str, str]) -> list[Parameter]:
@@ -138,7 +144,8 @@ class _Parse:
             if word.startswith("-") and word != "-":
                 self._flag(word, words)
             elif waiting:
-                self._set(waiting.pop(0), word, word)
+                # A list takes all words that are left.
+                self._set(waiting[0] if waiting[0].kind == "list" else waiting.pop(0), word, word)
             else:
                 self.problems.add(
                     where="", what=word, why=f"is one word too many for {self.verb.name}", hint=self._see(word)

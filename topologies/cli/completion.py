@@ -57,7 +57,7 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
         elif word.startswith("-") and word != "--":
             flag = verb.flags.get(word)
             value_of = flag if flag is not None and flag.kind != "bool" else None
-        else:
+        elif not waiting or waiting[0].kind != "list":
             waiting = waiting[1:]
         if word == "--" or (verb.rest_after_positionals and not waiting):
             return []  # words of pytest, or of the command that is to run in a node
