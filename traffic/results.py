@@ -53,6 +53,7 @@ class FlowRow:
     timeouts: int
     out_of_order: int
     duplicates: int
+    ce: int  # data packets that arrived with a mark: congestion experienced
 
 
 _SPREADING: Final = ("spray", "flowlet")  # modes in which the packets of a QP may take many ways

@@ -147,7 +147,7 @@ def _flow_rows(plan: Plan, ends: dict[tuple[int, int], dict[str, Any]]) -> tuple
                 sport=qp.sport, dport=ROCE_PORT, qpn=qp.dst_qpn, first_hop=src.first_hop,
                 packets=sent["sent"], bytes=sent["sent_bytes"], retransmitted=sent["retransmitted"],
                 naks=sent["naks"], timeouts=sent["timeouts"],
-                out_of_order=took["out_of_order"], duplicates=took["duplicates"],
+                out_of_order=took["out_of_order"], duplicates=took["duplicates"], ce=took["ce"],
             )
         )  # fmt: skip
     return tuple(rows)

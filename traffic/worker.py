@@ -31,13 +31,11 @@ from traffic.nic.frames import FlowHeader
 from traffic.nic.nic import Nic, QueuePair, announce
 from traffic.nic.rc import RcParams, Requester, Responder
 from traffic.nic.socket import PacketSocket
+from traffic.nic.wire import TOS_ANSWER, TOS_DATA
 from traffic.options import ELEMENT_BYTES
 from traffic.plan import Endpoint, Plan
 from traffic.ranks import Floats, Rank, rank_input, rkey_of
 
-# DSCP 26, ECT(0): the lossless class of the field's defaults; answers in DSCP 48 (facts of OTG and NIC defaults).
-TOS_DATA: Final = 26 << 2 | 2
-TOS_ANSWER: Final = 48 << 2
 _SEND_FRAMES: Final = 16  # how many may wait in the port's queue: the NIC's own queue
 _TICK_S: Final = 0.02  # the grain of retransmission timers
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 
 SO_RCVBUFFORCE = 33
 SO_TIMESTAMPNS = 35
-ETH_P_ALL = 3  # a socket bound to IP alone comes after the NIC's program, which keeps RoCEv2
+ETH_P_ALL = 3  # so it has each frame before the NIC's programs
 
 
 @pytest.mark.parametrize("rate", [20_000_000, 100_000_000])

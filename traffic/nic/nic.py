@@ -47,7 +47,6 @@ class NicCounters:
     malformed: int = 0
     icrc_errors: int = 0
     stray: int = 0  # for no QP of this NIC, or not from its peer
-    ce: int = 0  # carried congestion-experienced marks (these were given to their QP)
 
 
 class QueuePair:
@@ -196,13 +195,11 @@ class Nic:
         beyond = 0  # frames before this one have been taken as part of a run
         for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
             if i < beyond:
-                self.counters.ce += kind.ce
                 continue
             qp = self.qps.get(qpn)
             if not sound or qp is None or kind.src != qp.peer_ip:
                 self._turn_away(got.oks[i], sound)
                 continue
-            self.counters.ce += kind.ce
             requester = qp.requester
             if kind.opcode == wire.ACK and requester is not None:
                 syndrome, _ = got.aeth(i)
@@ -215,7 +212,10 @@ class Nic:
                 self.counters.stray += 1
                 continue
             touched[qpn] = qp
-            if kind.opcode == wire.WRITE_MIDDLE and (beyond := got.run_end(i)) > i + 1:
+            beyond = got.run_end(i) if kind.opcode == wire.WRITE_MIDDLE else i + 1
+            if kind.ce:
+                qp.responder.counters.ce += beyond - i
+            if beyond > i + 1:
                 qp.responder.receive_middles(got.psns[i], got.block(i, beyond), any(got.ackreqs[i:beyond]))
                 continue
             first, last, has_reth, has_imm = write

@@ -219,6 +219,7 @@ class ResponderCounters:
     out_of_order: int = 0
     invalid: int = 0
     naks: int = 0
+    ce: int = 0  # carried a mark (congestion experienced), whether accepted or not
 
 
 class Responder:

@@ -1,8 +1,8 @@
 """A raw socket on one interface that moves frames in batches, without a Python object per packet.
 
 In:  frames in a SendBatch, for `send`. Out: frames in a FrameBuffer with their lengths, from `recv`, for a Parser.
-AF_PACKET goes through the port's queues on the way out, which are what Heddle is about, and past the host's IP stack on
-the way in. Linux 4.20 or newer, 64 bits.
+AF_PACKET goes through the port's queues on the way out, which are what Heddle is about; on the way in it gets what the
+port's programs have let by, also what bpf/nic.c has hidden from the host's IP stack. Linux 4.20 or newer, 64 bits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ _SO_ATTACH_FILTER: Final = 26
 _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
 _SOL_PACKET: Final = 263
-_ETH_P_ALL: Final = 3
 _PACKET_STATISTICS: Final = 6
-_PACKET_IGNORE_OUTGOING: Final = 23
 _STATISTICS = struct.Struct("=II")  # packets, drops
 
 _RECEIVE_BYTES: Final = 16 << 20
@@ -133,14 +131,13 @@ class PacketSocket:
 
     def _set_up(self, receive_bytes: int, send_bytes: int) -> None:
         _attach(self._socket, _ROCE_ONLY if self._version == 4 else _ROCE_ONLY6)
-        self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         # The FORCE options pass net.core.rmem_max by; the kernel doubles what it is given.
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
         if send_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, send_bytes // 2)
-        # For all protocols: only such sockets get a frame before clsact ingress, where Heddle's hosts drop RoCE for
-        # the IP stack's sake (__netif_receive_skb_core). The filter lets in no more than RoCE all the same.
-        self._socket.bind((self.interface, _ETH_P_ALL))
+        # For one protocol: such sockets get a frame behind clsact ingress (__netif_receive_skb_core), where a queue that
+        # marks at dequeue has written CE; and they get nothing of what the host itself sends.
+        self._socket.bind((self.interface, LAYOUTS[self._version].ethertype))
 
     def _hush(self) -> socket.socket | None:
         """Hold UDP port 4791 and drop what comes: else the host's IP stack answers RoCE with ICMP port unreachable.

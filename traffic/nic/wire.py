@@ -79,6 +79,12 @@ DEFAULT_PKEY: Final = 0xFFFF
 ECN_MASK: Final = 0x03  # of the IPv4 TOS byte, and of the IPv6 traffic class
 ECN_CE: Final = 0x03
 ECT0: Final = 0x02
+# DSCP by what a packet is, as NIC testers have it by default (OTG): data in the lossless class, answers (ACK, NAK, CNP)
+# in the one that goes first. Only data says that it may be marked.
+DSCP_DATA: Final = 24
+DSCP_ANSWER: Final = 48
+TOS_DATA: Final = DSCP_DATA << 2 | ECT0
+TOS_ANSWER: Final = DSCP_ANSWER << 2
 
 # Reliable connection (RC). Unreliable connection (UC) is the same plus 0x20 as far as it goes, datagram (UD) plus 0x60.
 RC: Final = 0x00

@@ -26,6 +26,7 @@ from topologies.switch.fib import Fib, NextHop, read_fib, read_names, route_hops
 from topologies.switch.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing, pin_dir, programmed
 from topologies.switch.libbpf import Program
 from topologies.switch.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
+from traffic.nic.wire import DSCP_DATA, ECN_CE, TOS_DATA
 from traffic.paths.spread import element
 from traffic.plan import Flow
 
@@ -219,12 +220,12 @@ class _Switch:
                 yield (None, 0) if one[:2] != other[:2] else (one[1], one[0])
 
     def _question(self, arrival: _Arrival, indexes: Mapping[str, int], flags: int) -> bytes:
-        """`ip route get DST from SRC iif PORT ipproto udp sport S dport D`, as struct rtmsg and attributes."""
+        """`ip route get DST from SRC iif PORT tos T ipproto udp sport S dport D`, as struct rtmsg and attributes."""
         flow = self._flows[arrival.row]
         family = socket.AF_INET6 if ":" in flow.dst_ip else socket.AF_INET
         bits = 128 if family == socket.AF_INET6 else 32
         return (
-            _RTMSG.pack(family, bits, bits, 0, 0, 0, 0, 0, flags)
+            _RTMSG.pack(family, bits, bits, DSCP_DATA << 2, 0, 0, 0, 0, flags)
             + attribute(_RTA_DST, socket.inet_pton(family, flow.dst_ip))
             + attribute(_RTA_SRC, socket.inet_pton(family, flow.src_ip))
             + attribute(_RTA_IIF, struct.pack("=I", indexes.get(arrival.port, 0)))
@@ -261,7 +262,7 @@ def _header(flow: Flow, ttl: int, mac: str, *, odd: bool) -> bytes:
     odd: with other values in every byte that differs between packets of one flow.
     """
     more = 900 if odd else 0
-    number, tos, check = (0xFFFF, 0xFF, 0xFFFF) if odd else (0, 0, 0)
+    number, tos, check = (0xFFFF, TOS_DATA | ECN_CE, 0xFFFF) if odd else (0, TOS_DATA, 0)
     bth = struct.pack(
         "!BBHII",
         0x08 if odd else 0x0A,  # RC RDMA WRITE LAST, ONLY

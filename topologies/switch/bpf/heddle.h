@@ -40,6 +40,7 @@ struct __sk_buff {
 #define TC_ACT_UNSPEC -1
 #define TC_ACT_SHOT 2
 #define PACKET_HOST 0
+#define PACKET_OTHERHOST 3
 
 #define SEC(name) __attribute__((section(name), used))
 #define __uint(name, val) int (*name)[val]
@@ -56,6 +57,7 @@ static __u32 (*bpf_get_prandom_u32)(void) = (void *)7;
 static long (*bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 offset, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*bpf_skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 len) = (void *)26;
+static long (*bpf_skb_change_type)(struct __sk_buff *skb, __u32 type) = (void *)32;
 static void (*bpf_set_hash_invalid)(struct __sk_buff *skb) = (void *)41;
 static long (*bpf_set_hash)(struct __sk_buff *skb, __u32 hash) = (void *)48;
 static long (*bpf_fib_lookup)(void *skb, void *params, int size, __u32 flags) = (void *)69;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * A host's NIC takes RoCEv2 for itself: the host's own kernel must not see it.
+ * A host's NIC takes RoCEv2 for itself: the host's own kernel must not answer it.
  *
- * At clsact ingress of every NIC. Packet sockets that take all protocols (ETH_P_ALL: Heddle's endpoints, tcpdump) have
- * had the frame by then: __netif_receive_skb_core() delivers to them before tc, and to sockets bound to one protocol
- * after it, so those see no RoCEv2 here. Going on to IP would answer each frame with an ICMP port unreachable, since
- * nobody has UDP port 4791 open.
+ * At clsact ingress of every NIC, behind `dequeue`: what that wrote into the packet (CE, when marks are set at dequeue)
+ * is what the NIC's packet socket sees, since __netif_receive_skb_core() delivers to sockets that are bound to one
+ * protocol (ETH_P_IP, ETH_P_IPV6: Heddle's endpoints) after tc, and to those that take all (ETH_P_ALL: tcpdump) before.
+ * So the packet goes on, but as one for somebody else: ip_rcv_core() and ip6_rcv_core() drop PACKET_OTHERHOST first
+ * thing and silently. As one for this host it would be answered with an ICMP port unreachable, since nobody has UDP
+ * port 4791 open.
  */
 #include "roce.h"
 
@@ -35,7 +37,8 @@ int nic(struct __sk_buff *skb)
 		__sync_fetch_and_add(&count->packets, 1);
 		__sync_fetch_and_add(&count->bytes, skb->len);
 	}
-	return TC_ACT_SHOT;
+	bpf_skb_change_type(skb, PACKET_OTHERHOST);
+	return TC_ACT_UNSPEC;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";
