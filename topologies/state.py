@@ -2,7 +2,7 @@
 
     STATE/labs/zone/lab.json     the record: name, runtime, phase, the whole fabric file
     STATE/labs/zone/topology/    what was rendered
-    STATE/labs/zone.lock         there while a command changes the lab; zone.hashing.lock: how its switches hash
+    STATE/labs/zone.lock         there while a command changes the lab; zone.hashing.lock: how switches hash, and queue
 
 STATE is $HEDDLE_STATE_DIR, else $XDG_STATE_HOME/heddle, else ~/.local/state/heddle; under sudo that of the user who
 called, and what is made there is theirs.
@@ -48,6 +48,7 @@ class Record:
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
     brought: Mapping[str, Any] = field(default_factory=dict)  # of a topology of somebody's own: see adopt/brought.py
     hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were set live: see switch/rehash.py
+    queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were set live: see switch/requeue.py
     format: int = _FORMAT
 
 

@@ -1,0 +1,176 @@
+"""Changing thresholds of queues while packets pass: every switch goes by the old ones or the new ones, none by a mix.
+
+In:  a running lab, settings as `path=value` of the fabric file's `queues`, and the switches that they are for.
+Out: nothing but the other half of the policies' map, which one store makes the one that holds, and a line in the lab's
+record, so that `validate` and `queues` know. The whole is checked as a fabric file is before anything changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+from topologies import state
+from topologies.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
+from topologies.queuespec import QueuesSpec, shown
+from topologies.specdata import dump_spec
+from topologies.switch.classes import Policies, policies_of
+
+if TYPE_CHECKING:
+    from topologies.lab import Lab
+    from topologies.spec import FabricSpec
+
+# Paths below `queues` that are thresholds, and so in a map; all others are in qdiscs, or in tables that those go by.
+_LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
+                "alpha")  # fmt: skip
+_TIERS: Final = ("rtsw", "ctsw", "atsw")
+_EXAMPLE: Final = "as ./inv queues set ecn.kmax=800KB --switch 'ctsw*'"
+
+
+def own_queues(lab: Lab) -> dict[str, QueuesSpec]:
+    """Node -> its queues, for those that were set while the lab ran; MachineError when the record cannot be read."""
+    record = state.read_record(lab.name)
+    try:
+        return {
+            node: QueuesSpec.model_validate_json(json.dumps(data))
+            for node, data in (record.queues if record is not None else {}).items()
+        }
+    except ValueError:
+        why = "was set by another version of Heddle, and this one cannot read it"
+        hint = f"./inv down {lab.name}, then up again"
+        raise MachineError(Problem("", f"the queues of lab {lab.name}", why, hint)) from None
+
+
+def wanted_policies(lab: Lab) -> Policies:
+    """What should hold on every port: as it was set last, and as the fabric file says where nobody has set anything."""
+    return policies_of(lab.fabric, own=own_queues(lab))
+
+
+def own_settings(lab: Lab) -> dict[str, dict[str, Any]]:
+    """Node -> path -> value, for what is otherwise than the fabric file says: `ecn.kmax` -> 800000."""
+    usual = _flat(_dumped(lab.fabric.spec, lab.fabric.spec.queues))
+    found: dict[str, dict[str, Any]] = {}
+    for node, queues in own_queues(lab).items():
+        rows = _flat(_dumped(lab.fabric.spec, queues))
+        found[node] = {path: value for path, value in rows.items() if usual.get(path) != value}
+    return found
+
+
+def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
+    """Give a running lab, or some of its switches, other thresholds, all of them at once; the switches that have them.
+
+    settings: `path=value` each, below `queues`. switches: names, or patterns as `ctsw*`; without any, all nodes.
+    InputError, with every problem and nothing changed, when the whole would not do in a fabric file.
+    """
+    from topologies.switch.cells import LabQueues
+
+    names = _nodes(lab, switches)
+    with state.lock(lab.name, state.HASHING):  # which guards the record, too: both are changed while runs hold the lab
+        own = own_queues(lab)
+        usual = lab.fabric.spec.queues
+        made: dict[str, QueuesSpec] = {}  # before -> after, since most switches have the same
+        for name in names:
+            before = own.get(name, usual)
+            key = before.model_dump_json()
+            if key not in made:
+                made[key] = changed(lab.fabric.spec, before, settings, hosts=not switches)
+            own[name] = made[key]
+        own = {name: queues for name, queues in own.items() if queues != usual}
+        policies = policies_of(lab.fabric, own=own)
+        with LabQueues.pinned(lab.name) as live:
+            live.set_policies(policies)
+        record = state.read_record(lab.name)
+        if record is not None:
+            kept = {name: _dumped(lab.fabric.spec, queues) for name, queues in own.items()}
+            state.write_record(replace(record, queues=kept))
+    return names
+
+
+def changed(given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], *, hosts: bool = True) -> QueuesSpec:
+    """`queues` with settings in place, checked together with the rest of a fabric file; InputError with all problems.
+
+    hosts: whether hosts are among those that it is for.
+    """
+    from pydantic import ValidationError
+
+    from topologies.load import override
+    from topologies.wording import problems_of
+    from topologies.yamlfile import Document, Mark
+
+    model = type(given)
+    document = Document({**dump_spec(given), "queues": _dumped(given, queues)}, "")
+    for path, value in _flat(document.data["queues"]).items():  # so that a problem with what was there names its value
+        said = shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        document.marks["queues", *path.split(".")] = Mark("", said)
+    problems = Problems()
+    for text in settings:
+        path, equals, value = text.partition("=")
+        key = path.strip().removeprefix("queues.")
+        if not equals or not key:
+            problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=_EXAMPLE)
+        elif wrong := _not_live(key, queues, hosts=hosts):
+            problems.found.append(wrong)
+        else:  # one size is for every switch, and leaves hosts theirs
+            for each in [f"buffer.{tier}" for tier in _TIERS] if key == "buffer" else [key]:
+                override(document, f"queues.{each}={value}", problems)
+    for mark, found in list(document.marks.items()):
+        document.marks[mark] = replace(found, where=found.where.replace("--set", "queues set"))
+    try:
+        spec = model.model_validate(document.data)
+    except ValidationError as error:
+        problems.found += problems_of(error, document, model)
+    problems.raise_if_any()
+    return spec.queues
+
+
+def _not_live(key: str, queues: QueuesSpec, *, hosts: bool) -> Problem | None:
+    """Why a path cannot be set on a running lab, or None when it can."""
+    from topologies.wording import paths_of
+
+    if any(key == live or key.startswith(f"{live}.") for live in _LIVE):
+        if key.startswith("ecn.") and queues.ecn.marker == "red" and key != "ecn.enabled":
+            why = "is in the kernel's RED while ecn.marker is red, and needs a new lab"
+            return Problem("queues set", key, why, _anew(f"queues.{key}"))
+        if key == "buffer.host" and not hosts:
+            return Problem("queues set", key, "is that of hosts, and --switch names switches", "leave --switch out")
+        return None
+    known = [*paths_of(QueuesSpec)]
+    if key in known or any(key.startswith(f"{each}.") for each in ("weights", "dscp")):
+        return Problem("queues set", key, "is fixed when a lab is made, and needs a new one", _anew(f"queues.{key}"))
+    leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
+    hint = f"did you mean {leaf}?" if leaf else f"legal here: {', '.join(_LIVE)}"
+    return Problem("queues set", key, "is no key of queues", hint)
+
+
+def _anew(path: str) -> str:
+    return f"./inv down, then ./inv up FABRIC --set {path}=..."
+
+
+def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
+    """Names of the nodes meant, in the fabric's order."""
+    if not patterns:
+        return [node.name for node in lab.fabric.nodes]
+    names = [node.name for node in lab.fabric.switches]
+    unknown = [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
+    if unknown:
+        problems = (
+            Problem("--switch", each, f"is no switch of {lab.name}", did_you_mean(each, names)) for each in unknown
+        )
+        raise InputError(*problems)
+    return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
+
+
+def _dumped(given: FabricSpec, queues: QueuesSpec) -> dict[str, Any]:
+    """Queues as plain data, durations with their unit, as a fabric file has them."""
+    data: dict[str, Any] = dump_spec(given.model_copy(update={"queues": queues}))["queues"]
+    return data
+
+
+def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+    return flat
