@@ -2,21 +2,22 @@
 
 In:  plain data (see `topologies/load.py`, which reads YAML and turns errors into problems with lines and hints).
 Out: FabricSpec, frozen. Nothing here looks at the machine: a spec that is right here is right everywhere.
-Checks that need more than one key raise ValueError through `at(path, ...)`, so that the loader can name the key.
+Checks that need more than one key raise ValueError through `at(path, ...)`, so that the loader can name the key. What
+`queues` may say is in queuespec.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ipaddress import ip_network
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
+from topologies import buffers
 from topologies.families import FAMILIES, IPV4, Family, Network, Version
 from topologies.linkrates import unknown
-from topologies.units import parse_duration, parse_rate, parse_size
+from topologies.queuespec import QueuesSpec
+from topologies.specbase import Duration, Rate, Size, Strict, at
 
 ROCE_OVERHEAD: Final = IPV4.overhead  # the most that an IPv4 packet carries beside its payload, bytes
 _MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
@@ -27,45 +28,21 @@ _FASTEST: Final = 10**10
 HARDWARE_RATE_BPS: Final = 400 * 10**9
 
 
-def at(path: str, why: str, hint: str = "", *, given: Sequence[str] = ()) -> PydanticCustomError:
-    """An error of the whole file that belongs to the key `path` (`link.mtu`), given what other keys say.
-
-    Where one of these is wrong itself, nothing is said of `path` yet.
-    """
-    return PydanticCustomError("heddle_at", "{why}", {"path": path, "why": why, "hint": hint, "given": list(given)})
-
-
-def _parsed(parser: Any) -> BeforeValidator:
-    def parse(value: Any) -> int:
-        try:
-            return int(parser(value))
-        except ValueError as error:
-            why, _, hint = str(error).partition("; ")
-            raise PydanticCustomError("heddle_unit", "{why}", {"why": why, "hint": hint}) from None
-
-    return BeforeValidator(parse)
-
-
-Size = Annotated[int, _parsed(parse_size)]
-Rate = Annotated[int, _parsed(parse_rate)]
-Duration = Annotated[int, _parsed(parse_duration)]  # nanoseconds
 _LinkRate = Annotated[Rate, Field(ge=_SLOWEST, le=_FASTEST)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class LinkSpec(_Strict):
+class LinkSpec(Strict):
     """Rates in bit/s of a frame's bytes from Ethernet header to ICRC; mtu is the IP MTU in bytes."""
 
     host: Rate = Field(default=100 * 10**6, ge=10**6, le=10**10)
     fabric: Rate = Field(default=100 * 10**6, ge=10**6, le=10**10)
     mtu: Size = Field(default=4200, ge=1280, le=65535)
-    exceptions: dict[str, _LinkRate] = {}  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways
+    exceptions: dict[str, _LinkRate] = Field(
+        default={}
+    )  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways
 
 
-class UdfSpec(_Strict):
+class UdfSpec(Strict):
     """Bytes that are hashed beside addresses and ports: so many from `offset` on, counted from a header's start."""
 
     base: Literal["l3", "l4", "bth"] = "bth"
@@ -73,7 +50,7 @@ class UdfSpec(_Strict):
     bytes: int = Field(default=3, ge=1, le=4)
 
 
-class HashSpec(_Strict):
+class HashSpec(Strict):
     """What the modes of `routing.ecmp` go by. Each key counts in the modes that use it, also when a lab is switched."""
 
     policy: Literal["fields", "l3", "l4"] = "fields"  # flow
@@ -97,7 +74,7 @@ class HashSpec(_Strict):
         return self
 
 
-class RoutingSpec(_Strict):
+class RoutingSpec(Strict):
     """Control plane and path choice."""
 
     bgp: Literal["unnumbered"] = "unnumbered"
@@ -130,19 +107,13 @@ class RoutingSpec(_Strict):
         return self.ecmp != "flow" or self.resilient
 
 
-class QueuesSpec(_Strict):
-    """What stands behind every port."""
-
-    buffer: Size = Field(default=1_000_000, ge=10_000, le=2**31 - 1)  # bytes a port can hold before it drops
-
-
-class RoceSpec(_Strict):
+class RoceSpec(Strict):
     """What the hosts' NICs do."""
 
     ib_mtu: Literal[256, 512, 1024, 2048, 4096] = 4096  # payload bytes a packet
 
 
-class AddressingSpec(_Strict):
+class AddressingSpec(Strict):
     """Racks take prefixes of this length from the pool, in order; the pool's last block is for loopbacks.
 
     The defaults here are those of IPv4; FabricSpec puts its family's in their place.
@@ -186,7 +157,7 @@ def _inside(network: Network, space: Network) -> bool:
 _FIVE_TUPLE: Final = (HashSpec().policy, HashSpec().fields)
 
 
-class FabricSpec(_Strict):
+class FabricSpec(Strict):
     """One fabric file."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9]{0,11}$")
@@ -337,6 +308,9 @@ class FabricSpec(_Strict):
             raise at(
                 "racks", why, "try a longer addressing.rack_prefix", given=["addressing.rack_prefix", "addressing.pool"]
             )
-        if self.queues.buffer < 2 * self.link.mtu:
-            raise at("queues.buffer", f"is below two packets of {self.link.mtu} bytes", "try 1MB", given=["link.mtu"])
+        return self
+
+    @model_validator(mode="after")
+    def _queues_fit(self) -> FabricSpec:
+        buffers.check(self)
         return self

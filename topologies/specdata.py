@@ -12,7 +12,8 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from topologies.problems import MachineError, Problem
-from topologies.spec import Duration, FabricSpec, Rate
+from topologies.spec import FabricSpec
+from topologies.specbase import Duration, Rate
 from topologies.units import format_duration, format_rate
 
 # What marks a field as a rate or a duration: the parser in its annotation.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -17,8 +17,10 @@ from typing import Final
 
 from topologies.fabric import Fabric, Port, Tier
 from topologies.problems import InputError, Problem, did_you_mean
+from topologies.switch.classes import class_plan, deepest_queue
 from traffic.collectives import Pattern, find_pattern
 from traffic.nic.sport import sport_for_qps
+from traffic.nic.wire import DSCP_DATA, LAYOUTS
 from traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
 from traffic.schedule import MAX_MESSAGES, messages_of
 
@@ -96,7 +98,7 @@ class Plan:
     @property
     def window(self) -> int:
         """Packets that one QP may have unacknowledged."""
-        return self.options.window or max(MIN_QP_WINDOW, WINDOW_PACKETS // self.options.qps)
+        return window_of(self.options)
 
     @property
     def max_seconds(self) -> float:
@@ -129,13 +131,15 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     _check_messages(pattern, len(endpoints), options)
     numbers = _QpNumbers(endpoints)
     qps = []
-    for src, dst in sorted(pattern.peers(len(endpoints))):
+    pairs = sorted(pattern.peers(len(endpoints)))
+    for src, dst in pairs:
         for index in range(options.qps):
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
             qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
-    spec = fabric.spec
-    return Plan(fabric.name, spec.k, spec.roce.ib_mtu, ack_timeout(fabric, options), options, endpoints, tuple(qps))
+    fan_in = max(Counter(dst for _, dst in pairs).values())
+    timeout_s = ack_timeout(fabric, options, fan_in)
+    return Plan(fabric.name, fabric.spec.k, fabric.spec.roce.ib_mtu, timeout_s, options, endpoints, tuple(qps))
 
 
 def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
@@ -148,17 +152,29 @@ def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
         raise InputError(Problem("", f"--chunk {options.chunk}", why, f"try --chunk {least}K"))
 
 
-def ack_timeout(fabric: Fabric, options: RunOptions) -> float:
+def ack_timeout(fabric: Fabric, options: RunOptions, fan_in: int = 1) -> float:
     """Seconds until a packet counts as lost: 4.096 us x 2^exponent (IBTA vol. 1, section 9.7.6.1.3).
 
-    The default is the shortest such time that three full port buffers take to drain, so that queueing alone never
-    makes a requester send again.
+    A NIC's timer runs on while its packets wait in the fabric. So the default is the shortest such time that is not
+    below the longest wait without a loss: three of the deepest queues drain (up, down, to the host); and where data is
+    paused instead of dropped, all that fan_in connections to one NIC may have under way goes through that NIC's link,
+    and a pause lasts as long as the watchdog lets it.
     """
     if options.timeout is not None:
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
-    slowest = min(fabric.spec.link.host, fabric.spec.link.fabric)
-    drain = 3 * 8 * fabric.spec.queues.buffer / slowest
-    return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(drain / ACK_TIMEOUT_UNIT_S)))
+    queues, link = fabric.spec.queues, fabric.spec.link
+    number = class_plan(queues).dscp[DSCP_DATA]
+    wait = 3 * 8 * deepest_queue(fabric, number) / min(link.host, link.fabric)
+    if queues.pfc.enabled and number in queues.lossless:
+        frame = fabric.spec.roce.ib_mtu + LAYOUTS[fabric.spec.ip_version].overhead_bytes
+        wait += 8 * fan_in * options.qps * window_of(options) * frame / link.host
+        wait += queues.pfc.watchdog.detect * 1e-9 if queues.pfc.watchdog.enabled else 0.0
+    return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
+
+
+def window_of(options: RunOptions) -> int:
+    """Packets that one QP may have unacknowledged."""
+    return options.window or max(MIN_QP_WINDOW, WINDOW_PACKETS // options.qps)
 
 
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:

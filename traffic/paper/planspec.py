@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from topologies.problems import did_you_mean, nearest
-from topologies.spec import Size, at
+from topologies.specbase import Size, at
 from traffic.collectives import patterns
 from traffic.options import ELEMENT_BYTES, MAX_QPS, SourcePorts, parse_source_ports
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from topologies.fabric import Fabric
 from topologies.runtimes import NodeHandle
 from topologies.switch import queues
+from topologies.switch.classes import deepest_queue
 from topologies.switch.counters import SwitchCounters, read_counters
 from topologies.switch.fib import Fib, read_fib
 from topologies.switch.hashing import SwitchHashing, pin_dir, read_hashing
@@ -192,8 +193,9 @@ def _quiet(lab: RunningLab, handles: Mapping[str, NodeHandle]) -> dict[str, Swit
 
 
 def _patience(fabric: Fabric) -> float:
-    """Seconds in which all that is under way has passed: it may fill the buffer of a slow port."""
-    return SETTLE_S + 8 * fabric.spec.queues.buffer / min(fabric.spec.link.host, fabric.spec.link.fabric)
+    """Seconds in which all that is under way has passed: it may fill the queues of a slow port."""
+    deepest = max(deepest_queue(fabric, number) for number in fabric.spec.queues.numbers)
+    return SETTLE_S + 8 * deepest / min(fabric.spec.link.host, fabric.spec.link.fabric)
 
 
 def _settled(
