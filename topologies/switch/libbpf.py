@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -89,6 +90,11 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # result, arguments
     "bpf_map_get_next_key": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
     "bpf_obj_get_info_by_fd": (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
     "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 6),
+    "bpf_map__reuse_fd": (ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
+    "ring_buffer__new": (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    "ring_buffer__consume": (ctypes.c_int, ctypes.c_void_p),
+    "ring_buffer__epoll_fd": (ctypes.c_int, ctypes.c_void_p),
+    "ring_buffer__free": (None, ctypes.c_void_p),
     "bpf_prog_test_run_opts": (ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
     "libbpf_num_possible_cpus": (ctypes.c_int,),
     "libbpf_set_print": (ctypes.c_void_p, ctypes.c_void_p),
@@ -249,6 +255,17 @@ class Map(_Descriptor):
             raise _failed("map", "cannot be asked for its size")
         return int(info[4])
 
+    def memory(self) -> mmap.mmap:
+        """All values of an array that may be mapped (BPF_F_MMAPABLE), writable, each rounded up to 8 bytes.
+
+        It outlives the descriptor. MachineError where the kernel refuses.
+        """
+        size = self.max_entries() * (self.value_size + 7 & ~7)
+        try:
+            return mmap.mmap(self.fd, size)
+        except OSError as error:
+            raise MachineError(Problem("bpf", "map", f"cannot be mapped into memory: {error.strerror}")) from None
+
     def items(self) -> tuple[bytes, bytes]:
         """All keys and all values, each as one run of bytes; a few system calls however many there are."""
         keys: list[bytes] = []
@@ -343,6 +360,11 @@ class Object:
         if library().bpf_map__set_max_entries(self._find("map", name), entries) != 0:
             raise _failed(f"{self._name}: {name}", "cannot be sized")
 
+    def reuse(self, name: str, existing: Map) -> None:
+        """Let a map of this object be one that is there already, before `load`."""
+        if library().bpf_map__reuse_fd(self._find("map", name), existing.fd) != 0:
+            raise _failed(f"{self._name}: {name}", "cannot be shared")
+
     def map(self, name: str, key_size: int, value_size: int, *, per_cpu: bool = False) -> Map:
         """A map of a loaded object; valid until `close`."""
         fd = int(library().bpf_map__fd(self._find("map", name)))
@@ -366,10 +388,17 @@ class Object:
 
 
 @contextmanager
-def loaded(path: Path, sizes: dict[str, int] | None = None) -> Iterator[Object]:
-    """An object, loaded, for the length of a with block. sizes: map name -> max entries."""
+def loaded(
+    path: Path, sizes: dict[str, int] | None = None, shared: Mapping[str, Map] | None = None
+) -> Iterator[Object]:
+    """An object, loaded, for the length of a with block.
+
+    sizes: map name -> max entries. shared: map name -> a map that is there already, to be used in its place.
+    """
     found = Object(path)
     try:
+        for name, existing in (shared or {}).items():
+            found.reuse(name, existing)
         for name, entries in (sizes or {}).items():
             found.set_max_entries(name, entries)
         found.load()
