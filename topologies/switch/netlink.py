@@ -21,12 +21,16 @@ from topologies.namespace import inside
 from topologies.problems import MachineError, Problem
 
 NLM_F_REQUEST: Final = 0x1
+NLM_F_ACK: Final = 0x4
 NLM_F_DUMP: Final = 0x300
+NLM_F_REPLACE: Final = 0x100
+NLM_F_CREATE: Final = 0x400
 NLM_F_DUMP_INTR: Final = 0x10
 NLMSG_ERROR: Final = 2
 NLMSG_DONE: Final = 3
 RTM_GETLINK: Final = 18
 RTM_GETROUTE: Final = 26
+RTM_NEWQDISC: Final = 36
 RTM_GETQDISC: Final = 38
 RTM_GETTCLASS: Final = 42
 RTM_GETTFILTER: Final = 46
@@ -120,6 +124,11 @@ class RouteSocket:
                 except NetlinkError as error:
                     answers.append(error.errno or errno.EIO)
         return answers
+
+    def change(self, kind: int, body: bytes, flags: int = 0) -> None:
+        """Have one thing changed, or made with NLM_F_CREATE; NetlinkError with the kernel's errno."""
+        self._send([(kind, body)], NLM_F_REQUEST | NLM_F_ACK | flags)
+        next(self._receive(self._sequence))
 
     def _send(self, requests: Sequence[tuple[int, bytes]], flags: int) -> None:
         parts: list[bytes] = []

@@ -1,0 +1,210 @@
+"""RED of the kernel as the marker of ECN, in place of the program: `queues.ecn.marker: red`.
+
+In:  the ports of one namespace, after their queues are made, and a marking curve for each class that marks (bytes).
+Out: a RED over the class's FIFO; how many packets it has marked; other curves while packets wait.
+It marks what arrives, by the bytes that wait in its own FIFO at that moment: an average of weight 2^0 = 1, which the
+kernel takes and `tc` does not. What is not ECN-capable passes unmarked (`nodrop`), and dropping stays the programs'.
+
+RED draws the gap to the next mark evenly from 1 to 1/p, where a switch chip throws a coin for each packet: of the same
+p it marks 2p / (1 + p). So it is told p = pmax / (2 - pmax). Its curve then meets the wanted one at kmin and at kmax,
+and is above it between, by at most what `excess` says.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from topologies.problems import MachineError, Problem
+from topologies.queuespec import CLASSES, QueuesSpec
+from topologies.switch.fib import read_names
+from topologies.switch.netlink import (
+    NLM_F_CREATE,
+    NLM_F_REPLACE,
+    RTM_GETQDISC,
+    RTM_NEWQDISC,
+    NetlinkError,
+    RouteSocket,
+    attribute,
+    attributes,
+)
+from topologies.switch.tried import TCA_KIND, TCA_OPTIONS, TCMSG, qdisc_body, refusal
+
+Key = tuple[str, int]  # port, class
+
+_TCA_STATS2, _TCA_STATS_APP = 7, 4
+_TCA_RED_PARMS, _TCA_RED_STAB, _TCA_RED_MAX_P, _TCA_RED_FLAGS = 1, 2, 3, 4
+_QOPT: Final = struct.Struct("=IIIBBBB")  # struct tc_red_qopt: limit, qth_min, qth_max, Wlog, Plog, Scell_log, flags
+_XSTATS: Final = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, other, marked
+_FLAGS: Final = struct.pack("=II", 1 | 8, 1 | 2 | 4 | 8)  # struct nla_bitfield32: ECN and NODROP of all four
+_IDLE: Final = bytes([31]) * 256  # by any idle time the average is shifted out: it is the queue, not its past
+_MOST: Final = 2**31 - 1  # red_check_params
+_WHOLE: Final = 2**32 - 1
+_BESIDE: Final = 8  # the RED over FIFO 41: is 48:
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """No packet is marked below kmin bytes, `pmax` of them just below kmax, all from kmax on."""
+
+    kmin: int
+    kmax: int
+    pmax: float
+
+    def fraction(self, depth: int) -> float:
+        """Of packets that find `depth` bytes before them, how many RED marks; 0 to 1."""
+        if depth < self.kmin or depth >= self.kmax:
+            return float(depth >= self.kmax)
+        p = probability(self.pmax) * (depth - self.kmin) / (self.kmax - self.kmin)
+        return 2 * p / (1 + p)
+
+    def excess(self) -> float:
+        """The most by which `fraction` is above the straight line: x (1-x) pmax^2 / (2 - pmax (1-x)), x from 0 to 1."""
+        if not self.pmax:
+            return 0.0
+        rest = (1 - math.sqrt(1 - self.pmax / 2)) * 2 / self.pmax  # 1 - x where the derivative is 0
+        return (1 - rest) * rest * self.pmax**2 / (2 - self.pmax * rest)
+
+
+NEVER: Final = Curve(_MOST, _MOST, 0.0)
+
+
+def probability(pmax: float) -> float:
+    """What RED has to be told, so that it marks `pmax` of all packets: inverts 2p / (1 + p)."""
+    return pmax / (2 - pmax)
+
+
+def curves_of(queues: QueuesSpec) -> dict[int, Curve]:
+    """Class -> its curve: every class but control, which is never marked; with ECN off they mark nothing."""
+    marked = [number for number in queues.numbers if queues.kind(number) != "control"]
+    return {number: Curve(*queues.ecn.curve(number)) if queues.ecn.enabled else NEVER for number in marked}
+
+
+def require() -> None:
+    """MachineError when this kernel's RED cannot be what is needed here."""
+    if why := refusal("red", _options(NEVER)):
+        hint = "take ecn.marker: bpf: the program marks by the same curve, on any kernel"
+        raise MachineError(Problem("kernel", "queues.ecn.marker: red", f"is not possible: {why}", hint))
+
+
+def install(netns: Path, curves: Mapping[Key, Curve]) -> None:
+    """Put a RED over the FIFO of each (port, class), or over its gate's FIFO. What waits there is lost: before traffic.
+
+    MachineError when the kernel refuses, or where a class has no FIFO.
+    """
+    with RouteSocket(netns) as netlink:
+        fifos = {key: fifo for key, fifo in _fifos(netlink).items() if key in curves}
+        for key, curve in curves.items():
+            if key not in fifos:
+                raise MachineError(Problem("", f"{key[0]} in {netns.name}", f"has no queue for class {key[1]}"))
+            fifo = fifos[key]
+            red = _red_of(key[1])
+            try:
+                body = qdisc_body(fifo.ifindex, red, fifo.parent, "red", _options(curve))
+                netlink.change(RTM_NEWQDISC, body, NLM_F_CREATE | NLM_F_REPLACE)
+                body = qdisc_body(fifo.ifindex, fifo.handle, red | 1, "bfifo", fifo.options)
+                netlink.change(RTM_NEWQDISC, body, NLM_F_CREATE | NLM_F_REPLACE)
+            except NetlinkError as error:
+                raise _refused(netns, key, error) from None
+
+
+def change(netns: Path, curves: Mapping[Key, Curve]) -> None:
+    """Give REDs other curves; what waits in them stays. MachineError where there is none."""
+    with RouteSocket(netns) as netlink:
+        indices = {name: index for index, name in read_names(netlink).items()}
+        for key, curve in curves.items():
+            body = qdisc_body(indices.get(key[0], 0), _red_of(key[1]), 0, "red", _options(curve))
+            try:
+                netlink.change(RTM_NEWQDISC, body)
+            except NetlinkError as error:
+                raise _refused(netns, key, error) from None
+
+
+def read_curves(netns: Path) -> dict[Key, Curve]:
+    """(port, class) -> the curve that a RED goes by, as the kernel has it; pmax within 2^-31 of what it was told."""
+    found: dict[Key, Curve] = {}
+    for key, attrs in _reds(netns).items():
+        options = attributes(attrs[TCA_OPTIONS], 0)
+        _, kmin, kmax, *_ = _QOPT.unpack_from(options[_TCA_RED_PARMS])
+        p = struct.unpack_from("=I", options[_TCA_RED_MAX_P])[0] / _WHOLE
+        found[key] = Curve(kmin, kmax, 2 * p / (1 + p) if kmax > kmin else 0.0)
+    return found
+
+
+def read_marks(netns: Path) -> dict[Key, int]:
+    """(port, class) -> packets that left its RED marked, since it was made. Modulo 2^32, as the kernel counts.
+
+    A packet that came with CE already and would have been marked is among them.
+    """
+    found: dict[Key, int] = {}
+    for key, attrs in _reds(netns).items():
+        statistics = attributes(attrs[_TCA_STATS2], 0)
+        found[key] = _XSTATS.unpack_from(statistics[_TCA_STATS_APP])[3]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Fifo:
+    ifindex: int
+    handle: int
+    parent: int
+    options: bytes
+
+
+def _red_of(number: int) -> int:
+    return (number + 1 << 4 | _BESIDE) << 16
+
+
+def _class_of(handle: int) -> int | None:
+    """FIFO 40: is class 3's, and so is 41:, which is below gate 40:."""
+    number, rest = divmod(handle >> 16, 16)
+    return number - 1 if 1 <= number <= CLASSES and rest <= 1 else None
+
+
+def _fifos(netlink: RouteSocket) -> dict[Key, _Fifo]:
+    names = read_names(netlink)
+    found: dict[Key, _Fifo] = {}
+    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
+        attrs = attributes(body, TCMSG.size)
+        number = _class_of(handle)
+        if number is not None and attrs.get(TCA_KIND) == b"bfifo\0":
+            found[names.get(ifindex, ""), number] = _Fifo(ifindex, handle, parent, attrs[TCA_OPTIONS])
+    return found
+
+
+def _reds(netns: Path) -> dict[Key, dict[int, bytes]]:
+    found: dict[Key, dict[int, bytes]] = {}
+    with RouteSocket(netns) as netlink:
+        names = read_names(netlink)
+        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
+            attrs = attributes(body, TCMSG.size)
+            number = (handle >> 20) - 1
+            if attrs.get(TCA_KIND) == b"red\0" and handle == _red_of(number):
+                found[names.get(ifindex, ""), number] = attrs
+    return found
+
+
+def _options(curve: Curve) -> bytes:
+    """TCA_OPTIONS. Limit 0: the FIFO below keeps its own, and what waits in it when the curve changes."""
+    kmin, kmax = min(curve.kmin, _MOST), min(curve.kmax, _MOST)
+    told = round(probability(curve.pmax) * _WHOLE)
+    if told < kmax - kmin:  # less than one in 2^32 a byte: the kernel would take it for one, or for a default when 0
+        kmin, told = kmax, 1
+    parameters = _QOPT.pack(0, kmin, kmax, 0, 0, 0, 0)
+    return (
+        attribute(_TCA_RED_PARMS, parameters) + attribute(_TCA_RED_STAB, _IDLE)
+        + attribute(_TCA_RED_MAX_P, struct.pack("=I", max(1, told))) + attribute(_TCA_RED_FLAGS, _FLAGS)
+    )  # fmt: skip
+
+
+def _refused(netns: Path, key: Key, error: NetlinkError) -> MachineError:
+    where = f"RED of {key[0]}, class {key[1]}, in {netns.name}"
+    why = "is not there" if error.errno in (errno.ENOENT, errno.ENODEV) else f"was refused: {error.strerror}"
+    return MachineError(Problem("", where, why, "./inv down takes the lab away, ./inv up makes it anew"))
