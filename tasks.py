@@ -388,7 +388,9 @@ def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
     take_down(out, lab, everything=all_)
 
 
-from topologies.cli.upkeep import bench, image, lint, setup, test  # noqa: E402, F401 - after those of fabrics
+from topologies.cli.plots import plot  # noqa: E402, F401
+from topologies.cli.queues import queues  # noqa: E402, F401 - in this order they are listed
+from topologies.cli.upkeep import bench, image, lint, setup, test  # noqa: E402, F401
 
 if __name__ == "__main__":
     sys.exit(main(globals()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,11 @@ class Panel:
     def most(self) -> float:
         """The most it ever held, bytes."""
         return float(self.peak.max(initial=0.0))
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `panels`."""
+        label = self.label
+        return {"port": label.port, "class": label.traffic_class, "side": self.side, "most_bytes": int(self.most)}
 
 
 def panels(

@@ -37,6 +37,27 @@ PATHS: Final = {
     "heatmap": "draw the load of every link: load.svg or load.png",
 }
 
+QUEUES: Final = {
+    "action": "set, to give a running lab other thresholds",
+    "setting": "path=value below `queues` of the fabric file, as ecn.kmax=800KB; several at once",
+    "switch": "these switches only: ctsw1,ctsw2 or a pattern in quotes; may be given many times",
+    "port": "show these ports only: rtsw1:eth3, rtsw1, 'host*:eth1'; may be given many times",
+    "class": "show these classes only: 3,6",
+    "all": "quiet queues, too",
+    "watch": "draw again and again, until Ctrl-C",
+    "every": "seconds between two drawings",
+    "seconds": "after which --watch ends",
+    "lab": LAB,
+}
+
+PLOT: Final = {
+    "what": "queues: depth over time of the last run",
+    "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*'; otherwise those whose queues held most",
+    "class": "these classes only: 3,6",
+    "out": "file to write to, svg or png by its ending; otherwise LAB-queues.svg here",
+    "lab": LAB,
+}
+
 RUN: Final = {
     "collective": "all-reduce",
     "algorithm": "ring",
@@ -49,7 +70,7 @@ RUN: Final = {
     "sport": "UDP source ports: qpn, fixed[:PORT], list:A,B,C",
     "chunk": "bytes of one message",
     "window": "packets that a queue pair may have unacknowledged; otherwise 64 a connection",
-    "timeout": "until a packet counts as lost: 8 to 31 for 4.096 us x 2^N; otherwise by rate and buffer",
+    "timeout": "until a packet counts as lost: 8 to 31 for 4.096 us x 2^N; otherwise by rates, queues and pauses",
     "placement": "ranks on hosts: block, cyclic, or host names with commas",
     "lab": LAB,
     "fabric": "bring this fabric up for the run, and down after it",

@@ -80,7 +80,7 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
             own[name] = made[key]
         own = {name: queues for name, queues in own.items() if queues != usual}
         policies = policies_of(lab.fabric, own=own)
-        with LabQueues.pinned(lab.name) as live:
+        with LabQueues.pinned(lab.fabric) as live:
             live.set_policies(policies)
         record = state.read_record(lab.name)
         if record is not None:
