@@ -52,8 +52,9 @@ CELL: Final = _layout(
     drops="(5,)<u8",
 )
 INGRESS: Final = _layout(
-    "occupancy high_water peak xoffs headroom_high drops state pad since_ns", state="<u4", pad="<u4"
-)
+    "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes short_now short_high spare",
+    state="<u4", pad="<u4", spare="(5,)<u8",
+)  # fmt: skip
 GATE: Final = _layout("pfc_received since_ns last_ns spare")
 AGENT: Final = _layout(
     "pfc_sent closed_since_ns until_ns paused_ns watchdog pad storms storm_since_ns"

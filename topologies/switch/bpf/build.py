@@ -21,11 +21,13 @@ from topologies.problems import MachineError, Problem
 from topologies.process import run
 
 HERE: Final = Path(__file__).resolve().parent
-PROGRAMS: Final = ("hash", "count", "nic")
+PROGRAMS: Final = ("hash", "count", "nic", "queue")
 VERSION_FILE: Final = HERE / "clang.txt"
-# v2: every kernel since 4.14; bpfel: x86-64 and arm64. The prefix map keeps build paths out of the BTF, and without
+# bpfel: x86-64 and arm64. The prefix map keeps build paths out of the BTF, and without
 # columns there is a line of it for each line of source.
-_FLAGS: Final = ("-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
+_FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
+# v2: every kernel since 4.14. v3 has additions that return what was there before: since 5.12, on arm64 since 5.18.
+_CPU: Final = {"queue": "v3"}
 
 
 def clang_version() -> str:
@@ -43,7 +45,7 @@ def build(name: str, out: Path) -> bytes:
     Without llvm-objcopy the object keeps its DWARF: it works alike, but is not the one to commit.
     """
     paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE))
-    run(["clang", *_FLAGS, *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
+    run(["clang", *_FLAGS, f"-mcpu={_CPU.get(name, 'v2')}", *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
     if strip := objcopy():
         run([strip, "--strip-debug", str(out)])
     return out.read_bytes()

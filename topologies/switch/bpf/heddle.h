@@ -28,6 +28,11 @@ struct __sk_buff {
 	__u32 tc_index;
 	__u32 cb[5];
 	__u32 hash;
+#ifdef WHOLE_SK_BUFF /* for the others this is BTF that nobody reads */
+	__u32 tc_classid;
+	__u32 data;
+	__u32 data_end;
+#endif
 };
 
 #define BPF_MAP_TYPE_HASH 1

@@ -7,6 +7,7 @@
  */
 #ifndef HEDDLE_QUEUE_H
 #define HEDDLE_QUEUE_H
+#define WHOLE_SK_BUFF
 #include "heddle.h"
 
 #define BPF_MAP_TYPE_RINGBUF 27
@@ -47,6 +48,10 @@ struct ingress {
 	__u32 state; /* 0: open; 1: the peer is asked to pause. This is the truth, an event only wakes */
 	__u32 pad;
 	__u64 since_ns; /* of that state */
+	__u64 drop_bytes; /* of drops */
+	__u64 short_now; /* bytes that headroom lacked since the pause began that holds now */
+	__u64 short_high; /* the most that it lacked in one pause */
+	__u64 spare[5];
 };
 
 /* Pause frames that a port took in, by class. */

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+ *
+ * Who holds how much of a switch's buffer: what is admitted, what it is charged to, and when a peer has to pause.
+ *
+ * Every sum is kept by atomic additions, and what is added to a switch's shares is a difference f(new) - f(old) of one
+ * queue's depth, both as the addition to that depth returned them. So the shares are exact whatever the CPUs do at
+ * once, and all are 0 when the last packet has left.
+ */
+#ifndef HEDDLE_BOOKS_H
+#define HEDDLE_BOOKS_H
+#include "queue.h"
+
+#define ALPHA_SHIFT 16
+#define add(cell, value) __sync_fetch_and_add(cell, value)
+
+static long (*bpf_ringbuf_output)(void *ring, void *data, __u64 size, __u64 flags) = (void *)130;
+#define BPF_RB_FORCE_WAKEUP 2
+
+/* Everything a packet is entered in. node, transit: 0 at a host. in: 0 for what the switch has made itself. */
+struct books {
+	struct cell *cell;
+	struct policy *rule;
+	struct node *node;
+	__u64 *transit;
+	struct ingress *in;
+	struct policy *in_rule;
+	__u32 in_port;
+};
+
+/* local: index of the ingress port in its node, from 1. 0: a map has no such row. */
+INLINE int open_books(struct books *books, const struct link *link, __u32 port, __u32 number, __u32 local)
+{
+	__u32 zero = 0, row = port * CLASSES + number, cross, node = link->node, *half;
+
+	books->node = 0;
+	books->in = 0;
+	half = bpf_map_lookup_elem(&active, &zero);
+	books->cell = bpf_map_lookup_elem(&cells, &row);
+	if (!half || !books->cell)
+		return 0;
+	row = row * 2 + *half;
+	books->rule = bpf_map_lookup_elem(&policies, &row);
+	if (!books->rule)
+		return 0;
+	if (link->flags & LINK_HOST)
+		return 1;
+	if (local > link->ports_of_node) /* somebody else's mark */
+		local = 0;
+	cross = link->matrix_base + (local * link->ports_of_node + link->local) * CLASSES + number;
+	books->transit = bpf_map_lookup_elem(&transit, &cross);
+	books->node = bpf_map_lookup_elem(&switches, &node);
+	if (!books->transit || !books->node)
+		return 0;
+	if (!local)
+		return 1;
+	books->in_port = port - link->local + local - 1;
+	row = books->in_port * CLASSES + number;
+	books->in = bpf_map_lookup_elem(&ingress, &row);
+	row = row * 2 + *half;
+	books->in_rule = bpf_map_lookup_elem(&policies, &row);
+	return books->in && books->in_rule;
+}
+
+INLINE __u64 beyond(__u64 size, __u64 limit)
+{
+	return size > limit ? size - limit : 0;
+}
+
+/* The part of an ingress queue that is in the shared buffer: the rest is reserve below it, and headroom above. */
+INLINE __u64 shared_part(const struct policy *rule, __u64 held)
+{
+	return beyond(held < rule->xoff ? held : rule->xoff, rule->reserve);
+}
+
+INLINE void raise(__u64 *most, __u64 now)
+{
+	__u64 was = *most;
+
+	if (now > was)
+		__sync_val_compare_and_swap(most, was, now); /* who wins a race held as much, but for a packet */
+}
+
+/* peak is never above high_water: one comparison is enough for most packets. */
+INLINE void raise_both(__u64 *peak, __u64 *high_water, __u64 now)
+{
+	if (now > *peak) {
+		raise(peak, now);
+		raise(high_water, now);
+	}
+}
+
+/* The dynamic threshold: what one queue may hold, alpha times what nobody holds (Choudhury and Hahne 1998), and its
+ * reserve in any case. */
+INLINE __u64 threshold(const struct policy *rule, const struct node *node)
+{
+	long long used = node->shared_used; /* below 0 for a moment, when a later difference is entered first */
+	__u64 most = beyond(rule->shared, used < 0 ? 0 : used) * rule->alpha >> ALPHA_SHIFT;
+
+	return most > rule->reserve ? most : rule->reserve;
+}
+
+INLINE __u64 xoff_now(const struct policy *rule, const struct node *node)
+{
+	__u64 most = threshold(rule, node);
+
+	return most < rule->xoff ? most : rule->xoff;
+}
+
+INLINE void tell(__u32 port, __u32 number, __u32 kind, __u64 now)
+{
+	struct event event = {now, port, kind, number, 0, {}};
+
+	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+}
+
+/* Ask the peer to go on, when what is held has fallen to Xon: as far below the Xoff of now as it is below the full one,
+ * or one frame. Where the class does not pause any more, at once. */
+static __attribute__((noinline)) int resume(struct ingress *in, struct policy *rule, struct node *node, __u32 port,
+					    __u32 number)
+{
+	__u64 low = beyond(xoff_now(rule, node), beyond(rule->xoff, rule->xon)), now;
+
+	if (low < rule->frame)
+		low = rule->frame;
+	if (rule->flags & POLICY_PFC && *(volatile __u64 *)&in->occupancy > low)
+		return 0;
+	if (__sync_val_compare_and_swap(&in->state, 1, 0) != 1)
+		return 0;
+	now = bpf_ktime_get_ns();
+	in->since_ns = now;
+	tell(port, number, EVENT_XON, now);
+	return 1;
+}
+
+static __attribute__((noinline)) int pause(struct ingress *in, struct policy *rule, struct node *node, __u32 port,
+					   __u32 number)
+{
+	__u64 now;
+
+	if (__sync_val_compare_and_swap(&in->state, 0, 1) != 0)
+		return 0;
+	now = bpf_ktime_get_ns();
+	in->since_ns = now;
+	in->short_now = 0;
+	add(&in->xoffs, 1);
+	tell(port, number, EVENT_XOFF, now);
+	/* Another CPU may have let all of it out meanwhile, and found the state open: nobody else would say Xon. */
+	return resume(in, rule, node, port, number);
+}
+
+INLINE int refuse(struct books *books, __u32 cause, __u32 bytes)
+{
+	add(&books->cell->drops[cause], 1);
+	add(&books->cell->drop_bytes, bytes);
+	if (books->node)
+		add(&books->node->drops, 1);
+	return TC_ACT_SHOT;
+}
+
+INLINE int refuse_for_headroom(struct books *books, __u32 bytes)
+{
+	struct ingress *in = books->in;
+
+	add(&in->drops, 1);
+	add(&in->drop_bytes, bytes);
+	raise(&in->short_high, add(&in->short_now, bytes) + bytes);
+	return refuse(books, DROP_HEADROOM, bytes);
+}
+
+/* A switch that is empty has nothing charged. What is left all the same, after thresholds have changed or a link has
+ * taken packets with it, is forgotten by the first packet. It reads `used` again: somebody may have come after it. */
+INLINE void forget(struct node *node, __u32 bytes)
+{
+	__u64 shared = node->shared_used, headroom = node->headroom_used;
+
+	if ((shared || headroom) && *(volatile __u64 *)&node->used == bytes) {
+		add(&node->shared_used, -shared);
+		add(&node->headroom_used, -headroom);
+	}
+}
+
+/* What an ingress queue's change from `was` to `held` bytes means for the shares of its switch. */
+INLINE void share_ingress(const struct books *books, __u64 was, __u64 held)
+{
+	const struct policy *rule = books->in_rule;
+	__u64 shared = shared_part(rule, held) - shared_part(rule, was);
+	__u64 headroom = beyond(held, rule->xoff) - beyond(was, rule->xoff);
+
+	if (shared)
+		add(&books->node->shared_used, shared);
+	if (headroom)
+		raise(&books->node->headroom_high, add(&books->node->headroom_used, headroom) + headroom);
+}
+
+INLINE void share_egress(const struct books *books, __u64 was, __u64 depth)
+{
+	__u64 shared = beyond(depth, books->rule->reserve) - beyond(was, books->rule->reserve);
+
+	if (shared)
+		add(&books->node->shared_used, shared);
+}
+
+/* Whether there is room, and if so enter the packet. TC_ACT_SHOT: there was none. ahead: bytes before it. */
+INLINE int charge(struct books *books, __u32 number, __u32 bytes, __u64 *ahead)
+{
+	struct cell *cell = books->cell;
+	struct policy *rule = books->rule;
+	struct node *node = books->node;
+	struct ingress *in = books->in;
+	__u32 lossless = rule->flags & POLICY_PFC;
+	__u64 used, held = 0;
+
+	if ((node ? node->used : cell->depth) + bytes > rule->buffer)
+		return refuse(books, DROP_BUFFER, bytes);
+	if (node && lossless && in) {
+		if (in->occupancy + bytes > books->in_rule->xoff + books->in_rule->headroom)
+			return refuse_for_headroom(books, bytes);
+	} else if (node && cell->depth + bytes > threshold(rule, node)) {
+		return refuse(books, DROP_THRESHOLD, bytes);
+	}
+	if (node) { /* `used` comes first and goes last: see forget() */
+		used = add(&node->used, bytes);
+		if (!used)
+			forget(node, bytes);
+		raise_both(&node->peak, &node->high_water, used + bytes);
+		add(books->transit, bytes);
+	}
+	*ahead = add(&cell->depth, bytes);
+	raise_both(&cell->peak, &cell->high_water, *ahead + bytes);
+	add(&cell->in_packets, 1);
+	add(&cell->in_bytes, bytes);
+	if (node && !lossless)
+		share_egress(books, *ahead, *ahead + bytes);
+	if (!node || !in)
+		return TC_ACT_UNSPEC;
+	held = add(&in->occupancy, bytes) + bytes;
+	raise_both(&in->peak, &in->high_water, held);
+	if (lossless) {
+		share_ingress(books, held - bytes, held);
+		raise(&in->headroom_high, beyond(held, books->in_rule->xoff));
+		if (!in->state && held > xoff_now(books->in_rule, node))
+			pause(in, books->in_rule, node, books->in_port, number);
+	}
+	return TC_ACT_UNSPEC;
+}
+
+/* Enter that bytes have left, and return what they left behind; all ones: they had never come. */
+INLINE __u64 release(struct books *books, __u32 number, __u64 bytes)
+{
+	__u32 lossless = books->rule->flags & POLICY_PFC;
+	struct cell *cell = books->cell;
+	struct node *node = books->node;
+	struct ingress *in = books->in;
+	__u64 depth = add(&cell->depth, -bytes), held;
+
+	if (depth < bytes) {
+		add(&cell->depth, bytes);
+		add(&cell->strays, 1);
+		return -1;
+	}
+	add(&cell->out_bytes, bytes);
+	if (lossless)
+		cell->last_out_ns = bpf_ktime_get_ns();
+	if (!node)
+		return depth - bytes;
+	add(books->transit, -bytes);
+	if (!lossless)
+		share_egress(books, depth, depth - bytes);
+	if (in) {
+		held = add(&in->occupancy, -bytes);
+		if (lossless)
+			share_ingress(books, held, held - bytes);
+		if (in->state)
+			resume(in, books->in_rule, node, books->in_port, number);
+	}
+	add(&node->used, -bytes);
+	return depth - bytes;
+}
+
+#endif

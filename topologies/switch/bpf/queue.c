@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+ *
+ * The queues of every port, exactly: `enqueue` at clsact egress, before the port's qdisc; `dequeue` at clsact ingress of
+ * the port at the other end, which sees a packet when it has left that qdisc. What lies between the two is the depth.
+ * One object for a whole lab. Each filter's classid says which port it stands at.
+ *
+ * What carries a packet's history: across the link skb->hash survives, which `enqueue` sets to a stamp; through a switch
+ * skb->mark, which `dequeue` sets to the ingress port. skb->priority names the class to the qdisc.
+ */
+#include "ecn.h"
+#include "pfc.h"
+
+#define ETH_P_KICK 0x88b5 /* IEEE 802, local experimental: makes a qdisc look at its queues, and gets no further */
+#define KICK_PRIORITY 0x10ff0
+#define IPPROTO_ICMPV6 58
+#define ND_FIRST 133 /* router solicitation */
+#define ND_LAST 137 /* redirect */
+
+#define STAMP 0x1a5au /* 13 bits; then 3 of the class, and 16 of the ingress port's index, from 1 */
+#define STAMP_SHIFT 19
+#define MARK 0x5eddu /* 16 bits, and 16 of the index */
+
+/* The class of a packet, by its DSCP. What is not IP, and what finds the neighbours of IPv6, is control. */
+INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes)
+{
+	void *data = (void *)(unsigned long)skb->data, *end = (void *)(unsigned long)skb->data_end;
+	__u8 copied[7], *ip = data + ETH_HLEN, type;
+
+	if (skb->protocol != htons(ETH_P_IP) && skb->protocol != htons(ETH_P_IPV6))
+		return classes->control;
+	if (data + ETH_HLEN + sizeof(copied) > end) { /* a host's packet socket leaves all but 14 bytes in pages */
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, copied, sizeof(copied)))
+			return classes->control;
+		ip = copied;
+	}
+	if (skb->protocol == htons(ETH_P_IP))
+		return classes->of_dscp[ip[1] >> 2];
+	if (ip[6] == IPPROTO_ICMPV6 && !bpf_skb_load_bytes(skb, ETH_HLEN + 40, &type, 1) && type >= ND_FIRST &&
+	    type <= ND_LAST)
+		return classes->control;
+	return classes->of_dscp[((ip[0] & 0xf) << 4 | ip[1] >> 4) >> 2];
+}
+
+INLINE int is_cut_off(const struct policy *rule, __u32 port, __u32 number)
+{
+	__u32 row = port * CLASSES + number;
+	struct agent *said;
+
+	if (!(rule->flags & POLICY_PFC))
+		return 0;
+	said = bpf_map_lookup_elem(&agent, &row);
+	return said && said->watchdog == WATCHDOG_DROP;
+}
+
+SEC("tc")
+int enqueue(struct __sk_buff *skb)
+{
+	__u32 port = skb->tc_classid, zero = 0, bytes = skb->len, mark_in = skb->mark, number, local;
+	struct link *link = bpf_map_lookup_elem(&links, &port);
+	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
+	struct books books;
+	__u64 ahead;
+
+	if (!link || !link->peer || !classes)
+		return TC_ACT_UNSPEC;
+	if (skb->protocol == htons(ETH_P_KICK)) {
+		skb->priority = KICK_PRIORITY;
+		return TC_ACT_UNSPEC;
+	}
+	number = class_of(skb, classes) & (CLASSES - 1);
+	local = mark_in >> 16 == MARK ? mark_in & 0xffff : 0;
+	if (!open_books(&books, link, port, number, local))
+		return TC_ACT_UNSPEC;
+	if (link->flags & LINK_DOWN)
+		return refuse(&books, DROP_DOWN, bytes);
+	if (is_cut_off(books.rule, port, number))
+		return refuse(&books, DROP_WATCHDOG, bytes);
+	if (charge(&books, number, bytes, &ahead) == TC_ACT_SHOT)
+		return TC_ACT_SHOT;
+	skb->priority = books.rule->priority;
+	bpf_set_hash(skb, STAMP << STAMP_SHIFT | number << 16 | (books.in ? local : 0));
+	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == POLICY_ECN)
+		mark(skb, books.rule, books.cell, ahead);
+	return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int dequeue(struct __sk_buff *skb)
+{
+	__u32 me = skb->tc_classid, stamp = skb->hash, bytes = skb->len, number = stamp >> 16 & (CLASSES - 1), port;
+	struct link *link, *sender;
+	struct books books;
+	__u64 left;
+
+	if (skb->protocol == htons(ETH_P_MAC_CONTROL))
+		return mac_control(skb);
+	if (stamp >> STAMP_SHIFT != STAMP)
+		return TC_ACT_UNSPEC;
+	link = bpf_map_lookup_elem(&links, &me);
+	if (!link)
+		return TC_ACT_UNSPEC;
+	port = link->peer;
+	sender = bpf_map_lookup_elem(&links, &port);
+	if (!sender || !open_books(&books, sender, port, number, stamp & 0xffff))
+		return TC_ACT_UNSPEC;
+	bpf_set_hash_invalid(skb); /* whoever hashes next must not take the stamp for a flow's */
+	if (sender->flags & LINK_DOWN)
+		return TC_ACT_SHOT; /* user space closes these books */
+	left = release(&books, number, bytes);
+	add(&books.cell->out_packets, 1);
+	if (!(link->flags & LINK_HOST))
+		skb->mark = MARK << 16 | (link->local + 1);
+	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == (POLICY_ECN | POLICY_AT_DEQUEUE) && left != -1ULL)
+		mark(skb, books.rule, books.cell, left);
+	if (is_cut_off(books.rule, port, number))
+		return refuse(&books, DROP_WATCHDOG, bytes);
+	return TC_ACT_UNSPEC;
+}
+
+/* For user space, by BPF_PROG_TEST_RUN: bytes of a port that is down have been lost with its link. cb: the port; class
+ * and, above 8 bits, ingress index; bytes. The last of them tells how many packets they were. */
+SEC("tc")
+int credit(struct __sk_buff *skb)
+{
+	__u32 port = skb->cb[0], number = skb->cb[1] & (CLASSES - 1), local = skb->cb[1] >> 8;
+	__u64 bytes = skb->cb[2] | (__u64)skb->cb[3] << 32, left, lost;
+	struct link *link = bpf_map_lookup_elem(&links, &port);
+	struct books books;
+
+	if (!link || !(link->flags & LINK_DOWN) || !open_books(&books, link, port, number, local))
+		return TC_ACT_SHOT;
+	left = release(&books, number, bytes);
+	if (left == -1ULL)
+		return TC_ACT_SHOT;
+	add(&books.cell->drop_bytes, bytes);
+	if (left)
+		return TC_ACT_UNSPEC;
+	lost = books.cell->in_packets - books.cell->out_packets;
+	add(&books.cell->out_packets, lost);
+	add(&books.cell->drops[DROP_DOWN], lost);
+	return TC_ACT_UNSPEC;
+}
+
+/* The same way: add to what a switch counts as shared and as headroom. cb: node; both, in two words each. */
+SEC("tc")
+int settle(struct __sk_buff *skb)
+{
+	__u32 index = skb->cb[0];
+	struct node *node = bpf_map_lookup_elem(&switches, &index);
+
+	if (!node)
+		return TC_ACT_SHOT;
+	add(&node->shared_used, skb->cb[1] | (__u64)skb->cb[2] << 32);
+	add(&node->headroom_used, skb->cb[3] | (__u64)skb->cb[4] << 32);
+	return TC_ACT_UNSPEC;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
