@@ -36,7 +36,8 @@ class QueueRow:
     """One class of one port, by what leaves there; `held...`, `xoffs` and `beyond` by what came in there.
 
     paused_ms: how long its gate was closed, until now where it is. held: bytes that came in by this port and have not
-    left the switch; beyond: the most of them above Xoff that ever were, or would have been had none been dropped.
+    left the switch; beyond: the most of them above Xoff that there ever were, and `short` bytes more that were dropped
+    in one pause for want of headroom.
     """
 
     port: str
@@ -53,6 +54,7 @@ class QueueRow:
     held_high: int
     xoffs: int
     beyond: int
+    short: int
     pfc_sent: int
     pfc_received: int
     paused: bool
@@ -101,7 +103,8 @@ class Headroom:
     """Room for what arrives after Xoff, of all ports of one rate: what was assumed, and what was needed.
 
     ports: of switches. bytes: for each lossless class of each. highest: the most needed, at the port `highest_at`.
-    drops: packets for want of it. reaction_ns: as assumed, None where the file gives bytes.
+    lacking: bytes that were missing in the worst pause. drops: packets for want of it, in all. reaction_ns: as assumed,
+    None where the file gives bytes.
     """
 
     ports: int
@@ -111,12 +114,8 @@ class Headroom:
     reaction_ns: int | None
     highest: int
     highest_at: str
+    lacking: int
     drops: int
-
-    @property
-    def lacking(self) -> int:
-        """Bytes that were needed and not there, 0 when there was enough."""
-        return max(0, self.highest - self.bytes)
 
     def needed_for(self, reaction_ns: int) -> int:
         """Bytes that a reaction time asks for: what the peer sends until it stops, and a frame each way."""
@@ -235,7 +234,7 @@ def result_of(
         fabric.spec.k,
         rows,
         switches,
-        _headroom(fabric, policies, rows),
+        _headroom(fabric, policies, rows, copies.lost),
         copies.reactions(),
         agent,
         settings,
@@ -249,6 +248,7 @@ class _Copies:
         self.cells, self.ingress = live.cells.copy(), live.ingress.copy()
         self.gates, self.agent, self.switches = live.gates.copy(), live.agent.copy(), live.switches.copy()
         self.now_ns = now_ns
+        self.lost: dict[tuple[str, int], int] = {}  # packets that headroom lacked for, by the port that they came by
 
     def row(self, number: int, port: Port, traffic_class: int, policy: Policy) -> QueueRow:
         at = row(number, traffic_class)
@@ -256,8 +256,8 @@ class _Copies:
         drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
         closed_since = int(agent["closed_since_ns"])
         paused_ns = int(agent["paused_ns"]) + (max(0, self.now_ns - closed_since) if closed_since else 0)
-        lost = int(inward["lost_high"])
-        beyond = policy.headroom + lost if lost and policy.pfc else int(inward["headroom_high"])
+        short = int(inward["short_high"])
+        self.lost[port.ref, traffic_class] = int(inward["drops"])
         counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
         waited = int(cell["high_water"]) > _WAITING * (port.mtu + _HEADER)
         return QueueRow(
@@ -274,7 +274,8 @@ class _Copies:
             held=int(inward["occupancy"]),
             held_high=int(inward["high_water"]),
             xoffs=int(inward["xoffs"]),
-            beyond=beyond,
+            beyond=policy.headroom + short if short else int(inward["headroom_high"]),
+            short=short,
             pfc_sent=int(agent["pfc_sent"]),
             pfc_received=int(gate["pfc_received"]),
             paused=closed_since > 0,
@@ -318,11 +319,13 @@ def _median(agent: npt.NDArray[Any]) -> int:
     at = int(np.searchsorted(passed, half))
     low = 0 if at == 0 else REACTION_STEP_NS << (at - 1)
     within = (half - (passed[at] - bins[at])) / max(1, bins[at])
-    return round(low + within * ((REACTION_STEP_NS << at) - low))
+    return round(float(low + within * ((REACTION_STEP_NS << at) - low)))
 
 
-def _headroom(fabric: Fabric, policies: Policies, rows: Sequence[QueueRow]) -> tuple[Headroom, ...]:
-    """A line for each rate, mtu and headroom that lossless classes of switch ports have."""
+def _headroom(
+    fabric: Fabric, policies: Policies, rows: Sequence[QueueRow], lost: Mapping[tuple[str, int], int]
+) -> tuple[Headroom, ...]:
+    """A line for each rate, mtu and headroom that lossless classes of switch ports have. lost: packets by ingress."""
     by_row = {(each.port, each.traffic_class): each for each in rows}
     switches = {node.name for node in fabric.switches}
     groups: dict[tuple[int, int, int], list[QueueRow]] = {}
@@ -343,7 +346,8 @@ def _headroom(fabric: Fabric, policies: Policies, rows: Sequence[QueueRow]) -> t
             reaction_ns=pfc.reaction if pfc.headroom_bytes(rate, mtu) == size and pfc.headroom == "auto" else None,
             highest=(most := max(found, key=lambda each: each.beyond)).beyond,
             highest_at=most.port if most.beyond else "",
-            drops=sum(each.drops.get("headroom", 0) for each in found),
+            lacking=most.short,
+            drops=sum(lost[each.port, each.traffic_class] for each in found),
         )
         for (rate, mtu, size), found in sorted(groups.items())
     )

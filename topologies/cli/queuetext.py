@@ -127,8 +127,9 @@ def agent_lines(result: QueuesResult) -> list[str]:
     """Who sends and obeys pauses; a line only where somebody is missing."""
     if result.agent.alive or not result.headroom:
         return []
-    missing = [name for name in ("agent", "keeper") if getattr(result.agent, name) is None]
-    return [f"agent: {' and '.join(missing)} not running, so pauses are not carried out; ./inv run starts it again"]
+    if result.agent.agent is None:
+        return ["agent: does not run, so pauses are neither sent nor obeyed; ./inv run starts it again"]
+    return ["keeper: does not run, so gates would stay closed if the agent ended; ./inv run starts it again"]
 
 
 def set_lines(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:

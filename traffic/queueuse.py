@@ -1,0 +1,154 @@
+"""What the queues of a lab did during one run: their counters after it less those before, and the deepest queue.
+
+In:  the mapped queues before and after, and the run's Series.
+Out: QueueUse, for the table's footer and the run's JSON; RowLabels for the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topologies.fabric import Tier
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from topologies.fabric import Fabric, Port
+    from topologies.switch.cells import LabQueues
+    from topologies.switch.classes import Policies
+    from traffic.series import Series
+    from traffic.seriesfile import RowLabel
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUse:
+    """Of one run, all ports and classes together.
+
+    drops: cause -> packets. pauses: pause frames sent by switches, those that end a pause too. paused_ports: ports
+    whose gate was closed at some time, paused_hosts those of them that are of hosts; paused_ms: the sum of their times.
+    deepest: bytes of the egress queue that held most, deepest_at its port and class. bucket_ms: of the series kept.
+    """
+
+    marks: int
+    drops: Mapping[str, int]
+    pauses: int
+    paused_ports: int
+    paused_hosts: int
+    paused_ms: float
+    storms: int
+    deepest: int
+    deepest_at: str
+    bucket_ms: float
+
+    @property
+    def dropped(self) -> int:
+        """Packets, of all causes."""
+        return sum(self.drops.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """`queues` of the run's document."""
+        return {
+            "marks": self.marks, "drops": self.dropped, "drops_by_cause": dict(self.drops),
+            "pfc_sent": self.pauses, "paused_ports": self.paused_ports, "paused_hosts": self.paused_hosts,
+            "paused_ms": self.paused_ms, "storms": self.storms,
+            "deepest": self.deepest, "deepest_at": self.deepest_at, "bucket_ms": self.bucket_ms,
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """One line of the table's footer, or two."""
+        from topologies.cli.queuetext import amount
+
+        deepest = f"deepest {amount(self.deepest)} at {self.deepest_at}" if self.deepest else "none ever held a packet"
+        causes = ", ".join(self.drops)
+        said = [
+            f"{self.marks:,} marked" if self.marks else "",
+            f"{self.dropped:,} dropped ({causes})" if causes else "",
+        ]
+        lines = ["; ".join([deepest, ", ".join(each for each in said if each) or "nothing marked or dropped"])]
+        if self.pauses or self.paused_ports:
+            ports = f"{self.paused_ports} port{'' if self.paused_ports == 1 else 's'}"
+            hosts = f", {self.paused_hosts} of them of hosts" if self.paused_hosts else ""
+            storms = f"; {self.storms} storm{'' if self.storms == 1 else 's'}" if self.storms else ""
+            lines.append(
+                f"{self.pauses:,} pause frames; {ports} paused{hosts}, {self.paused_ms:,.0f} ms in all{storms}"
+            )
+        return [f"#queues   : {line}" for line in lines]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counters at one moment; rows as in the maps."""
+
+    counts: npt.NDArray[np.int64]  # as series.counted
+    drops: npt.NDArray[np.int64]  # rows, causes
+    storms: int
+
+    @classmethod
+    def of(cls, live: LabQueues) -> Reading:
+        """Now."""
+        import time
+
+        import numpy as np
+
+        from traffic.series import counted
+
+        drops = live.cells["drops"].astype(np.int64)
+        return cls(counted(live, time.monotonic_ns()), drops, int(live.agent["storms"].sum()))
+
+
+def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> QueueUse:
+    """The difference of two readings."""
+    import numpy as np
+
+    from topologies.switch.cells import CAUSES
+    from topologies.queuespec import CLASSES
+    from traffic.series import COLUMNS
+
+    change = np.maximum(0, after.counts - before.counts)
+    column = {name: change[:, index] for index, name in enumerate(COLUMNS)}
+    drops = np.maximum(0, after.drops - before.drops).sum(axis=0)
+    paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
+    ports = _ports(fabric)
+    peaks = series.columns["peak"].max(axis=1, initial=0)
+    at = int(peaks.argmax()) if len(peaks) else -1
+    deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
+    hosts = {number for number, port in ports.items() if fabric.by_name[port.node].tier is Tier.HOST}
+    who = {int(number) for number in np.flatnonzero(paused)}
+    return QueueUse(
+        marks=int(column["marks"].sum()),
+        drops={cause: int(count) for cause, count in zip(CAUSES, drops, strict=True) if count},
+        pauses=int(column["pfc_sent"].sum()),
+        paused_ports=len(who),
+        paused_hosts=len(who & hosts),
+        paused_ms=round(float(paused.sum()) / 1e6, 3),
+        storms=max(0, after.storms - before.storms),
+        deepest=int(peaks[at]) if at >= 0 else 0,
+        deepest_at=deepest_at,
+        bucket_ms=round(series.bucket_s * 1e3, 3),
+    )
+
+
+def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
+    """What each row of a series is, with the thresholds that held when it ended."""
+    from topologies.queuespec import CLASSES
+    from traffic.seriesfile import RowLabel
+
+    ports = _ports(fabric)
+    found = []
+    for row in rows:
+        port, number = ports[row // CLASSES], row % CLASSES
+        policy = policies[port.node, port.name][number]
+        ecn = {"kmin": policy.kmin, "kmax": policy.kmax} if policy.ecn else {}
+        # A host's port holds nothing of what comes in by it, so Xoff means nothing there.
+        pfc = {"xoff": policy.xoff, "xon": policy.xon} if policy.pfc else {}
+        found.append(RowLabel(port.ref, number, policy.kind, port.rate_bps, **ecn, **pfc))
+    return found
+
+
+def _ports(fabric: Fabric) -> dict[int, Port]:
+    from topologies.switch.portids import numbered_ports
+
+    return dict(numbered_ports(fabric))
