@@ -1,0 +1,156 @@
+"""Two namespaces and one link between them, whose ends have queues as Heddle's ports have, made by hand.
+
+Class 0 is best effort, class 3 lossless behind a gate, class 6 control. No BPF: a socket's priority names the class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from topologies.namespace import NETNS_DIR, inside
+from topologies.process import run
+
+MTU = 4028
+FRAME = MTU + 14
+_SO_TIMESTAMPNS = 35
+_SO_RCVBUFFORCE = 33
+_SPEC = struct.Struct("=qq")
+
+
+def class_id(number: int) -> int:
+    """The HTB class of one of our classes, as `skb->priority` takes it."""
+    return 0x10000 | number + 1 << 4
+
+
+def port_lines(dev: str, rate: str, mtu: int = MTU) -> list[str]:
+    """tc's lines for one port."""
+    burst = f"burst {2 * mtu}b cburst {2 * mtu}b"
+    leaves = {0: f"quantum {mtu + 14} prio 1", 3: f"quantum {mtu + 14} prio 1", 6: f"quantum {mtu + 14} prio 0"}
+    lines = [f"qdisc add dev {dev} root handle 1: htb default 10"]
+    lines += [f"class add dev {dev} parent 1: classid 1:1 htb rate {rate} ceil {rate} {burst} quantum {mtu + 14}"]
+    for number, words in leaves.items():
+        minor = (number + 1) * 10
+        lines += [f"class add dev {dev} parent 1:1 classid 1:{minor} htb rate 8bit ceil {rate} {burst} {words}"]
+        if number == 3:
+            gate = "tbf rate 40gbit burst 100000b limit 4000000b"
+            lines += [f"qdisc add dev {dev} parent 1:{minor} handle {minor}: {gate}"]
+            lines += [f"qdisc add dev {dev} parent {minor}: handle {minor + 1}: bfifo limit 4000000b"]
+        else:
+            lines += [f"qdisc add dev {dev} parent 1:{minor} handle {minor}: bfifo limit 4000000b"]
+    kick = f"htb rate 8bit ceil {rate} {burst} quantum {mtu + 14} prio 7"
+    lines += [f"class add dev {dev} parent 1:1 classid 1:ff0 {kick}"]
+    lines += [f"qdisc add dev {dev} parent 1:ff0 handle ff0: bfifo limit 1b"]
+    return lines
+
+
+def tc(netns: Path, lines: Sequence[str]) -> None:
+    """One batch in a namespace."""
+    run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+
+
+@dataclass
+class Arrivals:
+    """What a peer has received: (ns of CLOCK_REALTIME, class) a frame, as the kernel stamped it."""
+
+    rows: list[tuple[int, int]] = field(default_factory=list)
+
+    def times(self, number: int, start: int = 0, end: int = 1 << 62) -> list[int]:
+        """When frames of a class came, between two moments."""
+        return [when for when, which in list(self.rows) if which == number and start <= when < end]
+
+
+@dataclass
+class PortPair:
+    """Port `pa` in namespace `a`, port `pb` in namespace `b`."""
+
+    a: Path
+    b: Path
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Arrivals]:
+        """Take down what comes to `pb`. The second byte of a frame's payload is its class."""
+        found, stop = Arrivals(), threading.Event()
+        with inside(self.b):
+            taker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88B6))
+        taker.bind(("pb", 0x88B6))
+        taker.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 25)
+        taker.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        taker.settimeout(0.1)
+
+        def take() -> None:
+            while not stop.is_set():
+                try:
+                    data, more, _, _ = taker.recvmsg(16, 64)
+                except TimeoutError:
+                    continue
+                seconds, nanoseconds = _SPEC.unpack(more[0][2])
+                found.rows.append((seconds * 10**9 + nanoseconds, data[15]))
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            yield found
+        finally:
+            stop.set()
+            thread.join()
+            taker.close()
+
+    @contextlib.contextmanager
+    def loading(self, *classes: int) -> Iterator[None]:
+        """Keep these classes of `pa` filled: each has a socket that waits when it has 200 KB under way."""
+        stop = threading.Event()
+
+        def fill(number: int) -> None:
+            frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, number]) + bytes(FRAME - 16)
+            with inside(self.a):
+                sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+            with sender:
+                sender.bind(("pa", 0))
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(number))
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
+                sender.settimeout(0.05)
+                while not stop.is_set():
+                    with contextlib.suppress(TimeoutError, OSError):
+                        sender.send(frame)
+
+        threads = [threading.Thread(target=fill, args=(number,)) for number in classes]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+@contextlib.contextmanager
+def port_pair(rate: str = "100mbit") -> Iterator[PortPair]:
+    """A pair for the length of a with block."""
+    names = [f"pfc{os.getpid()}{end}" for end in "ab"]
+    try:
+        for name in names:
+            run(["ip", "netns", "add", name])
+        ends = ["pa", "netns", names[0], "mtu", str(MTU), "type", "veth", "peer", "name", "pb"]
+        run(["ip", "link", "add", *ends, "netns", names[1], "mtu", str(MTU)])
+        pair = PortPair(*(NETNS_DIR / name for name in names))
+        for netns, dev in ((pair.a, "pa"), (pair.b, "pb")):
+            run(["nsenter", f"--net={netns}", "ip", "link", "set", dev, "up"])
+            tc(netns, port_lines(dev, rate))
+        yield pair
+    finally:
+        for name in names:
+            run(["ip", "netns", "del", name], check=False)
+
+
+def realtime() -> int:
+    """Now, on the clock of `Arrivals`."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME)

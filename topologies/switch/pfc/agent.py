@@ -1,0 +1,275 @@
+"""The PFC agent of a lab: what MAC control and the pause timers of a switch's ports do, in one process for all.
+
+Events of the BPF programs come by a ring buffer: ingress ports that hold too much (a pause frame leaves by that port),
+and pause frames that have come in (gates are closed for the time they say). It waits in one epoll and allocates little
+on the way. A keeper, forked from it, goes on when it dies: see keeper.py.
+
+    python -m topologies.switch.pfc < layout.json      (see world.Layout; returns when the agent is at work)
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from topologies.switch.pfc.frame import CLASSES
+from topologies.switch.pfc.links import Links
+from topologies.switch.pfc.pauses import Pauses
+from topologies.switch.pfc.rules import Rules
+from topologies.switch.pfc.timers import Timers
+from topologies.switch.pfc.watchdog import Watchdog
+from topologies.switch.pfc.world import World
+
+REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK = range(6)
+TICK_NS: Final = 100_000_000
+_TICKS_A_LOOK: Final = 10  # all rules and all namespaces are looked at so often
+_REACTION_BINS: Final = 10
+_REACTION_STEP_NS: Final = 62_500
+
+
+class Ended(BaseException):
+    """Somebody asked this process to end."""
+
+
+class Agent:
+    """One lab's agent. `run` returns when the keeper has died, so that another can be started."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._queues = queues = world.queues
+        self._timers = Timers()
+        self._rules = Rules(queues)
+        self._pauses = Pauses(world, self._rules, self._timers, REFRESH)
+        self._watchdog = Watchdog(world, self._rules, self._timers, (DETECT, RESTORE), self._open)
+        self._links = Links(world, self._timers, LINK, self._lost)
+        table = queues.agent
+        self._since, self._until = table["closed_since_ns"], table["until_ns"]
+        self._out, self._depth = queues.cells["last_out_ns"], queues.cells["depth"]
+        self._count, self._last = table["reactions"], table["reaction_last_ns"]
+        self._max, self._sum = table["reaction_max_ns"], table["reaction_sum_ns"]
+        self._histogram = table["spare"].view("<u4")
+        self._gate_since = queues.gates["since_ns"]
+        self._closing: dict[int, tuple[int, bool]] = {}  # closed gate -> when its frame came, whether packets waited
+        self._checked: dict[int, int] = {}  # closed gate -> its earliest timer
+        self._events = queues.events()
+        self._ticks = 0
+        self._reload = True
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {
+            self._events.fileno(): self._take_events,
+            self._timers.fileno(): self._timers.rang,
+        }
+        for node, space in world.spaces.items():
+            self._handlers[space.netlink.fileno()] = partial(self._take_notices, node)
+        for fd in self._handlers:
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def run(self, keeper: int) -> None:
+        """Work until the process behind the pidfd `keeper` has ended. Ended when this one is asked to."""
+        self._epoll.register(keeper, select.EPOLLIN)
+        now, handlers = time.monotonic_ns, self._handlers
+        page, timers = self._world.page, self._timers
+        while True:
+            moment = now()
+            page.heartbeat_ns = moment
+            while (due := timers.due(moment)) is not None:
+                self._due(*due, moment)
+            timers.arm()
+            for fd, _ in self._epoll.poll():
+                if fd == keeper:
+                    self._epoll.unregister(keeper)
+                    return
+                if (handler := handlers.get(fd)) is not None:  # one before it may have let a namespace go
+                    handler()
+            if page.ending:
+                raise Ended
+
+    def reload(self) -> None:
+        """Read the rules at the next turn; for a signal's handler."""
+        self._reload = True
+
+    def close(self) -> None:
+        """Give descriptors back that a successor makes for itself."""
+        self._epoll.close()
+        self._timers.close()
+
+    def end(self) -> None:
+        """Open all gates, and let all peers go on."""
+        for index in self._until.nonzero()[0].tolist():
+            self._world.open_gate(index, time.monotonic_ns())
+        self._pauses.end()
+
+    def begin(self) -> None:
+        """Take over what is: pauses that run go on to their end, and every other gate is opened, whatever it was."""
+        now = time.monotonic_ns()
+        for index, (space, port, number) in self._world.gates.items():
+            until = int(self._until[index])
+            if until > now and self._rules.pfc[index]:
+                space.close(port, number)  # the one before may have been killed just before it did
+                self._closing[index] = (int(self._since[index]), False)
+                self._watch(index, until)
+                self._watchdog.closed(index, int(self._since[index]))
+            else:
+                self._world.open_gate(index, now)
+        self._watchdog.adopt(now)
+        for node in self._world.spaces:
+            self._world.page.heartbeat_ns = time.monotonic_ns()  # the keeper is there already
+            self._links.read(node, now)
+        self._pauses.look(now)
+        self._timers.push(now + TICK_NS, TICK, 0)
+
+    def _due(self, when: int, kind: int, index: int, now: int) -> None:
+        if kind == REFRESH:
+            self._pauses.due(when, index, now)
+        elif kind == EXPIRE:
+            self._expire(when, index, now)
+        elif kind == DETECT:
+            self._watchdog.look(index, now)
+        elif kind == RESTORE:
+            self._watchdog.calm(index, now)
+        elif kind == LINK:
+            self._links.due(index)
+        else:
+            self._tick(now)
+
+    def _take_events(self) -> None:
+        for event in self._events.read():
+            if event.kind == "pfc":
+                number, vector = 0, event.number
+                while vector:
+                    if vector & 1:
+                        self._hear(event.port * CLASSES + number, event.quanta[number], event.ns)
+                    number, vector = number + 1, vector >> 1
+            else:
+                self._pauses.settle(event.port * CLASSES + event.number, time.monotonic_ns())
+
+    def _hear(self, index: int, quanta: int, heard: int) -> None:
+        """A frame that came at `heard` (ns) asks this class of this port to pause, or to go on."""
+        if index not in self._world.gates or not self._rules.pfc[index]:
+            return
+        if not quanta:
+            if self._until[index]:
+                self._open(index, time.monotonic_ns())
+            return
+        watchdog = self._watchdog
+        watchdog.heard[index] = heard
+        if index in watchdog.storming:
+            return
+        until = heard + int(quanta * self._rules.quantum_ns[index // CLASSES])
+        if self._until[index]:  # closed already: the newest frame says for how long
+            self._until[index] = until
+            if until < self._checked[index]:
+                self._watch(index, until)
+            return
+        now = time.monotonic_ns()
+        if until <= now:  # over before it was read
+            return
+        space, port, number = self._world.gates[index]
+        self._closing[index] = (heard, bool(self._depth[index]))
+        # Before the kernel closes it: whoever is killed in between leaves a gate that is known to be closed.
+        self._until[index] = until
+        self._since[index] = now
+        space.close(port, number)
+        self._watch(index, until)
+        watchdog.closed(index, now)
+
+    def _watch(self, index: int, until: int) -> None:
+        self._checked[index] = until
+        self._timers.push(until, EXPIRE, index)
+
+    def _expire(self, when: int, index: int, now: int) -> None:
+        if self._checked.get(index) != when:
+            return
+        until = int(self._until[index])
+        if until > now:  # it was asked for again meanwhile
+            self._watch(index, until)
+        elif until:
+            self._gate_since[index] = 0
+            self._open(index, now)
+
+    def _open(self, index: int, now: int) -> None:
+        """Open a gate, and note how long the port has taken to stop when it was closed."""
+        self._checked.pop(index, None)
+        heard, waited = self._closing.pop(index, (0, False))
+        if waited:
+            took = max(0, int(self._out[index]) - heard)
+            self._count[index] += 1
+            self._last[index] = took
+            self._sum[index] += took
+            self._max[index] = max(took, int(self._max[index]))
+            self._histogram[index, reaction_bin(took)] += 1
+        self._world.open_gate(index, now)
+        self._watchdog.opened(index)
+
+    def _lost(self, index: int, now: int) -> None:
+        """The link of that row's port is gone: nobody there pauses it any more."""
+        if index in self._world.gates and self._until[index]:
+            self._gate_since[index] = 0
+            self._open(index, now)
+
+    def _take_notices(self, node: str) -> None:
+        space = self._world.spaces.get(node)
+        if space is None:
+            return
+        refused = space.errors
+        for event in space.notices():
+            if event.port:
+                self._links.changed(node, event.port, event.up, time.monotonic_ns())
+            else:
+                self._links.read(node, time.monotonic_ns())
+        if space.errors > refused:
+            self._world.log.say("refused", f"{node}: the kernel did not change a gate; somebody has changed its queues")
+
+    def _tick(self, now: int) -> None:
+        self._timers.push(now + TICK_NS, TICK, 0)
+        self._ticks += 1
+        whole = self._ticks % _TICKS_A_LOOK == 0
+        if self._rules.load(every=whole or self._reload):
+            self._changed(now)
+        self._reload = False
+        self._pauses.look(now)
+        if whole:
+            for node in [node for node, space in self._world.spaces.items() if space.gone()]:
+                self._let_go(node)
+
+    def _changed(self, now: int) -> None:
+        """Other rules hold: a gate whose class does not pause any more is open from now on."""
+        self._pauses.changed()
+        for index in self._until.nonzero()[0].tolist():
+            if not self._rules.pfc[index]:
+                self._open(index, now)
+        for index in [index for index in self._watchdog.storming if not self._rules.detect_ns[index]]:
+            self._watchdog.end(index)
+
+    def _let_go(self, node: str) -> None:
+        """A node is gone. Sockets in its namespace would keep that, and so its end of every link, alive."""
+        space = self._world.spaces.pop(node)
+        self._epoll.unregister(space.netlink.fileno())
+        del self._handlers[space.netlink.fileno()]
+        space.close_sockets()
+        self._world.gates = {index: gate for index, gate in self._world.gates.items() if gate[0] is not space}
+        self._world.log.say("gone", f"{node} has no namespace any more")
+
+
+def reaction_bin(reaction_ns: int) -> int:
+    """The bin of the histogram in which a reaction counts: 0 below 62.5 us, and each next one twice as far.
+
+    As topologies/queuestatus.py has it, which would bring half of Heddle along.
+    """
+    return min(_REACTION_BINS - 1, (reaction_ns // _REACTION_STEP_NS).bit_length())
+
+
+def quiet_signals(stop: Callable[[], None]) -> None:
+    """SIGTERM and SIGINT end both processes in an orderly way; a terminal's hangup is nothing to them."""
+
+    def ended(*_: object) -> None:
+        stop()
+        raise Ended
+
+    signal.signal(signal.SIGTERM, ended)
+    signal.signal(signal.SIGINT, ended)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

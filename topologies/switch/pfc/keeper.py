@@ -1,0 +1,200 @@
+"""Two processes that see to it that no gate stays closed: the agent, and a keeper that waits for it to fail.
+
+The keeper is forked from the agent and has its sockets and maps. When the agent dies, or does not turn for half a
+second, or leaves a gate closed past its time, the keeper opens what is due and forks another agent. When the keeper
+dies the agent forks another keeper. Killing one of them, again and again, so costs nothing but a few milliseconds.
+
+Killing both at the same moment leaves gates closed: then no process of Heddle runs. The program at egress sends packets
+of a class whose gate is past its time around it, and the next verb on the lab starts both anew (see __init__.mend).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+from topologies.namespace import CLONE_NEWNET, setns
+from topologies.problems import HeddleError, trouble
+from topologies.switch.pfc.agent import Agent, Ended, quiet_signals
+from topologies.switch.pfc.gates import of_lab
+from topologies.switch.pfc.world import AGENT, KEEPER, Layout, World
+
+_LOOK_MS: Final = 50
+_OVERDUE_NS: Final = 100_000_000
+_SILENT_NS: Final = 500_000_000
+_SILENT_LOOKS: Final = 5  # in a row: a machine that was suspended stops both, and neither is to blame
+_AWAIT_LOCK_S: Final = 5.0
+_MOST_FILES: Final = 1 << 16
+_OOM_SCORE: Final = b"-900"
+_PRIORITY: Final = 1
+_NICE: Final = -20
+
+Role = Literal["agent", "keeper"]
+
+
+class _Become(BaseException):
+    """A freshly forked process unwinds its parent's frames with this, and goes on as the other of the two."""
+
+    def __init__(self, role: Role, other: int) -> None:
+        super().__init__()
+        self.role: Role = role
+        self.other = other  # pidfd of its parent
+
+
+def main() -> int:
+    """Read the layout, be at work, and let the caller go on; its exit code. What is wrong is on stderr."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive a fork
+    try:
+        world = _world(Layout.from_json(sys.stdin.read()))
+    except HeddleError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(trouble(error), file=sys.stderr)
+        return 3
+    if os.fork():
+        return 0
+    _detach()
+    world.await_lock(AGENT, _AWAIT_LOCK_S)
+    role: Role = "agent"
+    other: int | None = None
+    while True:
+        try:
+            return be_agent(world, other) if role == "agent" or other is None else be_keeper(world, other)
+        except _Become as become:
+            role, other = become.role, become.other
+            world.await_lock(AGENT if role == "agent" else KEEPER, _AWAIT_LOCK_S)
+        except Ended:
+            return 0
+
+
+def be_agent(world: World, keeper: int | None) -> int:
+    """The agent's life. keeper: pidfd; None when there is none yet."""
+    world.page.heartbeat_ns = time.monotonic_ns()
+    agent = Agent(world)
+    quiet_signals(world.page.end)
+    signal.signal(signal.SIGHUP, lambda *_: agent.reload())
+    try:
+        agent.begin()
+        while True:
+            if keeper is None:
+                keeper = _fork(world, "keeper", agent)
+            agent.run(keeper)
+            os.close(keeper)
+            keeper = None
+            _reap()
+            world.log.say("keeper", "the keeper has died; another has its place")
+    except Ended:
+        agent.end()
+        return 0
+
+
+def be_keeper(world: World, agent: int) -> int:
+    """The keeper's life. agent: pidfd."""
+    quiet_signals(world.page.end)
+    poll = select.poll()
+    poll.register(agent, select.POLLIN)
+    silent = 0
+    while True:
+        died = bool(poll.poll(_LOOK_MS))
+        if world.page.ending:
+            return 0
+        now = time.monotonic_ns()
+        overdue = _open_overdue(world, now)
+        silent = silent + 1 if now - world.page.heartbeat_ns > _SILENT_NS else 0
+        if overdue:
+            world.log.say("overdue", f"the agent left {overdue} gates closed past their time; the keeper opened them")
+        if not died and silent < _SILENT_LOOKS:
+            continue
+        why = "has died" if died else "does not turn"
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(agent, signal.SIGKILL)
+        poll.poll(1000)
+        world.log.say("agent", f"the agent {why}; another has its place")
+        poll.unregister(agent)
+        os.close(agent)
+        _reap()
+        world.page.heartbeat_ns, silent = time.monotonic_ns(), 0
+        agent = _fork(world, "agent", None)
+        poll.register(agent, select.POLLIN)
+
+
+def _open_overdue(world: World, now: int) -> int:
+    """Open gates that are closed past their time; how many."""
+    until = world.queues.agent["until_ns"]
+    found = ((until != 0) & (until < now - _OVERDUE_NS)).nonzero()[0].tolist()
+    for index in found:
+        if index in world.gates:
+            world.open_gate(index, now)
+    return len(found)
+
+
+def _fork(world: World, role: Role, agent: Agent | None) -> int:
+    """Another process in that role; its pidfd. In it _Become is raised. OSError when the kernel has no process left."""
+    me = os.pidfd_open(os.getpid())
+    while True:
+        try:
+            pid = os.fork()
+            break
+        except OSError as error:
+            world.log.say("fork", f"no {role} can be made, and is tried again: {error.strerror}")
+            time.sleep(0.1)
+    if pid == 0:
+        if agent is not None:
+            agent.close()
+        raise _Become(role, me)
+    os.close(me)
+    return os.pidfd_open(pid)
+
+
+def _reap() -> None:
+    """The end of a child is nobody else's to read."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _world(layout: Layout) -> World:
+    """Everything that is needed, with descriptors enough, from within a namespace of the lab: `down` finds it there."""
+    from topologies.switch.cells import LabQueues
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(hard, _MOST_FILES)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+    gates = of_lab(layout.spaces)
+    world = World(layout, LabQueues.pinned(layout.fabric), gates)
+    stand = os.open(next(iter(layout.spaces.values())), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        setns(stand, CLONE_NEWNET)
+    finally:
+        os.close(stand)
+    return world
+
+
+def _detach() -> None:
+    """A daemon: no terminal, no directory, no streams; quick, and the last to go when memory runs out."""
+    os.setsid()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_bytes(_OOM_SCORE)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
+    except OSError:
+        with suppress(OSError):
+            os.nice(_NICE)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
