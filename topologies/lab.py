@@ -140,6 +140,8 @@ def up(
     behind. CheckError when it does not converge: the lab is left for inspection; with `rollback` it is taken down, if
     this call made it.
     """
+    from topologies import switch
+
     observer = observer or Silent()
     engine = get_runtime(runtime)
     lab = _lab(_blueprint(wanted), engine)
@@ -152,6 +154,7 @@ def up(
             for note in lab.made.notes:
                 observer.say(note)
             preflight(lab.fabric, daemons=engine.daemons_here)
+            switch.check(lab.fabric)
             with clock.step("prepare"):
                 chosen = engine.prepare(lab.fabric, options, observer)
             lab = _make(lab, chosen, source, observer, clock)
@@ -231,12 +234,16 @@ def explain(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: Ren
 
 def _explain_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
     """What topologies/switch does to every port; offloads and programs are set by system calls, so in words."""
-    from topologies.switch.queues import shaper_lines
+    from topologies.switch.queues import Setup
 
+    setup = Setup.of(fabric)
     for node in fabric.nodes:
-        lines = [line for port in node.ports for line in shaper_lines(port, fabric.spec.queues.buffer)]
+        lines = [line for port in node.ports for line in setup.discipline.lines(port, setup.plan)]
         journal.note(["nsenter", f"--net={handles[node.name].netns}", "tc", "-batch", "-"], "\n".join(lines))
-    journal.comment("On every port: GRO, GSO, TSO and checksum offloads off; BPF at clsact: hash (in), count (out).")
+    programs = "BPF at clsact: dequeue and hash (in; hosts: dequeue, nic), count and enqueue (out; hosts: enqueue)"
+    journal.comment(f"On every port: GRO, GSO, TSO and checksum offloads off; {programs}.")
+    if setup.gated:
+        journal.comment("An agent is started, which sends pause frames and closes and opens the gates (tbf).")
 
 
 def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: _Clock) -> Lab:

@@ -21,12 +21,14 @@ from topologies.problems import MachineError, Problem
 from topologies.process import Journal
 from topologies.runtimes import NodeHandle
 from topologies.switch import hashing, offloads, queues
+from topologies.switch.classes import policies_of
 from topologies.switch.fib import port_names
 from topologies.switch.libbpf import ensure_bpffs, loaded
 from topologies.switch.tables import Tables, sizes
 
 _OBJECTS: Final = Path(__file__).resolve().parent / "bpf"
-_HOSTS: Final = "_hosts"  # no node can be called this
+_HOSTS: Final = "_hosts"  # no node can be called this, nor
+_QUEUES: Final = "_queues"  # this (cells.OWNER; that module imports numpy)
 _STEP: Final = "queues, hashing, counters"
 
 
@@ -48,14 +50,24 @@ def apply(
     remove(fabric.name)
     observer.begin(_STEP, len(handles))
     nodes = [node for node in fabric.nodes if node.name in handles]
+    setup = queues.Setup.of(fabric)
+    _pin_queues(fabric, setup, journal)
     if any(node.tier is Tier.HOST for node in nodes):
         _pin_nic(fabric.name)
     with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
-        jobs = [pool.submit(_apply_node, fabric, node, handles[node.name], journal, kept or {}) for node in nodes]
+        jobs = [
+            pool.submit(_apply_node, fabric, node, setup, handles[node.name], journal, kept or {}) for node in nodes
+        ]
     for done, job in enumerate(jobs, 1):
         job.result()
         observer.advance(_STEP, done)
     observer.end(_STEP, f"{sum(len(n.ports) for n in nodes)} ports")
+
+
+def check(fabric: Fabric) -> None:
+    """Before anything is made: InputError or MachineError where `apply` could not give these queues."""
+    queues.Setup.of(fabric)
+    policies_of(fabric)
 
 
 def remove(lab: str) -> None:
@@ -74,14 +86,33 @@ def pinned(lab: str) -> bool:
 
 
 def _apply_node(
-    fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal, kept: Mapping[str, Container[str]]
+    fabric: Fabric,
+    node: Node,
+    setup: queues.Setup,
+    handle: NodeHandle,
+    journal: Journal,
+    kept: Mapping[str, Container[str]],
 ) -> None:
+    shared = hashing.pin_dir(fabric.name, _QUEUES)
+    filters = [queues.Filter("ingress", 5, shared / "dequeue", numbered=True)]
     if node.tier is Tier.HOST:
-        filters = [queues.Filter("ingress", hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
+        filters += [queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
     else:
-        filters = _pin_switch(fabric, node, handle, journal, kept.get(node.name, ()))
+        filters += _pin_switch(fabric, node, handle, journal, kept.get(node.name, ()))
+    # `count` comes before it: it counts what is sent, dropped or not.
+    filters += [queues.Filter("egress", 20, shared / "enqueue", numbered=True)]
     offloads.switch_off(handle.netns, (port.name for port in node.ports))
-    queues.apply(handle.netns, node.ports, fabric.spec.queues.buffer, filters, journal)
+    queues.apply(handle.netns, node, setup, filters, journal)
+
+
+def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> None:
+    """Load the programs and maps that all ports of the lab share."""
+    from topologies.switch.cells import LabQueues
+
+    pins = _pin_dir(fabric.name, _QUEUES)
+    priorities = setup.discipline.priorities(setup.plan)
+    LabQueues.create(fabric, setup.plan, policies_of(fabric), pins, priorities).close()
+    journal.comment(f"BPF programs and maps of the lab's queues pinned at {pins}")
 
 
 def _pin_switch(
@@ -104,7 +135,7 @@ def _pin_switch(
     rules = hashing.sysctls(wanted.mode, wanted.seed, wanted.options, version)
     hashing.write_sysctls(handle.netns, rules, kept)
     journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {wanted.mode}, seed {wanted.seed}")
-    return [queues.Filter("ingress", pins / "hash"), queues.Filter("egress", pins / "count")]
+    return [queues.Filter("ingress", 10, pins / "hash"), queues.Filter("egress", 10, pins / "count")]
 
 
 def _pin_nic(lab: str) -> None:

@@ -70,7 +70,8 @@ def class_plan(queues: QueuesSpec) -> ClassPlan:
 class Policy:
     """What holds for one class of one port: of its packets as they leave there, and (xoff ... action) as they come in.
 
-    Sizes in bytes of frames, Ethernet header included. On ports of hosts only `buffer` counts: what may wait there.
+    Sizes in bytes of frames, Ethernet header included. Ports of hosts have a `buffer`, which is what may wait there of
+    the class, and `pfc` where they obey pauses.
     kind: `unused` where the class does not exist. ecn: the program marks. pfc: the class is lossless and pauses.
     shared, buffer: of the whole switch, the same on all its ports. quanta: of pause frames that this port sends.
     detect_ns: 0 without a watchdog.
@@ -154,10 +155,17 @@ def deepest_queue(fabric: Fabric, number: int, queues: QueuesSpec | None = None)
 def _policies(queues: QueuesSpec, budget: Budget | None, rate_bps: int, mtu: int) -> tuple[Policy, ...]:
     """budget: None for a host's port."""
     if budget is None:
-        kinds = {number: Policy(kind=queues.kind(number), buffer=queues.buffer.host) for number in queues.numbers}
+        bare = Budget(queues.buffer.host, 0, 0)
+        kinds = {number: _of_host(_policy(queues, number, bare, rate_bps, mtu)) for number in queues.numbers}
     else:
         kinds = {number: _policy(queues, number, budget, rate_bps, mtu) for number in queues.numbers}
     return tuple(kinds.get(number, UNUSED) for number in range(CLASSES))
+
+
+def _of_host(policy: Policy) -> Policy:
+    """Hosts are paused, and neither mark nor pause: what comes in is taken at once."""
+    return replace(policy, ecn=False, at_dequeue=False, kmin=0, kmax=0, pmax=0.0, reserve=0, shared=0,
+                   xoff=0, xon=0, headroom=0)  # fmt: skip
 
 
 def _policy(queues: QueuesSpec, number: int, budget: Budget, rate_bps: int, mtu: int) -> Policy:

@@ -1,117 +1,171 @@
-"""What stands behind every port: a shaper at the port's rate over a queue of so many bytes.
+"""What stands behind every port: a shaper at its rate, a queue a class, and the programs around them.
 
-In:  ports with their rates (bit/s of frame bytes, from Ethernet header to ICRC) and the buffer (bytes).
-Out: tc batch lines, one batch a node; and the rates and limits read back as the kernel reports them.
+In:  ports with their rates (bit/s of frame bytes, from Ethernet header to ICRC), the classes and a discipline.
+Out: tc batch lines, a few batches a node; rates, queues and drops read back as the kernel and the programs report them.
 Switches and hosts are alike: both ends of a link are shaped, so neither can send faster than the wire would take.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from topologies.fabric import Port
+from topologies.fabric import Fabric, Node, Port, Tier
 from topologies.process import Journal, run
+from topologies.runtimes import NodeHandle
+from topologies.switch import red
+from topologies.switch.classes import ClassPlan, class_plan
+from topologies.switch.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
 from topologies.switch.fib import read_names
 from topologies.switch.netlink import RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER, RouteSocket, attributes
+from topologies.switch.portids import PortRef, classid, port_ids, row
 
-ETHERNET_HEADER: Final = 14
-_BURST_PACKETS: Final = 2
 _PORTS_A_BATCH: Final = 100  # tc keeps every program that a batch names open until it ends, and 1,024 files are usual
-ROOT: Final = "1:"
-CLASS: Final = "1:10"
-QUEUE: Final = "10:"
 
 _ROOT_ID: Final = 0x00010000
-_CLASS_ID: Final = 0x00010010
+_RATE_CLASS_ID: Final = 0x00010001
 _ROOT_PARENT: Final = 0xFFFFFFFF  # TC_H_ROOT
 _HOOKS: Final = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), ..._EGRESS
 _TCMSG: Final = struct.Struct("=B3xiIII")
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_HTB_PARMS, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 6, 7
+_TCA_TBF_PARMS: Final = 1
 _TCA_BPF_NAME: Final = 7
 _TCA_STATS2, _TCA_STATS_QUEUE = 7, 3
 _TICK_S: Final = 64e-9  # PSCHED_TICKS2NS: a shift of 6
 
 
 @dataclass(frozen=True, slots=True)
+class Leaf:
+    """A class's queue as the kernel has it: its qdisc, and the turn (bytes) and rank (0: first) that HTB gives it."""
+
+    qdisc: str
+    limit_bytes: int
+    quantum: int = 0
+    prio: int = 0
+
+    def text(self) -> str:
+        """As tc has it."""
+        return f"{self.qdisc} limit {self.limit_bytes}b, quantum {self.quantum} prio {self.prio}"
+
+
+@dataclass(frozen=True, slots=True)
 class PortQueue:
-    """A port's shaper and queue as the kernel has them. burst in bytes."""
+    """A port's shaper and its queues, by class, as the kernel has them. burst in bytes."""
 
     port: str
     rate_bps: int
     ceil_bps: int
     burst: int
-    limit_bytes: int
+    leaves: Mapping[int, Leaf]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is the same on all ports of a lab, and the number of each.
+
+    curves: of the classes that the kernel's RED marks; none where the program does.
+    """
+
+    plan: ClassPlan
+    discipline: Discipline
+    ids: Mapping[PortRef, int]
+    curves: Mapping[int, red.Curve]
+
+    @property
+    def gated(self) -> bool:
+        """Whether there are gates, and so work for the agent of PFC."""
+        return self.discipline.gated and bool(self.plan.lossless)
+
+    @classmethod
+    def of(cls, fabric: Fabric) -> Setup:
+        """As the fabric file says. MachineError when this kernel lacks what it asks for by name."""
+        spec = fabric.spec.queues
+        curves: Mapping[int, red.Curve] = {}
+        if spec.ecn.marker == "red":
+            red.require()
+            curves = red.curves_of(spec)
+        return cls(class_plan(spec), chosen(spec), port_ids(fabric), curves)
+
+    def differences(self, port: Port, found: PortQueue) -> list[str]:
+        """How a port's queues, as read, are not those that it was given; a line a class."""
+        said: list[str] = []
+        for number in self.plan.numbers:
+            gate = self.discipline.gated and self.plan.kind(number) == "lossless"
+            wanted = Leaf("tbf" if gate else "bfifo", LEAF_LIMIT, *self.discipline.turn(port, self.plan, number))
+            leaf = found.leaves.get(number)
+            if leaf is None:
+                said.append(f"{port.ref} has no queue for class {number}")
+            elif leaf != wanted:
+                said.append(f"{port.ref}, class {number}: {leaf.text()}, not {wanted.text()}")
+        return said
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A pinned BPF program to be attached at a clsact hook: `ingress` or `egress`."""
+    """A pinned BPF program to be attached at a clsact hook (`ingress`, `egress`); those of a lower pref run first.
+
+    numbered: the program reads its port's number, from the filter's classid.
+    """
 
     hook: str
+    pref: int
     program: Path
+    numbered: bool = False
 
 
-def shaper_lines(port: Port, buffer: int) -> list[str]:
-    """HTB with one class, and a byte-limited FIFO in it.
-
-    burst: two packets, so that a port idle for long does not send a train above its rate. quantum is given because
-    HTB would take rate / r2q and warn about it on slow and on fast links; with one class it decides nothing.
-    """
-    frame = port.mtu + ETHERNET_HEADER
-    burst = _BURST_PACKETS * port.mtu
-    rate = f"rate {port.rate_bps}bit ceil {port.rate_bps}bit burst {burst}b cburst {burst}b quantum {frame}"
-    return [
-        f"qdisc add dev {port.name} root handle {ROOT} htb default 10",
-        f"class add dev {port.name} parent {ROOT} classid {CLASS} htb {rate}",
-        f"qdisc add dev {port.name} parent {CLASS} handle {QUEUE} bfifo limit {buffer}b",
-    ]
-
-
-def filter_lines(port: Port, filters: Iterable[Filter]) -> list[str]:
-    """clsact, and the programs on it."""
+def filter_lines(port: Port, filters: Iterable[Filter], number: int) -> list[str]:
+    """clsact, and the programs on it. number: the port's."""
     lines = [f"qdisc add dev {port.name} clsact"]
-    lines += [
-        f"filter add dev {port.name} {f.hook} pref 10 handle 1 bpf direct-action object-pinned {f.program}"
-        for f in filters
-    ]
+    for each in filters:
+        line = f"filter add dev {port.name} {each.hook} pref {each.pref} handle 1 bpf direct-action"
+        own = f" classid {classid(number)}" if each.numbered else ""
+        lines.append(f"{line} object-pinned {each.program}{own}")
     return lines
 
 
-def apply(netns: Path, ports: Iterable[Port], buffer: int, filters: Iterable[Filter], journal: Journal) -> None:
-    """Shape all ports of one node and attach the programs, in one tc process for a hundred ports.
+def apply(netns: Path, node: Node, setup: Setup, filters: Iterable[Filter], journal: Journal) -> None:
+    """Give all ports of a node their queues and programs, in one tc process for a hundred ports.
 
     MachineError with tc's words, which name the line. `tc -n` would mount a fresh /sys and so hide the pins:
     hence nsenter, which changes nothing but the network namespace.
     """
     wanted = tuple(filters)
-    every = list(ports)
-    for start in range(0, len(every), _PORTS_A_BATCH):
-        some = every[start : start + _PORTS_A_BATCH]
-        lines = [line for p in some for line in (*shaper_lines(p, buffer), *filter_lines(p, wanted))]
+    for start in range(0, len(node.ports), _PORTS_A_BATCH):
+        lines: list[str] = []
+        for port in node.ports[start : start + _PORTS_A_BATCH]:
+            lines += setup.discipline.lines(port, setup.plan)
+            lines += filter_lines(port, wanted, setup.ids[port.node, port.name])
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
+    if setup.curves and node.tier is not Tier.HOST:
+        red.install(netns, {(port.name, number): c for port in node.ports for number, c in setup.curves.items()})
 
 
 def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
-    """Port -> its shaper and queue, for those ports that have both; by netlink, since tc has no JSON for classes."""
+    """Port -> its shaper and queues, for those ports that have one; by netlink, since tc has no JSON for classes."""
     found: dict[str, PortQueue] = {}
     with RouteSocket(netns) as netlink:
         names = {name: index for index, name in read_names(netlink).items()}
-        limits: dict[int, int] = {}
+        queues: dict[int, dict[int, Leaf]] = {}
         for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, _, parent, _ = _TCMSG.unpack_from(body)
-            attrs = attributes(body, _TCMSG.size)
-            if parent == _CLASS_ID and attrs.get(_TCA_KIND) == b"bfifo\0":
-                limits[ifindex] = struct.unpack_from("=I", attrs[_TCA_OPTIONS])[0]
+            _, ifindex, handle, _, _ = _TCMSG.unpack_from(body)
+            number = number_of(handle >> 16)
+            if number is not None:
+                queues.setdefault(ifindex, {})[number] = _leaf(attributes(body, _TCMSG.size))
         for port in ports:
             ifindex = names.get(port, 0)
-            for body in netlink.dump(RTM_GETTCLASS, _TCMSG.pack(0, ifindex, 0, 0, 0)) if ifindex in limits else ():
-                if _TCMSG.unpack_from(body)[2] == _CLASS_ID:
-                    found[port] = _shaper(port, attributes(body, _TCMSG.size)[_TCA_OPTIONS], limits[ifindex])
+            own = queues.get(ifindex, {})
+            for body in netlink.dump(RTM_GETTCLASS, _TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
+                handle = _TCMSG.unpack_from(body)[2]
+                attrs = attributes(body, _TCMSG.size)
+                number = number_of(handle & 0xFFFF)
+                if handle == _RATE_CLASS_ID:
+                    found[port] = _shaper(port, attrs[_TCA_OPTIONS], own)
+                elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
+                    own[number] = _with_turn(own[number], attrs[_TCA_OPTIONS])
     return found
 
 
@@ -129,19 +183,38 @@ def foreign(netns: Path, ports: Iterable[str]) -> dict[str, str]:
     return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
 
 
-def read_drops(netns: Path) -> dict[str, int]:
-    """Port -> packets that its queue has refused since it was made (the FIFO's own count), for shaped ports."""
+def read_drops(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> dict[str, int]:
+    """`rtsw1:eth2` -> packets that its queues have refused since they were made, for all ports of these nodes.
+
+    Dropped by the programs, of whatever cause, or by a queue itself: that has never been seen, and would be found here.
+    """
+    from topologies.switch.cells import LabQueues
+
+    found: dict[str, int] = {}
+    with LabQueues.pinned(fabric) as lab:
+        for name, handle in handles.items():
+            own = _refused(handle.netns)
+            for port in fabric.by_name[name].ports:
+                first = lab.ids[name, port.name]
+                drops = lab.cells["drops"][row(first, 0) : row(first + 1, 0)]
+                found[port.ref] = int(drops.sum()) + own.get(port.name, 0)
+    return found
+
+
+def _refused(netns: Path) -> dict[str, int]:
+    """Port -> packets that its qdiscs themselves have dropped."""
     found: dict[str, int] = {}
     with RouteSocket(netns) as netlink:
         names = read_names(netlink)
         for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, _, parent, _ = _TCMSG.unpack_from(body)
+            _, ifindex, handle, _, _ = _TCMSG.unpack_from(body)
             attrs = attributes(body, _TCMSG.size)
-            if parent == _CLASS_ID and _TCA_STATS2 in attrs:
+            if number_of(handle >> 16) is not None and _TCA_STATS2 in attrs:
                 statistics = attributes(attrs[_TCA_STATS2], 0)
                 if _TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
                     (drops,) = struct.unpack_from("=8xI", statistics[_TCA_STATS_QUEUE])
-                    found[names.get(ifindex, f"if{ifindex}")] = drops
+                    port = names.get(ifindex, f"if{ifindex}")
+                    found[port] = found.get(port, 0) + drops
     return found
 
 
@@ -163,7 +236,23 @@ def read_programs(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...
     return found
 
 
-def _shaper(port: str, options: bytes, limit: int) -> PortQueue:
+def _leaf(attrs: Mapping[int, bytes]) -> Leaf:
+    kind = attrs[_TCA_KIND].rstrip(bytes(1)).decode()
+    options = attrs.get(_TCA_OPTIONS, b"")
+    if kind == "bfifo":
+        return Leaf(kind, struct.unpack_from("=I", options)[0])
+    if kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
+        return Leaf(kind, struct.unpack_from("=24xI", attributes(options, 0)[_TCA_TBF_PARMS])[0])
+    return Leaf(kind, 0)
+
+
+def _with_turn(leaf: Leaf, options: bytes) -> Leaf:
+    """struct tc_htb_opt: two struct tc_ratespec, buffer, cbuffer, quantum, level, prio."""
+    quantum, _, prio = struct.unpack_from("=32xIII", attributes(options, 0)[_TCA_HTB_PARMS])
+    return Leaf(leaf.qdisc, leaf.limit_bytes, quantum, prio)
+
+
+def _shaper(port: str, options: bytes, leaves: Mapping[int, Leaf]) -> PortQueue:
     """struct tc_htb_opt: two struct tc_ratespec, then the burst as the time it takes at the rate."""
     attrs = attributes(options, 0)
     parameters = attrs[_TCA_HTB_PARMS]
@@ -172,4 +261,4 @@ def _shaper(port: str, options: bytes, limit: int) -> PortQueue:
     # A rate of 2^32 bytes/s or more comes in an attribute of its own.
     rate = struct.unpack("=Q", attrs[_TCA_HTB_RATE64])[0] if _TCA_HTB_RATE64 in attrs else rate
     ceil = struct.unpack("=Q", attrs[_TCA_HTB_CEIL64])[0] if _TCA_HTB_CEIL64 in attrs else ceil
-    return PortQueue(port, rate * 8, ceil * 8, round(burst_ticks * _TICK_S * rate), limit)
+    return PortQueue(port, rate * 8, ceil * 8, round(burst_ticks * _TICK_S * rate), leaves)

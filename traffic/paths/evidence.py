@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 
 from topologies.fabric import Fabric
 from topologies.runtimes import NodeHandle
-from topologies.switch import queues
 from topologies.switch.classes import deepest_queue
 from topologies.switch.counters import SwitchCounters, read_counters
 from topologies.switch.fib import Fib, read_fib
 from topologies.switch.hashing import SwitchHashing, pin_dir, read_hashing
+from topologies.switch.queues import read_drops
 from topologies.switch.tables import Tables
 from traffic.paths import oracle
 from traffic.paths.measure import key_of
@@ -89,7 +89,7 @@ class Before:
 class Evidence:
     """FIBs and hashing before a run, everything else over the run.
 
-    drops: `rtsw1:eth2` -> packets its queue refused. backlog_drops: packets that this machine's receive backlog lost,
+    drops: `rtsw1:eth2` -> packets its queues refused. backlog_drops: packets that this machine's receive backlog lost,
     in whatever namespace. oracle: a path for each flow, in the run's order. changed: switches whose routes or hashing
     were others after the run than before. switched: those whose hashing was switched meanwhile, there and back too.
     """
@@ -139,7 +139,9 @@ def collect_before(lab: RunningLab) -> Before:
     handles = switch_handles(lab)
     counters = _quiet(lab, handles)
     fibs, hashing = read_routing(lab.fabric, handles)
-    return Before(fibs, hashing, counters, _read_drops(handles), backlog_drops(), read_epochs(lab.name, handles))
+    return Before(
+        fibs, hashing, counters, read_drops(lab.fabric, handles), backlog_drops(), read_epochs(lab.name, handles)
+    )
 
 
 def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) -> Evidence:
@@ -148,7 +150,7 @@ def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) ->
     counters = _settled(lab, handles, before, flows)
     fibs, hashing = read_routing(lab.fabric, handles)
     changed = tuple(name for name in fibs if fibs[name] != before.fibs[name] or hashing[name] != before.hashing[name])
-    drops = {port: count - before.drops.get(port, 0) for port, count in _read_drops(handles).items()}
+    drops = {port: count - before.drops.get(port, 0) for port, count in read_drops(lab.fabric, handles).items()}
     asked = oracle.ask(lab.fabric, handles, before.hashing, [sent.flow for sent in flows])
     lost = backlog_drops() - before.backlog
     switched = tuple(n for n, epoch in read_epochs(lab.name, handles).items() if epoch != before.epochs[n])
@@ -232,11 +234,3 @@ def switch_handles(lab: RunningLab) -> dict[str, NodeHandle]:
 
 def _read_all(lab: str, handles: Mapping[str, NodeHandle]) -> dict[str, SwitchCounters]:
     return {name: read_counters(lab, handle) for name, handle in handles.items()}
-
-
-def _read_drops(handles: Mapping[str, NodeHandle]) -> dict[str, int]:
-    return {
-        f"{name}:{port}": drops
-        for name, handle in handles.items()
-        for port, drops in queues.read_drops(handle.netns).items()
-    }

@@ -18,8 +18,9 @@ from topologies.namespace import inside
 from topologies.problems import CheckError, HeddleError, InputError, Problem
 from topologies.runtimes import NodeHandle
 from topologies.switch import hashing, offloads, queues, rehash
+from topologies.switch.disciplines import BURST_PACKETS
 from topologies.switch.hashing import read_hashing
-from topologies.units import format_rate, format_size
+from topologies.units import format_rate
 from traffic.lastrun import has_run, last_paths
 from traffic.paths.evidence import read_routing
 from traffic.paths.probe import probe
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _SYSCTL: Final = Path("/proc/sys")
 _SHOWN: Final = 4  # faults named in one line
-_BURST_PACKETS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
 
 
 def _queues(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
-    buffer = lab.fabric.spec.queues.buffer
+    setup = queues.Setup.of(lab.fabric)
     faults: list[str] = []
     for node in lab.fabric.nodes:
         found = queues.read(handles[node.name].netns, _names(node))
@@ -164,12 +164,13 @@ def _queues(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
                 faults.append(f"{port.ref} has no shaper")
             elif row.rate_bps != port.rate_bps or row.ceil_bps != port.rate_bps:
                 faults.append(f"{port.ref} is shaped to {format_rate(row.rate_bps)}, not {format_rate(port.rate_bps)}")
-            elif row.limit_bytes != buffer:
-                faults.append(f"{port.ref} holds {format_size(row.limit_bytes)}, not {format_size(buffer)}")
-            elif row.burst > _BURST_PACKETS * port.mtu + 1:
-                faults.append(f"{port.ref} may burst {row.burst} bytes, more than {_BURST_PACKETS} packets")
+            elif row.burst > BURST_PACKETS * port.mtu + 1:
+                faults.append(f"{port.ref} may burst {row.burst} bytes, more than {BURST_PACKETS} packets")
+            else:
+                faults += setup.differences(port, row)
     rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
-    return f"{_ports(lab)} ports at {', '.join(format_rate(r) for r in rates)}, {format_size(buffer)} each", faults
+    classes = f"{len(setup.plan.numbers)} classes by {setup.discipline.name}"
+    return f"{_ports(lab)} ports at {', '.join(format_rate(r) for r in rates)}, {classes}", faults
 
 
 def _offloads(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
@@ -185,7 +186,8 @@ def _offloads(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
 def _programs(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     faults: list[str] = []
     for node in lab.fabric.nodes:
-        wanted = ("ingress:nic",) if node.tier is Tier.HOST else ("ingress:hash", "egress:count")
+        own = ("ingress:nic",) if node.tier is Tier.HOST else ("ingress:hash", "egress:count")
+        wanted = ("ingress:dequeue", *own, "egress:enqueue")
         for port, found in queues.read_programs(handles[node.name].netns, _names(node)).items():
             if found != wanted:
                 faults.append(f"{node.name}:{port} has {', '.join(found) or 'no program'}, not {', '.join(wanted)}")
