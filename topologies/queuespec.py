@@ -263,6 +263,17 @@ class QueuesSpec(Strict):
                 raise at(path, "is not a class in use", hint, given=given)
         return self
 
+    @model_validator(mode="after")
+    def _nothing_waits_under_ets(self) -> QueuesSpec:
+        if self.scheduler == "ets" and self.lossless and self.pfc.enabled:
+            which = "class " + ", ".join(str(number) for number in self.lossless)
+            why = f"cannot have {which}, which PFC may pause: while one waits, sch_ets serves no weighted class at all"
+            hint = (
+                "leave it out: auto takes htb here, and ets where queues.lossless is []; or queues.pfc.enabled: false"
+            )
+            raise at("queues.scheduler", why, hint, given=["queues.lossless", "queues.pfc.enabled"])
+        return self
+
 
 _HEAVIEST: Final = 100
 _NO_CLASS: Final = "which is no class"
