@@ -22,9 +22,10 @@ from topologies.process import run
 from topologies.switch import rehash
 from topologies.switch.fib import port_names
 from topologies.switch.hashing import HashOptions, hashing_of, pin_dir
-from topologies.switch.libbpf import Program, TestRun
+from topologies.switch.libbpf import Program
 from topologies.switch.steering import Udf
 from topologies.switch.tables import Tables
+from topologies.switch.testrun import TestRun
 from traffic.paths.hashes import FlowArrays, e_ecmp_hash, jhash2
 from traffic.plan import Flow
 

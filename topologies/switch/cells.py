@@ -52,7 +52,7 @@ CELL: Final = _layout(
     drops="(5,)<u8",
 )
 INGRESS: Final = _layout(
-    "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes short_now short_high spare",
+    "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes lost lost_high spare",
     state="<u4", pad="<u4", spare="(5,)<u8",
 )  # fmt: skip
 GATE: Final = _layout("pfc_received since_ns last_ns spare")
@@ -68,8 +68,8 @@ LINK: Final = _layout(
 NODE: Final = _layout("shared_used headroom_used used high_water peak headroom_high drops spare")
 POLICY: Final = _layout(
     "kind flags kmin kmax pmax xoff xon headroom reserve alpha shared buffer detect_ns restore_ns"
-    " quanta action priority frame spare",
-    **dict.fromkeys(("kind", "flags", "quanta", "action", "priority", "frame"), "<u4"),
+    " quanta action priority fallback frame spare",
+    **dict.fromkeys(("kind", "flags", "quanta", "action", "priority", "fallback", "frame", "spare"), "<u4"),
 )
 TRANSIT: Final = np.dtype("<u8")
 ACTIVE: Final = np.dtype("<u4")
@@ -169,6 +169,11 @@ class LabQueues:
     @property
     def half(self) -> int:
         """The half of the policies that holds: 0 or 1."""
+        return self.changes & 1
+
+    @property
+    def changes(self) -> int:
+        """How many times the policies were changed since the lab came up (modulo 2^32)."""
         return int(self._views["active"][0])
 
     def policies(self) -> Rows:
@@ -189,7 +194,7 @@ class LabQueues:
         target = self._views["policies"][half::2]
         target[:] = self._views["policies"][1 - half :: 2]
         self._write(target, policies)
-        self._views["active"][0] = half
+        self._views["active"][0] = np.uint32(self.changes + 1 & 0xFFFFFFFF)
         grace()
         self.settle()
 
@@ -234,7 +239,7 @@ class LabQueues:
     def reset_port(self, port_id: int) -> None:
         """Take all that waits at a port out of the books, packet by ingress port and class: it was lost with the link.
 
-        The port must be set down, and its qdisc empty or thrown away.
+        The port must be set down, and its qdisc empty or thrown away. No pause that it has asked for is known any more.
         """
         link = self.links[port_id]
         ways = 1 if link["flags"] & LINK_HOST else int(link["ports_of_node"]) + 1
@@ -244,6 +249,9 @@ class LabQueues:
                 if held:
                     words = (port_id, number | local << 8, *struct.unpack("=2I", struct.pack("=Q", held)), 0)
                     self._programs["credit"].test_run(bytes(14), cb=words)
+        mine = slice(row(port_id, 0), row(port_id + 1, 0))
+        self.ingress["state"][mine] = 0
+        self.ingress["since_ns"][mine] = 0
 
     def _held(self, port_id: int, number: int, local: int) -> int:
         """Bytes of a class that came in by a port of the same node (from 1; 0: made there) and wait at this one."""
@@ -269,6 +277,7 @@ class LabQueues:
         classes["of_dscp"][0], classes["control"][0] = plan.dscp, plan.control
         half = self._views["policies"][self.half :: 2]
         half["priority"] = np.tile(np.array(priorities, np.uint32), len(half) // CLASSES)
+        half["fallback"] = priorities[plan.best_effort]
         for number, port in numbered_ports(self.fabric):
             half["frame"][row(number, 0) : row(number + 1, 0)] = port.mtu + HEADER
         self._write(half, policies)
@@ -290,7 +299,7 @@ def htb_priority(number: int) -> int:
 
 
 def _packed(policies: Sequence[Any]) -> Rows:
-    names = [name for name in POLICY.names or () if name not in ("priority", "frame", "spare")]
+    names = [name for name in POLICY.names or () if name not in ("priority", "fallback", "frame", "spare")]
     rows = np.zeros(CLASSES, np.dtype([(name, POLICY[name]) for name in names]))
     for index, p in enumerate(policies):
         flags = POLICY_ECN * p.ecn | POLICY_AT_DEQUEUE * p.at_dequeue | POLICY_PFC * p.pfc

@@ -13,22 +13,20 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from topologies.problems import MachineError, Problem
+
+if TYPE_CHECKING:
+    from topologies.switch.testrun import TestRun
 
 BPFFS: Final = Path("/sys/fs/bpf")
 BPF_ANY: Final = 0
 BPF_NOEXIST: Final = 1
 _LOG_BYTES: Final = 1 << 16
-_SK_BUFF: Final = 256  # at least sizeof(struct __sk_buff); what is beyond the kernel's size must be zero
-_SK_BUFF_INGRESS_IFINDEX: Final = 36
-_SK_BUFF_IFINDEX: Final = 40
-_SK_BUFF_CB: Final = slice(48, 68)  # __u32 cb[5]
 _BATCH: Final = 4096
 # Calls between BPF functions with pointers came with 5.12, the hash fields of a fabric file with 5.14.
 _NEEDS: Final = "Heddle's programs need Linux 5.15 or newer, with CONFIG_BPF_JIT"
@@ -48,28 +46,6 @@ class _OpenOptions(ctypes.Structure):
         ("kernel_log_buf", ctypes.c_void_p),
         ("kernel_log_size", ctypes.c_size_t),
         ("kernel_log_level", ctypes.c_uint32),
-    ]
-
-
-class _TestRunOptions(ctypes.Structure):
-    """struct bpf_test_run_opts."""
-
-    _fields_ = [
-        ("sz", ctypes.c_size_t),
-        ("data_in", ctypes.c_char_p),
-        ("data_out", ctypes.c_void_p),
-        ("data_size_in", ctypes.c_uint32),
-        ("data_size_out", ctypes.c_uint32),
-        ("ctx_in", ctypes.c_void_p),
-        ("ctx_out", ctypes.c_void_p),
-        ("ctx_size_in", ctypes.c_uint32),
-        ("ctx_size_out", ctypes.c_uint32),
-        ("retval", ctypes.c_uint32),
-        ("repeat", ctypes.c_int),
-        ("duration", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("cpu", ctypes.c_uint32),
-        ("batch_size", ctypes.c_uint32),
     ]
 
 
@@ -140,7 +116,7 @@ def ensure_bpffs() -> None:
         raise MachineError(Problem("", str(BPFFS), f"cannot be mounted: {os.strerror(ctypes.get_errno())}", hint))
 
 
-def _failed(what: str, why: str, detail: str = "", otherwise: str = "") -> MachineError:
+def failed(what: str, why: str, detail: str = "", otherwise: str = "") -> MachineError:
     """The error for the errno that libbpf left behind. otherwise: the hint where the errno tells of no better one."""
     code = ctypes.get_errno()
     said = f"{why}: {os.strerror(code)}" + (f"\n{detail}" if detail else "")
@@ -152,18 +128,6 @@ def _failed(what: str, why: str, detail: str = "", otherwise: str = "") -> Machi
     if code == errno.ENOMEM:
         hint = "raise the locked-memory limit: ulimit -l unlimited"
     return MachineError(Problem("bpf", what, said, hint))
-
-
-@dataclass(frozen=True, slots=True)
-class TestRun:
-    """What one BPF_PROG_TEST_RUN gave: the program's return value, skb->cb, ns a run, and the frame as it left it."""
-
-    __test__ = False  # not a test class, whatever pytest thinks of the name
-
-    retval: int
-    cb: tuple[int, int, int, int, int]
-    nanoseconds: int
-    frame: bytes
 
 
 class _Descriptor:
@@ -190,13 +154,13 @@ class _Descriptor:
     def pin(self, path: Path) -> None:
         """Give it a name below /sys/fs/bpf that outlives this process; FileExistsError is a MachineError here."""
         if library().bpf_obj_pin(self.fd, os.fsencode(path)) != 0:
-            raise _failed(str(path), "cannot be pinned")
+            raise failed(str(path), "cannot be pinned")
 
 
 def _get(path: Path) -> int:
     fd = int(library().bpf_obj_get(os.fsencode(path)))
     if fd < 0:
-        raise _failed(str(path), "cannot be opened")
+        raise failed(str(path), "cannot be opened")
     return fd
 
 
@@ -220,14 +184,14 @@ class Map(_Descriptor):
             return value.raw
         if ctypes.get_errno() == errno.ENOENT:
             return None
-        raise _failed("map", "cannot be read")
+        raise failed("map", "cannot be read")
 
     def update(self, key: bytes, value: bytes, flags: int = BPF_ANY) -> None:
         """Write one value."""
         if len(value) != self.value_size:
             raise ValueError(f"a value of {len(value)} bytes for a map of {self.value_size}")
         if library().bpf_map_update_elem(self.fd, self._key(key), value, flags) != 0:
-            raise _failed("map", "cannot be written")
+            raise failed("map", "cannot be written")
 
     def delete(self, key: bytes) -> bool:
         """Remove one key; False when it was not there."""
@@ -235,7 +199,7 @@ class Map(_Descriptor):
             return True
         if ctypes.get_errno() == errno.ENOENT:
             return False
-        raise _failed("map", "cannot be written")
+        raise failed("map", "cannot be written")
 
     def all_keys(self) -> list[bytes]:
         """All keys, a system call each: for tries, which older kernels do not read in batches, and small tables."""
@@ -244,7 +208,7 @@ class Map(_Descriptor):
         while library().bpf_map_get_next_key(self.fd, found[-1] if found else None, after) == 0:
             found.append(after.raw)
         if ctypes.get_errno() != errno.ENOENT:
-            raise _failed("map", "cannot be read")
+            raise failed("map", "cannot be read")
         return found
 
     def max_entries(self) -> int:
@@ -252,7 +216,7 @@ class Map(_Descriptor):
         info = (ctypes.c_uint32 * 5)()  # struct bpf_map_info: type, id, key_size, value_size, max_entries
         size = ctypes.c_uint32(ctypes.sizeof(info))
         if library().bpf_obj_get_info_by_fd(self.fd, info, ctypes.byref(size)) != 0:
-            raise _failed("map", "cannot be asked for its size")
+            raise failed("map", "cannot be asked for its size")
         return int(info[4])
 
     def memory(self) -> mmap.mmap:
@@ -286,7 +250,7 @@ class Map(_Descriptor):
                 room *= 2
                 continue
             if reason not in (0, errno.ENOENT):
-                raise _failed("map", "cannot be read in a batch")
+                raise failed("map", "cannot be read in a batch")
             keys.append(key_buffer.raw[: count.value * self.key_size])
             values.append(value_buffer.raw[: count.value * self.value_size])
             position, after, first, ended = after, position, False, reason == errno.ENOENT
@@ -306,32 +270,11 @@ class Program(_Descriptor):
         """Open a pinned program; the caller closes it. MachineError when there is none."""
         return cls(_get(path), True)
 
-    def test_run(
-        self, frame: bytes, *, ifindex: int = 0, cb: tuple[int, ...] = (), repeat: int = 1, counted: bool = False
-    ) -> TestRun:
-        """Run the program on a frame (from its Ethernet header, at least 14 bytes) as BPF_PROG_TEST_RUN does.
+    def test_run(self, frame: bytes, **words: Any) -> TestRun:
+        """Run it on a frame, as BPF_PROG_TEST_RUN does: see testrun.run_on, which takes the same words."""
+        from topologies.switch.testrun import run_on
 
-        ifindex: the port it comes in by, of the namespace that the calling thread stands in; 0: the loopback device.
-        counted: in the statistics of `hash`, as a packet would be.
-        A frame that is not for that port's MAC is another's to the kernel (PACKET_OTHERHOST), and to our programs.
-        """
-        context = ctypes.create_string_buffer(_SK_BUFF)
-        ctypes.c_uint32.from_buffer(context, _SK_BUFF_IFINDEX).value = ifindex
-        ctypes.c_uint32.from_buffer(context, _SK_BUFF_INGRESS_IFINDEX).value = ifindex * counted
-        for i, word in enumerate(cb):
-            ctypes.c_uint32.from_buffer(context, _SK_BUFF_CB.start + 4 * i).value = word
-        result = ctypes.create_string_buffer(_SK_BUFF)
-        options = _TestRunOptions(sz=ctypes.sizeof(_TestRunOptions), data_in=frame, data_size_in=len(frame))
-        options.ctx_in, options.ctx_size_in = ctypes.addressof(context), _SK_BUFF
-        options.ctx_out, options.ctx_size_out = ctypes.addressof(result), _SK_BUFF
-        after = ctypes.create_string_buffer(len(frame))
-        options.data_out, options.data_size_out = ctypes.addressof(after), len(frame)
-        options.repeat = repeat
-        if library().bpf_prog_test_run_opts(self.fd, ctypes.byref(options)) != 0:
-            raise _failed("program", "cannot be test-run")
-        words = (ctypes.c_uint32 * 5).from_buffer_copy(result.raw[_SK_BUFF_CB])
-        cells = (words[0], words[1], words[2], words[3], words[4])
-        return TestRun(int(options.retval), cells, int(options.duration), after.raw)
+        return run_on(self.fd, frame, **words)
 
 
 class Object:
@@ -347,23 +290,23 @@ class Object:
             options = ctypes.byref(opened)
         self._object: int | None = library().bpf_object__open_file(os.fsencode(path), options)
         if not self._object:
-            raise _failed(str(path), "cannot be opened as a BPF object")
+            raise failed(str(path), "cannot be opened as a BPF object")
 
     def load(self) -> None:
         """Create its maps and load its programs; MachineError carries the end of the verifier's log."""
         if library().bpf_object__load(self._object) != 0:
             log = self._log.value.decode(errors="replace").strip().splitlines()
-            raise _failed(self._name, "was refused by the kernel", "\n".join(log[-12:]), _NEEDS)
+            raise failed(self._name, "was refused by the kernel", "\n".join(log[-12:]), _NEEDS)
 
     def set_max_entries(self, name: str, entries: int) -> None:
         """Size a map before `load`."""
         if library().bpf_map__set_max_entries(self._find("map", name), entries) != 0:
-            raise _failed(f"{self._name}: {name}", "cannot be sized")
+            raise failed(f"{self._name}: {name}", "cannot be sized")
 
     def reuse(self, name: str, existing: Map) -> None:
         """Let a map of this object be one that is there already, before `load`."""
         if library().bpf_map__reuse_fd(self._find("map", name), existing.fd) != 0:
-            raise _failed(f"{self._name}: {name}", "cannot be shared")
+            raise failed(f"{self._name}: {name}", "cannot be shared")
 
     def map(self, name: str, key_size: int, value_size: int, *, per_cpu: bool = False) -> Map:
         """A map of a loaded object; valid until `close`."""
@@ -383,7 +326,7 @@ class Object:
     def _find(self, kind: str, name: str) -> int:
         found = getattr(library(), f"bpf_object__find_{kind}_by_name")(self._object, name.encode())
         if not found:
-            raise _failed(f"{self._name}: {name}", f"is no {kind} of this object")
+            raise failed(f"{self._name}: {name}", f"is no {kind} of this object")
         return int(found)
 
 

@@ -30,15 +30,16 @@ struct books {
 /* local: index of the ingress port in its node, from 1. 0: a map has no such row. */
 INLINE int open_books(struct books *books, const struct link *link, __u32 port, __u32 number, __u32 local)
 {
-	__u32 zero = 0, row = port * CLASSES + number, cross, node = link->node, *half;
+	__u32 zero = 0, row = port * CLASSES + number, cross, node = link->node, *changes, half;
 
 	books->node = 0;
 	books->in = 0;
-	half = bpf_map_lookup_elem(&active, &zero);
+	changes = bpf_map_lookup_elem(&active, &zero);
 	books->cell = bpf_map_lookup_elem(&cells, &row);
-	if (!half || !books->cell)
+	if (!changes || !books->cell)
 		return 0;
-	row = row * 2 + *half;
+	half = *changes & 1;
+	row = row * 2 + half;
 	books->rule = bpf_map_lookup_elem(&policies, &row);
 	if (!books->rule)
 		return 0;
@@ -56,7 +57,7 @@ INLINE int open_books(struct books *books, const struct link *link, __u32 port, 
 	books->in_port = port - link->local + local - 1;
 	row = books->in_port * CLASSES + number;
 	books->in = bpf_map_lookup_elem(&ingress, &row);
-	row = row * 2 + *half;
+	row = row * 2 + half;
 	books->in_rule = bpf_map_lookup_elem(&policies, &row);
 	return books->in && books->in_rule;
 }
@@ -141,7 +142,7 @@ static __attribute__((noinline)) int pause(struct ingress *in, struct policy *ru
 		return 0;
 	now = bpf_ktime_get_ns();
 	in->since_ns = now;
-	in->short_now = 0;
+	in->lost = 0;
 	add(&in->xoffs, 1);
 	tell(port, number, EVENT_XOFF, now);
 	/* Another CPU may have let all of it out meanwhile, and found the state open: nobody else would say Xon. */
@@ -163,7 +164,8 @@ INLINE int refuse_for_headroom(struct books *books, __u32 bytes)
 
 	add(&in->drops, 1);
 	add(&in->drop_bytes, bytes);
-	raise(&in->short_high, add(&in->short_now, bytes) + bytes);
+	raise(&in->headroom_high, beyond(in->occupancy + bytes, books->in_rule->xoff));
+	raise(&in->lost_high, add(&in->lost, bytes) + bytes);
 	return refuse(books, DROP_HEADROOM, bytes);
 }
 

@@ -40,11 +40,11 @@ INLINE int pause_class(__u32 port, __u32 number, __u32 half, __u16 quanta, __u64
 
 static __attribute__((noinline)) int mac_control(struct __sk_buff *skb)
 {
-	__u32 port = skb->tc_classid, zero = 0, i, *half = bpf_map_lookup_elem(&active, &zero);
+	__u32 port = skb->tc_classid, zero = 0, i, *changes = bpf_map_lookup_elem(&active, &zero);
 	struct event event = {};
 	struct pfc_frame frame;
 
-	if (!half || bpf_skb_load_bytes(skb, 0, &frame, sizeof(frame)))
+	if (!changes || bpf_skb_load_bytes(skb, 0, &frame, sizeof(frame)))
 		return TC_ACT_SHOT;
 	if (frame.to[0] != htons(0x0180) || frame.to[1] != htons(0xc200) || frame.to[2] != htons(0x0001) ||
 	    frame.opcode != htons(OPCODE_PFC))
@@ -54,7 +54,7 @@ static __attribute__((noinline)) int mac_control(struct __sk_buff *skb)
 	event.kind = EVENT_PFC;
 #pragma clang loop unroll(full)
 	for (i = 0; i < CLASSES; i++) {
-		if (!(ntohs(frame.vector) & 1 << i) || !pause_class(port, i, *half, frame.quanta[i], event.ns))
+		if (!(ntohs(frame.vector) & 1 << i) || !pause_class(port, i, *changes & 1, frame.quanta[i], event.ns))
 			continue;
 		event.class |= 1 << i;
 		event.quanta[i] = ntohs(frame.quanta[i]);

@@ -41,15 +41,20 @@ INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes)
 	return classes->of_dscp[((ip[0] & 0xf) << 4 | ip[1] >> 4) >> 2];
 }
 
-INLINE int is_cut_off(const struct policy *rule, __u32 port, __u32 number)
+/* What the agent says of a class that may be paused; 0 for all others. */
+INLINE struct agent *said_of(const struct policy *rule, __u32 port, __u32 number)
 {
 	__u32 row = port * CLASSES + number;
-	struct agent *said;
 
-	if (!(rule->flags & POLICY_PFC))
-		return 0;
-	said = bpf_map_lookup_elem(&agent, &row);
-	return said && said->watchdog == WATCHDOG_DROP;
+	return rule->flags & POLICY_PFC ? bpf_map_lookup_elem(&agent, &row) : 0;
+}
+
+/* The agent opens a gate in time, and its keeper does if it cannot. With both killed at once the class goes round it. */
+INLINE int is_left_closed(const struct agent *said)
+{
+	__u64 until = said->until_ns;
+
+	return until && bpf_ktime_get_ns() > until + GATE_GRACE_NS;
 }
 
 SEC("tc")
@@ -58,6 +63,7 @@ int enqueue(struct __sk_buff *skb)
 	__u32 port = skb->tc_classid, zero = 0, bytes = skb->len, mark_in = skb->mark, number, local;
 	struct link *link = bpf_map_lookup_elem(&links, &port);
 	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
+	struct agent *said;
 	struct books books;
 	__u64 ahead;
 
@@ -73,11 +79,12 @@ int enqueue(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (link->flags & LINK_DOWN)
 		return refuse(&books, DROP_DOWN, bytes);
-	if (is_cut_off(books.rule, port, number))
+	said = said_of(books.rule, port, number);
+	if (said && said->watchdog == WATCHDOG_DROP)
 		return refuse(&books, DROP_WATCHDOG, bytes);
 	if (charge(&books, number, bytes, &ahead) == TC_ACT_SHOT)
 		return TC_ACT_SHOT;
-	skb->priority = books.rule->priority;
+	skb->priority = said && is_left_closed(said) ? books.rule->fallback : books.rule->priority;
 	bpf_set_hash(skb, STAMP << STAMP_SHIFT | number << 16 | (books.in ? local : 0));
 	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == POLICY_ECN)
 		mark(skb, books.rule, books.cell, ahead);
@@ -89,6 +96,7 @@ int dequeue(struct __sk_buff *skb)
 {
 	__u32 me = skb->tc_classid, stamp = skb->hash, bytes = skb->len, number = stamp >> 16 & (CLASSES - 1), port;
 	struct link *link, *sender;
+	struct agent *said;
 	struct books books;
 	__u64 left;
 
@@ -112,7 +120,8 @@ int dequeue(struct __sk_buff *skb)
 		skb->mark = MARK << 16 | (link->local + 1);
 	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == (POLICY_ECN | POLICY_AT_DEQUEUE) && left != -1ULL)
 		mark(skb, books.rule, books.cell, left);
-	if (is_cut_off(books.rule, port, number))
+	said = said_of(books.rule, port, number);
+	if (said && said->watchdog == WATCHDOG_DROP)
 		return refuse(&books, DROP_WATCHDOG, bytes);
 	return TC_ACT_UNSPEC;
 }

@@ -43,14 +43,14 @@ struct ingress {
 	__u64 high_water;
 	__u64 peak;
 	__u64 xoffs; /* times that it crossed xoff */
-	__u64 headroom_high; /* the most that it held beyond xoff */
+	__u64 headroom_high; /* the most beyond xoff that it held, or would have held with a packet that was dropped */
 	__u64 drops; /* for want of headroom */
 	__u32 state; /* 0: open; 1: the peer is asked to pause. This is the truth, an event only wakes */
 	__u32 pad;
 	__u64 since_ns; /* of that state */
 	__u64 drop_bytes; /* of drops */
-	__u64 short_now; /* bytes that headroom lacked since the pause began that holds now */
-	__u64 short_high; /* the most that it lacked in one pause */
+	__u64 lost; /* bytes dropped for want of headroom since the last pause began */
+	__u64 lost_high; /* the most in one pause: headroom that was missing */
 	__u64 spare[5];
 };
 
@@ -66,7 +66,7 @@ struct gate {
 struct agent {
 	__u64 pfc_sent;
 	__u64 closed_since_ns; /* 0: the gate is open */
-	__u64 until_ns;
+	__u64 until_ns; /* when it is to open; written before it is closed, and put to 0 after it has been opened */
 	__u64 paused_ns; /* sum of pauses that have ended */
 	__u32 watchdog; /* 0: well; 1: storm, drop; 2: storm, forward */
 	__u32 pad;
@@ -80,6 +80,7 @@ struct agent {
 };
 
 #define WATCHDOG_DROP 1
+#define GATE_GRACE_NS 300000000ULL /* a gate that is closed so long after its time has nobody left to open it */
 #define LINK_HOST 1
 #define LINK_DOWN 2 /* user space: packets are neither counted in nor out, but dropped */
 
@@ -128,8 +129,9 @@ struct policy {
 	__u32 quanta;
 	__u32 action;
 	__u32 priority; /* skb->priority: the qdisc's class */
+	__u32 fallback; /* the one to take when the class's gate has been left closed */
 	__u32 frame; /* the longest of this port: Xon is sent when no more than one of these is left, whatever xon says */
-	__u64 spare;
+	__u32 spare;
 };
 
 struct classes {
@@ -168,7 +170,7 @@ SHARED_MAP(links, struct link); /* port */
 SHARED_MAP(switches, struct node); /* node; hosts have one that stays empty */
 SHARED_MAP(transit, __u64); /* bytes by (ingress, egress, class) of a node; ingress 0: made by the switch itself */
 SHARED_MAP(policies, struct policy); /* row * 2 + half */
-SHARED_MAP(active, __u32); /* one cell: the half of `policies` that holds */
+SHARED_MAP(active, __u32); /* one cell, more by 1 with each change: its last bit is the half of `policies` that holds */
 SHARED_MAP(dscp, struct classes); /* one cell; fixed while a lab is up */
 
 struct {
