@@ -48,12 +48,12 @@ class Agent:
         self._links = Links(world, self._timers, LINK, self._lost)
         table = queues.agent
         self._since, self._until = table["closed_since_ns"], table["until_ns"]
-        self._out, self._depth = queues.cells["last_out_ns"], queues.cells["depth"]
+        self._out = queues.cells["last_out_ns"]
         self._count, self._last = table["reactions"], table["reaction_last_ns"]
         self._max, self._sum = table["reaction_max_ns"], table["reaction_sum_ns"]
         self._histogram = table["spare"].view("<u4")
         self._gate_since = queues.gates["since_ns"]
-        self._closing: dict[int, tuple[int, bool]] = {}  # closed gate -> when its frame came, whether packets waited
+        self._closing: dict[int, tuple[int, int]] = {}  # closed gate -> when its frame came, when it was shut
         self._checked: dict[int, int] = {}  # closed gate -> its earliest timer
         self._events = queues.events()
         self._ticks = 0
@@ -110,7 +110,6 @@ class Agent:
             until = int(self._until[index])
             if until > now and self._rules.pfc[index]:
                 space.close(port, number)  # the one before may have been killed just before it did
-                self._closing[index] = (int(self._since[index]), False)
                 self._watch(index, until)
                 self._watchdog.closed(index, int(self._since[index]))
             else:
@@ -169,11 +168,11 @@ class Agent:
         if until <= now:  # over before it was read
             return
         space, port, number = self._world.gates[index]
-        self._closing[index] = (heard, bool(self._depth[index]))
         # Before the kernel closes it: whoever is killed in between leaves a gate that is known to be closed.
         self._until[index] = until
         self._since[index] = now
         space.close(port, number)
+        self._closing[index] = (heard, time.monotonic_ns())
         self._watch(index, until)
         watchdog.closed(index, now)
 
@@ -192,11 +191,14 @@ class Agent:
             self._open(index, now)
 
     def _open(self, index: int, now: int) -> None:
-        """Open a gate, and note how long the port has taken to stop when it was closed."""
+        """Open a gate, and note how long the port had taken to stop when it was closed.
+
+        That is from the frame until the gate was shut, or until the last packet of the class had come to the peer.
+        """
         self._checked.pop(index, None)
-        heard, waited = self._closing.pop(index, (0, False))
-        if waited:
-            took = max(0, int(self._out[index]) - heard)
+        heard, shut = self._closing.pop(index, (0, 0))
+        if heard:
+            took = max(shut, int(self._out[index])) - heard
             self._count[index] += 1
             self._last[index] = took
             self._sum[index] += took

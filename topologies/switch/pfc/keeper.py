@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -25,7 +26,7 @@ from topologies.namespace import CLONE_NEWNET, setns
 from topologies.problems import HeddleError, trouble
 from topologies.switch.pfc.agent import Agent, Ended, quiet_signals
 from topologies.switch.pfc.gates import of_lab
-from topologies.switch.pfc.world import AGENT, KEEPER, Layout, World
+from topologies.switch.pfc.world import AGENT, KEEPER, LOG, Layout, World
 
 _LOOK_MS: Final = 50
 _OVERDUE_NS: Final = 100_000_000
@@ -53,37 +54,57 @@ def main() -> int:
     """Read the layout, be at work, and let the caller go on; its exit code. What is wrong is on stderr."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive a fork
     try:
-        world = _world(Layout.from_json(sys.stdin.read()))
+        layout = Layout.from_json(sys.stdin.read())
+        world = _world(layout)
     except HeddleError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except OSError as error:
         print(trouble(error), file=sys.stderr)
         return 3
+    ready, tell = os.pipe2(os.O_CLOEXEC)
     if os.fork():
-        return 0
-    _detach()
-    world.await_lock(AGENT, _AWAIT_LOCK_S)
+        os.close(tell)
+        if os.read(ready, 1):
+            return 0
+        print(f"the PFC agent has died at once; {layout.directory / LOG} says why", file=sys.stderr)
+        return 3
+    os.close(ready)
+    try:
+        _detach()
+        return _live(world, tell)
+    except Exception:
+        world.log.say("defect", traceback.format_exc())
+        return 1
+
+
+def _live(world: World, tell: int) -> int:
+    """Agent or keeper, whatever is needed, until somebody ends it. tell: a pipe to say that the agent is at work."""
     role: Role = "agent"
     other: int | None = None
     while True:
         try:
-            return be_agent(world, other) if role == "agent" or other is None else be_keeper(world, other)
-        except _Become as become:
-            role, other = become.role, become.other
             world.await_lock(AGENT if role == "agent" else KEEPER, _AWAIT_LOCK_S)
+            if role == "agent" or other is None:
+                return be_agent(world, other, tell)
+            return be_keeper(world, other)
+        except _Become as become:
+            role, other, tell = become.role, become.other, -1
         except Ended:
             return 0
 
 
-def be_agent(world: World, keeper: int | None) -> int:
-    """The agent's life. keeper: pidfd; None when there is none yet."""
+def be_agent(world: World, keeper: int | None, tell: int) -> int:
+    """The agent's life. keeper: pidfd; None when there is none yet. tell: see _live; -1 when nobody waits."""
     world.page.heartbeat_ns = time.monotonic_ns()
     agent = Agent(world)
     quiet_signals(world.page.end)
     signal.signal(signal.SIGHUP, lambda *_: agent.reload())
     try:
         agent.begin()
+        if tell >= 0:
+            os.write(tell, b"1")
+            os.close(tell)
         while True:
             if keeper is None:
                 keeper = _fork(world, "keeper", agent)
