@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,10 +69,11 @@ class Arrivals:
 
 @dataclass
 class PortPair:
-    """Port `pa` in namespace `a`, port `pb` in namespace `b`."""
+    """Port `pa` in namespace `a`, port `pb` in namespace `b`. priority: what leads to a class, as `skb->priority`."""
 
     a: Path
     b: Path
+    priority: Callable[[int], int] = class_id
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Arrivals]:
@@ -114,7 +115,7 @@ class PortPair:
                 sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
             with sender:
                 sender.bind(("pa", 0))
-                sender.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(number))
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, self.priority(number))
                 sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
                 sender.settimeout(0.05)
                 while not stop.is_set():
@@ -133,18 +134,22 @@ class PortPair:
 
 
 @contextlib.contextmanager
-def port_pair(rate: str = "100mbit") -> Iterator[PortPair]:
-    """A pair for the length of a with block."""
+def port_pair(
+    rate: str = "100mbit",
+    lines: Callable[[str, str], Sequence[str]] = port_lines,
+    priority: Callable[[int], int] = class_id,
+) -> Iterator[PortPair]:
+    """A pair for the length of a with block. lines: tc's, for a port and its rate."""
     names = [f"pfc{os.getpid()}{end}" for end in "ab"]
     try:
         for name in names:
             run(["ip", "netns", "add", name])
         ends = ["pa", "netns", names[0], "mtu", str(MTU), "type", "veth", "peer", "name", "pb"]
         run(["ip", "link", "add", *ends, "netns", names[1], "mtu", str(MTU)])
-        pair = PortPair(*(NETNS_DIR / name for name in names))
+        pair = PortPair(*(NETNS_DIR / name for name in names), priority)
         for netns, dev in ((pair.a, "pa"), (pair.b, "pb")):
             run(["nsenter", f"--net={netns}", "ip", "link", "set", dev, "up"])
-            tc(netns, port_lines(dev, rate))
+            tc(netns, lines(dev, rate))
         yield pair
     finally:
         for name in names:
