@@ -256,7 +256,7 @@ class _Copies:
         drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
         closed_since = int(agent["closed_since_ns"])
         paused_ns = int(agent["paused_ns"]) + (max(0, self.now_ns - closed_since) if closed_since else 0)
-        short = int(inward["short_high"])
+        short = int(inward["lost_high"])
         self.lost[port.ref, traffic_class] = int(inward["drops"])
         counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
         waited = int(cell["high_water"]) > _WAITING * (port.mtu + _HEADER)

@@ -181,6 +181,17 @@ class LabQueues:
         rows: Rows = self._views["policies"][self.half :: 2].copy()
         return rows
 
+    def expected(self, policies: Policies) -> Rows:
+        """What `policies()` gives when these hold."""
+        rows = self.policies()
+        self._write(rows, policies)
+        return rows
+
+    def classes(self) -> Rows:
+        """The class of each of the 64 DSCPs: a copy."""
+        found: Rows = self._views["dscp"]["of_dscp"][0].copy()
+        return found
+
     def set_policies(self, policies: Policies) -> None:
         """Let other numbers hold from one packet to the next; no packet sees some of each, and none is lost.
 

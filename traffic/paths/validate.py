@@ -17,13 +17,13 @@ from topologies.fabric import Node, Tier
 from topologies.namespace import inside
 from topologies.problems import CheckError, HeddleError, InputError, Problem
 from topologies.runtimes import NodeHandle
-from topologies.switch import hashing, offloads, queues, rehash
-from topologies.switch.disciplines import BURST_PACKETS
+from topologies.switch import hashing, offloads, rehash
 from topologies.switch.hashing import read_hashing
-from topologies.units import format_rate
 from traffic.lastrun import has_run, last_paths
+from traffic.paths import queuechecks
 from traffic.paths.evidence import read_routing
 from traffic.paths.probe import probe
+from traffic.paths.queuechecks import Found, NothingError
 
 if TYPE_CHECKING:
     from topologies.lab import Lab
@@ -50,30 +50,26 @@ class Check:
         return data if data.pop("skipped") is False else {**data, "skipped": True}
 
 
-class _NothingError(Exception):
-    """A check finds nothing to look at."""
-
-
-# A check returns what it looked at, and everything that is wrong.
-_Found = tuple[str, list[str]]
-
-
 def validate(lab: Lab) -> tuple[Check, ...]:
     """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said."""
     handles = lab.handles()
     lost = lab.runtime.lacking(lab.name, lab.topology)
     nodes = Check("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(handles)} run")
-    checks: tuple[tuple[str, Callable[[Lab, Mapping[str, NodeHandle]], _Found]], ...] = (
+    checks: tuple[tuple[str, Callable[[Lab, Mapping[str, NodeHandle]], Found]], ...] = (
         ("sysctls", _sysctls),
         ("hashing", _hashing),
-        ("queues", _queues),
+        ("queues", queuechecks.shapers),
         ("offloads", _offloads),
-        ("programs", _programs),
+        ("programs", queuechecks.programs),
+        ("thresholds", queuechecks.thresholds),
         ("links", _links),
         ("daemons", _daemons),
         ("bgp", _bgp),
         ("routes", _routes),
         ("reachability", _reachability),
+        ("depths", queuechecks.depths),
+        ("headroom", queuechecks.headroom),
+        ("pauses", queuechecks.pauses),
         ("paths", _paths),
         ("polarisation", _polarisation),
     )
@@ -86,10 +82,10 @@ def _first_line(problem: Problem) -> str:
     return str(problem).partition("\n")[0]
 
 
-def _check(name: str, ask: Callable[[], _Found]) -> Check:
+def _check(name: str, ask: Callable[[], Found]) -> Check:
     try:
         looked_at, faults = ask()
-    except _NothingError as reason:
+    except NothingError as reason:
         return Check(name, True, str(reason), skipped=True)
     except HeddleError as error:
         return Check(name, False, "; ".join(map(_first_line, error.problems)))
@@ -99,7 +95,7 @@ def _check(name: str, ask: Callable[[], _Found]) -> Check:
     return Check(name, False, "; ".join(faults[:_SHOWN]) + more)
 
 
-def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     faults: list[str] = []
     count = 0
     given, rules = lab.made.sysctls(lab), _rules(lab)
@@ -135,7 +131,7 @@ def _rules(lab: Lab) -> dict[str, dict[str, str]]:
     }
 
 
-def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     """Modes, seeds, options and tables, in the maps and in the kernel, against what was set last."""
     faults: list[str] = []
     wanted, rules = rehash.wanted(lab), _rules(lab)
@@ -153,27 +149,7 @@ def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", faults
 
 
-def _queues(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
-    setup = queues.Setup.of(lab.fabric)
-    faults: list[str] = []
-    for node in lab.fabric.nodes:
-        found = queues.read(handles[node.name].netns, _names(node))
-        for port in node.ports:
-            row = found.get(port.name)
-            if row is None:
-                faults.append(f"{port.ref} has no shaper")
-            elif row.rate_bps != port.rate_bps or row.ceil_bps != port.rate_bps:
-                faults.append(f"{port.ref} is shaped to {format_rate(row.rate_bps)}, not {format_rate(port.rate_bps)}")
-            elif row.burst > BURST_PACKETS * port.mtu + 1:
-                faults.append(f"{port.ref} may burst {row.burst} bytes, more than {BURST_PACKETS} packets")
-            else:
-                faults += setup.differences(port, row)
-    rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
-    classes = f"{len(setup.plan.numbers)} classes by {setup.discipline.name}"
-    return f"{_ports(lab)} ports at {', '.join(format_rate(r) for r in rates)}, {classes}", faults
-
-
-def _offloads(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _offloads(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     faults = [
         f"{node.name}:{port} has {', '.join(on)} on"
         for node in lab.fabric.nodes
@@ -183,84 +159,73 @@ def _offloads(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
     return f"{', '.join(offloads.FEATURES)} off on {_ports(lab)} ports", faults
 
 
-def _programs(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
-    faults: list[str] = []
-    for node in lab.fabric.nodes:
-        own = ("ingress:nic",) if node.tier is Tier.HOST else ("ingress:hash", "egress:count")
-        wanted = ("ingress:dequeue", *own, "egress:enqueue")
-        for port, found in queues.read_programs(handles[node.name].netns, _names(node)).items():
-            if found != wanted:
-                faults.append(f"{node.name}:{port} has {', '.join(found) or 'no program'}, not {', '.join(wanted)}")
-    return f"attached on {_ports(lab)} ports", faults
-
-
-def _links(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _links(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     del handles
     if not lab.made.rendered:
-        raise _NothingError("which links are meant to be up is the topology's own affair")
+        raise NothingError("which links are meant to be up is the topology's own affair")
     return f"{len(lab.fabric.links)} are up, and no switch is drained", list(map(_first_line, lab.down_or_drained()))
 
 
-def _daemons(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _daemons(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in (*lab.silent_daemons(), *lab.foreign_queues())]
     names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.made.daemons(node.name))
     if not names and not silent:
-        raise _NothingError("no file says which daemons should run")
+        raise NothingError("no file says which daemons should run")
     return f"{' and '.join(names)} answer on {len(lab.fabric.switches)} switches", silent
 
 
-def _bgp(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _bgp(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     del handles
     faults = lab.made.session_faults(lab)
     expected = lab.made.sessions(lab)[1]
     if not expected and not faults:
-        raise _NothingError("no BGP session is configured between switches of the lab")
+        raise NothingError("no BGP session is configured between switches of the lab")
     return f"{expected} sessions established", faults
 
 
-def _routes(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _routes(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     del handles
     looked_at = lab.made.routes_said()
     if not looked_at:
-        raise _NothingError("no host has an address, so no route can be asked for")
+        raise NothingError("no host has an address, so no route can be asked for")
     return looked_at, lab.made.gaps(lab)
 
 
-def _reachability(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _reachability(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     if sum(port.address is not None for host in lab.fabric.hosts for port in host.ports) < 2:
-        raise _NothingError("fewer than two ports of hosts have an address")
+        raise NothingError("fewer than two ports of hosts have an address")
     result = probe(lab.fabric, handles)
     sizes = sorted({port.mtu for host in lab.fabric.hosts for port in host.ports})
     size = "- and ".join(str(each) for each in sizes)
     return f"{result.tried} pairs of hosts, {size}-byte packets that must not be fragmented", list(result.faults)
 
 
-def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     del handles
     if not has_run(lab):
         return "no run yet", []
     try:
         result = last_paths(lab)
     except InputError as error:  # a record that cannot be read says nothing of the lab
-        raise _NothingError(_first_line(error.problems[0])) from None
+        raise NothingError(_first_line(error.problems[0])) from None
     wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
     if not result.agree and not wrong:
         wrong = list(result.notes)
     return f"{result.said} agree on {len(result.flows)} QPs of the last run", wrong
 
 
-def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> _Found:
+def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     from traffic.paths.polarisation import enough, polarisation
 
     fibs, rules = read_routing(lab.fabric, {n.name: handles[n.name] for n in lab.fabric.switches})
     try:
         found = polarisation(lab.fabric, fibs, rules)
     except CheckError as error:
-        raise _NothingError("; ".join(map(_first_line, error.problems))) from None
+        raise NothingError("; ".join(map(_first_line, error.problems))) from None
     if not found.pairs:
-        raise _NothingError(found.reason)
+        raise NothingError(found.reason)
     if few := [pair.switch for pair in found.pairs if pair.too_few]:
-        raise _NothingError(f"too few to judge: {enough(lab.fabric)} flows, for as many ways as {few[0]} has")
+        raise NothingError(f"too few to judge: {enough(lab.fabric)} flows, for as many ways as {few[0]} has")
     bits = max(pair.dependence.bits for pair in found.pairs)
     polarised = [pair for pair in found.pairs if pair.polarised]
     wrong = [pair.text() for pair in polarised]

@@ -1,0 +1,206 @@
+"""Checks of queues, for `validate`: are they what the file says, does every byte that came leave, and who pauses.
+
+In:  a running lab and its handles.
+Out: what was looked at, and everything that is wrong, in lines. Nothing is changed, and no packet is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from topologies.fabric import Node, Tier
+from topologies.queuespec import CLASSES
+from topologies.runtimes import NodeHandle
+from topologies.switch import pfc, queues
+from topologies.switch.attached import Attached, read_attached, read_closed
+from topologies.switch.classes import class_plan
+from topologies.switch.portids import numbered_ports, port_ids, row
+from topologies.switch.requeue import own_settings, wanted_policies
+from topologies.units import format_rate
+
+if TYPE_CHECKING:
+    from topologies.lab import Lab
+    from topologies.switch.cells import LabQueues
+
+Found = tuple[str, list[str]]
+_BURST_PACKETS: Final = 2
+_REST_S: Final = 1.0  # how long a queue may take to be seen empty: BGP says something now and then
+_POLL_S: Final = 0.01
+_AGAIN_S: Final = 0.15  # a gate that is opened at this moment is open then
+
+
+class NothingError(Exception):
+    """A check finds nothing to look at."""
+
+
+def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Rate, burst, scheduler and queues of every port, in the kernel."""
+    setup = queues.Setup.of(lab.fabric)
+    faults: list[str] = []
+    for node in lab.fabric.nodes:
+        found = queues.read(handles[node.name].netns, [port.name for port in node.ports])
+        for port in node.ports:
+            shaper = found.get(port.name)
+            if shaper is None:
+                faults.append(f"{port.ref} has no shaper")
+            elif shaper.rate_bps != port.rate_bps or shaper.ceil_bps != port.rate_bps:
+                now, wanted = format_rate(shaper.rate_bps), format_rate(port.rate_bps)
+                faults.append(f"{port.ref} is shaped to {now}, not {wanted}")
+            elif shaper.burst > _BURST_PACKETS * port.mtu + 1:
+                faults.append(f"{port.ref} may burst {shaper.burst} bytes, more than {_BURST_PACKETS} packets")
+            else:
+                faults += setup.differences(port, shaper)
+    rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
+    count = sum(len(node.ports) for node in lab.fabric.nodes)
+    classes = ", ".join(f"{n} {kind}" for n, kind in zip(setup.plan.numbers, setup.plan.kinds, strict=True))
+    said = f"{count} ports at {', '.join(format_rate(r) for r in rates)}, by {setup.discipline.name}: {classes}"
+    return said, faults
+
+
+def programs(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Which programs stand at each port, in which order, and whether each knows which port it is at."""
+    ids = port_ids(lab.fabric)
+    faults: list[str] = []
+    for node in lab.fabric.nodes:
+        for port, found in read_attached(handles[node.name].netns, [each.name for each in node.ports]).items():
+            wanted = _wanted(node, ids[node.name, port])
+            if found != wanted:
+                now, should = (", ".join(each.text() for each in some) for some in (found, wanted))
+                faults.append(f"{node.name}:{port} has {now or 'no program'}, not {should}")
+    return f"attached on {len(ids)} ports, each with its number", faults
+
+
+def _wanted(node: Node, number: int) -> tuple[Attached, ...]:
+    own = [Attached("ingress", "nic", 0)] if node.tier is Tier.HOST else [Attached("ingress", "hash", 0)]
+    counted = [] if node.tier is Tier.HOST else [Attached("egress", "count", 0)]
+    return (
+        Attached("ingress", "dequeue", number), *own, *counted, Attached("egress", "enqueue", number),
+    )  # fmt: skip
+
+
+def thresholds(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Classes by DSCP and every threshold, in the maps that the programs go by, against what was set last."""
+    import numpy as np
+
+    del handles
+    faults: list[str] = []
+    with _open(lab) as live:
+        now, wanted = live.policies(), live.expected(wanted_policies(lab))
+        for number, port in numbered_ports(lab.fabric):
+            for traffic_class in range(CLASSES):
+                at = row(number, traffic_class)
+                if now[at] != wanted[at]:
+                    faults.append(f"{port.ref}, class {traffic_class}: {_difference(now[at], wanted[at])}")
+        plan = class_plan(lab.fabric.spec.queues)
+        classes = live.classes()
+        moved = np.flatnonzero(classes != np.array(plan.dscp))
+        faults += [f"DSCP {n} is of class {classes[n]}, not {plan.dscp[n]}" for n in moved]
+    set_here = sum(bool(values) for values in own_settings(lab).values())
+    live_said = f", as set on {set_here} nodes while it ran" if set_here else ""
+    return f"{len(plan.numbers)} classes on {len(port_ids(lab.fabric))} ports as the file says{live_said}", faults
+
+
+def _difference(now: Any, wanted: Any) -> str:
+    names = [name for name in now.dtype.names if (now[name] != wanted[name]).any()]
+    return ", ".join(f"{name} is {now[name]}, not {wanted[name]}" for name in names)
+
+
+def depths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """At rest every queue is empty: each byte that was counted in was counted out, by egress port and by ingress port.
+
+    A queue counts once it was seen empty. What still moves at the end says nothing; what does not move is stuck, or was
+    counted in and never out.
+    """
+    import numpy as np
+
+    del handles
+    with _open(lab) as live:
+        end = time.monotonic() + _REST_S
+        full, held = live.cells["depth"] != 0, live.ingress["occupancy"] != 0
+        used = live.switches["used"] != 0
+        before = live.cells["out_packets"].copy()
+        while (full.any() or held.any() or used.any()) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+            full &= live.cells["depth"] != 0
+            held &= live.ingress["occupancy"] != 0
+            used &= live.switches["used"] != 0
+        cells, ingress, switches = live.cells.copy(), live.ingress.copy(), live.switches.copy()
+    moving = cells["out_packets"] != before
+    stuck = full & ~moving
+    faults = []
+    for number, port in numbered_ports(lab.fabric):
+        for at in range(row(number, 0), row(number + 1, 0)):
+            where, cell = f"{port.ref}, class {at - row(number, 0)}", cells[at]
+            if stuck[at]:
+                faults.append(f"{where}: {cell['depth']} bytes wait, and nothing has left for {_REST_S:g} s")
+            elif not full[at] and cell["depth"] == 0 and not moving[at] and cell["in_bytes"] != cell["out_bytes"]:
+                faults.append(f"{where}: {cell['in_bytes']} bytes in, {cell['out_bytes']} out, none there")
+            if cell["strays"]:
+                faults.append(f"{where}: {cell['strays']} packets left that had never come")
+            if held[at] and not moving.any():
+                faults.append(f"{where}: {ingress[at]['occupancy']} bytes came in by it and have not left the switch")
+    if not moving.any():
+        for index, node in enumerate(lab.fabric.nodes):
+            if used[index]:
+                faults.append(f"{node.name}: {switches[index]['used']} bytes of its buffer are in use")
+            elif shared := int(switches[index]["shared_used"]) or int(switches[index]["headroom_used"]):
+                faults.append(f"{node.name}: {shared} bytes count as shared, and its buffer is empty")
+    if not faults and (full | held).any():
+        raise NothingError(f"packets pass through {np.count_nonzero(full | held)} queues; ask when the lab is at rest")
+    return f"{np.count_nonzero(cells['in_packets'])} queues had packets, and are empty: as many bytes out as in", faults
+
+
+def headroom(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """No lossless class has lost a packet for want of headroom."""
+    del handles
+    faults: list[str] = []
+    ports = 0
+    with _open(lab) as live:
+        for (node, name), classes in wanted_policies(lab).items():
+            for number, policy in enumerate(classes):
+                if policy.pfc and lab.fabric.by_name[node].tier is not Tier.HOST:
+                    ports += 1
+                    inward = live.ingress[row(live.ids[node, name], number)]
+                    if inward["drops"]:
+                        lacked = f"{inward['drops']} packets, {inward['lost_high']} bytes in one pause"
+                        faults.append(f"{node}:{name}, class {number}: headroom lacked for {lacked}")
+    if not ports:
+        raise NothingError("no class is both lossless and paused by PFC")
+    return f"enough at {ports} ports: no lossless packet was dropped", faults
+
+
+def pauses(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Agent and keeper run, and no gate is closed but by a pause that holds."""
+    if not queues.Setup.of(lab.fabric).gated:
+        raise NothingError("no class can be paused")
+    state = pfc.alive(lab.name)
+    faults = [f"the {name} of PFC does not run" for name in ("agent", "keeper") if getattr(state, name) is None]
+    closed = _closed(lab, handles)
+    if closed:
+        time.sleep(_AGAIN_S)
+        closed &= _closed(lab, handles)
+    with _open(lab) as live:
+        for node, port, number in sorted(closed):
+            agent = live.agent[row(live.ids[node, port], number)]
+            if not agent["closed_since_ns"]:
+                faults.append(f"{node}:{port}, class {number}: its gate is closed, and nobody has closed it")
+            elif int(agent["until_ns"]) < time.monotonic_ns() - int(_AGAIN_S * 1e9):
+                faults.append(f"{node}:{port}, class {number}: its gate is closed though its pause is over")
+        storms = int((live.agent["watchdog"] != 0).sum())
+    now = f"{len(closed)} gates closed" if closed else "all gates open"
+    cut = f", {storms} cut off by the watchdog" if storms else ""
+    return f"agent (process {state.agent}) and keeper ({state.keeper}) run; {now}{cut}", faults
+
+
+def _closed(lab: Lab, handles: Mapping[str, NodeHandle]) -> set[tuple[str, str, int]]:
+    return {
+        (node.name, port, number) for node in lab.fabric.nodes for port, number in read_closed(handles[node.name].netns)
+    }
+
+
+def _open(lab: Lab) -> LabQueues:
+    from topologies.switch.cells import LabQueues
+
+    return LabQueues.pinned(lab.fabric)
