@@ -184,7 +184,7 @@ def capture(
 def run(
     out: Console,
     collective: str = "all-reduce",
-    algorithm: str = "ring",
+    algorithm: str | None = None,
     ranks: int | None = None,
     size: str = "1M",
     qps: int = 1,

@@ -69,9 +69,12 @@ def budget_pps() -> int:
     return int(len(os.sched_getaffinity(0)) / (PACKET_COST_CRCS * crc_seconds()))
 
 
-def memory_bytes(sizes: Sequence[int], ranks: int, workers: int) -> int:
-    """What the arrays of a run take: an input and two buffers a rank, all sums a worker, and some room."""
-    return 3 * max(sizes) * ranks + workers * (sum(sizes) + 5 * max(sizes))
+def memory_bytes(sizes: Sequence[int], ranks: int, workers: int, in_place: bool = True) -> int:
+    """What the arrays of a run take: an input and two buffers a rank, all sums a worker, and some room.
+
+    in_place: ranks receive into what they send from; otherwise they have two buffers more.
+    """
+    return (3 if in_place else 5) * max(sizes) * ranks + workers * (sum(sizes) + 5 * max(sizes))
 
 
 def free_bytes() -> int:

@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 
 from topologies.problems import InputError, Problems, did_you_mean
 from topologies.units import parse_size
-from traffic.collectives import find_pattern
+from traffic.collectives import find_pattern, usual_algorithm
 
 QpMode = Literal["split", "round-robin"]
 ELEMENT_BYTES: Final = 4  # float32
@@ -36,7 +36,7 @@ class RunOptions:
     """One collective, as nccl-tests would be told of it. Sizes and `chunk` in bytes."""
 
     collective: str = "all-reduce"
-    algorithm: str = "ring"
+    algorithm: str = ""  # the collective's usual one
     ranks: int | None = None  # default: every NIC of the fabric
     sizes: tuple[int, ...] = (1 << 20,)
     iters: int = 5
@@ -47,8 +47,11 @@ class RunOptions:
     source_ports: SourcePorts = SourcePorts()
     chunk: int = 1 << 17  # one message; NCCL's P2P net chunk
     window: int | None = None  # packets a QP may have unacknowledged; default: 64 a connection, shared by its QPs
-    timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: by rate and buffer
+    timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: by rates, queues and pauses
     retries: int = 7
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -111,7 +114,7 @@ def _port(text: str) -> int:
 def run_options(
     *,
     collective: str = "all-reduce",
-    algorithm: str = "ring",
+    algorithm: str | None = None,
     ranks: int | None = None,
     size: str = "1M",
     iters: int = 5,
@@ -144,7 +147,7 @@ def run_options(
     if qp_mode not in get_args(QpMode):
         wrong(f"--qp-mode {qp_mode}", "is not a way to use QPs", did_you_mean(qp_mode, get_args(QpMode)))
     try:
-        find_pattern(collective, algorithm)
+        find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
         problems.found += error.problems
     for flag, value, low, high in (
@@ -165,8 +168,9 @@ def run_options(
     problems.raise_if_any()
     mode: QpMode = "split" if qp_mode == "split" else "round-robin"
     return RunOptions(
-        collective, algorithm, ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window, timeout
-    )
+        collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
+        timeout,
+    )  # fmt: skip
 
 
 def describe(options: RunOptions) -> Sequence[str]:

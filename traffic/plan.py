@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
+
+import numpy as np
 
 from topologies.fabric import Fabric, Port, Tier
 from topologies.problems import InputError, Problem, did_you_mean
@@ -128,24 +130,39 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     """Place the ranks, open the QPs; InputError when the fabric has no such ranks or hosts."""
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
+    _check_sizes(pattern, len(endpoints), options)
     _check_messages(pattern, len(endpoints), options)
     numbers = _QpNumbers(endpoints)
     qps = []
-    pairs = sorted(pattern.peers(len(endpoints)))
-    for src, dst in pairs:
+    pairs = pattern.peers(len(endpoints))
+    for src, dst in pairs.tolist():
         for index in range(options.qps):
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
             qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
-    fan_in = max(Counter(dst for _, dst in pairs).values())
+    fan_in = int(np.bincount(pairs[:, 1]).max())
     timeout_s = ack_timeout(fabric, options, fan_in)
     return Plan(fabric.name, fabric.spec.k, fabric.spec.roce.ib_mtu, timeout_s, options, endpoints, tuple(qps))
 
 
+def longest_transfer(pattern: Pattern, ranks: int, count: int) -> int:
+    """Elements of the longest range that goes from one rank to another in one step, with arrays of so many."""
+    # Rank 0 sends or receives one of the longest in every pattern.
+    transfers = pattern.program(ranks, 0, count)
+    return max(span[1] - span[0] for t in transfers for span in (t.send, t.recv))
+
+
+def _check_sizes(pattern: Pattern, ranks: int, options: RunOptions) -> None:
+    """InputError for arrays so small that some ranks would have nothing to send."""
+    least = pattern.least(ranks) * ELEMENT_BYTES
+    if min(options.sizes) < least:
+        why = f"gives {ranks} ranks less than an element each ({ELEMENT_BYTES} bytes) to send"
+        raise InputError(Problem("", f"--size {min(options.sizes)}", why, f"try --size {least}, or fewer --ranks"))
+
+
 def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
     """InputError when a step of the largest size is cut into more messages than an immediate can number."""
-    transfers = pattern.program(ranks, 0, max(options.sizes) // ELEMENT_BYTES)
-    longest = max((t.send for t in transfers), key=lambda span: span[1] - span[0])
+    longest = 0, longest_transfer(pattern, ranks, max(options.sizes) // ELEMENT_BYTES)
     if (messages := messages_of(longest, options.chunk)) > MAX_MESSAGES:
         least = -(-messages * options.chunk // MAX_MESSAGES // 1024)
         why = f"cuts a step of {max(options.sizes)} bytes into {messages} messages; {MAX_MESSAGES} can be told apart"

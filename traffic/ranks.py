@@ -4,7 +4,7 @@ In:  a Plan, a rank, and for each peer the requesters of the QPs that lead there
 Out: results per size: seconds and the number of wrong elements.
 Addresses on the wire name what they carry: virtual address = epoch (16 bits), step (12), byte offset in the array (36);
 immediate = epoch (8), step (12), message (12). An epoch is one iteration; a neighbour is at most one epoch ahead,
-since finishing an epoch takes something from every rank.
+since finishing an epoch takes something from every rank, if not directly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from traffic.collectives import find_pattern
+from traffic.collectives import Piece, find_pattern
 from traffic.nic.rc import Message
 from traffic.options import ELEMENT_BYTES, RunOptions
 from traffic.schedule import Key, Receive, Schedule, build_schedule
@@ -36,9 +36,12 @@ def rkey_of(lab: str, nic: str) -> int:
     return zlib.crc32(f"{lab}/{nic}/rkey".encode())
 
 
-def rank_input(rank: int, count: int) -> Floats:
-    """Whole numbers from 0 to 255 that differ by rank and place; sums of 2,048 ranks are still exact in float32."""
-    index = np.arange(count, dtype=np.uint32)
+def rank_input(rank: int, count: int, start: int = 0) -> Floats:
+    """Elements from `start` on of a rank's input: whole numbers from 0 to 255 that differ by rank and place.
+
+    Sums of 2,048 ranks are still exact in float32.
+    """
+    index = np.arange(start, start + count, dtype=np.uint32)
     mixed = (index + np.uint32(rank * 40503 & 0xFFFFFFFF)) * np.uint32(2654435761)
     return ((mixed >> np.uint32(21)) & np.uint32(0xFF)).astype(np.float32)
 
@@ -104,7 +107,9 @@ class Rank:
         self._early: list[tuple[int, Key]] = []  # complete, but of the epoch to come
         self._schedules: dict[int, Schedule] = {}
         self._input: Floats = np.empty(0, np.float32)
+        self._source: list[Floats] = []  # what is sent from, and what is received into: by epochs in turn
         self._work: list[Floats] = []
+        self._pieces: Sequence[Piece] = ()
         self._missing = 0
         self._needs: list[int] = []
         self._began = 0.0
@@ -127,8 +132,12 @@ class Rank:
             return
         count = self._options.sizes[self._size_index] // ELEMENT_BYTES
         self._input = rank_input(self.rank, count)
-        # Two buffers: a neighbour may still need the last epoch's bytes again, should they be lost.
-        self._work = [np.empty(count, np.float32), np.empty(count, np.float32)]
+        # Two of each: a neighbour may still need the last epoch's bytes again, should they be lost.
+        self._source = [np.empty(count, np.float32), np.empty(count, np.float32)]
+        self._pieces = self._pattern.result(self._ranks, self.rank, count)
+        room = max(piece.hi for piece in self._pieces)
+        separate = [np.empty(room, np.float32), np.empty(room, np.float32)] if not self._pattern.in_place else []
+        self._work = separate or self._source
         self._iteration = 0
 
     def begin(self) -> None:
@@ -136,10 +145,21 @@ class Rank:
         self.size_done = False
         self._begin_epoch()
 
-    def check(self, total: Floats) -> None:
-        """Compare the last iteration's array with the sum of all inputs, and note the result of this size."""
-        want = total + np.float32(self._ranks * (self._epoch % _EPOCH_VALUES))
-        wrong = int(np.count_nonzero(self._work[self._epoch & 1] != want))
+    def check(self, total: Floats | None) -> None:
+        """Compare the last iteration's array with what the pattern leaves there, and note the result of this size.
+
+        total: the sum of all inputs, for patterns that reduce.
+        """
+        more, work, wrong = np.float32(self._epoch % _EPOCH_VALUES), self._work[self._epoch & 1], 0
+        for piece in self._pieces:
+            length = piece.hi - piece.lo
+            if piece.source is not None:
+                want = rank_input(piece.source, length, piece.start) + more
+            elif total is not None:
+                want = total[piece.start : piece.start + length] + np.float32(self._ranks) * more
+            else:
+                raise ValueError(f"{self._pattern.collective} is checked against the sum of all inputs")
+            wrong += int(np.count_nonzero(work[piece.lo : piece.hi] != want))
         self.results.append(SizeResult(self.size, self._seconds, wrong))
 
     # what responders call
@@ -183,7 +203,11 @@ class Rank:
     def _begin_epoch(self) -> None:
         self._epoch += 1
         schedule = self._schedule(self._size_index)
-        np.add(self._input, np.float32(self._epoch % _EPOCH_VALUES), out=self._work[self._epoch & 1])
+        source, work = self._source[self._epoch & 1], self._work[self._epoch & 1]
+        np.add(self._input, np.float32(self._epoch % _EPOCH_VALUES), out=source)
+        for piece in self._pieces if work is not source else ():
+            if piece.source == self.rank:
+                work[piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
         self._needs = [len(send.needs) for send in schedule.sends]
         self._missing = len(schedule.receives)
         if self._iteration == self._options.warmup:
@@ -225,11 +249,10 @@ class Rank:
     def _post(self, schedule: Schedule, index: int) -> None:
         """Hand a message to the QPs: whole to the next one in turn, or in parts to all of them."""
         send = schedule.sends[index]
-        lo = send.lo * ELEMENT_BYTES
-        data = self._work[self._epoch & 1][send.lo : send.hi].view(np.uint8).data
+        data = self._source[self._epoch & 1][send.lo : send.hi].view(np.uint8).data
         qps = self._links[send.peer]
         step, message = send.key
-        va = (self._epoch & 0xFFFF) << (_STEP_BITS + _OFFSET_BITS) | step << _OFFSET_BITS | lo
+        va = (self._epoch & 0xFFFF) << (_STEP_BITS + _OFFSET_BITS) | step << _OFFSET_BITS | send.put * ELEMENT_BYTES
         imm = (self._epoch & 0xFF) << 24 | step << 12 | message
         rkey = self._peer_keys[send.peer]
         if self._options.qp_mode == "split":

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from traffic.collectives import find_pattern
 from traffic.options import ELEMENT_BYTES, RunOptions, describe
 from traffic.plan import Endpoint
 
@@ -132,7 +133,9 @@ class RunResult:
         `short` leaves out the ranks and the in-place columns (which are never measured here), to fit 90 columns.
         """
         head = self._short_head() if short else self._head()
-        lines = [*head, *(_table_line(row, short) for row in self.rows), *self._foot()]
+        pattern = find_pattern(self.options.collective, self.options.algorithm)
+        kind = f"{pattern.redop:>6s}  {pattern.root:6d}"
+        lines = [*head, *(_table_line(row, kind, short) for row in self.rows), *self._foot()]
         return "\n".join(lines) + "\n"
 
     def _head(self) -> list[str]:
@@ -193,8 +196,9 @@ def _rank_lines(endpoints: Sequence[Endpoint]) -> list[str]:
     return shown if len(shown) <= 16 else [*shown[:4], f"#  ... {len(shown) - 5} more ranks", shown[-1]]
 
 
-def _table_line(row: SizeRow, short: bool) -> str:
-    head = f"{row.size:12d}  {row.size // ELEMENT_BYTES:12d}  {'float':>8s}  {'sum':>6s}  {-1:6d}"
+def _table_line(row: SizeRow, kind: str, short: bool) -> str:
+    """kind: the columns redop and root."""
+    head = f"{row.size:12d}  {row.size // ELEMENT_BYTES:12d}  {'float':>8s}  {kind}"
     body = f"  {_number(row.time_us, 7)}  {_number(row.algbw, 6)}  {_number(row.busbw, 6)}  {row.wrong:6g}"
     return head + body + ("" if short else f"  {'N/A':>7s}  {'N/A':>6s}  {'N/A':>6s}  {'N/A':>6s}")
 

@@ -16,13 +16,13 @@ from topologies.problems import MachineError, Problem
 from topologies.switch.rehash import label
 from topologies.units import format_size
 from traffic import machine
-from traffic.collectives import find_pattern
+from traffic.collectives import Pattern, find_pattern
 from traffic.crew import crew_of, worker_count
 from traffic.lastrun import clear, save
 from traffic.nic.wire import LAYOUTS
 from traffic.options import ELEMENT_BYTES, RunOptions
 from traffic.paths.evidence import SentFlow, collect_after, collect_before
-from traffic.plan import ROCE_PORT, Flow, Plan, build_plan
+from traffic.plan import ROCE_PORT, Flow, Plan, build_plan, longest_transfer
 from traffic.ranks import part_sizes
 from traffic.results import FlowRow, MachineUse, RunResult, size_row
 
@@ -76,15 +76,19 @@ class MachineReadings:
 
 def _budget(plan: Plan) -> tuple[int, int]:
     rates = [e.rate_bps for e in plan.endpoints]
-    return machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes), machine.budget_pps()
+    every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
+    return every * _pattern(plan).receivers(len(rates)) // len(rates), machine.budget_pps()
+
+
+def _pattern(plan: Plan) -> Pattern:
+    return find_pattern(plan.options.collective, plan.options.algorithm)
 
 
 def payload_bytes(plan: Plan) -> int:
     """What a data packet of the largest size carries, on the whole: messages split over many QPs make small ones."""
     options = plan.options
-    pattern = find_pattern(options.collective, options.algorithm)
-    transfers = pattern.program(len(plan.endpoints), 0, max(options.sizes) // ELEMENT_BYTES)
-    longest = max(t.send[1] - t.send[0] for t in transfers) * ELEMENT_BYTES
+    count = max(options.sizes) // ELEMENT_BYTES
+    longest = longest_transfer(_pattern(plan), len(plan.endpoints), count) * ELEMENT_BYTES
     message = min(longest, options.chunk)
     part = part_sizes(message, options.qps)[0][1] if options.qp_mode == "split" else message
     return part // -(-part // plan.ib_mtu)
@@ -92,13 +96,14 @@ def payload_bytes(plan: Plan) -> int:
 
 def total_packets(plan: Plan) -> int:
     """About how many data packets all ranks together send in the whole run."""
-    o = plan.options
-    return 2 * sum(o.sizes) * (o.iters + o.warmup) * len(plan.endpoints) // max(1, payload_bytes(plan))
+    o, pattern, ranks = plan.options, _pattern(plan), len(plan.endpoints)
+    each = pattern.busbw_factor(ranks) * sum(o.sizes) * (o.iters + o.warmup)
+    return int(each * pattern.receivers(ranks)) // max(1, payload_bytes(plan))
 
 
 def _check_memory(plan: Plan, workers: int) -> None:
     """MachineError when the arrays do not fit: a worker that the kernel kills for it says nothing."""
-    needed = machine.memory_bytes(plan.options.sizes, len(plan.endpoints), workers)
+    needed = machine.memory_bytes(plan.options.sizes, len(plan.endpoints), workers, _pattern(plan).in_place)
     free = machine.free_bytes()
     if needed > free:
         what = f"--size {max(plan.options.sizes)} on {len(plan.endpoints)} ranks"
@@ -115,7 +120,7 @@ def _result(lab: Lab, plan: Plan, reports: list[dict[str, Any]], readings: Machi
         ranks.update({int(rank): sizes for rank, sizes in report["ranks"].items()})
         ends.update({(end["rank"], end["qpn"]): end for end in report["qps"]})
         nics.extend(report["nics"].values())
-    factor = find_pattern(plan.options.collective, plan.options.algorithm).busbw_factor(len(plan.endpoints))
+    factor = _pattern(plan).busbw_factor(len(plan.endpoints))
     rows = []
     for index, size in enumerate(plan.options.sizes):
         seen = [sizes[index] for _, sizes in sorted(ranks.items())]

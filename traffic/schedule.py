@@ -21,12 +21,13 @@ Key = tuple[int, int]  # (step, index of the message within the step): the same 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Elements [lo, hi) to `peer`, once all of `needs` have been applied."""
+    """Elements [lo, hi) to `peer`, from its element `put` on, once all of `needs` have been applied."""
 
     key: Key
     peer: int
     lo: int
     hi: int
+    put: int
     needs: tuple[Key, ...]
 
 
@@ -58,10 +59,13 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
     for at, transfer in enumerate(program):
         # Everything that earlier steps put into a range, by the contract of patterns; looked for among whole transfers
         # first, since there are far more messages than steps.
-        earlier = [t for t in program[:at] if t.step < transfer.step and _overlap(t.recv, transfer.send)]
+        before = program[:at] if pattern.in_place else ()
+        earlier = [t for t in before if t.step < transfer.step and _overlap(t.recv, transfer.send)]
+        whole = [key for t in program if t.step in transfer.after for key, _, _ in _pieces(t.step, t.recv, chunk)]
         for key, lo, hi in _pieces(transfer.step, transfer.send, chunk):
-            needs = tuple(need for t in earlier for need in _messages_in(t, lo, hi, chunk))
-            sends.append(Send(key, transfer.send_to, lo, hi, needs))
+            needs = dict.fromkeys((*whole, *(need for t in earlier for need in _messages_in(t, lo, hi, chunk))))
+            put = transfer.put + lo - transfer.send[0]
+            sends.append(Send(key, transfer.send_to, lo, hi, put, tuple(needs)))
         for key, lo, hi in _pieces(transfer.step, transfer.recv, chunk):
             receives[key] = Receive(key, transfer.recv_from, lo, hi, transfer.reduce)
     waiting: dict[Key, list[int]] = {}

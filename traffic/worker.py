@@ -27,6 +27,7 @@ from pydantic import TypeAdapter
 from topologies.namespace import inside
 from topologies.problems import CheckError, HeddleError, Problem
 from traffic import machine
+from traffic.collectives import find_pattern
 from traffic.nic.frames import FlowHeader
 from traffic.nic.nic import Nic, QueuePair, announce
 from traffic.nic.rc import RcParams, Requester, Responder
@@ -63,7 +64,9 @@ class Worker:
         self._nics: dict[int, Nic] = {}
         self._ranks: dict[int, Rank] = {}
         # The sum of all ranks' inputs, for each size: made before the start, since it takes its time.
-        self._totals = {size: _total(len(task.plan.endpoints), size) for size in task.plan.options.sizes}
+        options = task.plan.options
+        reduces = find_pattern(options.collective, options.algorithm).redop == "sum"
+        self._totals = {size: _total(len(task.plan.endpoints), size) for size in options.sizes if reduces}
         self._turning: list[Rank] = []
         self._busy = self._waited = 0.0
         self._next_tick = 0.0
@@ -85,7 +88,8 @@ class Worker:
         # The program at the NIC's ingress keeps RoCE from the host's own stack, so no socket need hold its UDP port.
         mtu, version = self._plan.ib_mtu, self._plan.ip_version
         port = PacketSocket(netns, endpoint.port, mtu, send_frames=_SEND_FRAMES, hush=False, version=version)
-        nic = Nic(port, mtu, version)
+        answers = PacketSocket(netns, endpoint.port, mtu, receive_bytes=0, hush=False, version=version)
+        nic = Nic(port, answers, mtu, version)
         self._nics[endpoint.rank] = nic
         self._by_fd[nic.socket.fileno()] = nic
         self._poll.register(nic.socket.fileno(), select.EPOLLIN)
@@ -119,7 +123,7 @@ class Worker:
         while True:
             now = time.monotonic()
             for rank, nic in self._nics.items():
-                if nic.eager and not nic.blocked:
+                if nic.eager:
                     try:
                         nic.transmit(now)
                     except OSError as error:
@@ -156,9 +160,9 @@ class Worker:
         """Look at all retransmission timers, and try again where a link was down."""
         self._next_tick = now + _TICK_S
         for rank, nic in self._nics.items():
+            nic.expire(now)
             nic.blocked = False
             nic.eager = True
-            nic.expire(now)
             for error in nic.errors():
                 raise RankError(self._plan.endpoints[rank], error)
 
@@ -181,7 +185,7 @@ class Worker:
             self._turning = [r for r in self._ranks.values() if not r.finished]
         if self._turning:
             rank = self._turning.pop(0)
-            rank.check(self._totals[rank.size])
+            rank.check(self._totals.get(rank.size))
             rank.next_size()
             if not self._turning:
                 say({"size": len(rank.results)})

@@ -11,13 +11,14 @@ from topologies.fabric import Fabric
 from topologies.load import load_fabric
 from topologies.problems import InputError
 from topologies.shapes import build
+from topologies.switch.classes import deepest_queue
 from traffic import machine
 from traffic.collectives import find_pattern
 from traffic.nic.sport import sport_for_qps
 from traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
 from traffic.plan import build_plan
 from traffic.results import MachineUse, RunResult, SizeRow, size_row
-from traffic.run import payload_bytes
+from traffic.run import payload_bytes, total_packets
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,10 @@ def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> N
         (RunOptions(placement="rtsw1,host1"), "names rtsw1"),
         (RunOptions(collective="all-redcue"), "did you mean all-reduce?"),
         (RunOptions(algorithm="rnig"), "did you mean ring?"),
+        (RunOptions(collective="all-to-al"), "did you mean all-to-all?"),
+        (RunOptions(collective="all-to-all", algorithm="ring"), "--algorithm ring is none of all-to-all's"),
+        (RunOptions(collective="all-to-all", sizes=(60, 4096)), "--size 60 gives 16 ranks less than an element"),
+        (RunOptions(collective="incast", sizes=(4,)), "try --size 64, or fewer --ranks"),
     ],
 )
 def test_plans_that_the_fabric_cannot_hold(demo: Fabric, options: RunOptions, said: str) -> None:
@@ -138,9 +143,18 @@ def test_a_fabric_of_one_host_is_named_and_no_flag_that_nobody_typed() -> None:
 
 
 def test_queueing_alone_never_looks_like_loss(demo: Fabric) -> None:
-    plan = build_plan(demo, RunOptions())
-    assert plan.timeout_s > 3 * 8 * demo.spec.queues.buffer / demo.spec.link.fabric
+    dropping = build(load_fabric("demo", name="demo", overrides=["queues.pfc.enabled=false"]))
+    deepest = deepest_queue(dropping, 3)
+    assert build_plan(dropping, RunOptions()).timeout_s > 3 * 8 * deepest / dropping.spec.link.fabric
     assert build_plan(demo, RunOptions(timeout=14)).timeout_s == pytest.approx(0.0671, rel=1e-3)
+
+
+def test_pauses_alone_never_look_like_loss(demo: Fabric) -> None:
+    detect = demo.spec.queues.pfc.watchdog.detect * 1e-9
+    drain = 3 * 8 * deepest_queue(demo, 3) / demo.spec.link.fabric
+    assert build_plan(demo, RunOptions()).timeout_s > detect + drain
+    way_in = 8 * 15 * 64 * (4096 + 58) / demo.spec.link.host  # what 15 windows take on the link to rank 0
+    assert build_plan(demo, RunOptions(collective="incast")).timeout_s > detect + drain + way_in
 
 
 def test_bandwidths_by_the_formulas_of_nccl_tests() -> None:
@@ -150,6 +164,27 @@ def test_bandwidths_by_the_formulas_of_nccl_tests() -> None:
     assert row.time_us == pytest.approx(500_000)
     assert row.algbw == pytest.approx(0.008)
     assert row.busbw == pytest.approx(0.012)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), [("all-to-all", "staggered"), ("incast", "direct")])
+def test_each_collective_has_its_algorithm_and_the_factor_of_nccl_tests(collective: str, algorithm: str) -> None:
+    assert run_options(collective=collective).algorithm == RunOptions(collective=collective).algorithm == algorithm
+    assert find_pattern(collective, algorithm).busbw_factor(16) == 15 / 16
+
+
+def test_what_reduces_nothing_says_so_in_the_table(demo: Fabric) -> None:
+    rows = (SizeRow(64, 1.0, 1.0, 1.0, 0),)
+    for collective, words in (("all-to-all", ["none", "-1"]), ("incast", ["none", "0"]), ("all-reduce", ["sum", "-1"])):
+        text = replace(result_of(demo, rows), options=RunOptions(collective=collective)).table()
+        (line,) = (line.split() for line in text.splitlines() if not line.startswith("#"))
+        assert line[3:5] == words
+
+
+def test_an_incast_wants_one_nic_of_the_machine_and_an_all_to_all_wants_all(demo: Fabric) -> None:
+    packets = {c: total_packets(build_plan(demo, RunOptions(collective=c))) for c in ("incast", "all-to-all")}
+    assert packets["all-to-all"] == pytest.approx(16 * packets["incast"], rel=0.01)
+    each = (1 << 20) * 6 * 15 / 16 / 4096
+    assert packets["incast"] == pytest.approx(each, rel=0.1)
 
 
 def result_of(demo: Fabric, rows: tuple[SizeRow, ...], **machine: float) -> RunResult:

@@ -51,7 +51,7 @@ def run_all(options: RunOptions, n: int, loss: float = 0.0, seed: int = 1) -> li
     """All ranks to their end; every rank's array is checked after every size, as a worker does it."""
     dice = random.Random(seed)
     pattern = find_pattern(options.collective, options.algorithm)
-    wires = {(s, d): [Wire(s, loss, dice) for _ in range(options.qps)] for s, d in pattern.peers(n)}
+    wires = {(s, d): [Wire(s, loss, dice) for _ in range(options.qps)] for s, d in pattern.peers(n).tolist()}
     keys = {r: 1000 + r for r in range(n)}
     ranks = [
         Rank(options, n, r, keys[r], {d: qps for (s, d), qps in wires.items() if s == r}, keys, clock=lambda: 0.0)
@@ -68,7 +68,8 @@ def run_all(options: RunOptions, n: int, loss: float = 0.0, seed: int = 1) -> li
         for rank in ranks:
             if rank.size_done and not rank.finished:
                 count = rank.size // 4
-                rank.check(sum((rank_input(r, count) for r in range(n)), np.zeros(count, np.float32)))
+                total = sum((rank_input(r, count) for r in range(n)), np.zeros(count, np.float32))
+                rank.check(total if pattern.redop == "sum" else None)
                 rank.next_size()
                 if not rank.finished:
                     rank.begin()
@@ -90,6 +91,24 @@ def test_every_rank_ends_with_the_sum(n: int, qps: int, mode: QpMode) -> None:
         assert [r.size for r in rank.results] == list(options.sizes)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("collective", ["all-to-all", "incast"])
+@pytest.mark.parametrize(("qps", "mode"), [(1, "split"), (3, "split"), (3, "round-robin")])
+def test_every_chunk_ends_where_it_belongs(collective: str, n: int, qps: int, mode: QpMode) -> None:
+    sizes = (32, 100, 4096, 20_000)
+    options = RunOptions(collective, sizes=sizes, iters=2, warmup=1, qps=qps, qp_mode=mode, chunk=512)
+    for rank in run_all(options, n):
+        assert [r.wrong for r in rank.results] == [0] * 4
+
+
+@pytest.mark.parametrize("collective", ["all-to-all", "incast"])
+@pytest.mark.parametrize("seed", range(3))
+def test_chunks_are_right_over_a_lossy_channel(collective: str, seed: int) -> None:
+    options = RunOptions(collective, sizes=(3000, 9000), iters=3, warmup=0, qps=2, chunk=512)
+    for rank in run_all(options, 4, loss=0.1, seed=seed):
+        assert [r.wrong for r in rank.results] == [0, 0]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_sum_is_right_over_a_lossy_channel(seed: int) -> None:
     options = RunOptions(sizes=(3000, 9000), iters=3, warmup=0, qps=2, chunk=512)
@@ -97,7 +116,10 @@ def test_the_sum_is_right_over_a_lossy_channel(seed: int) -> None:
         assert [r.wrong for r in rank.results] == [0, 0]
 
 
-def test_a_corrupted_message_shows_as_wrong_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("collective", "least"), [("all-reduce", 64), ("all-to-all", 64), ("incast", 64)])
+def test_a_corrupted_message_shows_as_wrong_elements(
+    monkeypatch: pytest.MonkeyPatch, collective: str, least: int
+) -> None:
     original = Responder.receive
     hits = SimpleNamespace(left=1)
 
@@ -108,8 +130,8 @@ def test_a_corrupted_message_shows_as_wrong_elements(monkeypatch: pytest.MonkeyP
         original(self, packet, payload)
 
     monkeypatch.setattr(Responder, "receive", corrupt)
-    ranks = run_all(RunOptions(sizes=(4096,), iters=1, warmup=0, chunk=512), 4)
-    assert sum(r.results[0].wrong for r in ranks) >= 64
+    ranks = run_all(RunOptions(collective, sizes=(4096,), iters=1, warmup=0, chunk=512), 4)
+    assert sum(r.results[0].wrong for r in ranks) >= least
 
 
 def test_a_schedule_waits_for_what_it_forwards() -> None:

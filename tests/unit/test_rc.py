@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from traffic.nic.rc import ACK, NAK_ACCESS, NEVER, PSN_MASK, Message, RcParams, Requester, Responder, WritePacket
+from traffic.nic.rc import (
+    ACK,
+    NAK_ACCESS,
+    NAK_PSN,
+    NEVER,
+    PSN_MASK,
+    Message,
+    RcParams,
+    Requester,
+    Responder,
+    WritePacket,
+)
 
 PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)
 RKEY = 7
@@ -196,19 +207,35 @@ def test_middle_packets_taken_at_once_do_what_they_do_one_by_one(psn: int, skipp
     assert (ends[0][0] == payload) is (skipped == 0)
 
 
-def test_a_gap_that_closes_before_its_nak_is_sent_needs_none() -> None:
+def test_a_nak_whose_gap_has_closed_asks_for_what_came_too_early_and_then_for_nothing() -> None:
     memory = Memory(bytearray(256 * 4))
-    responder = Responder(PARAMS, 0, memory)
-    parts = packets_of(posted(bytes(256 * 4)), 0.0)
+    responder = Responder(PARAMS, PSN_MASK, memory)
+    parts = packets_of(posted(bytes(256 * 4), PSN_MASK), 0.0)
     for packet, payload in (parts[0], parts[2], parts[1]):
         responder.receive(packet, payload)
+    # Part 2 was not kept: without a NAK its sender would wait for an acknowledgement until its timer ran out.
+    assert responder.reply == (1, NAK_PSN)
+    responder.receive(*parts[2])
     assert responder.counters.naks == 1
     assert responder.reply is None
     assert responder.ack_due
     assert responder.acked == 1
 
 
-def posted(payload: bytes) -> Requester:
-    requester = Requester(PARAMS, 0)
+def posted(payload: bytes, psn: int = 0) -> Requester:
+    requester = Requester(PARAMS, psn)
     requester.post(Message(memoryview(payload), 0, RKEY, 0))
     return requester
+
+
+def test_a_timer_that_was_held_runs_out_so_much_later() -> None:
+    requester = posted(bytes(256))
+    requester.take(64, 0.0)
+    requester.hold(2.0)
+    requester.expire(2.9)
+    assert (requester.counters.timeouts, requester.ready) == (0, 0)
+    requester.expire(3.0)
+    assert (requester.counters.timeouts, requester.ready) == (1, 1)
+    idle = posted(b"")
+    idle.hold(2.0)
+    assert idle.deadline == NEVER

@@ -59,8 +59,8 @@ PLOT: Final = {
 }
 
 RUN: Final = {
-    "collective": "all-reduce",
-    "algorithm": "ring",
+    "collective": "all-reduce, all-to-all, or incast (all to rank 0)",
+    "algorithm": "ring, staggered or direct: each collective has one",
     "ranks": "how many; otherwise every NIC",
     "size": "bytes a rank: 8, 64K, or 64K:16M:x2",
     "qps": "queue pairs of a connection",

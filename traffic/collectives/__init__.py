@@ -1,8 +1,7 @@
 """Collectives as traffic patterns: what each rank sends and receives, step by step. One pattern a file.
 
 In:  number of ranks, a rank, an element count.
-Out: Transfers, in the order in which that rank makes them. A rank sends a range of its buffer once everything that
-earlier steps put into that range has arrived; that is the only dependency there is.
+Out: Transfers, in the order in which that rank makes them, and what they leave in its array (pattern.py).
 """
 
 from __future__ import annotations
@@ -11,20 +10,30 @@ from collections.abc import Mapping
 from typing import Final
 
 from topologies.problems import InputError, Problem, did_you_mean
-from traffic.collectives.pattern import Pattern, Transfer
+from traffic.collectives.all_to_all import StaggeredAllToAll
+from traffic.collectives.incast import DirectIncast
+from traffic.collectives.pattern import Pattern, Piece, Transfer
 from traffic.collectives.ring import RingAllReduce
 
-__all__ = ["Pattern", "Transfer", "find_pattern", "patterns"]
+__all__ = ["Pattern", "Piece", "Transfer", "find_pattern", "patterns", "usual_algorithm"]
 
-# (collective, algorithm) -> pattern. A new pattern is its own file and one line here.
+# (collective, algorithm) -> pattern. A new pattern is its own file and one line here; the first of a collective is the
+# one that runs where no algorithm is named.
 _PATTERNS: Final[Mapping[tuple[str, str], Pattern]] = {
     ("all-reduce", "ring"): RingAllReduce(),
+    ("all-to-all", "staggered"): StaggeredAllToAll(),
+    ("incast", "direct"): DirectIncast(),
 }
 
 
 def patterns() -> Mapping[tuple[str, str], Pattern]:
     """All patterns by (collective, algorithm)."""
     return _PATTERNS
+
+
+def usual_algorithm(collective: str) -> str:
+    """The algorithm of a collective where none is named; empty for a collective that there is not."""
+    return next((a for c, a in _PATTERNS if c == collective), "")
 
 
 def find_pattern(collective: str, algorithm: str) -> Pattern:

@@ -10,12 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from traffic.collectives.pattern import Transfer
-
-
-def chunk_range(index: int, ranks: int, count: int) -> tuple[int, int]:
-    """Elements of chunk `index`: as even as whole elements allow; empty when there are fewer elements than ranks."""
-    return index * count // ranks, (index + 1) * count // ranks
+from traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range
 
 
 class RingAllReduce:
@@ -23,36 +18,47 @@ class RingAllReduce:
 
     collective = "all-reduce"
     algorithm = "ring"
+    in_place = True
+    redop = "sum"
+    root = -1
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
         """2(n-1) transfers; at step s rank r sends chunk r-s and receives chunk r-s-1 (all modulo n)."""
         steps = []
         for s in range(2 * (ranks - 1)):
             gathering = s >= ranks - 1
-            out = (rank - s) % ranks
-            into = (rank - s - 1) % ranks
-            steps.append(
-                Transfer(
-                    step=s,
-                    send_to=(rank + 1) % ranks,
-                    send=chunk_range(out, ranks, count),
-                    recv_from=(rank - 1) % ranks,
-                    recv=chunk_range(into, ranks, count),
-                    reduce=not gathering,
-                )
-            )
+            out = chunk_range((rank - s) % ranks, ranks, count)
+            into = chunk_range((rank - s - 1) % ranks, ranks, count)
+            there, from_here = (rank + 1) % ranks, (rank - 1) % ranks
+            steps.append(Transfer(s, there, out, from_here, into, put=out[0], reduce=not gathering))
         return steps
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        """The sum of everything, at every rank."""
+        return (Piece(0, count, None, 0),)
 
     def busbw_factor(self, ranks: int) -> float:
         """2(n-1)/n."""
         return 2 * (ranks - 1) / ranks
 
-    def peers(self, ranks: int) -> list[tuple[int, int]]:
-        """Each rank and its right-hand neighbour."""
-        return [(r, (r + 1) % ranks) for r in range(ranks)]
+    def receivers(self, ranks: int) -> int:
+        """All of them."""
+        return ranks
 
-    def alike(self, ranks: int, count: int, pairs: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    def least(self, ranks: int) -> int:
+        """One: it goes round."""
+        return 1
+
+    def connections(self, ranks: int) -> int:
+        """One a rank."""
+        return ranks
+
+    def peers(self, ranks: int) -> NDArray[np.int64]:
+        """Each rank and its right-hand neighbour."""
+        src = np.arange(ranks, dtype=np.int64)
+        return np.stack([src, (src + 1) % ranks], axis=1)
+
+    def alike(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunks that a rank does not send in one of the two phases: r+1 and r+2."""
-        chunk = np.array([hi - lo for lo, hi in (chunk_range(i, ranks, count) for i in range(ranks))], dtype=np.int64)
-        src = np.array([pair[0] for pair in pairs], dtype=np.int64)
-        return chunk[(src + 1) % ranks] + chunk[(src + 2) % ranks]
+        chunk = chunk_lengths(ranks, count)
+        return chunk[(pairs[:, 0] + 1) % ranks] + chunk[(pairs[:, 0] + 2) % ranks]

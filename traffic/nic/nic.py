@@ -1,9 +1,10 @@
-"""One NIC: queue pairs above, a packet socket below.
+"""One NIC: queue pairs above, packet sockets below.
 
 In:  frames from the socket, messages from ranks.
 Out: frames to the socket, writes into the ranks' memory.
 The NIC sends at line rate because its port is shaped to it: the socket holds a few frames only, and when it is full
-the NIC waits until the port has let some go. Answers (ACK, NAK) go ahead of data, and QPs take turns.
+the NIC waits until the port has let some go. QPs take turns. Answers (ACK, NAK) are of another class than data and have
+a socket of their own: while data is paused, they go on. Timers stand still while the port lets no data go at all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _TURN: Final = 8  # packets that one QP sends before the next has its turn
 _FILL: Final = 16  # frames that are made before they are handed to the socket
 _SOLICITATION: Final = 135  # ICMPv6 type
 _READS: Final = 4  # full batches that are taken in before others have their turn
+# Without a frame for so long a port is paused, not slow: one of 1 Mb/s sends one of 4,200 bytes in 34 ms.
+_STILL_S: Final = 0.1
 
 _WRITES: Final = {
     # opcode: (first, last, has RETH, has immediate)
@@ -79,12 +82,15 @@ class QueuePair:
 
 
 class Nic:
-    """Drives all queue pairs of one port. version: of IP, as the socket's."""
+    """Drives all queue pairs of one port.
 
-    def __init__(self, packet_socket: PacketSocket, ib_mtu: int, version: int = 4) -> None:
+    packet_socket: for data, and all that comes in. answers: only sends. version: of IP, as the sockets'.
+    """
+
+    def __init__(self, packet_socket: PacketSocket, answers: PacketSocket, ib_mtu: int, version: int = 4) -> None:
         self.socket = packet_socket
         self.counters = NicCounters()
-        self.blocked = False  # the socket is full; wait until it can be written
+        self.blocked = False  # the data socket is full; wait until it can be written
         self.eager = False  # may have something to send
         self.events = select.EPOLLIN  # what the worker's poll watches this NIC for
         self.qps: dict[int, QueuePair] = {}
@@ -94,6 +100,10 @@ class Nic:
         self._sent = 0
         self._round: deque[QueuePair] = deque()
         self._answers: deque[tuple[QueuePair, int, int, int]] = deque()
+        self._answer_socket = answers
+        self._answer_batch = SendBatch(0, slots=_FILL, version=version)
+        self._answer_filled = self._answer_sent = 0
+        self._took = self._looked = 0.0  # when the port last took data; when timers were last looked at
 
     def add(self, qp: QueuePair) -> None:
         """Open a queue pair."""
@@ -111,9 +121,13 @@ class Nic:
         """Nothing to send, nothing unacknowledged."""
         return (
             self._sent == self._filled
-            and not self._answers
+            and not self._answering
             and all(q.requester is None or q.requester.idle for q in self.qps.values())
         )
+
+    @property
+    def _answering(self) -> bool:
+        return bool(self._answers) or self._answer_sent < self._answer_filled
 
     def errors(self) -> list[str]:
         """What QPs died of."""
@@ -124,7 +138,15 @@ class Nic:
         ]
 
     def expire(self, now: float) -> bool:
-        """Let the timers of all QPs look at the clock; True when one ran out."""
+        """Let the timers of all QPs look at the clock; True when one ran out.
+
+        A port that is paused for long holds what timers wait for: sending that again would only double it.
+        """
+        if self.blocked and now - self._took > _STILL_S:
+            for qp in self.qps.values():
+                if qp.requester is not None:
+                    qp.requester.hold(now - self._looked)
+        self._looked = now
         late = [q for q in self.qps.values() if q.requester is not None and q.requester.deadline <= now]
         for qp in late:
             if qp.requester is not None:
@@ -135,25 +157,40 @@ class Nic:
     # sending
 
     def transmit(self, now: float) -> None:
-        """Send what may be sent until there is no more, or the socket is full (`blocked`)."""
-        while True:
+        """Send all answers, then data until there is no more, or its socket is full (`blocked`)."""
+        self._send_answers()
+        while not self.blocked:
             if self._sent == self._filled:
                 self._fill(now)
                 if self._filled == 0:
-                    self.blocked = self.eager = False
+                    self.eager = self._answering
                     return
-            self._sent += self.socket.send(self._batch, self._filled - self._sent, first=self._sent)
+            took = self.socket.send(self._batch, self._filled - self._sent, first=self._sent)
+            self._sent += took
+            if took:
+                self._took = now
             if self._sent < self._filled:
                 # A link that is down or a queue that refuses gives no wake-up: the worker's tick tries again.
                 self.blocked = self.socket.errno == errno.EAGAIN
                 return
 
+    def _send_answers(self) -> None:
+        """What the socket does not take is offered again with the next call."""
+        while self._answering:
+            if self._answer_sent == self._answer_filled:
+                self._answer_filled = self._answer_sent = 0
+                while self._answers and self._answer_filled < _FILL:
+                    qp, psn, syndrome, msn = self._answers.popleft()
+                    self._answer_batch.put_ack(self._answer_filled, qp.flow, psn, syndrome, msn)
+                    self._answer_filled += 1
+            waiting = self._answer_filled - self._answer_sent
+            took = self._answer_socket.send(self._answer_batch, waiting, first=self._answer_sent)
+            self._answer_sent += took
+            if took < waiting:
+                return
+
     def _fill(self, now: float) -> None:
         slot = 0
-        while self._answers and slot < _FILL:
-            qp, psn, syndrome, msn = self._answers.popleft()
-            self._batch.put_ack(slot, qp.flow, psn, syndrome, msn)
-            slot += 1
         while self._round and slot < _FILL:
             qp = self._round.popleft()
             requester = qp.requester

@@ -162,6 +162,10 @@ class Requester:
         else:
             self._rewind(now)
 
+    def hold(self, seconds: float) -> None:
+        """The timer stood still for so long: what it waits for could not have left."""
+        self.deadline += seconds
+
     def _fail(self, why: str) -> None:
         self.error = why
         self.deadline = NEVER
@@ -227,6 +231,7 @@ class Responder:
 
     __slots__ = (
         "_at",
+        "_early",
         "_left",
         "_nak_sent",
         "_psn",
@@ -248,6 +253,7 @@ class Responder:
         self.counters = ResponderCounters()
         self._psn = psn & PSN_MASK  # the PSN that must come next
         self._nak_sent = False
+        self._early = self._psn  # since the NAK: the furthest packet that came too early and was not kept
         self._target: memoryview | None = None  # what the current message is written to
         self._at = 0
         self._left = 0
@@ -266,6 +272,8 @@ class Responder:
             return
         if ahead > 0:
             self.counters.out_of_order += 1
+            if not self._nak_sent or (packet.psn - self._early) & PSN_MASK < PSN_HALF:
+                self._early = packet.psn
             if not self._nak_sent:  # one NAK a gap, until what is missing arrives
                 self._nak(NAK_PSN)
             return
@@ -308,9 +316,16 @@ class Responder:
             self.ack_due = True
 
     def _close_gap(self) -> None:
-        """What was missing has come: a NAK of it that still waits to be sent would only make the requester go back."""
+        """What was missing has come. A NAK that still waits to be sent asks for what came before it and was not kept.
+
+        When that has come again, too, there is nothing to go back for.
+        """
+        waits = self.reply is not None and self.reply[1] == NAK_PSN
+        if waits and (self._early - self._psn) & PSN_MASK < PSN_HALF:
+            self.reply = (self._psn, NAK_PSN)
+            return
         self._nak_sent = False
-        if self.reply is not None and self.reply[1] == NAK_PSN:
+        if waits:
             self.reply = None
             self.ack_due = True
 

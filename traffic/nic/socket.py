@@ -104,7 +104,7 @@ class PacketSocket:
 
         send_frames:   how many full frames may wait between this socket and the wire, so in the port's queue too; 0 is
                        the system's default.
-        receive_bytes: the receive buffer, as the kernel counts (8 KiB and more for a frame of 4 KiB).
+        receive_bytes: the receive buffer, as the kernel counts (8 KiB and more for a frame of 4 KiB); 0: only sends.
         hush:          also hold UDP port 4791, see `_hush`.
         version:       of IP, 4 or 6: what is received.
         Raises OSError (no such interface, not root) and MachineError (no such namespace).
@@ -130,13 +130,16 @@ class PacketSocket:
         self._fd = self._socket.fileno()
 
     def _set_up(self, receive_bytes: int, send_bytes: int) -> None:
-        _attach(self._socket, _ROCE_ONLY if self._version == 4 else _ROCE_ONLY6)
         # The FORCE options pass net.core.rmem_max by; the kernel doubles what it is given.
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
         if send_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, send_bytes // 2)
-        # For one protocol: such sockets get a frame behind clsact ingress (__netif_receive_skb_core), where a queue that
-        # marks at dequeue has written CE; and they get nothing of what the host itself sends.
+        if not receive_bytes:
+            self._socket.bind((self.interface, 0))
+            return
+        _attach(self._socket, _ROCE_ONLY if self._version == 4 else _ROCE_ONLY6)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
+        # For one protocol: such sockets get a frame behind clsact ingress (__netif_receive_skb_core), where a queue
+        # that marks at dequeue has written CE; and they get nothing of what the host itself sends.
         self._socket.bind((self.interface, LAYOUTS[self._version].ethertype))
 
     def _hush(self) -> socket.socket | None:

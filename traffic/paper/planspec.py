@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from topologies.problems import did_you_mean, nearest
 from topologies.specbase import Size, at
-from traffic.collectives import patterns
+from traffic.collectives import patterns, usual_algorithm
 from traffic.options import ELEMENT_BYTES, MAX_QPS, SourcePorts, parse_source_ports
 
 MOST_BYTES: Final = 1 << 40  # of a rank or a pair
@@ -34,7 +34,7 @@ class PlanSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     collective: str | None = None
-    algorithm: str = "ring"
+    algorithm: str = ""  # the collective's usual one
     matrix: str | None = None
     ranks: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
     size: Annotated[Size, Field(ge=1, le=MOST_BYTES)] = 1 << 20
@@ -43,6 +43,12 @@ class PlanSpec(BaseModel):
     sport: str = "qpn"
     chunk: Annotated[Size, Field(ge=4096, le=1 << 24)] = 1 << 17
     placement: str = "block"
+
+    @property
+    def pattern(self) -> tuple[str, str]:
+        """Collective and algorithm, with what they are where nothing is said."""
+        collective = self.collective or "all-reduce"
+        return collective, self.algorithm or usual_algorithm(collective)
 
     @property
     def source_ports(self) -> SourcePorts:
@@ -87,11 +93,10 @@ class PlanSpec(BaseModel):
         if self.collective is not None and self.collective not in names:
             hint = did_you_mean(self.collective, names)
             raise at("collective", "is not a collective that is known here", hint)
-        legal = sorted(a for c, a in patterns() if c == (self.collective or "all-reduce"))
-        if self.algorithm not in legal:
-            raise at(
-                "algorithm", f"is none of {self.collective or 'all-reduce'}'s", did_you_mean(self.algorithm, legal)
-            )
+        collective, algorithm = self.pattern
+        legal = sorted(a for c, a in patterns() if c == collective)
+        if algorithm not in legal:
+            raise at("algorithm", f"is none of {collective}'s", did_you_mean(algorithm, legal))
         if self.size % ELEMENT_BYTES:
             raise at("size", "is no whole number of float32 elements", f"try {-(-self.size // 4) * 4}", given=["size"])
 

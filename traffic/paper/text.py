@@ -30,7 +30,7 @@ def _head(result: Prediction) -> Iterator[str]:
     )
     nics = sum(len(host.ports) for host in fabric.hosts)
     yield f"{fabric.name} on paper: {switches}, {nics:,} NICs"
-    what = f"matrix {spec.matrix}" if spec.matrix else f"{spec.algorithm} {spec.collective or 'all-reduce'}"
+    what = f"matrix {spec.matrix}" if spec.matrix else " ".join(reversed(spec.pattern))
     size = "" if spec.file else f" of {format_size(spec.size)}"
     count = result.traffic.connections
     some, qps = ("" if number == 1 else "s" for number in (len(count), count.qps))

@@ -44,10 +44,10 @@ def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
         volume = of_lengths(lengths, cut)
         src, dst, kinds = matrix.src, matrix.dst, kind.ravel().astype(np.int32)
     else:
-        pattern = find_pattern(spec.collective or "all-reduce", spec.algorithm)
+        pattern = find_pattern(*spec.pattern)
+        check_memory(plan, len(endpoints), pattern.connections(len(endpoints)), spec.qps)
         pairs, kinds, volume = of_pattern(pattern, len(endpoints), spec.size // ELEMENT_BYTES, cut)
-        check_memory(plan, len(endpoints), len(pairs), spec.qps)
-        src, dst = np.array(pairs, dtype=np.int64).T
+        src, dst = pairs.T
     connections = connect(endpoints, src, dst, kinds, spec.qps, spec.source_ports)
     return Traffic(plan, endpoints, addresses(endpoints), connections, volume)
 

@@ -8,6 +8,7 @@ Source of the cutting: traffic/schedule.py (messages), traffic/ranks.py (parts),
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -74,22 +75,24 @@ def of_lengths(lengths: I64, cut: Cutting) -> Volume:
     )
 
 
-def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[list[tuple[int, int]], I32, Volume]:
+def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[I64, I32, Volume]:
     """Pairs of ranks in plan order, the kind of each, and what each kind carries; count: elements of a rank's array.
+
+    Shapes: (pairs, 2), (pairs,).
 
     Pairs that a pattern calls alike carry messages of the same lengths, so one of each kind is enough to look at.
     Messages in turn are dealt in the order of the pattern's steps.
     """
-    pairs = sorted(pattern.peers(ranks))
+    pairs = pattern.peers(ranks)
     labels = pattern.alike(ranks, count, pairs)
     _, first, kind = np.unique(labels, return_index=True, return_inverse=True)
-    rows = [_of_program(pattern, ranks, pairs[int(at)], count, cut) for at in first]
+    rows = [_of_program(pattern, ranks, pairs[at].tolist(), count, cut) for at in first]
     volume = Volume(np.stack([r.wire for r in rows]), np.stack([r.payload for r in rows]))
     return pairs, kind.ravel().astype(np.int32), volume
 
 
-def _of_program(pattern: Pattern, ranks: int, pair: tuple[int, int], count: int, cut: Cutting) -> Volume:
-    """What one connection carries, message by message. Shapes are (qps,)."""
+def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, cut: Cutting) -> Volume:
+    """What one connection (sender, receiver) carries, message by message. Shapes are (qps,)."""
     program = pattern.program(ranks, pair[0], count)
     transfers = np.array([t.send[1] - t.send[0] for t in program if t.send_to == pair[1]], dtype=np.int64)
     transfers *= ELEMENT_BYTES
