@@ -146,7 +146,7 @@ def port_pair(
             run(["ip", "netns", "add", name])
         ends = ["pa", "netns", names[0], "mtu", str(MTU), "type", "veth", "peer", "name", "pb"]
         run(["ip", "link", "add", *ends, "netns", names[1], "mtu", str(MTU)])
-        pair = PortPair(*(NETNS_DIR / name for name in names), priority)
+        pair = PortPair(NETNS_DIR / names[0], NETNS_DIR / names[1], priority)
         for netns, dev in ((pair.a, "pa"), (pair.b, "pb")):
             run(["nsenter", f"--net={netns}", "ip", "link", "set", dev, "up"])
             tc(netns, lines(dev, rate))

@@ -126,7 +126,7 @@ DISCIPLINES: Final[Mapping[str, Discipline]] = {
 def chosen(queues: QueuesSpec) -> Discipline:
     """The scheduler that a file asks for; `auto` takes ETS where no class can be paused and this kernel has it.
 
-    By name, ETS may have lossless classes as long as PFC is off; they have no gates then, and PFC cannot be switched on.
+    By name, ETS may have lossless classes with PFC off: they have no gates, and PFC cannot be switched on later.
     MachineError when it is asked for by name and this kernel lacks it.
     """
     if queues.scheduler == "htb" or (queues.scheduler == "auto" and not ets.may_hold(queues)):

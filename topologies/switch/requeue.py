@@ -8,7 +8,7 @@ record, so that `validate` and `queues` know. The whole is checked as a fabric f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,9 @@ from topologies import state
 from topologies.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
 from topologies.queuespec import QueuesSpec, shown
 from topologies.specdata import dump_spec
+from topologies.switch import pfc, red
 from topologies.switch.classes import Policies, policies_of
+from topologies.switch.queues import Setup
 
 if TYPE_CHECKING:
     from topologies.lab import Lab
@@ -78,15 +80,31 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
             if key not in made:
                 made[key] = changed(lab.fabric.spec, before, settings, hosts=not switches)
             own[name] = made[key]
+        _check_gates(lab, made.values())
         own = {name: queues for name, queues in own.items() if queues != usual}
         policies = policies_of(lab.fabric, own=own)
         with LabQueues.pinned(lab.fabric) as live:
             live.set_policies(policies)
+        _tell_red(lab, {name: own.get(name, usual) for name in names})
         record = state.read_record(lab.name)
         if record is not None:
             kept = {name: _dumped(lab.fabric.spec, queues) for name, queues in own.items()}
             state.write_record(replace(record, queues=kept))
+    pfc.reload(lab.name)
     return names
+
+
+def _check_gates(lab: Lab, made: Iterable[QueuesSpec]) -> None:
+    """InputError where pauses are asked for, and the lab's scheduler has no gates that they could close."""
+    if any(queues.pfc.enabled and queues.lossless for queues in made):
+        setup = Setup.of(lab.fabric)
+        if not setup.gated:
+            why = f"needs gates, and scheduler {setup.discipline.name} has none"
+            raise InputError(
+                Problem(
+                    "queues set", "pfc.enabled=true", why, "./inv down, then ./inv up FABRIC --set queues.scheduler=htb"
+                )
+            )
 
 
 def changed(given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], *, hosts: bool = True) -> QueuesSpec:
@@ -111,7 +129,7 @@ def changed(given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], *, h
         key = path.strip().removeprefix("queues.")
         if not equals or not key:
             problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=_EXAMPLE)
-        elif wrong := _not_live(key, queues, hosts=hosts):
+        elif wrong := _not_live(key, hosts=hosts):
             problems.found.append(wrong)
         else:  # one size is for every switch, and leaves hosts theirs
             for each in [f"buffer.{tier}" for tier in _TIERS] if key == "buffer" else [key]:
@@ -126,14 +144,19 @@ def changed(given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], *, h
     return spec.queues
 
 
-def _not_live(key: str, queues: QueuesSpec, *, hosts: bool) -> Problem | None:
+def _tell_red(lab: Lab, wanted: Mapping[str, QueuesSpec]) -> None:
+    """Give the kernel's REDs of these nodes their curves, where they mark: a port at a time, and no packet is lost."""
+    for node in lab.fabric.switches:
+        if node.name in wanted and wanted[node.name].ecn.marker == "red":
+            curves = red.curves_of(wanted[node.name])
+            red.change(lab.handle(node.name).netns, {(p.name, n): c for p in node.ports for n, c in curves.items()})
+
+
+def _not_live(key: str, *, hosts: bool) -> Problem | None:
     """Why a path cannot be set on a running lab, or None when it can."""
     from topologies.wording import paths_of
 
     if any(key == live or key.startswith(f"{live}.") for live in _LIVE):
-        if key.startswith("ecn.") and queues.ecn.marker == "red" and key != "ecn.enabled":
-            why = "is in the kernel's RED while ecn.marker is red, and needs a new lab"
-            return Problem("queues set", key, why, _anew(f"queues.{key}"))
         if key == "buffer.host" and not hosts:
             return Problem("queues set", key, "is that of hosts, and --switch names switches", "leave --switch out")
         return None

@@ -30,8 +30,10 @@ def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes
 def refusal(kind: str, options: bytes) -> str:
     """Empty when the kernel makes one with these options, else why it does not: `this kernel has no sch_ets`.
 
-    The namespace is this thread's own and is gone afterwards. MachineError when none can be made.
+    The namespace is this thread's own and is gone afterwards.
     """
+    if os.geteuid() != 0:
+        return "that can only be tried by root"
     with nameless(), RouteSocket(_HERE) as netlink:
         try:
             netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, _ROOT, kind, options), NLM_F_CREATE)
