@@ -63,7 +63,7 @@ def _paused(row: QueueRow) -> str:
 
 
 def _switch_cells(row: SwitchRow) -> tuple[str, ...]:
-    share = f" ({row.high_water / row.buffer:.0%})" if row.buffer and row.high_water else ""
+    share = f" ({row.high_water / row.buffer:.0%})" if row.buffer and row.high_water >= row.buffer / 100 else ""
     return (
         row.switch, amount(row.buffer), amount(row.used), amount(row.high_water) + share,
         amount(row.shared_used), amount(row.shared), amount(row.headroom_used),
@@ -84,7 +84,9 @@ def headroom_lines(result: QueuesResult) -> list[str]:
     lines: list[str] = []
     for each in result.headroom:
         lines.append(f"headroom of {each.ports} ports at {format_rate(each.rate_bps)}: {_assumed(each)}")
-        lines.append(f"  most needed {amount(each.highest)}{f' at {each.highest_at}' if each.highest else ''}")
+        lines.append(
+            f"  most needed {amount(each.highest)} at {each.highest_at}" if each.highest else "  none needed yet"
+        )
         if each.drops:
             lines.append(_undersized(each))
     lines.append(f"reaction: {_measured(result.reactions)}")

@@ -100,11 +100,8 @@ def _check_gates(lab: Lab, made: Iterable[QueuesSpec]) -> None:
         setup = Setup.of(lab.fabric)
         if not setup.gated:
             why = f"needs gates, and scheduler {setup.discipline.name} has none"
-            raise InputError(
-                Problem(
-                    "queues set", "pfc.enabled=true", why, "./inv down, then ./inv up FABRIC --set queues.scheduler=htb"
-                )
-            )
+            hint = "./inv down, then ./inv up FABRIC --set queues.scheduler=htb"
+            raise InputError(Problem("queues set", "pfc.enabled=true", why, hint))
 
 
 def changed(given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], *, hosts: bool = True) -> QueuesSpec:
