@@ -11,7 +11,7 @@ from topologies.fabric import Fabric
 from topologies.problems import InputError
 from topologies.shapes import build
 from topologies.spec import FabricSpec
-from traffic.collectives import find_pattern
+from traffic.collectives import Pattern, patterns
 from traffic.nic.wire import IMM_BYTES, LAYOUTS, RETH_BYTES
 from traffic.options import RunOptions, SourcePorts
 from traffic.paper.columns import flows_of
@@ -80,17 +80,21 @@ def frames(payload: int, mtu: int, overhead: int) -> int:
     return total
 
 
+@pytest.mark.parametrize("pattern", [pytest.param(p, id=p.collective) for p in patterns().values()])
 @pytest.mark.parametrize("qp_mode", ["split", "round-robin"])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("count", [3, 1000, 100_003])
-def test_bytes_of_a_ring_are_those_of_its_messages(qp_mode: str, ranks: int, count: int) -> None:
-    pattern = find_pattern("all-reduce", "ring")
+def test_bytes_of_a_collective_are_those_of_its_messages(
+    pattern: Pattern, qp_mode: str, ranks: int, count: int
+) -> None:
     qps, chunk, mtu, overhead = 4, 4096 * 3, 4096, LAYOUTS[4].overhead_bytes
     cut = Cutting(mtu, overhead, qps, "split" if qp_mode == "split" else "round-robin", chunk)
     pairs, kind, volume = of_pattern(pattern, ranks, count, cut)
-    for (src, _), row in zip(pairs, kind, strict=True):
+    for (src, dst), row in zip(pairs.tolist(), kind, strict=True):
         wire, turn, payload = [0] * qps, 0, 0
         for send in build_schedule(pattern, ranks, src, count, chunk).sends:
+            if send.peer != dst:
+                continue
             size = (send.hi - send.lo) * 4
             payload += size
             if qp_mode == "split":
