@@ -269,6 +269,8 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         with clock.step("switch"):  # while FRR finds its neighbours
             switch.apply(lab.fabric, lab.handles(), journal, observer, lab.made.kept())
         lab = _lab(lab.made.settled(lab), lab.runtime)
+        with clock.step("agent"):
+            switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
         with machine_errors(str(lab.dir / "up.sh")):
             (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
         state.write_record(replace(record, phase="running", seconds=clock.seconds(), brought=lab.made.recorded()))
@@ -326,8 +328,10 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
 def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
     """Everything of a lab, in an order that can be cut short and taken up again: the record goes last."""
     from topologies import switch
+    from topologies.switch import pfc
 
     with _uninterrupted(), machine_errors():
+        pfc.stop(name)
         count = sum(engine.destroy(name, observer) for engine in engines)
         switch.remove(name)
         return state.remove_record(name) or count > 0

@@ -13,18 +13,21 @@ import stat
 from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from topologies.events import Observer
 from topologies.fabric import Fabric, Node, Tier
 from topologies.problems import MachineError, Problem
 from topologies.process import Journal
 from topologies.runtimes import NodeHandle
-from topologies.switch import hashing, offloads, queues
+from topologies.switch import hashing, offloads, pfc, queues
 from topologies.switch.classes import policies_of
 from topologies.switch.fib import port_names
 from topologies.switch.libbpf import ensure_bpffs, loaded
 from topologies.switch.tables import Tables, sizes
+
+if TYPE_CHECKING:
+    from topologies.switch.cells import LabQueues
 
 _OBJECTS: Final = Path(__file__).resolve().parent / "bpf"
 _HOSTS: Final = "_hosts"  # no node can be called this, nor
@@ -51,17 +54,29 @@ def apply(
     observer.begin(_STEP, len(handles))
     nodes = [node for node in fabric.nodes if node.name in handles]
     setup = queues.Setup.of(fabric)
-    _pin_queues(fabric, setup, journal)
-    if any(node.tier is Tier.HOST for node in nodes):
-        _pin_nic(fabric.name)
-    with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
-        jobs = [
-            pool.submit(_apply_node, fabric, node, setup, handles[node.name], journal, kept or {}) for node in nodes
-        ]
-    for done, job in enumerate(jobs, 1):
-        job.result()
-        observer.advance(_STEP, done)
+    with _pin_queues(fabric, setup, journal) as lab_queues:
+        if any(node.tier is Tier.HOST for node in nodes):
+            _pin_nic(fabric.name)
+        with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
+            jobs = [
+                pool.submit(_apply_node, fabric, node, setup, handles[node.name], journal, kept or {}) for node in nodes
+            ]
+        for done, job in enumerate(jobs, 1):
+            job.result()
+            observer.advance(_STEP, done)
+        # Every `dequeue` is in place: from now on what comes into a queue is counted, and so is what leaves it.
+        lab_queues.set_policies(policies_of(fabric))
     observer.end(_STEP, f"{sum(len(n.ports) for n in nodes)} ports")
+
+
+def start_agent(fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path, journal: Journal) -> None:
+    """Start the lab's agent of PFC, where there are gates; it returns when the agent is at work.
+
+    directory: the lab's, for the agent's log. MachineError when it cannot start. `pfc.stop` ends it.
+    """
+    if queues.Setup.of(fabric).gated:
+        pfc.start(fabric.name, fabric, handles, directory)
+        journal.comment(f"the agent of PFC is started; what it says is in {directory}/pfc.log")
 
 
 def check(fabric: Fabric) -> None:
@@ -105,14 +120,13 @@ def _apply_node(
     queues.apply(handle.netns, node, setup, filters, journal)
 
 
-def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> None:
-    """Load the programs and maps that all ports of the lab share."""
+def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQueues:
+    """Load the programs and maps that all ports of the lab share. No policy holds yet: packets pass uncounted."""
     from topologies.switch.cells import LabQueues
 
     pins = _pin_dir(fabric.name, _QUEUES)
-    priorities = setup.discipline.priorities(setup.plan)
-    LabQueues.create(fabric, setup.plan, policies_of(fabric), pins, priorities).close()
     journal.comment(f"BPF programs and maps of the lab's queues pinned at {pins}")
+    return LabQueues.create(fabric, setup.plan, {}, pins, setup.discipline.priorities(setup.plan))
 
 
 def _pin_switch(
