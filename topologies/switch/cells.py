@@ -35,7 +35,7 @@ CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down")  # of ce
 KINDS: Final = {"unused": 0, "control": 1, "lossless": 2, "lossy": 3}
 ACTIONS: Final = {"drop": 1, "forward": 2}  # of policies["action"] and, during a storm, agent["watchdog"]
 LINK_HOST, LINK_DOWN = 1, 2  # queue.h
-POLICY_ECN, POLICY_AT_DEQUEUE, POLICY_PFC = 1, 2, 4
+POLICY_ECN, POLICY_AT_DEQUEUE, POLICY_PFC, POLICY_RED = 1, 2, 4, 8
 EVENTS_BYTES: Final = 1 << 20
 _OBJECT: Final = Path(__file__).resolve().parent / "bpf" / "queue.o"
 _PROBABILITY: Final = 1 << 32
@@ -99,6 +99,7 @@ class LabQueues:
         self.links: Rows = self._views["links"]
         self.switches: Rows = self._views["switches"]  # a row a node, as fabric.nodes has them
         self.transit: Rows = self._views["transit"]
+        self.rules: Rows = self._views["policies"]  # row * 2 + half; see policies() and set_policies()
 
     @classmethod
     def create(
@@ -160,6 +161,10 @@ class LabQueues:
     ) -> None:
         self.close()
 
+    def program(self, name: str) -> Program:
+        """One of PROGRAMS."""
+        return self._programs[name]
+
     def events(self) -> Events:
         """The reader of crossings and pause frames. One process at a time may read; it goes on where the last ended."""
         if self._events is None:
@@ -178,7 +183,7 @@ class LabQueues:
 
     def policies(self) -> Rows:
         """What holds, a row each: a copy, in the maps' own units (pmax of 2^32, alpha of 2^16)."""
-        rows: Rows = self._views["policies"][self.half :: 2].copy()
+        rows: Rows = self.rules[self.half :: 2].copy()
         return rows
 
     def expected(self, policies: Policies) -> Rows:
@@ -202,8 +207,8 @@ class LabQueues:
 
         half = 1 - self.half
         grace()  # the half that is filled now may have held until a moment ago
-        target = self._views["policies"][half::2]
-        target[:] = self._views["policies"][1 - half :: 2]
+        target = self.rules[half::2]
+        target[:] = self.rules[1 - half :: 2]
         self._write(target, policies)
         self._views["active"][0] = np.uint32(self.changes + 1 & 0xFFFFFFFF)
         grace()
@@ -286,7 +291,7 @@ class LabQueues:
             self.links[number] = (peer, index, local, len(node.ports), bases[port.node], flags, port.rate_bps)
         classes = self._views["dscp"]
         classes["of_dscp"][0], classes["control"][0] = plan.dscp, plan.control
-        half = self._views["policies"][self.half :: 2]
+        half = self.rules[self.half :: 2]
         half["priority"] = np.tile(np.array(priorities, np.uint32), len(half) // CLASSES)
         half["fallback"] = priorities[plan.best_effort]
         for number, port in numbered_ports(self.fabric):
@@ -297,7 +302,7 @@ class LabQueues:
         packed: dict[int, Rows] = {}  # the same tuple serves many ports
         for ref, each in policies.items():
             if id(each) not in packed:
-                packed[id(each)] = _packed(each)
+                packed[id(each)] = packed(each)
             start = row(self.ids[ref], 0)
             mine = packed[id(each)]
             for name in mine.dtype.names or ():
@@ -309,11 +314,11 @@ def htb_priority(number: int) -> int:
     return 1 << 16 | number + 1 << 4
 
 
-def _packed(policies: Sequence[Any]) -> Rows:
+def packed(policies: Sequence[Any]) -> Rows:
     names = [name for name in POLICY.names or () if name not in ("priority", "fallback", "frame", "spare")]
     rows = np.zeros(CLASSES, np.dtype([(name, POLICY[name]) for name in names]))
     for index, p in enumerate(policies):
-        flags = POLICY_ECN * p.ecn | POLICY_AT_DEQUEUE * p.at_dequeue | POLICY_PFC * p.pfc
+        flags = POLICY_ECN * p.ecn | POLICY_AT_DEQUEUE * p.at_dequeue | POLICY_PFC * p.pfc | POLICY_RED * p.red
         rows[index] = (
             KINDS[p.kind], flags, p.kmin, p.kmax, round(p.pmax * _PROBABILITY), p.xoff, p.xon, p.headroom, p.reserve,
             round(p.alpha * _ALPHA), p.shared, p.buffer, p.detect_ns, p.restore_ns, p.quanta, ACTIONS[p.action],

@@ -72,13 +72,15 @@ class Policy:
 
     Sizes in bytes of frames, Ethernet header included. Ports of hosts have a `buffer`, which is what may wait there of
     the class, and `pfc` where they obey pauses.
-    kind: `unused` where the class does not exist. ecn: the program marks. pfc: the class is lossless and pauses.
+    kind: `unused` where the class does not exist. ecn: the program marks; red: the kernel's RED does, and the program
+    counts. pfc: the class is lossless and pauses.
     shared, buffer: of the whole switch, the same on all its ports. quanta: of pause frames that this port sends.
     detect_ns: 0 without a watchdog.
     """
 
     kind: Kind | Literal["unused"] = "unused"
     ecn: bool = False
+    red: bool = False
     at_dequeue: bool = False
     kmin: int = 0
     kmax: int = 0
@@ -164,15 +166,16 @@ def _policies(queues: QueuesSpec, budget: Budget | None, rate_bps: int, mtu: int
 
 def _of_host(policy: Policy) -> Policy:
     """Hosts are paused, and neither mark nor pause: what comes in is taken at once."""
-    return replace(policy, ecn=False, at_dequeue=False, kmin=0, kmax=0, pmax=0.0, reserve=0, shared=0,
+    return replace(policy, ecn=False, red=False, at_dequeue=False, kmin=0, kmax=0, pmax=0.0, reserve=0, shared=0,
                    xoff=0, xon=0, headroom=0)  # fmt: skip
 
 
 def _policy(queues: QueuesSpec, number: int, budget: Budget, rate_bps: int, mtu: int) -> Policy:
     kind, ecn, pfc = queues.kind(number), queues.ecn, queues.pfc
     kmin, kmax, pmax = ecn.curve(number)
+    marks = ecn.enabled and kind != "control"
     common = Policy(
-        kind=kind, ecn=ecn.enabled and ecn.marker == "bpf" and kind != "control", at_dequeue=ecn.at == "dequeue",
+        kind=kind, ecn=marks and ecn.marker == "bpf", red=marks and ecn.marker == "red", at_dequeue=ecn.at == "dequeue",
         kmin=kmin, kmax=kmax, pmax=pmax,
         reserve=queues.reserve, alpha=queues.alpha, shared=budget.shared, buffer=budget.buffer,
     )  # fmt: skip

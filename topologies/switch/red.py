@@ -94,9 +94,14 @@ def curves_of(queues: QueuesSpec) -> dict[int, Curve]:
     return {number: Curve(*queues.ecn.curve(number)) if queues.ecn.enabled else NEVER for number in marked}
 
 
+def missing() -> str:
+    """Empty when this kernel's RED does what is needed here, else the reason."""
+    return refusal("red", _options(NEVER))
+
+
 def require() -> None:
-    """MachineError when this kernel's RED cannot be what is needed here."""
-    if why := refusal("red", _options(NEVER)):
+    """MachineError where the kernel has no such RED."""
+    if why := missing():
         hint = "take ecn.marker: bpf: the program marks by the same curve, on any kernel"
         raise MachineError(Problem("kernel", "queues.ecn.marker: red", f"is not possible: {why}", hint))
 

@@ -24,6 +24,23 @@ INLINE int is_marked(const struct policy *rule, __u64 depth)
 	return bpf_get_prandom_u32() < rule->pmax * (depth - rule->kmin) / (rule->kmax - rule->kmin);
 }
 
+/* The two bits of RFC 3168; 0, as not ECN-capable, for what is not IP. */
+static __attribute__((noinline)) __u32 ecn_of(struct __sk_buff *skb)
+{
+	__u8 head[2];
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, head, sizeof(head)))
+		return 0;
+	if (skb->protocol == htons(ETH_P_IPV6)) /* the traffic class's low four bits are the second byte's high ones */
+		return head[1] >> 4 & ECN_CE;
+	return skb->protocol == htons(ETH_P_IP) ? head[IPV4_TOS] & ECN_CE : 0;
+}
+
+INLINE int can_be_marked(__u32 ecn)
+{
+	return ecn && ecn != ECN_CE;
+}
+
 /* 1: the packet was ECN-capable and is marked now. The ICRC covers neither of the bytes that change (IBTA, annex 17).
  * Not bpf_skb_ecn_set_ce(): it passes over packets whose head is shared with a capture. */
 static __attribute__((noinline)) int set_ce(struct __sk_buff *skb)

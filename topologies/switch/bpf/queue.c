@@ -16,8 +16,10 @@
 #define ND_FIRST 133 /* router solicitation */
 #define ND_LAST 137 /* redirect */
 
-#define STAMP 0x1a5au /* 13 bits; then 3 of the class, and 16 of the ingress port's index, from 1 */
+#define STAMP 0x1a5au /* 13 bits; then 3 of the class, RED_MAY_MARK, and 15 of the ingress port's index, from 1 */
 #define STAMP_SHIFT 19
+#define STAMP_PORT 0x7fff
+#define RED_MAY_MARK 0x8000u /* came ECN-capable and unmarked: whoever finds it marked behind the queue counts it */
 #define MARK 0x5eddu /* 16 bits, and 16 of the index */
 
 /* The class of a packet, by its DSCP. What is not IP, and what finds the neighbours of IPv6, is control. */
@@ -60,7 +62,7 @@ INLINE int is_left_closed(const struct agent *said)
 SEC("tc")
 int enqueue(struct __sk_buff *skb)
 {
-	__u32 port = skb->tc_classid, zero = 0, bytes = skb->len, mark_in = skb->mark, number, local;
+	__u32 port = skb->tc_classid, zero = 0, bytes = skb->len, mark_in = skb->mark, number, local, stamp;
 	struct link *link = bpf_map_lookup_elem(&links, &port);
 	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
 	struct agent *said;
@@ -85,7 +87,10 @@ int enqueue(struct __sk_buff *skb)
 	if (charge(&books, number, bytes, &ahead) == TC_ACT_SHOT)
 		return TC_ACT_SHOT;
 	skb->priority = said && is_left_closed(said) ? books.rule->fallback : books.rule->priority;
-	bpf_set_hash(skb, STAMP << STAMP_SHIFT | number << 16 | (books.in ? local : 0));
+	stamp = STAMP << STAMP_SHIFT | number << 16 | (books.in ? local & STAMP_PORT : 0);
+	if (books.rule->flags & POLICY_RED && can_be_marked(ecn_of(skb)))
+		stamp |= RED_MAY_MARK;
+	bpf_set_hash(skb, stamp);
 	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == POLICY_ECN)
 		mark(skb, books.rule, books.cell, ahead);
 	return TC_ACT_UNSPEC;
@@ -109,7 +114,7 @@ int dequeue(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	port = link->peer;
 	sender = bpf_map_lookup_elem(&links, &port);
-	if (!sender || !open_books(&books, sender, port, number, stamp & 0xffff))
+	if (!sender || !open_books(&books, sender, port, number, stamp & STAMP_PORT))
 		return TC_ACT_UNSPEC;
 	bpf_set_hash_invalid(skb); /* whoever hashes next must not take the stamp for a flow's */
 	if (sender->flags & LINK_DOWN)
@@ -120,6 +125,8 @@ int dequeue(struct __sk_buff *skb)
 		skb->mark = MARK << 16 | (link->local + 1);
 	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == (POLICY_ECN | POLICY_AT_DEQUEUE) && left != -1ULL)
 		mark(skb, books.rule, books.cell, left);
+	if (stamp & RED_MAY_MARK && ecn_of(skb) == ECN_CE)
+		add(&books.cell->marks, 1);
 	said = said_of(books.rule, port, number);
 	if (said && said->watchdog == WATCHDOG_DROP)
 		return refuse(&books, DROP_WATCHDOG, bytes);

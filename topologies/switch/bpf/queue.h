@@ -109,6 +109,7 @@ struct node {
 #define POLICY_ECN 1
 #define POLICY_AT_DEQUEUE 2
 #define POLICY_PFC 4 /* the class is lossless, and may pause: charged to where it came in */
+#define POLICY_RED 8 /* the kernel's RED marks, in the qdisc; what it marked is counted behind it */
 
 /* What holds for a class of a port: as it leaves there, and (xoff to quanta) as it comes in. Twice: see `active`. */
 struct policy {
