@@ -196,6 +196,7 @@ def run(
     window: int | None = None,
     timeout: int | None = None,
     placement: str = "block",
+    bucket: str = "10ms",
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -208,8 +209,8 @@ def run(
     from traffic.run import run as run_collective
 
     options = run_options(
-        collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode,
-        iters=iters, warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement,
+        collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
+        warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, bucket=bucket,
     )  # fmt: skip
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: build_plan(built, options)) as where:
         result = run_collective(where, options, out.observer)

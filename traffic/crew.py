@@ -79,13 +79,14 @@ class _Member:
 class Crew:
     """Worker processes that run one plan's ranks between them.
 
-    before, after: the machine at the start barrier, and when the last rank was done.
+    before, after: the machine at the start barrier, and when the last rank was done. began_ns: the barrier's time.
     """
 
     def __init__(self, plan: Plan, netns: Mapping[str, Path], workers: int) -> None:
         self._plan = plan
         self._deadline = time.monotonic() + plan.max_seconds
         self.before = self.after = machine.read()
+        self.began_ns = 0  # CLOCK_MONOTONIC
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
         paths = {host: str(path) for host, path in netns.items()}
@@ -101,6 +102,7 @@ class Crew:
         """Start all ranks at once and wait for all of them; a report per worker."""
         self._all("ready")
         self.before = machine.read()
+        self.began_ns = time.monotonic_ns()
         self._broadcast({"go": True})
         observer.begin("run", len(self._plan.options.sizes))
         waiting = len(self._members)

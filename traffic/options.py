@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from topologies.problems import InputError, Problems, did_you_mean
-from topologies.units import parse_size
+from topologies.units import parse_duration, parse_size
 from traffic.collectives import find_pattern, usual_algorithm
 
 QpMode = Literal["split", "round-robin"]
@@ -20,6 +20,7 @@ ELEMENT_BYTES: Final = 4  # float32
 MAX_SIZE: Final = 1 << 28
 MAX_QPS: Final = 128  # NCCL's own limit for a connection
 TIMEOUTS: Final = (8, 31)  # exponents: from 1 ms, below which a busy machine alone looks like loss, to IBTA's largest
+BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record: shorter ones cost more than they tell
 FIXED_SPORT: Final = 49152  # what OTG takes when none is given
 
 
@@ -49,6 +50,7 @@ class RunOptions:
     window: int | None = None  # packets a QP may have unacknowledged; default: 64 a connection, shared by its QPs
     timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: by rates, queues and pauses
     retries: int = 7
+    bucket_ns: int = 10_000_000  # of the queues' record over time
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
@@ -126,6 +128,7 @@ def run_options(
     chunk: str = "128K",
     window: int | None = None,
     timeout: int | None = None,
+    bucket: str = "10ms",
 ) -> RunOptions:
     """Options as they were typed; InputError with everything that is wrong with them."""
     problems = Problems()
@@ -144,6 +147,7 @@ def run_options(
     sizes = parsed("--size", size, parse_sizes, (4,))
     ports = parsed("--sport", sport, parse_source_ports, SourcePorts())
     chunk_bytes = parsed("--chunk", chunk, parse_size, 1 << 17)
+    bucket_ns = parsed("--bucket", bucket, parse_duration, BUCKETS_NS[0])
     if qp_mode not in get_args(QpMode):
         wrong(f"--qp-mode {qp_mode}", "is not a way to use QPs", did_you_mean(qp_mode, get_args(QpMode)))
     try:
@@ -163,13 +167,16 @@ def run_options(
     assert isinstance(sizes, tuple)  # noqa: S101  (for the type checker)
     assert isinstance(ports, SourcePorts)  # noqa: S101
     assert isinstance(chunk_bytes, int)  # noqa: S101
+    assert isinstance(bucket_ns, int)  # noqa: S101
     if not 4096 <= chunk_bytes <= 1 << 24 or chunk_bytes % 128:
         wrong(f"--chunk {chunk}", "is not a multiple of 128 bytes between 4K and 16M", "one message; NCCL takes 128K")
+    if not BUCKETS_NS[0] <= bucket_ns <= BUCKETS_NS[1]:
+        wrong(f"--bucket {bucket}", "is outside 1ms to 100ms")
     problems.raise_if_any()
     mode: QpMode = "split" if qp_mode == "split" else "round-robin"
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
-        timeout,
+        timeout, bucket_ns=bucket_ns,
     )  # fmt: skip
 
 

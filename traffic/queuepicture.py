@@ -237,7 +237,7 @@ def _heading(figure: Figure, recorded: Recorded, tall: float) -> None:
     series = recorded.series
     x = 0.25 / _WIDTH
     figure.text(x, 1 - 0.32 / tall, f"{recorded.lab}: queues over time", fontsize=13, weight="bold", color=_INK)
-    said = f"{recorded.what}; fill: at a bucket's end ({series.bucket_s * 1e3:.3g} ms), line: the most within it"
+    said = f"{recorded.what}; fill: at a bucket's end ({series.bucket_s * 1e3:.2g} ms), line: the most within it"
     figure.text(x, 1 - 0.55 / tall, said, fontsize=8.5, color=_INK)
 
 

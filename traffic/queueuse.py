@@ -103,8 +103,8 @@ def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> Q
     """The difference of two readings."""
     import numpy as np
 
-    from topologies.switch.cells import CAUSES
     from topologies.queuespec import CLASSES
+    from topologies.switch.cells import CAUSES
     from traffic.series import COLUMNS
 
     change = np.maximum(0, after.counts - before.counts)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from traffic.collectives import find_pattern
 from traffic.options import ELEMENT_BYTES, RunOptions, describe
 from traffic.plan import Endpoint
+from traffic.queueuse import QueueUse
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
@@ -99,6 +100,7 @@ class RunResult:
     icrc_errors: int
     stray: int
     warnings: tuple[str, ...] = field(default=())
+    queues: QueueUse | None = None
 
     @property
     def wrong(self) -> int:
@@ -124,6 +126,7 @@ class RunResult:
             "machine": {**asdict(self.machine), "limited": self.machine.limited},
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
+            "queues": self.queues.to_json() if self.queues is not None else None,
             "warnings": list(self.warnings),
         }
 
@@ -169,6 +172,7 @@ class RunResult:
         ]
         if lost or self.icrc_errors or self.stray:
             lines.append(f"#packets  : {lost} sent again, {self.icrc_errors} with a wrong ICRC, {self.stray} stray")
+        lines += self.queues.lines() if self.queues is not None else []
         late = [flow.out_of_order for flow in self.flows if flow.out_of_order]
         if late:
             packets = f"{sum(late)} packet{'' if sum(late) == 1 else 's'} out of order"

@@ -6,13 +6,14 @@ Out: RunResult, also stored below the lab's directory, with the evidence that `p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from topologies import state
 from topologies.events import Observer
 from topologies.lab import Lab
 from topologies.problems import MachineError, Problem
+from topologies.switch import pfc
 from topologies.switch.rehash import label
 from topologies.units import format_size
 from traffic import machine
@@ -24,6 +25,7 @@ from traffic.options import ELEMENT_BYTES, RunOptions
 from traffic.paths.evidence import SentFlow, collect_after, collect_before
 from traffic.plan import ROCE_PORT, Flow, Plan, build_plan, longest_transfer
 from traffic.ranks import part_sizes
+from traffic.recording import recording
 from traffic.results import FlowRow, MachineUse, RunResult, size_row
 
 
@@ -46,14 +48,26 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     _check_memory(plan, workers)
     with state.lock(lab.name):
         lab.check_ports()
+        if pfc.mend(lab):
+            observer.warn("agent and keeper of PFC had ended, and were started again")
         clear(lab)
         evidence_before = collect_before(lab)
-        with crew_of(plan, netns, workers) as crew:
-            reports = crew.run(observer)
-        result = _result(lab, plan, reports, MachineReadings(crew.before, crew.after, wanted, budget))
-        evidence = collect_after(lab, evidence_before, sent_flows(result))
+        with recording(lab, options.bucket_ns, _said(plan)) as queues:
+            with crew_of(plan, netns, workers) as crew, queues.during():
+                reports = crew.run(observer)
+            result = _result(lab, plan, reports, MachineReadings(crew.before, crew.after, wanted, budget))
+            evidence = collect_after(lab, evidence_before, sent_flows(result))
+            result = replace(result, queues=queues.kept(crew.began_ns))
         save(lab, result, evidence)
     return result
+
+
+def _said(plan: Plan) -> str:
+    """A run in a few words: `incast over 16 ranks, 4 MiB, 1 QP`."""
+    o = plan.options
+    sizes = " to ".join(format_size(size) for size in dict.fromkeys((o.sizes[0], o.sizes[-1])))
+    qps = f"{o.qps} QP{'' if o.qps == 1 else 's'}"
+    return f"{o.collective} over {len(plan.endpoints)} ranks, {sizes}, {qps}"
 
 
 def sent_flows(result: RunResult) -> list[SentFlow]:

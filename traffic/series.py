@@ -33,9 +33,6 @@ _PEAKS: Final = slice(len(LEVELS), len(LEVELS) + len(PEAKS))
 _COUNTS: Final = slice(len(LEVELS) + len(PEAKS), len(COLUMNS))
 _PAUSED: Final = COLUMNS.index("paused_ns")
 
-SHORTEST_S: Final = 0.001  # of a bucket that may be asked for
-LONGEST_S: Final = 0.1
-DEFAULT_S: Final = 0.01
 _MOST: Final = 4096  # buckets; then each two become one
 _SHARE: Final = 0.03  # of a processor that reading may take: where it would take more, buckets are longer
 _END_S: Final = 2.0
@@ -135,11 +132,11 @@ class Series:
 class Sampler:
     """Reads a lab's queues in a thread of its own, for the length of a with block.
 
-    bucket_s: seconds, SHORTEST_S to LONGEST_S. Peaks are taken back to 0 at the end of each bucket, so there may be but
+    bucket_s: seconds. Peaks are taken back to 0 at the end of each bucket, so there may be but
     one sampler a lab: whoever runs holds the lab's lock.
     """
 
-    def __init__(self, live: LiveQueues, bucket_s: float = DEFAULT_S) -> None:
+    def __init__(self, live: LiveQueues, bucket_s: float = 0.01) -> None:
         self._live = live
         self._asked = self._length = bucket_s
         self._buckets: list[_Bucket] = []
@@ -199,12 +196,14 @@ class Sampler:
             moved = np.flatnonzero(peak)
             peak[moved] = 0  # only those: an idle port's line stays with the processor that has it
 
-    def series(self) -> Series:
-        """What was seen, after the with block."""
-        ends = np.array([(each.end_ns - self._start_ns) / 1e9 for each in self._buckets])
-        rows = np.unique(np.concatenate([each.rows for each in self._buckets] or [np.zeros(0, np.int32)]))
+    def series(self, start_ns: int = 0) -> Series:
+        """What was seen, after the with block. start_ns: what ended before is left out, and time is counted from it."""
+        buckets = [each for each in self._buckets if each.end_ns > start_ns]
+        began = max(start_ns, self._start_ns)
+        ends = np.array([(each.end_ns - began) / 1e9 for each in buckets])
+        rows = np.unique(np.concatenate([each.rows for each in buckets] or [np.zeros(0, np.int32)]))
         dense = np.zeros((len(COLUMNS), len(rows), len(ends)), np.int64)
-        for at, bucket in enumerate(self._buckets):
+        for at, bucket in enumerate(buckets):
             dense[:, np.searchsorted(rows, bucket.rows), at] = bucket.values.T
         columns = {name: dense[index] for index, name in enumerate(COLUMNS)}
         return Series(ends, rows.astype(np.int32), columns, self._asked, self._readings, self._cost)

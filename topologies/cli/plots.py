@@ -59,7 +59,7 @@ def plot(
         "emulated": {"k": recorded.k},
     }  # fmt: skip
     ports = ", ".join(dict.fromkeys(each.label.port for each in shown))
-    out.result(data, f"wrote {path}: {recorded.what}; {ports}; {series.bucket_s * 1e3:.3g} ms a bucket")
+    out.result(data, f"wrote {path}: {recorded.what}; {ports}; {series.bucket_s * 1e3:.2g} ms a bucket")
 
 
 def kind_of(file: str | None) -> Literal["svg", "png"]:

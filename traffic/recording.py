@@ -1,0 +1,59 @@
+"""The queues of a lab through one run: read before it, sampled during it, read after it, and kept.
+
+In:  a running lab whose lock is held, and the length of a bucket.
+Out: QueueUse for the run's result, and the file that `plot` draws (seriesfile.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from topologies.problems import CheckError
+from topologies.switch.cells import LabQueues
+from topologies.switch.requeue import wanted_policies
+from traffic import seriesfile
+from traffic.queueuse import QueueUse, Reading, labels_of, use_of
+from traffic.series import Sampler, Series
+
+if TYPE_CHECKING:
+    from topologies.lab import Lab
+
+
+class Recording:
+    """One run's. `during` goes around the run itself, `kept` comes when nothing of it is under way any more."""
+
+    def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str) -> None:
+        self._lab, self._live, self._what = lab, live, what
+        self._before = Reading.of(live)
+        self._sampler = Sampler(live, bucket_ns / 1e9)
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Sample for the length of a with block. Of a run that fails in it queues are kept, too: they may say why."""
+        try:
+            with self._sampler:
+                yield
+        except CheckError:
+            self._save(f"{self._what} (which failed)", 0)
+            raise
+
+    def kept(self, start_ns: int) -> QueueUse:
+        """Write down what was sampled from `start_ns` (CLOCK_MONOTONIC) on; what all of the run did."""
+        after = Reading.of(self._live)
+        return use_of(self._lab.fabric, self._before, after, self._save(self._what, start_ns))
+
+    def _save(self, what: str, start_ns: int) -> Series:
+        series = self._sampler.series(start_ns)
+        labels = labels_of(self._lab.fabric, wanted_policies(self._lab), series.rows.tolist())
+        seriesfile.save(self._lab, what, labels, series)
+        return series
+
+
+@contextmanager
+def recording(lab: Lab, bucket_ns: int, what: str) -> Iterator[Recording]:
+    """A recording for a with block; what an earlier run left is forgotten. MachineError when the lab has no queues."""
+    seriesfile.clear(lab)
+    with LabQueues.pinned(lab.fabric) as live:
+        yield Recording(lab, live, bucket_ns, what)
