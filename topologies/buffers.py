@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from topologies.queuespec import HEADER, LARGEST_PFC_MTU, QUANTUM_BITS, BufferSpec, QueuesSpec, round_up, shown
+from topologies.queuespec import (
+    HEADER,
+    LARGEST_PFC_MTU,
+    QUANTUM_BITS,
+    BufferSpec,
+    QueuesSpec,
+    round_down,
+    round_up,
+    shown,
+)
 from topologies.specbase import at
 from topologies.units import format_duration, format_rate
 
@@ -100,6 +109,14 @@ def _check_buffer(spec: FabricSpec, tier: str, rates: list[int]) -> None:
         return
     given = ["link.mtu", "link.host", "link.fabric", "racks", "ctsw", "atsw", "hosts_per_rack", "nics_per_host"]
     given += ["zones", "queues.lossless", "queues.weights", "queues.reserve", "queues.pfc"]
+    if getattr(queues.buffer, tier) == "auto":
+        each = f"x {len(queues.numbers)} classes x {len(rates)} ports of {tier}"
+        left = found.buffer - found.headroom
+        why = (
+            f"{each} = {found.reserved} bytes leaves less than a frame of {mtu + HEADER} of the {left} that auto gives"
+        )
+        fit = round_down(left // 2 // len(queues.numbers) // len(rates))
+        raise at("queues.reserve", why, f"try {fit}, or name a queues.buffer", given=[*given, f"queues.buffer.{tier}"])
     raise at(_path(queues.buffer, tier), *too_small(queues, tier, len(rates), found, mtu), given=given)
 
 

@@ -21,7 +21,7 @@ HEADER: Final = 14  # Ethernet's, in every depth and threshold
 MAX_QUANTA: Final = 0xFFFF
 QUANTUM_BITS: Final = 512  # 802.1Q, clause 36: times are in units of 512 bit times of the port
 LARGEST_PFC_MTU: Final = 60_000  # a closed gate refuses what it counts as 65,535 bytes, and a packet must be less
-_BUFFERS: Final = (10_000, 2**40)
+_BUFFERS: Final = (10_000, 2**29)  # the queues below take twice as much (disciplines.LEAF_LIMIT)
 _HEADROOMS: Final = (0, 2**31)
 Kind = Literal["control", "lossless", "lossy"]
 
@@ -192,8 +192,8 @@ class QueuesSpec(Strict):
     """What stands behind every port: classes, the buffer of its switch, marking and pausing."""
 
     lossless: list[int] = Field(default=[3])
-    control: int = Field(default=6, ge=0, lt=CLASSES)
-    best_effort: int = Field(default=0, ge=0, lt=CLASSES)
+    control: int = Field(default=6, ge=0, le=CLASSES - 1)
+    best_effort: int = Field(default=0, ge=0, le=CLASSES - 1)
     # Shares of a port, in whole packets a turn. A class that is named here alone is a further lossy one.
     weights: Annotated[dict[str, int], _Keyed] = Field(default={})
     dscp: Annotated[dict[str, int], _Keyed] = Field(default={})
@@ -298,3 +298,9 @@ def round_up(size: int) -> str:
     """A size that people would write, not below the given one: two digits that count."""
     factor: int = 10 ** max(0, len(str(size)) - 2)
     return shown(-(-size // factor) * factor)
+
+
+def round_down(size: int) -> str:
+    """The same, not above it."""
+    factor: int = 10 ** max(0, len(str(size)) - 2)
+    return shown(size // factor * factor)

@@ -122,23 +122,28 @@ def _trail(detail: ErrorDetails, model: Model) -> Trail:
     trail: list[str | int] = []
     here: Model | None = model
     named = False  # the next step is a name that the file gave, as in link.exceptions
+    inside: Model | None = None  # what stands below such a name, as in queues.ecn.classes
     for step in detail["loc"]:
         if here is not None:
             trail.append(step)
             field = here.model_fields.get(str(step))
             named = field is not None and typing.get_origin(field.annotation) is dict
             here = _model_in(field.annotation) if field else None
+            inside = _model_in(typing.get_args(field.annotation)[1]) if field and named else None
         elif named or isinstance(step, int):
             trail.append(step)
-            named = False
+            here, named = inside, False
     return tuple(trail)
 
 
 def _group_at(trail: Trail, model: Model) -> Model | None:
     here: Model | None = model
+    inside: Model | None = None
     for step in trail:
         field = here.model_fields.get(str(step)) if here else None
-        here = _model_in(field.annotation) if field else None
+        here = _model_in(field.annotation) if field else inside
+        named = field is not None and typing.get_origin(field.annotation) is dict
+        inside = _model_in(typing.get_args(field.annotation)[1]) if field and named else None
     return here
 
 

@@ -33,8 +33,10 @@ def value_of(text: str, like: object) -> object:
         return (
             parse_rate(text) if text.endswith("bit") else parse_duration(text) if text[-1] == "s" else parse_size(text)
         )
+    if isinstance(like, float):
+        return float(text)
     if isinstance(like, list):
-        return text.strip("[]").split(", ")
+        return [type(like[0])(word) for word in text.strip("[]").split(", ")]
     return text
 
 

@@ -149,7 +149,8 @@ def test_explain_prints_every_command_and_runs_none() -> None:
         "netns heddle-dry-ctsw1 address 02:02:00:01:00:01 mtu 4200",
         "route add 10.0.0.0/8 via 10.0.0.0 dev eth1",
         "ip netns exec heddle-dry-rtsw1 sh /etc/frr/start.sh",
-        "class add dev eth1 parent 1: classid 1:10 htb rate 100000000bit",
+        "class add dev eth1 parent 1: classid 1:1 htb rate 100000000bit",
+        "qdisc add dev eth1 parent 1:40 handle 40: tbf rate 40gbit",
     ):
         assert line in script
     assert state.labs() == []
