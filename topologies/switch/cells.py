@@ -21,7 +21,7 @@ import numpy.typing as npt
 from topologies.fabric import Fabric, Tier
 from topologies.problems import MachineError, Problem
 from topologies.queuespec import CLASSES, HEADER
-from topologies.switch.classes import ClassPlan, Policies
+from topologies.switch.classes import ClassPlan, Policies, Policy
 from topologies.switch.hashing import pin_dir
 from topologies.switch.libbpf import Map, Object, Program, loaded
 from topologies.switch.portids import numbered_ports, port_ids, row
@@ -299,12 +299,12 @@ class LabQueues:
         self._write(half, policies)
 
     def _write(self, rows: Rows, policies: Policies) -> None:
-        packed: dict[int, Rows] = {}  # the same tuple serves many ports
+        known: dict[int, Rows] = {}  # the same tuple serves many ports
         for ref, each in policies.items():
-            if id(each) not in packed:
-                packed[id(each)] = packed(each)
+            if id(each) not in known:
+                known[id(each)] = packed(each)
             start = row(self.ids[ref], 0)
-            mine = packed[id(each)]
+            mine = known[id(each)]
             for name in mine.dtype.names or ():
                 rows[name][start : start + CLASSES] = mine[name]
 
@@ -314,7 +314,8 @@ def htb_priority(number: int) -> int:
     return 1 << 16 | number + 1 << 4
 
 
-def packed(policies: Sequence[Any]) -> Rows:
+def packed(policies: Sequence[Policy]) -> Rows:
+    """The policies of a port's eight classes, as the map has them; without what is the port's own."""
     names = [name for name in POLICY.names or () if name not in ("priority", "fallback", "frame", "spare")]
     rows = np.zeros(CLASSES, np.dtype([(name, POLICY[name]) for name in names]))
     for index, p in enumerate(policies):
