@@ -233,3 +233,9 @@ def test_what_leaves_without_having_come_is_a_stray_and_takes_nothing_along(port
     port.queues.links["flags"][0] = LINK_DOWN
     assert port.queues.program("credit").test_run(bytes(14), cb=(0, 0, 101, 0, 0)).retval == SHOT
     assert (port.cell(0)["strays"], port.cell(0)["depth"], port.queues.switches["used"][0]) == (1, 100, 100)
+
+
+def test_a_class_without_a_policy_passes_untouched(port: Bench) -> None:
+    port.policy(replace(LOSSY, kind="unused"))
+    done = port.enqueue(ipv4(DATA))
+    assert (done.retval, done.priority, port.cell(3)["in_packets"]) == (UNSPEC, 0, 0)

@@ -77,8 +77,8 @@ int enqueue(struct __sk_buff *skb)
 	}
 	number = class_of(skb, classes) & (CLASSES - 1);
 	local = mark_in >> 16 == MARK ? mark_in & 0xffff : 0;
-	if (!open_books(&books, link, port, number, local))
-		return TC_ACT_UNSPEC;
+	if (!open_books(&books, link, port, number, local) || !books.rule->kind)
+		return TC_ACT_UNSPEC; /* no policy yet: the lab is being set up, and not every `dequeue` is in place */
 	if (link->flags & LINK_DOWN)
 		return refuse(&books, DROP_DOWN, bytes);
 	said = said_of(books.rule, port, number);
