@@ -105,9 +105,12 @@ class PortPair:
             taker.close()
 
     @contextlib.contextmanager
-    def loading(self, *classes: int) -> Iterator[None]:
-        """Keep these classes of `pa` filled: each has a socket that waits when it has 200 KB under way."""
-        stop = threading.Event()
+    def loading(self, *classes: int) -> Iterator[dict[int, int]]:
+        """Keep these classes of `pa` filled: each has a socket that waits when it has 200 KB under way.
+
+        Gives class -> frames that were put in so far.
+        """
+        stop, sent = threading.Event(), dict.fromkeys(classes, 0)
 
         def fill(number: int) -> None:
             frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, number]) + bytes(FRAME - 16)
@@ -121,12 +124,13 @@ class PortPair:
                 while not stop.is_set():
                     with contextlib.suppress(TimeoutError, OSError):
                         sender.send(frame)
+                        sent[number] += 1
 
         threads = [threading.Thread(target=fill, args=(number,)) for number in classes]
         for thread in threads:
             thread.start()
         try:
-            yield
+            yield sent
         finally:
             stop.set()
             for thread in threads:

@@ -1,0 +1,174 @@
+"""A static fabric with its PFC agent, and what tests of it do: load classes, pause ports, look into the shared maps."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.netns.static_fabric import StaticLab, address, static_fabric
+from topologies.namespace import inside
+from topologies.switch import pfc
+from topologies.switch.cells import LabQueues
+from topologies.switch.pfc.frame import build
+
+LOSSLESS = 3
+TOS = {LOSSLESS: 24 << 2, 0: 0}  # DSCP 24 is of class 3
+PAYLOAD = 3900
+RATE = "25mbit"
+_PORT = 9999
+
+
+@dataclass
+class PfcLab:
+    """lab: namespaces and ports. queues: its maps. place: where the agent's log and locks are."""
+
+    lab: StaticLab
+    queues: LabQueues
+    place: Path
+
+    def row(self, ref: str, number: int = LOSSLESS) -> int:
+        """The maps' row of a class of a port: `rtsw1:eth3`."""
+        node, port = ref.split(":")
+        return self.queues.ids[node, port] * 8 + number
+
+    def down_port(self, host: str) -> str:
+        """The switch's port that leads to a host."""
+        return self.lab.fabric.by_name[host].ports[0].peer_ref
+
+    def agent(self) -> pfc.AgentState:
+        """Who runs."""
+        return pfc.alive(self.lab.name, self.place)
+
+    def start(self) -> None:
+        """Start agent and keeper anew."""
+        pfc.start(self.lab.name, self.lab.fabric, self.lab.handles(), self.place)
+
+    def log(self) -> str:
+        """What the two have written."""
+        return (self.place / "pfc.log").read_text()
+
+    def closed(self, ref: str, number: int = LOSSLESS) -> bool:
+        """Whether a gate is closed, as the agent has it."""
+        return bool(self.queues.agent["until_ns"][self.row(ref, number)])
+
+    def out(self, ref: str, number: int = LOSSLESS) -> int:
+        """Packets of a class that have left by a port."""
+        return int(self.queues.cells["out_packets"][self.row(ref, number)])
+
+    def rate(self, ref: str, seconds: float, number: int = LOSSLESS) -> float:
+        """Packets a second of a class out of a port, measured for so long."""
+        before, start = self.out(ref, number), time.monotonic()
+        time.sleep(seconds)
+        return (self.out(ref, number) - before) / (time.monotonic() - start)
+
+    def drops(self) -> int:
+        """Packets that the programs have dropped, of any cause, in the whole lab."""
+        return int(self.queues.cells["drops"].sum())
+
+    def at_rest(self) -> bool:
+        """Whether nothing of the lossless class waits anywhere, in any of the books."""
+        books = (self.queues.cells["depth"], self.queues.ingress["occupancy"], self.queues.transit)
+        return not any(each[LOSSLESS::8].any() for each in books)
+
+    def overdue_ms(self) -> float:
+        """By how much a gate is closed past its time, the worst of all; 0 when none is."""
+        until = self.queues.agent["until_ns"]
+        closed = until[until != 0].astype(np.int64)
+        return max(0.0, (time.monotonic_ns() - int(closed.min())) / 1e6) if len(closed) else 0.0
+
+    @contextlib.contextmanager
+    def loading(self, flows: Sequence[tuple[str, str, int]]) -> Iterator[None]:
+        """Flows (source, destination, class) of UDP, each as fast as the source's port takes it."""
+        stop, sockets = threading.Event(), contextlib.ExitStack()
+        for name in {destination for _, destination, _ in flows}:
+            with inside(self.lab.handle(name).netns):
+                sink = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            sink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # full at once: only the port matters
+            sink.bind(("", _PORT))
+
+        def send(source: str, destination: str, number: int) -> None:
+            with inside(self.lab.handle(source).netns):
+                wire = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            with wire:
+                wire.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS[number])
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 30_000)
+                wire.settimeout(0.05)
+                spot = (address(self.lab.fabric.by_name[destination]), _PORT)
+                while not stop.is_set():
+                    try:
+                        wire.sendto(bytes(PAYLOAD), spot)
+                    except OSError:
+                        time.sleep(0.002)  # paused for long, or its port is down
+
+        threads = [threading.Thread(target=send, args=flow) for flow in flows]
+        with sockets:
+            for thread in threads:
+                thread.start()
+            try:
+                yield
+            finally:
+                stop.set()
+                for thread in threads:
+                    thread.join()
+
+    def pause(self, host: str, quanta: int, vector: Sequence[int] = (LOSSLESS,)) -> None:
+        """Have a host's port send one pause frame to its switch."""
+        port = self.lab.fabric.by_name[host].ports[0]
+        self.put(host, build(bytes.fromhex(port.mac.replace(":", "")), dict.fromkeys(vector, quanta)))
+
+    def put(self, host: str, frame: bytes) -> None:
+        """Put a frame on a host's wire."""
+        with (
+            inside(self.lab.handle(host).netns),
+            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as wire,
+        ):
+            wire.sendto(frame, (self.lab.fabric.by_name[host].ports[0].name, 0))
+
+    @contextlib.contextmanager
+    def pausing(self, host: str, quanta: int = 65535, every: float = 0.05) -> Iterator[None]:
+        """A host that pauses its switch's port for ever."""
+        stop = threading.Event()
+
+        def go_on() -> None:
+            while not stop.wait(every):
+                self.pause(host, quanta)
+
+        self.pause(host, quanta)
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+@contextlib.contextmanager
+def pfc_lab(place: Path, **keys: Any) -> Iterator[PfcLab]:
+    """A static fabric of 25 Mbit/s links, its agent at work, for the length of a with block."""
+    with static_fabric(**({"link": {"host": RATE, "fabric": RATE}} | keys)) as lab:
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            with LabQueues.pinned(lab.fabric) as queues:
+                found = PfcLab(lab, queues, place)
+                found.start()
+                yield found
+        finally:
+            pfc.stop(lab.name, place)
+
+
+def until(what: Callable[[], object], seconds: float = 5.0, every: float = 0.005) -> float:
+    """Wait for something to be so; seconds that it took. AssertionError when it does not come."""
+    start = time.monotonic()
+    while not what():
+        assert time.monotonic() - start < seconds, f"not so within {seconds} s"
+        time.sleep(every)
+    return time.monotonic() - start

@@ -1,0 +1,142 @@
+"""Pause frames in a lab: sent when an ingress port holds too much, obeyed for as long as they say, for their class."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from topologies.namespace import inside
+from topologies.switch.pfc.frame import ADDRESS, QUANTUM_BITS, build, parse
+
+RATE_BPS = 25_000_000
+QUANTUM_S = QUANTUM_BITS / RATE_BPS
+ETH_P_ALL = 3
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+    with pfc_lab(tmp_path_factory.mktemp("pfc")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def rested(net: PfcLab) -> Iterator[None]:
+    """Every test leaves nothing behind: no byte in the books, no gate closed."""
+    yield
+    until(net.at_rest)
+    assert net.overdue_ms() == 0
+
+
+def test_an_incast_of_a_lossless_class_loses_nothing_and_pauses_reach_the_senders(net: PfcLab) -> None:
+    *senders, sink = [host.name for host in net.lab.fabric.hosts]
+    drops = net.drops()
+    received = net.queues.gates["pfc_received"]
+    before = {name: int(received[net.row(f"{name}:eth1")]) for name in senders}
+    with net.loading([(name, sink, LOSSLESS) for name in senders]):
+        time.sleep(2)
+        full = net.rate(net.down_port(sink), 1.0)
+    assert net.drops() == drops
+    assert full > 0.9 * RATE_BPS / 8 / 3942  # the last port is never idle
+    for name in senders:
+        row = net.row(f"{name}:eth1")
+        assert received[row] > before[name], f"{name} was not paused"
+        assert net.queues.agent["paused_ns"][row] > 0
+    assert net.queues.agent["pfc_sent"].sum() == received.sum()
+
+
+def test_a_pause_closes_its_gate_for_its_time_and_no_longer(net: PfcLab) -> None:
+    """Expiry without Xon: quanta of 512 bit times of the emulated rate."""
+    source, sink, *_ = [host.name for host in net.lab.fabric.hosts]
+    port, quanta = net.down_port(sink), 12_000
+    with net.loading([(source, sink, LOSSLESS), (source, sink, 0)]):
+        until(lambda: net.out(port) > 20)
+        start = time.monotonic()
+        net.pause(sink, quanta)
+        until(lambda: net.closed(port))
+        time.sleep(0.005)
+        stopped, others = net.out(port), net.out(port, 0)
+        while (last := net.out(port)) >= 0 and net.closed(port):
+            assert last <= stopped + 1  # the gate opens a moment before the table says so
+            time.sleep(0.001)
+        assert quanta * QUANTUM_S <= time.monotonic() - start <= quanta * QUANTUM_S + 0.05
+        assert net.out(port, 0) - others >= 0.9 * quanta * QUANTUM_S * 396  # half of 25 Mbit/s at least
+        until(lambda: net.out(port) > stopped + 20)
+
+
+def test_a_pause_that_is_asked_for_again_goes_on_and_xon_ends_it(net: PfcLab) -> None:
+    source, sink, *_ = [host.name for host in net.lab.fabric.hosts]
+    port, quanta = net.down_port(sink), 10_000  # 205 ms
+    with net.loading([(source, sink, LOSSLESS)]):
+        until(lambda: net.out(port) > 20)
+        net.pause(sink, quanta)
+        until(lambda: net.closed(port))
+        time.sleep(0.01)
+        stopped = net.out(port)
+        for _ in range(4):
+            time.sleep(0.1)
+            net.pause(sink, quanta)
+        assert net.closed(port)
+        assert net.out(port) == stopped
+        net.pause(sink, 0)
+        assert until(lambda: net.out(port) > stopped, every=0.0005) < 0.05
+
+
+def test_a_class_whose_bit_is_clear_is_not_paused_whatever_its_time_says(net: PfcLab) -> None:
+    sink = net.lab.fabric.hosts[0]
+    mac = bytes.fromhex(sink.ports[0].mac.replace(":", ""))
+    frame = bytearray(build(mac, {2: 100}))
+    frame[18 + 2 * LOSSLESS : 20 + 2 * LOSSLESS] = b"\xff\xff"
+    row = net.row(net.down_port(sink.name))
+    pauses = int(net.queues.agent["reactions"][row])
+    other = int(net.queues.gates["pfc_received"][row - LOSSLESS + 2])
+    net.put(sink.name, bytes(frame))
+    net.pause(sink.name, 65535, vector=(0, 6))
+    time.sleep(0.1)
+    assert not net.closed(net.down_port(sink.name))
+    assert net.queues.agent["reactions"][row] == pauses
+    assert net.queues.gates["pfc_received"][row - LOSSLESS + 2] == other  # and class 2 never pauses here
+
+
+def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(net: PfcLab) -> None:
+    source, sink, *_ = [host.name for host in net.lab.fabric.hosts]
+    port = net.lab.fabric.by_name[source].ports[0]
+    with inside(net.lab.handle(source).netns):
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    with wire:
+        wire.bind((port.name, ETH_P_ALL))
+        wire.settimeout(0.2)
+        heard = []
+        with net.loading([(source, sink, LOSSLESS)]):
+            until(lambda: net.out(net.down_port(sink)) > 20)
+            net.pause(sink, 20_000)  # 410 ms: its switch's buffer fills, and the source is asked to wait
+            end = time.monotonic() + 0.6
+            while time.monotonic() < end:
+                try:
+                    data = wire.recv(128)
+                except TimeoutError:
+                    continue
+                if data.startswith(ADDRESS):
+                    heard.append(data)
+            until(lambda: not net.closed(f"{source}:eth1"))
+    assert all(len(frame) == 60 for frame in heard)
+    said = [frame for data in heard if (frame := parse(data)) is not None]
+    assert len(said) == len(heard) > 0
+    switch = net.lab.fabric.by_name[port.peer_node].port(port.peer_port)
+    assert {frame.source for frame in said} == {bytes.fromhex(switch.mac.replace(":", ""))}
+    assert {tuple(frame.quanta) for frame in said} == {(LOSSLESS,)}
+    policy = int(net.queues.policies()["quanta"][net.row(port.peer_ref)])
+    assert {frame.quanta[LOSSLESS] for frame in said} == {policy, 0}
+
+
+def test_reactions_are_measured(net: PfcLab) -> None:
+    table = net.queues.agent
+    count, total, most = (table[f"reaction{word}"] for word in ("s", "_sum_ns", "_max_ns"))
+    assert count.sum() > 0
+    bins = table["spare"].view("<u4")
+    assert bins.sum() == count.sum()
+    print(f"{count.sum()} pauses, mean {total.sum() / count.sum() / 1e6:.3f} ms, worst {most.max() / 1e6:.3f} ms")
+    assert total.sum() / count.sum() < 5e6

@@ -1,0 +1,112 @@
+"""A gate by itself: two namespaces, a port with queues as Heddle makes them, and nothing else of a lab."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.netns.port_pair import PortPair, port_pair, realtime
+from topologies.switch.pfc.gates import Gates
+
+LOSSLESS = 3
+OTHER = 0
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[PortPair]:
+    with port_pair("100mbit") as found:
+        yield found
+
+
+@pytest.fixture
+def gates(pair: PortPair) -> Iterator[Gates]:
+    found = Gates(pair.a)
+    try:
+        yield found
+    finally:
+        found.open("pa", LOSSLESS)
+        found.close_sockets()
+
+
+def test_the_gates_of_a_namespace_are_found_in_its_qdiscs(gates: Gates) -> None:
+    assert list(gates.gates) == [("pa", LOSSLESS)]
+    assert gates.links()["pa"]
+    assert len(gates.macs["pa"]) == 6
+
+
+def test_a_closed_gate_passes_nothing_of_its_class_and_others_keep_their_share(pair: PortPair, gates: Gates) -> None:
+    with pair.listening() as got, pair.loading(LOSSLESS, OTHER):
+        time.sleep(0.3)
+        start = realtime()
+        time.sleep(0.4)
+        share = len(got.times(OTHER, start)) / 0.4
+        assert len(got.times(LOSSLESS, start)) / 0.4 > 0.9 * share  # the two have equal weights
+        gates.close("pa", LOSSLESS)
+        shut = realtime()
+        time.sleep(0.4)
+        end = realtime()
+    late = got.times(LOSSLESS, shut + 2_000_000, end)
+    assert not late, f"{len(late)} packets left by a closed gate"
+    assert len(got.times(OTHER, shut, end)) / 0.4 >= 0.9 * share
+    assert gates.notices() == []
+    assert gates.errors == 0
+
+
+def test_the_first_packet_leaves_at_once_when_a_gate_opens(pair: PortPair, gates: Gates) -> None:
+    waits = []
+    with pair.listening() as got, pair.loading(LOSSLESS):
+        time.sleep(0.1)
+        for _ in range(40):
+            gates.close("pa", LOSSLESS)
+            time.sleep(0.03)
+            start = realtime()
+            gates.open("pa", LOSSLESS)
+            time.sleep(0.02)
+            waits.append((got.times(LOSSLESS, start)[0] - start) / 1e6)
+    print(f"first packet after Xon: median {statistics.median(waits):.3f} ms, worst {max(waits):.3f} ms")
+    assert statistics.median(waits) <= 0.5
+    # Somebody else's work may have the processor now and then: one of forty may come late.
+    assert sorted(waits)[-2] <= 2.0
+
+
+def test_without_a_kick_an_open_gate_rests_until_the_next_packet_comes(pair: PortPair, gates: Gates) -> None:
+    with pair.listening() as got:
+        with pair.loading(LOSSLESS):
+            time.sleep(0.05)
+            gates.close("pa", LOSSLESS)
+            time.sleep(0.05)
+        time.sleep(0.1)
+        gates._change(gates.gates["pa", LOSSLESS].opening)
+        start = realtime()
+        time.sleep(0.1)
+        assert got.times(LOSSLESS, start) == []
+        gates.kick("pa")
+        time.sleep(0.1)
+        assert got.times(LOSSLESS, start)
+
+
+def test_what_waited_behind_a_gate_is_all_there_when_it_opens(pair: PortPair, gates: Gates) -> None:
+    with pair.listening() as got:
+        gates.close("pa", LOSSLESS)
+        with pair.loading(LOSSLESS) as sent:
+            time.sleep(0.1)
+        assert got.times(LOSSLESS) == []
+        gates.open("pa", LOSSLESS)
+        time.sleep(0.2)
+    assert len(got.times(LOSSLESS)) == sent[LOSSLESS] > 0
+
+
+def test_links_that_go_and_come_back_are_told_of(pair: PortPair, gates: Gates) -> None:
+    from topologies.process import run
+
+    for word, up in (("down", False), ("up", True)):
+        run(["nsenter", f"--net={pair.b}", "ip", "link", "set", "pb", word])
+        end = time.monotonic() + 3
+        seen = []
+        while not seen and time.monotonic() < end:
+            seen = [event for event in gates.notices() if (event.port, event.up) == ("pa", up)]
+        assert seen, f"{word}: nothing heard"
+        assert gates.links()["pa"] is up

@@ -1,0 +1,66 @@
+"""A host that pauses for ever: the watchdog cuts it off, everybody else goes on, and it is let back in afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+
+DETECT_S = RESTORE_S = 0.4
+
+
+@pytest.fixture(scope="module", params=["drop", "forward"])
+def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+    watchdog = {"detect": "400ms", "restore": "400ms", "action": request.param}
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues={"pfc": {"watchdog": watchdog}}) as found:
+        yield found
+
+
+def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: PfcLab) -> None:
+    """One sender to two hosts of another rack; one of those pauses. What is for it fills the way of both."""
+    senders = [host.name for host in net.lab.fabric.hosts[:2]]
+    stormy, calm = (host.name for host in net.lab.fabric.hosts[2:4])
+    port, other = net.down_port(stormy), net.down_port(calm)
+    row = net.row(port)
+    dropping = net.lab.fabric.spec.queues.pfc.watchdog.action == "drop"
+    flows = [(sender, sink, LOSSLESS) for sender in senders for sink in (stormy, calm)]
+    with net.loading(flows):
+        time.sleep(0.5)
+        before = net.rate(other, 0.5)
+        start = time.monotonic()
+        with net.pausing(stormy):
+            until(lambda: net.queues.agent["watchdog"][row])
+            found_s = time.monotonic() - start
+            print(f"storm found after {found_s:.3f} s of {DETECT_S}")
+            assert DETECT_S <= found_s <= DETECT_S * 1.2
+            assert not net.closed(port)
+            time.sleep(0.2)  # what was held back on the way finds its way
+            assert net.rate(other, 0.5) >= 0.9 * before
+            assert int(net.queues.agent["storms"][row]) == 1
+            dropped = int(net.queues.cells["drops"][row][3])
+            assert (dropped > 0) is dropping
+        end = time.monotonic()
+        until(lambda: not net.queues.agent["watchdog"][row])
+        assert RESTORE_S - 0.1 <= time.monotonic() - end <= RESTORE_S * 1.2
+        out = net.out(port)
+        until(lambda: net.out(port) > out + 20)
+        assert int(net.queues.cells["drops"][row][3]) >= dropped
+        assert int(net.queues.agent["storms"][row]) == 1
+    assert "storm" in net.log()
+    assert "calm" in net.log()
+    until(net.at_rest)
+
+
+def test_a_pause_with_nothing_waiting_is_no_storm(net: PfcLab) -> None:
+    stormy = net.lab.fabric.hosts[2].name
+    row = net.row(net.down_port(stormy))
+    storms = int(net.queues.agent["storms"][row])
+    with net.pausing(stormy):
+        time.sleep(DETECT_S * 1.5)
+        assert net.closed(net.down_port(stormy))
+    net.pause(stormy, 0)
+    until(lambda: not net.closed(net.down_port(stormy)))
+    assert int(net.queues.agent["storms"][row]) == storms
