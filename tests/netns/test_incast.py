@@ -1,0 +1,101 @@
+"""15 hosts send to one at line rate: with pauses nothing is lost, and they travel from the sink to the senders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.netns.blaster import Blast, blast
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from topologies.fabric import Tier
+
+pytestmark = pytest.mark.root
+
+SINK = "host16"
+PACKETS, PAYLOAD = 146, 1024  # 160 KB a sender: more than an ingress port's Xoff and headroom
+REPEATS = 20
+QUEUES: dict[str, Any] = {"pfc": {"xoff": "20KB", "xon": "12KB", "reaction": "20ms"}}
+
+
+@contextmanager
+def two_tiers(place: Path, **more: Any) -> Iterator[PfcLab]:
+    """4 RTSW x 4 CTSW, 16 hosts. Links between switches are fast enough: only the way to the sink is too narrow."""
+    link = {"host": "25mbit", "fabric": "100mbit"}
+    queues = QUEUES | {"pfc": QUEUES["pfc"] | more}
+    with pfc_lab(place, ecmp="spray", racks=4, hosts_per_rack=4, link=link, queues=queues) as net:
+        yield net
+
+
+def incast(net: PfcLab) -> list[Blast]:
+    senders = [host.name for host in net.lab.fabric.hosts if host.name != SINK]
+    assert len(senders) == 15
+    return [Blast(name, SINK, PACKETS, PAYLOAD) for name in senders]
+
+
+class FirstPauses:
+    """When each kind of node was first paused by the next one towards the sink; rows are those of the maps."""
+
+    def __init__(self, net: PfcLab) -> None:
+        fabric = net.lab.fabric
+        near = fabric.by_name[SINK].ports[0].peer_node
+        self._received = net.queues.gates["pfc_received"]
+        self.rows: dict[str, list[int]] = {"ctsw": [], "rtsw": [], "hosts": []}
+        for node in fabric.nodes:
+            for port in node.ports:
+                row = net.row(f"{node.name}:{port.name}")
+                if node.tier is Tier.CTSW and port.peer_node == near:
+                    self.rows["ctsw"].append(row)
+                elif node.tier is Tier.RTSW and fabric.by_name[port.peer_node].tier is Tier.CTSW and node.name != near:
+                    self.rows["rtsw"].append(row)
+                elif node.tier is Tier.HOST and port.peer_node != near:
+                    self.rows["hosts"].append(row)
+        self._before = {kind: self._count(kind) for kind in self.rows}
+        self.at: dict[str, float] = {}
+
+    def _count(self, kind: str) -> int:
+        return int(self._received[self.rows[kind]].sum())
+
+    def look(self) -> None:
+        for kind in self.rows:
+            if kind not in self.at and self._count(kind) > self._before[kind]:
+                self.at[kind] = time.monotonic()
+
+
+def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Path) -> None:
+    with two_tiers(tmp_path) as net:
+        pauses = FirstPauses(net)
+        held = net.queues.ingress["headroom_high"]
+        heard = blast(net.lab, incast(net), watch=pauses.look)
+        assert [h.packets for h in heard] == [PACKETS] * 15
+        assert net.drops() == 0
+        # The sink's RTSW pauses the CTSWs, those the other RTSWs, and these their hosts.
+        assert list(pauses.at) == ["ctsw", "rtsw", "hosts"]
+        closed = net.queues.agent["paused_ns"][pauses.rows["hosts"]]
+        assert np.count_nonzero(closed) == 12, "every sender of another rack has been held back"
+        assert int(held.max()) > 0, "what was under way when a pause was asked for went into the headroom"
+        until(net.at_rest)
+
+        for _ in range(REPEATS - 1):
+            heard = blast(net.lab, incast(net))
+            assert [h.packets for h in heard] == [PACKETS] * 15
+            assert net.drops() == 0
+            assert sum(h.bad for h in heard) == 0
+        until(net.at_rest)
+        others = [row for row in range(len(net.queues.cells)) if row % 8 != LOSSLESS]
+        assert int(net.queues.gates["pfc_received"][others].sum()) == 0, "no other class was paused"
+
+
+def test_without_pauses_the_same_incast_loses_packets(tmp_path: Path) -> None:
+    with two_tiers(tmp_path, enabled=False) as net:
+        heard = blast(net.lab, incast(net))
+        lost = sum(PACKETS - h.packets for h in heard)
+        assert lost > 100
+        assert lost == net.drops()
+        assert int(net.queues.gates["pfc_received"].sum()) == 0
+        until(net.at_rest)
