@@ -29,8 +29,6 @@ _TURN: Final = 8  # packets that one QP sends before the next has its turn
 _FILL: Final = 16  # frames that are made before they are handed to the socket
 _SOLICITATION: Final = 135  # ICMPv6 type
 _READS: Final = 4  # full batches that are taken in before others have their turn
-# Without a frame for so long a port is paused, not slow: one of 1 Mb/s sends one of 4,200 bytes in 34 ms.
-_STILL_S: Final = 0.1
 
 _WRITES: Final = {
     # opcode: (first, last, has RETH, has immediate)
@@ -140,9 +138,10 @@ class Nic:
     def expire(self, now: float) -> bool:
         """Let the timers of all QPs look at the clock; True when one ran out.
 
-        A port that is paused for long holds what timers wait for: sending that again would only double it.
+        Timers stand still while the port takes nothing, as it does when it is paused: what they wait for is still in
+        it, and sending that again would only double it.
         """
-        if self.blocked and now - self._took > _STILL_S:
+        if self.blocked and self._took < self._looked:
             for qp in self.qps.values():
                 if qp.requester is not None:
                     qp.requester.hold(now - self._looked)

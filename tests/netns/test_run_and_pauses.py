@@ -1,0 +1,81 @@
+"""Ranks over queues that mark and pause: what they count, and what they do while nothing moves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.netns.pfc_lab import LOSSLESS
+from topologies import lab as life
+from topologies.events import Silent
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.switch.cells import LabQueues
+from topologies.switch.pfc.frame import build
+from topologies.switch.pfc.gates import Gates
+from traffic.lastrun import last_paths
+from traffic.options import RunOptions
+from traffic.run import run
+
+pytestmark = pytest.mark.root
+
+PAUSED = 1.2  # seconds; the shortest time-out that is asked for below is 67 ms
+MARKS = ("queues.ecn.kmin=0", "queues.ecn.kmax=0", "queues.pfc.watchdog.enabled=false")
+
+
+@pytest.fixture(scope="module")
+def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
+    name = lab_name()
+    try:
+        yield life.up(load_fabric("tiny", name=name, overrides=[*MARKS, "link.host=25mbit", "link.fabric=25mbit"])).lab
+    finally:
+        life.down(name)
+
+
+@pytest.mark.parametrize("collective", ["all-reduce", "all-to-all", "incast"])
+def test_every_data_packet_that_arrives_marked_is_counted(net: Lab, collective: str) -> None:
+    result = run(net, RunOptions(collective, sizes=(64 << 10,), iters=2, qps=2), Silent())
+    assert result.wrong == result.icrc_errors == result.stray == 0
+    assert sum(f.retransmitted for f in result.flows) == 0
+    assert all(f.ce == f.packets for f in result.flows) and sum(f.ce for f in result.flows) > 40
+    paths = last_paths(net)
+    assert paths.agree, paths.text()
+
+
+def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(net: Lab) -> None:
+    """The switch pauses a host for 1.2 s, 18 times the time-out that was asked for."""
+    host = net.fabric.hosts[0]
+    quanta = 50_000  # 1.02 s
+    peer = net.fabric.by_name[host.ports[0].peer_node].port(host.ports[0].peer_port)
+    frame = build(bytes.fromhex(peer.mac.replace(":", "")), {LOSSLESS: quanta})
+    gates = Gates(net.handle(peer.node).netns)
+    stop = threading.Event()
+
+    def pause() -> None:
+        stop.wait(1.0)  # until ranks are at work
+        end = time.monotonic() + PAUSED
+        while time.monotonic() < end:
+            gates.send(peer.name, frame)
+            stop.wait(0.2)
+        gates.send(peer.name, build(bytes.fromhex(peer.mac.replace(":", "")), {LOSSLESS: 0}))
+
+    with LabQueues.pinned(net.fabric) as queues:
+        row = queues.ids[host.name, host.ports[0].name] * 8 + LOSSLESS
+        before = int(queues.agent["paused_ns"][row])
+        thread = threading.Thread(target=pause)
+        thread.start()
+        try:
+            result = run(net, RunOptions(sizes=(1 << 20,), iters=6, timeout=14), Silent())
+        finally:
+            stop.set()
+            thread.join()
+            gates.close_sockets()
+        paused = (int(queues.agent["paused_ns"][row]) - before) * 1e-9
+    assert paused > 0.9 * PAUSED
+    assert result.wrong == 0
+    own = [f for f in result.flows if f.src == host.name]
+    assert [f.timeouts for f in own] == [0] * len(own)
+    assert sum(f.retransmitted for f in result.flows) == 0
