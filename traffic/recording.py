@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from topologies.problems import CheckError
+from topologies.problems import CheckError, HeddleError
+from topologies.switch import pfc
 from topologies.switch.cells import LabQueues
 from topologies.switch.requeue import wanted_policies
 from traffic import seriesfile
@@ -22,12 +23,24 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """One run's. `during` goes around the run itself, `kept` comes when nothing of it is under way any more."""
+    """One run's. `during` goes around the run itself, `kept` comes when nothing of it is under way any more.
+
+    remarks: what is to be said of the run beside its result.
+    """
 
     def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str) -> None:
         self._lab, self._live, self._what = lab, live, what
         self._before = Reading.of(live)
-        self._sampler = Sampler(live, bucket_ns / 1e9)
+        self._sampler = Sampler(live, bucket_ns / 1e9, self._mend)
+        self.remarks: list[str] = []
+
+    def _mend(self) -> None:
+        """Start the agent of PFC again when it and its keeper were killed: nobody else would open its gates."""
+        try:
+            if not self.remarks and pfc.mend(self._lab):
+                self.remarks.append("agent and keeper of PFC ended during the run, and were started again")
+        except HeddleError as error:
+            self.remarks.append(f"agent and keeper of PFC ended during the run: {error.problems[0]}")
 
     @contextmanager
     def during(self) -> Iterator[None]:

@@ -57,7 +57,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
                 reports = crew.run(observer)
             result = _result(lab, plan, reports, MachineReadings(crew.before, crew.after, wanted, budget))
             evidence = collect_after(lab, evidence_before, sent_flows(result))
-            result = replace(result, queues=queues.kept(crew.began_ns))
+            result = replace(result, queues=queues.kept(crew.began_ns), warnings=tuple(queues.remarks))
         save(lab, result, evidence)
     return result
 

@@ -164,8 +164,9 @@ def headroom(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
                     ports += 1
                     inward = live.ingress[row(live.ids[node, name], number)]
                     if inward["drops"]:
-                        lacked = f"{inward['drops']} packets, {inward['lost_high']} bytes in one pause"
-                        faults.append(f"{node}:{name}, class {number}: headroom lacked for {lacked}")
+                        count, lacked = int(inward["drops"]), int(inward["lost_high"])
+                        lost = f"{count} packet{'' if count == 1 else 's'} dropped for want of headroom"
+                        faults.append(f"{node}:{name}, class {number}: {lost}, {lacked} bytes in one pause")
     if not ports:
         raise NothingError("no class is both lossless and paused by PFC")
     return f"enough at {ports} ports: no lossless packet was dropped", faults
