@@ -15,13 +15,14 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
+from topologies.queuespec import CLASSES
 from topologies.shapes import clos
 from topologies.spec import FabricSpec
 from topologies.switch.cells import CAUSES, LINK_DOWN, LabQueues, packed
 from topologies.switch.classes import Policy, class_plan, policies_of
 from topologies.switch.hashing import PINS
 from topologies.switch.libbpf import ensure_bpffs
-from topologies.switch.portids import CLASSES, row
+from topologies.switch.portids import row
 from topologies.switch.testrun import TestRun
 
 UNSPEC: Final = 0xFFFFFFFF
@@ -119,7 +120,7 @@ def ipv6(traffic_class: int, size: int = 100, next_header: int = 17, start: byte
 
 def checksum(head: bytes) -> int:
     """RFC 1071, of an IPv4 header whose own checksum is 0; 0 of one that is right."""
-    total = sum(struct.unpack("!10H", head))
+    total: int = sum(struct.unpack("!10H", head))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

@@ -1,0 +1,183 @@
+"""Traffic for the queues' tests: one rack without daemons, numbered packets to its last host, and who got which."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.netns.queue_bench import DATA, LOSSLESS, checksum
+from tests.netns.static_fabric import StaticLab, address, static_fabric
+from topologies.fabric import Port
+from topologies.namespace import inside
+from topologies.process import run
+from topologies.switch.cells import LabQueues
+from topologies.switch.portids import row
+
+SIZE: Final = 1000  # bytes of a frame
+_NUMBER: Final = struct.Struct("!I")
+_PAYLOAD: Final = 14 + 20 + 8
+_ETH_P_IP: Final = 0x0800
+_SO_RCVBUFFORCE: Final = 33
+_SO_SNDBUFFORCE: Final = 32
+
+
+@dataclass
+class Arrivals:
+    """Numbers and ECN bits of the packets that came, in their order, and the frames themselves."""
+
+    frames: list[bytes] = field(default_factory=list)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [_NUMBER.unpack_from(frame, _PAYLOAD)[0] for frame in list(self.frames)]
+
+    @property
+    def ecn(self) -> list[int]:
+        return [frame[15] & 3 for frame in list(self.frames)]
+
+    def wait(self, count: int, seconds: float = 20.0) -> None:
+        """Until so many have come; AssertionError when they do not."""
+        end = time.monotonic() + seconds
+        while len(self.frames) < count:
+            assert time.monotonic() < end, f"{len(self.frames)} of {count} packets have come"
+            time.sleep(0.005)
+
+
+@dataclass(frozen=True)
+class Rack:
+    """Hosts of one RTSW; all packets go to the last one."""
+
+    lab: StaticLab
+    queues: LabQueues
+
+    @property
+    def target(self) -> Port:
+        return self.lab.fabric.hosts[-1].ports[0]
+
+    @property
+    def egress(self) -> Port:
+        """The switch's port to the target."""
+        return self.lab.fabric.by_name[self.target.peer_node].port(self.target.peer_port)
+
+    def cell(self, number: int = LOSSLESS) -> Any:
+        return self.queues.cells[row(self.queues.ids[self.egress.node, self.egress.name], number)]
+
+    def frame(self, number: int, tos: int = DATA, size: int = SIZE, sender: int = 0) -> bytes:
+        """A numbered UDP packet from a host (an index) to the target, as it leaves there."""
+        src = self.lab.fabric.hosts[sender]
+        gateway = self.lab.fabric.by_name[src.ports[0].peer_node].port(src.ports[0].peer_port)
+        ends = socket.inet_aton(address(src)) + socket.inet_aton(address(self.lab.fabric.hosts[-1]))
+        head = struct.pack("!BBHHHBBH8s", 0x45, tos, size - 14, 0, 0x4000, 64, 17, 0, ends)
+        head = head[:10] + struct.pack("!H", checksum(head)) + head[12:]
+        udp = struct.pack("!4H", 20000 + sender, 9, size - 34, 0)
+        start = bytes.fromhex((gateway.mac + src.ports[0].mac).replace(":", "")) + b"\x08\x00" + head + udp
+        return start + _NUMBER.pack(number) + bytes(size - len(start) - _NUMBER.size)
+
+    @contextlib.contextmanager
+    def wire(self, sender: int = 0) -> Iterator[socket.socket]:
+        """A packet socket on a sender's NIC; it waits where more would not fit into the NIC's queue."""
+        with self._socket(self.lab.fabric.hosts[sender].ports[0], 0, _SO_SNDBUFFORCE, 256 << 10) as made:
+            yield made
+
+    @contextlib.contextmanager
+    def at_switch(self) -> Iterator[socket.socket]:
+        """A packet socket on the switch's port to the target: a burst here comes faster than any link."""
+        with self._socket(self.egress, 0, _SO_SNDBUFFORCE) as made:
+            yield made
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Arrivals]:
+        """Take down what comes to the target, behind the programs at its ingress."""
+        found, ended = Arrivals(), threading.Event()
+        with self._socket(self.target, _ETH_P_IP, _SO_RCVBUFFORCE) as taker:
+            taker.settimeout(0.05)
+
+            def take() -> None:
+                while not ended.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        frame, origin = taker.recvfrom(65536)
+                        if origin[2] != socket.PACKET_OUTGOING and frame[23] == 17:
+                            found.frames.append(frame)
+
+            thread = threading.Thread(target=take)
+            thread.start()
+            try:
+                yield found
+            finally:
+                ended.set()
+                thread.join()
+
+    def backlog(self) -> int:
+        """Bytes that the kernel says wait at the switch's port, in all classes: `tc -s`."""
+        said = run(["tc", "-n", self.lab.handle(self.egress.node).netns.name, "-s", "-j", "qdisc", "show", "dev",
+                    self.egress.name]).out  # fmt: skip
+        (root,) = [each for each in json.loads(said) if each["kind"] == "htb"]
+        return int(root["backlog"])
+
+    def _socket(self, port: Port, protocol: int, option: int, room: int = 64 << 20) -> socket.socket:
+        with inside(self.lab.handle(port.node).netns):
+            made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(made)
+            with inside(self.lab.handle(port.node).netns):
+                made.bind((port.name, protocol))
+            made.setsockopt(socket.SOL_SOCKET, option, room)
+            stack.pop_all()
+        return made
+
+    def reaches(self, count: int, what: Callable[[], int] | None = None) -> None:
+        """Until so many packets have been admitted to the switch's port, or `what` says so; AssertionError if never."""
+        end = time.monotonic() + 5
+        while (now := what() if what else int(self.cell()["in_packets"])) != count:
+            assert time.monotonic() < end, now
+            time.sleep(0.002)
+
+    def at_rest(self) -> None:
+        """Every book of the lab closed, within a second: nothing held, and as much out as in. AssertionError if not."""
+        end = time.monotonic() + 2
+        while (wrong := self._open_books()) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not wrong, wrong
+
+    def _open_books(self) -> list[str]:
+        q = self.queues
+        sums = {
+            "depth": q.cells["depth"], "in - out": q.cells["in_bytes"] - q.cells["out_bytes"],
+            "packets": q.cells["in_packets"] - q.cells["out_packets"], "occupancy": q.ingress["occupancy"],
+            "transit": q.transit, "used": q.switches["used"], "shared": q.switches["shared_used"],
+            "headroom": q.switches["headroom_used"], "strays": q.cells["strays"],
+        }  # fmt: skip
+        return [f"{name}: {values[values != 0]}" for name, values in sums.items() if values.any()]
+
+
+@contextlib.contextmanager
+def rack(hosts: int = 3, **keys: Any) -> Iterator[Rack]:
+    """A rack of so many hosts, up for the length of a with block. No agent: nobody would answer a pause."""
+    queues = {**keys.pop("queues", {}), "pfc": {"enabled": False}}
+    with (
+        static_fabric("flow", weights=(1,), racks=1, hosts_per_rack=hosts, queues=queues, **keys) as lab,
+        LabQueues.pinned(lab.fabric) as mapped,
+    ):
+        yield Rack(lab, mapped)
+
+
+def send_from(rack: Rack, senders: Sequence[int], count: int, tos: int = DATA, size: int = SIZE) -> None:
+    """So many packets of each sender, all at once, at the rate of their NICs; numbered sender * 2^24 + n."""
+
+    def one(sender: int) -> None:
+        with rack.wire(sender) as wire:
+            for number in range(count):
+                wire.send(rack.frame(sender << 24 | number, tos, size, sender))
+
+    threads = [threading.Thread(target=one, args=(sender,)) for sender in senders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,109 @@
+"""The depth of a queue is exact: it lies between two readings of the kernel's own, and ends at 0 whatever happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.netns.queue_bench import LOSSLESS
+from tests.netns.queue_traffic import SIZE, rack, send_from
+from topologies.switch.classes import Policy, policies_of
+from topologies.switch.portids import row
+
+pytestmark = pytest.mark.root
+
+ON_ITS_WAY = 4 * SIZE  # out of the qdisc and not yet at the peer, or in BPF and not yet in the qdisc
+
+
+def test_depth_lies_between_two_readings_of_tc_and_returns_to_0() -> None:
+    with rack(link={"host": "40mbit", "fabric": "40mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
+        thread = threading.Thread(target=send_from, args=(made, (0, 1), 1500))
+        thread.start()
+        readings = []
+        while made.backlog() == 0:
+            assert thread.is_alive()
+        for _ in range(60):
+            before, depth, after = made.backlog(), int(made.cell()["depth"]), made.backlog()
+            readings.append((before, depth, after))
+            if not thread.is_alive() and after == 0:
+                break
+        thread.join()
+        for before, depth, after in readings:
+            assert min(before, after) - ON_ITS_WAY <= depth <= max(before, after) + ON_ITS_WAY, readings
+        deep = [depth for _, depth, _ in readings if depth > 100_000]
+        assert len(deep) >= 8, readings
+        made.at_rest()
+        cell = made.cell()
+        assert cell["in_packets"] == cell["out_packets"] == 3000 and cell["in_bytes"] == 3000 * SIZE
+        assert max(depth for _, depth, _ in readings) <= cell["high_water"] <= 3000 * SIZE
+
+
+def test_what_a_port_brought_in_is_charged_to_it_until_it_has_left() -> None:
+    with rack(link={"host": "40mbit", "fabric": "40mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
+        send_from(made, (0, 1), 400)
+        q = made.queues
+        ports = [q.ids[host.ports[0].peer_node, host.ports[0].peer_port] for host in made.lab.fabric.hosts[:2]]
+        highs = [int(q.ingress["high_water"][row(port, LOSSLESS)]) for port in ports]
+        high = int(made.cell()["high_water"])
+        assert high > 200 * SIZE and all(0.3 * high < each < 0.7 * high for each in highs)
+        made.at_rest()
+
+
+def test_classes_count_apart_and_their_sum_is_the_switch() -> None:
+    with rack(link={"host": "40mbit", "fabric": "40mbit"}) as made:
+        for tos in (2, 26 << 2 | 2, 48 << 2):
+            send_from(made, (0,), 50, tos)
+        made.at_rest()
+        counts = [int(made.cell(number)["in_packets"]) for number in (0, 3, 6)]
+        assert counts[1] == 50 and 50 <= counts[0] < 70 and 50 <= counts[2] < 70  # the kernel's own packets beside them
+
+
+def test_a_link_that_takes_packets_with_it_is_settled_to_the_last_byte() -> None:
+    with rack(link={"host": "20mbit", "exceptions": {"host3:eth1": "2mbit"}}) as made:
+        q, port = made.queues, made.queues.ids[made.egress.node, made.egress.name]
+        with made.at_switch() as wire:
+            for number in range(100):
+                wire.send(made.frame(number))
+        send_from(made, (0,), 30)
+        made.reaches(130)
+        assert made.cell()["depth"] > 50 * SIZE
+        made.lab.ip(made.target.node, "link", "set", made.target.name, "down")
+        q.set_down(port, True)
+        made.reaches(0, made.backlog)
+        time.sleep(0.05)
+        q.reset_port(port)
+        made.at_rest()
+        lost = int(made.cell()["drops"][4])
+        assert lost > 50 and made.cell()["in_packets"] == made.cell()["out_packets"] == 130
+        q.set_down(port, False)
+
+
+@pytest.mark.parametrize("what", ["ecn", "buffers"])
+def test_policies_change_under_load_and_no_packet_is_lost(what: str) -> None:
+    with rack(link={"host": "100mbit", "fabric": "100mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
+        usual = policies_of(made.lab.fabric)
+        other = {
+            ref: tuple(_changed(each, what) if each.kind != "unused" else each for each in rows)
+            for ref, rows in usual.items()
+        }
+        with made.listening() as found:
+            thread = threading.Thread(target=send_from, args=(made, (0, 1), 3000))
+            thread.start()
+            changes, before = 0, made.queues.changes
+            while thread.is_alive():
+                made.queues.set_policies(other if changes % 2 == 0 else usual)
+                changes += 1
+            thread.join()
+            found.wait(6000)
+        assert changes >= 5 and made.queues.changes == before + changes
+        assert sorted(found.numbers) == [sender << 24 | n for sender in (0, 1) for n in range(3000)]
+        made.at_rest()
+
+
+def _changed(policy: Policy, what: str) -> Policy:
+    if what == "ecn":
+        return replace(policy, kmin=1000, kmax=2000, pmax=1.0)
+    return replace(policy, reserve=200_000, alpha=2.0, xoff=500_000, xon=400_000)

@@ -1,0 +1,115 @@
+"""ECN on real queues: the curve over a held depth, at enqueue or at dequeue, and what others see of it."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.netns.queue_bench import CE, DATA, ECT0
+from tests.netns.queue_traffic import SIZE, Arrivals, Rack, rack
+from topologies.process import run
+
+pytestmark = pytest.mark.root
+
+STEP = {"kmin": 20 * SIZE, "kmax": 20 * SIZE, "pmax": 1.0}  # everything from 20 packets on, nothing below
+BURST = 150
+
+
+def burst(made: Rack, count: int, tos: int = DATA) -> list[int]:
+    """ECN bits, by number, of packets that come faster than they leave."""
+    with made.listening() as found:
+        with made.at_switch() as wire:
+            for number in range(count):
+                wire.send(made.frame(number, tos))
+        found.wait(count)
+    assert found.numbers == list(range(count))
+    return found.ecn
+
+
+def test_at_enqueue_the_first_of_a_burst_go_unmarked_and_at_dequeue_the_last() -> None:
+    slow = {"host": "10mbit", "fabric": "10mbit"}
+    with rack(link=slow, queues={"ecn": {**STEP, "at": "enqueue"}}) as made:
+        ecn = burst(made, BURST)
+        first = ecn.index(CE)
+        assert ecn[:20] == [ECT0] * 20 and first < BURST - 30 and ecn[-1] == CE
+        assert made.cell()["marks"] == ecn.count(CE)
+        made.at_rest()
+    with rack(link=slow, queues={"ecn": {**STEP, "at": "dequeue"}}) as made:
+        ecn = burst(made, BURST)
+        # Twenty packets behind one are just enough: the last twenty leave less than that.
+        assert ecn[-20:] == [ECT0] * 20 and ecn[-21] == CE and ecn.index(CE) < BURST - 50
+        assert made.cell()["marks"] == ecn.count(CE)
+        made.at_rest()
+
+
+def test_packets_that_are_not_ecn_capable_pass_a_deep_queue_unmarked_and_are_not_dropped_for_it() -> None:
+    with rack(link={"host": "20mbit", "fabric": "20mbit"}, queues={"ecn": STEP}) as made:
+        assert burst(made, 100, DATA & ~3) == [0] * 100
+        assert made.cell()["marks"] == 0 and not made.cell()["drops"].any()
+
+
+def test_a_queue_that_is_held_at_a_depth_marks_as_the_curve_has_it() -> None:
+    """A window of packets: each that arrives lets the next one go, so as many wait as the window has."""
+    kmin, kmax, pmax = 50 * SIZE, 250 * SIZE, 0.4
+
+    def curve(depth: int) -> float:
+        return 0.0 if depth <= kmin else 1.0 if depth >= kmax else pmax * (depth - kmin) / (kmax - kmin)
+
+    links = {"host": "40mbit", "fabric": "40mbit"}
+    queues = {"ecn": {"kmin": kmin, "kmax": kmax, "pmax": pmax}, "buffer": {"rtsw": "4MB"}}
+    with rack(link=links, queues=queues) as made:
+        for window, count in ((40, 2_000), (150, 10_000), (400, 2_000)):
+            ecn, ahead = held(made, window, count)
+            marked, wanted = ecn.count(CE) / len(ecn), sum(map(curve, ahead)) / len(ahead)
+            assert max(ahead) <= window * SIZE
+            assert marked == 0.0 if window == 40 else abs(marked - wanted) <= 0.03, (window, marked, wanted)
+            made.at_rest()
+
+
+def held(made: Rack, window: int, count: int) -> tuple[list[int], list[int]]:
+    """ECN bits of packets that came while the window was full, and the depth that each of them met."""
+    with made.listening() as found, made.at_switch() as wire:
+        ahead: list[int] = []
+        while len(ahead) < count + window:
+            while len(ahead) < min(len(found.frames) + window, count + window):
+                ahead.append(int(made.cell()["depth"]))
+                wire.send(made.frame(len(ahead) - 1))
+            time.sleep(0.0001)
+        found.wait(len(ahead))
+    return found.ecn[window:], ahead[window:]
+
+
+def pcap(found: Arrivals, path: Path) -> Path:
+    """The frames as a capture file (the classic format, microseconds, Ethernet)."""
+    rows = [struct.pack("=4I", 0, n, len(frame), len(frame)) + frame for n, frame in enumerate(found.frames)]
+    path.write_bytes(struct.pack("=IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1) + b"".join(rows))
+    return path
+
+
+def test_tshark_sees_ce_marks_as_such_and_right_checksums(tmp_path: Path) -> None:
+    with rack(link={"host": "20mbit", "fabric": "20mbit"}, queues={"ecn": STEP}) as made:
+        with made.listening() as found:
+            with made.at_switch() as wire:
+                for number in range(100):
+                    wire.send(made.frame(number))
+            found.wait(100)
+        assert 0 < found.ecn.count(CE) < 100
+        wanted = ["ip.dsfield.ecn", "ip.dsfield.dscp", "ip.checksum.status"]
+        words = [word for name in wanted for word in ("-e", name)]
+        said = run(
+            [
+                "tshark",
+                "-r",
+                str(pcap(found, tmp_path / "marked.pcap")),
+                "-o",
+                "ip.check_checksum:TRUE",
+                "-T",
+                "fields",
+                *words,
+            ]
+        ).out
+        rows = [line.split("\t") for line in said.splitlines()]
+        assert rows == [[str(ecn), "26", "1"] for ecn in found.ecn]
