@@ -80,7 +80,7 @@ class PfcLab:
 
     def overdue_ms(self) -> float:
         """By how much a gate is closed past its time, the worst of all; 0 when none is."""
-        until = self.queues.agent["until_ns"]
+        until = self.queues.agent["until_ns"].copy()  # the agent writes meanwhile
         closed = until[until != 0].astype(np.int64)
         return max(0.0, (time.monotonic_ns() - int(closed.min())) / 1e6) if len(closed) else 0.0
 

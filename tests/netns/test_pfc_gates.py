@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.netns.port_pair import PortPair, port_pair, realtime
-from topologies.switch.pfc.gates import Gates
+from topologies.switch.pfc.gates import Gates, LinkEvent
 
 LOSSLESS = 3
 OTHER = 0
@@ -105,7 +105,7 @@ def test_links_that_go_and_come_back_are_told_of(pair: PortPair, gates: Gates) -
     for word, up in (("down", False), ("up", True)):
         run(["nsenter", f"--net={pair.b}", "ip", "link", "set", "pb", word])
         end = time.monotonic() + 3
-        seen = []
+        seen: list[LinkEvent] = []
         while not seen and time.monotonic() < end:
             seen = [event for event in gates.notices() if (event.port, event.up) == ("pa", up)]
         assert seen, f"{word}: nothing heard"

@@ -103,8 +103,11 @@ class Agent:
             self._world.open_gate(index, time.monotonic_ns())
         self._pauses.end()
 
-    def begin(self) -> None:
-        """Take over what is: pauses that run go on to their end, and every other gate is opened, whatever it was."""
+    def begin(self, *, anew: bool) -> None:
+        """Take over what is: pauses that run go on to their end, and gates that are past their time are opened.
+
+        anew: no agent was there until now; every other gate is opened then, too, whatever the table says.
+        """
         now = time.monotonic_ns()
         for index, (space, port, number) in self._world.gates.items():
             until = int(self._until[index])
@@ -112,13 +115,13 @@ class Agent:
                 space.close(port, number)  # the one before may have been killed just before it did
                 self._watch(index, until)
                 self._watchdog.closed(index, int(self._since[index]))
-            else:
+            elif until or anew:
                 self._world.open_gate(index, now)
+        self._pauses.look(now)
         self._watchdog.adopt(now)
         for node in self._world.spaces:
             self._world.page.heartbeat_ns = time.monotonic_ns()  # the keeper is there already
             self._links.read(node, now)
-        self._pauses.look(now)
         self._timers.push(now + TICK_NS, TICK, 0)
 
     def _due(self, when: int, kind: int, index: int, now: int) -> None:

@@ -4,8 +4,9 @@ The keeper is forked from the agent and has its sockets and maps. When the agent
 second, or leaves a gate closed past its time, the keeper opens what is due and forks another agent. When the keeper
 dies the agent forks another keeper. Killing one of them, again and again, so costs nothing but a few milliseconds.
 
-Killing both at the same moment leaves gates closed: then no process of Heddle runs. The program at egress sends packets
-of a class whose gate is past its time around it, and the next verb on the lab starts both anew (see __init__.mend).
+Killing both at the same moment leaves gates closed, since the kernel has no timer that would open one: what waits
+behind them waits until the next verb on the lab starts both anew (see __init__.mend). What comes goes around them: the
+program at egress gives packets of a class whose gate is 300 ms past its time to another queue.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _OVERDUE_NS: Final = 100_000_000
 _SILENT_NS: Final = 500_000_000
 _SILENT_LOOKS: Final = 5  # in a row: a machine that was suspended stops both, and neither is to blame
 _AWAIT_LOCK_S: Final = 5.0
+_SHORT_LIFE_S: Final = 0.2
 _MOST_FILES: Final = 1 << 16
 _OOM_SCORE: Final = b"-900"
 _PRIORITY: Final = 1
@@ -70,44 +72,43 @@ def main() -> int:
         print(f"the PFC agent has died at once; {layout.directory / LOG} says why", file=sys.stderr)
         return 3
     os.close(ready)
+    world.tell = tell
     try:
         _detach()
-        return _live(world, tell)
+        return _live(world)
     except Exception:
         world.log.say("defect", traceback.format_exc())
         return 1
 
 
-def _live(world: World, tell: int) -> int:
-    """Agent or keeper, whatever is needed, until somebody ends it. tell: a pipe to say that the agent is at work."""
+def _live(world: World) -> int:
+    """Agent or keeper, whatever is needed, until somebody ends it."""
     role: Role = "agent"
     other: int | None = None
     while True:
         try:
             world.await_lock(AGENT if role == "agent" else KEEPER, _AWAIT_LOCK_S)
             if role == "agent" or other is None:
-                return be_agent(world, other, tell)
+                return be_agent(world, other)
             return be_keeper(world, other)
         except _Become as become:
-            role, other, tell = become.role, become.other, -1
+            role, other = become.role, become.other
         except Ended:
             return 0
 
 
-def be_agent(world: World, keeper: int | None, tell: int) -> int:
-    """The agent's life. keeper: pidfd; None when there is none yet. tell: see _live; -1 when nobody waits."""
+def be_agent(world: World, keeper: int | None) -> int:
+    """The agent's life. keeper: pidfd; None when there is none yet."""
     world.page.heartbeat_ns = time.monotonic_ns()
     agent = Agent(world)
     quiet_signals(world.page.end)
     signal.signal(signal.SIGHUP, lambda *_: agent.reload())
     try:
-        agent.begin()
-        if tell >= 0:
-            os.write(tell, b"1")
-            os.close(tell)
+        agent.begin(anew=keeper is None)
         while True:
             if keeper is None:
                 keeper = _fork(world, "keeper", agent)
+                world.told(b"")
             agent.run(keeper)
             os.close(keeper)
             keeper = None
@@ -121,9 +122,10 @@ def be_agent(world: World, keeper: int | None, tell: int) -> int:
 def be_keeper(world: World, agent: int) -> int:
     """The keeper's life. agent: pidfd."""
     quiet_signals(world.page.end)
+    world.told(b"1")
     poll = select.poll()
     poll.register(agent, select.POLLIN)
-    silent = 0
+    silent, born = 0, 0.0
     while True:
         died = bool(poll.poll(_LOOK_MS))
         if world.page.ending:
@@ -132,9 +134,13 @@ def be_keeper(world: World, agent: int) -> int:
         overdue = _open_overdue(world, now)
         silent = silent + 1 if now - world.page.heartbeat_ns > _SILENT_NS else 0
         if overdue:
-            world.log.say("overdue", f"the agent left {overdue} gates closed past their time; the keeper opened them")
+            world.log.say("overdue", f"{overdue} gates were closed 100 ms past their time; the keeper opened them")
         if not died and silent < _SILENT_LOOKS:
             continue
+        if died and time.monotonic() - born < _SHORT_LIFE_S:  # one that dies again and again is not made again at once
+            time.sleep(_LOOK_MS / 1000)
+            if time.monotonic() - born < _SHORT_LIFE_S:
+                continue
         why = "has died" if died else "does not turn"
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(agent, signal.SIGKILL)
@@ -144,13 +150,13 @@ def be_keeper(world: World, agent: int) -> int:
         os.close(agent)
         _reap()
         world.page.heartbeat_ns, silent = time.monotonic_ns(), 0
-        agent = _fork(world, "agent", None)
+        agent, born = _fork(world, "agent", None), time.monotonic()
         poll.register(agent, select.POLLIN)
 
 
 def _open_overdue(world: World, now: int) -> int:
     """Open gates that are closed past their time; how many."""
-    until = world.queues.agent["until_ns"]
+    until = world.queues.agent["until_ns"].copy()  # the agent writes meanwhile: one look, not two
     found = ((until != 0) & (until < now - _OVERDUE_NS)).nonzero()[0].tolist()
     for index in found:
         if index in world.gates:

@@ -52,7 +52,9 @@ class Links:
             return
         if not usable:
             self._down.add(number)
-            self._flags[number] |= LINK_DOWN  # no call of set_down: that waits for all processors, and gates do not
+            self._flags[number] = (
+                int(self._flags[number]) | LINK_DOWN
+            )  # no call of set_down: that waits for all processors, and gates do not
             for index in range(number * CLASSES, (number + 1) * CLASSES):
                 self._lost(index, now)
             self._world.log.say("link", f"{self._world.ports[number].ref} is down: what waited there is lost")
@@ -65,5 +67,5 @@ class Links:
         self._world.queues.reset_port(number)
         if self._usable(number):
             self._down.discard(number)
-            self._flags[number] &= ~LINK_DOWN
+            self._flags[number] = int(self._flags[number]) & ~LINK_DOWN
             self._world.log.say("link", f"{self._world.ports[number].ref} is up again")

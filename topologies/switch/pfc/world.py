@@ -121,6 +121,7 @@ class World:
         self.layout, self.queues = layout, queues
         self.log = Log(layout.directory / LOG)
         self.page = Page()
+        self.tell = -1  # a pipe to whoever waits until both are at work
         self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.spaces: dict[str, Gates] = dict(gates)
         self.ports: dict[int, Port] = dict(numbered_ports(layout.fabric))
@@ -130,6 +131,14 @@ class World:
             for each in range(CLASSES):
                 if (port.name, each) in space.gates:
                     self.gates[number * CLASSES + each] = (space, port.name, each)
+
+    def told(self, word: bytes) -> None:
+        """Say it to who waits, if anybody still does, and let go of him."""
+        if self.tell >= 0:
+            with suppress(OSError):
+                os.write(self.tell, word)
+            os.close(self.tell)
+        self.tell = -1
 
     def lock(self, role: int) -> None:
         """Be the one agent, or the one keeper; BlockingIOError when another is."""

@@ -1,0 +1,184 @@
+"""What happens to gates when the processes behind them are killed or stopped, links fail, and rules change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from topologies.switch import pfc
+from topologies.switch.classes import policies_of
+
+LATE_MS = 400  # 100 ms of patience, a look every 50 ms, and a machine that others use as well
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+    with pfc_lab(tmp_path_factory.mktemp("pfc")) as found:
+        yield found
+
+
+@contextmanager
+def incast(net: PfcLab) -> Iterator[tuple[str, float]]:
+    """All hosts but the last send to that as fast as they can. Gives the last port, and its packets a second."""
+    *senders, sink = [host.name for host in net.lab.fabric.hosts]
+    port = net.down_port(sink)
+    with net.loading([(name, sink, LOSSLESS) for name in senders]):
+        until(lambda: any(net.closed(f"{name}:eth1") for name in senders))
+        yield port, net.rate(port, 0.5)
+    until(net.at_rest)
+
+
+def both(net: PfcLab) -> bool:
+    """Whether agent and keeper run."""
+    state = net.agent()
+    return state.agent is not None and state.keeper is not None
+
+
+def watch(net: PfcLab, seconds: float) -> float:
+    """The latest that any gate was closed past its time, in ms, as seen for so long."""
+    end, worst = time.monotonic() + seconds, 0.0
+    while time.monotonic() < end:
+        worst = max(worst, net.overdue_ms())
+        time.sleep(0.002)
+    return worst
+
+
+def test_the_two_run_in_a_namespace_of_the_lab_where_down_finds_them(net: PfcLab) -> None:
+    state = net.agent()
+    spaces = {handle.netns.stat().st_ino for handle in net.lab.handles().values()}
+    for pid in (state.agent, state.keeper):
+        assert Path(f"/proc/{pid}/ns/net").stat().st_ino in spaces
+        assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper"])
+def test_whichever_is_killed_the_other_replaces_it_and_no_gate_stays_closed(net: PfcLab, victim: str) -> None:
+    with incast(net) as (port, before):
+        drops = net.drops()
+        for _ in range(3):
+            old = getattr(net.agent(), victim)
+            os.kill(old, signal.SIGKILL)
+            late = watch(net, 0.3)
+            assert late < LATE_MS
+            until(lambda: both(net) and getattr(net.agent(), victim) != old)  # noqa: B023
+        assert net.rate(port, 0.5) >= 0.9 * before
+        print(f"{victim} killed 3 times: gates {late:.1f} ms late at most, {net.drops() - drops} packets dropped")
+
+
+def test_an_agent_that_is_stopped_is_replaced_and_its_gates_open_in_time(net: PfcLab) -> None:
+    sink = net.lab.fabric.hosts[-1].name
+    with incast(net) as (port, before):
+        old = net.agent().agent
+        assert old is not None
+        os.kill(old, signal.SIGSTOP)
+        net.pause(sink, 1)
+        late = watch(net, 1.5)
+        until(lambda: both(net) and net.agent().agent != old)
+        assert late < LATE_MS
+        assert net.rate(port, 0.5) >= 0.9 * before
+    assert "does not turn" in net.log()
+
+
+def kill_both(net: PfcLab) -> None:
+    """So that neither sees the other go."""
+    state = net.agent()
+    assert state.agent is not None
+    assert state.keeper is not None
+    os.kill(state.agent, signal.SIGSTOP)
+    os.kill(state.keeper, signal.SIGKILL)
+    os.kill(state.agent, signal.SIGKILL)
+    until(lambda: net.agent() == pfc.AgentState(None, None))
+
+
+def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time(net: PfcLab) -> None:
+    source, *_, sink = [host.name for host in net.lab.fabric.hosts]
+    port = net.down_port(sink)
+    net.pause(sink, 5000)
+    until(lambda: net.closed(port))
+    kill_both(net)
+    time.sleep(0.5)
+    assert net.overdue_ms() > 300
+    with net.loading([(source, sink, LOSSLESS)]):
+        out = net.out(port)
+        until(lambda: net.out(port) > out + 20)
+    net.start()
+    until(lambda: not net.closed(port) and net.at_rest())
+
+
+def test_with_both_killed_under_load_the_next_start_mends_everything(net: PfcLab) -> None:
+    with incast(net) as (port, before):
+        kill_both(net)
+        time.sleep(0.3)
+        net.start()
+        assert both(net)
+        assert watch(net, 0.2) < LATE_MS
+        assert net.rate(port, 0.5) >= 0.9 * before
+
+
+def test_a_link_that_fails_under_load_leaves_no_bytes_in_the_books_and_works_again(net: PfcLab) -> None:
+    sink = net.lab.fabric.hosts[-1].name
+    port = net.lab.fabric.by_name[sink].ports[0].peer_ref
+    node, name = port.split(":")
+    down = net.queues.links["flags"]
+    here, there = net.row(port) // 8, net.row(f"{sink}:eth1") // 8
+    with incast(net):
+        for _ in range(2):
+            net.lab.ip(node, "link", "set", name, "down")
+            until(lambda: down[here] & 2 and down[there] & 2)
+            until(lambda: not net.queues.cells["depth"][net.row(port)])
+            net.lab.ip(node, "link", "set", name, "up")
+            net.lab.ip(node, "neigh", "replace", *neighbour(net, sink), "dev", name, "nud", "permanent")
+            until(lambda: not down[here] & 2 and not down[there] & 2)
+            out = net.out(port)
+            until(lambda: net.out(port) > out + 20)  # noqa: B023
+    assert f"{port} is down" in net.log()
+
+
+def neighbour(net: PfcLab, host: str) -> tuple[str, str, str]:
+    """What `ip neigh` forgets of a host when its link goes down."""
+    port = net.lab.fabric.by_name[host].ports[0]
+    assert port.address is not None
+    return str(port.address.ip), "lladdr", port.mac
+
+
+def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
+    """PFC off: every gate opens, pauses are not heeded, nobody is asked. On again: as before."""
+    sink = net.lab.fabric.hosts[-1].name
+    port = net.down_port(sink)
+    spec = net.lab.fabric.spec.queues
+    off = spec.model_copy(update={"pfc": spec.pfc.model_copy(update={"enabled": False})})
+    with incast(net):
+        with net.pausing(sink):
+            until(lambda: net.closed(port))
+            net.queues.set_policies(policies_of(net.lab.fabric, off))
+            pfc.reload(net.lab.name, net.place)
+            until(lambda: not net.queues.agent["until_ns"].any(), seconds=1.0)
+            time.sleep(0.2)
+            assert not net.queues.agent["until_ns"].any()
+            sent = int(net.queues.agent["pfc_sent"].sum())
+            assert net.rate(port, 0.3) > 0
+            assert int(net.queues.agent["pfc_sent"].sum()) == sent
+        net.queues.set_policies(policies_of(net.lab.fabric))
+        until(lambda: net.queues.agent["pfc_sent"].sum() > sent, seconds=2.0)
+
+
+def test_another_gate_is_never_opened_or_closed_by_a_policy_that_stays(net: PfcLab) -> None:
+    policies = policies_of(net.lab.fabric)
+    changed = {
+        ref: tuple(replace(p, quanta=p.quanta // 2) if p.pfc else p for p in rows) for ref, rows in policies.items()
+    }
+    with incast(net):
+        drops = net.drops()
+        net.queues.set_policies(changed)
+        time.sleep(0.5)
+        net.queues.set_policies(policies)
+        time.sleep(0.5)
+        assert net.drops() == drops
