@@ -24,6 +24,7 @@ from topologies.process import Journal, run
 from topologies.runtimes import NodeHandle
 from topologies.shapes import clos
 from topologies.spec import FabricSpec
+from topologies.units import parse_size
 from traffic.plan import Flow
 
 GATEWAY = "169.254.0.1"
@@ -116,6 +117,14 @@ def _node_batch(fabric: Fabric, node: Node, weights: Sequence[int]) -> str:
             hops = [f"nexthop via {gateway} dev {p} onlink weight {weights[i]}" for i, p in enumerate(ordered)]
             lines.append(f"route add {prefix} {' '.join(hops)}")
     return "\n".join(lines) + "\n"
+
+
+def dropping(queue: str) -> dict[str, Any]:
+    """`queues` of a fabric file with which a queue that is alone in its switch holds so much, and drops what is more.
+
+    Half of a buffer without reserve: by the dynamic threshold of alpha 1 a queue has as much as it leaves.
+    """
+    return {"pfc": {"enabled": False}, "reserve": 0, "buffer": 2 * parse_size(queue)}
 
 
 def some_flows(fabric: Fabric, count: int) -> list[Flow]:

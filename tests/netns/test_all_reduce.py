@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import FabricLab
+from tests.netns.static_fabric import dropping
 from topologies.events import Silent
 from topologies.lab import Lab
 from topologies.problems import CheckError, InputError
@@ -96,7 +97,7 @@ def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
 
 
 def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab) -> None:
-    keys = {"link": {"host": "100mbit", "fabric": "20mbit"}, "queues": {"buffer": "20KB"}}
+    keys = {"link": {"host": "100mbit", "fabric": "20mbit"}, "queues": dropping("20KB")}
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=2, **keys)
     result = all_reduce(lab, placement="cyclic", sizes=(1 << 17,), timeout=15, retries=100)
     assert sum(flow.retransmitted for flow in result.flows) > 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.netns.static_fabric import StaticLab, address, roce_frame, send, some_flows, static_fabric
+from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, send, some_flows, static_fabric
 from topologies.namespace import inside
 from topologies.problems import MachineError
 from topologies.switch import rehash
@@ -41,7 +41,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
 @pytest.fixture(scope="module")
 def busy() -> Iterator[StaticLab]:
     """A fabric for load: what a host sends fits through any one port."""
-    with static_fabric("flow", hosts_per_rack=4, link=WIRE, queues={"buffer": "8MB"}) as made:
+    with static_fabric("flow", hosts_per_rack=4, link=WIRE, queues=dropping("32MB")) as made:
         yield made
 
 

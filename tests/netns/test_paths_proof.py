@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
+from tests.netns.static_fabric import StaticLab, dropping, roce_frame, send, some_flows, static_fabric
 from topologies.namespace import inside
 from topologies.switch import hashing, queues
 from topologies.switch.counters import read_counters
+from topologies.switch.disciplines import LEAF_LIMIT
 from topologies.switch.fib import read_fib
 from topologies.switch.libbpf import Map
 from traffic.paths import oracle
@@ -112,7 +113,7 @@ def test_e_ecmp_spreads_the_qps_of_one_five_tuple_and_flow_does_not() -> None:
 
 def test_packets_that_a_full_queue_drops_are_named_and_explained() -> None:
     slow = {"host": "1gbit", "fabric": "1mbit"}
-    with static_fabric("flow", (1, 1), link=slow, queues={"buffer": "20KB"}) as lab:
+    with static_fabric("flow", (1, 1), link=slow, queues=dropping("20KB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]
         before = collect_before(lab)
         send(lab, {flow: 100}, payload=1000)
@@ -137,18 +138,23 @@ def test_what_is_not_proven_says_why() -> None:
 
 
 def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() -> None:
-    with static_fabric(
-        "e-ecmp", (1, 1), link={"host": "25mbit", "fabric": "10gbit"}, queues={"buffer": "300KB"}
-    ) as lab:
+    with static_fabric("e-ecmp", (1, 1), link={"host": "25mbit", "fabric": "10gbit"}) as lab:
         rtsw = lab.fabric.by_name["rtsw1"]
         found = queues.read(lab.handle("rtsw1").netns, [p.name for p in rtsw.ports])
         for port in rtsw.ports:
             row = found[port.name]
-            assert (row.rate_bps, row.ceil_bps, row.limit_bytes) == (port.rate_bps, port.rate_bps, 300_000)
+            assert (row.rate_bps, row.ceil_bps) == (port.rate_bps, port.rate_bps)
             assert port.mtu <= row.burst <= 2 * port.mtu
+            frame = port.mtu + 14
+            assert row.leaves == {
+                0: queues.Leaf("bfifo", LEAF_LIMIT, frame, 1),
+                3: queues.Leaf("tbf", LEAF_LIMIT, 4 * frame, 1),
+                6: queues.Leaf("bfifo", LEAF_LIMIT, frame, 0),
+            }
         programs = queues.read_programs(lab.handle("rtsw1").netns, ["eth1"])
-        assert programs == {"eth1": ("ingress:hash", "egress:count")}
-        assert queues.read_programs(lab.handle("host1").netns, ["eth1"]) == {"eth1": ("ingress:nic",)}
+        assert programs == {"eth1": ("ingress:dequeue", "ingress:hash", "egress:count", "egress:enqueue")}
+        programs = queues.read_programs(lab.handle("host1").netns, ["eth1"])
+        assert programs == {"eth1": ("ingress:dequeue", "ingress:nic", "egress:enqueue")}
         now = hashing.read_hashing(lab.name, lab.handle("rtsw1"))
         assert (now.mode, now.seed, now.policy, now.fields) == ("e-ecmp", rtsw.hash_seed, 1, 0x37)
         assert read_counters(lab.name, lab.handle("rtsw1")).misses == 0
@@ -180,7 +186,7 @@ def test_a_path_that_ends_on_the_way_is_not_foreseen_as_right() -> None:
 
 def test_counters_of_a_slow_port_are_waited_for() -> None:
     slow = {"host": "1gbit", "fabric": "1mbit"}
-    with static_fabric("flow", (1,), link=slow, queues={"buffer": "400KB"}) as lab:
+    with static_fabric("flow", (1,), link=slow, queues=dropping("400KB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]
         before = collect_before(lab)
         send(lab, {flow: 60}, payload=4000)  # two seconds' worth
@@ -192,7 +198,7 @@ def test_counters_of_a_slow_port_are_waited_for() -> None:
 
 def test_what_an_earlier_run_left_under_way_is_not_counted_for_the_next() -> None:
     slow = {"host": "1gbit", "fabric": "1mbit"}
-    with static_fabric("flow", (1,), link=slow, queues={"buffer": "400KB"}) as lab:
+    with static_fabric("flow", (1,), link=slow, queues=dropping("400KB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]
         send(lab, {flow: 20}, payload=4000)
         before = collect_before(lab)

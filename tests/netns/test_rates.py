@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.netns.static_fabric import roce_frame, some_flows, static_fabric
+from tests.netns.static_fabric import dropping, roce_frame, some_flows, static_fabric
 from topologies.namespace import inside
 
 pytestmark = pytest.mark.root
@@ -21,7 +21,7 @@ ETH_P_ALL = 3  # so it has each frame before the NIC's programs
 @pytest.mark.parametrize("rate", [20_000_000, 100_000_000])
 def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
     link = {"host": "1gbit", "fabric": f"{rate}bit"}
-    with static_fabric("flow", (1, 1), link=link, queues={"buffer": "2MB"}) as lab:
+    with static_fabric("flow", (1, 1), link=link, queues=dropping("2MB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]
         port = lab.fabric.by_name[flow.src].ports[0]
         frame = roce_frame(flow, 4096, port.mac, lab.fabric.by_name[port.peer_node].port(port.peer_port).mac)

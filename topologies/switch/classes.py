@@ -118,8 +118,9 @@ def policies_of(
     for node in fabric.nodes:
         mine = (own or {}).get(node.name, usual)
         budget = None if node.tier is Tier.HOST else budget_of(node, mine)
-        if budget is not None and budget.shared < (mtu := max((port.mtu for port in node.ports), default=0)) + HEADER:
-            why, hint = too_small(mine, node.name, len(node.ports), budget, mtu)
+        frame = max((port.mtu for port in node.ports), default=0) + HEADER
+        if budget is not None and node.ports and budget.shared < frame:
+            why, hint = too_small(mine, node.name, len(node.ports), budget, frame - HEADER)
             problems.append(Problem(node.name, "queues.buffer", why, hint))
         for port in node.ports:
             key = (id(mine), budget, port.rate_bps, port.mtu)
