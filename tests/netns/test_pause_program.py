@@ -167,3 +167,23 @@ def test_what_nobody_has_stamped_passes_untouched(port: Bench) -> None:
     done = port.dequeue(frame)
     assert (done.retval, done.frame) == (UNSPEC, frame)
     assert not port.queues.cells["out_packets"].any() and not port.queues.cells["strays"].any()
+
+
+def test_what_is_charged_is_put_right_when_thresholds_change_under_it(port: Bench) -> None:
+    """A packet that was charged to where it leaves is credited to where it came in, and the other way round."""
+    without = replace(PAUSING, pfc=False)
+    for before, after in ((without, PAUSING), (PAUSING, without), (PAUSING, replace(PAUSING, xoff=20_000, xon=9_000))):
+        for number in (0, 1):
+            port.policy(before, number)
+        for _ in range(80):
+            port.enqueue(ipv4(DATA, 1000), BY)
+        for number in (0, 1):
+            port.policy(after, number)
+        for _ in range(40):
+            port.leave(LOSSLESS, 1000, BY)
+        port.queues.settle()
+        node, (shared, headroom) = port.queues.switches[0], port.queues.charged()
+        assert (node["shared_used"], node["headroom_used"]) == (shared[0], headroom[0]) and shared[0] > 0
+        for _ in range(40):
+            port.leave(LOSSLESS, 1000, BY)
+        assert (node["shared_used"], node["headroom_used"], node["used"]) == (0, 0, 0)

@@ -220,12 +220,12 @@ class LabQueues:
         Where packets pass meanwhile a few of them are left over; a switch forgets those when it is next empty.
         """
         shared, headroom = self.charged()
-        for node in np.flatnonzero(self.switches["used"]):
-            deltas = [int(want[node]) - int(self.switches[name][node]) for want, name in
-                      ((shared, "shared_used"), (headroom, "headroom_used"))]  # fmt: skip
-            if any(deltas):
-                words = [word for delta in deltas for word in struct.unpack("=2I", struct.pack("=q", delta))]
-                self._programs["settle"].test_run(bytes(14), cb=(int(node), *words))
+        # Both may be below 0 for the moment, which the programs take for 0.
+        deltas = (shared - self.switches["shared_used"].astype(np.int64),
+                  headroom - self.switches["headroom_used"].astype(np.int64))  # fmt: skip
+        for node in np.flatnonzero(deltas[0] | deltas[1]):
+            words = [word for each in deltas for word in struct.unpack("=2I", struct.pack("=q", int(each[node])))]
+            self._programs["settle"].test_run(bytes(14), cb=(int(node), *words))
 
     def charged(self) -> tuple[Rows, Rows]:
         """By node: bytes beyond reserves in the shared buffer, and in headroom, as summed over its queues now."""
