@@ -1,0 +1,185 @@
+"""Schedulers and markers of the kernel's own, where it has them, do as HTB and the programs do everywhere."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from contextlib import AbstractContextManager
+from typing import Final
+
+import pytest
+
+from tests.netns.port_pair import MTU, PortPair, class_id, port_pair, realtime
+from topologies.fabric import Port
+from topologies.namespace import inside
+from topologies.problems import MachineError
+from topologies.queuespec import QueuesSpec
+from topologies.switch import ets, red
+from topologies.switch.classes import class_plan
+from topologies.switch.disciplines import DISCIPLINES, chosen
+from topologies.switch.pfc.gates import Gates
+from topologies.units import parse_rate
+
+pytestmark = pytest.mark.root
+
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+NO_ETS: Final = ets.missing()
+NO_RED: Final = red.missing()
+needs_ets = pytest.mark.skipif(bool(NO_ETS), reason=NO_ETS)
+needs_red = pytest.mark.skipif(bool(NO_RED), reason=NO_RED)
+
+LOSSY: Final = QueuesSpec(lossless=[], weights={"1": 3})  # classes 0 and 1 share as 1 to 3 what control, 6, leaves
+
+
+def pair_with(name: str) -> AbstractContextManager[PortPair]:
+    """Two ports with the queues of a discipline."""
+    plan = class_plan(LOSSY)
+    priorities = DISCIPLINES[name].priorities(plan)
+
+    def lines(dev: str, rate: str) -> list[str]:
+        return DISCIPLINES[name].lines(Port("a", dev, "", "b", dev, parse_rate(rate), MTU), plan)
+
+    return port_pair("50mbit", lines, priorities.__getitem__)
+
+
+def counted(pair: PortPair, seconds: float, *classes: int) -> dict[int, int]:
+    """Class -> frames that came in so much time, while these classes always have something to send."""
+    with pair.listening() as arrivals, pair.loading(*classes):
+        time.sleep(0.3)
+        start = realtime()
+        time.sleep(seconds)
+        end = realtime()
+    return {number: len(arrivals.times(number, start, end)) for number in classes}
+
+
+@pytest.mark.parametrize("name", ["htb", pytest.param("ets", marks=needs_ets)])
+def test_classes_share_by_weight_and_control_goes_before_them(name: str) -> None:
+    with pair_with(name) as pair:
+        shares = counted(pair, 1.0, 0, 1)
+        assert sum(shares.values()) > 500  # of 1,546 at the port's rate
+        assert shares[1] / sum(shares.values()) == pytest.approx(0.75, abs=0.03)
+        alone = counted(pair, 0.5, 0, 1, 6)
+        assert alone[6] > 250
+        assert alone[0] + alone[1] <= 0.02 * alone[6]
+
+
+@needs_ets
+def test_ets_is_taken_where_no_class_can_be_paused() -> None:
+    assert chosen(LOSSY).name == "ets"
+    assert chosen(LOSSY.model_copy(update={"scheduler": "htb"})).name == "htb"
+    assert chosen(QueuesSpec()).name == "htb"
+
+
+@pytest.mark.skipif(not NO_ETS, reason="this kernel has sch_ets")
+def test_without_sch_ets_auto_is_htb_and_ets_is_refused() -> None:
+    assert chosen(LOSSY).name == "htb"
+    with pytest.raises(
+        MachineError, match=r"scheduler: ets is not possible: this kernel has no sch_ets\n.*scheduler: htb"
+    ):
+        chosen(LOSSY.model_copy(update={"scheduler": "ets"}))
+
+
+@needs_ets
+def test_a_closed_gate_below_ets_would_stop_all_weighted_classes() -> None:
+    """Why labs with lossless classes have HTB: should a kernel ever do better, this fails and says so."""
+
+    def lines(
+        dev: str, rate: str
+    ) -> list[str]:  # band 1 is strict; the last one has the gate, at a class that Gates knows
+        shape = f"htb rate {rate} ceil {rate} burst 8000b cburst 8000b quantum {MTU}"
+        queues = {"1": "bfifo", "f": "bfifo", "10": "tbf rate 40gbit burst 100000b"}
+        made = [
+            f"qdisc add dev {dev} root handle 9: htb default 1",
+            f"class add dev {dev} parent 9: classid 9:1 {shape}",
+        ]
+        made += [f"qdisc add dev {dev} parent 9:1 handle 1: ets bands 16 strict 1 quanta {' '.join(['4042'] * 15)}"]
+        return made + [f"qdisc add dev {dev} parent 1:{band} {q} limit 4000000b" for band, q in queues.items()]
+
+    bands = {6: 0x10001, 1: 0x1000F, 0: 0x10010}
+    with port_pair("50mbit", lines, bands.__getitem__) as pair:
+        gates = Gates(pair.a)
+        assert list(gates.gates) == [("pa", 0)]
+        before = counted(pair, 0.5, 0, 1)
+        assert min(before.values()) > 100
+        gates.close("pa", 0)
+        assert counted(pair, 0.5, 0, 1, 6)[6] > 100
+        closed = counted(pair, 0.5, 0, 1)
+        gates.close_sockets()
+    assert closed == {0: 0, 1: 0}
+
+
+def probes(pair: PortPair) -> tuple[socket.socket, socket.socket]:
+    """One socket that sends class 3 of `pa`, however much waits, and one that takes IP at `pb`."""
+    with inside(pair.a):
+        mouth = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    with inside(pair.b):
+        ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+    mouth.bind(("pa", 0))
+    mouth.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 28)
+    mouth.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(3))
+    ear.bind(("pb", 0x0800))
+    ear.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 28)
+    ear.settimeout(1.0)
+    return mouth, ear
+
+
+def datagram(size: int, tos: int) -> bytes:
+    """An IPv4 packet of protocol 253 (experiments), its header without a checksum: nothing routes it."""
+    head = struct.pack("!BBHHHBBH4s4s", 0x45, tos, size - 14, 0, 0, 64, 253, 0, bytes(4), bytes(4))
+    return b"\2" * 12 + b"\x08\x00" + head + bytes(size - 34)
+
+
+@needs_red
+@pytest.mark.parametrize("pmax", [0.2, 1.0])
+def test_red_marks_its_curve_of_the_bytes_that_wait(pmax: float) -> None:
+    """A closed gate holds the depth: it is known at each packet. Five spans of it, 10,000 packets each."""
+    size, many = 64, 10_000
+    span = size * many
+    curve = red.Curve(span, 4 * span, pmax)
+    with port_pair("50mbit") as pair:
+        red.install(pair.a, {("pa", 3): curve})
+        gates = Gates(pair.a)
+        gates.close("pa", 3)
+        mouth, ear = probes(pair)
+        with mouth, ear:
+            frame, seen = datagram(size, 0x02), 0
+            for place in range(5):
+                for _ in range(many):
+                    mouth.send(frame)
+                marks = red.read_marks(pair.a)["pa", 3]
+                wanted = sum(curve.fraction(place * span + size * n) for n in range(many)) / many
+                slack = 0.03 if 0 < place < 4 else 0
+                assert (marks - seen) / many == pytest.approx(wanted, abs=slack), f"from {place * span} bytes on"
+                seen = marks
+        gates.close_sockets()
+    assert curve.fraction(span) == 0
+    assert curve.fraction(4 * span - 1) == pytest.approx(pmax, abs=1e-3)
+    assert curve.fraction(4 * span) == 1
+
+
+@needs_red
+def test_red_leaves_packets_alone_that_are_not_ecn_capable_and_keeps_all_when_its_curve_changes() -> None:
+    with port_pair("20mbit") as pair:
+        red.install(pair.a, {("pa", 3): red.NEVER})
+        gates = Gates(pair.a)
+        gates.close("pa", 3)
+        mouth, ear = probes(pair)
+        with mouth, ear:
+            for tos in (0x00, 0x02):
+                mouth.send(datagram(500, tos))
+            red.change(pair.a, {("pa", 3): red.Curve(1, 1, 1.0)})
+            assert red.read_curves(pair.a) == {("pa", 3): red.Curve(1, 1, 0.0)}
+            for tos in (0x00, 0x01, 0x02, 0x03) * 50:
+                mouth.send(datagram(500, tos))
+            gates.open("pa", 3)
+            came = [ear.recv(64)[15] for _ in range(202)]
+        gates.close_sockets()
+        assert came == [0x00, 0x02] + [0x00, 0x03, 0x03, 0x03] * 50
+        assert red.read_marks(pair.a) == {("pa", 3): 150}  # those that came marked, too
+
+
+@pytest.mark.skipif(not NO_RED, reason="this kernel has sch_red")
+def test_without_sch_red_the_marker_is_refused() -> None:
+    with pytest.raises(MachineError, match=r"marker: red is not possible: this kernel has no sch_red\n.*marker: bpf"):
+        red.require()
