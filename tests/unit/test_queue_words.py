@@ -1,0 +1,175 @@
+"""What `queues` says of a lab's maps: a row where something happened, headroom by its sum, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from topologies.cli.queues import Wanted, matching
+from topologies.cli.queuetext import amount, queues_text
+from topologies.fabric import Fabric
+from topologies.load import load_fabric
+from topologies.queuestatus import AgentRow, QueuesResult, reaction_bin, reactions_of, result_of
+from topologies.shapes import build
+from topologies.switch import cells
+from topologies.switch.classes import policies_of
+from topologies.switch.portids import port_ids, row
+
+NOW = 5_000_000_000
+ALIVE = AgentRow(100, 101)
+
+
+@dataclass
+class Maps:
+    """A fabric's maps in this process's memory, and what the fabric file says of them."""
+
+    fabric: Fabric
+    cells: Any
+    ingress: Any
+    gates: Any
+    agent: Any
+    switches: Any
+
+    def at(self, ref: str, number: int = 3) -> int:
+        node, _, port = ref.partition(":")
+        return row(port_ids(self.fabric)[node, port], number)
+
+    def result(self, agent: AgentRow = ALIVE, settings: Mapping[str, Mapping[str, Any]] | None = None) -> QueuesResult:
+        return result_of(self.fabric, cast(Any, self), policies_of(self.fabric), agent, settings or {}, NOW)
+
+
+@pytest.fixture
+def maps() -> Maps:
+    fabric = build(
+        load_fabric("tiny", overrides=["link.host=100mbit", "link.fabric=100mbit", "queues.pfc.reaction=10ms"])
+    )
+    rows = (len(port_ids(fabric)) + 1) * 8
+    table = {"cells": cells.CELL, "ingress": cells.INGRESS, "gates": cells.GATE, "agent": cells.AGENT}
+    made = {name: np.zeros(rows, layout) for name, layout in table.items()}
+    return Maps(fabric, **made, switches=np.zeros(len(fabric.nodes), cells.NODE))
+
+
+def text(result: QueuesResult, wanted: Wanted | None = None) -> str:
+    wanted = wanted or Wanted()
+    rows, hidden = wanted.rows(result)
+    return queues_text(result, rows, wanted.switches(result), hidden)
+
+
+def words_of(line: str) -> list[str]:
+    return [word for word in line.split("  ") if word.strip()]
+
+
+def test_a_lab_at_rest_is_said_to_be_quiet_and_its_headroom_is_a_sum(maps: Maps) -> None:
+    said = text(maps.result())
+    assert said.splitlines() == [
+        "48 queues never held more than two packets, and marked, dropped and paused nothing; --all shows them",
+        "",
+        "headroom of 12 ports at 100mbit: 100mbit x 10 ms assumed + 2 packets of 4214 B = 133 KB each",
+        "  none needed yet",
+        "reaction: none measured yet: no port was paused while it sent",
+    ]
+
+
+def test_a_queue_that_filled_has_a_row_with_what_became_of_it(maps: Maps) -> None:
+    cell = maps.cells[maps.at("rtsw1:eth3")]
+    cell["depth"], cell["high_water"], cell["marks"] = 120_000, 333_000, 1234
+    cell["drops"][:2] = 5, 12
+    maps.switches[0]["used"], maps.switches[0]["high_water"] = 191_000, 412_000
+    said = text(maps.result()).splitlines()
+    assert words_of(said[1])[:2] == ["rtsw1:eth3", "3 lossless"]
+    assert [each.strip() for each in words_of(said[1])[2:]] == [
+        "120 KB", "333 KB", "-", "-", "1,234", "-", "-", "ok", "5 threshold, 12 headroom",
+    ]  # fmt: skip
+    assert "47 more queues never held more than two packets" in "\n".join(said)
+    assert any(line.startswith("rtsw1   1.13 MB  191 KB  412 KB (36%)") for line in said)
+
+
+def test_a_closed_gate_is_paused_until_now_and_a_storm_is_named(maps: Maps) -> None:
+    at = maps.at("ctsw1:eth1")
+    maps.gates[at]["pfc_received"] = 62
+    maps.agent[at]["paused_ns"], maps.agent[at]["closed_since_ns"] = 812_000_000, NOW - 3_000_000
+    maps.agent[at]["watchdog"], maps.agent[at]["storms"] = 1, 2
+    (found,) = (each for each in maps.result().rows if not each.quiet)
+    assert (found.paused, found.paused_ms, found.watchdog, found.storms) == (True, 815.0, "storm: drop", 2)
+    assert "815.0 ms, now" in text(maps.result())
+    assert "storm: drop (2 storms)" in text(maps.result())
+
+
+def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
+    inward = maps.ingress[maps.at("rtsw1:eth1")]
+    inward["headroom_high"], inward["drops"], inward["lost_high"] = 130_000, 12, 40_000
+    result = maps.result()
+    (headroom,) = result.headroom
+    assert (headroom.highest, headroom.highest_at, headroom.lacking) == (133_428 + 40_000, "rtsw1:eth1", 40_000)
+    said = text(result)
+    assert "most needed 173 KB at rtsw1:eth1" in said
+    assert "UNDERSIZED: 12 packets dropped for want of it, 40 KB more than there was; try pfc.headroom=180KB" in said
+    assert result.to_json()["headroom"][0]["lacking"] == 40_000
+
+
+def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) -> None:
+    at = maps.at("rtsw2:eth1")
+    maps.agent[at]["reactions"], maps.agent[at]["reaction_max_ns"] = 3, 25_000_000
+    bins = maps.agent["spare"].view("<u4")
+    for reaction_ns in (100_000, 100_000, 25_000_000):
+        bins[at, reaction_bin(reaction_ns)] += 1
+    said = text(maps.result())
+    assert "reaction: 3 measured, median 0.11 ms, at most 25.00 ms from pause frame to last packet" in said
+    assert "the slowest asks for 321 KB at 100mbit, more than the 133 KB there is" in said
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_median_of_a_histogram_is_in_the_bin_of_the_true_one(seed: int) -> None:
+    times = np.random.default_rng(seed).lognormal(12.5, 1, 501).astype(np.int64)
+    agent = np.zeros(3, cells.AGENT)
+    for each in times:
+        agent["spare"].view("<u4")[1, reaction_bin(int(each))] += 1
+    agent["reactions"][1], agent["reaction_max_ns"][1] = len(times), times.max()
+    seen = reactions_of(agent)
+    assert reaction_bin(seen.median_ns) == reaction_bin(int(np.median(times)))
+    assert (seen.count, seen.max_ns) == (501, times.max())
+
+
+def test_who_does_not_run_and_what_was_set_is_said(maps: Maps) -> None:
+    settings = {"ctsw1": {"ecn.kmax": 800_000}, "ctsw2": {"ecn.kmax": 800_000}, "rtsw1": {}}
+    said = text(maps.result(AgentRow(None, None), settings))
+    assert "agent: does not run, so pauses are neither sent nor obeyed" in said
+    assert said.endswith("set: ecn.kmax=800KB on ctsw1, ctsw2")
+    assert "keeper: does not run" in text(maps.result(AgentRow(100, None)))
+    assert maps.result(AgentRow(None, None)).to_json()["agent"] == {"agent": None, "keeper": None, "alive": False}
+
+
+def test_the_document_has_a_row_a_port_and_class_with_the_names_that_are_promised(maps: Maps) -> None:
+    data = maps.result().to_json()
+    assert {"lab", "ports", "switches", "headroom", "agent"} <= set(data)
+    assert len(data["ports"]) == 16 * 3
+    promised = {"port", "class", "depth", "high_water", "marks", "drops", "pfc_sent", "pfc_received", "paused_ms"}
+    assert promised <= set(data["ports"][0])
+    assert [each["switch"] for each in data["switches"]] == ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]
+    assert data["switches"][0]["buffer"] == 4 * (150_000 + 133_428)
+
+
+def test_rows_are_chosen_by_patterns_and_classes(maps: Maps) -> None:
+    result = maps.result()
+    every = Wanted(every=True)
+    assert len(every.rows(result)[0]) == 48
+    some = Wanted(nodes=("ctsw*",), ports=("*:eth1",), classes=(3, 6), every=True)
+    assert [(each.port, each.traffic_class) for each in some.rows(result)[0]] == [
+        ("ctsw1:eth1", 3), ("ctsw1:eth1", 6), ("ctsw2:eth1", 3), ("ctsw2:eth1", 6),
+    ]  # fmt: skip
+    has = matching(["rtsw1,ctsw*:eth2"], ["3"])
+    assert has is not None
+    assert [has(ref, 3) for ref in ("rtsw1:eth4", "ctsw9:eth2", "ctsw1:eth1")] == [True, True, False]
+    assert not has("rtsw1:eth1", 6)
+    assert matching([], []) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "-"), (812, "812 B"), (60_000, "60 KB"), (1_234_567, "1.23 MB"), (2_500_000_000, "2500 MB")]
+)
+def test_bytes_are_written_as_a_fabric_file_has_them(count: int, said: str) -> None:
+    assert amount(count) == said

@@ -1,0 +1,64 @@
+"""`queues set`: the same words as for a fabric file, and nothing that a running lab cannot change."""
+
+from __future__ import annotations
+
+import pytest
+
+from topologies.load import load_fabric
+from topologies.problems import InputError
+from topologies.spec import FabricSpec
+from topologies.switch.requeue import changed
+
+
+@pytest.fixture(scope="module")
+def spec() -> FabricSpec:
+    return load_fabric("tiny")
+
+
+def refused(spec: FabricSpec, *settings: str, hosts: bool = True) -> str:
+    with pytest.raises(InputError) as caught:
+        changed(spec, spec.queues, settings, hosts=hosts)
+    return str(caught.value)
+
+
+def test_several_settings_hold_together_and_everything_else_stays(spec: FabricSpec) -> None:
+    made = changed(spec, spec.queues, ["ecn.kmin=500KB", "queues.ecn.kmax=800KB", "pfc.watchdog.detect=2s", "alpha=2"])
+    assert (made.ecn.kmin, made.ecn.kmax, made.pfc.watchdog.detect, made.alpha) == (500_000, 800_000, 2 * 10**9, 2.0)
+    back = changed(spec, made, ["ecn.kmin=100KB", "ecn.kmax=400KB", "pfc.watchdog.detect=1s", "alpha=1"])
+    assert back == spec.queues
+
+
+def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(spec: FabricSpec) -> None:
+    buffer = changed(spec, spec.queues, ["buffer=20MB"]).buffer
+    assert {buffer.rtsw, buffer.ctsw, buffer.atsw} == {20_000_000}
+    assert buffer.host == spec.queues.buffer.host
+    assert changed(spec, spec.queues, ["buffer.ctsw=30MB"]).buffer.rtsw == spec.queues.buffer.rtsw
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["ecn.kmax=20KB"], "queues.ecn.kmin: 100KB is above kmax, 20KB\n"),
+        (["pfc.xon=90KB"], "queues set  queues.pfc.xon: 90KB is not below xoff, 60KB\n"),
+        (["ecn.kmin=many"], "queues set  queues.ecn.kmin: many is not a size\n"),
+        (["weights.3=4"], "queues set  weights.3 is fixed when a lab is made, and needs a new one\n"),
+        (["scheduler=ets"], "./inv down, then ./inv up FABRIC --set queues.scheduler=..."),
+        (["xoff=1KB"], "queues set  xoff is no key of queues\n            hint: did you mean pfc.xoff?"),
+        (["ecn.kmx=1KB"], "did you mean ecn.kmax?"),
+        (["ecn.kmax"], "ecn.kmax is not path=value"),
+        (["pfc.quanta=60000", "pfc.watchdog.detect=10ms"], "the watchdog takes a pause of 10ms for a storm"),
+        (["buffer=100KB"], "queues.buffer"),
+    ],
+)
+def test_what_cannot_be_is_said_as_of_a_fabric_file(spec: FabricSpec, settings: list[str], said: str) -> None:
+    assert said in refused(spec, *settings)
+
+
+def test_all_that_is_wrong_is_said_at_once(spec: FabricSpec) -> None:
+    text = refused(spec, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
+    assert all(word in text for word in ("lossless is fixed", "foo is no key", "pfc.xon: 90KB"))
+
+
+def test_what_is_of_hosts_is_not_set_at_switches(spec: FabricSpec) -> None:
+    assert "is that of hosts, and --switch names switches" in refused(spec, "buffer.host=2MB", hosts=False)
+    assert changed(spec, spec.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000

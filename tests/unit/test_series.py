@@ -1,0 +1,202 @@
+"""Queues over time: what a sampler makes of maps that change under it, and what stays when buckets are joined."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from topologies.lab import Lab
+from topologies.problems import InputError
+from topologies.switch import cells
+from traffic import series as room
+from traffic import seriesfile
+from traffic.series import COLUMNS, Sampler, Series, _Bucket, changes, counted, halved
+from traffic.seriesfile import RowLabel
+
+ROWS = 40
+BUSY = 11  # a row
+
+
+@dataclass
+class Maps:
+    """The maps of a lab that carries nothing, in this process's memory."""
+
+    cells: Any = field(default_factory=lambda: np.zeros(ROWS, cells.CELL))
+    ingress: Any = field(default_factory=lambda: np.zeros(ROWS, cells.INGRESS))
+    gates: Any = field(default_factory=lambda: np.zeros(ROWS, cells.GATE))
+    agent: Any = field(default_factory=lambda: np.zeros(ROWS, cells.AGENT))
+
+    def arrive(self, count: int) -> None:
+        """Bytes come, as the program `enqueue` enters them."""
+        cell = self.cells[BUSY]
+        cell["depth"] += count
+        cell["peak"] = max(cell["peak"], cell["depth"])
+
+    def leave(self, count: int) -> None:
+        """Bytes go, as `dequeue` does it."""
+        self.cells[BUSY]["depth"] -= count
+        self.cells[BUSY]["out_bytes"] += count
+
+
+@contextmanager
+def sampled(maps: Maps, bucket_s: float = 0.005) -> Iterator[list[Series]]:
+    found: list[Series] = []
+    sampler = Sampler(maps, bucket_s)
+    with sampler:
+        yield found
+    found.append(sampler.series())
+
+
+def pause() -> None:
+    time.sleep(0.02)  # some buckets
+
+
+def test_every_byte_mark_and_drop_is_in_some_bucket_and_idle_rows_in_none() -> None:
+    maps = Maps()
+    maps.cells["out_bytes"] = 10**9  # of earlier runs
+    maps.cells["marks"][3] = 7
+    with sampled(maps) as found:
+        for _ in range(5):
+            maps.arrive(9000)
+            pause()
+            maps.leave(6000)
+            maps.cells["marks"][BUSY] += 2
+            maps.cells["drops"][BUSY][1] += 1
+        pause()
+        maps.leave(15_000)
+    (series,) = found
+    assert series.rows.tolist() == [BUSY]
+    assert {name: int(series.columns[name].sum()) for name in ("out_bytes", "marks", "drops")} == {
+        "out_bytes": 45_000, "marks": 10, "drops": 5,
+    }  # fmt: skip
+    assert series.columns["depth"][0][-1] == 0
+    assert series.columns["peak"][0].max() == 21_000
+    assert (np.diff(series.ends_s) > 0).all()
+
+
+def test_a_peak_between_two_readings_is_seen_and_is_not_the_next_bucket_s() -> None:
+    maps = Maps()
+    with sampled(maps, 0.03) as found:
+        maps.arrive(50_000)
+        maps.leave(50_000)
+        time.sleep(0.1)
+    (series,) = found
+    assert series.columns["peak"][0].tolist()[:2] == [50_000, 0]
+    assert series.columns["depth"].sum() == 0
+
+
+def test_a_gate_that_is_still_closed_counts_as_paused_until_each_reading() -> None:
+    maps = Maps()
+    with sampled(maps) as found:
+        began = time.monotonic_ns()
+        maps.agent["closed_since_ns"][BUSY] = began
+        time.sleep(0.06)
+        took = time.monotonic_ns() - began
+        maps.agent["paused_ns"][BUSY] += took
+        maps.agent["closed_since_ns"][BUSY] = 0
+        maps.gates["last_ns"][BUSY] = time.monotonic_ns()
+    (series,) = found
+    paused = series.columns["paused_ns"][0]
+    assert paused.sum() == pytest.approx(took, abs=2_000_000)
+    assert np.count_nonzero(paused) >= 3, "a pause over many buckets is in each of them"
+
+
+def test_what_came_before_a_run_began_is_not_its_own() -> None:
+    maps = Maps()
+    sampler = Sampler(maps, 0.005)
+    with sampler:
+        maps.arrive(4000)
+        maps.leave(4000)
+        pause()
+        began = time.monotonic_ns()
+        maps.arrive(500)
+        maps.leave(500)
+    series = sampler.series(began)
+    assert series.columns["out_bytes"].sum() == 500
+    assert series.ends_s[0] > 0
+
+
+def test_two_buckets_made_one_keep_the_later_levels_the_higher_peaks_and_all_counts() -> None:
+    def bucket(end: int, **values: int) -> _Bucket:
+        row = np.array([[values.get(name, 0) for name in COLUMNS]], np.int64)
+        return _Bucket(end, np.array([BUSY]), row)
+
+    before = np.zeros((1, len(COLUMNS)), np.int64)
+    buckets = [
+        bucket(10, depth=900, peak=5000, out_bytes=100), bucket(20, depth=300, peak=800, out_bytes=250),
+        bucket(30, depth=0, peak=300, out_bytes=600),
+    ]  # fmt: skip
+    one, last = halved(buckets)
+    assert (one.end_ns, last.end_ns) == (20, 30)
+    joined = dict(zip(COLUMNS, changes(one.values, before)[0].tolist(), strict=True))
+    assert joined == dict.fromkeys(COLUMNS, 0) | {"depth": 300, "peak": 5000, "out_bytes": 250}
+
+
+def test_a_long_run_gets_longer_buckets_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_MOST", 8)
+    maps = Maps()
+    with sampled(maps, 0.001) as found:
+        for _ in range(40):
+            maps.arrive(1000)
+            maps.leave(1000)
+            time.sleep(0.003)
+    (series,) = found
+    assert len(series.ends_s) <= 8
+    assert series.columns["out_bytes"].sum() == 40_000
+    assert series.bucket_s > 2 * series.asked_s
+
+
+def test_reading_takes_a_small_part_of_a_processor_however_many_ports_there_are() -> None:
+    maps = Maps(*(np.zeros(80_000, layout) for layout in (cells.CELL, cells.INGRESS, cells.GATE, cells.AGENT)))
+    with sampled(maps, 0.001) as found:
+        time.sleep(0.6)
+    (series,) = found
+    assert series.cost_s < 0.25 * series.ends_s[-1]
+    assert counted(maps, 0).shape == (80_000, len(COLUMNS))
+
+
+def a_lab(tmp_path: Path) -> Lab:
+    lab = object.__new__(Lab)
+    object.__setattr__(lab, "name", "zone")
+    object.__setattr__(lab, "dir", tmp_path)
+    return lab
+
+
+def test_a_series_is_kept_as_it_was_and_forgotten_when_told(tmp_path: Path) -> None:
+    maps = Maps()
+    with sampled(maps) as found:
+        maps.arrive(70_000)
+        pause()
+    (series,) = found
+    from topologies.load import load_fabric
+    from topologies.shapes import build
+
+    lab = a_lab(tmp_path)
+    object.__setattr__(lab, "fabric", build(load_fabric("tiny")))
+    label = RowLabel("rtsw1:eth3", 3, "lossless", 10**8, kmin=100_000, kmax=400_000)
+    seriesfile.save(lab, "incast", [label], series)
+    read = seriesfile.load(lab)
+    assert (read.lab, read.what, read.labels) == ("zone", "incast", (label,))
+    assert {name: column.tolist() for name, column in read.series.columns.items()} == {
+        name: column.tolist() for name, column in series.columns.items()
+    }
+    assert read.series.ends_s.tolist() == series.ends_s.tolist()
+    seriesfile.clear(lab)
+    with pytest.raises(InputError, match="has no run whose queues could be drawn"):
+        seriesfile.load(lab)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY"])
+def test_a_damaged_file_is_told_as_that(tmp_path: Path, content: bytes) -> None:
+    lab = a_lab(tmp_path)
+    seriesfile.series_path(lab).parent.mkdir()
+    seriesfile.series_path(lab).write_bytes(content)
+    with pytest.raises(InputError, match="of another version of Heddle, or damaged"):
+        seriesfile.load(lab)
