@@ -117,7 +117,7 @@ class Agent:
                 self._watchdog.closed(index, int(self._since[index]))
             elif until or anew:
                 self._world.open_gate(index, now)
-        self._pauses.look(now)
+        self._pauses.adopt(now)
         self._watchdog.adopt(now)
         for node in self._world.spaces:
             self._world.page.heartbeat_ns = time.monotonic_ns()  # the keeper is there already

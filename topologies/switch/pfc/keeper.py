@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -37,10 +38,10 @@ _AWAIT_LOCK_S: Final = 5.0
 _SHORT_LIFE_S: Final = 0.2
 _MOST_FILES: Final = 1 << 16
 _OOM_SCORE: Final = b"-900"
-_PRIORITY: Final = 1
 _NICE: Final = -20
 
 Role = Literal["agent", "keeper"]
+_PRIORITIES: Final[Mapping[Role, int]] = {"agent": 2, "keeper": 1}  # of SCHED_RR
 
 
 class _Become(BaseException):
@@ -175,6 +176,7 @@ def _fork(world: World, role: Role, agent: Agent | None) -> int:
             world.log.say("fork", f"no {role} can be made, and is tried again: {error.strerror}")
             time.sleep(0.1)
     if pid == 0:
+        _hurry(role)
         if agent is not None:
             agent.close()
         raise _Become(role, me)
@@ -207,6 +209,15 @@ def _world(layout: Layout) -> World:
     return world
 
 
+def _hurry(role: Role) -> None:
+    """Before all ordinary processes, and the agent before the keeper: a fresh one would have its processor for long."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITIES[role]))
+    except OSError:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+
+
 def _detach() -> None:
     """A daemon: no terminal, no directory, no streams; quick, and the last to go when memory runs out."""
     os.setsid()
@@ -217,11 +228,7 @@ def _detach() -> None:
     os.close(null)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_bytes(_OOM_SCORE)
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
-    except OSError:
-        with suppress(OSError):
-            os.nice(_NICE)
+    _hurry("agent")
     gc.collect()
     gc.freeze()
     gc.disable()

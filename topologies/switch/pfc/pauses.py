@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from topologies.switch.cells import LINK_HOST
 from topologies.switch.pfc.frame import CLASSES, build
 from topologies.switch.pfc.rules import Rules
 from topologies.switch.pfc.timers import Timers
@@ -31,6 +32,17 @@ class Pauses:
         self._frames.clear()
         for index in list(self._asked):
             self.settle(index, self._asked[index])
+
+    def adopt(self, now: int) -> None:
+        """Go on where an agent before has ended: it may have asked for pauses that nobody needs any more."""
+        self.look(now)
+        links = self._world.queues.links
+        for gate in np.flatnonzero(self._world.queues.agent["until_ns"]).tolist():
+            asking = int(links["peer"][gate // CLASSES])
+            index = asking * CLASSES + gate % CLASSES
+            # A host asks by itself, if at all: its port never holds too much.
+            if index not in self._asked and self._rules.pfc[index] and not links["flags"][asking] & LINK_HOST:
+                self._send(index, False)
 
     def settle(self, index: int, now: int) -> None:
         """Ask or take back, as the map has it. index: row of an ingress port and class."""
