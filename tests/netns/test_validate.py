@@ -12,6 +12,7 @@ from tests.netns.static_fabric import some_flows
 from topologies import namespace
 from topologies.lab import Lab
 from topologies.process import run
+from topologies.switch.cells import LabQueues
 from traffic.paths.evidence import SentFlow, collect_after, collect_before
 from traffic.paths.report import prove
 from traffic.paths.validate import Check, validate
@@ -38,18 +39,27 @@ def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, C
 
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
-        "nodes", "sysctls", "hashing", "queues", "offloads", "programs", "links", "daemons", "bgp", "routes",
-        "reachability", "paths", "polarisation",
+        "nodes", "sysctls", "hashing", "queues", "offloads", "programs", "thresholds", "links", "daemons", "bgp",
+        "routes", "reachability", "depths", "headroom", "pauses", "paths", "polarisation",
     ]  # fmt: skip
     assert failed(tiny) == {}
 
 
 def test_a_wrong_rate_is_named(tiny: Lab) -> None:
-    wrong = "tc class change dev eth1 parent 1: classid 1:10 htb rate 7mbit burst 8400b cburst 8400b quantum 4214"
+    wrong = "tc class change dev eth1 parent 1: classid 1:1 htb rate 7mbit burst 8400b cburst 8400b quantum 4214"
     port = tiny.fabric.by_name["rtsw1"].port("eth1")
     with broken(tiny, "rtsw1", wrong, wrong.replace("7mbit", f"{port.rate_bps}bit")) as found:
         assert set(found) == {"queues"}
         assert "rtsw1:eth1 is shaped to 7mbit" in found["queues"].detail
+
+
+def test_a_wrong_weight_is_named(tiny: Lab) -> None:
+    own = "rate 8bit ceil 100mbit burst 8400b cburst 8400b"
+    wrong = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {own} quantum 4214 prio 1"
+    with broken(tiny, "rtsw1", wrong, wrong.replace("4214", "16856")) as found:
+        assert set(found) == {"queues"}
+        assert "rtsw1:eth1, class 3: tbf limit 1073741824b, quantum 4214 prio 1, not" in found["queues"].detail
+    assert failed(tiny) == {}
 
 
 def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
@@ -78,15 +88,22 @@ def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
     attach = f"tc filter add dev eth1 ingress pref 10 handle 1 bpf direct-action object-pinned {pin}"
     with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:
         assert set(found) == {"programs"}
-        assert found["programs"].detail == "host1:eth1 has no program, not ingress:nic"
+        has, wanted = found["programs"].detail.split(", not ")
+        assert has == "host1:eth1 has ingress:dequeue as port 13, egress:enqueue as port 13"
+        assert "ingress:nic" in wanted
     assert failed(tiny) == {}
 
 
 def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
     mtu = tiny.fabric.spec.link.mtu
     with broken(tiny, "host1", "ip link set eth1 mtu 1400", f"ip link set eth1 mtu {mtu}") as found:
-        assert set(found) == {"reachability"}
+        assert set(found) == {"reachability", "depths"}
         assert "host1:eth1 to host2:eth1" in found["reachability"].detail
+        assert "rtsw1:eth3" in found["depths"].detail, "what the link lost on the way is in no queue any more"
+    with LabQueues.pinned(tiny.fabric) as queues:
+        for down in (True, False):
+            queues.set_down(queues.ids["rtsw1", "eth3"], down)
+            queues.reset_port(queues.ids["rtsw1", "eth3"])
     assert failed(tiny) == {}
 
 
