@@ -122,7 +122,6 @@ def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(n
                 if data.startswith(ADDRESS):
                     heard.append(data)
             until(lambda: not net.closed(f"{source}:eth1"))
-    assert all(len(frame) == 60 for frame in heard)
     said = [frame for data in heard if (frame := parse(data)) is not None]
     assert len(said) == len(heard) > 0
     switch = net.lab.fabric.by_name[port.peer_node].port(port.peer_port)
@@ -130,6 +129,8 @@ def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(n
     assert {tuple(frame.quanta) for frame in said} == {(LOSSLESS,)}
     policy = int(net.queues.policies()["quanta"][net.row(port.peer_ref)])
     assert {frame.quanta[LOSSLESS] for frame in said} == {policy, 0}
+    # Byte by byte what tests/unit/test_pfc_frame.py has tshark read.
+    assert set(heard) == {build(said[0].source, {LOSSLESS: quanta}) for quanta in (policy, 0)}
 
 
 def test_reactions_are_measured(net: PfcLab) -> None:

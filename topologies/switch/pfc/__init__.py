@@ -74,11 +74,13 @@ def alive(lab: str, directory: Path | None = None) -> AgentState:
 
 
 def mend(lab: Lab) -> bool:
-    """Start both anew where neither runs, which opens gates that were left closed; False when there was no need.
+    """Start both anew where neither runs, which opens gates that were left closed; False when there was no need for it.
 
     One of the two alone starts the other by itself.
     """
-    if any(pid is not None for pid in _pids(lab.dir)):
+    from topologies.switch.queues import Setup
+
+    if any(pid is not None for pid in _pids(lab.dir)) or not Setup.of(lab.fabric).gated:
         return False
     start(lab.name, lab.fabric, lab.handles(), lab.dir)
     return True

@@ -1,0 +1,138 @@
+"""What agent and keeper are made of, as far as it needs no network: deadlines, the layout, the log, locks."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from topologies.queuestatus import reaction_bin as bin_that_is_read
+from topologies.shapes import clos
+from topologies.spec import FabricSpec
+from topologies.switch.pfc import AgentState, alive, stop, world
+from topologies.switch.pfc.agent import reaction_bin
+from topologies.switch.pfc.timers import Timers
+from topologies.switch.portids import port_ids
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from topologies.switch.pfc import world
+made = world.World.__new__(world.World)
+made._locks = world.os.open(Path(sys.argv[1]) / world.LOCKS, world.os.O_RDWR | world.os.O_CREAT)
+made.lock(int(sys.argv[2]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_deadlines_come_in_their_order_and_the_descriptor_tells_of_the_first() -> None:
+    timers = Timers()
+    now = time.monotonic_ns()
+    timers.push(now + 30_000_000, 1, 10)
+    timers.push(now + 10_000_000, 2, 20)
+    timers.push(now + 20_000_000, 3, 30)
+    timers.arm()
+    assert timers.due(now) is None
+    assert select.select([timers], [], [], 0)[0] == []
+    assert select.select([timers], [], [], 1)[0] == [timers]
+    assert time.monotonic_ns() >= now + 10_000_000
+    timers.rang()
+    late = now + 25_000_000
+    assert [timers.due(late), timers.due(late), timers.due(late)] == [
+        (now + 10_000_000, 2, 20),
+        (now + 20_000_000, 3, 30),
+        None,
+    ]
+    timers.arm()
+    assert select.select([timers], [], [], 1)[0] == [timers]
+    assert time.monotonic_ns() >= now + 30_000_000
+    timers.close()
+
+
+def test_an_earlier_deadline_that_is_added_later_comes_first() -> None:
+    timers = Timers()
+    now = time.monotonic_ns()
+    timers.push(now + 10**10, 1, 1)
+    timers.arm()
+    timers.push(now + 5_000_000, 2, 2)
+    timers.arm()
+    assert select.select([timers], [], [], 1)[0] == [timers]
+    timers.close()
+
+
+def test_the_layout_says_again_what_the_fabric_says() -> None:
+    fabric = clos.build(FabricSpec(name="lay", racks=2, ctsw=2, hosts_per_rack=2))
+    spaces = {node.name: Path("/run/netns", node.name) for node in fabric.nodes}
+    layout = world.Layout(Path("/somewhere"), spaces, fabric)
+    again = world.Layout.from_json(layout.to_json())
+    assert (again.directory, again.spaces) == (layout.directory, spaces)
+    assert port_ids(again.fabric) == port_ids(fabric)
+    for node, other in zip(fabric.nodes, again.fabric.nodes, strict=True):
+        assert (node.name, node.tier) == (other.name, other.tier)
+        for port, twin in zip(node.ports, other.ports, strict=True):
+            assert (port.ref, port.peer_ref, port.rate_bps, port.mtu) == (
+                twin.ref,
+                twin.peer_ref,
+                twin.rate_bps,
+                twin.mtu,
+            )
+
+
+def test_the_log_keeps_few_lines_of_a_kind_in_a_second(tmp_path: Path) -> None:
+    log = world.Log(tmp_path / "pfc.log")
+    for number in range(100):
+        log.say("storm", f"number {number}")
+    log.say("link", "another kind")
+    lines = (tmp_path / "pfc.log").read_text().splitlines()
+    assert 5 <= sum("storm" in line for line in lines) <= 10  # the second may turn meanwhile
+    assert lines[-1].endswith("link: another kind")
+    time.sleep(1.1)
+    log.say("storm", "later")
+    assert "more lines like the last" in (tmp_path / "pfc.log").read_text().splitlines()[-1]
+
+
+def test_who_lives_is_known_by_locks_and_not_by_what_was_written(tmp_path: Path) -> None:
+    assert alive("any", tmp_path) == AgentState(None, None)
+    stop("any", tmp_path)
+    held = []
+    for role in (world.AGENT, world.KEEPER):
+        argv = [sys.executable, "-c", HOLD, str(tmp_path), str(role)]
+        held.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]))
+        assert held[-1].stdout is not None
+        assert held[-1].stdout.readline() == "held\n"
+    assert alive("any", tmp_path) == AgentState(held[0].pid, held[1].pid)
+    held[0].kill()
+    held[0].wait()
+    assert alive("any", tmp_path) == AgentState(None, held[1].pid)
+    stop("any", tmp_path)
+    assert held[1].wait() != 0
+    assert alive("any", tmp_path) == AgentState(None, None)
+    for each in held:
+        assert each.stdout is not None
+        each.stdout.close()
+
+
+def test_a_lock_is_one_processs(tmp_path: Path) -> None:
+    made = world.World.__new__(world.World)
+    made._locks = os.open(tmp_path / world.LOCKS, os.O_RDWR | os.O_CREAT)
+    made.lock(world.AGENT)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            made.lock(world.AGENT)
+        except BlockingIOError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    os.close(made._locks)
+
+
+@pytest.mark.parametrize("took", [0, 1, 62_499, 62_500, 124_999, 125_000, 999_999, 1_000_000, 15_999_999, 10**12])
+def test_reactions_count_in_the_bin_that_they_are_read_from(took: int) -> None:
+    assert reaction_bin(took) == bin_that_is_read(took)
