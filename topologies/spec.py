@@ -58,7 +58,7 @@ class HashSpec(Strict):
         default=["src", "dst", "proto", "sport", "dport"], min_length=1
     )
     udf: UdfSpec = UdfSpec()
-    gap: Duration = Field(default=20_000_000, ge=1_000, le=10**10)  # flowlet
+    gap: Duration = Field(default=20_000_000, ge=1_000, le=10**10)  # flowlet, adaptive
     first: Literal["hash", "load"] = "hash"  # flowlet
     choice: Literal["random", "round-robin"] = "random"  # spray
     buckets: int = Field(default=256, ge=1, le=1024)  # resilient
@@ -78,7 +78,7 @@ class RoutingSpec(Strict):
     """Control plane and path choice."""
 
     bgp: Literal["unnumbered"] = "unnumbered"
-    ecmp: Literal["flow", "e-ecmp", "flowlet", "spray", "pinned", "exact-match"] = "flow"
+    ecmp: Literal["flow", "e-ecmp", "flowlet", "spray", "pinned", "exact-match", "adaptive"] = "flow"
     # per-switch: every switch hashes differently; per-tier: each tier does; shared: all alike (polarisation); a number:
     # all have that one. See topologies/seeds.py.
     seed: Literal["per-switch", "per-tier", "shared"] | Annotated[int, Field(ge=1, le=2**32 - 1)] = "per-switch"
@@ -93,6 +93,7 @@ class RoutingSpec(Strict):
             "routing.resilient gives each way as many buckets": self.resilient,
             "hash.choice: round-robin takes each way in turn": (self.ecmp, self.hash.choice)
             == ("spray", "round-robin"),
+            "routing.ecmp: adaptive looks at depths": self.ecmp == "adaptive",
             "hash.first: load looks at loads": (self.ecmp, self.hash.first) == ("flowlet", "load"),
         }
         for why, so in whys.items():

@@ -58,7 +58,7 @@ class FlowRow:
     ce: int  # data packets that arrived with a mark: congestion experienced
 
 
-_SPREADING: Final = ("spray", "flowlet")  # modes in which the packets of a QP may take many ways
+_SPREADING: Final = ("spray", "flowlet", "adaptive")  # modes in which the packets of a QP may take many ways
 _ALL: Final = 0.97  # of a processor's time, as good as all of it
 
 

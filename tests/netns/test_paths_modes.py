@@ -141,6 +141,14 @@ def test_flowlets_stay_within_the_ways(lab: StaticLab, first: str) -> None:
     assert any(len(ports_of(proof.measured[0])) > 1 for proof in result.flows)
 
 
+def test_adaptive_bursts_stay_within_the_ways(lab: StaticLab) -> None:
+    choose_by(lab, "adaptive", HashOptions(gap_ns=1_000))
+    result = proven(lab, some_flows(lab.fabric, 24), 32)
+    assert result.agree, result.text()
+    assert all(proof.spread for proof in result.flows)
+    assert any(len(ports_of(proof.measured[0])) > 1 for proof in result.flows)
+
+
 @pytest.mark.parametrize(
     ("udf", "spread"),
     [(Udf("bth", 7, 1), False), (Udf("l4", 0, 2), False), (Udf("l3", 12, 4), False), (Udf("bth", 9, 3), True)],

@@ -90,7 +90,7 @@ def test_work_grows_with_the_flows_and_with_nothing_else(monkeypatch: pytest.Mon
     assert totals[1] == 2 * totals[0] and totals[2] == 4 * totals[0]
 
 
-@pytest.mark.parametrize("mode", ["spray", "flowlet"])
+@pytest.mark.parametrize("mode", ["spray", "flowlet", "adaptive"])
 def test_a_fan_spreads_by_weight_and_comes_together_again(mode: str) -> None:
     forwarding = clos((1, 2, 5))
     hops = go(forwarding, Rule(mode, 1), 40)

@@ -29,7 +29,7 @@ def test_a_key_is_its_last_word_or_its_path_in_the_fabric_file(key: str) -> None
         ("flowlet", "gpa=5ms", "gpa is no key of hashing\n       hint: did you mean gap?"),
         ("flow", "ucmp=true", "ucmp is no key of hashing\n       hint: legal here: policy, "),
         ("flow", "ecmp=spray", "ecmp is no key of hashing\n       hint: the mode stands before it"),
-        ("flow", "gap=5ms", "gap has no effect under flow\n       hint: it counts in flowlet"),
+        ("flow", "gap=5ms", "gap has no effect under flow\n       hint: it counts in flowlet, adaptive"),
         ("spray", "first=load", "first has no effect under spray"),
         ("flowlet", "choice=random", "choice has no effect under flowlet"),
         ("e-ecmp", "policy=l3", "policy has no effect under e-ecmp"),

@@ -31,7 +31,7 @@ _LEGAL: Final = (*HashSpec.model_fields, *_KEYS)
 # Keys that count in some modes only. `flow` alone has no user-defined field, and only it goes by the kernel's policy.
 _OF_MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "policy": ("flow",), "fields": ("flow",), "udf": tuple(mode for mode in MODES if mode != "flow"),
-    "gap": ("flowlet",), "first": ("flowlet",), "choice": ("spray",),
+    "gap": ("flowlet", "adaptive"), "first": ("flowlet",), "choice": ("spray",),
 }  # fmt: skip
 _EXACT: Final = "exact-match"
 _WIDE: Final = 100  # columns
@@ -218,6 +218,8 @@ def options_text(row: SwitchHashing) -> str:
         words.append(f"udf {o.udf.base}+{o.udf.offset}:{o.udf.bytes}")
     if row.mode == "flowlet":
         words += [f"gap {format_duration(o.gap_ns)}", f"by {o.first}"]
+    if row.mode == "adaptive":
+        words.append(f"gap {format_duration(o.gap_ns)}")
     if row.mode == "spray":
         words.append(o.choice)
     if o.resilient:

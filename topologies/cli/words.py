@@ -13,7 +13,7 @@ TOPOLOGY: Final = "in place of a fabric: a containerlab file of your own, with n
 SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
 HASHING: Final = {
-    "mode": "flow, e-ecmp, flowlet, spray, pinned, exact-match; without one, what is",
+    "mode": "flow, e-ecmp, flowlet, spray, pinned, exact-match, adaptive; without one, what is",
     "switch": "some switches only: rtsw1,ctsw2; may be given many times",
     "set": "key=value of routing.hash, or seed or resilient, as gap=20ms, udf.bytes=2; may be given many times",
     "table": "exact-match: a file of rows switch, sport, prefix, port (CSV, or YAML by its name)",

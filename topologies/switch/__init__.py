@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,8 @@ from topologies.runtimes import NodeHandle
 from topologies.switch import hashing, offloads, pfc, queues
 from topologies.switch.classes import policies_of
 from topologies.switch.fib import port_names
-from topologies.switch.libbpf import ensure_bpffs, loaded
+from topologies.switch.libbpf import Map, ensure_bpffs, loaded
+from topologies.switch.portids import PortRef
 from topologies.switch.tables import Tables, sizes
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def _apply_node(
     if node.tier is Tier.HOST:
         filters += [queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
     else:
-        filters += _pin_switch(fabric, node, handle, journal, kept.get(node.name, ()))
+        filters += _pin_switch(fabric, node, setup.ids, handle, journal, kept.get(node.name, ()))
     # `count` comes before it: it counts what is sent, dropped or not.
     filters += [queues.Filter("egress", 20, shared / "enqueue", numbered=True)]
     offloads.switch_off(handle.netns, (port.name for port in node.ports))
@@ -130,15 +132,23 @@ def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQue
 
 
 def _pin_switch(
-    fabric: Fabric, node: Node, handle: NodeHandle, journal: Journal, kept: Container[str]
+    fabric: Fabric,
+    node: Node,
+    ids: Mapping[PortRef, int],
+    handle: NodeHandle,
+    journal: Journal,
+    kept: Container[str],
 ) -> list[queues.Filter]:
     """Load and pin a switch's own copies of `hash` and `count`; sysctls and seed as the fabric says."""
     wanted = hashing.hashing_of(fabric, node)
     version = fabric.spec.ip_version
     pins = _pin_dir(fabric.name, node.name)
-    with loaded(_OBJECTS / "hash.o", sizes(wanted.steering, len(fabric.switches))) as made:
+    room = {**sizes(wanted.steering, len(fabric.switches)), "ids": len(node.ports) + 1}
+    with _depths(fabric) as shared, loaded(_OBJECTS / "hash.o", room, shared) as made:
         tables = Tables.of_object(made)
-        tables.fill(hashing.rule_of(wanted, version), {name: index for index, name in port_names(handle).items()})
+        indexes = {name: index for index, name in port_names(handle).items()}
+        tables.number({indexes[port.name]: ids[node.name, port.name] for port in node.ports if port.name in indexes})
+        tables.fill(hashing.rule_of(wanted, version), indexes)
         tables.flip()
         tables.pin(pins)
         made.program("hash").pin(pins / "hash")
@@ -150,6 +160,18 @@ def _pin_switch(
     hashing.write_sysctls(handle.netns, rules, kept)
     journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {wanted.mode}, seed {wanted.seed}")
     return [queues.Filter("ingress", 10, pins / "hash"), queues.Filter("egress", 10, pins / "count")]
+
+
+@contextmanager
+def _depths(fabric: Fabric) -> Iterator[dict[str, Map]]:
+    """Maps of the lab's queues that `hash` reads, too."""
+    from topologies.switch.cells import LAYOUTS
+
+    pins = hashing.pin_dir(fabric.name, _QUEUES)
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(Map.pinned(pins / name, 4, LAYOUTS[name].itemsize)) for name in ("cells", "dscp")
+        }
 
 
 def _pin_nic(lab: str) -> None:

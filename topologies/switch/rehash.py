@@ -252,7 +252,7 @@ def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:
 def _check_steerable(lab: Lab, mode: str, options: HashOptions) -> None:
     """InputError where a mode needs to know a route's ways beforehand, and a topology of somebody's own tells none."""
     by_hash = {"spray": options.choice == "random", "flowlet": options.first == "hash"}
-    needs = options.resilient or mode in ("pinned", "exact-match") or not by_hash.get(mode, True)
+    needs = options.resilient or mode in ("pinned", "exact-match", "adaptive") or not by_hash.get(mode, True)
     if needs and not any(row.steering.groups for row in wanted(lab).values()) and not lab.made.rendered:
         why = "needs to know every route beforehand, and this topology is not of Heddle's making"
         hint = "flow, e-ecmp, spray by chance and flowlet by hash need not"

@@ -40,7 +40,7 @@ class HashOptions:
     policy: Literal["fields", "l3", "l4"] = "fields"  # of mode flow
     fields: int = 0x37  # FIB_MULTIPATH_HASH_FIELD_*: both addresses, protocol, both ports
     udf: Udf = DEFAULT_UDF  # of every mode that hashes a queue pair
-    gap_ns: int = 20_000_000  # flowlet: the silence after which a queue pair may go another way
+    gap_ns: int = 20_000_000  # flowlet, adaptive: the silence after which a queue pair may go another way
     first: Literal["hash", "load"] = "hash"  # flowlet: how its way is chosen
     choice: Literal["random", "round-robin"] = "random"  # spray
     resilient: bool = False

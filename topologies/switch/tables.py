@@ -20,7 +20,7 @@ from topologies.switch.libbpf import Map, Object
 from topologies.switch.steering import DEFAULT_UDF, HashOptions, PrefixRule, Steering, Udf
 
 MODES: Final[Mapping[str, int]] = {  # rules.h: MODE_*
-    "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5,
+    "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,
 }  # fmt: skip
 POLICIES: Final[Mapping[str, int]] = {"l3": 0, "l4": 1, "fields": 3}  # fib_multipath_hash_policy
 _BASES: Final = ("l3", "l4", "bth")
@@ -40,6 +40,7 @@ MOST_BUCKETS: Final = 1024
 SIZES: Final[Mapping[str, tuple[int, int]]] = {  # map -> bytes of a key and a value
     "active": (4, 4), "rules": (4, _RULE.size), "groups": (4, _GROUP.size), "hops": (4, 4),
     "prefixes": (_PREFIX_KEY.size, _PREFIX_RULE.size), "exact": (_EXACT_KEY.size, 4), "stats": (4, 8),
+    "ids": (4, 4),
 }  # fmt: skip
 
 
@@ -94,6 +95,11 @@ class Tables:
         """Give every map its name below /sys/fs/bpf."""
         for name, each in self._maps.items():
             each.pin(pins / name)
+
+    def number(self, ids: Mapping[int, int]) -> None:
+        """Say under which number (portids.py) the queues of each port are kept. ids: interface index -> number."""
+        for index, port_id in ids.items():
+            self._maps["ids"].update(_CELL.pack(index), _CELL.pack(port_id))
 
     @property
     def active(self) -> int:

@@ -218,6 +218,8 @@ class _Choice:
         if self._rule.mode in SPREADING:
             each = "packet" if self._rule.mode == "spray" else "burst"
             self._say(f"each {each} chooses anew among the live next hops of {self._prefix}", next_hops=list(ports))
+            if self._rule.mode == "adaptive":
+                self._say("the first packet of a burst takes the one whose queue for its class is least deep then")
             if self._rule.mode == "flowlet" and self._hashing.options.first == "hash":
                 self._say("the first burst, number 0, goes by the hash itself; number n by jhash2 of the hash and n:")
                 self._by_program(ports)

@@ -39,7 +39,7 @@ _RTA_DST, _RTA_SRC, _RTA_IIF, _RTA_OIF, _RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 
 _RTM_F_FIB_MATCH: Final = 0x2000
 _TTL: Final = 64
 _PAYLOAD: Final = 256  # bytes behind the BTH: as far as a user-defined field may reach
-_SPREADING: Final = ("spray", "flowlet")
+_SPREADING: Final = ("spray", "flowlet", "adaptive")
 
 
 @dataclass(frozen=True, slots=True)

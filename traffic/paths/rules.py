@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
-SPREADING: Final = frozenset({"spray", "flowlet"})
+SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})
 BY_PROGRAM: Final = frozenset({"e-ecmp", "pinned", "exact-match"})  # hash by the program, under policy 1
 MODES: Final = frozenset({"flow"}) | SPREADING | BY_PROGRAM
 

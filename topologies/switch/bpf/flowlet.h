@@ -4,6 +4,7 @@
  */
 #ifndef HEDDLE_FLOWLET_H
 #define HEDDLE_FLOWLET_H
+#include "cell.h"
 #include "steer.h"
 
 #define MAX_MEMBERS 128
@@ -18,7 +19,7 @@ struct flowlet_key {
 struct flowlet {
 	__u64 last_ns;
 	__u32 number; /* gaps so far */
-	__u32 port; /* that was chosen by load; 0: none yet */
+	__u32 port; /* that was chosen by load or depth; 0: none yet */
 	__u32 epoch; /* of the rule that it belongs to */
 	__u32 pad;
 };
@@ -73,12 +74,42 @@ INLINE void charge(__u32 port, __u32 bytes, __u64 now, __u64 half_life)
 	__sync_fetch_and_add(&load->bytes, bytes);
 }
 
+/* Ports of this switch as the lab's queues number them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, __u32); /* ifindex */
+	__type(value, __u32);
+} ids SEC(".maps");
+
+/* Bytes of a class that wait at a port now, exactly: the cell that its `enqueue` and its peer's `dequeue` keep. */
+INLINE __u64 depth_of(__u32 port, __u32 number)
+{
+	__u32 *id = bpf_map_lookup_elem(&ids, &port), row;
+	struct cell *cell;
+
+	if (!id)
+		return 0;
+	row = *id * CLASSES + number;
+	cell = bpf_map_lookup_elem(&cells, &row);
+	return cell ? cell->depth : 0;
+}
+
+INLINE __u32 class_of(const struct roce *flow)
+{
+	__u32 zero = 0, tos = flow->family == AF_INET ? flow->tos_flow : ntohl(flow->tos_flow) >> 20;
+	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
+
+	return classes ? classes->of_dscp[tos >> 2 & 63] : 0;
+}
+
 struct search {
 	__u64 now;
 	__u64 half_life;
 	__u64 least;
 	__u32 best; /* 0: none yet */
-	__u32 pad;
+	__u32 by_depth; /* 1 and a class: by how deep its queue is; 0: by what a port has carried */
 };
 
 /* One candidate. In a function of its own, which the verifier looks at once and not for each turn of the loop. */
@@ -90,7 +121,7 @@ OUTLINE int consider(struct __sk_buff *skb, const struct roce *flow, __u32 index
 
 	if (!flow || !search || !port)
 		return 0;
-	load = load_of(*port, search->now, search->half_life);
+	load = search->by_depth ? depth_of(*port, search->by_depth - 1) : load_of(*port, search->now, search->half_life);
 	if ((search->best && load >= search->least) || !is_next_hop(skb, flow, *port, &fib))
 		return 0;
 	search->best = *port;
@@ -98,15 +129,18 @@ OUTLINE int consider(struct __sk_buff *skb, const struct roce *flow, __u32 index
 	return 1;
 }
 
-/* The live member with the least load. The search starts anywhere, so that equal loads share flows. */
+/* The live member with the least load, or the least depth. The search starts anywhere, so that equal loads share flows. */
 OUTLINE __u32 least_loaded(struct __sk_buff *skb, const struct roce *flow, const struct group *group, __u64 now,
-			   __u64 half_life)
+			   const struct rule *rule)
 {
-	struct search search = {now, half_life, 0, 0, 0};
+	struct search search = {now, 0, 0, 0, 0};
 	__u32 start = bpf_get_prandom_u32(), i;
 
-	if (!flow || !group)
+	if (!flow || !group || !rule)
 		return 0;
+	search.half_life = rule->gap_ns;
+	if (rule->mode == MODE_ADAPTIVE)
+		search.by_depth = 1 + class_of(flow);
 #pragma clang loop unroll(disable)
 	for (i = 0; i < MAX_MEMBERS; i++) {
 		if (i >= group->members)

@@ -130,7 +130,7 @@ INLINE __u32 chosen_port(struct __sk_buff *skb, const struct rule *rule, __u32 h
 		return 0;
 	port = flowlet->port;
 	if (!port)
-		flowlet->port = port = least_loaded(skb, flow, group, now, rule->gap_ns);
+		flowlet->port = port = least_loaded(skb, flow, group, now, rule);
 	return port;
 }
 
@@ -156,10 +156,10 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 		return by_value(skb, rule, flow, group, value);
 	if (mode == MODE_SPRAY && !(rule->flags & RULE_ROUND_ROBIN))
 		return give_hash(skb, bpf_get_prandom_u32());
-	if (mode == MODE_FLOWLET) {
+	if (mode == MODE_FLOWLET || mode == MODE_ADAPTIVE) {
 		now = bpf_ktime_get_ns();
 		flowlet = flowlet_of(skb, rule, flow, now);
-		if (flowlet && !(rule->flags & RULE_LOAD)) {
+		if (flowlet && mode == MODE_FLOWLET && !(rule->flags & RULE_LOAD)) {
 			if (flowlet->number)
 				value = jhash_2(value, flowlet->number, rule->seed);
 			return by_value(skb, rule, flow, group, value);
@@ -175,7 +175,7 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 			flowlet->port = 0; /* it has died: the next packet chooses anew */
 		return by_value(skb, rule, flow, group, value);
 	}
-	if (flowlet)
+	if (flowlet && mode == MODE_FLOWLET)
 		charge(port, skb->len, now, rule->gap_ns);
 	return bpf_redirect(port, 0);
 }

@@ -8,34 +8,9 @@
 #ifndef HEDDLE_QUEUE_H
 #define HEDDLE_QUEUE_H
 #define WHOLE_SK_BUFF
-#include "heddle.h"
+#include "cell.h"
 
 #define BPF_MAP_TYPE_RINGBUF 27
-#define BPF_F_MMAPABLE 1024
-
-#define CLASSES 8
-#define DROP_THRESHOLD 0 /* more than the dynamic threshold lets the class have of the shared buffer */
-#define DROP_HEADROOM 1  /* lossless: beyond xoff and its headroom */
-#define DROP_BUFFER 2    /* the whole buffer is full */
-#define DROP_WATCHDOG 3  /* the class is cut off at this port, since it is paused for ever */
-#define DROP_DOWN 4      /* the port has no link */
-#define CAUSES 5
-
-/* A class of an egress port. Everything is in frames' bytes, from the Ethernet header to the ICRC. */
-struct cell {
-	__u64 depth; /* enqueued and not yet at the peer's ingress */
-	__u64 high_water; /* of depth, since somebody put it to 0 */
-	__u64 peak; /* the same, for whoever samples: never above high_water */
-	__u64 in_packets; /* admitted */
-	__u64 in_bytes;
-	__u64 out_packets;
-	__u64 out_bytes;
-	__u64 marks; /* packets that turned CE here */
-	__u64 drops[CAUSES]; /* packets; watchdog: also those that were let out of the closed gate, to be dropped */
-	__u64 drop_bytes;
-	__u64 last_out_ns; /* lossless classes: CLOCK_MONOTONIC when a packet of it was last seen to leave */
-	__u64 strays; /* packets that left and had never come: their depth had been put to 0 meanwhile */
-};
 
 /* A class of an ingress port: what came in by it and is still in the switch. */
 struct ingress {
@@ -135,12 +110,6 @@ struct policy {
 	__u32 spare;
 };
 
-struct classes {
-	__u8 of_dscp[64];
-	__u8 control; /* of what is no IP, and of IPv6's neighbour discovery */
-	__u8 pad[7];
-};
-
 #define EVENT_XOFF 1 /* ask the peer of `port` to pause `class` */
 #define EVENT_XON 2  /* and to go on */
 #define EVENT_PFC 3  /* a pause frame came in by `port`; `class` is its vector, of lossless classes alone */
@@ -154,16 +123,7 @@ struct event {
 	__u16 quanta[CLASSES];
 };
 
-/* Sized by cells.py. */
-#define SHARED_MAP(name, value_type) struct { \
-	__uint(type, BPF_MAP_TYPE_ARRAY); \
-	__uint(map_flags, BPF_F_MMAPABLE); \
-	__uint(max_entries, CLASSES); \
-	__type(key, __u32); \
-	__type(value, value_type); \
-} name SEC(".maps")
-
-SHARED_MAP(cells, struct cell); /* row of an egress port */
+/* Sized by cells.py, which also maps them into memory. */
 SHARED_MAP(ingress, struct ingress); /* row of an ingress port */
 SHARED_MAP(gates, struct gate); /* row of the port that is paused */
 SHARED_MAP(agent, struct agent); /* the same row; pfc_sent: row of the port that sends the frame */
@@ -172,7 +132,6 @@ SHARED_MAP(switches, struct node); /* node; hosts have one that stays empty */
 SHARED_MAP(transit, __u64); /* bytes by (ingress, egress, class) of a node; ingress 0: made by the switch itself */
 SHARED_MAP(policies, struct policy); /* row * 2 + half */
 SHARED_MAP(active, __u32); /* one cell, more by 1 with each change: its last bit is the half of `policies` that holds */
-SHARED_MAP(dscp, struct classes); /* one cell; fixed while a lab is up */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);

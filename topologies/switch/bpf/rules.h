@@ -14,6 +14,7 @@
 #define MODE_SPRAY 3
 #define MODE_PINNED 4
 #define MODE_EXACT 5
+#define MODE_ADAPTIVE 6
 
 #define RULE_CLEAR 1       /* mode flow under policy 1: no packet keeps a hash that it brings */
 #define RULE_RESILIENT 2   /* a hash chooses a bucket, not a next hop */

@@ -1,0 +1,140 @@
+"""Mode `adaptive`: the first packet of a burst takes the live way whose queue for its class is least deep."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.netns.static_fabric import StaticLab, roce_frame, some_flows, static_fabric
+from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, statistics, told
+from topologies.namespace import inside
+from topologies.switch.cells import LabQueues
+from topologies.switch.fib import port_names
+from topologies.switch.hashing import pin_dir
+from topologies.switch.libbpf import Program
+from topologies.switch.portids import row
+from traffic.plan import Flow
+
+pytestmark = pytest.mark.root
+
+LONG_NS = 5_000_000_000  # nobody is silent for so long here
+DATA = 26 << 2  # class 3
+PLAIN = 0  # class 0
+
+
+@pytest.fixture(scope="module", params=["ipv4", "ipv6"])
+def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
+    with static_fabric("flow", hosts_per_rack=6, family=request.param) as made:
+        with inside(made.handle("rtsw1").netns):
+            for version, port in ((4, "all"), (4, "eth2"), (6, "all"), (6, "eth2")):
+                Path(f"/proc/sys/net/ipv{version}/conf/{port}/ignore_routes_with_linkdown").write_text("1")
+        yield made
+
+
+@pytest.fixture
+def queues(lab: StaticLab) -> Iterator[LabQueues]:
+    with LabQueues.pinned(lab.fabric) as mapped:
+        yield mapped
+        depths(lab, mapped, {})
+
+
+def depths(lab: StaticLab, queues: LabQueues, by_class: Mapping[int, Sequence[int]]) -> None:
+    """Let so many bytes of each class seem to wait at the four uplinks of rtsw1."""
+    for number in range(8):
+        for port, depth in zip(UPLINKS, by_class.get(number, (0, 0, 0, 0)), strict=True):
+            queues.cells["depth"][row(queues.ids["rtsw1", port], number)] = depth
+
+
+def frames_of(lab: StaticLab, qpns: Sequence[int], tos: int = DATA, flow: Flow | None = None) -> list[bytes]:
+    mac = lab.fabric.by_name["rtsw1"].port("eth5").mac
+    made = []
+    for qpn in qpns:
+        frame = roce_frame(replace(flow or flows_of(lab, 1)[0], qpn=qpn), 200, "02:00:00:00:00:09", mac)
+        if lab.fabric.spec.ip_version == 6:
+            made.append(frame[:14] + bytes((0x60 | tos >> 4, tos << 4 & 0xF0)) + frame[16:])
+        else:
+            made.append(frame[:15] + bytes((tos,)) + frame[16:])
+    return made
+
+
+def test_new_bursts_take_the_way_with_the_least_of_their_own_class_before_them(
+    lab: StaticLab, queues: LabQueues
+) -> None:
+    told(lab, "adaptive", gap_ns=LONG_NS)
+    for turn, best in enumerate(UPLINKS):
+        other = UPLINKS[(turn + 1) % 4]
+        depths(
+            lab, queues,
+            {3: [1000 if port == best else 1001 + 500 * n for n, port in enumerate(UPLINKS)],
+             0: [0 if port == other else 90_000 for port in UPLINKS]},
+        )  # fmt: skip
+        qpns = range(1000 * turn, 1000 * turn + 20)
+        assert set(ports(lab, frames_of(lab, qpns))) == {best}
+        assert set(ports(lab, frames_of(lab, [qpn + 500 for qpn in qpns], PLAIN))) == {other}
+
+
+def test_ways_of_the_same_depth_share_new_bursts(lab: StaticLab, queues: LabQueues) -> None:
+    told(lab, "adaptive", gap_ns=LONG_NS)
+    depths(lab, queues, {3: (4000, 4000, 9000, 4000)})
+    found = Counter(ports(lab, frames_of(lab, range(300))))
+    assert set(found) == {"eth1", "eth2", "eth4"} and min(found.values()) > 60
+
+
+def test_a_burst_keeps_its_way_whatever_queues_do_and_the_next_one_looks_again(
+    lab: StaticLab, queues: LabQueues
+) -> None:
+    told(lab, "adaptive", gap_ns=300_000_000)
+    (frame,) = frames_of(lab, [7])
+    before = statistics(lab)
+    depths(lab, queues, {3: (0, 5000, 5000, 5000)})
+    assert set(ports(lab, [frame] * 20)) == {"eth1"}
+    depths(lab, queues, {3: (5000, 5000, 5000, 0)})
+    assert set(ports(lab, [frame] * 20)) == {"eth1"}
+    time.sleep(0.35)
+    assert set(ports(lab, [frame] * 20)) == {"eth4"}
+    assert statistics(lab) - before == {"steered": 60, "repicks": 1}
+
+
+def test_a_dead_way_is_none_however_empty_its_queue_is(lab: StaticLab, queues: LabQueues) -> None:
+    told(lab, "adaptive", gap_ns=LONG_NS)
+    depths(lab, queues, {3: (6000, 0, 6000, 5000)})
+    (frame,) = frames_of(lab, [1])
+    assert ports(lab, [frame]) == ["eth2"]
+    try:
+        link(lab, "down")
+        assert ports(lab, [frame]) == [None]  # this one goes by hash
+        assert set(ports(lab, [frame] * 5)) == {"eth4"}
+        assert set(ports(lab, frames_of(lab, range(10, 30)))) == {"eth4"}
+    finally:
+        link(lab, "up")
+
+
+def test_a_new_rule_forgets_the_ways_of_the_one_before(lab: StaticLab, queues: LabQueues) -> None:
+    (frame,) = frames_of(lab, [3])
+    for best in ("eth3", "eth1"):
+        told(lab, "adaptive", gap_ns=LONG_NS)
+        depths(lab, queues, {3: [0 if port == best else 100 for port in UPLINKS]})
+        assert set(ports(lab, [frame] * 3)) == {best}
+
+
+def test_every_port_of_every_switch_is_read_under_its_own_number() -> None:
+    """rtsw2's ports are not rtsw1's, though their interfaces may have the same indexes."""
+    with (
+        static_fabric("adaptive", weights=(1, 1), racks=2, hosts_per_rack=1) as made,
+        LabQueues.pinned(made.fabric) as mapped,
+    ):
+        for port, depth in (("eth1", 9000), ("eth2", 0)):
+            mapped.cells["depth"][row(mapped.ids["rtsw1", port], 0)] = depth
+            mapped.cells["depth"][row(mapped.ids["rtsw2", port], 0)] = 9000 - depth
+        for switch, best in (("rtsw1", "eth2"), ("rtsw2", "eth1")):
+            flow = next(flow for flow in some_flows(made.fabric, 40) if flow.first_hop == f"{switch}:eth3")
+            frame = roce_frame(flow, 64, "02:00:00:00:00:09", made.fabric.by_name[switch].port("eth3").mac)
+            names = port_names(made.handle(switch))
+            (index,) = (number for number, name in names.items() if name == "eth3")
+            with inside(made.handle(switch).netns), Program.pinned(pin_dir(made.name, switch) / "hash") as program:
+                assert names[program.test_run(frame, ifindex=index).cb[1]] == best
