@@ -238,8 +238,7 @@ class Agent:
         self._reload = False
         self._pauses.look(now)
         if whole:
-            for node in [node for node, space in self._world.spaces.items() if space.gone()]:
-                self._let_go(node)
+            self._let_go()
 
     def _changed(self, now: int) -> None:
         """Other rules hold: a gate whose class does not pause any more is open from now on."""
@@ -250,14 +249,14 @@ class Agent:
         for index in [index for index in self._watchdog.storming if not self._rules.detect_ns[index]]:
             self._watchdog.end(index)
 
-    def _let_go(self, node: str) -> None:
-        """A node is gone. Sockets in its namespace would keep that, and so its end of every link, alive."""
-        space = self._world.spaces.pop(node)
-        self._epoll.unregister(space.netlink.fileno())
-        del self._handlers[space.netlink.fileno()]
-        space.close_sockets()
-        self._world.gates = {index: gate for index, gate in self._world.gates.items() if gate[0] is not space}
-        self._world.log.say("gone", f"{node} has no namespace any more")
+    def _let_go(self) -> None:
+        """Of nodes that are gone."""
+        for node in self._world.lost():
+            fd = self._world.spaces[node].netlink.fileno()
+            self._epoll.unregister(fd)
+            del self._handlers[fd]
+            self._world.let_go(node)
+            self._world.log.say("gone", f"{node} has no namespace any more")
 
 
 def reaction_bin(reaction_ns: int) -> int:

@@ -24,13 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
-from topologies.namespace import CLONE_NEWNET, setns
 from topologies.problems import HeddleError, trouble
 from topologies.switch.pfc.agent import Agent, Ended, quiet_signals
 from topologies.switch.pfc.gates import of_lab
 from topologies.switch.pfc.world import AGENT, KEEPER, LOG, Layout, World
 
 _LOOK_MS: Final = 50
+_LOOKS_AT_SPACES: Final = 20
 _OVERDUE_NS: Final = 100_000_000
 _SILENT_NS: Final = 500_000_000
 _SILENT_LOOKS: Final = 5  # in a row: a machine that was suspended stops both, and neither is to blame
@@ -126,9 +126,13 @@ def be_keeper(world: World, agent: int) -> int:
     world.told(b"1")
     poll = select.poll()
     poll.register(agent, select.POLLIN)
-    silent, born = 0, 0.0
+    looks, silent, born = 0, 0, 0.0
     while True:
         died = bool(poll.poll(_LOOK_MS))
+        looks += 1
+        if looks % _LOOKS_AT_SPACES == 0:
+            for node in world.lost():
+                world.let_go(node)
         if world.page.ending:
             return 0
         now = time.monotonic_ns()
@@ -160,8 +164,7 @@ def _open_overdue(world: World, now: int) -> int:
     until = world.queues.agent["until_ns"].copy()  # the agent writes meanwhile: one look, not two
     found = ((until != 0) & (until < now - _OVERDUE_NS)).nonzero()[0].tolist()
     for index in found:
-        if index in world.gates:
-            world.open_gate(index, now)
+        world.open_gate(index, now)
     return len(found)
 
 
@@ -201,11 +204,7 @@ def _world(layout: Layout) -> World:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
     gates = of_lab(layout.spaces)
     world = World(layout, LabQueues.pinned(layout.fabric), gates)
-    stand = os.open(next(iter(layout.spaces.values())), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        setns(stand, CLONE_NEWNET)
-    finally:
-        os.close(stand)
+    world.stand()
     return world
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from topologies.fabric import Fabric, Node, Port, Tier
+from topologies.namespace import CLONE_NEWNET, setns
 from topologies.switch.pfc.frame import CLASSES
 from topologies.switch.pfc.gates import Gates
 from topologies.switch.portids import numbered_ports
@@ -121,6 +122,7 @@ class World:
         self.layout, self.queues = layout, queues
         self.log = Log(layout.directory / LOG)
         self.page = Page()
+        self._stands = ""
         self.tell = -1  # a pipe to whoever waits until both are at work
         self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.spaces: dict[str, Gates] = dict(gates)
@@ -155,10 +157,35 @@ class World:
                     raise
             time.sleep(0.005)
 
+    def stand(self) -> None:
+        """Be in a namespace of the lab, whichever is there: `down` looks for processes in those."""
+        for node, space in self.spaces.items():
+            with suppress(OSError):
+                there = os.open(space.netns, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    setns(there, CLONE_NEWNET)
+                finally:
+                    os.close(there)
+                self._stands = node
+                return
+
+    def lost(self) -> list[str]:
+        """Nodes whose namespaces are gone."""
+        return [node for node, space in self.spaces.items() if space.gone()]
+
+    def let_go(self, node: str) -> None:
+        """Close what is open in a namespace: it would live on by that, and so would its end of every link."""
+        space = self.spaces.pop(node)
+        space.close_sockets()
+        self.gates = {index: gate for index, gate in self.gates.items() if gate[0] is not space}
+        if node == self._stands:
+            self.stand()
+
     def open_gate(self, index: int, now: int) -> None:
         """Open one gate and account for the time that it was closed, in ns of CLOCK_MONOTONIC."""
-        space, port, number = self.gates[index]
-        space.open(port, number)
+        if index in self.gates:  # else its node is gone
+            space, port, number = self.gates[index]
+            space.open(port, number)
         table = self.queues.agent
         since = int(table["closed_since_ns"][index])
         if since:
