@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from topologies.fabric import Node, Tier
@@ -28,6 +29,7 @@ Found = tuple[str, list[str]]
 _BURST_PACKETS: Final = 2
 _REST_S: Final = 1.0  # how long a queue may take to be seen empty: BGP says something now and then
 _POLL_S: Final = 0.01
+_CALM: Final = 5  # packets in that time: what BGP says, and fewer than the slowest link carries
 _AGAIN_S: Final = 0.15  # a gate that is opened at this moment is open then
 
 
@@ -110,46 +112,89 @@ def _difference(now: Any, wanted: Any) -> str:
 def depths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     """At rest every queue is empty: each byte that was counted in was counted out, by egress port and by ingress port.
 
-    A queue counts once it was seen empty. What still moves at the end says nothing; what does not move is stuck, or was
-    counted in and never out.
+    A queue counts once it was seen empty. Of one that never was, while next to nothing left it, the bytes are stuck, or
+    were counted in and never out. Where packets keep passing nothing can be said.
     """
-    import numpy as np
-
     del handles
     with _open(lab) as live:
+        rest = _Rest.of(live)
+    ids = port_ids(lab.fabric)
+    faults: list[str] = []
+    busy = 0
+    for index, node in enumerate(lab.fabric.nodes):
+        rows = {(port.ref, n): row(ids[node.name, port.name], n) for port in node.ports for n in range(CLASSES)}
+        moved = [sum(int(rest.passed[at]) for (_, m), at in rows.items() if m == n) for n in range(CLASSES)]
+        calm = [count <= _CALM * len(node.ports) for count in moved]
+        for (ref, number), at in rows.items():
+            faults += [f"{ref}, class {number}: {said}" for said in rest.faults(at, calm[number])]
+            busy += rest.is_busy(at, calm[number])
+        if all(calm) and node.tier is not Tier.HOST:
+            faults += [f"{node.name}: {said}" for said in rest.faults_of_switch(index)]
+    if busy and not faults:
+        raise NothingError(f"packets pass through {busy} queues; ask when the lab is at rest")
+    count = int((rest.cells["in_packets"] > 0).sum())
+    return f"{count} queues had packets, and are empty: as many bytes out as in", faults
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """A lab's maps after a second in which they had time to be empty.
+
+    full, held, used: cells, ingress rows and switches that never were; passed: packets that left each cell meanwhile.
+    uneven: cells with other bytes in than out, and none there.
+    """
+
+    cells: Any
+    ingress: Any
+    switches: Any
+    full: Any
+    held: Any
+    used: Any
+    passed: Any
+    uneven: Any
+
+    @classmethod
+    def of(cls, live: LabQueues) -> _Rest:
+        """Look until all were seen empty, or the time is over."""
         end = time.monotonic() + _REST_S
-        full, held = live.cells["depth"] != 0, live.ingress["occupancy"] != 0
-        used = live.switches["used"] != 0
+        watched = [(live.cells, "depth"), (live.ingress, "occupancy"), (live.switches, "used")]
+        never = [table[name] != 0 for table, name in watched]
         before = live.cells["out_packets"].copy()
-        while (full.any() or held.any() or used.any()) and time.monotonic() < end:
+        while any(each.any() for each in never) and time.monotonic() < end:
             time.sleep(_POLL_S)
-            full &= live.cells["depth"] != 0
-            held &= live.ingress["occupancy"] != 0
-            used &= live.switches["used"] != 0
-        cells, ingress, switches = live.cells.copy(), live.ingress.copy(), live.switches.copy()
-    moving = cells["out_packets"] != before
-    stuck = full & ~moving
-    faults = []
-    for number, port in numbered_ports(lab.fabric):
-        for at in range(row(number, 0), row(number + 1, 0)):
-            where, cell = f"{port.ref}, class {at - row(number, 0)}", cells[at]
-            if stuck[at]:
-                faults.append(f"{where}: {cell['depth']} bytes wait, and nothing has left for {_REST_S:g} s")
-            elif not full[at] and cell["depth"] == 0 and not moving[at] and cell["in_bytes"] != cell["out_bytes"]:
-                faults.append(f"{where}: {cell['in_bytes']} bytes in, {cell['out_bytes']} out, none there")
-            if cell["strays"]:
-                faults.append(f"{where}: {cell['strays']} packets left that had never come")
-            if held[at] and not moving.any():
-                faults.append(f"{where}: {ingress[at]['occupancy']} bytes came in by it and have not left the switch")
-    if not moving.any():
-        for index, node in enumerate(lab.fabric.nodes):
-            if used[index]:
-                faults.append(f"{node.name}: {switches[index]['used']} bytes of its buffer are in use")
-            elif shared := int(switches[index]["shared_used"]) or int(switches[index]["headroom_used"]):
-                faults.append(f"{node.name}: {shared} bytes count as shared, and its buffer is empty")
-    if not faults and (full | held).any():
-        raise NothingError(f"packets pass through {np.count_nonzero(full | held)} queues; ask when the lab is at rest")
-    return f"{np.count_nonzero(cells['in_packets'])} queues had packets, and are empty: as many bytes out as in", faults
+            never = [each & (table[name] != 0) for each, (table, name) in zip(never, watched, strict=True)]
+        copies = live.cells.copy(), live.ingress.copy(), live.switches.copy()
+        uneven = copies[0]["in_bytes"] != copies[0]["out_bytes"]
+        if uneven.any():  # a packet that came while that was read is gone, or in the depth, a moment later
+            time.sleep(_POLL_S)
+            uneven &= (live.cells["in_bytes"] != live.cells["out_bytes"]) & (live.cells["depth"] == 0)
+        full, held, used = never
+        return cls(*copies, full, held, used, copies[0]["out_packets"] - before, uneven)
+
+    def faults(self, at: int, calm: bool) -> list[str]:
+        """What is wrong with a row. calm: next to nothing of its class left the node."""
+        cell, found = self.cells[at], []
+        if self.full[at] and self.passed[at] <= _CALM:
+            found.append(f"{cell['depth']} bytes wait, and nothing has left for {_REST_S:g} s")
+        elif self.uneven[at] and not self.full[at]:
+            found.append(f"{cell['in_bytes']} bytes in, {cell['out_bytes']} out, none there")
+        if cell["strays"]:
+            found.append(f"{cell['strays']} packets left that had never come")
+        if self.held[at] and calm:
+            found.append(f"{self.ingress[at]['occupancy']} bytes came in by it and have not left the switch")
+        return found
+
+    def is_busy(self, at: int, calm: bool) -> bool:
+        """Whether packets kept passing through a row."""
+        return bool((self.full[at] and self.passed[at] > _CALM) or (self.held[at] and not calm))
+
+    def faults_of_switch(self, index: int) -> list[str]:
+        """What is wrong with the sums of a switch that is at rest."""
+        switch = self.switches[index]
+        if self.used[index]:
+            return [f"{switch['used']} bytes of its buffer are in use"]
+        shared = int(switch["shared_used"]) + int(switch["headroom_used"])
+        return [f"{shared} bytes count as shared, and its buffer is empty"] if shared and not switch["used"] else []
 
 
 def headroom(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:

@@ -1,0 +1,251 @@
+"""Queues of a live lab as people see and set them: `queues`, `queues set`, `run`, `plot queues`, `validate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topologies import lab as life
+from topologies.events import Silent
+from topologies.lab import Lab
+from topologies.load import load_fabric
+from topologies.problems import InputError
+from topologies.process import run as command
+from topologies.queuestatus import read_queues
+from topologies.switch import pfc
+from topologies.switch.cells import LabQueues
+from topologies.switch.classes import policies_of
+from topologies.switch.portids import row
+from topologies.switch.requeue import set_queues, wanted_policies
+from traffic.options import run_options
+from traffic.paths.validate import validate
+from traffic.results import RunResult
+from traffic.run import run
+from traffic.seriesfile import load
+
+pytestmark = pytest.mark.root
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
+    """Preset tiny, with room for a busy machine: headroom for 60 ms."""
+    name = lab_name()
+    try:
+        yield life.up(load_fabric("tiny", name=name, overrides=["queues.pfc.reaction=60ms"])).lab
+    finally:
+        life.down(name)
+
+
+@pytest.fixture(scope="module")
+def ran(lab: Lab) -> RunResult:
+    """An incast of three hosts to one."""
+    options = run_options(collective="incast", size="512K", iters=2, warmup=0, bucket="2ms")
+    return run(lab, options, Silent())
+
+
+def inv(lab: Lab, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(ROOT / "inv"), *words, "--lab", lab.name], capture_output=True, text=True, check=False)
+
+
+def failed(lab: Lab) -> dict[str, str]:
+    return {check.name: check.detail for check in validate(lab) if not check.ok}
+
+
+def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunResult) -> None:
+    assert ran.wrong == 0
+    use = ran.queues
+    assert use is not None
+    assert use.dropped == 0
+    assert use.pauses > 0 and use.paused_hosts > 0 and use.paused_ms > 0
+    assert use.deepest > 60_000
+    assert use.deepest_at == "rtsw1:eth3 class 3", "the port of the one that all send to"
+    table = ran.table()
+    assert f"deepest {use.deepest / 1000:.3g} KB at rtsw1:eth3 class 3" in table
+    assert f"#queues   : {use.pauses:,} pause frames; {use.paused_ports} ports paused" in table
+    assert [line for line in table.splitlines() if line and not line.startswith("#")] == [
+        line for line in table.splitlines() if line[:12].strip().isdigit()
+    ], "parsers of nccl-tests' table read the lines without #, and find sizes there"
+    assert ran.to_json()["queues"]["pfc_sent"] == use.pauses
+
+
+def test_what_is_recorded_over_time_adds_up_to_what_was_counted(lab: Lab, ran: RunResult) -> None:
+    kept = load(lab)
+    series = kept.series
+    assert kept.what == "incast over 4 ranks, 512 KiB, 1 QP"
+    at = [label.name for label in kept.labels].index("rtsw1:eth3 class 3")
+    assert ran.queues is not None
+    # To rank 0 alone: every data packet of the run has left by its port, and between the barrier and the end.
+    sent = sum(flow.bytes for flow in ran.flows if flow.dst == "host1")
+    assert int(series.columns["out_bytes"][at].sum()) == pytest.approx(sent, rel=0.02)
+    assert int(series.columns["peak"][at].max()) == ran.queues.deepest
+    assert int(series.columns["depth"][at][-1]) == 0
+    assert 0.0015 < series.bucket_s < 0.02
+    assert series.cost_s < 0.25 * series.readings * series.bucket_s
+
+
+def test_the_verb_says_the_same_as_its_document(lab: Lab, ran: RunResult) -> None:
+    data = json.loads(inv(lab, "queues", "--format", "json").stdout)
+    rows = {(each["port"], each["class"]): each for each in data["ports"]}
+    assert len(rows) == 16 * 3
+    assert rows["rtsw1:eth3", 3]["high_water"] == max(each["high_water"] for each in data["ports"])
+    assert sum(each["pfc_sent"] for each in data["ports"]) == sum(each["pfc_received"] for each in data["ports"]) > 0
+    assert all(each["depth"] == 0 for (_, number), each in rows.items() if number != 6)
+    (headroom,) = data["headroom"]
+    assert headroom["bytes"] == 100 * 10**6 // 8 * 60 // 1000 + 2 * 4214
+    assert 0 < headroom["highest"] < headroom["bytes"]
+    assert headroom["reactions"] > 0 and headroom["reaction_median_ms"] < headroom["reaction_max_ms"] + 1e-6
+    assert data["agent"]["alive"]
+    said = inv(lab, "queues", "--port", "rtsw1:eth3", "--class", "3").stdout
+    assert "rtsw1:eth3  3 lossless" in said and "host1" not in said
+    wrong = inv(lab, "queues", "--switch", "ctws*", "--class", "4")
+    assert wrong.returncode == 2
+    assert "is no node of" in wrong.stderr and "classes in use: 0, 3, 6" in wrong.stderr
+
+
+def test_a_run_is_drawn(lab: Lab, ran: RunResult, tmp_path: Path) -> None:
+    out = tmp_path / "queues.svg"
+    done = inv(lab, "plot", "queues", "--out", str(out), "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["panels"][0]["port"] == "rtsw1:eth3"
+    picture = out.read_text()
+    assert all(words in picture for words in ("Kmin 100 KB", "Xoff 60 KB", "rtsw1:eth3, class 3: egress queue"))
+    nothing = inv(lab, "plot", "queues", "--port", "host1:eth9")
+    assert nothing.returncode == 2
+    assert "is of no queue that ever held a packet" in nothing.stderr
+
+
+def test_watching_ends_by_time_and_by_ctrl_c(lab: Lab, ran: RunResult) -> None:
+    piped = inv(lab, "queues", "--watch", "--every", "0.2", "--seconds", "0.5")
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout.count(f"{lab.name}, after ") >= 3
+    assert "\x1b" not in piped.stdout
+    master, slave = pty.openpty()
+    words = [str(ROOT / "inv"), "queues", "--watch", "--lab", lab.name]
+    env = {**os.environ, "TERM": "xterm"}
+    watching = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
+    os.close(slave)
+    seen = b""
+    end = time.monotonic() + 30
+    while b"Ctrl-C ends" not in seen and time.monotonic() < end:
+        if select.select([master], [], [], 0.1)[0]:
+            seen += os.read(master, 1 << 16)
+    assert b"queues, " in seen
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(20) == 0
+    os.close(master)
+
+
+def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
+    before = read_queues(lab)
+    results: list[Any] = []
+    options = run_options(collective="all-reduce", size="2M", iters=3, warmup=0)
+    running = threading.Thread(target=lambda: results.append(run(lab, options, Silent())))
+    running.start()
+    changes = 0
+    while running.is_alive():
+        size = ("800KB", "400KB")[changes % 2]
+        assert set_queues(lab, [f"ecn.kmax={size}", f"pfc.xoff={'80KB' if changes % 2 else '60KB'}"], ["ctsw*"]) == [
+            "ctsw1", "ctsw2",
+        ]  # fmt: skip
+        changes += 1
+        time.sleep(0.02)
+    running.join()
+    assert changes > 5
+    (result,) = results
+    assert result.wrong == 0
+    assert result.queues.dropped == 0
+    assert sum(row.dropped for row in read_queues(lab).rows) == sum(row.dropped for row in before.rows)
+    set_queues(lab, ["ecn.kmax=800KB", "pfc.xoff=60KB"], ["ctsw*"])
+    assert read_queues(lab).settings == {name: {"ecn.kmax": 800_000} for name in ("ctsw1", "ctsw2")}
+    with LabQueues.pinned(lab.fabric) as live:
+        kmax = {node: int(live.policies()[row(live.ids[node, "eth1"], 3)]["kmax"]) for node in ("ctsw1", "rtsw1")}
+    assert kmax == {"ctsw1": 800_000, "rtsw1": 400_000}
+    assert failed(lab) == {}, "what was set is what should be"
+    set_queues(lab, ["ecn.kmax=400KB"])
+    assert read_queues(lab).settings == {}
+
+
+def test_what_cannot_be_changes_nothing(lab: Lab) -> None:
+    with LabQueues.pinned(lab.fabric) as live:
+        before, half = live.policies().tobytes(), live.half
+        with pytest.raises(InputError, match=r"queues\.ecn\.kmin: 100KB is above kmax, 20KB"):
+            set_queues(lab, ["pfc.xoff=90KB", "ecn.kmax=20KB"])
+        with pytest.raises(InputError, match="ctsw9 is no switch"):
+            set_queues(lab, ["ecn.kmax=500KB"], ["ctsw9"])
+        assert (live.policies().tobytes(), live.half) == (before, half)
+    wrong = inv(lab, "queues", "set", "scheduler=ets")
+    assert wrong.returncode == 2
+    assert "scheduler is fixed when a lab is made" in wrong.stderr
+
+
+def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab: Lab) -> None:
+    with LabQueues.pinned(lab.fabric) as live:
+        at = row(live.ids["rtsw2", "eth1"], 0)
+        live.cells["depth"][at] += 4200
+        assert failed(lab) == {"depths": "rtsw2:eth1, class 0: 4200 bytes wait, and nothing has left for 1 s"}
+        live.cells["depth"][at] -= 4200
+        live.cells["in_bytes"][at] += 60
+        assert "bytes in" in failed(lab)["depths"]
+        live.cells["in_bytes"][at] -= 60
+        live.ingress["occupancy"][row(live.ids["ctsw1", "eth1"], 3)] += 90
+        assert failed(lab) == {"depths": "ctsw1:eth1, class 3: 90 bytes came in by it and have not left the switch"}
+        live.ingress["occupancy"][row(live.ids["ctsw1", "eth1"], 3)] -= 90
+    assert failed(lab) == {}
+
+
+def test_validate_names_thresholds_that_nobody_set_and_headroom_that_lacked(lab: Lab) -> None:
+    other = lab.fabric.spec.queues.model_copy(update={"alpha": 0.5})
+    with LabQueues.pinned(lab.fabric) as live:
+        live.set_policies(policies_of(lab.fabric, own={"rtsw1": other}))
+        found = failed(lab)
+        assert set(found) == {"thresholds"}
+        assert found["thresholds"].startswith("rtsw1:eth1, class 0: alpha is 32768, not 65536")
+        live.set_policies(wanted_policies(lab))
+        inward = live.ingress[row(live.ids["rtsw1", "eth1"], 3) :][:1]
+        inward["drops"], inward["lost_high"] = 2, 8300
+        said = "2 packets dropped for want of headroom, 8300 bytes in one pause"
+        assert failed(lab) == {"headroom": f"rtsw1:eth1, class 3: {said}"}
+        inward["drops"] = inward["lost_high"] = 0
+    assert failed(lab) == {}
+
+
+def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -> None:
+    def tbf(words: str) -> None:
+        line = f"tc qdisc change dev eth1 parent 1:40 handle 40: tbf {words} limit 1073741824b"
+        command(["nsenter", f"--net={lab.handle('rtsw1').netns}", *line.split()])
+
+    tbf("rate 8kbit burst 9000b")
+    try:
+        assert failed(lab) == {"pauses": "rtsw1:eth1, class 3: its gate is closed, and nobody has closed it"}
+    finally:
+        tbf("rate 40gbit burst 100000b")
+    state = pfc.alive(lab.name)
+    assert state.agent is not None and state.keeper is not None
+    pfc.stop(lab.name)
+    assert failed(lab) == {"pauses": "the agent of PFC does not run; the keeper of PFC does not run"}
+    assert "agent: does not run" in inv(lab, "queues").stdout
+    assert pfc.mend(lab)
+    assert failed(lab) == {}
+
+
+def test_validate_names_a_program_that_takes_itself_for_another_port_s(lab: Lab) -> None:
+    pin = f"/sys/fs/bpf/heddle/{lab.name}/_queues/enqueue"
+    attach = f"tc filter replace dev eth1 egress pref 20 handle 1 bpf direct-action object-pinned {pin} classid 0:"
+    with LabQueues.pinned(lab.fabric) as live:
+        number = live.ids["host2", "eth1"]
+    for wrong in (number - 1, number):
+        command(["nsenter", f"--net={lab.handle('host2').netns}", *f"{attach}{wrong:x}".split()])
+        said = failed(lab).get("programs", "")
+        assert (f"egress:enqueue as port {wrong}, not" in said) == (wrong != number)
