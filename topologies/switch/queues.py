@@ -23,7 +23,7 @@ from topologies.switch.fib import read_names
 from topologies.switch.netlink import RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER, RouteSocket, attributes
 from topologies.switch.portids import PortRef, classid, port_ids, row
 
-_PORTS_A_BATCH: Final = 100  # tc keeps every program that a batch names open until it ends, and 1,024 files are usual
+_PROGRAMS_A_BATCH: Final = 200  # tc keeps each that a batch names open until it ends; 256 files are the least there are
 
 _ROOT_ID: Final = 0x00010000
 _RATE_CLASS_ID: Final = 0x00010001
@@ -128,15 +128,16 @@ def filter_lines(port: Port, filters: Iterable[Filter], number: int) -> list[str
 
 
 def apply(netns: Path, node: Node, setup: Setup, filters: Iterable[Filter], journal: Journal) -> None:
-    """Give all ports of a node their queues and programs, in one tc process for a hundred ports.
+    """Give all ports of a node their queues and programs, in one tc process for fifty ports.
 
     MachineError with tc's words, which name the line. `tc -n` would mount a fresh /sys and so hide the pins:
     hence nsenter, which changes nothing but the network namespace.
     """
     wanted = tuple(filters)
-    for start in range(0, len(node.ports), _PORTS_A_BATCH):
+    ports_a_batch = _PROGRAMS_A_BATCH // len(wanted)
+    for start in range(0, len(node.ports), ports_a_batch):
         lines: list[str] = []
-        for port in node.ports[start : start + _PORTS_A_BATCH]:
+        for port in node.ports[start : start + ports_a_batch]:
             lines += setup.discipline.lines(port, setup.plan)
             lines += filter_lines(port, wanted, setup.ids[port.node, port.name])
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
