@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ F64 = npt.NDArray[np.float64]
 PORTS: Final = 4  # panels of egress queues, and of ingress buffers, when none are named
 INGRESS: Final = 2
 MOST: Final = 12  # panels that a page has room for
+_STEPS: Final = 600
 _DPI: Final = 150
 _WIDTH, _PANEL, _LANE, _GAP = 10.5, 1.5, 0.26, 0.42  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.85, 1.25, 0.95, 0.75
@@ -75,15 +76,24 @@ def panels(
             if (side == "egress" or label.xoff) and (wanted is None or wanted(label))
         ]
         held = [panel for panel in rows if panel.most > 0]
-        held.sort(key=lambda panel: (-panel.most, panel.row))
+        held.sort(key=lambda panel: (panel.label.host, -panel.most, panel.row))
         if wanted is None:
-            held = [panel for panel in held if panel.label.kind != "control"] or held
+            held = [panel for panel in held if _telling(recorded, panel)] or held
         found += held[: most if most is not None else MOST // 2 if wanted is not None else usual]
     return found
 
 
+def _telling(recorded: Recorded, panel: Panel) -> bool:
+    """Whether a queue is drawn unasked: not what control says, nor what a host's own sockets keep ready unpaused."""
+    paused = recorded.series.columns["paused_ns"][panel.row].any()
+    return panel.label.kind != "control" and bool(paused or not panel.label.host)
+
+
 def draw(kind: Literal["svg", "png"], recorded: Recorded, shown: Sequence[Panel]) -> bytes:
-    """The picture as a file's bytes. shown: at least one panel."""
+    """The picture as a file's bytes. shown: at least one panel.
+
+    A run of many buckets is drawn in fewer, since what is thinner than a pixel shows nothing.
+    """
     import matplotlib as mpl
 
     file = io.BytesIO()
@@ -92,7 +102,9 @@ def draw(kind: Literal["svg", "png"], recorded: Recorded, shown: Sequence[Panel]
         mpl.rcdefaults()  # nobody's matplotlibrc
         mpl.rcParams["svg.hashsalt"] = "heddle"
         mpl.rcParams["svg.fonttype"] = "none"
-        figure = _figure(recorded, shown)
+        drawn = replace(recorded, series=recorded.series.coarser(_STEPS))
+        again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
+        figure = _figure(drawn, [again[each.side, each.row] for each in shown])
         figure.savefig(file, format=kind, metadata={**about, "Title": f"queues of {recorded.lab}"})
     return file.getvalue()
 

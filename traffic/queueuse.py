@@ -29,7 +29,8 @@ class QueueUse:
 
     drops: cause -> packets. pauses: pause frames sent by switches, those that end a pause too. paused_ports: ports
     whose gate was closed at some time, paused_hosts those of them that are of hosts; paused_ms: the sum of their times.
-    deepest: bytes of the egress queue that held most, deepest_at its port and class. bucket_ms: of the series kept.
+    deepest: bytes of the switches' egress queue that held most, deepest_at its port and class: what waits in a host was
+    handed over by its sockets, and is no congestion. bucket_ms: of the series kept.
     """
 
     marks: int
@@ -61,7 +62,7 @@ class QueueUse:
         """One line of the table's footer, or two."""
         from topologies.cli.queuetext import amount
 
-        deepest = f"deepest {amount(self.deepest)} at {self.deepest_at}" if self.deepest else "none ever held a packet"
+        deepest = f"deepest {amount(self.deepest)} at {self.deepest_at}" if self.deepest else "no packet ever waited"
         causes = ", ".join(self.drops)
         said = [
             f"{self.marks:,} marked" if self.marks else "",
@@ -112,11 +113,12 @@ def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> Q
     drops = np.maximum(0, after.drops - before.drops).sum(axis=0)
     paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
     ports = _ports(fabric)
-    peaks = series.columns["peak"].max(axis=1, initial=0)
-    at = int(peaks.argmax()) if len(peaks) else -1
-    deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
     hosts = {number for number, port in ports.items() if fabric.by_name[port.node].tier is Tier.HOST}
     who = {int(number) for number in np.flatnonzero(paused)}
+    peaks = series.columns["peak"].max(axis=1, initial=0)
+    peaks[np.isin(series.rows // CLASSES, list(hosts))] = 0
+    at = int(peaks.argmax()) if peaks.any() else -1
+    deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
     return QueueUse(
         marks=int(column["marks"].sum()),
         drops={cause: int(count) for cause, count in zip(CAUSES, drops, strict=True) if count},
@@ -142,9 +144,9 @@ def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[R
         port, number = ports[row // CLASSES], row % CLASSES
         policy = policies[port.node, port.name][number]
         ecn = {"kmin": policy.kmin, "kmax": policy.kmax} if policy.ecn else {}
-        # A host's port holds nothing of what comes in by it, so Xoff means nothing there.
         pfc = {"xoff": policy.xoff, "xon": policy.xon} if policy.pfc else {}
-        found.append(RowLabel(port.ref, number, policy.kind, port.rate_bps, **ecn, **pfc))
+        host = fabric.by_name[port.node].tier is Tier.HOST
+        found.append(RowLabel(port.ref, number, policy.kind, port.rate_bps, **ecn, **pfc, host=host))
     return found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -155,6 +155,26 @@ class Series:
     def bucket_s(self) -> float:
         """The usual length of a bucket, seconds."""
         return float(np.median(self.ends_s - self.starts_s)) if len(self.ends_s) else self.asked_s
+
+    def coarser(self, most: int) -> Series:
+        """The same in at most so many buckets: as many together as it takes, with the last level and the highest peak.
+
+        Sums stay what they are, and times are those of the buckets that are left.
+        """
+        count = len(self.ends_s)
+        if count <= most:
+            return self
+        firsts = np.arange(0, count, -(-count // most))
+        lasts = np.append(firsts[1:], count) - 1
+        columns = {}
+        for name, values in self.columns.items():
+            if name in LEVELS:
+                columns[name] = values[:, lasts]
+            elif name in PEAKS:
+                columns[name] = np.maximum.reduceat(values, firsts, axis=1)
+            else:
+                columns[name] = np.add.reduceat(values, firsts, axis=1)
+        return replace(self, ends_s=self.ends_s[lasts], columns=columns)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """For a .npz file; `of_arrays` reads them."""

@@ -27,7 +27,10 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class RowLabel:
-    """What a row of a series is. Thresholds in bytes, as they were when the run ended; 0 where the class has none."""
+    """What a row of a series is. Thresholds in bytes, as they were when the run ended; 0 where the class has none.
+
+    host: the port is a host's, whose queue is what its sockets hand over, and no congestion.
+    """
 
     port: str
     traffic_class: int
@@ -37,6 +40,7 @@ class RowLabel:
     kmax: int = 0
     xoff: int = 0
     xon: int = 0
+    host: bool = False
 
     @property
     def name(self) -> str:

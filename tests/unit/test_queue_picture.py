@@ -32,7 +32,7 @@ def recorded() -> Recorded:
     for at, (port, number) in enumerate(names):
         pfc = {"xoff": 60_000, "xon": 40_000} if number == 3 and not port.startswith("host") else {}
         ecn = {"kmin": 100_000, "kmax": 400_000} if number != 6 else {}
-        labels.append(RowLabel(port, number, kinds[number], 10**8, **ecn, **pfc))
+        labels.append(RowLabel(port, number, kinds[number], 10**8, **ecn, **pfc, host=port.startswith("host")))
         columns["depth"][at] = np.linspace(0, 300_000 - 50_000 * at, BUCKETS).astype(np.int64)
         columns["peak"][at] = columns["depth"][at] + 4000
         columns["occupancy"][at] = columns["occupancy_peak"][at] = columns["depth"][at] // 4
@@ -52,7 +52,7 @@ def svg_text(found: Recorded) -> str:
 def test_the_deepest_queues_are_drawn_and_behind_them_the_fullest_ingress_buffers() -> None:
     shown = [(each.label.port, each.side) for each in panels(recorded())]
     assert shown == [
-        ("rtsw1:eth3", "egress"), ("ctsw1:eth1", "egress"), ("ctsw2:eth1", "egress"), ("host3:eth1", "egress"),
+        ("rtsw1:eth3", "egress"), ("ctsw1:eth1", "egress"), ("ctsw2:eth1", "egress"), ("rtsw1:eth4", "egress"),
         ("rtsw1:eth3", "ingress"), ("ctsw1:eth1", "ingress"),
     ]  # fmt: skip
 
@@ -71,7 +71,15 @@ def test_thresholds_totals_and_honest_time_stand_in_the_picture() -> None:
         "emulated (k = 4000: 1 ms here stands for 250 ns)",
     ):  # fmt: skip
         assert words in said, words
-    assert "drops" not in said, "the queue that dropped is not among the deepest four"
+    assert "drops" in said and "17" in said
+
+
+def test_a_host_s_queue_is_drawn_when_it_was_paused_or_is_asked_for_and_behind_those_of_switches() -> None:
+    found = recorded()
+    assert "host3:eth1" in [each.label.port for each in panels(found, lambda label: label.host)]
+    found.series.columns["paused_ns"][3, 5] = 1_000_000
+    found.series.columns["peak"][2] = found.series.columns["depth"][2] = 0
+    assert [each.label.port for each in panels(found)][:4] == ["rtsw1:eth3", "ctsw1:eth1", "rtsw1:eth4", "host3:eth1"]
 
 
 def test_the_same_run_gives_the_same_bytes() -> None:

@@ -139,6 +139,24 @@ def test_two_buckets_made_one_keep_the_later_levels_the_higher_peaks_and_all_cou
     assert joined == dict.fromkeys(COLUMNS, 0) | {"depth": 300, "peak": 5000, "out_bytes": 250}
 
 
+def test_fewer_buckets_keep_sums_peaks_and_the_last_level() -> None:
+    maps = Maps()
+    with sampled(maps, 0.001) as found:
+        for _ in range(30):
+            maps.arrive(2000)
+            maps.leave(1500)
+            time.sleep(0.003)
+    (series,) = found
+    fewer = series.coarser(7)
+    assert 4 <= len(fewer.ends_s) <= 7
+    assert fewer.ends_s[-1] == series.ends_s[-1]
+    for name in room.COUNTS:
+        assert fewer.columns[name].sum() == series.columns[name].sum()
+    assert fewer.columns["peak"].max() == series.columns["peak"].max()
+    assert fewer.columns["depth"][0][-1] == 15_000
+    assert series.coarser(10_000) is series
+
+
 def test_a_long_run_gets_longer_buckets_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_MOST", 8)
     maps = Maps()
