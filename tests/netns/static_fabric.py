@@ -153,21 +153,23 @@ def address(host: Node) -> str:
     return str(interface.ip)
 
 
-def roce_frame(flow: Flow, payload: int = 64, src_mac: str = "", dst_mac: str = "", ihl: int = 5) -> bytes:
+def roce_frame(
+    flow: Flow, payload: int = 64, src_mac: str = "", dst_mac: str = "", ihl: int = 5, dscp: int = 0
+) -> bytes:
     """An RDMA WRITE ONLY frame of a flow, as switches see it (the ICRC is zeros: no switch looks at it)."""
     macs = bytes.fromhex((dst_mac + src_mac).replace(":", "")) or bytes(12)
     if ":" in flow.src_ip:
-        return macs + b"\x86\xdd" + _ipv6(flow, 8 + 12 + 16 + payload + 4) + _above_ip(flow, payload)
+        return macs + b"\x86\xdd" + _ipv6(flow, 8 + 12 + 16 + payload + 4, dscp) + _above_ip(flow, payload)
     length = 4 * ihl + 8 + 12 + 16 + payload + 4
     addresses = socket.inet_aton(flow.src_ip) + socket.inet_aton(flow.dst_ip)
-    ip = struct.pack("!BBHHHBBH", 0x40 | ihl, 0, length, 0, 0x4000, 64, 17, 0) + addresses
+    ip = struct.pack("!BBHHHBBH", 0x40 | ihl, dscp << 2, length, 0, 0x4000, 64, 17, 0) + addresses
     ip = ip[:10] + struct.pack("!H", _checksum(ip + b"\x01" * (4 * ihl - 20))) + ip[12:] + b"\x01" * (4 * ihl - 20)
     return macs + b"\x08\x00" + ip + _above_ip(flow, payload)
 
 
-def _ipv6(flow: Flow, length: int) -> bytes:
+def _ipv6(flow: Flow, length: int, dscp: int) -> bytes:
     ends = socket.inet_pton(socket.AF_INET6, flow.src_ip) + socket.inet_pton(socket.AF_INET6, flow.dst_ip)
-    return struct.pack("!IHBB", 0x60000000, length, 17, 64) + ends
+    return struct.pack("!IHBB", 0x60000000 | dscp << 22, length, 17, 64) + ends
 
 
 def _above_ip(flow: Flow, payload: int) -> bytes:
