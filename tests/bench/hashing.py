@@ -11,11 +11,13 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from tests.netns.queue_bench import checksum
 from tests.netns.static_fabric import GATEWAY, StaticLab, roce_frame, some_flows, static_fabric
 from topologies.events import Observer
 from topologies.namespace import inside
@@ -64,14 +66,14 @@ def figures(observer: Observer) -> Iterator[Figure]:
         _bare(lab)
         rows = _rows(lab)
         best = dict.fromkeys(rows, float("inf"))
-        frames = _frames(lab)
+        frames = small_frames(lab)
         with inside(lab.handle("host1").netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as wire:
             wire.bind(("eth1", 0))
             for turn in range(_ROUNDS):
                 observer.advance("bench hashing", turn + 1)
                 for name, row in rows.items():
                     rehash.change(lab.name, [(lab.handle("rtsw1"), row)])
-                    best[name] = min(best[name], *(_seconds_a_packet(wire, frames) for _ in range(_SLICES)))
+                    best[name] = min(best[name], *(seconds_a_packet(wire, frames) for _ in range(_SLICES)))
     kernel = best["flow"]
     yield Figure("one hop, flow: a packet", kernel * 1e9, "ns")
     yield at_most("one hop, e-ecmp", best["e-ecmp"] / kernel, "x", _LIMIT, "flow")
@@ -114,19 +116,22 @@ def _bare(lab: StaticLab) -> None:
         lab.ip("rtsw1", "neigh", "replace", GATEWAY, *wrong)
 
 
-def _frames(lab: StaticLab) -> ctypes.Array[_Message]:
+def small_frames(lab: StaticLab, tos: int = 0) -> ctypes.Array[_Message]:
+    """RoCEv2 frames of host1's queue pairs to the other rack, ready for one sendmmsg. tos: IPv4's type of service."""
     host = lab.fabric.by_name["host1"].ports[0]
     gateway = lab.fabric.by_name[host.peer_node].port(host.peer_port)
     flows = [flow for flow in some_flows(lab.fabric, 4 * _FRAMES) if flow.src == "host1"][:_FRAMES]
     messages = (_Message * len(flows))()
     for message, flow in zip(messages, flows, strict=True):
         frame = roce_frame(flow, 64, host.mac, gateway.mac)
+        head = frame[14:15] + bytes((tos,)) + frame[16:24] + bytes(2) + frame[26:34]
+        frame = frame[:14] + head[:10] + struct.pack("!H", checksum(head)) + head[12:] + frame[34:]
         message.header.parts = ctypes.pointer(_Part(frame, len(frame)))
         message.header.count = 1
     return messages
 
 
-def _seconds_a_packet(wire: socket.socket, frames: ctypes.Array[_Message]) -> float:
+def seconds_a_packet(wire: socket.socket, frames: ctypes.Array[_Message]) -> float:
     """Send for a slice of time. A veth's packets are handled in the sender's own system call, or right after it."""
     sent, start = 0, time.perf_counter()
     while (now := time.perf_counter()) - start < _SLICE_S:

@@ -261,8 +261,6 @@ INLINE __u64 release(struct books *books, __u32 number, __u64 bytes)
 		return -1;
 	}
 	add(&cell->out_bytes, bytes);
-	if (lossless)
-		cell->last_out_ns = bpf_ktime_get_ns();
 	if (!node)
 		return depth - bytes;
 	add(books->transit, -bytes);

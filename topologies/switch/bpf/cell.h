@@ -27,7 +27,7 @@ struct cell {
 	__u64 marks; /* packets that turned CE here */
 	__u64 drops[CAUSES]; /* packets; watchdog: also those that were let out of the closed gate, to be dropped */
 	__u64 drop_bytes;
-	__u64 last_out_ns; /* lossless classes: CLOCK_MONOTONIC when a packet of it was last seen to leave */
+	__u64 last_out_ns; /* when a packet was last seen to leave while the class's gate was to be closed (CLOCK_MONOTONIC) */
 	__u64 strays; /* packets that left and had never come: their depth had been put to 0 meanwhile */
 };
 

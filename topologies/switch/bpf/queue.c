@@ -121,13 +121,15 @@ int dequeue(struct __sk_buff *skb)
 		return TC_ACT_SHOT; /* user space closes these books */
 	left = release(&books, number, bytes);
 	add(&books.cell->out_packets, 1);
+	said = said_of(books.rule, port, number);
+	if (said && said->until_ns)
+		books.cell->last_out_ns = bpf_ktime_get_ns();
 	if (!(link->flags & LINK_HOST))
 		skb->mark = MARK << 16 | (link->local + 1);
 	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == (POLICY_ECN | POLICY_AT_DEQUEUE) && left != -1ULL)
 		mark(skb, books.rule, books.cell, left);
 	if (stamp & RED_MAY_MARK && ecn_of(skb) == ECN_CE)
 		add(&books.cell->marks, 1);
-	said = said_of(books.rule, port, number);
 	if (said && said->watchdog == WATCHDOG_DROP)
 		return refuse(&books, DROP_WATCHDOG, bytes);
 	return TC_ACT_UNSPEC;
