@@ -241,6 +241,20 @@ class LabQueues:
         ]
         return sums[0].astype(np.int64), sums[1].astype(np.int64)
 
+    def forget(self) -> None:
+        """Begin to count anew what is only told: high waters, marks, drops, pauses. What depths go by stays."""
+        told: Mapping[str, Sequence[str]] = {
+            "cells": ("high_water", "peak", "marks", "drops", "drop_bytes", "strays"),
+            "ingress": ("high_water", "peak", "xoffs", "headroom_high", "drops", "drop_bytes", "lost_high"),
+            "gates": ("pfc_received",),
+            "agent": ("pfc_sent", "paused_ns", "storms", "reactions", "reaction_last_ns", "reaction_max_ns",
+                      "reaction_sum_ns", "spare"),
+            "switches": ("high_water", "peak", "headroom_high", "drops"),
+        }  # fmt: skip
+        for name, fields in told.items():
+            for field in fields:
+                self._views[name][field] = 0
+
     def set_down(self, port_id: int, down: bool) -> None:
         """Say that a port has no link: its packets are dropped, on both ends of its queue, and counted no more.
 
@@ -299,14 +313,14 @@ class LabQueues:
         self._write(half, policies)
 
     def _write(self, rows: Rows, policies: Policies) -> None:
-        known: dict[int, Rows] = {}  # the same tuple serves many ports
+        same: dict[int, list[int]] = {}  # one tuple serves many ports
         for ref, each in policies.items():
-            if id(each) not in known:
-                known[id(each)] = packed(each)
-            start = row(self.ids[ref], 0)
-            mine = known[id(each)]
+            same.setdefault(id(each), []).append(row(self.ids[ref], 0))
+        tuples = {id(each): each for each in policies.values()}
+        for key, starts in same.items():
+            mine, where = packed(tuples[key]), np.add.outer(starts, np.arange(CLASSES)).ravel()
             for name in mine.dtype.names or ():
-                rows[name][start : start + CLASSES] = mine[name]
+                rows[name][where] = np.tile(mine[name], len(starts))
 
 
 def htb_priority(number: int) -> int:
