@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from topologies import lab as life
+from topologies import state
 from topologies.events import Silent
 from topologies.lab import Lab
 from topologies.load import load_fabric
@@ -175,6 +176,20 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
     assert failed(lab) == {}, "what was set is what should be"
     set_queues(lab, ["ecn.kmax=400KB"])
     assert read_queues(lab).settings == {}
+
+
+def test_what_was_counted_can_be_forgotten_and_depths_stay_right(lab: Lab, ran: RunResult) -> None:
+    assert read_queues(lab).reactions.count > 0
+    said = inv(lab, "queues", "reset")
+    assert said.returncode == 0, said.stderr
+    after = read_queues(lab)
+    assert all(each.quiet for each in after.rows), said.stdout
+    assert after.reactions.count == 0
+    assert failed(lab) == {}
+    with state.lock(lab.name):
+        busy = inv(lab, "queues", "reset")
+    assert busy.returncode == 2
+    assert "is being worked on by another Heddle" in busy.stderr
 
 
 def test_what_cannot_be_changes_nothing(lab: Lab) -> None:

@@ -226,9 +226,12 @@ def test_shells_complete_modes_plans_and_fabrics() -> None:
     from topologies.cli.completion import candidates
     from topologies.load import presets
 
-    verbs = {each.verb.name: each.verb for each in (tasks.hashing, tasks.paths)}
+    verbs = {each.verb.name: each.verb for each in (tasks.hashing, tasks.paths, tasks.queues)}
     assert "pinned" in candidates(["./inv", "hashing", ""], verbs, [])
     assert "--explain" in candidates(["./inv", "hashing", "--"], verbs, [])
+    assert candidates(["./inv", "queues", ""], verbs, []) == ["set", "reset"]
+    settings = candidates(["./inv", "queues", "set", "alpha=2", ""], verbs, [])
+    assert "ecn.kmax=" in settings and "scheduler=" not in settings
     assert "spray" in candidates(["./inv", "paths", "--mode", ""], verbs, [])
     assert "ring" in candidates(["./inv", "paths", "--plan", ""], verbs, [])
     assert candidates(["./inv", "paths", "--predict", ""], verbs, []) == presets()

@@ -115,7 +115,19 @@ def _labs() -> list[str]:
     return list(labs())
 
 
+def _settings() -> list[str]:
+    from topologies.queuespec import QueuesSpec
+    from topologies.switch.requeue import LIVE
+    from topologies.wording import paths_of
+
+    return [
+        f"{path}=" for path in paths_of(QueuesSpec) if any(path == each or path.startswith(f"{each}.") for each in LIVE)
+    ]
+
+
 _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
+    "action": lambda: ["set", "reset"],
+    "setting": _settings,
     "fabric": _fabrics,
     "runtime": _runtimes,
     "dialect": _dialects,

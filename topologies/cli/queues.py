@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
 _MOST_SECONDS: Final = 86_400.0
-_ACTIONS: Final = ("set",)
+_ACTIONS: Final = ("set", "reset")
 
 
 @verb(help=words.QUEUES, positional=["action", "setting"], root=True)
@@ -40,18 +40,23 @@ def queues(
     """Depth, marks, drops and pauses of every port and class; thresholds of a running lab are set with `queues set`.
 
     ./inv queues set ecn.kmax=800KB pfc.xoff=80KB --switch 'ctsw*': paths as below `queues` of the fabric file, all of
-    them at once, and no packet is lost. Names may be patterns. ./inv queues --watch redraws until Ctrl-C.
+    them at once, and no packet is lost. Names may be patterns. ./inv queues --watch redraws until Ctrl-C; ./inv queues
+    reset counts anew from now on.
     """
     from topologies.lab import open_lab
 
     if action is not None and action not in _ACTIONS:
         near = did_you_mean(action, _ACTIONS)
-        hint = near if near.startswith("did") else f"./inv queues set PATH=VALUE, or ./inv queues --lab {action}"
+        hint = near if near.startswith("did") else f"set, reset, or ./inv queues --lab {action}"
         raise InputError(Problem("", f"queues {action}", "is not something that queues does", hint))
     where = open_lab(lab)
     wanted = _wanted(where, switch, port, class_, all_)
     if action == "set":
         _set(where, setting, switch, watch)
+    elif setting:
+        raise InputError(Problem("", setting[0], "is one word too many", "./inv queues set PATH=VALUE"))
+    if action == "reset":
+        _reset(where)
     if watch:
         _check_watch(out, every, seconds)
         return _watch(out, where, wanted, every, seconds)
@@ -145,6 +150,15 @@ def _set(lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool
             Problem("", "queues set and --watch", "are two things", "first set, then ./inv queues --watch")
         )
     set_queues(lab, settings, _split(switches))
+
+
+def _reset(lab: Lab) -> None:
+    """Count anew. Not during a run, which takes the difference of two readings."""
+    from topologies import state
+    from topologies.switch.cells import LabQueues
+
+    with state.lock(lab.name), LabQueues.pinned(lab.fabric) as live:
+        live.forget()
 
 
 def _show(out: Console, lab: Lab, wanted: Wanted) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from topologies.spec import FabricSpec
 
 # Paths below `queues` that are thresholds, and so in a map; all others are in qdiscs, or in tables that those go by.
-_LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
+LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
                 "alpha")  # fmt: skip
 _TIERS: Final = ("rtsw", "ctsw", "atsw")
 _EXAMPLE: Final = "as ./inv queues set ecn.kmax=800KB --switch 'ctsw*'"
@@ -153,7 +153,7 @@ def _not_live(key: str, *, hosts: bool) -> Problem | None:
     """Why a path cannot be set on a running lab, or None when it can."""
     from topologies.wording import paths_of
 
-    if any(key == live or key.startswith(f"{live}.") for live in _LIVE):
+    if any(key == live or key.startswith(f"{live}.") for live in LIVE):
         if key == "buffer.host" and not hosts:
             return Problem("queues set", key, "is that of hosts, and --switch names switches", "leave --switch out")
         return None
@@ -161,7 +161,7 @@ def _not_live(key: str, *, hosts: bool) -> Problem | None:
     if key in known or any(key.startswith(f"{each}.") for each in ("weights", "dscp")):
         return Problem("queues set", key, "is fixed when a lab is made, and needs a new one", _anew(f"queues.{key}"))
     leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
-    hint = f"did you mean {leaf}?" if leaf else f"legal here: {', '.join(_LIVE)}"
+    hint = f"did you mean {leaf}?" if leaf else f"legal here: {', '.join(LIVE)}"
     return Problem("queues set", key, "is no key of queues", hint)
 
 
