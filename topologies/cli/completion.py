@@ -120,9 +120,10 @@ def _settings() -> list[str]:
     from topologies.switch.requeue import LIVE
     from topologies.wording import paths_of
 
-    return [
-        f"{path}=" for path in paths_of(QueuesSpec) if any(path == each or path.startswith(f"{each}.") for each in LIVE)
-    ]
+    paths = list(paths_of(QueuesSpec))
+    groups = {path.rpartition(".")[0] for path in paths} | {"ecn.classes"}
+    groups -= {"buffer"}  # which takes one size for all switches, too
+    return [f"{path}=" for path in paths if path.startswith(LIVE) and path not in groups]
 
 
 _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
