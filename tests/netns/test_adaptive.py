@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns.static_fabric import StaticLab, roce_frame, some_flows, static_fabric
+from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
 from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, statistics, told
 from topologies.namespace import inside
 from topologies.switch.cells import LabQueues
@@ -138,3 +138,21 @@ def test_every_port_of_every_switch_is_read_under_its_own_number() -> None:
             (index,) = (number for number, name in names.items() if name == "eth3")
             with inside(made.handle(switch).netns), Program.pinned(pin_dir(made.name, switch) / "hash") as program:
                 assert names[program.test_run(frame, ifindex=index).cb[1]] == best
+
+
+@pytest.mark.parametrize("mode", ["adaptive", "flowlet"])
+def test_bursts_keep_away_from_a_slow_way_by_depth_and_not_by_hash(mode: str) -> None:
+    """One of two uplinks has a tenth of the rate. What is steered is charged to where it came in, as what is routed."""
+    link_rates = {"host": "40mbit", "fabric": "40mbit", "exceptions": {"rtsw1:eth1": "4mbit"}}
+    routing = {"ecmp": mode, "hash": {"gap": "5s"}}
+    with (
+        static_fabric(mode, weights=(1, 1), racks=2, hosts_per_rack=1, link=link_rates, routing=routing) as made,
+        LabQueues.pinned(made.fabric) as mapped,
+    ):
+        flow = next(flow for flow in some_flows(made.fabric, 40) if flow.src == "host1")
+        send(made, {replace(flow, qpn=qpn): 8 for qpn in range(80)}, payload=1000)
+        slow, fast = (mapped.cells[row(mapped.ids["rtsw1", port], 0)] for port in ("eth1", "eth2"))
+        share = int(slow["in_packets"]) / (int(slow["in_packets"]) + int(fast["in_packets"]))
+        came_in = mapped.ingress["high_water"][row(mapped.ids["rtsw1", "eth3"], 0)]
+        assert (share < 0.3) if mode == "adaptive" else (share > 0.3), share
+        assert came_in >= slow["high_water"] * 0.8 > 0
