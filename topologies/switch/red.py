@@ -121,7 +121,7 @@ def install(netns: Path, curves: Mapping[Key, Curve]) -> None:
             try:
                 body = qdisc_body(leaf.ifindex, red, leaf.parent, "red", _options(curve))
                 netlink.change(RTM_NEWQDISC, body, NLM_F_CREATE | NLM_F_REPLACE)
-                body = qdisc_body(leaf.ifindex, leaf.handle, red | 1, "bfifo", limit)
+                body = qdisc_body(leaf.ifindex, leaf.handle, red | 1, "bfifo", limit, nested=False)
                 netlink.change(RTM_NEWQDISC, body, NLM_F_CREATE | NLM_F_REPLACE)
             except NetlinkError as error:
                 raise _refused(netns, key, error) from None

@@ -16,14 +16,16 @@ from topologies.switch.netlink import NLM_F_CREATE, RTM_NEWQDISC, NetlinkError, 
 
 TCMSG: Final = struct.Struct("=B3xiIII")  # family, ifindex, handle, parent, info
 TCA_KIND, TCA_OPTIONS = 1, 2
+_NLA_F_NESTED: Final = 0x8000
 _ROOT: Final = 0xFFFFFFFF  # TC_H_ROOT
 _LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
 _HERE: Final = Path("/proc/thread-self/ns/net")
 
 
-def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes) -> bytes:
-    """What RTM_NEWQDISC is told of one queueing discipline."""
-    what = attribute(TCA_KIND, kind.encode() + b"\0") + attribute(TCA_OPTIONS, options)
+def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes, *, nested: bool = True) -> bytes:
+    """What RTM_NEWQDISC is told of one queueing discipline. nested: options are attributes, and no struct."""
+    what = attribute(TCA_KIND, kind.encode() + b"\0")
+    what += attribute(TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # which sch_ets insists on
     return TCMSG.pack(0, ifindex, handle, parent, 0) + what
 
 
