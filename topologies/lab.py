@@ -22,7 +22,7 @@ from topologies.blueprint import Blueprint, Rendered, reopened, spec_of
 from topologies.dialects import RenderOptions, check_deployable, installed_version
 from topologies.events import Observer, Silent
 from topologies.fabric import Fabric
-from topologies.preflight import preflight
+from topologies.preflight import preflight, warnings
 from topologies.problems import CheckError, InputError, MachineError, Problem, did_you_mean, machine_errors, trouble
 from topologies.process import Journal
 from topologies.render import DEFAULT, topology_name
@@ -70,7 +70,7 @@ class Lab:
         """
         if lost := self.runtime.lacking(self.name, self.topology):
             return lost  # what else is wrong follows from that
-        return [*self.silent_daemons(), *self.foreign_queues(), *self.down_or_drained()]
+        return [*self.silent_daemons(), *self.foreign_queues(), *self.lost_agent(), *self.down_or_drained()]
 
     def silent_daemons(self) -> list[Problem]:
         """Daemons that do not answer."""
@@ -100,6 +100,15 @@ class Lab:
             for node in self.fabric.nodes
             for port, kind in queues.foreign(self.handle(node.name).netns, [p.name for p in node.ports]).items()
         ]
+
+    def lost_agent(self) -> list[Problem]:
+        """Of a lab that can pause: that nobody runs who carries pauses out."""
+        from topologies.switch import pfc, queues
+
+        if not queues.Setup.of(self.fabric).gated or pfc.alive(self.name).agent is not None:
+            return []
+        why = "does not run, so pauses are neither sent nor obeyed"
+        return [Problem("", "the agent of PFC", why, f"./inv run --lab {self.name} starts it again")]
 
     def check_ports(self) -> None:
         """MachineError for nodes that do not run, CheckError for foreign queues: nothing is measured over those."""
@@ -155,6 +164,8 @@ def up(
                 observer.say(note)
             preflight(lab.fabric, daemons=engine.daemons_here)
             switch.check(lab.fabric)
+            for text in warnings(lab.fabric):
+                observer.warn(text)
             with clock.step("prepare"):
                 chosen = engine.prepare(lab.fabric, options, observer)
             lab = _make(lab, chosen, source, observer, clock)
