@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from topologies import packages, probes
+from topologies import packages, preflight, probes
 
 APT: Final = "apt-get install"
 SWITCH_MB: Final = 40  # resident memory of one switch's zebra and bgpd
@@ -170,6 +170,14 @@ def _limit(name: str, path: str, least: int, what: str) -> Check:
     return Check(name, value >= least, f"{key} = {value}, {what}", f"sysctl -w {key}={least}")
 
 
+def _backlog() -> Check:
+    most = preflight.backlog()
+    if most is None:
+        return Check("backlog", True, "its length cannot be seen here", required=False)
+    detail = f"{preflight.BACKLOG} = {most}: enough for {most // preflight.PACKETS_A_PORT} ports"
+    return Check("backlog", most >= 1000, detail, f"sysctl -w {preflight.BACKLOG}=1000", required=False)
+
+
 def _cpus() -> Check:
     from traffic.machine import budget_pps
 
@@ -242,6 +250,8 @@ def _rxe() -> Check:
 
 
 _FULL: Final = "use a kernel that has it (Debian's and Ubuntu's own do)"
+_NO_RED: Final = "Heddle does without: its BPF program marks, by the exact depth; only queues.ecn.marker: red needs it"
+_NO_ETS: Final = "Heddle does without: HTB serves classes by the same weights; only queues.scheduler: ets needs it"
 _CONTAINER: Final = "run as root; a container needs --privileged"
 _SETUP: Final = "./inv setup containerlab"
 _SEED: Final = "Linux 6.11 or newer; without it: --set routing.ecmp=e-ecmp"
@@ -259,6 +269,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "hash seed": lambda: _try("hash seed", "fib_multipath_hash_seed can be set", _SEED),
     "htb": lambda: _try("htb", "ports can be shaped", _FULL),
     "bfifo": lambda: _try("bfifo", "queues can be limited in bytes", _FULL),
+    "tbf": lambda: _try("tbf", "lossless classes can be paused", f"{_FULL}, or take queues.lossless: []"),
     "clsact": lambda: _try("clsact", "BPF can be attached to ports", _FULL),
     "bpf": _bpf,
     "bpffs": _bpffs,
@@ -270,7 +281,9 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "cpus": _cpus,
     "memory": _memory,
     "prediction": _prediction,
-    "red": lambda: _try("red", "the kernel's own ECN marker (sch_red)", _FULL, required=False),
+    "backlog": _backlog,
+    "red": lambda: _try("red", "the kernel's own ECN marker (sch_red)", _NO_RED, required=False),
+    "ets": lambda: _try("ets", "the kernel's own scheduler of classes (sch_ets)", _NO_ETS, required=False),
     "netem": lambda: _try("netem", "delay and loss (sch_netem)", _FULL, required=False),
     "rxe": _rxe,
     "docker": _docker,
@@ -281,5 +294,18 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "tshark": lambda: _tool("tshark", "tshark", required=False),
 }
 _OPTIONAL: Final = frozenset(
-    {"prediction", "red", "netem", "rxe", "docker", "engine", "containerlab", "images", "tcpdump", "tshark"}
+    {
+        "prediction",
+        "backlog",
+        "red",
+        "ets",
+        "netem",
+        "rxe",
+        "docker",
+        "engine",
+        "containerlab",
+        "images",
+        "tcpdump",
+        "tshark",
+    }
 )

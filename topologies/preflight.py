@@ -32,6 +32,8 @@ _CAPABILITIES: Final = {
     "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21,
 }  # fmt: skip
 _MULTIPATH: Final = 16  # of an FRR that was configured without a word about it (configure.ac)
+BACKLOG: Final = "net.core.netdev_max_backlog"
+PACKETS_A_PORT: Final = 2  # that a shaper lets go at once (HTB's burst)
 STATUS: Final = Path("/proc/self/status")
 
 
@@ -41,6 +43,29 @@ def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
     problems += _multipath(fabric) if daemons else []
     if problems:
         raise MachineError(*problems)
+
+
+def backlog() -> int | None:
+    """How many packets may wait for a processor between two ends of a link; None where that cannot be seen."""
+    try:
+        return int(SYSCTLS.joinpath(*BACKLOG.split(".")).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def warnings(fabric: Fabric) -> Iterator[str]:
+    """What will do, and may not do under load.
+
+    A packet that finds the backlog of its processor full is lost between two switches, by the machine: the queues it
+    has left never hear of it. The limit is one for all namespaces, so nobody but the user changes it.
+    """
+    ports, most = sum(len(node.ports) for node in fabric.nodes), backlog()
+    if most is not None and most < (need := PACKETS_A_PORT * ports):
+        step = 1 << (need - 1).bit_length()
+        yield (
+            f"{BACKLOG} = {most}: {ports} ports may have {need} packets under way at once, and what finds no room"
+            f" is lost by the machine, not by a switch; sysctl -w {BACKLOG}={step}"
+        )
 
 
 def frr_dir() -> Path | None:

@@ -26,8 +26,11 @@ try veth ip link add name heddle0 type veth peer name heddle1
 try htb tc qdisc add dev heddle0 root handle 1: htb
 tc class add dev heddle0 parent 1: classid 1:1 htb rate 10mbit 2>/dev/null
 try bfifo tc qdisc add dev heddle0 parent 1:1 bfifo limit 10000
+try tbf tc qdisc replace dev heddle0 parent 1:1 tbf rate 40gbit burst 100000b limit 10000b
 try clsact tc qdisc add dev heddle0 clsact
-try red tc qdisc add dev heddle1 root red limit 100000 min 10000 max 30000 avpkt 1000 bandwidth 10mbit
+try red tc qdisc add dev heddle1 root red limit 100000 min 10000 max 30000 avpkt 1000 bandwidth 10mbit ecn nodrop
+tc qdisc del dev heddle1 root 2>/dev/null
+try ets tc qdisc add dev heddle1 root ets bands 2 strict 1
 tc qdisc del dev heddle1 root 2>/dev/null
 try netem tc qdisc add dev heddle1 root netem delay 1ms
 policy() { put /proc/sys/net/ipv4/fib_multipath_hash_policy 3 && put /proc/sys/net/ipv4/fib_multipath_hash_fields 55; }

@@ -148,3 +148,13 @@ def test_an_frr_that_was_built_for_fewer_paths_is_named_before_anything_is_made(
         preflight(wide, daemons=False)  # the image has its own FRR
     finally:
         room._zebra_says.cache_clear()
+
+
+def test_a_backlog_that_many_ports_can_fill_is_warned_of(machine: Path) -> None:
+    (machine / "sys/net/core").mkdir()
+    (machine / "sys/net/core/netdev_max_backlog").write_text("100\n")
+    small, large = (build(FabricSpec(name="p", racks=racks, ctsw=4)) for racks in (4, 5))  # of 48 and of 60 ports
+    assert list(room.warnings(small)) == []
+    (said,) = room.warnings(large)
+    assert "100: 60 ports may have 120 packets under way" in said
+    assert said.endswith("sysctl -w net.core.netdev_max_backlog=128")
