@@ -77,7 +77,7 @@ def bench(what: str, observer: Observer) -> BenchResult:
 
 
 def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
-    from tests.bench import bringup, cli, collectives, containers, hashing, place, predict
+    from tests.bench import bringup, cli, collectives, containers, hashing, place, predict, queues
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "cli": cli.figures,
@@ -89,5 +89,6 @@ def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
         "demo": collectives.demo_gain,
         "hashing": hashing.figures,
         "predict": predict.figures,
+        "queues": queues.figures,
     }
     return groups

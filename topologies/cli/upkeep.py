@@ -66,7 +66,7 @@ def test(out: Console, suite: str = "all", build: bool = False, args: Sequence[s
 
 
 @verb(
-    help={"what": "cli, up, containers, place, all-reduce, budget, demo, hashing, predict, or all of these"},
+    help={"what": "cli, up, containers, place, all-reduce, budget, demo, hashing, predict, queues, or all of these"},
     positional=["what"],
     packages=lambda typed: (
         (*packages.FABRIC, "openssh-server") if typed["what"] in ("place", "all") else packages.FABRIC

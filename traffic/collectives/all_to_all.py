@@ -1,18 +1,22 @@
 """All-to-all: every rank has a chunk for every other, and they are exchanged in the staggered rounds of NCCL.
 
 In a round every rank sends to the rank `delta` further on and receives from the one `delta` before it, so that nobody
-is sent to by two. The next round of a rank begins when this one has arrived. NCCL visits the deltas in the order of
-(x^2 + x) / 2 modulo the next power of two, without those that are too large (init.cc, p2pSchedule).
+is sent to by two. NCCL visits the deltas in the order of (x^2 + x) / 2 modulo the next power of two, without those that
+are too large (init.cc, p2pSchedule). It has a few rounds under way at once, on channels of their own: here a rank has
+two, so that its link does not rest while the end of a round is on its way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range
+
+UNDER_WAY: Final = 2  # rounds of one rank
 
 
 def deltas(ranks: int) -> list[int]:
@@ -32,14 +36,14 @@ class StaggeredAllToAll:
     root = -1
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
-        """n-1 transfers, one a round."""
+        """n-1 transfers, one a round; a round is sent when what comes in the one before the last has arrived."""
         lo, hi = chunk_range(rank, ranks, count)
         mine = hi - lo
         steps = []
         for step, delta in enumerate(deltas(ranks)):
             to, source = (rank + delta) % ranks, (rank - delta) % ranks
             send, recv = chunk_range(to, ranks, count), (source * mine, (source + 1) * mine)
-            after = (step - 1,) if step else ()
+            after = (step - UNDER_WAY,) if step >= UNDER_WAY else ()
             steps.append(Transfer(step, to, send, source, recv, put=rank * (send[1] - send[0]), after=after))
         return steps
 
