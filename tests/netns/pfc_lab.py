@@ -85,8 +85,11 @@ class PfcLab:
         return max(0.0, (time.monotonic_ns() - int(closed.min())) / 1e6) if len(closed) else 0.0
 
     @contextlib.contextmanager
-    def loading(self, flows: Sequence[tuple[str, str, int]]) -> Iterator[None]:
-        """Flows (source, destination, class) of UDP, each as fast as the source's port takes it."""
+    def loading(self, flows: Sequence[tuple[str, str, int]], every: float = 0) -> Iterator[None]:
+        """Flows (source, destination, class) of UDP, each as fast as the source's port takes it.
+
+        every: seconds between two packets, at least.
+        """
         stop, sockets = threading.Event(), contextlib.ExitStack()
         for name in {destination for _, destination, _ in flows}:
             with inside(self.lab.handle(name).netns):
@@ -105,6 +108,7 @@ class PfcLab:
                 while not stop.is_set():
                     try:
                         wire.sendto(bytes(PAYLOAD), spot)
+                        time.sleep(every)
                     except OSError:
                         time.sleep(0.002)  # paused for long, or its port is down
 

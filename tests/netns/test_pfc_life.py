@@ -6,44 +6,40 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
+from socket import if_nameindex
 
 from tests.conftest import Up
 from tests.netns.pfc_lab import until
 from topologies import lab as life
+from topologies.engine.docker import docker
 from topologies.lab import Lab
 from topologies.namespace import inside
+from topologies.process import run
 from topologies.switch import pfc
 from topologies.switch.cells import LabQueues
+from topologies.switch.pfc.frame import build
 from topologies.switch.pfc.gates import Gates
 
 LOSSLESS = 3
 
 
+def found(lab: Lab) -> tuple[int | None, int | None]:
+    """Pids of agent and keeper; None for one that does not run."""
+    state = pfc.alive(lab.name)
+    return state.agent, state.keeper
+
+
 def both(lab: Lab) -> tuple[int, int]:
-    """Pids of agent and keeper, once both run."""
-    until(lambda: None not in vars_of(lab))
-    agent, keeper = vars_of(lab)
+    """Their pids, once both run."""
+    until(lambda: None not in found(lab))
+    agent, keeper = found(lab)
     assert agent is not None
     assert keeper is not None
     return agent, keeper
 
 
-def vars_of(lab: Lab) -> tuple[int | None, int | None]:
-    state = pfc.alive(lab.name)
-    return state.agent, state.keeper
-
-
-@pytest.fixture
-def lab(name: str, up: Up) -> Lab:
-    return up(name).lab
-
-
 def pause(lab: Lab, host: str, quanta: int) -> None:
     """A pause frame from a host's port to its switch."""
-    from topologies.switch.pfc.frame import build
-
     port = lab.fabric.by_name[host].ports[0]
     gates = Gates(lab.handle(host).netns)
     try:
@@ -52,10 +48,28 @@ def pause(lab: Lab, host: str, quanta: int) -> None:
         gates.close_sockets()
 
 
-def test_pauses_are_obeyed_whoever_is_killed_and_down_leaves_nothing(
-    lab: Lab, leftovers: Callable[[str], list[str]]
+def take_away(lab: Lab, node: str) -> None:
+    """Remove a node by hand, as somebody might."""
+    if lab.runtime.name == "containerlab":
+        docker(["rm", "-f", f"clab-{lab.name}-{node}"])
+    else:
+        run(["ip", "netns", "del", lab.handle(node).netns.name])
+
+
+def kill_both(lab: Lab) -> None:
+    """So that neither sees the other go."""
+    agent, keeper = both(lab)
+    os.kill(agent, signal.SIGSTOP)
+    os.kill(keeper, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: found(lab) == (None, None))
+
+
+def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
+    name: str, up: Up, leftovers: Callable[[str], list[str]]
 ) -> None:
-    host = lab.fabric.hosts[0]
+    lab = up(name).lab
+    host, *_, last = lab.fabric.hosts
     with LabQueues.pinned(lab.fabric) as queues:
         row = queues.ids[host.ports[0].peer_node, host.ports[0].peer_port] * 8 + LOSSLESS
         until_ns = queues.agent["until_ns"]
@@ -69,59 +83,36 @@ def test_pauses_are_obeyed_whoever_is_killed_and_down_leaves_nothing(
         first = both(lab)
         obeys()
         for victim in (0, 1):
-            before = both(lab)
-            os.kill(before[victim], signal.SIGKILL)
-            until(lambda: vars_of(lab)[victim] not in (before[victim], None))  # noqa: B023
+            before = both(lab)[victim]
+            os.kill(before, signal.SIGKILL)
+            until(lambda: found(lab)[victim] not in (before, None))  # noqa: B023
             obeys()
-        agent, keeper = both(lab)
-        assert agent != first[0]
-        assert keeper != first[1]
+        assert not set(both(lab)) & set(first)
         assert not pfc.mend(lab)
 
+        # Both at once: the next verb mends it.
         pause(lab, host.name, 65535)
         until(lambda: until_ns[row])
-        os.kill(agent, signal.SIGSTOP)
-        os.kill(keeper, signal.SIGKILL)
-        os.kill(agent, signal.SIGKILL)
-        until(lambda: vars_of(lab) == (None, None))
+        kill_both(lab)
         assert pfc.mend(lab)
         both(lab)
         until(lambda: not until_ns[row])
         obeys()
-    assert (lab.dir / "pfc.log").exists()
-    pids = both(lab)
-    assert life.down(lab.name)
-    assert leftovers(lab.name) == []
-    assert not any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
 
-
-def test_a_lab_made_again_after_its_agent_was_killed_works(lab: Lab, up: Up) -> None:
-    agent, keeper = both(lab)
-    os.kill(agent, signal.SIGSTOP)
-    os.kill(keeper, signal.SIGKILL)
-    os.kill(agent, signal.SIGKILL)
-    assert life.down(lab.name)
-    again = up(lab.name)
-    assert again.created
-    both(again.lab)
-
-
-def test_a_node_that_is_taken_away_is_let_go(lab: Lab) -> None:
-    """Sockets of the agent must not keep a dead node's ends of its links alive."""
-    host = lab.fabric.hosts[0]
-    port = host.ports[0]
-    both(lab)
-    if lab.runtime.name == "containerlab":
-        from topologies.engine.docker import docker
-
-        docker(["rm", "-f", f"clab-{lab.name}-{host.name}"])
-    else:
-        from topologies.process import run
-
-        run(["ip", "netns", "del", lab.handle(host.name).netns.name])
+    # Sockets of the agent do not keep a dead node's ends of its links alive.
+    port = last.ports[0]
+    take_away(lab, last.name)
     with inside(lab.handle(port.peer_node).netns):
-        from socket import if_nameindex
+        until(lambda: port.peer_port not in {word for _, word in if_nameindex()}, seconds=10.0)
+    assert f"{last.name} has no namespace any more" in (lab.dir / "pfc.log").read_text()
 
-        until(lambda: port.peer_port not in {name for _, name in if_nameindex()}, seconds=10.0)
-    assert f"{host.name} has no namespace any more" in (lab.dir / "pfc.log").read_text()
-    both(lab)
+    # A lab that is made again after both were killed is as any other.
+    kill_both(lab)
+    assert life.down(name)
+    assert leftovers(name) == []
+    again = up(name)
+    assert again.created
+    pids = both(again.lab)
+    assert life.down(name)
+    assert leftovers(name) == []
+    assert not any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)

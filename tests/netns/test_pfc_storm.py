@@ -15,19 +15,21 @@ DETECT_S = RESTORE_S = 0.4
 @pytest.fixture(scope="module", params=["drop", "forward"])
 def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
     watchdog = {"detect": "400ms", "restore": "400ms", "action": request.param}
-    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues={"pfc": {"watchdog": watchdog}}) as found:
+    one_way = {"weights": (1,)}  # a single CTSW: the paths of all flows are the same
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues={"pfc": {"watchdog": watchdog}}, **one_way) as found:
         yield found
 
 
 def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: PfcLab) -> None:
-    """One sender to two hosts of another rack; one of those pauses. What is for it fills the way of both."""
+    """Two flows over one uplink, to two hosts of a rack. One of those pauses: what is for it fills the way of both."""
     senders = [host.name for host in net.lab.fabric.hosts[:2]]
     stormy, calm = (host.name for host in net.lab.fabric.hosts[2:4])
     port, other = net.down_port(stormy), net.down_port(calm)
     row = net.row(port)
+    flows = zip(senders, (stormy, calm), (0, 0.005), strict=True)
     dropping = net.lab.fabric.spec.queues.pfc.watchdog.action == "drop"
-    flows = [(sender, sink, LOSSLESS) for sender in senders for sink in (stormy, calm)]
-    with net.loading(flows):
+    full, modest = (net.loading([(sender, sink, LOSSLESS)], every=every) for sender, sink, every in flows)
+    with full, modest:
         time.sleep(0.5)
         before = net.rate(other, 0.5)
         start = time.monotonic()
@@ -58,6 +60,7 @@ def test_a_pause_with_nothing_waiting_is_no_storm(net: PfcLab) -> None:
     stormy = net.lab.fabric.hosts[2].name
     row = net.row(net.down_port(stormy))
     storms = int(net.queues.agent["storms"][row])
+    until(lambda: net.at_rest() and not net.queues.agent["watchdog"][row])
     with net.pausing(stormy):
         time.sleep(DETECT_S * 1.5)
         assert net.closed(net.down_port(stormy))

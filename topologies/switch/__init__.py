@@ -83,8 +83,9 @@ def start_agent(fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Pa
 
 def check(fabric: Fabric) -> None:
     """Before anything is made: InputError or MachineError where `apply` could not give these queues."""
-    queues.Setup.of(fabric)
     policies_of(fabric)
+    if queues.Setup.of(fabric).gated:
+        pfc.check(fabric)
 
 
 def remove(lab: str) -> None:

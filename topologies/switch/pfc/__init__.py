@@ -8,6 +8,7 @@ docs/queues.md says what they do, and where it differs from what a switch's hard
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from topologies.runtimes import NodeHandle
 
 _START_S: Final = 60.0
+_FILES_A_NODE: Final = 3  # two packet sockets and one of netlink
+_FILES: Final = 100  # maps, programs, streams
 _PATIENCE_S: Final = 2.0
 _ROUNDS: Final = 10
 _PROJECT: Final = Path(__file__).resolve().parents[3]
@@ -38,6 +41,25 @@ class AgentState:
 
     agent: int | None
     keeper: int | None
+
+
+def check(fabric: Fabric) -> None:
+    """Before anything is made: MachineError where the agent could not have as many open files as it needs."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # it raises its own limit, up to this one
+    needs = _FILES_A_NODE * len(fabric.nodes) + _FILES
+    if most < needs and not _may_raise(needs):
+        why = f"needs {needs} open files for {len(fabric.nodes)} nodes, and {most} are the hard limit here"
+        raise MachineError(Problem(fabric.name, "the PFC agent", why, f"ulimit -Hn {needs}, as root"))
+
+
+def _may_raise(files: int) -> bool:
+    """Whether this process, and so its children, may raise the hard limit; that is tried, and stays."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, files))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path | None = None) -> None:

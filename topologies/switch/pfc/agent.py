@@ -24,9 +24,9 @@ from topologies.switch.pfc.timers import Timers
 from topologies.switch.pfc.watchdog import Watchdog
 from topologies.switch.pfc.world import World
 
-REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK = range(6)
+REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
 TICK_NS: Final = 100_000_000
-_TICKS_A_LOOK: Final = 10  # all rules and all namespaces are looked at so often
+_TICKS_A_LOOK: Final = 10  # namespaces are looked at so often
 _REACTION_BINS: Final = 10
 _REACTION_STEP_NS: Final = 62_500
 
@@ -57,7 +57,6 @@ class Agent:
         self._checked: dict[int, int] = {}  # closed gate -> its earliest timer
         self._events = queues.events()
         self._ticks = 0
-        self._reload = True
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {
             self._events.fileno(): self._take_events,
@@ -89,8 +88,9 @@ class Agent:
                 raise Ended
 
     def reload(self) -> None:
-        """Read the rules at the next turn; for a signal's handler."""
-        self._reload = True
+        """Read the rules now; for a signal's handler, which interrupts the wait and everything else."""
+        self._timers.push(time.monotonic_ns(), RELOAD, 0)
+        self._timers.arm()
 
     def close(self) -> None:
         """Give descriptors back that a successor makes for itself."""
@@ -135,8 +135,10 @@ class Agent:
             self._watchdog.calm(index, now)
         elif kind == LINK:
             self._links.due(index)
-        else:
+        elif kind == TICK:
             self._tick(now)
+        elif self._rules.load():
+            self._changed(now)
 
     def _take_events(self) -> None:
         for event in self._events.read():
@@ -232,12 +234,10 @@ class Agent:
     def _tick(self, now: int) -> None:
         self._timers.push(now + TICK_NS, TICK, 0)
         self._ticks += 1
-        whole = self._ticks % _TICKS_A_LOOK == 0
-        if self._rules.load(every=whole or self._reload):
+        if self._rules.load():
             self._changed(now)
-        self._reload = False
         self._pauses.look(now)
-        if whole:
+        if self._ticks % _TICKS_A_LOOK == 0:
             self._let_go()
 
     def _changed(self, now: int) -> None:

@@ -36,7 +36,6 @@ _SILENT_NS: Final = 500_000_000
 _SILENT_LOOKS: Final = 5  # in a row: a machine that was suspended stops both, and neither is to blame
 _AWAIT_LOCK_S: Final = 5.0
 _SHORT_LIFE_S: Final = 0.2
-_MOST_FILES: Final = 1 << 16
 _OOM_SCORE: Final = b"-900"
 _NICE: Final = -20
 
@@ -199,9 +198,7 @@ def _world(layout: Layout) -> World:
     from topologies.switch.cells import LabQueues
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max(hard, _MOST_FILES)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gates = of_lab(layout.spaces)
     world = World(layout, LabQueues.pinned(layout.fabric), gates)
     world.stand()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from topologies.switch.pfc.frame import CLASSES, quanta_ns
 
 if TYPE_CHECKING:
@@ -21,8 +19,7 @@ class Rules:
 
     def __init__(self, queues: LabQueues) -> None:
         self._queues = queues
-        self._rows = queues.policies()[:0]
-        self._half = -1
+        self._changes = -1
         rates = queues.links["rate"].tolist()
         self.quantum_ns = [quanta_ns(1 << 20, rate) / (1 << 20) if rate else 0.0 for rate in rates]  # by port
         self.pfc: list[bool] = []
@@ -30,21 +27,15 @@ class Rules:
         self.detect_ns: list[int] = []
         self.restore_ns: list[int] = []
         self.action: list[int] = []
-        self.load(every=True)
+        self.load()
 
-    def load(self, *, every: bool) -> bool:
-        """Read them again; True when they have changed. every: compare all rows, else only which half holds.
-
-        Of two changes within one turn the half alone does not tell.
-        """
-        half = self._queues.half
-        if half == self._half and not every:
+    def load(self) -> bool:
+        """Read them again where they were set since; whether they were."""
+        changes = self._queues.changes
+        if changes == self._changes:
             return False
+        self._changes = changes
         rows = self._queues.policies()
-        same = np.array_equal(rows, self._rows)
-        self._half, self._rows = half, rows
-        if same:
-            return False
         self.pfc = ((rows["kind"] == LOSSLESS) & (rows["flags"] & PFC != 0)).tolist()
         self.quanta = rows["quanta"].tolist()
         self.detect_ns, self.restore_ns = rows["detect_ns"].tolist(), rows["restore_ns"].tolist()

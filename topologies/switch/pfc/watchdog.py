@@ -15,7 +15,9 @@ from topologies.switch.pfc.rules import DROP, Rules
 from topologies.switch.pfc.timers import Timers
 from topologies.switch.pfc.world import World
 
-_LOOKS: Final = 10  # in a detection time, while nothing waits: a storm is found a tenth of it late at most
+# In a detection time, while nothing waits. A storm fills the ports before it within milliseconds, and those have the
+# same detection time: whoever is late here has the watchdogs of the ports before it take its storm for theirs.
+_LOOKS: Final = 100
 
 
 class Watchdog:
