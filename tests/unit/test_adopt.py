@@ -174,6 +174,15 @@ def test_switches_without_a_leaf_are_a_third_tier(write: Write) -> None:
     assert [link.b[0] for link in fabric.links if "core" in (link.a[0], link.b[0])] == ["core", "core"]
 
 
+def test_links_larger_than_pfc_can_hold_back_have_no_lossless_class(write: Write) -> None:
+    nodes = "    a: {kind: linux}\n    b: {kind: linux}\n"
+    for mtu, lossless in ((60_000, [3]), (60_001, [])):
+        links = f"    - {{type: veth, mtu: {mtu}, endpoints: [{{node: a, interface: eth1}}, {{node: b, interface: eth1}}]}}\n"
+        made = adopt(write(f"name: x\ntopology:\n  nodes:\n{nodes}  links:\n{links}"), "netns")
+        assert made.fabric.spec.queues.lossless == lossless
+        assert any("above 60000" in note for note in made.notes) == (not lossless)
+
+
 def test_who_has_frr_is_a_switch_and_who_has_hosts_a_leaf(tmp_path: Path) -> None:
     fabric = adopt(mini_clos(tmp_path), "netns").fabric
     assert {n.name: n.tier for n in fabric.nodes} == {

@@ -29,6 +29,7 @@ from topologies.dialects import RenderOptions
 from topologies.events import Observer
 from topologies.fabric import Fabric, Node
 from topologies.problems import MachineError, Problem
+from topologies.queuespec import LARGEST_PFC_MTU
 from topologies.runtimes.netns_topology import read_topology
 from topologies.state import Record, check_name
 from topologies.switch import hashing
@@ -220,6 +221,8 @@ def _notes(wanted: Wanted, fabric: Fabric, sysctls: Mapping[str, Mapping[str, st
     if unrated := sum(link.rate_bps is None for link in wanted.links):
         rate = format_rate(DEFAULT_RATE_BPS)
         notes.append(f"{unrated} links name no rate and get {rate} each way; vars: {{rate_bps: N}} of a link names one")
+    if not fabric.spec.queues.lossless:
+        notes.append(f"no class is lossless: a link's mtu is above {LARGEST_PFC_MTU}, the most that PFC can hold back")
     own = [name for name, rules in sysctls.items() if rules]
     if fabric.switches and len(own) < len(fabric.switches):
         rules = hashing.sysctls("flow", 1)

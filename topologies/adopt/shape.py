@@ -19,6 +19,7 @@ from topologies.adopt import frr
 from topologies.adopt.wanted import Wanted, WantedLink, WantedNode
 from topologies.fabric import Fabric, Link, Node, Port, Tier
 from topologies.problems import InputError, Problem
+from topologies.queuespec import LARGEST_PFC_MTU
 from topologies.seeds import switch_seed
 from topologies.spec import ROCE_OVERHEAD, FabricSpec
 
@@ -38,6 +39,10 @@ class BroughtSpec(FabricSpec):
     @model_validator(mode="after")
     def _fits(self) -> BroughtSpec:
         return self  # addresses are the file's, so nothing has to fit into a pool
+
+    @model_validator(mode="after")
+    def _queues_fit(self) -> BroughtSpec:
+        return self  # ports are the file's, and buffers are made for them
 
 
 def derive(wanted: Wanted) -> Fabric:
@@ -130,6 +135,8 @@ def _spec(
         "link": {**{key: f"{rate}bit" for key, rate in rates.items()}, "mtu": mtu},
         "roce": {"ib_mtu": next(size for size in _IB_MTUS if size + ROCE_OVERHEAD <= mtu)},
         "addressing": {"pool": str(_pool(addresses)), "rack_prefix": 16},
+        # A gate cannot hold larger packets back, so nothing is lossless where there are some.
+        "queues": {"lossless": [] if any(link.mtu > LARGEST_PFC_MTU for link in links) else [3]},
     }
     return BroughtSpec.model_validate(data)
 

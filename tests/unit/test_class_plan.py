@@ -1,0 +1,124 @@
+"""Numbers that queues go by: classes of DSCPs, layout of buffers, thresholds of each port, turns in tc's lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topologies.buffers import buffer_bytes
+from topologies.fabric import Fabric
+from topologies.load import load_fabric, presets
+from topologies.problems import InputError
+from topologies.queuespec import QueuesSpec
+from topologies.shapes import build
+from topologies.spec import FabricSpec
+from topologies.specdata import dump_spec, load_spec
+from topologies.switch.classes import UNUSED, budget_of, class_plan, deepest_queue, policies_of
+from topologies.switch.disciplines import DISCIPLINES, number_of
+
+SLOW = {"host": "25mbit", "fabric": "25mbit"}
+
+
+def fabric(link: Any = SLOW, **queues: Any) -> Fabric:
+    return build(FabricSpec(name="q", racks=8, ctsw=4, link=link, queues=queues))  # type: ignore[arg-type]
+
+
+def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() -> None:
+    plan = class_plan(QueuesSpec.model_validate({"weights": {1: 2}, "dscp": {26: 1, 63: 0}}))
+    assert plan.numbers == (0, 1, 3, 6)
+    assert plan.kinds == ("lossy", "lossy", "lossless", "control")
+    assert plan.weights == (1, 2, 4, 0)
+    eights = [plan.dscp[8 * n : 8 * n + 8] for n in range(8)]
+    assert eights[0] == eights[2] == eights[4] == eights[5] == (0,) * 8
+    assert eights[1] == (1,) * 8
+    assert eights[3] == (3, 3, 1, 3, 3, 3, 3, 3)
+    assert eights[6] == (6,) * 8
+    assert eights[7] == (*(6,) * 7, 0)
+
+
+def test_network_control_is_of_control_whatever_its_number() -> None:
+    plan = class_plan(QueuesSpec(control=5))
+    assert plan.dscp[48:] == (5,) * 16
+    assert plan.dscp[40:48] == (5,) * 8
+
+
+def test_a_buffer_is_headroom_and_reserve_and_what_is_shared() -> None:
+    spec = fabric().spec.queues
+    one = 25_000_000 * 10 // 8000 + 2 * 4214  # 10 ms at the port's rate, and two frames
+    ports = [(25_000_000, 4200)] * 6
+    found = buffer_bytes(spec, "rtsw", ports)
+    assert (found.headroom, found.reserved) == (6 * one, 6 * 3 * 10_000)
+    assert found.buffer == 6 * one + 6 * 150_000
+    assert found.shared == found.buffer - found.headroom - found.reserved == 720_000
+    assert buffer_bytes(spec, "ctsw", ports).buffer == 6 * one + 6 * 1_000_000, "spines are deep"
+    without = spec.model_copy(update={"pfc": spec.pfc.model_copy(update={"enabled": False})})
+    assert buffer_bytes(without, "rtsw", ports).headroom == 0
+
+
+def test_each_port_has_the_numbers_of_its_own_rate() -> None:
+    lab = fabric(link={**SLOW, "exceptions": {"rtsw1:eth1": "100mbit"}})
+    policies = policies_of(lab)
+    slow, fast = policies["rtsw1", "eth2"][3], policies["rtsw1", "eth1"][3]
+    assert (slow.headroom, fast.headroom) == (31_250 + 8428, 125_000 + 8428)
+    assert (slow.quanta, fast.quanta) == (12_207, 48_828), "a quarter of a second, in 512 bits each"
+    assert slow.shared == fast.shared == budget_of(lab.by_name["rtsw1"], lab.spec.queues).shared
+    assert policies["rtsw1", "eth2"][6].ecn is False, "control is never marked"
+    assert policies["rtsw1", "eth2"][5] == UNUSED
+    host = policies["host1", "eth1"][3]
+    assert (host.pfc, host.ecn, host.xoff, host.buffer) == (True, False, 0, 1_000_000), "hosts obey, and do not ask"
+
+
+def test_a_class_has_its_own_curve_where_one_is_given() -> None:
+    lab = fabric(ecn={"kmin": "50KB", "classes": {3: {"kmin": "80KB", "pmax": 0.5}}})
+    rows = policies_of(lab)["ctsw1", "eth1"]
+    assert (rows[3].kmin, rows[3].kmax, rows[3].pmax) == (80_000, 400_000, 0.5)
+    assert (rows[0].kmin, rows[0].kmax, rows[0].pmax) == (50_000, 400_000, 0.2)
+
+
+def test_without_pfc_a_lossless_class_is_dropped_like_others() -> None:
+    row = policies_of(fabric(pfc={"enabled": False}))["rtsw1", "eth1"][3]
+    assert (row.kind, row.pfc, row.xoff, row.headroom, row.detect_ns) == ("lossless", False, 0, 0, 0)
+
+
+def test_a_switch_whose_buffer_is_eaten_up_by_a_fast_link_is_named() -> None:
+    link = {**SLOW, "exceptions": {"ctsw2": "1gbit"}}
+    with pytest.raises(InputError) as caught:
+        policies_of(fabric(link=link, buffer="1500KB"))
+    assert [p.where for p in caught.value.problems] == [*(f"rtsw{n}" for n in range(1, 9)), "ctsw2"]
+    assert "queues.buffer is below" in str(caught.value.problems[-1])
+
+
+def test_the_deepest_queue_is_what_ingress_ports_may_hold_or_what_the_threshold_leaves() -> None:
+    paused, dropped = fabric(buffer={"host": "10KB"}), fabric(buffer={"host": "10KB"}, pfc={"enabled": False})
+    assert deepest_queue(paused, 3) == 8 * (60_000 + 31_250 + 8428)
+    shared = 8 * 1_000_000 - 8 * 3 * 10_000
+    assert deepest_queue(dropped, 3) == 10_000 + shared // 2
+
+
+def test_every_preset_is_read_back_as_it_was_written() -> None:
+    for name in presets():
+        spec = load_fabric(name, overrides=["queues.weights={1: 2}", "queues.ecn.classes={3: {kmin: 10KB}}"])
+        assert load_spec(dump_spec(spec)) == spec
+
+
+def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
+    lab = fabric(weights={3: 5, 1: 2})
+    plan, port = class_plan(lab.spec.queues), lab.by_name["rtsw1"].ports[0]
+    lines = DISCIPLINES["htb"].lines(port, plan)
+    turns = [line.split()[-4:] for line in lines if line.startswith("class") and "parent 1:1" in line]
+    assert turns == [
+        ["quantum", "4214", "prio", "1"],
+        ["quantum", "8428", "prio", "1"],
+        ["quantum", "21070", "prio", "1"],
+        ["quantum", "4214", "prio", "0"],
+        ["quantum", "4214", "prio", "7"],  # takes nothing: it wakes the port
+    ]
+    assert sum(" tbf " in line for line in lines) == 1
+    assert [number_of(each) for each in (0x10, 0x40, 0x80, 0x41, 0x90, 0xFF0)] == [0, 3, 7, None, None, None]
+
+
+def test_where_nothing_can_be_paused_there_is_neither_gate_nor_kick() -> None:
+    lab = fabric(lossless=[])
+    lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], class_plan(lab.spec.queues))
+    assert not any("tbf" in line or "ff0" in line for line in lines)
