@@ -177,7 +177,8 @@ def test_switches_without_a_leaf_are_a_third_tier(write: Write) -> None:
 def test_links_larger_than_pfc_can_hold_back_have_no_lossless_class(write: Write) -> None:
     nodes = "    a: {kind: linux}\n    b: {kind: linux}\n"
     for mtu, lossless in ((60_000, [3]), (60_001, [])):
-        links = f"    - {{type: veth, mtu: {mtu}, endpoints: [{{node: a, interface: eth1}}, {{node: b, interface: eth1}}]}}\n"
+        ends = "[{node: a, interface: eth1}, {node: b, interface: eth1}]"
+        links = f"    - {{type: veth, mtu: {mtu}, endpoints: {ends}}}\n"
         made = adopt(write(f"name: x\ntopology:\n  nodes:\n{nodes}  links:\n{links}"), "netns")
         assert made.fabric.spec.queues.lossless == lossless
         assert any("above 60000" in note for note in made.notes) == (not lossless)
