@@ -11,11 +11,13 @@ from typing import Final
 import pytest
 
 from tests.netns.port_pair import MTU, PortPair, class_id, port_pair, realtime
+from tests.netns.queue_bench import CE, DATA
+from tests.netns.queue_traffic import SIZE, Rack, rack
 from topologies.fabric import Port
 from topologies.namespace import inside
 from topologies.problems import MachineError
 from topologies.queuespec import QueuesSpec
-from topologies.switch import ets, red
+from topologies.switch import ets, queues, red
 from topologies.switch.classes import class_plan
 from topologies.switch.disciplines import DISCIPLINES, chosen
 from topologies.switch.pfc.gates import Gates
@@ -177,6 +179,40 @@ def test_red_leaves_packets_alone_that_are_not_ecn_capable_and_keeps_all_when_it
         gates.close_sockets()
         assert came == [0x00, 0x02] + [0x00, 0x03, 0x03, 0x03] * 50
         assert red.read_marks(pair.a) == {("pa", 3): 150}  # those that came marked, too
+
+
+def burst(made: Rack, count: int) -> list[int]:
+    """ECN bits of packets that come to a switch's port faster than they leave."""
+    with made.listening() as found, made.at_switch() as wire:
+        for number in range(count):
+            wire.send(made.frame(number, DATA))
+        found.wait(count)
+    assert found.numbers == list(range(count))
+    return found.ecn
+
+
+@needs_red
+def test_what_red_has_marked_is_in_the_books_of_its_port_which_close() -> None:
+    step = {"kmin": 20 * SIZE, "kmax": 20 * SIZE, "pmax": 1.0, "marker": "red"}
+    with rack(link={"host": "10mbit", "fabric": "10mbit"}, queues={"ecn": step}) as made:
+        ecn = burst(made, 100)
+        assert CE not in ecn[:20] and ecn[-1] == CE
+        seen = red.read_marks(made.lab.handle(made.egress.node).netns)
+        assert made.cell()["marks"] == ecn.count(CE) == seen[made.egress.name, 3]
+        made.at_rest()
+
+
+@needs_ets
+def test_a_switch_that_serves_by_ets_has_all_its_books_and_they_close() -> None:
+    with rack(link={"host": "10mbit", "fabric": "10mbit"}, queues={"scheduler": "ets"}) as made:
+        before = int(made.cell()["out_bytes"])
+        burst(made, 100)
+        assert made.cell()["out_bytes"] - before == 100 * SIZE
+        made.at_rest()
+        netns = made.lab.handle(made.egress.node).netns
+        (queue,) = queues.read(netns, [made.egress.name]).values()
+        assert {number: leaf.qdisc for number, leaf in queue.leaves.items()} == {0: "bfifo", 3: "bfifo", 6: "bfifo"}
+        assert queues.foreign(netns, [made.egress.name]) == {}
 
 
 @pytest.mark.skipif(not NO_RED, reason="this kernel has sch_red")
