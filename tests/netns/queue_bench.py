@@ -18,7 +18,7 @@ from typing import Any, Final
 from topologies.queuespec import CLASSES
 from topologies.shapes import clos
 from topologies.spec import FabricSpec
-from topologies.switch.cells import CAUSES, LINK_DOWN, LabQueues, packed
+from topologies.switch.cells import CAUSES, LabQueues, packed
 from topologies.switch.classes import Policy, class_plan, policies_of
 from topologies.switch.hashing import PINS
 from topologies.switch.libbpf import ensure_bpffs
@@ -67,10 +67,8 @@ class Bench:
 
     def leave(self, number: int, size: int, came_in_by: int = 0) -> None:
         """So many bytes of a class leave: as dequeue enters it, told by user space."""
-        self.queues.links["flags"][0] |= LINK_DOWN
         words = (0, number | came_in_by << 8, size, 0, 0)
         assert self.queues.program("credit").test_run(bytes(14), cb=words).retval == UNSPEC
-        self.queues.links["flags"][0] = 0
 
     def hold(self, number: int, depth: int) -> None:
         """Let so many bytes of a class wait at the port, and nothing else in the switch."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.netns.queue_bench import LOSSLESS
 from tests.netns.queue_traffic import SIZE, rack, send_from
+from topologies.process import run
 from topologies.switch.classes import Policy, policies_of
 from topologies.switch.portids import row
 
@@ -79,6 +80,20 @@ def test_a_link_that_takes_packets_with_it_is_settled_to_the_last_byte() -> None
         lost = int(made.cell()["drops"][4])
         assert lost > 50 and made.cell()["in_packets"] == made.cell()["out_packets"] == 130
         q.set_down(port, False)
+
+
+def test_packets_that_went_with_their_qdisc_are_missed_and_taken_out_of_the_books() -> None:
+    with rack(link={"host": "20mbit", "exceptions": {"host3:eth1": "1mbit"}}) as made:
+        send_from(made, (0,), 60)
+        made.reaches(60)
+        run(["tc", "-n", made.lab.handle(made.egress.node).netns.name, "qdisc", "del", "dev", made.egress.name, "root"])
+        time.sleep(0.05)
+        waits = int(made.cell()["depth"])
+        assert waits > 30 * SIZE
+        assert made.queues.mend() == []
+        (lost,) = made.queues.mend()
+        assert lost == (made.queues.ids[made.egress.node, made.egress.name], LOSSLESS, waits)
+        made.at_rest()
 
 
 @pytest.mark.parametrize("what", ["ecn", "buffers"])

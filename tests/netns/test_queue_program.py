@@ -230,7 +230,6 @@ def test_an_empty_switch_forgets_what_was_left_charged(port: Bench) -> None:
 def test_what_leaves_without_having_come_is_a_stray_and_takes_nothing_along(port: Bench) -> None:
     port.policy(LOSSY)
     port.enqueue(ipv4(0, 100))
-    port.queues.links["flags"][0] = LINK_DOWN
     assert port.queues.program("credit").test_run(bytes(14), cb=(0, 0, 101, 0, 0)).retval == SHOT
     assert (port.cell(0)["strays"], port.cell(0)["depth"], port.queues.switches["used"][0]) == (1, 100, 100)
 
@@ -239,3 +238,21 @@ def test_a_class_without_a_policy_passes_untouched(port: Bench) -> None:
     port.policy(replace(LOSSY, kind="unused"))
     done = port.enqueue(ipv4(DATA))
     assert (done.retval, done.priority, port.cell(3)["in_packets"]) == (UNSPEC, 0, 0)
+
+
+def test_what_was_lost_behind_its_queue_is_found_when_nothing_moves_and_only_then(port: Bench) -> None:
+    port.policy(PAUSING)
+    port.policy(PAUSING, 1)
+    port.queues.mend()
+    for by in (0, 2, 2):
+        port.enqueue(ipv4(DATA, 1000), by)
+    assert port.queues.mend() == []  # it has just come
+    port.enqueue(ipv4(DATA, 1000), 2)
+    assert port.queues.mend() == []  # it grew
+    port.queues.agent["until_ns"][row(0, 3)] = 1
+    assert port.queues.mend() == []  # it waits for its gate
+    port.queues.agent["until_ns"][row(0, 3)] = 0
+    assert port.queues.mend() == [(0, 3, 4000)]
+    assert not port.cell(3)["depth"] and not port.queues.ingress["occupancy"].any() and not port.queues.transit.any()
+    assert port.cell(3)["out_packets"] == 4 and not port.cell(3)["drops"].any()
+    assert port.queues.switches["used"][0] == 0 and port.queues.mend() == []

@@ -91,6 +91,7 @@ class LabQueues:
         self._programs = programs
         self._ring = maps["events"]
         self._events: Events | None = None
+        self._seen: Rows | None = None  # by mend(), the last time
         self._views = {name: _view(maps[name], layout) for name, layout in LAYOUTS.items()}
         self.cells: Rows = self._views["cells"]
         self.ingress: Rows = self._views["ingress"]
@@ -271,17 +272,37 @@ class LabQueues:
 
         The port must be set down, and its qdisc empty or thrown away. No pause that it has asked for is known any more.
         """
-        link = self.links[port_id]
-        ways = 1 if link["flags"] & LINK_HOST else int(link["ports_of_node"]) + 1
         for number in range(CLASSES):
-            for local in range(ways):
-                held = self._held(port_id, number, local)
-                if held:
-                    words = (port_id, number | local << 8, *struct.unpack("=2I", struct.pack("=Q", held)), 0)
-                    self._programs["credit"].test_run(bytes(14), cb=words)
+            self._credit(port_id, number)
         mine = slice(row(port_id, 0), row(port_id + 1, 0))
         self.ingress["state"][mine] = 0
         self.ingress["since_ns"][mine] = 0
+
+    def mend(self) -> list[tuple[int, int, int]]:
+        """Take out of the books what was lost behind its queue: the backlog of a CPU was full, or somebody took a qdisc
+        away. To be called about once a second; returns (port id, class, bytes) of each.
+
+        What waits behind an open gate, and neither grew nor shrank since the last call, waits nowhere. Should it come
+        all the same it is a stray, and does no harm.
+        """
+        now = np.stack([self.cells[name] for name in ("depth", "in_packets", "out_packets")])
+        before, self._seen = self._seen, now
+        closed = (self.agent["until_ns"] != 0) | (self.agent["closed_since_ns"] != 0)
+        if before is None:
+            return []
+        still = np.flatnonzero((now == before).all(axis=0) & (now[0] != 0) & ~closed).tolist()
+        lost = [(*divmod(each, CLASSES), int(now[0][each])) for each in still]
+        for port_id, number, _ in lost:
+            self._credit(port_id, number)
+        return lost
+
+    def _credit(self, port_id: int, number: int) -> None:
+        """Let all that a class holds at a port have left, by the ingress ports that it came in by."""
+        link = self.links[port_id]
+        for local in range(1 if link["flags"] & LINK_HOST else int(link["ports_of_node"]) + 1):
+            if held := self._held(port_id, number, local):
+                words = (port_id, number | local << 8, *struct.unpack("=2I", struct.pack("=Q", held)), 0)
+                self._programs["credit"].test_run(bytes(14), cb=words)
 
     def _held(self, port_id: int, number: int, local: int) -> int:
         """Bytes of a class that came in by a port of the same node (from 1; 0: made there) and wait at this one."""

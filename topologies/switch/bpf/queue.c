@@ -135,8 +135,9 @@ int dequeue(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* For user space, by BPF_PROG_TEST_RUN: bytes of a port that is down have been lost with its link. cb: the port; class
- * and, above 8 bits, ingress index; bytes. The last of them tells how many packets they were. */
+/* For user space, by BPF_PROG_TEST_RUN: bytes have been lost behind a port's `enqueue`, with the link of a port that is
+ * down, or on their way to the peer's `dequeue`. cb: the port; class and, above 8 bits, ingress index; bytes. The last of
+ * them tells how many packets they were. */
 SEC("tc")
 int credit(struct __sk_buff *skb)
 {
@@ -145,17 +146,19 @@ int credit(struct __sk_buff *skb)
 	struct link *link = bpf_map_lookup_elem(&links, &port);
 	struct books books;
 
-	if (!link || !(link->flags & LINK_DOWN) || !open_books(&books, link, port, number, local))
+	if (!link || !open_books(&books, link, port, number, local))
 		return TC_ACT_SHOT;
 	left = release(&books, number, bytes);
 	if (left == -1ULL)
 		return TC_ACT_SHOT;
-	add(&books.cell->drop_bytes, bytes);
+	if (link->flags & LINK_DOWN)
+		add(&books.cell->drop_bytes, bytes);
 	if (left)
 		return TC_ACT_UNSPEC;
 	lost = books.cell->in_packets - books.cell->out_packets;
 	add(&books.cell->out_packets, lost);
-	add(&books.cell->drops[DROP_DOWN], lost);
+	if (link->flags & LINK_DOWN)
+		add(&books.cell->drops[DROP_DOWN], lost);
 	return TC_ACT_UNSPEC;
 }
 
