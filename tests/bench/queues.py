@@ -128,8 +128,8 @@ def _beside_a_crowd(net: PfcLab) -> float:
 
 
 def all_to_all(observer: Observer) -> Iterator[Figure]:
-    """16 ranks, one QP a connection, by mode: through links between switches of half a host's rate, and through a fabric
-    one of whose four CTSWs has slower links than the others.
+    """16 ranks, one QP a connection, by mode: where links between switches have half a host's rate, and where one of
+    the four CTSWs has slower links than the others.
 
     Rates are such that links are the limit, and not this machine. Modes take turns; the best turn of each counts.
     """
