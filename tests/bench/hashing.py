@@ -101,12 +101,17 @@ def _rows(lab: StaticLab) -> dict[str, SwitchHashing]:
         "spray": row("spray", plain),
         "spray in turn": row("spray", replace(plain, choice="round-robin")),
         "pinned": row("pinned", plain),
+        "adaptive": row("adaptive", plain),
         "exact-match": replace(exact, steering=replace(exact.steering, exact=table)),
     }
 
 
 def _bare(lab: StaticLab) -> None:
-    """No shapers on the way, and next hops that drop what they get."""
+    """No shapers on the way, no queues that are counted, and next hops that drop what they get."""
+    for each in lab.fabric.nodes:
+        hooks = [f"{port.name} {hook}" for port in each.ports for hook in ("egress pref 20", "ingress pref 5")]
+        lines = "".join(f"filter del dev {hook}\n" for hook in hooks)
+        run(["nsenter", f"--net={lab.handle(each.name).netns}", "tc", "-batch", "-"], stdin=lines)
     for node, ports in (("host1", ("eth1",)), ("rtsw1", _UPLINKS)):
         with inside(lab.handle(node).netns):
             for port in ports:
