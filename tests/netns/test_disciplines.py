@@ -197,7 +197,10 @@ def test_what_red_has_marked_is_in_the_books_of_its_port_which_close() -> None:
     with rack(link={"host": "10mbit", "fabric": "10mbit"}, queues={"ecn": step}) as made:
         ecn = burst(made, 100)
         assert CE not in ecn[:20] and ecn[-1] == CE
-        seen = red.read_marks(made.lab.handle(made.egress.node).netns)
+        netns = made.lab.handle(made.egress.node).netns
+        seen = red.read_marks(netns)
+        curves = red.curves_of(made.lab.fabric.spec.queues)
+        assert red.differences(netns, {(made.egress.name, number): curve for number, curve in curves.items()}) == []
         assert made.cell()["marks"] == ecn.count(CE) == seen[made.egress.name, 3]
         made.at_rest()
 
@@ -211,7 +214,7 @@ def test_a_switch_that_serves_by_ets_has_all_its_books_and_they_close() -> None:
         made.at_rest()
         netns = made.lab.handle(made.egress.node).netns
         (queue,) = queues.read(netns, [made.egress.name]).values()
-        assert {number: leaf.qdisc for number, leaf in queue.leaves.items()} == {0: "bfifo", 3: "bfifo", 6: "bfifo"}
+        assert queues.Setup.of(made.lab.fabric).differences(made.egress, queue) == []
         assert queues.foreign(netns, [made.egress.name]) == {}
 
 

@@ -34,7 +34,7 @@ class Discipline:
     """A scheduler.
 
     gated: lossless classes have a gate (TBF) that PFC can close. lines: all of a port's qdiscs and classes.
-    priorities: of each of the eight classes, 0 for one that is not in use. turn: what HTB gives a class of a port:
+    priorities: of each of the eight classes, 0 for one that is not in use. turn: what a class of a port is given:
     quantum (bytes) and prio; 0 and 0 where its leaves are none of HTB's.
     """
 
@@ -119,7 +119,7 @@ def _ets_priorities(plan: ClassPlan) -> tuple[int, ...]:
 
 DISCIPLINES: Final[Mapping[str, Discipline]] = {
     "htb": Discipline("htb", True, _htb_lines, _htb_priorities, _htb_turn),
-    "ets": Discipline("ets", False, _ets_lines, _ets_priorities, lambda *_: (0, 0)),
+    "ets": Discipline("ets", False, _ets_lines, _ets_priorities, ets.turn),
 }
 
 

@@ -10,20 +10,22 @@ weighted ones. HTB goes on to the next class. So labs with lossless classes have
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import Final
 
 from topologies.fabric import Port
 from topologies.queuespec import HEADER, QueuesSpec
 from topologies.switch.classes import ClassPlan
-from topologies.switch.netlink import attribute
+from topologies.switch.netlink import attribute, attributes
 from topologies.switch.tried import refusal
 
 _BURST_PACKETS: Final = 2
 _HANDLE: Final = 2
 _PRIORITIES: Final = 16  # TC_PRIO_MAX + 1
-_TCA_ETS_NBANDS, _TCA_ETS_NSTRICT = 1, 2
+_TCA_ETS_NBANDS, _TCA_ETS_NSTRICT, _TCA_ETS_QUANTA_BAND = 1, 2, 4
 
 
+@cache
 def missing() -> str:
     """Empty when this kernel has sch_ets, else the reason."""
     return refusal("ets", attribute(_TCA_ETS_NBANDS, b"\2") + attribute(_TCA_ETS_NSTRICT, struct.pack("=B", 1)))
@@ -42,6 +44,22 @@ def bands(plan: ClassPlan) -> tuple[int, ...]:
 def priority(plan: ClassPlan, number: int) -> int:
     """`skb->priority` of a class: the id of its band's class, 2:1 for the first. ValueError when it is not in use."""
     return _HANDLE << 16 | bands(plan).index(number) + 1
+
+
+def turn(port: Port, plan: ClassPlan, number: int) -> tuple[int, int]:
+    """Bytes a turn, and rank: 0 of the strict band, which has no turns, and 1 of the others."""
+    return (0, 0) if number == plan.control else (plan.weight(number) * (port.mtu + HEADER), 1)
+
+
+def is_band(class_id: int) -> bool:
+    """Whether a class, by its id, is one of ours."""
+    return class_id >> 16 == _HANDLE
+
+
+def read_turn(options: bytes) -> tuple[int, int]:
+    """The same as `turn`, of the options of a class as the kernel gives them."""
+    quantum = attributes(options, 0).get(_TCA_ETS_QUANTA_BAND)
+    return (struct.unpack("=I", quantum)[0], 1) if quantum is not None else (0, 0)
 
 
 def lines(port: Port, plan: ClassPlan, limit: int) -> list[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from topologies.fabric import Fabric, Node, Port, Tier
 from topologies.process import Journal, run
 from topologies.runtimes import NodeHandle
-from topologies.switch import red
+from topologies.switch import ets, red
 from topologies.switch.classes import ClassPlan, class_plan
 from topologies.switch.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
 from topologies.switch.fib import read_names
@@ -160,13 +160,17 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
             ifindex = names.get(port, 0)
             own = queues.get(ifindex, {})
             for body in netlink.dump(RTM_GETTCLASS, _TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
-                handle = _TCMSG.unpack_from(body)[2]
+                _, _, handle, _, queue = _TCMSG.unpack_from(body)
                 attrs = attributes(body, _TCMSG.size)
-                number = number_of(handle & 0xFFFF)
+                # A band of ETS is known by the queue in it, or the RED over that.
+                number = number_of(queue >> 16 & ~red.BESIDE if ets.is_band(handle) else handle & 0xFFFF)
                 if handle == _RATE_CLASS_ID:
                     found[port] = _shaper(port, attrs[_TCA_OPTIONS], own)
                 elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
                     own[number] = _with_turn(own[number], attrs[_TCA_OPTIONS])
+                elif ets.is_band(handle) and number in own:
+                    quantum, prio = ets.read_turn(attrs[_TCA_OPTIONS])
+                    own[number] = replace(own[number], quantum=quantum, prio=prio)
     return found
 
 

@@ -17,6 +17,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +48,7 @@ _FLAGS: Final = struct.pack("=II", 1 | 8, 1 | 2 | 4 | 8)  # struct nla_bitfield3
 _IDLE: Final = bytes([31]) * 256  # by any idle time the average is shifted out: it is the queue, not its past
 _MOST: Final = 2**31 - 1  # red_check_params
 _WHOLE: Final = 2**32 - 1
-_BESIDE: Final = 8  # the RED over FIFO 41: is 48:
+BESIDE: Final = 8  # the RED over FIFO 41: is 48:
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ def curves_of(queues: QueuesSpec) -> dict[int, Curve]:
     return {number: Curve(*queues.ecn.curve(number)) if queues.ecn.enabled else NEVER for number in marked}
 
 
+@cache
 def missing() -> str:
     """Empty when this kernel's RED does what is needed here, else the reason."""
     return refusal("red", _options(NEVER))
@@ -150,6 +152,25 @@ def read_curves(netns: Path) -> dict[Key, Curve]:
     return found
 
 
+def differences(netns: Path, curves: Mapping[Key, Curve]) -> list[str]:
+    """Which REDs are missing, or go by another curve than they were given: a line each."""
+    found = read_curves(netns)
+    said: list[str] = []
+    for (port, number), curve in sorted(curves.items()):
+        now, wanted = found.get((port, number)), _shown(curve)
+        if now is None:
+            said.append(f"{port}, class {number}, has no RED")
+        elif _shown(now) != wanted:
+            said.append(f"{port}, class {number}: RED marks {_shown(now)}, not {wanted}")
+    return said
+
+
+def _shown(curve: Curve) -> str:
+    """As the kernel keeps it: a curve that marks nothing below kmax starts there."""
+    kmin, kmax, _ = _told(curve)
+    return f"from {kmin} bytes on, {curve.pmax if kmin < kmax else 0:.6g} at {kmax}"
+
+
 def read_marks(netns: Path) -> dict[Key, int]:
     """(port, class) -> packets that left its RED marked, since it was made. Modulo 2^32, as the kernel counts.
 
@@ -173,7 +194,7 @@ class _Leaf:
 
 
 def _red_of(number: int) -> int:
-    return (number + 1 << 4 | _BESIDE) << 16
+    return (number + 1 << 4 | BESIDE) << 16
 
 
 def _leaves(netlink: RouteSocket) -> dict[Key, _Leaf]:
@@ -209,16 +230,22 @@ def _reds(netns: Path) -> dict[Key, dict[int, bytes]]:
     return found
 
 
-def _options(curve: Curve) -> bytes:
-    """TCA_OPTIONS. Limit 0: the FIFO below keeps its own, and what waits in it when the curve changes."""
+def _told(curve: Curve) -> tuple[int, int, int]:
+    """qth_min, qth_max and max_P, which is a fraction of 2^32."""
     kmin, kmax = min(curve.kmin, _MOST), min(curve.kmax, _MOST)
     p = round(told(curve.pmax) * _WHOLE)
     if p < kmax - kmin:  # less than one in 2^32 a byte: the kernel would take it for one, or for a default when 0
         kmin, p = kmax, 1
+    return kmin, kmax, max(1, p)
+
+
+def _options(curve: Curve) -> bytes:
+    """TCA_OPTIONS. Limit 0: the FIFO below keeps its own, and what waits in it when the curve changes."""
+    kmin, kmax, p = _told(curve)
     parameters = _QOPT.pack(0, kmin, kmax, 0, 0, 0, 0)
     return (
         attribute(_TCA_RED_PARMS, parameters) + attribute(_TCA_RED_STAB, _IDLE)
-        + attribute(_TCA_RED_MAX_P, struct.pack("=I", max(1, p))) + attribute(_TCA_RED_FLAGS, _FLAGS)
+        + attribute(_TCA_RED_MAX_P, struct.pack("=I", p)) + attribute(_TCA_RED_FLAGS, _FLAGS)
     )  # fmt: skip
 
 

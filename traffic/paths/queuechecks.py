@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from topologies.fabric import Node, Tier
 from topologies.queuespec import CLASSES
 from topologies.runtimes import NodeHandle
-from topologies.switch import pfc, queues
+from topologies.switch import pfc, queues, red
 from topologies.switch.attached import Attached, read_attached, read_closed
 from topologies.switch.classes import class_plan
 from topologies.switch.portids import numbered_ports, port_ids, row
-from topologies.switch.requeue import own_settings, wanted_policies
+from topologies.switch.requeue import own_queues, own_settings, wanted_policies
 from topologies.units import format_rate
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class NothingError(Exception):
 def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     """Rate, burst, scheduler and queues of every port, in the kernel."""
     setup = queues.Setup.of(lab.fabric)
+    own = own_queues(lab) if setup.curves else {}
     faults: list[str] = []
     for node in lab.fabric.nodes:
         found = queues.read(handles[node.name].netns, [port.name for port in node.ports])
@@ -54,6 +55,10 @@ def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
                 faults.append(f"{port.ref} may burst {shaper.burst} bytes, more than {_BURST_PACKETS} packets")
             else:
                 faults += setup.differences(port, shaper)
+        if setup.curves and node.tier is not Tier.HOST:
+            curves = red.curves_of(own.get(node.name, lab.fabric.spec.queues))
+            given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
+            faults += [f"{node.name}:{line}" for line in red.differences(handles[node.name].netns, given)]
     rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
     count = sum(len(node.ports) for node in lab.fabric.nodes)
     classes = ", ".join(f"{n} {kind}" for n, kind in zip(setup.plan.numbers, setup.plan.kinds, strict=True))
