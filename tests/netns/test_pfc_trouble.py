@@ -21,7 +21,8 @@ LATE_MS = 400  # 100 ms of patience, a look every 50 ms, and a machine that othe
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
-    with pfc_lab(tmp_path_factory.mktemp("pfc")) as found:
+    roomy = {"pfc": {"reaction": "60ms"}}  # the machine may have other work, and here nobody asks how much is enough
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
         yield found
 
 
@@ -170,15 +171,15 @@ def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
         until(lambda: net.queues.agent["pfc_sent"].sum() > sent, seconds=2.0)
 
 
-def test_another_gate_is_never_opened_or_closed_by_a_policy_that_stays(net: PfcLab) -> None:
+def test_other_quanta_hold_at_once_and_lose_nothing(net: PfcLab) -> None:
     policies = policies_of(net.lab.fabric)
     changed = {
         ref: tuple(replace(p, quanta=p.quanta // 2) if p.pfc else p for p in rows) for ref, rows in policies.items()
     }
     with incast(net):
         drops = net.drops()
-        net.queues.set_policies(changed)
-        time.sleep(0.5)
-        net.queues.set_policies(policies)
-        time.sleep(0.5)
+        for each in (changed, policies):
+            net.queues.set_policies(each)
+            sent = net.queues.agent["pfc_sent"].sum()
+            until(lambda: net.queues.agent["pfc_sent"].sum() > sent + 20)  # noqa: B023
         assert net.drops() == drops

@@ -74,8 +74,8 @@ def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory
     stop(lab, place)
     place.mkdir(parents=True, exist_ok=True)
     spaces = {node.name: handles[node.name].netns for node in fabric.nodes if node.name in handles}
-    # In the project's directory, wherever the caller stands, and without the caller's own modules on the path.
-    argv = ["env", f"PYTHONPATH={_PROJECT}", sys.executable, "-P", "-m", "topologies.switch.pfc"]
+    # The project's modules, wherever the caller stands; and no threads of numpy's, which would not survive a fork.
+    argv = ["env", f"PYTHONPATH={_PROJECT}", "OPENBLAS_NUM_THREADS=1", sys.executable, "-P", "-m", __name__]
     run(argv, stdin=Layout(place, spaces, fabric).to_json(), timeout=_START_S)
 
 

@@ -26,7 +26,7 @@ from topologies.switch.pfc.world import World
 
 REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
 TICK_NS: Final = 100_000_000
-_TICKS_A_LOOK: Final = 10  # namespaces are looked at so often
+_TICKS_A_LOOK: Final = 10  # namespaces and books are looked at so often
 _REACTION_BINS: Final = 10
 _REACTION_STEP_NS: Final = 62_500
 
@@ -239,6 +239,9 @@ class Agent:
         self._pauses.look(now)
         if self._ticks % _TICKS_A_LOOK == 0:
             self._let_go()
+            for port, number, held in self._queues.mend():
+                what = f"{held} bytes were lost behind the queue, where nothing counts; they wait no more"
+                self._world.log.say("lost", f"{self._world.ports[port].ref} class {number}: {what}")
 
     def _changed(self, now: int) -> None:
         """Other rules hold: a gate whose class does not pause any more is open from now on."""

@@ -54,7 +54,6 @@ class _Become(BaseException):
 
 def main() -> int:
     """Read the layout, be at work, and let the caller go on; its exit code. What is wrong is on stderr."""
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive a fork
     try:
         layout = Layout.from_json(sys.stdin.read())
         world = _world(layout)
