@@ -224,9 +224,10 @@ def test_shells_can_complete(typed: list[str], offered: list[str], capsys: pytes
 def test_shells_complete_modes_plans_and_fabrics() -> None:
     import tasks
     from topologies.cli.completion import candidates
+    from topologies.cli.queues import queues
     from topologies.load import presets
 
-    verbs = {each.verb.name: each.verb for each in (tasks.hashing, tasks.paths, tasks.queues)}
+    verbs = {each.verb.name: each.verb for each in (tasks.hashing, tasks.paths, queues)}
     assert "pinned" in candidates(["./inv", "hashing", ""], verbs, [])
     assert "--explain" in candidates(["./inv", "hashing", "--"], verbs, [])
     assert candidates(["./inv", "queues", ""], verbs, []) == ["set", "reset"]
