@@ -15,7 +15,7 @@ from topologies.switch.portids import row
 
 pytestmark = pytest.mark.root
 
-LINKS = {"host": "40mbit", "fabric": "40mbit"}
+LINKS = {"host": "40mbit", "fabric": "40mbit", "exceptions": {"host3:eth1": "8mbit"}}
 
 
 def drops(cell: Any) -> dict[str, int]:
@@ -57,7 +57,7 @@ def test_two_senders_into_one_port_lose_what_the_buffer_refuses_and_every_loss_i
 
 
 def test_a_deep_queue_leaves_others_their_share_and_a_reserve() -> None:
-    with rack(hosts=4, link=LINKS) as made:
+    with rack(link=LINKS) as made:
         change(made, alpha=4.0, shared=100_000, reserve=5_000, ecn=False)
         send_from(made, (0, 1), 300)
         made.at_rest()

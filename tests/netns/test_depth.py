@@ -12,44 +12,59 @@ from tests.netns.queue_bench import LOSSLESS
 from tests.netns.queue_traffic import SIZE, rack, send_from
 from topologies.process import run
 from topologies.switch.classes import Policy, policies_of
+from topologies.switch.pfc.gates import Gates
 from topologies.switch.portids import row
 
 pytestmark = pytest.mark.root
 
-ON_ITS_WAY = 4 * SIZE  # out of the qdisc and not yet at the peer, or in BPF and not yet in the qdisc
+ON_ITS_WAY = (
+    64 * SIZE
+)  # out of the qdisc and not yet at the peer, on a machine that is busy; of more than 1,000 packets
+SLOW = {"host": "40mbit", "fabric": "40mbit", "exceptions": {"host3:eth1": "8mbit"}}
 
 
 def test_depth_lies_between_two_readings_of_tc_and_returns_to_0() -> None:
-    with rack(link={"host": "40mbit", "fabric": "40mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
-        thread = threading.Thread(target=send_from, args=(made, (0, 1), 1500))
+    with rack(link=SLOW, queues={"buffer": {"rtsw": "8MB"}}) as made:
+        thread = threading.Thread(target=send_from, args=(made, (0, 1), 600))
         thread.start()
+        made.reaches(True, lambda: made.backlog() > 50 * SIZE)
         readings = []
-        while made.backlog() == 0:
-            assert thread.is_alive()
-        for _ in range(60):
-            before, depth, after = made.backlog(), int(made.cell()["depth"]), made.backlog()
+        while (after := made.backlog()) > 0:
+            before, depth, after = after, int(made.cell()["depth"]), made.backlog()
             readings.append((before, depth, after))
-            if not thread.is_alive() and after == 0:
-                break
         thread.join()
-        for before, depth, after in readings:
-            assert min(before, after) - ON_ITS_WAY <= depth <= max(before, after) + ON_ITS_WAY, readings
-        deep = [depth for _, depth, _ in readings if depth > 100_000]
-        assert len(deep) >= 8, readings
+        off = [max(0, min(before, after) - depth, depth - max(before, after)) for before, depth, after in readings]
+        deep = [each for each, (_, depth, _) in zip(off, readings, strict=True) if depth > 100 * SIZE]
+        assert len(deep) >= 8 and max(off) <= ON_ITS_WAY, readings
+        assert sorted(deep)[len(deep) // 2] <= 2 * SIZE, readings  # what is on its way is a packet or two
         made.at_rest()
         cell = made.cell()
-        assert cell["in_packets"] == cell["out_packets"] == 3000 and cell["in_bytes"] == 3000 * SIZE
-        assert max(depth for _, depth, _ in readings) <= cell["high_water"] <= 3000 * SIZE
+        assert cell["in_packets"] == cell["out_packets"] == 1200 and cell["in_bytes"] == 1200 * SIZE
+        assert max(depth for _, depth, _ in readings) <= cell["high_water"] <= 1200 * SIZE
+
+
+def test_depth_at_a_standstill_is_what_tc_says_to_the_byte() -> None:
+    """A gate is closed, and all that is on its way has come."""
+    with rack(link={"host": "40mbit", "fabric": "40mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
+        gates = Gates(made.lab.handle(made.egress.node).netns)
+        gates.close(made.egress.name, LOSSLESS)
+        send_from(made, (0, 1), 200)
+        made.reaches(400)
+        time.sleep(0.1)
+        assert made.cell()["depth"] == made.backlog() == made.backlog_by_tc() >= 395 * SIZE
+        gates.open(made.egress.name, LOSSLESS)
+        made.at_rest()
+        gates.close_sockets()
 
 
 def test_what_a_port_brought_in_is_charged_to_it_until_it_has_left() -> None:
-    with rack(link={"host": "40mbit", "fabric": "40mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
+    with rack(link=SLOW, queues={"buffer": {"rtsw": "8MB"}}) as made:
         send_from(made, (0, 1), 400)
         q = made.queues
         ports = [q.ids[host.ports[0].peer_node, host.ports[0].peer_port] for host in made.lab.fabric.hosts[:2]]
         highs = [int(q.ingress["high_water"][row(port, LOSSLESS)]) for port in ports]
         high = int(made.cell()["high_water"])
-        assert high > 200 * SIZE and all(0.3 * high < each < 0.7 * high for each in highs)
+        assert high > 200 * SIZE and all(0.3 * high < each < 0.8 * high for each in highs)
         made.at_rest()
 
 
