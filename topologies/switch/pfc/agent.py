@@ -52,7 +52,6 @@ class Agent:
         self._count, self._last = table["reactions"], table["reaction_last_ns"]
         self._max, self._sum = table["reaction_max_ns"], table["reaction_sum_ns"]
         self._histogram = table["spare"].view("<u4")
-        self._gate_since = queues.gates["since_ns"]
         self._closing: dict[int, tuple[int, int]] = {}  # closed gate -> when its frame came, when it was shut
         self._checked: dict[int, int] = {}  # closed gate -> its earliest timer
         self._events = queues.events()
@@ -192,7 +191,6 @@ class Agent:
         if until > now:  # it was asked for again meanwhile
             self._watch(index, until)
         elif until:
-            self._gate_since[index] = 0
             self._open(index, now)
 
     def _open(self, index: int, now: int) -> None:
@@ -215,7 +213,6 @@ class Agent:
     def _lost(self, index: int, now: int) -> None:
         """The link of that row's port is gone: nobody there pauses it any more."""
         if index in self._world.gates and self._until[index]:
-            self._gate_since[index] = 0
             self._open(index, now)
 
     def _take_notices(self, node: str) -> None:

@@ -193,6 +193,7 @@ class World:
         # After the kernel has opened it: whoever is killed in between leaves a gate that is known to be closed.
         table["closed_since_ns"][index] = 0
         table["until_ns"][index] = 0
+        self.queues.gates["since_ns"][index] = 0  # the programs end a pause only when Xon came
 
 
 def holder(directory: Path, role: int) -> int | None:
