@@ -82,7 +82,7 @@ def test_ways_of_the_same_depth_share_new_bursts(lab: StaticLab, queues: LabQueu
     told(lab, "adaptive", gap_ns=LONG_NS)
     depths(lab, queues, {3: (4000, 4000, 9000, 4000)})
     found = Counter(ports(lab, frames_of(lab, range(300))))
-    assert set(found) == {"eth1", "eth2", "eth4"} and min(found.values()) > 60
+    assert set(found) == {"eth1", "eth2", "eth4"} and min(found.values()) > 60  # 100 each on average
 
 
 def test_a_burst_keeps_its_way_whatever_queues_do_and_the_next_one_looks_again(

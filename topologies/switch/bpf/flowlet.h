@@ -109,7 +109,9 @@ struct search {
 	__u64 half_life;
 	__u64 least;
 	__u32 best; /* 0: none yet */
+	__u32 ties; /* members with the least depth so far */
 	__u32 by_depth; /* 1 and a class: by how deep its queue is; 0: by what a port has carried */
+	__u32 pad;
 };
 
 /* One candidate. In a function of its own, which the verifier looks at once and not for each turn of the loop. */
@@ -122,7 +124,13 @@ OUTLINE int consider(struct __sk_buff *skb, const struct roce *flow, __u32 index
 	if (!flow || !search || !port)
 		return 0;
 	load = search->by_depth ? depth_of(*port, search->by_depth - 1) : load_of(*port, search->now, search->half_life);
-	if ((search->best && load >= search->least) || !is_next_hop(skb, flow, *port, &fib))
+	if (search->best && (load > search->least || (load == search->least && !search->by_depth)))
+		return 0;
+	if (!is_next_hop(skb, flow, *port, &fib))
+		return 0;
+	/* Of n empty queues, which are usual, each is taken as often: the nth replaces what was found with chance 1/n. */
+	search->ties = search->best && load == search->least ? search->ties + 1 : 1;
+	if (search->ties > 1 && bpf_get_prandom_u32() % search->ties)
 		return 0;
 	search->best = *port;
 	search->least = load;
@@ -133,7 +141,7 @@ OUTLINE int consider(struct __sk_buff *skb, const struct roce *flow, __u32 index
 OUTLINE __u32 least_loaded(struct __sk_buff *skb, const struct roce *flow, const struct group *group, __u64 now,
 			   const struct rule *rule)
 {
-	struct search search = {now, 0, 0, 0, 0};
+	struct search search = {now, 0, 0, 0, 0, 0, 0};
 	__u32 start = bpf_get_prandom_u32(), i;
 
 	if (!flow || !group || !rule)
