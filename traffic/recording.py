@@ -6,7 +6,7 @@ Out: QueueUse for the run's result, and the file that `plot` draws (seriesfile.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -43,13 +43,16 @@ class Recording:
             self.remarks.append(f"agent and keeper of PFC ended during the run: {error.problems[0]}")
 
     @contextmanager
-    def during(self) -> Iterator[None]:
-        """Sample for the length of a with block. Of a run that fails in it queues are kept, too: they may say why."""
+    def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
+        """Sample for the length of a with block. Of a run that fails in it queues are kept, too: they may say why.
+
+        began_ns: when its packets could flow (CLOCK_MONOTONIC), 0 before that.
+        """
         try:
             with self._sampler:
                 yield
         except CheckError:
-            self._save(f"{self._what} (which failed)", 0)
+            self._save(f"{self._what} (which failed)", began_ns())
             raise
 
     def kept(self, start_ns: int) -> QueueUse:

@@ -53,7 +53,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
         clear(lab)
         evidence_before = collect_before(lab)
         with recording(lab, options.bucket_ns, _said(plan)) as queues:
-            with crew_of(plan, netns, workers) as crew, queues.during():
+            with crew_of(plan, netns, workers) as crew, queues.during(lambda: crew.began_ns):
                 reports = crew.run(observer)
             result = _result(lab, plan, reports, MachineReadings(crew.before, crew.after, wanted, budget))
             evidence = collect_after(lab, evidence_before, sent_flows(result))

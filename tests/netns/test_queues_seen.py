@@ -21,7 +21,7 @@ from topologies import state
 from topologies.events import Silent
 from topologies.lab import Lab
 from topologies.load import load_fabric
-from topologies.problems import InputError
+from topologies.problems import CheckError, InputError
 from topologies.process import run as command
 from topologies.queuestatus import read_queues
 from topologies.switch import pfc
@@ -205,6 +205,22 @@ def test_what_cannot_be_changes_nothing(lab: Lab) -> None:
     wrong = inv(lab, "queues", "set", "scheduler=ets")
     assert wrong.returncode == 2
     assert "scheduler is fixed when a lab is made" in wrong.stderr
+
+
+def test_queues_of_a_run_that_failed_are_kept_and_named_as_that(lab: Lab) -> None:
+    def link(state_of_it: str) -> None:
+        netns = lab.handle("rtsw1").netns
+        command(["nsenter", f"--net={netns}", "ip", "link", "set", "eth3", state_of_it])
+
+    link("down")
+    try:
+        with pytest.raises(CheckError):
+            run(lab, run_options(collective="incast", size="64K", timeout=8), Silent())
+    finally:
+        link("up")
+        lab.wait()
+    assert load(lab).what == "incast over 4 ranks, 64 KiB, 1 QP (which failed)"
+    assert "has no run to speak of" in inv(lab, "paths").stderr
 
 
 @pytest.fixture
