@@ -63,6 +63,14 @@ def format_size(count: int) -> str:
     return f"{count} B"
 
 
+def format_bytes(count: float) -> str:
+    """Bytes in powers of ten, as queues of a fabric file are written, to three digits: `812 B`, `60 KB`, `1.24 MB`."""
+    for name, unit in (("MB", 1e6), ("KB", 1e3)):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
+    return f"{count:.0f} B" if count else "0"
+
+
 def format_rate(bps: int) -> str:
     """Bits per second as tc writes them: `100mbit`."""
     for name, unit in (("gbit", 10**9), ("mbit", 10**6), ("kbit", 10**3)):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from topologies.units import format_bytes
 from traffic.seriesfile import Recorded, RowLabel
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
     for name, value in limits.items():
         if not value:
             continue
-        said = f"{name.capitalize()} {_size(value)}"
+        said = f"{name.capitalize()} {format_bytes(value)}"
         if value > top:
             beyond.append(said)
             continue
@@ -181,7 +182,7 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
         axes.annotate(text, (0.995, 0.97), xycoords="axes fraction", fontsize=7, color=_INK, va="top", ha="right")
     axes.set_ylim(0, top)
     axes.set_xlim(0, _last(recorded))
-    axes.yaxis.set_major_formatter(lambda value, _: _size(value))
+    axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
     axes.tick_params(labelsize=7.5, colors=_INK, labelbottom=False)
     for spine in ("top", "right"):
         axes.spines[spine].set_visible(False)
@@ -190,7 +191,7 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
 
 def _title(panel: Panel) -> str:
     what = "egress queue" if panel.side == "egress" else "ingress buffer"
-    return f"{panel.label.port}, class {panel.label.traffic_class}: {what}, at most {_size(panel.most)}"
+    return f"{panel.label.port}, class {panel.label.traffic_class}: {what}, at most {format_bytes(panel.most)}"
 
 
 def _counts(axes: Axes, recorded: Recorded, name: str, colour: str, values: F64) -> None:
@@ -255,11 +256,3 @@ def _heading(figure: Figure, recorded: Recorded, tall: float) -> None:
 
 def _last(recorded: Recorded) -> float:
     return float(recorded.series.ends_s[-1]) if len(recorded.series.ends_s) else 1.0
-
-
-def _size(count: float) -> str:
-    """Bytes as a fabric file has them: `60 KB`, `1.2 MB`, powers of ten."""
-    for name, unit in (("MB", 1e6), ("KB", 1e3)):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
-    return f"{count:.0f} B" if count else "0"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from topologies.fabric import Tier
+from topologies.units import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,9 +61,9 @@ class QueueUse:
 
     def lines(self) -> list[str]:
         """One line of the table's footer, or two."""
-        from topologies.cli.queuetext import amount
-
-        deepest = f"deepest {amount(self.deepest)} at {self.deepest_at}" if self.deepest else "no packet ever waited"
+        deepest = (
+            f"deepest {format_bytes(self.deepest)} at {self.deepest_at}" if self.deepest else "no packet ever waited"
+        )
         causes = ", ".join(self.drops)
         said = [
             f"{self.marks:,} marked" if self.marks else "",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topologies.cli.console import table
 from topologies.queuespec import round_up, shown
-from topologies.units import format_rate
+from topologies.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     from topologies.queuestatus import Headroom, QueueRow, QueuesResult, Reactions, SwitchRow
@@ -155,8 +155,5 @@ def _value(value: Any) -> str:
 
 
 def amount(count: int) -> str:
-    """Bytes in the powers of ten that a fabric file is written in: `-`, `812 B`, `60 KB`, `1.24 MB`."""
-    for unit, factor in (("MB", 10**6), ("KB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:.0f} {unit}"
-    return f"{count} B" if count else _NONE
+    """Bytes in the powers of ten that a fabric file is written in, and a dash for none."""
+    return format_bytes(count) if count else _NONE
