@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.netns.port_pair import first_in_line
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 from topologies.namespace import inside
 from topologies.switch import pfc
@@ -158,7 +159,7 @@ class PfcLab:
 @contextlib.contextmanager
 def pfc_lab(place: Path, **keys: Any) -> Iterator[PfcLab]:
     """A static fabric of 25 Mbit/s links, its agent at work, for the length of a with block."""
-    with static_fabric(**({"link": {"host": RATE, "fabric": RATE}} | keys)) as lab:
+    with first_in_line(), static_fabric(**({"link": {"host": RATE, "fabric": RATE}} | keys)) as lab:
         place.mkdir(parents=True, exist_ok=True)
         try:
             with LabQueues.pinned(lab.fabric) as queues:

@@ -39,14 +39,13 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
             print(f"storm found after {found_s:.3f} s of {DETECT_S}")
             assert DETECT_S <= found_s <= DETECT_S * 1.2
             assert not net.closed(port)
-            time.sleep(0.2)  # what was held back on the way finds its way
-            assert net.rate(other, 0.5) >= 0.9 * before
+            until(lambda: net.rate(other, 0.3) >= 0.9 * before, seconds=3)
             assert int(net.queues.agent["storms"][row]) == 1
             dropped = int(net.queues.cells["drops"][row][3])
             assert (dropped > 0) is dropping
         end = time.monotonic()
         until(lambda: not net.queues.agent["watchdog"][row])
-        assert RESTORE_S - 0.1 <= time.monotonic() - end <= RESTORE_S * 1.2
+        assert RESTORE_S / 2 <= time.monotonic() - end <= RESTORE_S * 2  # the last pause was a while before
         out = net.out(port)
         until(lambda: net.out(port) > out + 20)
         assert int(net.queues.cells["drops"][row][3]) >= dropped

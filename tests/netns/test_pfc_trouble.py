@@ -21,7 +21,7 @@ LATE_MS = 400  # 100 ms of patience, a look every 50 ms, and a machine that othe
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
-    roomy = {"pfc": {"reaction": "60ms"}}  # the machine may have other work, and here nobody asks how much is enough
+    roomy = {"pfc": {"reaction": "300ms"}}  # the machine may have other work, and here nobody asks how much is enough
     with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
         yield found
 
@@ -70,7 +70,7 @@ def test_whichever_is_killed_the_other_replaces_it_and_no_gate_stays_closed(net:
             late = watch(net, 0.3)
             assert late < LATE_MS
             until(lambda: both(net) and getattr(net.agent(), victim) != old)  # noqa: B023
-        assert net.rate(port, 0.5) >= 0.9 * before
+        until(lambda: net.rate(port, 0.5) >= 0.9 * before)
         print(f"{victim} killed 3 times: gates {late:.1f} ms late at most, {net.drops() - drops} packets dropped")
 
 
@@ -84,8 +84,15 @@ def test_an_agent_that_is_stopped_is_replaced_and_its_gates_open_in_time(net: Pf
         late = watch(net, 1.5)
         until(lambda: both(net) and net.agent().agent != old)
         assert late < LATE_MS
-        assert net.rate(port, 0.5) >= 0.9 * before
+        until(lambda: net.rate(port, 0.5) >= 0.9 * before)
     assert "does not turn" in net.log()
+
+
+def test_a_keeper_that_is_stopped_is_replaced(net: PfcLab) -> None:
+    old = net.agent().keeper
+    assert old is not None
+    os.kill(old, signal.SIGSTOP)
+    until(lambda: net.agent().keeper not in (old, None))
 
 
 def kill_both(net: PfcLab) -> None:
@@ -121,7 +128,7 @@ def test_with_both_killed_under_load_the_next_start_mends_everything(net: PfcLab
         net.start()
         assert both(net)
         assert watch(net, 0.2) < LATE_MS
-        assert net.rate(port, 0.5) >= 0.9 * before
+        until(lambda: net.rate(port, 0.5) >= 0.9 * before)
 
 
 def test_a_link_that_fails_under_load_leaves_no_bytes_in_the_books_and_works_again(net: PfcLab) -> None:

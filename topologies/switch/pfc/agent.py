@@ -13,6 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -27,6 +28,8 @@ from topologies.switch.pfc.world import World
 REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
 TICK_NS: Final = 100_000_000
 _TICKS_A_LOOK: Final = 10  # namespaces and books are looked at so often
+_SILENT_NS: Final = 1_000_000_000
+_SILENT_TICKS: Final = 10  # in a row: a machine that was suspended stops both
 _REACTION_BINS: Final = 10
 _REACTION_STEP_NS: Final = 62_500
 
@@ -56,6 +59,7 @@ class Agent:
         self._checked: dict[int, int] = {}  # closed gate -> its earliest timer
         self._events = queues.events()
         self._ticks = 0
+        self._keeper, self._silent = -1, 0
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {
             self._events.fileno(): self._take_events,
@@ -69,6 +73,7 @@ class Agent:
     def run(self, keeper: int) -> None:
         """Work until the process behind the pidfd `keeper` has ended. Ended when this one is asked to."""
         self._epoll.register(keeper, select.EPOLLIN)
+        self._keeper, self._silent = keeper, 0
         now, handlers = time.monotonic_ns, self._handlers
         page, timers = self._world.page, self._timers
         while True:
@@ -234,6 +239,11 @@ class Agent:
         if self._rules.load():
             self._changed(now)
         self._pauses.look(now)
+        self._silent = self._silent + 1 if now - self._world.page.keeper_ns > _SILENT_NS else 0
+        if self._silent >= _SILENT_TICKS:
+            self._world.log.say("keeper", "the keeper does not turn")
+            with suppress(ProcessLookupError):  # its end is seen by the pidfd, as any other
+                signal.pidfd_send_signal(self._keeper, signal.SIGKILL)
         if self._ticks % _TICKS_A_LOOK == 0:
             self._let_go()
             for port, number, held in self._queues.mend():

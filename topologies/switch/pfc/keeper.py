@@ -1,8 +1,8 @@
 """Two processes that see to it that no gate stays closed: the agent, and a keeper that waits for it to fail.
 
-The keeper is forked from the agent and has its sockets and maps. When the agent dies, or does not turn for half a
-second, or leaves a gate closed past its time, the keeper opens what is due and forks another agent. When the keeper
-dies the agent forks another keeper. Killing one of them, again and again, so costs nothing but a few milliseconds.
+The keeper is forked from the agent and has its sockets and maps. It opens gates that are closed past their time, and
+when the agent dies, or does not turn for half a second, it forks another. When the keeper dies, or does not turn, the
+agent forks another keeper. Killing one of them, again and again, so costs nothing but a few milliseconds.
 
 Killing both at the same moment leaves gates closed, since the kernel has no timer that would open one: what waits
 behind them waits until the next verb on the lab starts both anew (see __init__.mend). What comes goes around them: the
@@ -133,7 +133,7 @@ def be_keeper(world: World, agent: int) -> int:
                 world.let_go(node)
         if world.page.ending:
             return 0
-        now = time.monotonic_ns()
+        now = world.page.keeper_ns = time.monotonic_ns()
         overdue = _open_overdue(world, now)
         silent = silent + 1 if now - world.page.heartbeat_ns > _SILENT_NS else 0
         if overdue:

@@ -90,7 +90,7 @@ class Log:
 
 
 class Page:
-    """Two numbers that both processes see: when the agent was last about, and whether they are to end."""
+    """Three numbers that both processes see: when each was last about, and whether they are to end."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -104,6 +104,15 @@ class Page:
     @heartbeat_ns.setter
     def heartbeat_ns(self, now: int) -> None:
         self._words[0] = now
+
+    @property
+    def keeper_ns(self) -> int:
+        """The same of the keeper."""
+        return self._words[2]
+
+    @keeper_ns.setter
+    def keeper_ns(self, now: int) -> None:
+        self._words[2] = now
 
     @property
     def ending(self) -> bool:
