@@ -18,6 +18,7 @@ from topologies.shapes import build
 from topologies.switch import cells
 from topologies.switch.classes import policies_of
 from topologies.switch.portids import port_ids, row
+from traffic.queueuse import QueueUse
 
 NOW = 5_000_000_000
 ALIVE = AgentRow(100, 101)
@@ -166,6 +167,18 @@ def test_rows_are_chosen_by_patterns_and_classes(maps: Maps) -> None:
     assert [has(ref, 3) for ref in ("rtsw1:eth4", "ctsw9:eth2", "ctsw1:eth1")] == [True, True, False]
     assert not has("rtsw1:eth1", 6)
     assert matching([], []) is None
+
+
+def test_a_run_s_footer_is_a_line_or_two() -> None:
+    quiet = QueueUse(0, {}, 0, 0, 0, 0.0, 0, 0, "", 10.0)
+    assert quiet.lines() == ["#queues   : no packet ever waited; nothing marked or dropped"]
+    drops = {"threshold": 2, "headroom": 10}
+    busy = QueueUse(1409, drops, 4304, 7, 3, 18_439.2, 1, 511_000, "rtsw1:eth3 class 3", 10.0)
+    assert busy.lines() == [
+        "#queues   : deepest 511 KB at rtsw1:eth3 class 3; 1,409 marked, 12 dropped (threshold, headroom)",
+        "#queues   : 4,304 pause frames; 7 ports paused, 3 of them of hosts, 18,439 ms in all; 1 storm",
+    ]
+    assert busy.to_json()["drops"] == 12
 
 
 @pytest.mark.parametrize(
