@@ -79,3 +79,5 @@ def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(net: La
     assert paused > 0.9 * PAUSED
     assert result.wrong == 0
     assert [(f.timeouts, f.retransmitted) for f in result.flows if f.src == host.name] == [(0, 0)]
+    # Its acknowledgements are of another class: whoever sends to it has them in time.
+    assert [f.timeouts for f in result.flows if f.dst == host.name] == [0]
