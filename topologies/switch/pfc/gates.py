@@ -103,7 +103,7 @@ class Gates:
         return made
 
     def close_sockets(self) -> None:
-        """Let go of the namespace."""
+        """Let go of the namespace. Some 10 ms a socket: the kernel waits for all processors (packet_release)."""
         for each in self._sockets:
             each.close()
 

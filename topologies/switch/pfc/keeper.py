@@ -88,16 +88,20 @@ def _live(world: World) -> int:
         try:
             world.await_lock(AGENT if role == "agent" else KEEPER, _AWAIT_LOCK_S)
             if role == "agent" or other is None:
-                return be_agent(world, other)
-            return be_keeper(world, other)
+                be_agent(world, other)
+            else:
+                be_keeper(world, other)
         except _Become as become:
             role, other = become.role, become.other
+            continue
         except Ended:
-            return 0
+            pass
+        world.close()
+        return 0
 
 
-def be_agent(world: World, keeper: int | None) -> int:
-    """The agent's life. keeper: pidfd; None when there is none yet."""
+def be_agent(world: World, keeper: int | None) -> None:
+    """The agent's life, until it is to end. keeper: pidfd; None when there is none yet."""
     world.page.heartbeat_ns = time.monotonic_ns()
     agent = Agent(world)
     quiet_signals(world.page.end)
@@ -115,11 +119,10 @@ def be_agent(world: World, keeper: int | None) -> int:
             world.log.say("keeper", "the keeper has died; another has its place")
     except Ended:
         agent.end()
-        return 0
 
 
-def be_keeper(world: World, agent: int) -> int:
-    """The keeper's life. agent: pidfd."""
+def be_keeper(world: World, agent: int) -> None:
+    """The keeper's life, until it is to end. agent: pidfd."""
     quiet_signals(world.page.end)
     world.told(b"1")
     poll = select.poll()
@@ -132,7 +135,7 @@ def be_keeper(world: World, agent: int) -> int:
             for node in world.lost():
                 world.let_go(node)
         if world.page.ending:
-            return 0
+            return
         now = world.page.keeper_ns = time.monotonic_ns()
         overdue = _open_overdue(world, now)
         silent = silent + 1 if now - world.page.heartbeat_ns > _SILENT_NS else 0

@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ LOG: Final = "pfc.log"
 LOCKS: Final = "pfc.lock"  # byte 0 is locked by the agent, byte 1 by the keeper: who lives, and its pid
 AGENT, KEEPER = 0, 1
 _LINES_A_SECOND: Final = 5
+_CLOSING: Final = 32
 _LOG_BYTES: Final = 4 << 20  # a log that has grown so large is begun anew
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 
@@ -189,6 +191,11 @@ class World:
         self.gates = {index: gate for index, gate in self.gates.items() if gate[0] is not space}
         if node == self._stands:
             self.stand()
+
+    def close(self) -> None:
+        """Close all sockets, many at a time: one by one a large lab's would take seconds, and `down` waits for that."""
+        with ThreadPoolExecutor(_CLOSING) as pool:
+            list(pool.map(Gates.close_sockets, self.spaces.values()))
 
     def open_gate(self, index: int, now: int) -> None:
         """Open one gate and account for the time that it was closed, in ns of CLOCK_MONOTONIC."""
