@@ -21,6 +21,7 @@ SLOW = {"host": "25mbit", "fabric": "25mbit"}
 
 
 def fabric(link: Any = SLOW, **queues: Any) -> Fabric:
+    queues["pfc"] = {"reaction": "10ms", **queues.get("pfc", {})}
     return build(FabricSpec(name="q", racks=8, ctsw=4, link=link, queues=queues))  # type: ignore[arg-type]
 
 
