@@ -99,8 +99,8 @@ class EcnSpec(Strict):
     """Marking: none below kmin, up to pmax just below kmax, all from kmax on (bytes of one class of one port)."""
 
     enabled: bool = True
-    kmin: Size = Field(default=100_000, ge=0, le=2**40)
-    kmax: Size = Field(default=400_000, ge=0, le=2**40)
+    kmin: Size = Field(default=40_000, ge=0, le=2**40)
+    kmax: Size = Field(default=160_000, ge=0, le=2**40)
     pmax: float = Field(default=0.2, ge=0, le=1)
     at: Literal["enqueue", "dequeue"] = "enqueue"
     marker: Literal["bpf", "red"] = "bpf"
@@ -154,7 +154,7 @@ class PfcSpec(Strict):
     xoff: Size = Field(default=60_000, ge=1, le=2**40)
     xon: Size = Field(default=40_000, ge=0, le=2**40)
     quanta: Quanta = "auto"
-    reaction: Duration = Field(default=10**7, ge=10**4, le=10**10)
+    reaction: Duration = Field(default=5 * 10**7, ge=10**4, le=10**10)
     headroom: Headroom = "auto"
     watchdog: WatchdogSpec = WatchdogSpec()
 

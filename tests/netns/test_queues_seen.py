@@ -158,7 +158,7 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
     running.start()
     changes = 0
     while running.is_alive():
-        size = ("800KB", "400KB")[changes % 2]
+        size = ("800KB", "160KB")[changes % 2]
         assert set_queues(lab, [f"ecn.kmax={size}", f"pfc.xoff={'80KB' if changes % 2 else '60KB'}"], ["ctsw*"]) == [
             "ctsw1", "ctsw2",
         ]  # fmt: skip
@@ -174,9 +174,9 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
     assert read_queues(lab).settings == {name: {"ecn.kmax": 800_000} for name in ("ctsw1", "ctsw2")}
     with LabQueues.pinned(lab.fabric) as live:
         kmax = {node: int(live.policies()[row(live.ids[node, "eth1"], 3)]["kmax"]) for node in ("ctsw1", "rtsw1")}
-    assert kmax == {"ctsw1": 800_000, "rtsw1": 400_000}
+    assert kmax == {"ctsw1": 800_000, "rtsw1": 160_000}
     assert failed(lab) == {}, "what was set is what should be"
-    set_queues(lab, ["ecn.kmax=400KB"])
+    set_queues(lab, ["ecn.kmax=160KB"])
     assert read_queues(lab).settings == {}
 
 
@@ -197,7 +197,7 @@ def test_what_was_counted_can_be_forgotten_and_depths_stay_right(lab: Lab, ran: 
 def test_what_cannot_be_changes_nothing(lab: Lab) -> None:
     with LabQueues.pinned(lab.fabric) as live:
         before, half = live.policies().tobytes(), live.half
-        with pytest.raises(InputError, match=r"queues\.ecn\.kmin: 100KB is above kmax, 20KB"):
+        with pytest.raises(InputError, match=r"queues\.ecn\.kmin: 40KB is above kmax, 20KB"):
             set_queues(lab, ["pfc.xoff=90KB", "ecn.kmax=20KB"])
         with pytest.raises(InputError, match="ctsw9 is no switch"):
             set_queues(lab, ["ecn.kmax=500KB"], ["ctsw9"])

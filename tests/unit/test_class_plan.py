@@ -73,8 +73,8 @@ def test_each_port_has_the_numbers_of_its_own_rate() -> None:
 def test_a_class_has_its_own_curve_where_one_is_given() -> None:
     lab = fabric(ecn={"kmin": "50KB", "classes": {3: {"kmin": "80KB", "pmax": 0.5}}})
     rows = policies_of(lab)["ctsw1", "eth1"]
-    assert (rows[3].kmin, rows[3].kmax, rows[3].pmax) == (80_000, 400_000, 0.5)
-    assert (rows[0].kmin, rows[0].kmax, rows[0].pmax) == (50_000, 400_000, 0.2)
+    assert (rows[3].kmin, rows[3].kmax, rows[3].pmax) == (80_000, 160_000, 0.5)
+    assert (rows[0].kmin, rows[0].kmax, rows[0].pmax) == (50_000, 160_000, 0.2)
 
 
 def test_without_pfc_a_lossless_class_is_dropped_like_others() -> None:

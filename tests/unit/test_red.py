@@ -45,7 +45,7 @@ def test_its_curve_is_above_the_straight_line_by_as_much_as_the_docs_say(pmax: f
 
 def test_every_class_but_control_has_a_curve_and_none_marks_while_ecn_is_off() -> None:
     queues = QueuesSpec.model_validate({"ecn": {"marker": "red", "classes": {"3": {"pmax": 0.5}}}})
-    assert red.curves_of(queues) == {0: red.Curve(100_000, 400_000, 0.2), 3: red.Curve(100_000, 400_000, 0.5)}
+    assert red.curves_of(queues) == {0: red.Curve(40_000, 160_000, 0.2), 3: red.Curve(40_000, 160_000, 0.5)}
     off = queues.model_copy(update={"ecn": queues.ecn.model_copy(update={"enabled": False})})
     assert set(red.curves_of(off).values()) == {red.NEVER}
     assert red.NEVER.fraction(1 << 30) == 0.0

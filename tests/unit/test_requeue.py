@@ -24,7 +24,7 @@ def refused(spec: FabricSpec, *settings: str, hosts: bool = True) -> str:
 def test_several_settings_hold_together_and_everything_else_stays(spec: FabricSpec) -> None:
     made = changed(spec, spec.queues, ["ecn.kmin=500KB", "queues.ecn.kmax=800KB", "pfc.watchdog.detect=2s", "alpha=2"])
     assert (made.ecn.kmin, made.ecn.kmax, made.pfc.watchdog.detect, made.alpha) == (500_000, 800_000, 2 * 10**9, 2.0)
-    back = changed(spec, made, ["ecn.kmin=100KB", "ecn.kmax=400KB", "pfc.watchdog.detect=1s", "alpha=1"])
+    back = changed(spec, made, ["ecn.kmin=40KB", "ecn.kmax=160KB", "pfc.watchdog.detect=1s", "alpha=1"])
     assert back == spec.queues
 
 
@@ -38,7 +38,7 @@ def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(spec
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["ecn.kmax=20KB"], "queues.ecn.kmin: 100KB is above kmax, 20KB\n"),
+        (["ecn.kmax=20KB"], "queues.ecn.kmin: 40KB is above kmax, 20KB\n"),
         (["pfc.xon=90KB"], "queues set  queues.pfc.xon: 90KB is not below xoff, 60KB\n"),
         (["ecn.kmin=many"], "queues set  queues.ecn.kmin: many is not a size\n"),
         (["weights.3=4"], "queues set  weights.3 is fixed when a lab is made, and needs a new one\n"),
