@@ -16,6 +16,7 @@ pytestmark = pytest.mark.root
 
 STEP = {"kmin": 20 * SIZE, "kmax": 20 * SIZE, "pmax": 1.0}  # everything from 20 packets on, nothing below
 BURST = 150
+PACKETS = 10_000
 
 
 def burst(made: Rack, count: int, tos: int = DATA) -> list[int]:
@@ -51,34 +52,48 @@ def test_packets_that_are_not_ecn_capable_pass_a_deep_queue_unmarked_and_are_not
         assert made.cell()["marks"] == 0 and not made.cell()["drops"].any()
 
 
-def test_a_queue_that_is_held_at_a_depth_marks_as_the_curve_has_it() -> None:
+@pytest.mark.parametrize("window", [40, 80, 150, 220, 400])
+def test_a_queue_that_is_held_at_a_depth_marks_as_the_curve_has_it(window: int) -> None:
     """A window of packets: each that arrives lets the next one go, so as many wait as the window has."""
     kmin, kmax, pmax = 50 * SIZE, 250 * SIZE, 0.4
 
     def curve(depth: int) -> float:
-        return 0.0 if depth <= kmin else 1.0 if depth >= kmax else pmax * (depth - kmin) / (kmax - kmin)
+        return 0.0 if depth < kmin else 1.0 if depth >= kmax else pmax * (depth - kmin) / (kmax - kmin)
 
-    links = {"host": "40mbit", "fabric": "40mbit"}
+    links = {"host": "80mbit", "fabric": "80mbit"}
     queues = {"ecn": {"kmin": kmin, "kmax": kmax, "pmax": pmax}, "buffer": {"rtsw": "4MB"}}
     with rack(link=links, queues=queues) as made:
-        for window, count in ((40, 2_000), (150, 10_000), (400, 2_000)):
-            ecn, ahead = held(made, window, count)
-            marked, wanted = ecn.count(CE) / len(ecn), sum(map(curve, ahead)) / len(ahead)
-            assert max(ahead) <= window * SIZE
-            assert marked == 0.0 if window == 40 else abs(marked - wanted) <= 0.03, (window, marked, wanted)
-            made.at_rest()
+        ecn, ahead = held(made, window, PACKETS)
+        assert len(ecn) == PACKETS and max(most for _, most in ahead) <= window * SIZE
+        marks = [each == CE for each in ecn]
+        least, most = (sum(map(curve, depths)) / PACKETS for depths in zip(*ahead, strict=True))
+        assert least - 0.03 <= sum(marks) / PACKETS <= most + 0.03, (least, most)
+        assert most - least < 0.03, "the depth is not known well enough to tell"
+        sure = [curve(low) for low, _ in ahead]
+        never = [marked for marked, (_, high) in zip(marks, ahead, strict=True) if high < kmin]
+        always = [marked for marked, chance in zip(marks, sure, strict=True) if chance == 1.0]
+        assert not any(never) and all(always)
+        assert len(never) == PACKETS if window * SIZE < kmin else True
+        assert len(always) > 0.9 * PACKETS if window * SIZE > kmax + 100 * SIZE else True
+        assert made.cell()["marks"] >= sum(marks)
+        made.at_rest()
 
 
-def held(made: Rack, window: int, count: int) -> tuple[list[int], list[int]]:
-    """ECN bits of packets that came while the window was full, and the depth that each of them met."""
+def held(made: Rack, window: int, count: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """ECN bits of packets that came while the window was full, and between which depths lies what each of them met.
+
+    Nothing else is sent, so the depth can only fall between a reading and the packet, and after the packet.
+    """
     with made.listening() as found, made.at_switch() as wire:
-        ahead: list[int] = []
+        ahead: list[tuple[int, int]] = []
         while len(ahead) < count + window:
             while len(ahead) < min(len(found.frames) + window, count + window):
-                ahead.append(int(made.cell()["depth"]))
-                wire.send(made.frame(len(ahead) - 1))
+                most = int(made.cell()["depth"])
+                wire.send(made.frame(len(ahead)))
+                ahead.append((max(0, int(made.cell()["depth"]) - SIZE), most))
             time.sleep(0.0001)
         found.wait(len(ahead))
+    assert found.numbers == list(range(len(ahead)))
     return found.ecn[window:], ahead[window:]
 
 

@@ -56,16 +56,23 @@ class FirstPauses:
                     self.rows["rtsw"].append(row)
                 elif node.tier is Tier.HOST and port.peer_node != near:
                     self.rows["hosts"].append(row)
+        self._since = net.queues.gates["since_ns"]
         self._before = {kind: self._count(kind) for kind in self.rows}
-        self.at: dict[str, float] = {}
+        self.at: dict[str, int] = {}
 
     def _count(self, kind: str) -> int:
         return int(self._received[self.rows[kind]].sum())
 
     def look(self) -> None:
-        for kind in self.rows:
+        """The program that took the frame wrote down when; if its pause is over already, it was about now."""
+        for kind, rows in self.rows.items():
             if kind not in self.at and self._count(kind) > self._before[kind]:
-                self.at[kind] = time.monotonic()
+                since = self._since[rows]
+                self.at[kind] = int(since[since > 0].min(initial=time.monotonic_ns()))
+
+    def order(self) -> list[str]:
+        """Kinds of nodes, those that were paused first first."""
+        return sorted(self.at, key=self.at.__getitem__)
 
 
 def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Path) -> None:
@@ -76,7 +83,7 @@ def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Pa
         assert [h.packets for h in heard] == [PACKETS] * 15
         assert net.drops() == 0
         # The sink's RTSW pauses the CTSWs, those the other RTSWs, and these their hosts.
-        assert list(pauses.at) == ["ctsw", "rtsw", "hosts"]
+        assert pauses.order() == ["ctsw", "rtsw", "hosts"]
         closed = net.queues.agent["paused_ns"][pauses.rows["hosts"]]
         assert np.count_nonzero(closed) == 12, "every sender of another rack has been held back"
         assert int(held.max()) > 0, "what was under way when a pause was asked for went into the headroom"
