@@ -97,6 +97,23 @@ def test_the_log_keeps_few_lines_of_a_kind_in_a_second(tmp_path: Path) -> None:
     assert "more lines like the last" in (tmp_path / "pfc.log").read_text().splitlines()[-1]
 
 
+def test_a_log_never_grows_beyond_its_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "pfc.log"
+    log = world.Log(path)
+    path.write_bytes(bytes(5 << 20))
+    log.say("storm", "one more")
+    assert path.read_text().endswith("storm: one more\n")
+    assert path.stat().st_size < 100
+
+
+def test_a_link_in_the_labs_directory_leads_the_agent_nowhere(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "pfc.log").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="symbolic links"):
+        world.Log(tmp_path / "pfc.log")
+    assert not elsewhere.exists()
+
+
 def test_who_lives_is_known_by_locks_and_not_by_what_was_written(tmp_path: Path) -> None:
     assert alive("any", tmp_path) == AgentState(None, None)
     stop("any", tmp_path)

@@ -246,7 +246,7 @@ class Agent:
                 signal.pidfd_send_signal(self._keeper, signal.SIGKILL)
         if self._ticks % _TICKS_A_LOOK == 0:
             self._let_go()
-            for port, number, held in self._queues.mend():
+            for port, number, held in self._queues.mend(self._world.asker()):
                 what = f"{held} bytes were lost behind the queue, where nothing counts; they wait no more"
                 self._world.log.say("lost", f"{self._world.ports[port].ref} class {number}: {what}")
 
@@ -260,13 +260,16 @@ class Agent:
             self._watchdog.end(index)
 
     def _let_go(self) -> None:
-        """Of nodes that are gone."""
+        """Of nodes that are gone; Ended with the last of them, which leaves nothing to do."""
         for node in self._world.lost():
             fd = self._world.spaces[node].netlink.fileno()
             self._epoll.unregister(fd)
             del self._handlers[fd]
             self._world.let_go(node)
             self._world.log.say("gone", f"{node} has no namespace any more")
+        if not self._world.spaces:
+            self._world.page.end()
+            raise Ended
 
 
 def reaction_bin(reaction_ns: int) -> int:

@@ -27,7 +27,7 @@ from typing import Final, Literal
 from topologies.problems import HeddleError, trouble
 from topologies.switch.pfc.agent import Agent, Ended, quiet_signals
 from topologies.switch.pfc.gates import of_lab
-from topologies.switch.pfc.world import AGENT, KEEPER, LOG, Layout, World
+from topologies.switch.pfc.world import AGENT, KEEPER, LOG, Layout, World, stand
 
 _LOOK_MS: Final = 50
 _LOOKS_AT_SPACES: Final = 20
@@ -134,6 +134,8 @@ def be_keeper(world: World, agent: int) -> None:
         if looks % _LOOKS_AT_SPACES == 0:
             for node in world.lost():
                 world.let_go(node)
+            if not world.spaces:
+                world.page.end()
         if world.page.ending:
             return
         now = world.page.keeper_ns = time.monotonic_ns()
@@ -201,10 +203,8 @@ def _world(layout: Layout) -> World:
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    gates = of_lab(layout.spaces)
-    world = World(layout, LabQueues.pinned(layout.fabric), gates)
-    world.stand()
-    return world
+    stand(layout.spaces)  # before all else: until it holds its locks nothing else would find it
+    return World(layout, LabQueues.pinned(layout.fabric), of_lab(layout.spaces))
 
 
 def _hurry(role: Role) -> None:

@@ -52,9 +52,8 @@ class Links:
             return
         if not usable:
             self._down.add(number)
-            self._flags[number] = (
-                int(self._flags[number]) | LINK_DOWN
-            )  # no call of set_down: that waits for all processors, and gates do not
+            # Not by set_down: that waits for all processors, and gates do not.
+            self._flags[number] = int(self._flags[number]) | LINK_DOWN
             for index in range(number * CLASSES, (number + 1) * CLASSES):
                 self._lost(index, now)
             self._world.log.say("link", f"{self._world.ports[number].ref} is down: what waited there is lost")

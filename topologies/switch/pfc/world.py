@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from topologies.fabric import Fabric, Node, Port, Tier
 from topologies.namespace import CLONE_NEWNET, setns
+from topologies.problems import HeddleError
 from topologies.switch.pfc.frame import CLASSES
 from topologies.switch.pfc.gates import Gates
 from topologies.switch.portids import numbered_ports
@@ -33,6 +34,8 @@ AGENT, KEEPER = 0, 1
 _LINES_A_SECOND: Final = 5
 _CLOSING: Final = 32
 _LOG_BYTES: Final = 4 << 20  # a log that has grown so large is begun anew
+# The directory may be another user's, who called sudo: no link there leads us elsewhere.
+_OWN_FILE: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 
@@ -70,10 +73,7 @@ class Log:
     """Lines for people, at most some of a kind in a second; both processes append to one file."""
 
     def __init__(self, path: Path) -> None:
-        with suppress(OSError):
-            if path.stat().st_size > _LOG_BYTES:
-                path.unlink()
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | _OWN_FILE, 0o644)
         self._seen: dict[str, tuple[int, int]] = {}
 
     def say(self, kind: str, text: str) -> None:
@@ -88,6 +88,8 @@ class Log:
         self._seen[kind] = (second, count + 1 if since == second else 1)
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with suppress(OSError):  # a full disk stops no gate
+            if os.fstat(self._fd).st_size > _LOG_BYTES:
+                os.ftruncate(self._fd, 0)
             os.write(self._fd, f"{stamp} {os.getpid()} {kind}: {text}{more}\n".encode())
 
 
@@ -126,6 +128,19 @@ class Page:
         self._words[1] = 1
 
 
+def stand(spaces: Mapping[str, Path]) -> str:
+    """Be in a namespace of the lab, whichever is there: `down` looks for processes in those. Its node, or ""."""
+    for node, netns in spaces.items():
+        with suppress(OSError):
+            there = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                setns(there, CLONE_NEWNET)
+            finally:
+                os.close(there)
+            return node
+    return ""
+
+
 class World:
     """Everything that both processes need. OSError or MachineError when it cannot be had."""
 
@@ -133,9 +148,9 @@ class World:
         self.layout, self.queues = layout, queues
         self.log = Log(layout.directory / LOG)
         self.page = Page()
-        self._stands = ""
+        self._stands = stand(layout.spaces)
         self.tell = -1  # a pipe to whoever waits until both are at work
-        self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | _OWN_FILE, 0o644)
         self.spaces: dict[str, Gates] = dict(gates)
         self.ports: dict[int, Port] = dict(numbered_ports(layout.fabric))
         self.gates: dict[int, tuple[Gates, str, int]] = {}  # row of the maps -> where, port, class
@@ -168,18 +183,6 @@ class World:
                     raise
             time.sleep(0.005)
 
-    def stand(self) -> None:
-        """Be in a namespace of the lab, whichever is there: `down` looks for processes in those."""
-        for node, space in self.spaces.items():
-            with suppress(OSError):
-                there = os.open(space.netns, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    setns(there, CLONE_NEWNET)
-                finally:
-                    os.close(there)
-                self._stands = node
-                return
-
     def lost(self) -> list[str]:
         """Nodes whose namespaces are gone."""
         return [node for node, space in self.spaces.items() if space.gone()]
@@ -190,12 +193,31 @@ class World:
         space.close_sockets()
         self.gates = {index: gate for index, gate in self.gates.items() if gate[0] is not space}
         if node == self._stands:
-            self.stand()
+            self._stands = stand({name: each.netns for name, each in self.spaces.items()})
 
     def close(self) -> None:
         """Close all sockets, many at a time: one by one a large lab's would take seconds, and `down` waits for that."""
         with ThreadPoolExecutor(_CLOSING) as pool:
             list(pool.map(Gates.close_sockets, self.spaces.values()))
+
+    def asker(self) -> Callable[[int, int], bool]:
+        """Whether packets of a (port id, class) wait in its qdisc, as the kernel says; asked once a node.
+
+        Without its own qdisc the port's root has them. What cannot be read has packets.
+        """
+        read: dict[str, dict[tuple[str, int], int]] = {}
+
+        def waits(port_id: int, number: int) -> bool:
+            port = self.ports[port_id]
+            try:
+                if port.node not in read:
+                    read[port.node] = self.spaces[port.node].waiting()
+            except (OSError, KeyError, HeddleError):
+                return True
+            found = read[port.node]
+            return found.get((port.name, number), found.get((port.name, -1), 0)) > 0
+
+        return waits
 
     def open_gate(self, index: int, now: int) -> None:
         """Open one gate and account for the time that it was closed, in ns of CLOCK_MONOTONIC."""
@@ -215,7 +237,7 @@ class World:
 def holder(directory: Path, role: int) -> int | None:
     """The pid of a lab's agent or keeper, by its lock; None when there is none."""
     try:
-        fd = os.open(directory / LOCKS, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(directory / LOCKS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
