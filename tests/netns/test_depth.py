@@ -105,8 +105,8 @@ def test_packets_that_went_with_their_qdisc_are_missed_and_taken_out_of_the_book
         time.sleep(0.05)
         waits = int(made.cell()["depth"])
         assert waits > 30 * SIZE
-        assert made.queues.mend() == []
-        (lost,) = made.queues.mend()
+        assert made.queues.mend(lambda port_id, number: False) == []
+        (lost,) = made.queues.mend(lambda port_id, number: False)
         assert lost == (made.queues.ids[made.egress.node, made.egress.name], LOSSLESS, waits)
         made.at_rest()
 

@@ -241,18 +241,51 @@ def test_a_class_without_a_policy_passes_untouched(port: Bench) -> None:
 
 
 def test_what_was_lost_behind_its_queue_is_found_when_nothing_moves_and_only_then(port: Bench) -> None:
+    def mend(*, waits: bool = False) -> list[tuple[int, int, int]]:
+        return port.queues.mend(lambda port_id, number: waits)
+
     port.policy(PAUSING)
     port.policy(PAUSING, 1)
-    port.queues.mend()
+    mend()
     for by in (0, 2, 2):
         port.enqueue(ipv4(DATA, 1000), by)
-    assert port.queues.mend() == []  # it has just come
+    assert mend() == []  # it has just come
     port.enqueue(ipv4(DATA, 1000), 2)
-    assert port.queues.mend() == []  # it grew
+    assert mend() == []  # it grew
     port.queues.agent["until_ns"][row(0, 3)] = 1
-    assert port.queues.mend() == []  # it waits for its gate
+    assert mend() == []  # it waits for its gate
     port.queues.agent["until_ns"][row(0, 3)] = 0
-    assert port.queues.mend() == [(0, 3, 4000)]
+    assert mend(waits=True) == []  # others go before it, or its gate has just been opened
+    assert mend() == [(0, 3, 4000)]
     assert not port.cell(3)["depth"] and not port.queues.ingress["occupancy"].any() and not port.queues.transit.any()
     assert port.cell(3)["out_packets"] == 4 and not port.cell(3)["drops"].any()
-    assert port.queues.switches["used"][0] == 0 and port.queues.mend() == []
+    assert port.queues.switches["used"][0] == 0 and mend() == []
+
+
+def test_a_packet_that_moves_while_the_kernel_is_asked_is_not_lost(port: Bench) -> None:
+    port.policy(LOSSY)
+    port.queues.mend(lambda port_id, number: False)
+    port.enqueue(ipv4(0, 100))
+    port.queues.mend(lambda port_id, number: False)
+
+    def leaves(port_id: int, number: int) -> bool:
+        port.leave(0, 100)
+        return False
+
+    assert port.queues.mend(leaves) == [] and not port.cell(0)["strays"]
+
+
+def test_a_mark_of_somebody_else_is_no_port_of_this_switch(port: Bench) -> None:
+    port.policy(PAUSING)
+    port.enqueue(ipv4(DATA, 1000), came_in_by=5)  # of four
+    assert port.queues.transit.nonzero()[0].tolist() == [3] and port.queues.transit[3] == 1000
+    assert not port.queues.ingress["occupancy"].any() and port.cell(3)["depth"] == 1000
+    foreign = port.queues.program("enqueue").test_run(ipv4(DATA, 1000), mark=0x10001)
+    assert foreign.retval == UNSPEC and not port.queues.ingress["occupancy"].any()
+
+
+def test_a_share_that_is_below_0_for_a_moment_is_none_at_all(port: Bench) -> None:
+    port.policy(replace(LOSSY, ecn=False))
+    port.queues.switches["used"][0] = 1000  # not empty: nothing is forgotten
+    port.queues.switches["shared_used"][0] = 2**64 - 1000
+    assert fill(port, ipv4(0, 1000)) > LOSSY.reserve // 1000 + 100

@@ -9,7 +9,7 @@ nanoseconds of CLOCK_MONOTONIC. Reading asks the kernel nothing. The module impo
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -278,23 +278,29 @@ class LabQueues:
         self.ingress["state"][mine] = 0
         self.ingress["since_ns"][mine] = 0
 
-    def mend(self) -> list[tuple[int, int, int]]:
+    def mend(self, waits: Callable[[int, int], bool]) -> list[tuple[int, int, int]]:
         """Take out of the books what was lost behind its queue: the backlog of a CPU was full, or somebody took a qdisc
         away. To be called about once a second; returns (port id, class, bytes) of each.
 
-        What waits behind an open gate, and neither grew nor shrank since the last call, waits nowhere. Should it come
-        all the same it is a stray, and does no harm.
+        waits: whether the qdisc of a (port id, class) has packets, as the kernel says: others may go before them for
+        long. What has neither grown nor shrunk since the last call, and is in no qdisc either, is nowhere.
         """
-        now = np.stack([self.cells[name] for name in ("depth", "in_packets", "out_packets")])
-        before, self._seen = self._seen, now
-        closed = (self.agent["until_ns"] != 0) | (self.agent["closed_since_ns"] != 0)
+        before, self._seen = self._seen, self._moved()
         if before is None:
             return []
-        still = np.flatnonzero((now == before).all(axis=0) & (now[0] != 0) & ~closed).tolist()
-        lost = [(*divmod(each, CLASSES), int(now[0][each])) for each in still]
-        for port_id, number, _ in lost:
-            self._credit(port_id, number)
+        closed = (self.agent["until_ns"] != 0) | (self.agent["closed_since_ns"] != 0)
+        still = (self._seen == before).all(axis=0) & (self._seen[0] != 0) & ~closed
+        lost: list[tuple[int, int, int]] = []
+        for each in np.flatnonzero(still).tolist():
+            port_id, number = divmod(each, CLASSES)
+            if not waits(port_id, number) and (self._moved()[:, each] == before[:, each]).all():
+                lost.append((port_id, number, int(before[0][each])))
+                self._credit(port_id, number)
         return lost
+
+    def _moved(self) -> Rows:
+        """What changes with every packet that comes or goes, by row."""
+        return np.stack([self.cells[name] for name in ("depth", "in_packets", "out_packets")])
 
     def _credit(self, port_id: int, number: int) -> None:
         """Let all that a class holds at a port have left, by the ingress ports that it came in by."""

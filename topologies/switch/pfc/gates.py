@@ -25,6 +25,7 @@ from topologies.switch.netlink import (
     attribute,
     attributes,
 )
+from topologies.switch.pfc.frame import CLASSES
 
 KICK_ETHERTYPE: Final = 0x88B5  # IEEE 802: local experimental use; BPF's `enqueue` knows it
 KICK_CLASS: Final = 0x10FF0  # its leaf takes nothing
@@ -41,6 +42,8 @@ _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU = 1, 3, 4
 _UP_AND_CARRIER: Final = 0x1 | 0x10000  # IFF_UP, IFF_LOWER_UP
 _TCMSG: Final = struct.Struct("=B3xiIII")
 _TCA_KIND, _TCA_OPTIONS = 1, 2
+_TCA_STATS2, _TCA_STATS_QUEUE = 7, 3  # struct gnet_stats_queue: qlen, backlog, drops, ...
+_ROOT: Final = 0xFFFFFFFF  # TC_H_ROOT
 _TCA_TBF_PARMS, _TCA_TBF_RATE64, _TCA_TBF_BURST = 1, 4, 6
 _RATESPEC: Final = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
 _LIMITS: Final = struct.Struct("=III")  # of struct tc_tbf_qopt: limit, buffer, mtu
@@ -170,6 +173,21 @@ class Gates:
                 _, _, ifindex, flags, _ = _IFINFO.unpack_from(body)
                 if (name := self._names.get(ifindex)) is not None:
                     found[name] = flags & _UP_AND_CARRIER == _UP_AND_CARRIER
+        return found
+
+    def waiting(self) -> dict[tuple[str, int], int]:
+        """(port, class) -> packets in that class's qdisc, asked now; under class -1 those of the port's root."""
+        found: dict[tuple[str, int], int] = {}
+        with RouteSocket(self.netns) as netlink:
+            for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
+                _, ifindex, handle, parent, _ = _TCMSG.unpack_from(body)
+                number, rest = divmod(handle >> 16, 16)
+                if parent != _ROOT and (rest or not 1 <= number <= CLASSES):
+                    continue
+                statistics = attributes(attributes(body, _TCMSG.size).get(_TCA_STATS2, b""), 0)
+                if (name := self._names.get(ifindex)) is not None and _TCA_STATS_QUEUE in statistics:
+                    (packets,) = struct.unpack_from("=I", statistics[_TCA_STATS_QUEUE])
+                    found[name, -1 if parent == _ROOT else number - 1] = packets
         return found
 
     def gone(self) -> bool:
