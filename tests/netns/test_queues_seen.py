@@ -123,7 +123,7 @@ def test_a_run_is_drawn(lab: Lab, ran: RunResult, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["panels"][0]["port"] == "rtsw1:eth3"
     picture = out.read_text()
-    assert all(words in picture for words in ("Kmin 100 KB", "Xoff 60 KB", "rtsw1:eth3, class 3: egress queue"))
+    assert all(words in picture for words in ("Kmin 40 KB", "Xoff 60 KB", "rtsw1:eth3, class 3: egress queue"))
     nothing = inv(lab, "plot", "queues", "--port", "host1:eth9")
     assert nothing.returncode == 2
     assert "is of no queue that ever held a packet" in nothing.stderr
