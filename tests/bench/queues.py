@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.netns.blaster import Blast, blast
-from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, PortUse, pfc_lab
 from tests.netns.port_pair import port_pair, realtime
 from topologies import lab as labs
 from topologies.events import Observer
@@ -23,7 +23,6 @@ from topologies.switch.hashing import HashOptions
 from topologies.switch.libbpf import ensure_bpffs
 from topologies.switch.pfc.gates import Gates
 from topologies.switch.rehash import set_hashing
-from traffic.nic.wire import OVERHEAD_BYTES
 from traffic.options import RunOptions
 from traffic.run import run
 
@@ -60,11 +59,9 @@ def incast(observer: Observer) -> Iterator[Figure]:
             arrived, busy = 0, []
             for turn in range(_REPEATS):
                 observer.advance("bench queues", turn + 1)
-                heard = blast(net.lab, blasts)
-                arrived += sum(h.packets for h in heard)
-                bits = 8 * (_PAYLOAD + OVERHEAD_BYTES) * sum(h.packets for h in heard)
-                took = max(h.last_s for h in heard) - min(h.first_s for h in heard)
-                busy.append(bits / took / net.lab.fabric.spec.link.host)
+                port = PortUse(net, net.down_port(sink))
+                arrived += sum(h.packets for h in blast(net.lab, blasts, watch=port.look))
+                busy.append(port.rate_bps / net.lab.fabric.spec.link.host)
             lost[pauses] = 1 - arrived / (_REPEATS * len(senders) * _PACKETS)
             if pauses:
                 use, reactions = statistics.median(busy), reactions_of(net.queues.agent)
