@@ -97,6 +97,31 @@ def test_the_deepest_queue_is_what_ingress_ports_may_hold_or_what_the_threshold_
     assert deepest_queue(dropped, 3) == 10_000 + shared // 2
 
 
+def test_no_queue_is_deeper_than_the_buffer_whatever_its_ports_may_hold() -> None:
+    assert deepest_queue(fabric(pfc={"xoff": "2MB"}, buffer="1MB"), 3) == 1_000_000
+
+
+@pytest.mark.parametrize(("link", "most"), [(SLOW, 48_828), ({**SLOW, "exceptions": {"ctsw2": "10mbit"}}, 19_531)])
+def test_quanta_last_less_than_the_watchdog_waits_at_the_slowest_link(link: Any, most: int) -> None:
+    """Of 512 bits each; 48,828 of them last 0.99999744 s at 25 Mbit/s."""
+    fabric(link=link, pfc={"quanta": most})
+    with pytest.raises(ValueError, match=r"quanta|slowest link"):
+        fabric(link=link, pfc={"quanta": most + 1})
+    fabric(link=link, pfc={"quanta": most + 1, "watchdog": {"enabled": False}})
+
+
+@pytest.mark.parametrize(
+    ("rate", "quanta", "headroom"),
+    [("1mbit", 488, 14_678), ("333333333bit", 65_535, 2_091_762), ("10gbit", 65_535, 62_508_428)],
+)
+def test_odd_rates_have_whole_quanta_and_headroom_rounded_up(rate: str, quanta: int, headroom: int) -> None:
+    lab = fabric(
+        link={"host": "1mbit", "fabric": "1gbit", "exceptions": {"rtsw1:eth1": rate}}, pfc={"reaction": "50ms"}
+    )
+    policy = policies_of(lab)["rtsw1", "eth1"][3]
+    assert (policy.quanta, policy.headroom) == (quanta, headroom)
+
+
 def test_every_preset_is_read_back_as_it_was_written() -> None:
     for name in presets():
         spec = load_fabric(name, overrides=["queues.weights={1: 2}", "queues.ecn.classes={3: {kmin: 10KB}}"])
