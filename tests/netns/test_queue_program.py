@@ -94,6 +94,19 @@ def test_a_mark_leaves_a_right_header_and_changes_nothing_else(port: Bench) -> N
             assert after == ipv6(dscp << 2 | CE) and after != before
 
 
+def test_a_checksum_that_comes_round_to_its_start_stays_right(port: Bench) -> None:
+    port.policy(LOSSY)
+    for was in (0x0000, 0x0001, 0x0002, 0xFFFE):
+        for ecn in (ECT0, ECT1):
+            frame = bytearray(ipv4(DATA & ~3 | ecn))
+            frame[18:20] = frame[24:26] = bytes(2)  # identification, checksum
+            frame[18:20] = (checksum(bytes(frame[14:34])) - was & 0xFFFF).to_bytes(2)
+            frame[24:26] = checksum(bytes(frame[14:34])).to_bytes(2)
+            port.hold(3, 450_000)
+            after = port.enqueue(bytes(frame)).frame
+            assert after[15] & CE == CE and checksum(after[14:34]) == 0, hex(was)
+
+
 def test_what_is_not_ecn_capable_is_never_marked_and_ce_is_not_counted_again(port: Bench) -> None:
     port.policy(LOSSY)
     for build in (ipv4, ipv6):

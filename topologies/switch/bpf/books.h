@@ -25,6 +25,7 @@ struct books {
 	struct ingress *in;
 	struct policy *in_rule;
 	__u32 in_port;
+	__u32 packets; /* that it counts as */
 };
 
 /* local: index of the ingress port in its node, from 1. 0: a map has no such row. */
@@ -34,6 +35,7 @@ INLINE int open_books(struct books *books, const struct link *link, __u32 port, 
 
 	books->node = 0;
 	books->in = 0;
+	books->packets = 1;
 	changes = bpf_map_lookup_elem(&active, &zero);
 	books->cell = bpf_map_lookup_elem(&cells, &row);
 	if (!changes || !books->cell)
@@ -151,10 +153,10 @@ static __attribute__((noinline)) int pause(struct ingress *in, struct policy *ru
 
 INLINE int refuse(struct books *books, __u32 cause, __u32 bytes)
 {
-	add(&books->cell->drops[cause], 1);
+	add(&books->cell->drops[cause], books->packets);
 	add(&books->cell->drop_bytes, bytes);
 	if (books->node)
-		add(&books->node->drops, 1);
+		add(&books->node->drops, books->packets);
 	return TC_ACT_SHOT;
 }
 
@@ -162,7 +164,7 @@ INLINE int refuse_for_headroom(struct books *books, __u32 bytes)
 {
 	struct ingress *in = books->in;
 
-	add(&in->drops, 1);
+	add(&in->drops, books->packets);
 	add(&in->drop_bytes, bytes);
 	raise(&in->headroom_high, beyond(in->occupancy + bytes, books->in_rule->xoff));
 	raise(&in->lost_high, add(&in->lost, bytes) + bytes);
@@ -229,7 +231,7 @@ INLINE int charge(struct books *books, __u32 number, __u32 bytes, __u64 *ahead)
 	}
 	*ahead = add(&cell->depth, bytes);
 	raise_both(&cell->peak, &cell->high_water, *ahead + bytes);
-	add(&cell->in_packets, 1);
+	add(&cell->in_packets, books->packets);
 	add(&cell->in_bytes, bytes);
 	if (node && !lossless)
 		share_egress(books, *ahead, *ahead + bytes);

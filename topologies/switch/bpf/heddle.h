@@ -32,6 +32,11 @@ struct __sk_buff {
 	__u32 tc_classid;
 	__u32 data;
 	__u32 data_end;
+	__u32 not_read[15]; /* napi_id to data_meta */
+	__u64 flow_keys;
+	__u64 tstamp;
+	__u32 wire_len; /* of what the packet is cut into (GSO), headers and all */
+	__u32 gso_segs; /* 0: it is not cut */
 #endif
 };
 

@@ -13,6 +13,9 @@
 #define ETH_P_KICK 0x88b5 /* IEEE 802, local experimental: makes a qdisc look at its queues, and gets no further */
 #define KICK_PRIORITY 0x10ff0
 #define IPPROTO_ICMPV6 58
+#define ETH_P_8021Q 0x8100
+#define ETH_P_8021AD 0x88a8
+#define VLAN_HLEN 4
 #define ND_FIRST 133 /* router solicitation */
 #define ND_LAST 137 /* redirect */
 
@@ -43,6 +46,17 @@ INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes)
 	return classes->of_dscp[((ip[0] & 0xf) << 4 | ip[1] >> 4) >> 2];
 }
 
+/* Bytes of a packet as they come to the peer. The queue may hold it in one, and cut it as it leaves (a host's TCP and UDP
+ * are cut by the kernel whatever the port can do); and a tag in the frame is off before the peer's programs see it. */
+INLINE __u32 length_of(const struct __sk_buff *skb)
+{
+	__u32 bytes = skb->wire_len;
+
+	if (!skb->vlan_present && (skb->protocol == htons(ETH_P_8021Q) || skb->protocol == htons(ETH_P_8021AD)))
+		return bytes - VLAN_HLEN;
+	return bytes;
+}
+
 /* What the agent says of a class that may be paused; 0 for all others. */
 INLINE struct agent *said_of(const struct policy *rule, __u32 port, __u32 number)
 {
@@ -62,7 +76,7 @@ INLINE int is_left_closed(const struct agent *said)
 SEC("tc")
 int enqueue(struct __sk_buff *skb)
 {
-	__u32 port = skb->tc_classid, zero = 0, bytes = skb->len, mark_in = skb->mark, number, local, stamp;
+	__u32 port = skb->tc_classid, zero = 0, bytes = length_of(skb), mark_in = skb->mark, number, local, stamp;
 	struct link *link = bpf_map_lookup_elem(&links, &port);
 	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
 	struct agent *said;
@@ -79,6 +93,8 @@ int enqueue(struct __sk_buff *skb)
 	local = mark_in >> 16 == MARK ? mark_in & 0xffff : 0;
 	if (!open_books(&books, link, port, number, local) || !books.rule->kind)
 		return TC_ACT_UNSPEC; /* no policy yet: the lab is being set up, and not every `dequeue` is in place */
+	if (skb->gso_segs)
+		books.packets = skb->gso_segs;
 	if (link->flags & LINK_DOWN)
 		return refuse(&books, DROP_DOWN, bytes);
 	said = said_of(books.rule, port, number);
