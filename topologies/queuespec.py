@@ -176,7 +176,7 @@ class PfcSpec(Strict):
     def _thresholds_fall(self) -> PfcSpec:
         if self.xon >= self.xoff:
             why = f"is not below xoff, {shown(self.xoff)}"
-            hint = f"a class is paused at xoff and goes on at xon; try {shown(self.xoff * 2 // 3)}"
+            hint = f"a class is paused at xoff and goes on at xon; try {round_down(self.xoff * 2 // 3)}"
             raise at("queues.pfc.xon", why, hint, given=["queues.pfc.xoff"])
         return self
 
@@ -185,7 +185,9 @@ _MARKS: Final = "marking starts at kmin and is certain from kmax on"
 
 
 def _above(path: str, value: int, other: str, limit: int, what: str, *, given: list[str]) -> PydanticCustomError:
-    return at(path, f"is above {other}, {shown(limit)}", f"{what}; try {shown(min(value, limit) // 4)}", given=given)
+    return at(
+        path, f"is above {other}, {shown(limit)}", f"{what}; try {round_down(min(value, limit) // 4)}", given=given
+    )
 
 
 class QueuesSpec(Strict):

@@ -17,12 +17,14 @@ import numpy as np
 from topologies.switch.cells import CAUSES, LabQueues
 from topologies.switch.classes import Policies, Policy
 from topologies.switch.portids import numbered_ports, row
+from topologies.units import parse_duration
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from topologies.fabric import Fabric, Port
     from topologies.lab import Lab
+    from topologies.queuespec import PfcSpec
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
 REACTION_STEP_NS: Final = 62_500
@@ -234,7 +236,7 @@ def result_of(
         fabric.spec.k,
         rows,
         switches,
-        _headroom(fabric, policies, rows, copies.lost),
+        _headroom(fabric, policies, rows, copies.lost, settings),
         copies.reactions(),
         agent,
         settings,
@@ -323,31 +325,44 @@ def _median(agent: npt.NDArray[Any]) -> int:
 
 
 def _headroom(
-    fabric: Fabric, policies: Policies, rows: Sequence[QueueRow], lost: Mapping[tuple[str, int], int]
+    fabric: Fabric,
+    policies: Policies,
+    rows: Sequence[QueueRow],
+    lost: Mapping[tuple[str, int], int],
+    settings: Mapping[str, Mapping[str, Any]],
 ) -> tuple[Headroom, ...]:
-    """A line for each rate, mtu and headroom that lossless classes of switch ports have. lost: packets by ingress."""
+    """A line for each rate, mtu and headroom that lossless classes of switch ports have.
+
+    lost: packets by ingress. settings: node -> path -> value, of what was set while the lab ran.
+    """
     by_row = {(each.port, each.traffic_class): each for each in rows}
     switches = {node.name for node in fabric.switches}
-    groups: dict[tuple[int, int, int], list[QueueRow]] = {}
+    groups: dict[tuple[int, int, int, int | None], list[QueueRow]] = {}
     for (node, name), classes in policies.items():
         port = fabric.by_name[node].port(name)
+        assumed = _assumed_ns(fabric.spec.queues.pfc, settings.get(node, {}))
         for traffic_class, policy in enumerate(classes):
             if policy.pfc and node in switches:
-                groups.setdefault((port.rate_bps, port.mtu, policy.headroom), []).append(
-                    by_row[port.ref, traffic_class]
-                )
-    pfc = fabric.spec.queues.pfc
+                group = groups.setdefault((port.rate_bps, port.mtu, policy.headroom, assumed), [])
+                group.append(by_row[port.ref, traffic_class])
     return tuple(
         Headroom(
             ports=len({each.port for each in found}),
             rate_bps=rate,
             mtu=mtu,
             bytes=size,
-            reaction_ns=pfc.reaction if pfc.headroom_bytes(rate, mtu) == size and pfc.headroom == "auto" else None,
+            reaction_ns=assumed,
             highest=(most := max(found, key=lambda each: each.beyond)).beyond,
             highest_at=most.port if most.beyond else "",
             lacking=most.short,
             drops=sum(lost[each.port, each.traffic_class] for each in found),
         )
-        for (rate, mtu, size), found in sorted(groups.items())
+        for (rate, mtu, size, assumed), found in sorted(groups.items(), key=lambda each: (each[0][:3], each[0][3] or 0))
     )
+
+
+def _assumed_ns(pfc: PfcSpec, own: Mapping[str, Any]) -> int | None:
+    """The reaction time that a node's headroom is made for; None where bytes were given. own: what was set on it."""
+    if own.get("pfc.headroom", pfc.headroom) != "auto":
+        return None
+    return parse_duration(own["pfc.reaction"]) if "pfc.reaction" in own else pfc.reaction

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from topologies.cli.queuelive import page
 from topologies.cli.queues import Wanted, matching
 from topologies.cli.queuetext import amount, queues_text
 from topologies.fabric import Fabric
@@ -21,6 +24,7 @@ from topologies.switch.portids import port_ids, row
 from traffic.queueuse import QueueUse
 
 NOW = 5_000_000_000
+RATES = ["link.host=100mbit", "link.fabric=100mbit"]
 ALIVE = AgentRow(100, 101)
 
 
@@ -45,9 +49,7 @@ class Maps:
 
 @pytest.fixture
 def maps() -> Maps:
-    fabric = build(
-        load_fabric("tiny", overrides=["link.host=100mbit", "link.fabric=100mbit", "queues.pfc.reaction=10ms"])
-    )
+    fabric = build(load_fabric("tiny", overrides=["queues.pfc.reaction=10ms", *RATES]))
     rows = (len(port_ids(fabric)) + 1) * 8
     table = {"cells": cells.CELL, "ingress": cells.INGRESS, "gates": cells.GATE, "agent": cells.AGENT}
     made = {name: np.zeros(rows, layout) for name, layout in table.items()}
@@ -121,6 +123,46 @@ def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) 
     said = text(maps.result())
     assert "reaction: 3 measured, median 0.11 ms, at most 25.00 ms from pause frame to last packet" in said
     assert "the slowest asks for 321 KB at 100mbit, more than the 133 KB there is" in said
+
+
+def test_headroom_is_told_by_the_reaction_time_that_was_set_where_it_was_set(maps: Maps) -> None:
+    own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.reaction=20ms", *RATES]).queues}
+    policies = policies_of(maps.fabric, own=own)
+    result = result_of(maps.fabric, cast(Any, maps), policies, ALIVE, {"ctsw1": {"pfc.reaction": "20ms"}}, NOW)
+    said = text(result)
+    assert "headroom of 10 ports at 100mbit: 100mbit x 10 ms assumed + 2 packets of 4214 B = 133 KB each" in said
+    assert "headroom of 2 ports at 100mbit: 100mbit x 20 ms assumed + 2 packets of 4214 B = 258 KB each" in said
+    own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.headroom=300KB", *RATES]).queues}
+    result = result_of(
+        maps.fabric, cast(Any, maps), policies_of(maps.fabric, own=own), ALIVE,
+        {"ctsw1": {"pfc.headroom": 300_000}}, NOW,
+    )  # fmt: skip
+    assert "headroom of 2 ports at 100mbit: 300 KB each, as set" in text(result)
+
+
+@pytest.mark.parametrize(
+    ("width", "gone"), [(120, []), (80, ["watchdog", "drops"]), (50, ["watchdog", "drops", "held"])]
+)
+def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(maps: Maps, width: int, gone: list[str]) -> None:
+    for ref in ("rtsw1:eth3", "ctsw1:eth1"):
+        cell, agent = maps.cells[maps.at(ref)], maps.agent[maps.at(ref)]
+        cell["depth"], cell["high_water"], cell["marks"] = 120_000, 333_000, 1234
+        maps.gates[maps.at(ref)]["pfc_received"], agent["paused_ns"] = 62, 2_812_000_000
+    maps.switches[0]["used"] = maps.switches[1]["used"] = maps.switches[2]["used"] = 191_000
+    result = maps.result()
+    rows, hidden = Wanted().rows(result)
+    console = Console(width=width, height=24, file=io.StringIO(), color_system=None)
+    console.print(page(result, rows, Wanted().switches(result), hidden, 1.0, width, 24))
+    lines = cast(io.StringIO, console.file).getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert len(lines) <= 24
+    table = [line for line in lines[1:4] if line.strip()]
+    assert len(table) == 3
+    assert "…" not in "".join(table)
+    assert not set(gone) & set(table[0].split())
+    assert {"port", "depth", "paused"} <= set(table[0].split())
+    assert all("120 KB" in line and "2,812.0 ms" in line for line in table[1:])
+    assert (f"too narrow for {3 if width == 80 else 6} columns" in "\n".join(lines)) == bool(gone)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from topologies.load import load_fabric
@@ -15,9 +17,9 @@ def spec() -> FabricSpec:
     return load_fabric("tiny")
 
 
-def refused(spec: FabricSpec, *settings: str, hosts: bool = True) -> str:
+def refused(spec: FabricSpec, *settings: str, tiers: Collection[str] = ("rtsw", "ctsw", "host")) -> str:
     with pytest.raises(InputError) as caught:
-        changed(spec, spec.queues, settings, hosts=hosts)
+        changed(spec, spec.queues, settings, tiers)
     return str(caught.value)
 
 
@@ -46,6 +48,11 @@ def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(spec
         (["xoff=1KB"], "queues set  xoff is no key of queues\n            hint: did you mean pfc.xoff?"),
         (["ecn.kmx=1KB"], "did you mean ecn.kmax?"),
         (["ecn.kmax"], "ecn.kmax is not path=value"),
+        (["ecn=5"], "queues set  ecn is a group of keys\n            hint: as ./inv queues set ecn.enabled=VALUE"),
+        (
+            ["pfc.xoff=40KB"],
+            "40KB is not below xoff, 40KB\n  hint: a class is paused at xoff and goes on at xon; try 26KB",
+        ),
         (["pfc.quanta=60000", "pfc.watchdog.detect=10ms"], "the watchdog takes a pause of 10ms for a storm"),
         (["buffer=100KB"], "queues.buffer"),
     ],
@@ -60,5 +67,15 @@ def test_all_that_is_wrong_is_said_at_once(spec: FabricSpec) -> None:
 
 
 def test_what_is_of_hosts_is_not_set_at_switches(spec: FabricSpec) -> None:
-    assert "is that of hosts, and --switch names switches" in refused(spec, "buffer.host=2MB", hosts=False)
+    text = refused(spec, "buffer.host=2MB", tiers=["rtsw"])
+    assert "is that of hosts, and --switch names switches" in text
     assert changed(spec, spec.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000
+
+
+def test_a_buffer_that_none_of_the_switches_has_is_not_set(spec: FabricSpec) -> None:
+    text = refused(spec, "buffer.rtsw=2MB", tiers=["ctsw"])
+    assert "buffer.rtsw is that of RTSWs, and none is among the nodes that are meant" in text
+    assert "hint: these have buffer.ctsw" in text
+    assert "hint: these have buffer.rtsw or buffer.ctsw" in refused(spec, "buffer.atsw=2MB")
+    buffer = changed(spec, spec.queues, ["buffer=3MB"], ["ctsw"]).buffer
+    assert (buffer.rtsw, buffer.ctsw) == (spec.queues.buffer.rtsw, 3_000_000)

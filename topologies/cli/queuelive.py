@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _AROUND: Final = 6  # lines that stand round the rows: title, header, rules, what is left out
 _FEWEST: Final = 3
+_GAP: Final = 2  # characters between two columns
+_NOTHING: Final = ("-", "ok")  # cells that say that nothing happened
+# Columns that a narrow terminal can do without, by their places in PORTS: what there was goes before what there is.
+_DISPENSABLE: Final = (9, 10, 5, 3, 4, 1, 6, 7)
 
 
 class Screen:
@@ -54,8 +58,9 @@ class Screen:
             gap = "\n" if self._readings > 1 else ""
             written(f"{gap}{result.lab}, after {passed:.1f} s\n{queues_text(result, rows, switches, hidden)}\n")
             return
-        height = self._live.console.size.height
-        self._live.update(page(result, rows, switches, hidden, passed, height), refresh=True)
+        size = self._live.console.size
+        drawn = page(result, rows, switches, hidden, passed, size.width, size.height)
+        self._live.update(drawn, refresh=True)
 
 
 def page(
@@ -64,28 +69,51 @@ def page(
     switches: Sequence[SwitchRow],
     hidden: int,
     passed: float,
+    width: int,
     height: int,
 ) -> RenderableType:
-    """A terminal's page of `height` lines: rows that are paused or deep now first, and as many as there is room for."""
+    """A terminal's page of `height` lines: rows that are paused or deep now first, and as many as there is room for.
+
+    On a narrow one columns are left out whole, those first in which nothing stands out, so that no number is cut.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    below = [Text(line) for line in (*_buffers(switches), *headroom_lines(result))]
-    below += [Text(line, style="bold red") for line in agent_lines(result)]
+    lines = [(line, "") for line in (*_buffers(switches), *headroom_lines(result))]
+    lines += [(line, "bold red") for line in agent_lines(result)]
+    below = [Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in lines]
     room = max(_FEWEST, height - _AROUND - len(below))
     first = sorted(rows, key=lambda row: (not row.paused, -max(row.depth, row.held), -row.high_water))[:room]
     shown = [row for row in rows if row in first]  # in the fabric's order, so that a row stays where it is
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in PORTS:
+    cells = [port_cells(row) for row in shown]
+    columns = _columns(cells, width)
+    for at in columns:
+        name = PORTS[at]
         table.add_column(name, no_wrap=True, justify="left" if name in ("port", "class", "drops") else "right")
-    for row in shown:
-        table.add_row(*(Text(cell, style=style) for cell, style in zip(port_cells(row), _styles(row), strict=True)))
+    for row, words in zip(shown, cells, strict=True):
+        styles = _styles(row)
+        table.add_row(*(Text(words[at], style=styles[at]) for at in columns))
     more = len(rows) - len(shown)
-    said = [f"{more} more rows than fit" if more else "", f"{hidden} quiet" if hidden else ""]
-    rest = ", ".join(each for each in said if each)
+    hid = len(PORTS) - len(columns)
+    wider = f"too narrow for {hid} column{'' if hid == 1 else 's'}" if hid else ""
+    said = [f"{more} more rows than fit" if more else "", f"{hidden} quiet" if hidden else "", wider]
+    rest = Text(", ".join(each for each in said if each), style="dim", no_wrap=True, overflow="ellipsis")
     title = f"{result.lab}: queues, {passed:.1f} s; Ctrl-C ends"
-    return Group(Text(title, style="bold"), table, *([Text(rest, style="dim")] if rest else []), Text(""), *below)
+    return Group(Text(title, style="bold"), table, *([rest] if rest else []), Text(""), *below)
+
+
+def _columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Places in PORTS of those columns that `width` characters have room for."""
+    widths = [max(map(len, column)) for column in zip(PORTS, *cells, strict=True)]
+    kept = list(range(len(PORTS)))
+    empty = [at for at in _DISPENSABLE if all(words[at] in _NOTHING for words in cells)]
+    for at in (*empty, *(each for each in _DISPENSABLE if each not in empty)):
+        if sum(widths[each] + _GAP for each in kept) - _GAP <= width:
+            break
+        kept.remove(at)
+    return kept
 
 
 def _styles(row: QueueRow) -> tuple[str, ...]:

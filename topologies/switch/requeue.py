@@ -8,7 +8,7 @@ record, so that `validate` and `queues` know. The whole is checked as a fabric f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
@@ -70,6 +70,7 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
     from topologies.switch.cells import LabQueues
 
     names = _nodes(lab, switches)
+    tiers = {lab.fabric.by_name[name].tier.value for name in names}
     with state.lock(lab.name, state.HASHING):  # which guards the record, too: both are changed while runs hold the lab
         own = own_queues(lab)
         usual = lab.fabric.spec.queues
@@ -78,7 +79,7 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
             before = own.get(name, usual)
             key = before.model_dump_json()
             if key not in made:
-                made[key] = changed(lab.fabric.spec, before, settings, hosts=not switches)
+                made[key] = changed(lab.fabric.spec, before, settings, tiers)
             own[name] = made[key]
         _check_gates(lab, made.values())
         own = {name: queues for name, queues in own.items() if queues != usual}
@@ -104,10 +105,12 @@ def _check_gates(lab: Lab, made: Iterable[QueuesSpec]) -> None:
             raise InputError(Problem("queues set", "pfc.enabled=true", why, hint))
 
 
-def changed(given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], *, hosts: bool = True) -> QueuesSpec:
+def changed(
+    given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], tiers: Collection[str] = (*_TIERS, "host")
+) -> QueuesSpec:
     """`queues` with settings in place, checked together with the rest of a fabric file; InputError with all problems.
 
-    hosts: whether hosts are among those that it is for.
+    tiers: those of the nodes that it is for.
     """
     from pydantic import ValidationError
 
@@ -126,10 +129,10 @@ def changed(given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], *, h
         key = path.strip().removeprefix("queues.")
         if not equals or not key:
             problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=_EXAMPLE)
-        elif wrong := _not_live(key, hosts=hosts):
+        elif wrong := _not_live(key, tiers):
             problems.found.append(wrong)
-        else:  # one size is for every switch, and leaves hosts theirs
-            for each in [f"buffer.{tier}" for tier in _TIERS] if key == "buffer" else [key]:
+        else:  # one size is for every switch that is meant, and leaves hosts theirs
+            for each in [f"buffer.{tier}" for tier in _TIERS if tier in tiers] if key == "buffer" else [key]:
                 override(document, f"queues.{each}={value}", problems)
     for mark, found in list(document.marks.items()):
         document.marks[mark] = replace(found, where=found.where.replace("--set", "queues set"))
@@ -149,20 +152,33 @@ def _tell_red(lab: Lab, wanted: Mapping[str, QueuesSpec]) -> None:
             red.change(lab.handle(node.name).netns, {(p.name, n): c for p in node.ports for n, c in curves.items()})
 
 
-def _not_live(key: str, *, hosts: bool) -> Problem | None:
-    """Why a path cannot be set on a running lab, or None when it can."""
+def _not_live(key: str, tiers: Collection[str]) -> Problem | None:
+    """Why a path cannot be set on running nodes of these tiers, or None when it can."""
     from topologies.wording import paths_of
 
     if any(key == live or key.startswith(f"{live}.") for live in LIVE):
-        if key == "buffer.host" and not hosts:
-            return Problem("queues set", key, "is that of hosts, and --switch names switches", "leave --switch out")
+        of, _, tier = key.partition(".")
+        if of == "buffer" and tier in (*_TIERS, "host") and tier not in tiers:
+            return Problem("queues set", key, *_nobody(tier, tiers))
         return None
     known = [*paths_of(QueuesSpec)]
+    inside = [each for each in LIVE if each.startswith(f"{key}.")]
+    if inside:
+        return Problem("queues set", key, "is a group of keys", f"as ./inv queues set {inside[0]}=VALUE")
     if key in known or any(key.startswith(f"{each}.") for each in ("weights", "dscp")):
         return Problem("queues set", key, "is fixed when a lab is made, and needs a new one", _anew(f"queues.{key}"))
     leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
     hint = f"did you mean {leaf}?" if leaf else f"legal here: {', '.join(LIVE)}"
     return Problem("queues set", key, "is no key of queues", hint)
+
+
+def _nobody(tier: str, tiers: Collection[str]) -> tuple[str, str]:
+    """Why and hint, where a tier's buffer is set and none of that tier is among those that are meant."""
+    if tier == "host":
+        return "is that of hosts, and --switch names switches", "leave --switch out"
+    some = [each for each in _TIERS if each in tiers]
+    hint = " or ".join(f"buffer.{each}" for each in some)
+    return f"is that of {tier.upper()}s, and none is among the nodes that are meant", f"these have {hint}"
 
 
 def _anew(path: str) -> str:
