@@ -162,7 +162,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(maps: Maps, wid
     assert not set(gone) & set(table[0].split())
     assert {"port", "depth", "paused"} <= set(table[0].split())
     assert all("120 KB" in line and "2,812.0 ms" in line for line in table[1:])
-    assert (f"too narrow for {3 if width == 80 else 6} columns" in "\n".join(lines)) == bool(gone)
+    assert (f"too narrow for {3 if width == 80 else 7} columns" in "\n".join(lines)) == bool(gone)
 
 
 @pytest.mark.parametrize("seed", range(4))

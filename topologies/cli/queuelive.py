@@ -23,7 +23,7 @@ _FEWEST: Final = 3
 _GAP: Final = 2  # characters between two columns
 _NOTHING: Final = ("-", "ok")  # cells that say that nothing happened
 # Columns that a narrow terminal can do without, by their places in PORTS: what there was goes before what there is.
-_DISPENSABLE: Final = (9, 10, 5, 3, 4, 1, 6, 7)
+_DISPENSABLE: Final = (9, 10, 5, 3, 4, 6, 1, 7)
 
 
 class Screen:
