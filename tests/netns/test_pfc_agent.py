@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(n
     with wire:
         wire.bind((port.name, ETH_P_ALL))
         wire.settimeout(0.2)
-        heard = []
+        heard, times = [], []
         with net.loading([(source, sink, LOSSLESS)]):
             until(lambda: net.out(net.down_port(sink)) > 20)
             net.pause(sink, 20_000)  # 410 ms: its switch's buffer fills, and the source is asked to wait
@@ -122,6 +123,7 @@ def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(n
                     continue
                 if data.startswith(ADDRESS):
                     heard.append(data)
+                    times.append(time.monotonic())
             until(lambda: not net.closed(f"{source}:eth1"))
     said = [frame for data in heard if (frame := parse(data)) is not None]
     assert len(said) == len(heard) > 0
@@ -130,6 +132,10 @@ def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(n
     assert {tuple(frame.quanta) for frame in said} == {(LOSSLESS,)}
     policy = int(net.queues.policies()["quanta"][net.row(port.peer_ref)])
     assert {frame.quanta[LOSSLESS] for frame in said} == {policy, 0}
+    # Long before a pause runs out it is asked for again: at half its time.
+    asks = [when for frame, when in zip(said, times, strict=True) if frame.quanta[LOSSLESS]]
+    lasts = policy * QUANTUM_S
+    assert sum(0.4 * lasts < after - before < 0.75 * lasts for before, after in pairwise(asks)) >= 2, asks
     # Byte by byte what tests/unit/test_pfc_frame.py has tshark read.
     assert set(heard) == {build(said[0].source, {LOSSLESS: quanta}) for quanta in (policy, 0)}
 

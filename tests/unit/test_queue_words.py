@@ -114,6 +114,14 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
     assert result.to_json()["headroom"][0]["lacking"] == 40_000
 
 
+def test_packets_that_several_ports_lacked_headroom_for_are_counted_together(maps: Maps) -> None:
+    for ref, drops, lacked in (("rtsw1:eth1", 12, 40_000), ("ctsw1:eth2", 5, 60_000)):
+        inward = maps.ingress[maps.at(ref)]
+        inward["drops"], inward["lost_high"] = drops, lacked
+    (headroom,) = maps.result().headroom
+    assert (headroom.drops, headroom.lacking, headroom.highest_at) == (17, 60_000, "ctsw1:eth2")
+
+
 def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) -> None:
     at = maps.at("rtsw2:eth1")
     maps.agent[at]["reactions"], maps.agent[at]["reaction_max_ns"] = 3, 25_000_000

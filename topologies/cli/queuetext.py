@@ -83,7 +83,8 @@ def headroom_lines(result: QueuesResult) -> list[str]:
         return ["headroom: none, since no class is both lossless and paused by PFC"]
     lines: list[str] = []
     for each in result.headroom:
-        lines.append(f"headroom of {each.ports} ports at {format_rate(each.rate_bps)}: {_assumed(each)}")
+        ports = f"{each.ports} port{'' if each.ports == 1 else 's'}"
+        lines.append(f"headroom of {ports} at {format_rate(each.rate_bps)}: {_assumed(each)}")
         lines.append(
             f"  most needed {amount(each.highest)} at {each.highest_at}" if each.highest else "  none needed yet"
         )
