@@ -10,6 +10,7 @@ import pytest
 
 from tests.netns.pfc_lab import until
 from tests.netns.port_pair import PortPair, first_in_line, port_pair, realtime
+from topologies.process import run
 from topologies.switch.pfc.gates import Gates, LinkEvent
 
 LOSSLESS = 3
@@ -88,9 +89,33 @@ def test_what_waited_behind_a_gate_is_all_there_when_it_opens(pair: PortPair, ga
     assert len(got.times(LOSSLESS)) == sent[LOSSLESS] > 0
 
 
-def test_links_that_go_and_come_back_are_told_of(pair: PortPair, gates: Gates) -> None:
-    from topologies.process import run
+def test_a_gate_that_was_closed_and_opened_is_as_it_was_made(pair: PortPair, gates: Gates) -> None:
+    def said() -> str:
+        return run(["tc", "-n", pair.a.name, "qdisc", "show", "dev", "pa"]).out
 
+    gates.open("pa", LOSSLESS)
+    before = said()
+    assert "tbf" in before and "rate 40Gbit" in before
+    gates.close("pa", LOSSLESS)
+    assert "rate 8Kbit" in said()
+    gates.open("pa", LOSSLESS)
+    assert said() == before
+
+
+def test_a_control_frame_goes_before_all_that_waits(pair: PortPair, gates: Gates) -> None:
+    frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, 7]) + bytes(44)
+    waits: list[float] = []
+    with pair.listening() as got, pair.loading(6):
+        time.sleep(0.1)  # 100 KB and more: 8 ms
+        for _ in range(_ROUNDS):
+            start = realtime()
+            assert gates.send("pa", frame)
+            until(lambda: got.times(7, start))  # noqa: B023
+            waits.append((got.times(7, start)[0] - start) / 1e6)
+    assert min(waits) < 2, waits
+
+
+def test_links_that_go_and_come_back_are_told_of(pair: PortPair, gates: Gates) -> None:
     for word, up in (("down", False), ("up", True)):
         run(["nsenter", f"--net={pair.b}", "ip", "link", "set", "pb", word])
         end = time.monotonic() + 3

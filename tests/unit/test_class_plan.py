@@ -70,6 +70,12 @@ def test_each_port_has_the_numbers_of_its_own_rate() -> None:
     assert (host.pfc, host.ecn, host.xoff, host.buffer) == (True, False, 0, 1_000_000), "hosts obey, and do not ask"
 
 
+def test_a_watchdog_that_is_off_detects_nothing() -> None:
+    for enabled, want in ((True, 2_000_000_000), (False, 0)):
+        rows = policies_of(fabric(pfc={"watchdog": {"enabled": enabled, "detect": "2s"}}))
+        assert rows["rtsw1", "eth1"][3].detect_ns == rows["host1", "eth1"][3].detect_ns == want
+
+
 def test_a_class_has_its_own_curve_where_one_is_given() -> None:
     lab = fabric(ecn={"kmin": "50KB", "classes": {3: {"kmin": "80KB", "pmax": 0.5}}})
     rows = policies_of(lab)["ctsw1", "eth1"]
