@@ -93,8 +93,9 @@ def held(made: Rack, window: int, count: int) -> tuple[list[int], list[tuple[int
                 ahead.append((max(0, int(made.cell()["depth"]) - SIZE), most))
             time.sleep(0.0001)
         found.wait(len(ahead))
-    assert found.numbers == list(range(len(ahead)))
-    return found.ecn[window:], ahead[window:]
+    by_number = sorted(zip(found.numbers, found.ecn, strict=True))  # two processors may have changed places
+    assert [number for number, _ in by_number] == list(range(len(ahead)))
+    return [ecn for _, ecn in by_number[window:]], ahead[window:]
 
 
 def pcap(found: Arrivals, path: Path) -> Path:
