@@ -54,6 +54,9 @@ def _check_pfc(spec: FabricSpec, frame: int, slowest: int) -> None:
     if pfc.xoff < frame:
         why = f"is below a frame of {frame} bytes: each would pause its sender"
         raise at("queues.pfc.xoff", why, f"try {round_up(4 * frame)}", given=["link.mtu", "queues.pfc.xon"])
+    if pfc.headroom != "auto" and pfc.headroom < frame:
+        why = f"is below a frame of {frame} bytes: what would pass Xoff is dropped, and so its sender is never paused"
+        raise at("queues.pfc.headroom", why, f"try auto, or {round_up(2 * frame)}", given=["link.mtu"])
     lasts = pfc.quanta_at(slowest) * QUANTUM_BITS * 10**9 // slowest
     if pfc.watchdog.enabled and lasts >= pfc.watchdog.detect:
         detect = format_duration(pfc.watchdog.detect)

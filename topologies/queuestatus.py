@@ -276,7 +276,7 @@ class _Copies:
             held=int(inward["occupancy"]),
             held_high=int(inward["high_water"]),
             xoffs=int(inward["xoffs"]),
-            beyond=policy.headroom + short if short else int(inward["headroom_high"]),
+            beyond=int(inward["headroom_high"]) + short,
             short=short,
             pfc_sent=int(agent["pfc_sent"]),
             pfc_received=int(gate["pfc_received"]),

@@ -107,11 +107,16 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
     inward["headroom_high"], inward["drops"], inward["lost_high"] = 130_000, 12, 40_000
     result = maps.result()
     (headroom,) = result.headroom
-    assert (headroom.highest, headroom.highest_at, headroom.lacking) == (133_428 + 40_000, "rtsw1:eth1", 40_000)
+    assert (headroom.highest, headroom.highest_at, headroom.lacking) == (130_000 + 40_000, "rtsw1:eth1", 40_000)
     said = text(result)
-    assert "most needed 173 KB at rtsw1:eth1" in said
-    assert "UNDERSIZED: 12 packets dropped for want of it, 40 KB more than there was; try pfc.headroom=180KB" in said
+    assert "most needed 170 KB at rtsw1:eth1" in said
+    assert "UNDERSIZED: 12 packets dropped for want of it, 40 KB more than there was; try pfc.headroom=170KB" in said
     assert result.to_json()["headroom"][0]["lacking"] == 40_000
+    inward["headroom_high"] = 8_000  # all there was then: it has been set to more since
+    said = text(maps.result())
+    assert "most needed 48 KB at rtsw1:eth1" in said
+    assert "12 packets dropped when there was less, 40 KB too little; ./inv queues reset counts anew" in said
+    assert "UNDERSIZED" not in said
 
 
 def test_packets_that_several_ports_lacked_headroom_for_are_counted_together(maps: Maps) -> None:

@@ -55,6 +55,7 @@ def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(spec
         ),
         (["pfc.quanta=60000", "pfc.watchdog.detect=10ms"], "the watchdog takes a pause of 10ms for a storm"),
         (["buffer=100KB"], "queues.buffer"),
+        (["pfc.headroom=4213"], "queues set  queues.pfc.headroom: 4213 is below a frame of 4214 bytes"),
     ],
 )
 def test_what_cannot_be_is_said_as_of_a_fabric_file(spec: FabricSpec, settings: list[str], said: str) -> None:

@@ -111,6 +111,9 @@ def _assumed(each: Headroom) -> str:
 def _undersized(each: Headroom) -> str:
     packets = f"{each.drops:,} packet{'' if each.drops == 1 else 's'}"
     lacked = f", {amount(each.lacking)} more than there was" if each.lacking else ""
+    if each.lacking and each.highest <= each.bytes:
+        past = f"{amount(each.lacking)} too little; ./inv queues reset counts anew"
+        return f"  {packets} dropped when there was less, {past}"
     hint = round_up(max(each.highest, each.bytes + each.mtu))
     return f"  UNDERSIZED: {packets} dropped for want of it{lacked}; try pfc.headroom={hint}"
 
