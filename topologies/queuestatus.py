@@ -258,7 +258,8 @@ class _Copies:
         drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
         closed_since = int(agent["closed_since_ns"])
         paused_ns = int(agent["paused_ns"]) + (max(0, self.now_ns - closed_since) if closed_since else 0)
-        short = int(inward["lost_high"])
+        # highest has the packet in it that was dropped first, which short has, too; headroom may have been less then.
+        short, highest = int(inward["lost_high"]), int(inward["headroom_high"])
         self.lost[port.ref, traffic_class] = int(inward["drops"])
         counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
         waited = int(cell["high_water"]) > _WAITING * (port.mtu + _HEADER)
@@ -276,7 +277,7 @@ class _Copies:
             held=int(inward["occupancy"]),
             held_high=int(inward["high_water"]),
             xoffs=int(inward["xoffs"]),
-            beyond=int(inward["headroom_high"]) + short,
+            beyond=max(highest, min(highest, policy.headroom) + short),
             short=short,
             pfc_sent=int(agent["pfc_sent"]),
             pfc_received=int(gate["pfc_received"]),

@@ -112,6 +112,9 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
     assert "most needed 170 KB at rtsw1:eth1" in said
     assert "UNDERSIZED: 12 packets dropped for want of it, 40 KB more than there was; try pfc.headroom=170KB" in said
     assert result.to_json()["headroom"][0]["lacking"] == 40_000
+    inward["headroom_high"] = 133_428 + 4214  # with the first that was dropped, which is counted once
+    (headroom,) = maps.result().headroom
+    assert headroom.highest == 133_428 + 40_000
     inward["headroom_high"] = 8_000  # all there was then: it has been set to more since
     said = text(maps.result())
     assert "most needed 48 KB at rtsw1:eth1" in said
