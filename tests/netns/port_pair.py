@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from topologies.namespace import NETNS_DIR, inside
@@ -23,6 +24,7 @@ FRAME = MTU + 14
 _SO_TIMESTAMPNS = 35
 _SO_RCVBUFFORCE = 33
 _SPEC = struct.Struct("=qq")
+_numbers = count()
 
 
 def class_id(number: int) -> int:
@@ -155,7 +157,8 @@ def port_pair(
     priority: Callable[[int], int] = class_id,
 ) -> Iterator[PortPair]:
     """A pair for the length of a with block. lines: tc's, for a port and its rate."""
-    names = [f"pfc{os.getpid()}{end}" for end in "ab"]
+    number = next(_numbers)
+    names = [f"pfc{os.getpid()}x{number}{end}" for end in "ab"]
     try:
         for name in names:
             run(["ip", "netns", "add", name])

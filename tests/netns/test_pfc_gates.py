@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.netns.pfc_lab import until
-from tests.netns.port_pair import PortPair, first_in_line, port_pair, realtime
+from tests.netns.port_pair import PortPair, class_id, first_in_line, port_lines, port_pair, realtime
+from topologies.namespace import inside
 from topologies.process import run
-from topologies.switch.pfc.gates import Gates, LinkEvent
+from topologies.switch.pfc.gates import MAX_MTU, Gates, LinkEvent
 
 LOSSLESS = 3
 OTHER = 0
@@ -97,7 +99,7 @@ def test_a_gate_that_was_closed_and_opened_is_as_it_was_made(pair: PortPair, gat
     before = said()
     assert "tbf" in before and "rate 40Gbit" in before
     gates.close("pa", LOSSLESS)
-    assert "rate 8Kbit" in said()
+    assert "rate 160Kbit" in said()
     gates.open("pa", LOSSLESS)
     assert said() == before
 
@@ -113,6 +115,28 @@ def test_a_control_frame_goes_before_all_that_waits(pair: PortPair, gates: Gates
             until(lambda: got.times(7, start))  # noqa: B023
             waits.append((got.times(7, start)[0] - start) / 1e6)
     assert min(waits) < 2, waits
+
+
+@pytest.mark.parametrize("mtu", [1280, 9000, MAX_MTU])
+def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
+    with port_pair("100mbit", lambda dev, rate: port_lines(dev, rate, mtu)) as pair:
+        for netns, dev in ((pair.a, "pa"), (pair.b, "pb")):
+            run(["ip", "-n", netns.name, "link", "set", dev, "mtu", str(mtu)])
+        with inside(pair.a):
+            wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        made = Gates(pair.a)
+        with wire, pair.listening() as got:
+            wire.bind(("pa", 0))
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(LOSSLESS))
+            made.close("pa", LOSSLESS)
+            for size in (60, mtu + 14, 60):
+                wire.send(b"\2" * 12 + b"\x88\xb6" + bytes([0, LOSSLESS]) + bytes(size - 16))
+            time.sleep(0.3)
+            assert got.times(LOSSLESS) == [] and made.waiting()["pa", LOSSLESS] == 3
+            made.open("pa", LOSSLESS)
+            until(lambda: len(got.times(LOSSLESS)) == 3)
+        assert made.errors == 0
+        made.close_sockets()
 
 
 def test_links_that_go_and_come_back_are_told_of(pair: PortPair, gates: Gates) -> None:

@@ -53,7 +53,7 @@ _HEADER: Final = struct.Struct("=IHHII")
 _HTB: Final = 0x10000  # qdisc 1:, whose classes 1:10 ... 1:80 are our classes 0 ... 7
 _OPEN_BYTES_PER_S: Final = 5_000_000_000  # 40 Gbit/s
 _OPEN_BURST: Final = 100_000
-_CLOSED_BYTES_PER_S: Final = 1000
+_CLOSED_BYTES_PER_S: Final = 20_000  # a bucket for the largest frame is below 2^32 ns, the most that TBF has
 _CLOSED_MPU: Final = 65_535
 _TICK_NS: Final = 64
 _RECEIVE: Final = 1 << 16
@@ -245,9 +245,10 @@ def _opened(spot: tuple[int, int, int], limit: int) -> bytes:
 def _closed(spot: tuple[int, int, int], limit: int, mtu: int) -> bytes:
     """The message that lets nothing through.
 
-    To TBF each packet costs what 65,535 bytes (mpu) take at 1,000 bytes/s, and the bucket never holds as much: it is
+    To TBF each packet costs what 65,535 bytes (mpu) take at 20,000 bytes/s, and the bucket never holds as much: it is
     what mtu + 200 bytes take. A smaller bucket would refuse packets at enqueue (max_size in tbf_change, which knows no
-    mpu). With TCA_TBF_BURST the kernel makes the bucket from the mpu, so that one packet more would pass.
+    mpu), and a bucket is cut to 2^32 ns. With TCA_TBF_BURST the kernel makes it from the mpu, so that one packet more
+    would pass.
     """
     ticks = (mtu + 200) * 10**9 // _CLOSED_BYTES_PER_S // _TICK_NS
     return _message(spot, limit, _CLOSED_BYTES_PER_S, _CLOSED_MPU, ticks, b"")
