@@ -31,6 +31,7 @@ COLUMNS: Final = (*LEVELS, *PEAKS, *COUNTS)
 _LEVELS: Final = slice(0, len(LEVELS))
 _PEAKS: Final = slice(len(LEVELS), len(LEVELS) + len(PEAKS))
 _COUNTS: Final = slice(len(LEVELS) + len(PEAKS), len(COLUMNS))
+_PAUSED: Final = COLUMNS.index("paused_ns")
 
 _MOST: Final = 4096  # buckets; then each two become one
 _SHARE: Final = 0.1  # of a processor that reading may take: where it would take more, buckets are longer
@@ -286,7 +287,10 @@ class Sampler:
         kept: list[_Bucket] = []
         for bucket in buckets:
             change = changes(bucket.values, last[bucket.rows])
+            paused = np.maximum(last[bucket.rows, _PAUSED], bucket.values[:, _PAUSED])
             last[bucket.rows] = bucket.values
+            # A reading while the agent opens the gate may have it twice, or go on for a moment: the next has it less.
+            last[bucket.rows, _PAUSED] = paused
             if bucket.end_ns > began:
                 moved = change.any(axis=1)
                 kept.append(_Bucket(bucket.end_ns, bucket.rows[moved], change[moved]))

@@ -108,6 +108,23 @@ def test_a_gate_that_is_still_closed_counts_as_paused_until_each_reading() -> No
     assert np.count_nonzero(paused) >= 3, "a pause over many buckets is in each of them"
 
 
+def test_a_reading_while_a_gate_opens_does_not_make_its_pause_longer() -> None:
+    """The agent adds a pause to the sum, and then takes down that the gate is closed."""
+    maps, second = Maps(), 10**9
+    sampler = Sampler(maps, 0.01)
+    with sampler:
+        pass
+    sampler._raw.clear()
+    agent, start = maps.agent[BUSY], sampler._start_ns
+    for after, summed, since in ((1, 0, start), (2, 2, start), (3, 2, 0), (4, 2, start + 3 * second), (5, 4, 0)):
+        agent["paused_ns"], agent["closed_since_ns"] = summed * second, since
+        rows = np.array([BUSY])
+        sampler._raw.append((start + after * second, rows, sampler._words.read(rows)))
+    found = sampler.series()
+    assert found.columns["paused_ns"].sum() == 4 * second
+    assert (found.columns["paused_ns"] >= 0).all()
+
+
 def test_what_came_before_a_run_began_is_not_its_own() -> None:
     maps = Maps()
     sampler = Sampler(maps, 0.005)
