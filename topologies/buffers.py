@@ -39,6 +39,11 @@ def check(spec: FabricSpec) -> None:
     if queues.buffer.host < 2 * frame:
         why = f"is below two frames of {frame} bytes"
         raise at("queues.buffer.host", why, "try 1MB", given=["link.mtu", "queues.buffer"])
+    buffer = queues.buffer
+    if not spec.atsw and buffer.atsw not in ("auto", buffer.rtsw):  # one size for all switches is no mistake
+        raise at(
+            "queues.buffer.atsw", "has no effect without a third tier", "leave it out, or say atsw", given=["atsw"]
+        )
     if queues.pfc.enabled and queues.lossless:
         _check_pfc(spec, frame, min(rates))
     for tier, ports in _ports(spec).items():
