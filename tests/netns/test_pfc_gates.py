@@ -109,12 +109,12 @@ def test_a_control_frame_goes_before_all_that_waits(pair: PortPair, gates: Gates
     waits: list[float] = []
     with pair.listening() as got, pair.loading(6):
         time.sleep(0.1)  # 100 KB and more: 8 ms
-        for _ in range(_ROUNDS):
+        for _ in range(15):  # a queue lets some small frames go before their turn: not so many
             start = realtime()
             assert gates.send("pa", frame)
             until(lambda: got.times(7, start))  # noqa: B023
             waits.append((got.times(7, start)[0] - start) / 1e6)
-    assert min(waits) < 2, waits
+    assert statistics.median(waits) < 2, waits
 
 
 @pytest.mark.parametrize("mtu", [1280, 9000, MAX_MTU])

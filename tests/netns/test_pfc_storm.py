@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from topologies.namespace import inside
 
+_ETH_P_IP = 0x0800
 DETECT_S = RESTORE_S = 0.4
 
 
@@ -18,6 +23,31 @@ def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     one_way = {"weights": (1,)}  # a single CTSW: the paths of all flows are the same
     with pfc_lab(tmp_path_factory.mktemp("pfc"), queues={"pfc": {"watchdog": watchdog}}, **one_way) as found:
         yield found
+
+
+@contextlib.contextmanager
+def listening(net: PfcLab, host: str) -> Iterator[list[int]]:
+    """The sizes of IPv4 packets that come to a host, behind the programs at its port."""
+    found: list[int] = []
+    ended = threading.Event()
+    with inside(net.lab.handle(host).netns):
+        taker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    with taker:
+        taker.bind((net.lab.fabric.by_name[host].ports[0].name, _ETH_P_IP))
+        taker.settimeout(0.05)
+
+        def take() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    found.append(len(taker.recv(65536)))
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            yield found
+        finally:
+            ended.set()
+            thread.join()
 
 
 def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: PfcLab) -> None:
@@ -33,7 +63,10 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
         time.sleep(0.5)
         before = net.rate(other, 0.5)
         start = time.monotonic()
-        with net.pausing(stormy):
+        with net.pausing(stormy), listening(net, stormy) as taken:
+            until(lambda: net.closed(port))
+            time.sleep(0.05)
+            taken.clear()
             until(lambda: net.queues.agent["watchdog"][row])
             found_s = time.monotonic() - start
             print(f"storm found after {found_s:.3f} s of {DETECT_S}")
@@ -43,6 +76,7 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
             assert int(net.queues.agent["storms"][row]) == 1
             dropped = int(net.queues.cells["drops"][row][3])
             assert (dropped > 0) is dropping
+            assert (not taken) is dropping, "what was let out of the gate goes on to the host, or no further"
         end = time.monotonic()
         until(lambda: not net.queues.agent["watchdog"][row])
         assert RESTORE_S / 2 <= time.monotonic() - end <= RESTORE_S * 2  # the last pause was a while before
