@@ -92,6 +92,15 @@ def test_a_peak_between_two_readings_is_seen_and_is_not_the_next_bucket_s() -> N
     assert series.columns["depth"].sum() == 0
 
 
+def test_what_was_held_when_a_bucket_began_is_in_its_peak() -> None:
+    last, now = (np.zeros((1, len(COLUMNS)), np.int64) for _ in range(2))
+    last[0, COLUMNS.index("depth")], now[0, COLUMNS.index("depth")] = 9000, 1000
+    last[0, COLUMNS.index("occupancy")], now[0, COLUMNS.index("occupancy_peak")] = 500, 700
+    assert dict(zip(COLUMNS, changes(now, last)[0].tolist(), strict=True)) == dict.fromkeys(COLUMNS, 0) | {
+        "depth": 1000, "peak": 9000, "occupancy_peak": 700,
+    }  # fmt: skip
+
+
 def test_a_gate_that_is_still_closed_counts_as_paused_until_each_reading() -> None:
     maps = Maps()
     with sampled(maps) as found:
