@@ -296,3 +296,19 @@ def test_validate_names_a_program_that_takes_itself_for_another_port_s(lab: Lab)
         command(["nsenter", f"--net={lab.handle('host2').netns}", *f"{attach}{wrong:x}".split()])
         said = failed(lab).get("programs", "")
         assert (f"egress:enqueue as port {wrong}, not" in said) == (wrong != number)
+
+
+def test_watching_ends_with_its_lab(lab_name: Callable[[], str]) -> None:
+    name = lab_name()
+    words = [str(ROOT / "inv"), "queues", "--watch", "--every", "0.2", "--seconds", "60", "--lab", name]
+    try:
+        life.up(load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1"]))
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            assert watching.stdout.readline().startswith(f"{name}, after ")
+            life.down(name)
+            said = watching.communicate(timeout=20)[1]
+    finally:
+        life.down(name)
+    assert watching.returncode == 2
+    assert f"lab {name} has been taken down" in said

@@ -189,7 +189,10 @@ def _check_watch(out: Console, every: float, seconds: float) -> None:
 
 
 def _watch(out: Console, lab: Lab, wanted: Wanted, every: float, seconds: float) -> None:
-    """Redraw in place on a terminal, else a table each time; until Ctrl-C or the end of `seconds`."""
+    """Redraw in place on a terminal, else a table each time; until Ctrl-C or the end of `seconds`, or of the lab.
+
+    Maps outlive their lab for as long as somebody looks at them, so that is asked of a node's namespace.
+    """
     from topologies.cli.queuelive import Screen
     from topologies.queuestatus import Reader
     from topologies.switch.cells import LabQueues
@@ -197,8 +200,11 @@ def _watch(out: Console, lab: Lab, wanted: Wanted, every: float, seconds: float)
     end = time.monotonic() + seconds
     with LabQueues.pinned(lab.fabric) as live, Screen(sys.stdout, out) as screen:
         reader = Reader(lab, live)
+        namespace = _namespace(lab)
         try:
             while True:
+                if (now := _namespace(lab)) is None or now != namespace:
+                    raise InputError(Problem("", f"lab {lab.name}", "has been taken down", "up brings it up again"))
                 result = reader.read()
                 rows, hidden = wanted.rows(result)
                 screen.draw(result, rows, wanted.switches(result), hidden)
@@ -208,3 +214,11 @@ def _watch(out: Console, lab: Lab, wanted: Wanted, every: float, seconds: float)
                 time.sleep(min(every, left))
         except KeyboardInterrupt:  # which is how one leaves it
             return
+
+
+def _namespace(lab: Lab) -> int | None:
+    """The inode of the first node's namespace, which no other that lives has; None when it is gone."""
+    try:
+        return lab.handle(lab.fabric.nodes[0].name).netns.stat().st_ino
+    except OSError:
+        return None
