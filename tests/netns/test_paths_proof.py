@@ -11,6 +11,7 @@ import pytest
 from tests.netns.static_fabric import StaticLab, dropping, roce_frame, send, some_flows, static_fabric
 from topologies.namespace import inside
 from topologies.switch import hashing, queues
+from topologies.switch.attached import read_attached
 from topologies.switch.counters import read_counters
 from topologies.switch.disciplines import LEAF_LIMIT
 from topologies.switch.fib import read_fib
@@ -151,10 +152,8 @@ def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() ->
                 3: queues.Leaf("tbf", LEAF_LIMIT, 4 * frame, 1),
                 6: queues.Leaf("bfifo", LEAF_LIMIT, frame, 0),
             }
-        programs = queues.read_programs(lab.handle("rtsw1").netns, ["eth1"])
-        assert programs == {"eth1": ("ingress:dequeue", "ingress:hash", "egress:count", "egress:enqueue")}
-        programs = queues.read_programs(lab.handle("host1").netns, ["eth1"])
-        assert programs == {"eth1": ("ingress:dequeue", "ingress:nic", "egress:enqueue")}
+        for node, words in (("rtsw1", "dequeue hash count enqueue"), ("host1", "dequeue nic enqueue")):
+            assert [each.program for each in read_attached(lab.handle(node).netns, ["eth1"])["eth1"]] == words.split()
         now = hashing.read_hashing(lab.name, lab.handle("rtsw1"))
         assert (now.mode, now.seed, now.policy, now.fields) == ("e-ecmp", rtsw.hash_seed, 1, 0x37)
         assert read_counters(lab.name, lab.handle("rtsw1")).misses == 0

@@ -13,7 +13,8 @@ from tests.netns.pfc_lab import until
 from tests.netns.port_pair import PortPair, class_id, first_in_line, port_lines, port_pair, realtime
 from topologies.namespace import inside
 from topologies.process import run
-from topologies.switch.pfc.gates import MAX_MTU, Gates, LinkEvent
+from topologies.queuespec import LARGEST_PFC_MTU
+from topologies.switch.pfc.gates import Gates, LinkEvent
 
 LOSSLESS = 3
 OTHER = 0
@@ -117,7 +118,7 @@ def test_a_control_frame_goes_before_all_that_waits(pair: PortPair, gates: Gates
     assert statistics.median(waits) < 2, waits
 
 
-@pytest.mark.parametrize("mtu", [1280, 9000, MAX_MTU])
+@pytest.mark.parametrize("mtu", [1280, 9000, LARGEST_PFC_MTU])
 def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
     with port_pair("100mbit", lambda dev, rate: port_lines(dev, rate, mtu)) as pair:
         for netns, dev in ((pair.a, "pa"), (pair.b, "pb")):

@@ -20,7 +20,7 @@ from topologies.switch import ets, red
 from topologies.switch.classes import ClassPlan, class_plan
 from topologies.switch.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
 from topologies.switch.fib import read_names
-from topologies.switch.netlink import RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER, RouteSocket, attributes
+from topologies.switch.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
 from topologies.switch.portids import PortRef, classid, port_ids, row
 
 _PROGRAMS_A_BATCH: Final = 200  # tc keeps each that a batch names open until it ends; 256 files are the least there are
@@ -28,12 +28,10 @@ _PROGRAMS_A_BATCH: Final = 200  # tc keeps each that a batch names open until it
 _ROOT_ID: Final = 0x00010000
 _RATE_CLASS_ID: Final = 0x00010001
 _ROOT_PARENT: Final = 0xFFFFFFFF  # TC_H_ROOT
-_HOOKS: Final = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), ..._EGRESS
 _TCMSG: Final = struct.Struct("=B3xiIII")
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_HTB_PARMS, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 6, 7
 _TCA_TBF_PARMS: Final = 1
-_TCA_BPF_NAME: Final = 7
 _TCA_STATS2, _TCA_STATS_QUEUE = 7, 3
 _TICK_S: Final = 64e-9  # PSCHED_TICKS2NS: a shift of 6
 
@@ -220,24 +218,6 @@ def _refused(netns: Path) -> dict[str, int]:
                     (drops,) = struct.unpack_from("=8xI", statistics[_TCA_STATS_QUEUE])
                     port = names.get(ifindex, f"if{ifindex}")
                     found[port] = found.get(port, 0) + drops
-    return found
-
-
-def read_programs(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Port -> the BPF programs at its clsact hooks, as `ingress:hash`, by netlink."""
-    found: dict[str, tuple[str, ...]] = {}
-    with RouteSocket(netns) as netlink:
-        names = {name: index for index, name in read_names(netlink).items()}
-        for port in ports:
-            programs: list[str] = []
-            for hook, parent in _HOOKS.items():
-                request = _TCMSG.pack(0, names.get(port, 0), 0, parent, 0)
-                for body in netlink.dump(RTM_GETTFILTER, request):
-                    attrs = attributes(body, _TCMSG.size)
-                    if attrs.get(_TCA_KIND) == b"bpf\0" and _TCA_OPTIONS in attrs:
-                        name = attributes(attrs[_TCA_OPTIONS], 0).get(_TCA_BPF_NAME, b"")
-                        programs += [f"{hook}:{name.rstrip(bytes(1)).decode().split(':')[0]}"] if name else []
-            found[port] = tuple(programs)
     return found
 
 

@@ -29,7 +29,6 @@ from topologies.switch.pfc.frame import CLASSES
 
 KICK_ETHERTYPE: Final = 0x88B5  # IEEE 802: local experimental use; BPF's `enqueue` knows it
 KICK_CLASS: Final = 0x10FF0  # its leaf takes nothing
-MAX_MTU: Final = 60_000  # what a closed gate can still tell from too large: see _closed
 
 RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17
