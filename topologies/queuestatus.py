@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from topologies.switch.cells import CAUSES, LabQueues
+from topologies.switch.cells import CAUSES, LOST, LabQueues
 from topologies.switch.classes import Policies, Policy
 from topologies.switch.portids import numbered_ports, row
 from topologies.units import parse_duration
@@ -256,6 +256,8 @@ class _Copies:
         at = row(number, traffic_class)
         cell, inward, gate, agent = self.cells[at], self.ingress[at], self.gates[at], self.agent[at]
         drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
+        if gate["lost"]:
+            drops[LOST] = int(gate["lost"])
         closed_since = int(agent["closed_since_ns"])
         paused_ns = int(agent["paused_ns"]) + (max(0, self.now_ns - closed_since) if closed_since else 0)
         # highest has the packet in it that was dropped first, which short has, too; headroom may have been less then.

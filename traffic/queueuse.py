@@ -97,7 +97,7 @@ class Reading:
 
         from traffic.series import counted
 
-        drops = live.cells["drops"].astype(np.int64)
+        drops = np.column_stack((live.cells["drops"], live.gates["lost"])).astype(np.int64)
         return cls(counted(live, time.monotonic_ns()), drops, int(live.agent["storms"].sum()))
 
 
@@ -106,7 +106,7 @@ def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> Q
     import numpy as np
 
     from topologies.queuespec import CLASSES
-    from topologies.switch.cells import CAUSES
+    from topologies.switch.cells import CAUSES, LOST
     from traffic.series import COLUMNS
 
     change = np.maximum(0, after.counts - before.counts)
@@ -122,7 +122,7 @@ def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> Q
     deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
     return QueueUse(
         marks=int(column["marks"].sum()),
-        drops={cause: int(count) for cause, count in zip(CAUSES, drops, strict=True) if count},
+        drops={cause: int(count) for cause, count in zip((*CAUSES, LOST), drops, strict=True) if count},
         pauses=int(column["pfc_sent"].sum()),
         paused_ports=len(who),
         paused_hosts=len(who & hosts),

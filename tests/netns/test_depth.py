@@ -14,6 +14,7 @@ from topologies.process import run
 from topologies.switch.classes import Policy, policies_of
 from topologies.switch.pfc.gates import Gates
 from topologies.switch.portids import row
+from topologies.switch.queues import read_drops
 
 pytestmark = pytest.mark.root
 
@@ -106,9 +107,15 @@ def test_packets_that_went_with_their_qdisc_are_missed_and_taken_out_of_the_book
         waits = int(made.cell()["depth"])
         assert waits > 30 * SIZE
         assert made.queues.mend(lambda port_id, number: False) == []
+        arrived = int(made.cell()["out_packets"])
         (lost,) = made.queues.mend(lambda port_id, number: False)
-        assert lost == (made.queues.ids[made.egress.node, made.egress.name], LOSSLESS, waits)
+        port = made.queues.ids[made.egress.node, made.egress.name]
+        assert lost == (port, LOSSLESS, waits)
         made.at_rest()
+        assert int(made.queues.gates["lost"][row(port, LOSSLESS)]) == 60 - arrived == waits // SIZE
+        assert int(made.cell()["drop_bytes"]) == waits
+        handles = {made.egress.node: made.lab.handle(made.egress.node)}
+        assert read_drops(made.lab.fabric, handles)[made.egress.ref] == 60 - arrived
 
 
 @pytest.mark.parametrize("what", ["ecn", "buffers"])

@@ -26,7 +26,7 @@ def at(fabric: Fabric, ref: str) -> int:
 
 def used(fabric: Fabric) -> QueueUse:
     rows = (len(port_ids(fabric)) + 1) * 8
-    counts, drops = np.full((rows, len(COLUMNS)), 1000, np.int64), np.full((rows, len(CAUSES)), 100, np.int64)
+    counts, drops = np.full((rows, len(COLUMNS)), 1000, np.int64), np.full((rows, len(CAUSES) + 1), 100, np.int64)
     before = Reading(counts, drops, 7)
     after = Reading(counts.copy(), drops.copy(), 9)
     host, near, far = (at(fabric, ref) for ref in ("host1:eth1", "rtsw1:eth1", "ctsw1:eth1"))
@@ -37,6 +37,7 @@ def used(fabric: Fabric) -> QueueUse:
         after.counts[place, COLUMNS.index(name)] += more
     after.drops[near, CAUSES.index("headroom")] += 11
     after.drops[far, CAUSES.index("headroom")] += 4
+    after.drops[far, -1] += 2
     columns = {name: np.zeros((3, 2), np.int64) for name in COLUMNS}
     columns["peak"][:] = [[90_000, 10], [50_000, 60_000], [70_000, 1]]
     seen = Series(np.array([0.01, 0.02]), np.array([host, near, far], np.int32), columns, 0.01, 2, 0.0)
@@ -46,7 +47,7 @@ def used(fabric: Fabric) -> QueueUse:
 def test_counts_are_of_the_run_alone_and_of_all_ports_together(fabric: Fabric) -> None:
     found = used(fabric)
     assert (found.marks, found.pauses, found.storms) == (42, 11, 2)
-    assert (found.drops, found.dropped) == ({"headroom": 15}, 15)
+    assert (found.drops, found.dropped) == ({"headroom": 15, "lost": 2}, 17)
     assert (found.paused_ports, found.paused_hosts, found.paused_ms) == (2, 1, 5.5)
 
 

@@ -32,6 +32,7 @@ Rows = npt.NDArray[Any]
 
 OWNER: Final = "_queues"  # the directory of pins; no node can be called this
 CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down")  # of cells["drops"], in this order
+LOST: Final = "lost"  # the cause of gates["lost"]: no program saw it
 KINDS: Final = {"unused": 0, "control": 1, "lossless": 2, "lossy": 3}
 ACTIONS: Final = {"drop": 1, "forward": 2}  # of policies["action"] and, during a storm, agent["watchdog"]
 LINK_HOST, LINK_DOWN = 1, 2  # queue.h
@@ -55,7 +56,7 @@ INGRESS: Final = _layout(
     "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes lost lost_high spare",
     state="<u4", pad="<u4", spare="(5,)<u8",
 )  # fmt: skip
-GATE: Final = _layout("pfc_received since_ns last_ns spare")
+GATE: Final = _layout("pfc_received since_ns last_ns lost")
 AGENT: Final = _layout(
     "pfc_sent closed_since_ns until_ns paused_ns watchdog pad storms storm_since_ns"
     " reactions reaction_last_ns reaction_max_ns reaction_sum_ns spare",
@@ -247,7 +248,7 @@ class LabQueues:
         told: Mapping[str, Sequence[str]] = {
             "cells": ("high_water", "peak", "marks", "drops", "drop_bytes", "strays"),
             "ingress": ("high_water", "peak", "xoffs", "headroom_high", "drops", "drop_bytes", "lost_high"),
-            "gates": ("pfc_received",),
+            "gates": ("pfc_received", "lost"),
             "agent": ("pfc_sent", "paused_ns", "storms", "reactions", "reaction_last_ns", "reaction_max_ns",
                       "reaction_sum_ns", "spare"),
             "switches": ("high_water", "peak", "headroom_high", "drops"),
@@ -295,6 +296,7 @@ class LabQueues:
             port_id, number = divmod(each, CLASSES)
             if not waits(port_id, number) and (self._moved()[:, each] == before[:, each]).all():
                 lost.append((port_id, number, int(before[0][each])))
+                self.gates["lost"][each] += before[1][each] - before[2][each]
                 self._credit(port_id, number)
         return lost
 

@@ -189,7 +189,7 @@ def foreign(netns: Path, ports: Iterable[str]) -> dict[str, str]:
 def read_drops(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> dict[str, int]:
     """`rtsw1:eth2` -> packets that its queues have refused since they were made, for all ports of these nodes.
 
-    Dropped by the programs, of whatever cause, or by a queue itself: that has never been seen, and would be found here.
+    Dropped by the programs, of whatever cause; missed behind a queue; or dropped by a queue itself, as nobody has seen.
     """
     from topologies.switch.cells import LabQueues
 
@@ -199,8 +199,9 @@ def read_drops(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> dict[str, i
             own = _refused(handle.netns)
             for port in fabric.by_name[name].ports:
                 first = lab.ids[name, port.name]
-                drops = lab.cells["drops"][row(first, 0) : row(first + 1, 0)]
-                found[port.ref] = int(drops.sum()) + own.get(port.name, 0)
+                rows = slice(row(first, 0), row(first + 1, 0))
+                missed = int(lab.cells["drops"][rows].sum()) + int(lab.gates["lost"][rows].sum())
+                found[port.ref] = missed + own.get(port.name, 0)
     return found
 
 

@@ -167,8 +167,7 @@ int credit(struct __sk_buff *skb)
 	left = release(&books, number, bytes);
 	if (left == -1ULL)
 		return TC_ACT_SHOT;
-	if (link->flags & LINK_DOWN)
-		add(&books.cell->drop_bytes, bytes);
+	add(&books.cell->drop_bytes, bytes);
 	if (left)
 		return TC_ACT_UNSPEC;
 	lost = books.cell->in_packets - books.cell->out_packets;

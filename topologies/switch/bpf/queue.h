@@ -34,7 +34,7 @@ struct gate {
 	__u64 pfc_received;
 	__u64 since_ns; /* when the first frame of a pause came; 0: none. Also the agent puts it to 0, when a pause ends */
 	__u64 last_ns; /* when the last frame came, of either kind */
-	__u64 spare;
+	__u64 lost; /* user space: packets that went into the class's queue here, and came out nowhere */
 };
 
 /* What the agent of a lab writes, by row. The programs read `watchdog`. */
