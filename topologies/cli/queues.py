@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 from topologies.cli import words
 from topologies.cli.console import Console
 from topologies.cli.verbs import verb
-from topologies.problems import InputError, Problem, did_you_mean
+from topologies.problems import HeddleError, InputError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from topologies.lab import Lab
-    from topologies.queuestatus import QueueRow, QueuesResult, SwitchRow
+    from topologies.queuestatus import QueueRow, QueuesResult, Reader, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
 _MOST_SECONDS: Final = 86_400.0
@@ -203,9 +203,7 @@ def _watch(out: Console, lab: Lab, wanted: Wanted, every: float, seconds: float)
         namespace = _namespace(lab)
         try:
             while True:
-                if (now := _namespace(lab)) is None or now != namespace:
-                    raise InputError(Problem("", f"lab {lab.name}", "has been taken down", "up brings it up again"))
-                result = reader.read()
+                result = _reading(reader, lab, namespace)
                 rows, hidden = wanted.rows(result)
                 screen.draw(result, rows, wanted.switches(result), hidden)
                 left = end - time.monotonic()
@@ -216,9 +214,22 @@ def _watch(out: Console, lab: Lab, wanted: Wanted, every: float, seconds: float)
             return
 
 
+def _reading(reader: Reader, lab: Lab, namespace: int | None) -> QueuesResult:
+    """One reading; InputError when the lab has gone, before it or meanwhile."""
+    gone = InputError(Problem("", f"lab {lab.name}", "has been taken down", "up brings it up again"))
+    if namespace is None or _namespace(lab) != namespace:
+        raise gone
+    try:
+        return reader.read()
+    except HeddleError:
+        if _namespace(lab) != namespace:
+            raise gone from None
+        raise
+
+
 def _namespace(lab: Lab) -> int | None:
     """The inode of the first node's namespace, which no other that lives has; None when it is gone."""
     try:
         return lab.handle(lab.fabric.nodes[0].name).netns.stat().st_ino
-    except OSError:
+    except (OSError, HeddleError):  # its files may go at any moment, too
         return None
