@@ -7,7 +7,6 @@ thresholds of the test's own.
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
+from topologies import switch
 from topologies.queuespec import CLASSES
 from topologies.shapes import clos
 from topologies.spec import FabricSpec
@@ -93,7 +93,7 @@ def bench(**keys: Any) -> Iterator[Bench]:
         with LabQueues.create(fabric, class_plan(spec.queues), policies_of(fabric), pins) as queues:
             yield Bench(queues)
     finally:
-        shutil.rmtree(pins.parent)
+        switch.remove(name)
 
 
 def drops(port: Bench, number: int) -> dict[str, int]:

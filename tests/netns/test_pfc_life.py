@@ -90,7 +90,7 @@ def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
         assert not set(both(lab)) & set(first)
         assert not pfc.mend(lab)
 
-        # Both at once: the next verb mends it.
+        # Both at once: the next run does what is asked of mend here.
         pause(lab, host.name, 65535)
         until(lambda: until_ns[row])
         kill_both(lab)

@@ -5,8 +5,8 @@ when the agent dies, or does not turn for half a second, it forks another. When 
 agent forks another keeper. Killing one of them, again and again, so costs nothing but a few milliseconds.
 
 Killing both at the same moment leaves gates closed, since the kernel has no timer that would open one: what waits
-behind them waits until the next verb on the lab starts both anew (see __init__.mend). What comes goes around them: the
-program at egress gives packets of a class whose gate is 300 ms past its time to another queue.
+behind them waits until a run starts both anew, at its beginning or while it goes on (see __init__.mend). What comes
+goes around them: the program at egress gives packets of a class whose gate is 300 ms past its time to another queue.
 """
 
 from __future__ import annotations
