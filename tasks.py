@@ -9,27 +9,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topologies import packages
-from topologies.cli import words
-from topologies.cli.console import Console
-from topologies.cli.program import main
-from topologies.cli.verbs import verb
+from heddle.cli import helptexts as words
+from heddle.cli.console import Console
+from heddle.cli.program import main
+from heddle.cli.verbs import verb
+from heddle.host import packages
 
 
 def _files_of_up(typed: Mapping[str, Any]) -> Sequence[str]:
-    from topologies.adopt.companions import files_of
+    from heddle.lab.imported.companions import files_of
 
     return files_of(typed["fabric"], typed["topology"])
 
 
 def _files_of_paths(typed: Mapping[str, Any]) -> Sequence[str]:
-    from topologies.cli.paper import files_in
+    from heddle.cli.forecast_verb import files_in
 
     return files_in(typed)
 
 
 def _graph_needs_root(typed: Mapping[str, Any]) -> bool:
-    from topologies.graph import PICTURES, kind_of
+    from heddle.views.graph import PICTURES, kind_of
 
     return typed["fabric"] is None or kind_of(typed["kind"], typed["out_"]) not in PICTURES
 
@@ -41,7 +41,7 @@ def demo(out: Console) -> None:
     The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. Everything is
     taken down again.
     """
-    from traffic.demo import demo as run_demo
+    from heddle.cli.demo import demo as run_demo
 
     result = run_demo(out.observer, out.show)
     out.result(result.to_json(), result.text())
@@ -54,7 +54,7 @@ def doctor(out: Console) -> None:
 
     Exit code 3 when something that a fabric needs is not there. Nothing is changed or left behind.
     """
-    from topologies.doctor import examine
+    from heddle.host.doctor import examine
 
     report = examine()
     out.result(report.to_json(), report.text())
@@ -94,11 +94,11 @@ def up(
     timeout: float | None = None,
 ) -> None:
     """Bring a fabric up, or a containerlab topology of your own, and wait until every route is in every kernel."""
-    from topologies import lab
-    from topologies.adopt.choose import blueprint_of
-    from topologies.cli import views
-    from topologies.dialects import installed_version, render_options
-    from topologies.problems import InputError, Problem
+    from heddle.base.problems import InputError, Problem
+    from heddle.lab import lifecycle as lab
+    from heddle.lab.imported.choose import blueprint_of
+    from heddle.render.dialects import installed_version, render_options
+    from heddle.views import labtext as views
 
     if timeout is not None and timeout <= 0:
         hint = "name seconds, as --timeout 60"
@@ -117,8 +117,8 @@ def up(
 @verb(help={"lab": "one lab in detail"}, positional=["lab"], root=True)
 def status(out: Console, lab: str | None = None) -> None:
     """Running labs, or one in detail: converged or not, and how many BGP sessions stand."""
-    from topologies.cli import views
-    from topologies.status import status as read
+    from heddle.lab.status import status as read
+    from heddle.views import labtext as views
 
     labs = read(lab)
     out.result({"labs": [each.to_json() for each in labs]}, views.status_text(labs, detail=lab is not None))
@@ -137,7 +137,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 
     Flags of Heddle stand before the node: ./inv exec --lab zone rtsw1 ip route.
     """
-    from topologies.cli.inside import run_inside
+    from heddle.cli.inside import run_inside
 
     run_inside(out, lab, node, cmd)
 
@@ -169,8 +169,8 @@ def capture(
     ./inv capture rtsw1:eth1 --filter roce --count 20. It ends by count or time, whichever is first, or by Ctrl-C, with
     what it has. What leaves is seen behind the port's queue, what comes before any BPF program: docs/capture.md.
     """
-    from topologies.capture import Bounds
-    from topologies.cli.capture import run_capture
+    from heddle.cli.capture_verb import run_capture
+    from heddle.lab.capture import Bounds
 
     run_capture(out, lab, port, Bounds(count, seconds), filter_, out_)
 
@@ -203,10 +203,10 @@ def run(
     set_: Sequence[str] = (),
 ) -> None:
     """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated."""
-    from topologies.cli.inside import lab_for_run
-    from traffic.options import run_options
-    from traffic.plan import build_plan
-    from traffic.run import run as run_collective
+    from heddle.cli.inside import lab_for_run
+    from heddle.runs.run import run as run_collective
+    from heddle.traffic.options import run_options
+    from heddle.traffic.plan import build_plan
 
     options = run_options(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
@@ -241,8 +241,8 @@ def hashing(
     tells the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches that it names.
     ./inv hashing --explain host1,host5,qpn=0x101,sport=50000 prints each step for a flow; exit 1 when a kernel differs.
     """
-    from topologies.cli.flows import explain_flow
-    from topologies.cli.hashing import Asked, run_hashing
+    from heddle.cli.flows import explain_flow
+    from heddle.cli.hashing_verb import Asked, run_hashing
 
     asked = Asked(mode, switch, set_, table, entry, clear)
     if explain is not None:
@@ -276,8 +276,8 @@ def paths(
     With --predict FABRIC --plan PLAN nothing runs and no root is needed: loads of all links on paper, for any fabric
     file and any traffic, and how the hashing modes compare (docs/paper.md).
     """
-    from topologies.cli.flows import paths_now
-    from topologies.cli.paper import on_paper, predict_paths
+    from heddle.cli.flows import paths_now
+    from heddle.cli.forecast_verb import on_paper, predict_paths
 
     asked: dict[str, Any] = {
         "predict": predict, "plan": plan, "set_": set_, "mode": mode, "trials": trials,
@@ -288,8 +288,8 @@ def paths(
         return paths_now(out, lab, predict)
     if paper:
         return predict_paths(out, **asked)
-    from topologies.lab import open_lab
-    from traffic.lastrun import last_paths
+    from heddle.lab.lifecycle import open_lab
+    from heddle.runs.lastrun import last_paths
 
     result = last_paths(open_lab(lab))
     out.result(result.to_json(), result.text())
@@ -300,9 +300,9 @@ def paths(
 @verb(help={"lab": words.LAB}, root=True)
 def validate(out: Console, lab: str | None = None) -> None:
     """Every check that applies to the lab; exit 1 when one fails."""
-    from topologies.cli import views
-    from topologies.lab import open_lab
-    from traffic.paths.validate import validate as check
+    from heddle.checks.validate import validate as check
+    from heddle.lab.lifecycle import open_lab
+    from heddle.views import labtext as views
 
     where = open_lab(lab)
     checks = check(where)
@@ -335,11 +335,11 @@ def render(
     """Write a fabric's containerlab topology and FRR configuration, and start nothing."""
     from pathlib import Path
 
-    from topologies.dialects import installed_version, render_options
-    from topologies.load import load_fabric
-    from topologies.places import real
-    from topologies.render import render as write
-    from topologies.shapes import build
+    from heddle.fabric.shapes import build
+    from heddle.places import real
+    from heddle.render.dialects import installed_version, render_options
+    from heddle.render.render import render as write
+    from heddle.spec.load import load_fabric
 
     options = render_options(dialect, mgmt, version=installed_version())
     written = write(build(load_fabric(fabric, name=name, overrides=set_)), real(out_), options)
@@ -371,7 +371,7 @@ def graph(
     out_: str | None = None,
 ) -> None:
     """Draw a lab or a fabric: tiers in rows, and how much of the last run went over each link."""
-    from topologies.cli.graphs import draw_graph
+    from heddle.cli.graph_verb import draw_graph
 
     draw_graph(out, lab, fabric, set_, kind, out_)
 
@@ -384,14 +384,14 @@ def graph(
 )
 def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
     """Take a lab down: every namespace, process, pin and file of it, and of no other. Twice is as good as once."""
-    from topologies.cli.inside import take_down
+    from heddle.cli.inside import take_down
 
     take_down(out, lab, everything=all_)
 
 
-from topologies.cli.plots import plot  # noqa: E402, F401
-from topologies.cli.queues import queues  # noqa: E402, F401 - in this order they are listed
-from topologies.cli.upkeep import bench, image, lint, setup, test  # noqa: E402, F401
+from heddle.cli.plot_verb import plot  # noqa: E402, F401
+from heddle.cli.queues_verb import queues  # noqa: E402, F401 - in this order they are listed
+from heddle.cli.upkeep import bench, image, lint, setup, test  # noqa: E402, F401
 
 if __name__ == "__main__":
     sys.exit(main(globals()))

@@ -1,7 +1,7 @@
 """Fixtures that give a running fabric. They are public: your own check is ten lines.
 
     # tests/netns/test_mine.py
-    from topologies.lab import Lab
+    from heddle.lab.lifecycle import Lab
 
 
     def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
@@ -29,19 +29,20 @@ from typing import Any
 
 import pytest
 
-from topologies import lab as life
-from topologies import state
-from topologies.cli.progress import PlainObserver
-from topologies.engine import binary, daemon, images
-from topologies.engine import docker as docker_engine
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.namespace import NETNS_DIR
-from topologies.preflight import frr_dir
-from topologies.runtimes.clab_containers import CLAB_DIR, containers_of
-from topologies.runtimes.netns_cleanup import BPF_DIR, namespaces_of
-from topologies.runtimes.netns_space import RUN_DIR
-from topologies.spec import FabricSpec
+from heddle.base import state
+from heddle.cli.progress import PlainObserver
+from heddle.host.engine import binary, images
+from heddle.host.engine import docker as docker_engine
+from heddle.host.engine.byhand import dockerd as daemon
+from heddle.host.preflight import frr_dir
+from heddle.kernel.namespace import NETNS_DIR
+from heddle.lab import lifecycle as life
+from heddle.lab.lifecycle import Lab
+from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
+from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
+from heddle.runtimes.netns_space import RUN_DIR
+from heddle.spec.load import load_fabric
+from heddle.spec.schema import FabricSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 FabricLab = Callable[..., Lab]

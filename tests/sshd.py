@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from topologies.places.sync import checkout_id, manifest_of
+from heddle.places.sync import checkout_id, manifest_of
 
 ROOT = Path(__file__).resolve().parent.parent
 Done = subprocess.CompletedProcess[str]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from topologies.events import Observer
-from topologies.problems import InputError, MachineError, Problem, did_you_mean
+from heddle.base.events import Observer
+from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from topologies import lab as labs
-from topologies.events import Observer
-from topologies.load import load_fabric
-from topologies.runtimes import NodeHandle
+from heddle.base.events import Observer
+from heddle.lab import lifecycle as labs
+from heddle.runtimes.registry import NodeHandle
+from heddle.spec.load import load_fabric
 
 from . import Figure, at_most
 from .yardstick import bare_fabric

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from topologies import lab as labs
-from topologies.events import Observer
-from topologies.load import load_fabric
+from heddle.base.events import Observer
+from heddle.lab import lifecycle as labs
+from heddle.spec.load import load_fabric
 
 from . import Figure, at_most
 

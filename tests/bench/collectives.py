@@ -6,16 +6,16 @@ import os
 import time
 from collections.abc import Iterator
 
-from topologies import lab as labs
-from topologies.events import Observer
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from traffic.demo import demo
-from traffic.machine import PACKET_COST_CRCS, crc_seconds
-from traffic.nic.wire import OVERHEAD_BYTES
-from traffic.options import RunOptions
-from traffic.results import RunResult
-from traffic.run import run
+from heddle.base.events import Observer
+from heddle.cli.demo import demo
+from heddle.host.capacity import PACKET_COST_CRCS, crc_seconds
+from heddle.lab import lifecycle as labs
+from heddle.lab.lifecycle import Lab
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.spec.load import load_fabric
+from heddle.traffic.options import RunOptions
+from heddle.wire.layout import OVERHEAD_BYTES
 
 from . import Figure, at_least, at_most
 
@@ -60,7 +60,7 @@ def demo_gain(observer: Observer) -> Iterator[Figure]:
 
 
 def budget(observer: Observer) -> Iterator[Figure]:
-    """What one data packet costs end to end, in units of a CRC over 4 KB: what `traffic/machine.py` reckons with."""
+    """What one data packet costs end to end, in units of a CRC over 4 KB: as `host/capacity.py` reckons."""
     lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
     packets = sum(flow.packets for flow in result.flows)
     seconds = sum(row.time_us for row in result.rows) / 1e6 * (result.options.iters + result.options.warmup)

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from topologies import lab as labs
-from topologies.convergence import gaps
-from topologies.dialects import RenderOptions
-from topologies.engine import binary
-from topologies.engine.daemon import engine_running
-from topologies.events import Observer
-from topologies.load import load_fabric
-from topologies.process import run
-from topologies.render import render
-from topologies.runtimes import get_runtime
-from topologies.shapes import build
+from heddle.base.events import Observer
+from heddle.base.process import run
+from heddle.fabric.shapes import build
+from heddle.host.engine import binary
+from heddle.host.engine.byhand.dockerd import engine_running
+from heddle.lab import lifecycle as labs
+from heddle.lab.convergence import gaps
+from heddle.render.dialects import RenderOptions
+from heddle.render.render import render
+from heddle.runtimes.registry import get_runtime
+from heddle.spec.load import load_fabric
 
 from . import Figure, at_most
 

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from heddle.base.events import Observer
+from heddle.base.process import run
+from heddle.kernel.libbpf import ensure_bpffs
+from heddle.kernel.namespace import inside
+from heddle.lab import rehash
+from heddle.switch.hashing.hashing import HashOptions, SwitchHashing, hashing_of
 from tests.netns.queue_bench import checksum
 from tests.netns.static_fabric import GATEWAY, StaticLab, roce_frame, some_flows, static_fabric
-from topologies.events import Observer
-from topologies.namespace import inside
-from topologies.process import run
-from topologies.switch import rehash
-from topologies.switch.hashing import HashOptions, SwitchHashing, hashing_of
-from topologies.switch.libbpf import ensure_bpffs
 
 from . import Figure, at_most
 

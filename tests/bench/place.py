@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem
 from tests.sshd import SshServer, copy_of_project, ssh_server
-from topologies.events import Observer
-from topologies.problems import MachineError, Problem
 
 from . import Figure, at_most
 

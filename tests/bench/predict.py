@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from topologies.events import Observer
+from heddle.base.events import Observer
 
 from . import Figure, at_most
 
@@ -64,14 +64,14 @@ def _measured(argv: list[str]) -> tuple[float, float]:
 
 def _walked(qps: int) -> float:
     """Seconds of the quickest of some walks of all flows under all modes that give them a path."""
-    from topologies.shapes import build
-    from topologies.spec import FabricSpec
-    from topologies.yamlfile import parse
-    from traffic.paper.loads import Scenario, carry, nics_of
-    from traffic.paper.modes import HASHED, rule_of, rules_of, steering_of
-    from traffic.paper.planfile import load_plan
-    from traffic.paper.traffic import traffic_of
-    from traffic.paper.wires import forwarding_of, wires_of
+    from heddle.fabric.shapes import build
+    from heddle.forecast.demand import traffic_of
+    from heddle.forecast.loads import Scenario, carry, nics_of
+    from heddle.forecast.modes import HASHED, rule_of, rules_of, steering_of
+    from heddle.forecast.planfile import load_plan
+    from heddle.forecast.wires import forwarding_of, wires_of
+    from heddle.spec.schema import FabricSpec
+    from heddle.spec.yamlfile import parse
 
     fabric = build(FabricSpec.model_validate(parse(_FABRIC, "paper.yml").data))
     wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan(f"{_PLAN},qps={qps}"))

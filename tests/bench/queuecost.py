@@ -16,21 +16,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.events import Observer
+from heddle.base.problems import CheckError, Problem
+from heddle.base.process import run
+from heddle.kernel.libbpf import ensure_bpffs
+from heddle.kernel.namespace import inside
+from heddle.switch.hashing.hashing import pin_dir
+from heddle.switch.queues.portids import classid, port_ids
+from heddle.switch.queues.portqueues import Setup
 from tests.netns.static_fabric import StaticLab, static_fabric
-from topologies.events import Observer
-from topologies.namespace import inside
-from topologies.problems import CheckError, Problem
-from topologies.process import run
-from topologies.switch.hashing import pin_dir
-from topologies.switch.libbpf import ensure_bpffs
-from topologies.switch.portids import classid, port_ids
-from topologies.switch.queues import Setup
 
 from . import Figure, at_most
 from .hashing import seconds_a_packet, small_frames
 
 if TYPE_CHECKING:
-    from topologies.switch.cells import LabQueues
+    from heddle.switch.queues.cells import LabQueues
 
 _FAST: Final = {"host": "10gbit", "fabric": "10gbit"}
 _ROUNDS: Final = 8  # of both
@@ -61,7 +61,7 @@ def seconds_a_packet_of(
     enough: says after each round, given their number and both times, whether that will do for a class; more rounds
     make what else the machine does matter less.
     """
-    from topologies.switch.cells import LabQueues
+    from heddle.switch.queues.cells import LabQueues
 
     ensure_bpffs()
     found: dict[str, tuple[float, float]] = {}

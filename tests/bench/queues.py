@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base.events import Observer
+from heddle.kernel.libbpf import ensure_bpffs
+from heddle.lab import lifecycle as labs
+from heddle.lab.queuestatus import reactions_of
+from heddle.lab.rehash import set_hashing
+from heddle.runs.run import run
+from heddle.spec.load import load_fabric
+from heddle.switch.hashing.hashing import HashOptions
+from heddle.switch.pfc.gates import Gates
+from heddle.traffic.options import RunOptions
 from tests.netns.blaster import Blast, blast
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, PortUse, pfc_lab
 from tests.netns.port_pair import port_pair, realtime
-from topologies import lab as labs
-from topologies.events import Observer
-from topologies.load import load_fabric
-from topologies.queuestatus import reactions_of
-from topologies.switch.hashing import HashOptions
-from topologies.switch.libbpf import ensure_bpffs
-from topologies.switch.pfc.gates import Gates
-from topologies.switch.rehash import set_hashing
-from traffic.options import RunOptions
-from traffic.run import run
 
 from . import Figure, at_least, at_most, queuecost
 from .collectives import fluid_busbw

@@ -17,9 +17,9 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
 
-from topologies.namespace import inside
-from topologies.runtimes import NodeHandle
-from topologies.switch.fib import read_fib
+from heddle.kernel.fib import read_fib
+from heddle.kernel.namespace import inside
+from heddle.runtimes.registry import NodeHandle
 
 _PREFIX: Final = "heddle-yardstick-"
 _FRR: Final = Path("/usr/lib/frr")

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.checks.validate import validate
+from heddle.host.engine import binary
+from heddle.host.engine.docker import docker
+from heddle.lab import lifecycle as life
+from heddle.lab.lifecycle import Lab
+from heddle.lab.status import status
+from heddle.runs.run import run
+from heddle.runtimes.clab_containers import CLAB_DIR
+from heddle.traffic.options import run_options
 from tests.conftest import Up
-from topologies import lab as life
-from topologies.engine import binary
-from topologies.engine.docker import docker
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.problems import CheckError, InputError, MachineError
-from topologies.runtimes.clab_containers import CLAB_DIR
-from topologies.status import status
-from traffic.options import run_options
-from traffic.paths.validate import validate
-from traffic.run import run
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
 Leftovers = Callable[[str], list[str]]

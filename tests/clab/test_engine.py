@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from topologies.engine import daemon, docker, images, setup
-from topologies.engine.docker import docker as ask
-from topologies.events import Silent
-from topologies.problems import CheckError, MachineError
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, MachineError
+from heddle.host.engine import docker, images, setup
+from heddle.host.engine.byhand import dockerd as daemon
+from heddle.host.engine.docker import docker as ask
 
 CAPABILITIES = [word for name in ("NET_ADMIN", "SYS_ADMIN", "NET_RAW") for word in ("--cap-add", name)]
 
@@ -240,7 +241,7 @@ def test_ctrl_c_leaves_nothing_of_a_build(engine: None) -> None:
 import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from topologies.engine import images
+from heddle.host.engine import images
 images.TEMPLATES = Path(sys.argv[1])
 images.PUBLIC_BASE = sys.argv[2]
 images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
@@ -250,7 +251,7 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
             'ARG BASE\nFROM ${BASE}\nLABEL heddle=trial\nRUN touch /half\nRUN echo "waits"; sleep 60\n'
         )
         argv = [sys.executable, "-c", code, name, images.image_names()["host"]]
-        root = Path(images.__file__).parents[2]
+        root = Path(images.__file__).parents[3]
         with subprocess.Popen(argv, cwd=root, stderr=subprocess.DEVNULL, start_new_session=True) as proc:
             _until(lambda: "sleep 60" in _commands())
             os.kill(proc.pid, signal.SIGINT)

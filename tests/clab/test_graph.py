@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from topologies.engine.docker import docker
-from topologies.graph import DRAWIO_IMAGE, drawing
-from topologies.load import load_fabric
-from topologies.problems import MachineError
-from topologies.shapes import build
-from topologies.spec import FabricSpec
+from heddle.base.problems import MachineError
+from heddle.fabric.shapes import build
+from heddle.host.engine.docker import docker
+from heddle.spec.load import load_fabric
+from heddle.spec.schema import FabricSpec
+from heddle.views.graph import DRAWIO_IMAGE, drawing
 
 pytestmark = pytest.mark.usefixtures("engine")
 FABRICS = [load_fabric("tiny"), load_fabric("zone"), FabricSpec(name="rails", racks=1, ctsw=2, nics_per_host=2)]

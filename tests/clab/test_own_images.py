@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.process import run as command
+from heddle.host.engine.docker import docker
+from heddle.host.engine.images import image_names
+from heddle.lab import lifecycle as life
+from heddle.lab.imported.imported import adopt
+from heddle.runtimes.containerlab import ContainerlabRuntime
 from tests.own_topologies import mini_clos
-from topologies import lab as life
-from topologies.adopt.brought import adopt
-from topologies.engine.docker import docker
-from topologies.engine.images import image_names
-from topologies.process import run as command
-from topologies.runtimes.containerlab import ContainerlabRuntime
 
 # As FRR's own image does: the daemons first, then something that stays.
 START = '["/bin/sh", "-c", "sleep 1; /usr/lib/frr/frrinit.sh start; exec sleep infinity"]'

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from topologies.dialects import FRR_KIND, RenderOptions, installed_version
-from topologies.engine import binary
-from topologies.engine.docker import docker
-from topologies.fabric import Fabric
-from topologies.load import load_fabric, presets
-from topologies.process import Done, run
-from topologies.render import render
-from topologies.shapes import SHAPES, build
-from topologies.spec import FabricSpec, RoutingSpec
+from heddle.base.process import Done, run
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import SHAPES, build
+from heddle.host.engine import binary
+from heddle.host.engine.docker import docker
+from heddle.render.dialects import FRR_KIND, RenderOptions, installed_version
+from heddle.render.render import render
+from heddle.spec.load import load_fabric, presets
+from heddle.spec.schema import FabricSpec, RoutingSpec
 
 Containerlab = Callable[..., Done]
 E_ECMP = RoutingSpec(ecmp="e-ecmp")

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from topologies import doctor, packages, trees
-from topologies.engine import binary, build, daemon, docker, images
-from topologies.engine.docker import docker as ask
-from topologies.engine.setup import setup_containerlab
-from topologies.events import Silent
-from topologies.problems import MachineError
-from topologies.process import Journal
+from heddle.base import mounts as trees
+from heddle.base.events import Silent
+from heddle.base.problems import MachineError
+from heddle.base.process import Journal
+from heddle.host import doctor, packages
+from heddle.host.engine import binary, docker, images
+from heddle.host.engine.byhand import compile as build
+from heddle.host.engine.byhand import dockerd as daemon
+from heddle.host.engine.docker import docker as ask
+from heddle.host.engine.setup import setup_containerlab
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -140,7 +143,7 @@ def test_ending_the_making_of_a_base_ends_all_of_it(number: signal.Signals) -> N
         pytest.skip("needs mmdebstrap (apt-get install mmdebstrap)")
     code = """
 import signal
-from topologies.engine import images
+from heddle.host.engine import images
 signal.signal(signal.SIGINT, signal.default_int_handler)
 images.OWN_BASE = "heddle/base:trial"
 images._bootstrap(images.Silent(), None)

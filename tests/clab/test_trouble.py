@@ -14,24 +14,24 @@ from typing import Any
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.base.problems import InputError, MachineError
+from heddle.fabric.shapes import build
+from heddle.host.engine import binary, images
+from heddle.host.engine.docker import docker
+from heddle.kernel.namespace import NETNS_DIR
+from heddle.lab import lifecycle as life
+from heddle.lab.imported.imported import adopt
+from heddle.lab.lifecycle import Lab
+from heddle.render.render import mgmt_subnet
+from heddle.runs.lastrun import last_paths
+from heddle.runs.run import run
+from heddle.runtimes import clab_deploy
+from heddle.runtimes.clab_containers import marker
+from heddle.runtimes.clab_network import free_subnet
+from heddle.spec.load import load_fabric
+from heddle.traffic.options import run_options
 from tests.conftest import Up
-from topologies import lab as life
-from topologies.adopt.brought import adopt
-from topologies.engine import binary, images
-from topologies.engine.docker import docker
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.namespace import NETNS_DIR
-from topologies.problems import InputError, MachineError
-from topologies.render import mgmt_subnet
-from topologies.runtimes import clab_deploy
-from topologies.runtimes.clab_containers import marker
-from topologies.runtimes.clab_network import free_subnet
-from topologies.shapes import build
-from traffic.lastrun import last_paths
-from traffic.options import run_options
-from traffic.run import run
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
 Leftovers = Callable[[str], list[str]]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from topologies.load import load_fabric
-from topologies.problems import InputError
+from heddle.base.problems import InputError
+from heddle.spec.load import load_fabric
 
 CASES = sorted((Path(__file__).parent / "errors").glob("*.yml"))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from topologies.events import Silent
-from topologies.load import load_fabric
-from topologies.problems import InputError
-from traffic.paper.forecast import Ask, forecast
-from traffic.paper.planfile import load_plan
-from traffic.paper.text import WIDTH, render
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import load_plan
+from heddle.spec.load import load_fabric
+from heddle.views.forecasttext import WIDTH, render
 
 HERE = Path(__file__).parent / "paper"
 BAD = sorted(HERE.glob("bad-*.yml"))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from topologies.adopt.brought import adopt
-from topologies.problems import InputError
-from topologies.runtimes import RUNTIMES
+from heddle.base.problems import InputError
+from heddle.lab.imported.imported import adopt
+from heddle.runtimes.registry import RUNTIMES
 
 HERE = Path(__file__).parent / "topologies"
 CASES = sorted(HERE.glob("*.clab.yml"))

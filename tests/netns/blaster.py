@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.packetsocket import PacketSocket
+from heddle.endpoints.nic.parse import Parser
+from heddle.wire import layout as wire
 from tests.netns.static_fabric import StaticLab, address
-from traffic.nic import wire
-from traffic.nic.frames import FlowHeader, SendBatch
-from traffic.nic.parse import Parser
-from traffic.nic.socket import PacketSocket
 
 _TURN = 8  # frames that one host hands over before the next one has its turn
 _SEND_FRAMES = 16  # that may wait in a host's port

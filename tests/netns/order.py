@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from traffic.results import RunResult
+from heddle.runs.results import RunResult
 
 _TRIES = 3
 

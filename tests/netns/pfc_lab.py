@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from heddle.kernel.namespace import inside
+from heddle.switch.pfc import control as pfc
+from heddle.switch.pfc.frame import build
+from heddle.switch.queues.cells import LabQueues
 from tests.netns.port_pair import first_in_line
 from tests.netns.static_fabric import StaticLab, address, static_fabric
-from topologies.namespace import inside
-from topologies.switch import pfc
-from topologies.switch.cells import LabQueues
-from topologies.switch.pfc.frame import build
 
 LOSSLESS = 3
 TOS = {LOSSLESS: 24 << 2, 0: 0}  # DSCP 24 is of class 3

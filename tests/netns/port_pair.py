@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from topologies.namespace import NETNS_DIR, inside
-from topologies.process import run
+from heddle.base.process import run
+from heddle.kernel.namespace import NETNS_DIR, inside
 
 MTU = 4028
 FRAME = MTU + 14

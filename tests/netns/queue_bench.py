@@ -14,16 +14,16 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
-from topologies import switch
-from topologies.queuespec import CLASSES
-from topologies.shapes import clos
-from topologies.spec import FabricSpec
-from topologies.switch.cells import CAUSES, LabQueues, packed
-from topologies.switch.classes import Policy, class_plan, policies_of
-from topologies.switch.hashing import PINS
-from topologies.switch.libbpf import ensure_bpffs
-from topologies.switch.portids import row
-from topologies.switch.testrun import TestRun
+from heddle.fabric.shapes import clos
+from heddle.kernel.libbpf import ensure_bpffs
+from heddle.kernel.testrun import TestRun
+from heddle.spec.queuespec import CLASSES
+from heddle.spec.schema import FabricSpec
+from heddle.switch import install as switch
+from heddle.switch.hashing.hashing import PINS
+from heddle.switch.queues.cells import CAUSES, LabQueues, packed
+from heddle.switch.queues.classes import Policy, class_plan, policies_of
+from heddle.switch.queues.portids import row
 
 UNSPEC: Final = 0xFFFFFFFF
 SHOT: Final = 2

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from heddle.base.process import run
+from heddle.fabric.model import Port
+from heddle.kernel.fib import read_names
+from heddle.kernel.namespace import inside
+from heddle.kernel.netlink import RTM_GETQDISC, RouteSocket, attributes
+from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import DATA, LOSSLESS, checksum
 from tests.netns.static_fabric import StaticLab, address, static_fabric
-from topologies.fabric import Port
-from topologies.namespace import inside
-from topologies.process import run
-from topologies.switch.cells import LabQueues
-from topologies.switch.fib import read_names
-from topologies.switch.netlink import RTM_GETQDISC, RouteSocket, attributes
-from topologies.switch.portids import row
 
 SIZE: Final = 1000  # bytes of a frame
 _NUMBER: Final = struct.Struct("!I")

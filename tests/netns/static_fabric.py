@@ -16,16 +16,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from topologies import switch
-from topologies.events import Silent
-from topologies.fabric import Fabric, Node, Tier
-from topologies.namespace import inside
-from topologies.process import Journal, run
-from topologies.runtimes import NodeHandle
-from topologies.shapes import clos
-from topologies.spec import FabricSpec
-from topologies.units import parse_size
-from traffic.plan import Flow
+from heddle.base.events import Silent
+from heddle.base.process import Journal, run
+from heddle.base.units import parse_size
+from heddle.fabric.model import Fabric, Node, Tier
+from heddle.fabric.shapes import clos
+from heddle.kernel.namespace import inside
+from heddle.runtimes.registry import NodeHandle
+from heddle.spec.schema import FabricSpec
+from heddle.switch import install as switch
+from heddle.traffic.plan import Flow
 
 GATEWAY = "169.254.0.1"
 GATEWAY6 = "fe80::1"

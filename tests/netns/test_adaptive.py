@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from heddle.kernel.fib import port_names
+from heddle.kernel.libbpf import Program
+from heddle.kernel.namespace import inside
+from heddle.switch.hashing.hashing import pin_dir
+from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.portids import row
+from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
 from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, statistics, told
-from topologies.namespace import inside
-from topologies.switch.cells import LabQueues
-from topologies.switch.fib import port_names
-from topologies.switch.hashing import pin_dir
-from topologies.switch.libbpf import Program
-from topologies.switch.portids import row
-from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, InputError
+from heddle.lab.lifecycle import Lab
+from heddle.runs.lastrun import last_paths
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.traffic.options import RunOptions, parse_source_ports
 from tests.conftest import FabricLab
 from tests.netns.static_fabric import dropping
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.problems import CheckError, InputError
-from traffic.lastrun import last_paths
-from traffic.options import RunOptions, parse_source_ports
-from traffic.results import RunResult
-from traffic.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,7 +152,7 @@ def _workers_of(pid: int) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and b"traffic.worker" in (entry / "cmdline").read_bytes():
+            if parent == pid and b"heddle.endpoints.worker" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
         except OSError:
             continue

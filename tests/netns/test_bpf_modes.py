@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heddle.base.process import run
+from heddle.kernel.fib import port_names
+from heddle.kernel.libbpf import Program
+from heddle.kernel.namespace import inside
+from heddle.kernel.testrun import TestRun
+from heddle.lab import rehash
+from heddle.predict.hashes import FlowArrays, e_ecmp_hash, jhash2
+from heddle.switch.hashing.hashing import HashOptions, hashing_of, pin_dir
+from heddle.switch.hashing.steering import Udf
+from heddle.switch.hashing.tables import Tables
+from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import GATEWAY, GATEWAY6, StaticLab, roce_frame, some_flows, static_fabric
-from topologies.namespace import inside
-from topologies.process import run
-from topologies.switch import rehash
-from topologies.switch.fib import port_names
-from topologies.switch.hashing import HashOptions, hashing_of, pin_dir
-from topologies.switch.libbpf import Program
-from topologies.switch.steering import Udf
-from topologies.switch.tables import Tables
-from topologies.switch.testrun import TestRun
-from traffic.paths.hashes import FlowArrays, e_ecmp_hash, jhash2
-from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
 

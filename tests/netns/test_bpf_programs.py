@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heddle.base.problems import MachineError
+from heddle.kernel.libbpf import Map, Object, Program, ensure_bpffs, loaded
+from heddle.predict.hashes import FlowArrays, e_ecmp_hash
+from heddle.switch.bpf import build
+from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import roce_frame
-from topologies.problems import MachineError
-from topologies.switch.bpf import build
-from topologies.switch.libbpf import Map, Object, Program, ensure_bpffs, loaded
-from traffic.paths.hashes import FlowArrays, e_ecmp_hash
-from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
 

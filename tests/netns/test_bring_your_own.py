@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.checks.validate import validate
+from heddle.lab import lifecycle as life
+from heddle.lab.imported.imported import adopt
+from heddle.lab.lifecycle import Lab
+from heddle.lab.status import status
+from heddle.runs.lastrun import last_paths
+from heddle.runs.run import run
+from heddle.traffic.options import run_options
+from heddle.views.labtext import up_text
 from tests.own_topologies import DAEMONS, frr_conf, mini_clos
-from topologies import lab as life
-from topologies import state
-from topologies.adopt.brought import adopt
-from topologies.cli.views import up_text
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.problems import CheckError, InputError, MachineError
-from topologies.status import status
-from traffic.lastrun import last_paths
-from traffic.options import run_options
-from traffic.paths.validate import validate
-from traffic.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 Leftovers = Callable[[str], list[str]]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from heddle.switch.queues.cells import CAUSES
+from heddle.switch.queues.classes import policies_of
+from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import LOSSLESS
 from tests.netns.queue_traffic import SIZE, Rack, rack, send_from
-from topologies.switch.cells import CAUSES
-from topologies.switch.classes import policies_of
-from topologies.switch.portids import row
 
 pytestmark = pytest.mark.root
 

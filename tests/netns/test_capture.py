@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
+from heddle.base.problems import InputError, MachineError
+from heddle.base.process import run
+from heddle.lab import lifecycle as life
+from heddle.lab.capture import Bounds, Captured, Tapped, capture, find_ports, read_filter
+from heddle.lab.lifecycle import Lab
+from heddle.runs.lastrun import last_paths
+from heddle.wire.dissect import dissect
+from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
-from topologies import lab as life
-from topologies.capture import Bounds, Captured, Tapped, capture, find_ports, read_filter
-from topologies.lab import Lab
-from topologies.pcapng import Frame, PcapngFile
-from topologies.problems import InputError, MachineError
-from topologies.process import run
-from traffic.dissect import dissect
-from traffic.lastrun import last_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 INV = (sys.executable, str(ROOT / "tasks.py"))

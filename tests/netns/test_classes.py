@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heddle.base.process import run
+from heddle.fabric.model import Node
+from heddle.kernel.namespace import inside
+from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.classes import class_plan
+from heddle.switch.queues.portids import row
+from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, static_fabric
-from topologies.fabric import Node
-from topologies.namespace import inside
-from topologies.process import run
-from topologies.switch.cells import LabQueues
-from topologies.switch.classes import class_plan
-from topologies.switch.portids import row
-from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
 

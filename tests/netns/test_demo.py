@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.cli import demo as stage
+from heddle.cli.demo import demo
 from tests.conftest import FabricLab
-from topologies.events import Silent
-from traffic import demo as stage
-from traffic.demo import demo
 
 
 def test_three_acts_are_right_and_proven_and_leave_nothing(

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from heddle.base.process import run
+from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues.classes import Policy, policies_of
+from heddle.switch.queues.portids import row
+from heddle.switch.queues.portqueues import read_drops
 from tests.netns.queue_bench import LOSSLESS
 from tests.netns.queue_traffic import SIZE, rack, send_from
-from topologies.process import run
-from topologies.switch.classes import Policy, policies_of
-from topologies.switch.pfc.gates import Gates
-from topologies.switch.portids import row
-from topologies.switch.queues import read_drops
 
 pytestmark = pytest.mark.root
 

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from heddle.kernel.namespace import inside
 from tests.netns.queue_traffic import Rack, rack
 from tests.netns.static_fabric import address
-from topologies.namespace import inside
 
 pytestmark = pytest.mark.root
 

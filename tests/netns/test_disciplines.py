@@ -10,18 +10,19 @@ from typing import Final
 
 import pytest
 
+from heddle.base.problems import MachineError
+from heddle.base.units import parse_rate
+from heddle.fabric.model import Port
+from heddle.kernel.namespace import inside
+from heddle.spec.queuespec import QueuesSpec
+from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues import ets, red
+from heddle.switch.queues import portqueues as queues
+from heddle.switch.queues.classes import class_plan
+from heddle.switch.queues.disciplines import DISCIPLINES, chosen
 from tests.netns.port_pair import MTU, PortPair, class_id, port_pair, realtime
 from tests.netns.queue_bench import CE, DATA
 from tests.netns.queue_traffic import SIZE, Rack, rack
-from topologies.fabric import Port
-from topologies.namespace import inside
-from topologies.problems import MachineError
-from topologies.queuespec import QueuesSpec
-from topologies.switch import ets, queues, red
-from topologies.switch.classes import class_plan
-from topologies.switch.disciplines import DISCIPLINES, chosen
-from topologies.switch.pfc.gates import Gates
-from topologies.units import parse_rate
 
 pytestmark = pytest.mark.root
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from heddle.checks.validate import validate
+from heddle.fabric.ucmp import RELEASES, weights_of
+from heddle.host.preflight import frr_release
+from heddle.kernel.fib import read_fib
+from heddle.lab.convergence import Wanted, gaps
+from heddle.lab.faults import drain, link_down
+from heddle.lab.lifecycle import Lab
 from tests.conftest import FabricLab
-from topologies.convergence import Wanted, gaps
-from topologies.faults import drain, link_down
-from topologies.lab import Lab
-from topologies.preflight import frr_release
-from topologies.switch.fib import read_fib
-from topologies.ucmp import RELEASES, weights_of
-from traffic.paths.validate import validate
 
 
 def weights(lab: Lab, switch: str, rack: int) -> dict[str, int]:

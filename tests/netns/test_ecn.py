@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.process import run
 from tests.netns.queue_bench import CE, DATA, ECT0
 from tests.netns.queue_traffic import SIZE, Arrivals, Rack, rack
-from topologies.process import run
 
 pytestmark = pytest.mark.root
 

@@ -9,21 +9,21 @@ from dataclasses import replace
 
 import pytest
 
-from topologies import faults
-from topologies import lab as life
-from topologies.convergence import Wanted, gaps
-from topologies.events import Silent
-from topologies.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.problems import CheckError, InputError
-from topologies.status import status
-from topologies.switch.counters import read_counters
-from topologies.switch.fib import read_fib
-from traffic.options import RunOptions
-from traffic.paths.validate import validate
-from traffic.results import RunResult
-from traffic.run import run
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, InputError
+from heddle.checks.validate import validate
+from heddle.kernel.fib import read_fib
+from heddle.lab import faults
+from heddle.lab import lifecycle as life
+from heddle.lab.convergence import Wanted, gaps
+from heddle.lab.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
+from heddle.lab.lifecycle import Lab
+from heddle.lab.status import status
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.spec.load import load_fabric
+from heddle.switch.counters import read_counters
+from heddle.traffic.options import RunOptions
 
 
 @pytest.fixture(scope="module")

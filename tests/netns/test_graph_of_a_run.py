@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.lab.lifecycle import Lab
+from heddle.runs.lastrun import last_paths
+from heddle.runs.run import run
+from heddle.traffic.options import run_options
+from heddle.views.usage import last_usage
 from tests.conftest import FabricLab
-from topologies.events import Silent
-from topologies.lab import Lab
-from traffic.lastrun import last_paths
-from traffic.options import run_options
-from traffic.paths.usage import last_usage
-from traffic.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from topologies import lab as life
-from topologies import state
-from topologies.events import Silent
-from topologies.families import Network
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.problems import InputError
-from topologies.switch.rehash import set_exact, set_hashing, wanted
-from traffic.lastrun import last_paths
-from traffic.options import RunOptions
-from traffic.results import RunResult
-from traffic.run import run
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.base.families import Network
+from heddle.base.problems import InputError
+from heddle.lab import lifecycle as life
+from heddle.lab.lifecycle import Lab
+from heddle.lab.rehash import set_exact, set_hashing, wanted
+from heddle.runs.lastrun import last_paths
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.spec.load import load_fabric
+from heddle.traffic.options import RunOptions
 
 LONG = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
+from heddle.base.problems import MachineError
+from heddle.kernel.libbpf import Map
+from heddle.kernel.namespace import inside
+from heddle.lab import rehash
+from heddle.predict.hashes import FlowArrays, e_ecmp_hash
+from heddle.switch.counters import read_counters
+from heddle.switch.hashing.hashing import MODES, HashOptions, SwitchHashing, hashing_of, pin_dir, read_hashing
+from heddle.switch.hashing.steering import Udf
+from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, send, some_flows, static_fabric
-from topologies.namespace import inside
-from topologies.problems import MachineError
-from topologies.switch import rehash
-from topologies.switch.counters import read_counters
-from topologies.switch.hashing import MODES, HashOptions, SwitchHashing, hashing_of, pin_dir, read_hashing
-from topologies.switch.libbpf import Map
-from topologies.switch.steering import Udf
-from traffic.paths.hashes import FlowArrays, e_ecmp_hash
-from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
 

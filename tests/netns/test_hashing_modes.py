@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 
 import tasks
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.checks.validate import validate
+from heddle.cli.program import main
+from heddle.lab import lifecycle as life
+from heddle.lab import rehash
+from heddle.lab.lifecycle import Lab
+from heddle.proof.verdict import PathsResult
+from heddle.runs.lastrun import last_paths
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.spec.schema import FabricSpec
+from heddle.switch.hashing.hashing import HashOptions, read_hashing
+from heddle.traffic.options import RunOptions, parse_source_ports
 from tests.conftest import FabricLab
 from tests.netns.order import in_order
-from topologies import lab as life
-from topologies.cli.program import main
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.problems import InputError
-from topologies.spec import FabricSpec
-from topologies.switch import rehash
-from topologies.switch.hashing import HashOptions, read_hashing
-from traffic.lastrun import last_paths
-from traffic.options import RunOptions, parse_source_ports
-from traffic.paths.report import PathsResult
-from traffic.paths.validate import validate
-from traffic.results import RunResult
-from traffic.run import run
 
 RACK2 = ip_network("10.0.1.0/24")
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heddle.fabric.model import Tier
 from tests.netns.blaster import Blast, blast
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, PortUse, pfc_lab, until
-from topologies.fabric import Tier
 
 pytestmark = pytest.mark.root
 

@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.checks.validate import validate
+from heddle.endpoints.nic.nic import announce
+from heddle.fabric.model import Tier
+from heddle.kernel.fib import read_fib
+from heddle.kernel.namespace import inside
+from heddle.lab import lifecycle as life
+from heddle.lab.capture import Bounds, capture, find_ports
+from heddle.lab.faults import link_down
+from heddle.lab.lifecycle import Lab
+from heddle.lab.rehash import set_exact, set_hashing
+from heddle.runs.lastrun import last_paths
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.spec.load import load_fabric
+from heddle.switch.hashing.steering import HashOptions, Udf
+from heddle.traffic.options import RunOptions
+from heddle.wire import roce
+from heddle.wire.pcapng import Frame
 from tests.conftest import Up
-from topologies import lab as life
-from topologies.capture import Bounds, capture, find_ports
-from topologies.events import Silent
-from topologies.fabric import Tier
-from topologies.faults import link_down
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.namespace import inside
-from topologies.pcapng import Frame
-from topologies.switch.fib import read_fib
-from topologies.switch.rehash import set_exact, set_hashing
-from topologies.switch.steering import HashOptions, Udf
-from traffic import roce
-from traffic.lastrun import last_paths
-from traffic.nic.nic import announce
-from traffic.options import RunOptions
-from traffic.paths.validate import validate
-from traffic.results import RunResult
-from traffic.run import run
 
 
 @pytest.fixture(scope="module")

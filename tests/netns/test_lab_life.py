@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.kernel.fib import read_fib
+from heddle.lab import lifecycle as life
+from heddle.lab.convergence import gaps
+from heddle.lab.lifecycle import Lab
+from heddle.lab.status import status
+from heddle.render.dialects import RenderOptions
+from heddle.runtimes import enter
 from tests.conftest import FabricLab, Up
-from topologies import lab as life
-from topologies import state
-from topologies.convergence import gaps
-from topologies.dialects import RenderOptions
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.problems import CheckError, InputError, MachineError
-from topologies.runtimes import enter
-from topologies.status import status
-from topologies.switch.fib import read_fib
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
@@ -299,9 +299,9 @@ def up_in_a_process(name: str, step: str, sign: str, runtime: str, after: float 
         step, after = ("create", 2.0) if runtime == "containerlab" else ("start", 0.0)
     program = f"""
 import os, signal, threading
-from topologies import lab
-from topologies.events import Silent
-from topologies.load import load_fabric
+from heddle.lab import lifecycle as lab
+from heddle.base.events import Silent
+from heddle.spec.load import load_fabric
 
 class At(Silent):
     def begin(self, step, total=None):

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import state
+from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.kernel.fib import read_fib
+from heddle.lab import lifecycle as life
+from heddle.lab.lifecycle import Lab
+from heddle.lab.status import status
+from heddle.runtimes.clab_containers import CLAB_DIR
+from heddle.runtimes.netns_space import RUN_DIR
+from heddle.spec.load import load_fabric
+from heddle.switch.hashing import hashing
 from tests.conftest import Up
-from topologies import lab as life
-from topologies import state
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.problems import CheckError, InputError, MachineError
-from topologies.runtimes.clab_containers import CLAB_DIR
-from topologies.runtimes.netns_space import RUN_DIR
-from topologies.status import status
-from topologies.switch import hashing
-from topologies.switch.fib import read_fib
 
 Leftovers = Callable[[str], list[str]]
 
@@ -186,8 +186,8 @@ def test_more_links_than_open_files_come_up_and_go_down(name: str, leftovers: Le
     program = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
-from topologies import lab
-from topologies.spec import FabricSpec
+from heddle.lab import lifecycle as lab
+from heddle.spec.schema import FabricSpec
 lab.up(FabricSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=128))
 assert lab.down({name!r})
 """

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from heddle.wire import layout as wire
 from tests.netns.blaster import Blast, blast
 from tests.netns.static_fabric import static_fabric
-from traffic.nic import wire
 
 pytestmark = pytest.mark.root
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from topologies.events import Silent
-from topologies.problems import MachineError
-from topologies.process import Journal
-from topologies.runtimes import get_runtime
+from heddle.base.events import Silent
+from heddle.base.problems import MachineError
+from heddle.base.process import Journal
+from heddle.runtimes.registry import get_runtime
 
 Create = Callable[[str], None]
 

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 import pytest
 
+from heddle.base.process import run
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.packetsocket import PacketSocket
+from heddle.endpoints.nic.parse import Parser, Received
+from heddle.kernel.libbpf import Map
+from heddle.kernel.namespace import inside
+from heddle.switch.hashing.hashing import pin_dir
+from heddle.traffic.plan import Flow
+from heddle.wire import layout as wire
 from tests.netns.static_fabric import StaticLab, some_flows, static_fabric
-from topologies.namespace import inside
-from topologies.process import run
-from topologies.switch.hashing import pin_dir
-from topologies.switch.libbpf import Map
-from traffic.nic import wire
-from traffic.nic.frames import FlowHeader, SendBatch
-from traffic.nic.parse import Parser, Received
-from traffic.nic.socket import PacketSocket
-from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
 

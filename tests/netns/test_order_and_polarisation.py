@@ -8,18 +8,18 @@ from typing import Literal
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.checks.validate import Check, validate
+from heddle.lab import lifecycle as life
+from heddle.lab.lifecycle import Lab
+from heddle.lab.rehash import set_hashing
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.spec.load import load_fabric
+from heddle.switch.counters import read_counters
+from heddle.switch.hashing.steering import HashOptions
+from heddle.traffic.options import RunOptions
 from tests.netns.order import in_order, late
-from topologies import lab as life
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.switch.counters import read_counters
-from topologies.switch.rehash import set_hashing
-from topologies.switch.steering import HashOptions
-from traffic.options import RunOptions
-from traffic.paths.validate import Check, validate
-from traffic.results import RunResult
-from traffic.run import run
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from heddle.base.process import run
+from heddle.kernel.namespace import inside
+from heddle.lab import rehash
+from heddle.switch.hashing.hashing import HashOptions, hashing_of
 from tests.netns.static_fabric import static_fabric
-from topologies.namespace import inside
-from topologies.process import run
-from topologies.switch import rehash
-from topologies.switch.hashing import HashOptions, hashing_of
 
 pytestmark = pytest.mark.root
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topologies.namespace import NETNS_DIR, inside
-from topologies.problems import MachineError
-from traffic.nic import wire
-from traffic.nic.frames import FlowHeader, SendBatch
-from traffic.nic.parse import Parser, Received
-from traffic.nic.socket import PacketSocket
+from heddle.base.problems import MachineError
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.packetsocket import PacketSocket
+from heddle.endpoints.nic.parse import Parser, Received
+from heddle.kernel.namespace import NETNS_DIR, inside
+from heddle.wire import layout as wire
 
 pytestmark = pytest.mark.root
 

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from topologies import lab as life
-from topologies.events import Silent
-from topologies.faults import drain, link_down
-from topologies.lab import Lab
-from topologies.preflight import frr_release
-from topologies.spec import FabricSpec
-from topologies.switch.fib import read_fib
-from topologies.switch.rehash import set_hashing
-from topologies.switch.steering import HashOptions
-from traffic.lastrun import last_paths
-from traffic.options import RunOptions
-from traffic.paper.forecast import Ask, forecast
-from traffic.paper.planfile import load_plan
-from traffic.paper.wires import Trouble, forwarding_of, trouble_of, wires_of
-from traffic.results import RunResult
-from traffic.run import run
+from heddle.base.events import Silent
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import load_plan
+from heddle.forecast.wires import Trouble, forwarding_of, trouble_of, wires_of
+from heddle.host.preflight import frr_release
+from heddle.kernel.fib import read_fib
+from heddle.lab import lifecycle as life
+from heddle.lab.faults import drain, link_down
+from heddle.lab.lifecycle import Lab
+from heddle.lab.rehash import set_hashing
+from heddle.runs.lastrun import last_paths
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.spec.schema import FabricSpec
+from heddle.switch.hashing.steering import HashOptions
+from heddle.traffic.options import RunOptions
 
 pytestmark = pytest.mark.root
 

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.lab import lifecycle as life
+from heddle.lab.faults import Fault, drain, link_down, switch_down
+from heddle.lab.lifecycle import Lab
+from heddle.lab.rehash import set_hashing
+from heddle.proof.verdict import foresee
+from heddle.runs.explain import explain
+from heddle.runs.moved import RESILIENT, THRESHOLD, now
+from heddle.runs.run import run
+from heddle.spec.schema import FabricSpec
+from heddle.switch.hashing.steering import HashOptions
+from heddle.traffic.options import RunOptions
 from tests.netns.static_fabric import some_flows
-from topologies import lab as life
-from topologies.events import Silent
-from topologies.faults import Fault, drain, link_down, switch_down
-from topologies.lab import Lab
-from topologies.problems import InputError
-from topologies.spec import FabricSpec
-from topologies.switch.rehash import set_hashing
-from topologies.switch.steering import HashOptions
-from traffic.options import RunOptions
-from traffic.paths.explain import explain
-from traffic.paths.moved import RESILIENT, THRESHOLD, now
-from traffic.paths.report import foresee
-from traffic.run import run
 
 MODES = [
     ("flow", HashOptions()),

@@ -7,16 +7,16 @@ from ipaddress import ip_network
 
 import pytest
 
+from heddle.base.families import Network
+from heddle.kernel.fib import port_names
+from heddle.predict.spread import ports_of
+from heddle.proof.evidence import SentFlow, collect_after, collect_before
+from heddle.proof.verdict import PathsResult, prove
+from heddle.switch.hashing import hashing
+from heddle.switch.hashing.steering import HashOptions, Steering, Udf
+from heddle.switch.hashing.tables import Tables
+from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
-from topologies.families import Network
-from topologies.switch import hashing
-from topologies.switch.fib import port_names
-from topologies.switch.steering import HashOptions, Steering, Udf
-from topologies.switch.tables import Tables
-from traffic.paths.evidence import SentFlow, collect_after, collect_before
-from traffic.paths.report import PathsResult, prove
-from traffic.paths.spread import ports_of
-from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
 

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from heddle.kernel.fib import read_fib
+from heddle.kernel.libbpf import Map
+from heddle.kernel.namespace import inside
+from heddle.predict.predict import predict
+from heddle.proof import oracle
+from heddle.proof.evidence import Evidence, SentFlow, collect_after, collect_before, read_routing, switch_handles
+from heddle.proof.verdict import foresee, prove
+from heddle.switch.counters import read_counters
+from heddle.switch.hashing import hashing
+from heddle.switch.queues import portqueues as queues
+from heddle.switch.queues.attached import read_attached
+from heddle.switch.queues.disciplines import LEAF_LIMIT
+from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import StaticLab, dropping, roce_frame, send, some_flows, static_fabric
-from topologies.namespace import inside
-from topologies.switch import hashing, queues
-from topologies.switch.attached import read_attached
-from topologies.switch.counters import read_counters
-from topologies.switch.disciplines import LEAF_LIMIT
-from topologies.switch.fib import read_fib
-from topologies.switch.libbpf import Map
-from traffic.paths import oracle
-from traffic.paths.evidence import Evidence, SentFlow, collect_after, collect_before, read_routing, switch_handles
-from traffic.paths.predict import predict
-from traffic.paths.report import foresee, prove
-from traffic.plan import Flow
 
 pytestmark = pytest.mark.root
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from heddle.kernel.namespace import inside
+from heddle.switch.pfc.frame import ADDRESS, QUANTUM_BITS, build, parse
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
-from topologies.namespace import inside
-from topologies.switch.pfc.frame import ADDRESS, QUANTUM_BITS, build, parse
 
 RATE_BPS = 25_000_000
 QUANTUM_S = QUANTUM_BITS / RATE_BPS

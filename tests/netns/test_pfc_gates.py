@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from heddle.base.process import run
+from heddle.kernel.namespace import inside
+from heddle.spec.queuespec import LARGEST_PFC_MTU
+from heddle.switch.pfc.gates import Gates, LinkEvent
 from tests.netns.pfc_lab import until
 from tests.netns.port_pair import PortPair, class_id, first_in_line, port_lines, port_pair, realtime
-from topologies.namespace import inside
-from topologies.process import run
-from topologies.queuespec import LARGEST_PFC_MTU
-from topologies.switch.pfc.gates import Gates, LinkEvent
 
 LOSSLESS = 3
 OTHER = 0

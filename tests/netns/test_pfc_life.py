@@ -8,17 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from socket import if_nameindex
 
+from heddle.base.process import run
+from heddle.host.engine.docker import docker
+from heddle.kernel.namespace import inside
+from heddle.lab import lifecycle as life
+from heddle.lab.lifecycle import Lab
+from heddle.switch.pfc import control as pfc
+from heddle.switch.pfc.frame import build
+from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues.cells import LabQueues
 from tests.conftest import Up
 from tests.netns.pfc_lab import until
-from topologies import lab as life
-from topologies.engine.docker import docker
-from topologies.lab import Lab
-from topologies.namespace import inside
-from topologies.process import run
-from topologies.switch import pfc
-from topologies.switch.cells import LabQueues
-from topologies.switch.pfc.frame import build
-from topologies.switch.pfc.gates import Gates
 
 LOSSLESS = 3
 

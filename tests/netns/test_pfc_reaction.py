@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from heddle.lab.queuestatus import REACTION_BINS, REACTION_STEP_NS
 from tests.netns.pfc_lab import LOSSLESS, pfc_lab, until
-from topologies.queuestatus import REACTION_BINS, REACTION_STEP_NS
 
 
 def test_half_of_all_pauses_hold_within_a_millisecond_with_sixteen_switches(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from heddle.kernel.namespace import inside
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
-from topologies.namespace import inside
 
 _ETH_P_IP = 0x0800
 DETECT_S = RESTORE_S = 0.4

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues.classes import policies_of
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
-from topologies.switch import pfc
-from topologies.switch.classes import policies_of
 
 LATE_MS = 400  # 100 ms of patience, a look every 50 ms, and a machine that others use as well
 

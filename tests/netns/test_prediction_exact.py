@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topologies.namespace import NETNS_DIR
-from topologies.runtimes import NodeHandle
-from topologies.switch.fib import read_fib
-from topologies.switch.hashing import POLICY_CUSTOM
-from traffic.paths.forwarding import forwarding_of
-from traffic.paths.hashes import FlowArrays, kernel_hash
-from traffic.paths.selftest import examine
-from traffic.paths.trial import MAX_PACKETS, Trial, some_flows, trial
+from heddle.kernel.fib import read_fib
+from heddle.kernel.namespace import NETNS_DIR
+from heddle.predict.forwarding import forwarding_of
+from heddle.predict.hashes import FlowArrays, kernel_hash
+from heddle.predict.selftest import examine
+from heddle.predict.trial import MAX_PACKETS, Trial, some_flows, trial
+from heddle.runtimes.registry import NodeHandle
+from heddle.switch.hashing.hashing import POLICY_CUSTOM
 
 pytestmark = pytest.mark.root
 

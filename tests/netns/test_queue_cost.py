@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from heddle.base.events import Silent
 from tests.bench.queuecost import LIMIT, lost, seconds_a_packet_of
-from topologies.events import Silent
 
 pytestmark = pytest.mark.root
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from heddle.switch.queues.cells import LINK_DOWN, LINK_HOST
+from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import (
     BEST_EFFORT,
     CE,
@@ -26,8 +28,6 @@ from tests.netns.queue_bench import (
     ipv4,
     ipv6,
 )  # fmt: skip
-from topologies.switch.cells import LINK_DOWN, LINK_HOST
-from topologies.switch.portids import row
 
 pytestmark = pytest.mark.root
 

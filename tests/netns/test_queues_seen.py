@@ -16,24 +16,24 @@ from typing import Any
 
 import pytest
 
-from topologies import lab as life
-from topologies import state
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.problems import CheckError, InputError
-from topologies.process import run as command
-from topologies.queuestatus import read_queues
-from topologies.switch import pfc
-from topologies.switch.cells import LabQueues
-from topologies.switch.classes import policies_of
-from topologies.switch.portids import row
-from topologies.switch.requeue import set_queues, wanted_policies
-from traffic.options import run_options
-from traffic.paths.validate import validate
-from traffic.results import RunResult
-from traffic.run import run
-from traffic.seriesfile import load
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, InputError
+from heddle.base.process import run as command
+from heddle.checks.validate import validate
+from heddle.lab import lifecycle as life
+from heddle.lab.lifecycle import Lab
+from heddle.lab.queuestatus import read_queues
+from heddle.lab.requeue import set_queues, wanted_policies
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.runs.seriesfile import load
+from heddle.spec.load import load_fabric
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.classes import policies_of
+from heddle.switch.queues.portids import row
+from heddle.traffic.options import run_options
 
 pytestmark = pytest.mark.root
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from heddle.kernel.namespace import inside
 from tests.netns.static_fabric import dropping, roce_frame, some_flows, static_fabric
-from topologies.namespace import inside
 
 pytestmark = pytest.mark.root
 

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.lab import lifecycle as life
+from heddle.lab.lifecycle import Lab
+from heddle.runs.lastrun import last_paths
+from heddle.runs.run import run
+from heddle.spec.load import load_fabric
+from heddle.switch.pfc.frame import build
+from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues.cells import LabQueues
+from heddle.traffic.options import RunOptions
 from tests.netns.pfc_lab import LOSSLESS
-from topologies import lab as life
-from topologies.events import Silent
-from topologies.lab import Lab
-from topologies.load import load_fabric
-from topologies.switch.cells import LabQueues
-from topologies.switch.pfc.frame import build
-from topologies.switch.pfc.gates import Gates
-from traffic.lastrun import last_paths
-from traffic.options import RunOptions
-from traffic.run import run
 
 pytestmark = pytest.mark.root
 

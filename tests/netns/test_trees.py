@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from topologies import trees
-from topologies.engine import daemon, docker
-from topologies.problems import MachineError
+from heddle.base import mounts as trees
+from heddle.base.problems import MachineError
+from heddle.host.engine import docker
+from heddle.host.engine.byhand import dockerd as daemon
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +68,7 @@ def test_what_a_killed_process_left_goes_when_the_next_one_comes(
     (tmp_path / "trial-link").symlink_to(others)
     code = f"""
 from pathlib import Path
-from topologies import trees
+from heddle.base import mounts as trees
 trees.TEMPORARY = Path({str(tmp_path)!r})
 with trees.scratch("trial-") as place:
     print(place, flush=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.process import run
+from heddle.checks.validate import Check, validate
+from heddle.kernel import namespace
+from heddle.lab.lifecycle import Lab
+from heddle.proof.evidence import SentFlow, collect_after, collect_before
+from heddle.proof.verdict import prove
 from tests.netns.static_fabric import some_flows
-from topologies import namespace
-from topologies.lab import Lab
-from topologies.process import run
-from traffic.paths.evidence import SentFlow, collect_after, collect_before
-from traffic.paths.report import prove
-from traffic.paths.validate import Check, validate
 
 pytestmark = pytest.mark.root
 
@@ -121,7 +121,7 @@ def test_routes_that_change_during_a_run_are_told(tiny: Lab) -> None:
 
 @pytest.mark.parametrize("keys", [{"routing": {"ecmp": "flow"}}, {"routing": {"ecmp": "e-ecmp"}}])
 def test_prediction_and_oracle_agree_where_bgp_made_the_routes(fabric_lab: object, keys: dict[str, object]) -> None:
-    from traffic.paths.report import foresee
+    from heddle.proof.verdict import foresee
 
     assert callable(fabric_lab)
     link = {"host": "25mbit", "fabric": "25mbit"}

@@ -1,4 +1,4 @@
-"""A frame of every kind that Heddle sends, over either IP: made by traffic/nic/frames.py, and the same by roce.py."""
+"""A frame of every kind that Heddle sends, over either IP: made by frames.py, and the same by wire/roce.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from traffic.nic import wire
-from traffic.nic.frames import FlowHeader, Reth, SendBatch
+from heddle.endpoints.nic.frames import FlowHeader, Reth, SendBatch
+from heddle.wire import layout as wire
 
 MTU: Final = 4096
 SRC_IP: Final = "10.0.3.2"
@@ -75,7 +75,7 @@ class Sample:
         from scapy.layers.inet6 import IPv6
         from scapy.layers.l2 import Ether
 
-        from traffic import roce
+        from heddle.wire import roce
 
         packet = Ether(src=SRC_MAC, dst=DST_MAC)
         if self.version == 4:

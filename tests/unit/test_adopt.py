@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 import yaml
 
+from heddle.base.problems import InputError
+from heddle.base.state import Record
+from heddle.fabric.model import Tier
+from heddle.kernel.fib import Fib
+from heddle.lab.blueprint import spec_of
+from heddle.lab.imported import frr
+from heddle.lab.imported.choose import blueprint_of
+from heddle.lab.imported.companions import files_of
+from heddle.lab.imported.copy import copied
+from heddle.lab.imported.imported import Brought, adopt
+from heddle.lab.imported.reachability import Look, Session
+from heddle.lab.imported.variables import expand, lab_name, literal
+from heddle.render.dialects import RenderOptions
+from heddle.runtimes.netns_topology import read_topology
 from tests.own_topologies import mini_clos
-from topologies.adopt import frr
-from topologies.adopt.brought import Brought, adopt
-from topologies.adopt.choose import blueprint_of
-from topologies.adopt.companions import files_of
-from topologies.adopt.convergence import Look, Session
-from topologies.adopt.copy import copied
-from topologies.adopt.words import expand, lab_name, literal
-from topologies.blueprint import spec_of
-from topologies.dialects import RenderOptions
-from topologies.fabric import Tier
-from topologies.problems import InputError
-from topologies.runtimes.netns_topology import read_topology
-from topologies.state import Record
-from topologies.switch.fib import Fib
 
 Write = Callable[[str], Path]
 

@@ -13,13 +13,13 @@ from scapy.layers.inet6 import ICMPv6ND_RA, IPv6, IPv6ExtHdrHopByHop
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.utils import PcapNgReader
 
+from heddle.base.problems import InputError
+from heddle.lab.capture import Bounds
+from heddle.wire import layout as wire
+from heddle.wire import roce
+from heddle.wire.dissect import dissect
+from heddle.wire.pcapng import Frame, PcapngFile, PcapReader
 from tests.unit.roce_samples import DQPN, DST_IP, DST_IP6, SAMPLES, SAMPLES6, SPORT, SRC_IP, SRC_IP6, Sample
-from topologies.capture import Bounds
-from topologies.pcapng import Frame, PcapngFile, PcapReader
-from topologies.problems import InputError
-from traffic import roce
-from traffic.dissect import dissect
-from traffic.nic import wire
 
 
 @pytest.mark.parametrize("sample", [*SAMPLES, *SAMPLES6], ids=lambda s: s.name)

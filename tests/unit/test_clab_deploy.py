@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from topologies.problems import MachineError
-from topologies.runtimes.clab_deploy import raise_failures
+from heddle.base.problems import MachineError
+from heddle.runtimes.clab_deploy import raise_failures
 
 BLOCKS = """\
 08:51:20 INFO Creating container name=a

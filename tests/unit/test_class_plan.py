@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from topologies.buffers import buffer_bytes
-from topologies.fabric import Fabric
-from topologies.load import load_fabric, presets
-from topologies.problems import InputError
-from topologies.queuespec import QueuesSpec
-from topologies.shapes import build
-from topologies.spec import FabricSpec
-from topologies.specdata import dump_spec, load_spec
-from topologies.switch.classes import UNUSED, budget_of, class_plan, deepest_queue, policies_of
-from topologies.switch.disciplines import DISCIPLINES, number_of
+from heddle.base.problems import InputError
+from heddle.fabric.buffers import buffer_bytes
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import build
+from heddle.spec.load import load_fabric, presets
+from heddle.spec.plain import dump_spec, load_spec
+from heddle.spec.queuespec import QueuesSpec
+from heddle.spec.schema import FabricSpec
+from heddle.switch.queues.classes import UNUSED, budget_of, class_plan, deepest_queue, policies_of
+from heddle.switch.queues.disciplines import DISCIPLINES, number_of
 
 SLOW = {"host": "25mbit", "fabric": "25mbit"}
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from topologies.cli.argv import Verb, parameters_of, parse, wants_json, words_of
-from topologies.cli.console import Console, table
-from topologies.cli.program import main
-from topologies.cli.verbs import verb
-from topologies.fabric import Fabric
-from topologies.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.cli.argv import Verb, parameters_of, parse, wants_json, words_of
+from heddle.cli.console import Console, table
+from heddle.cli.program import main
+from heddle.cli.verbs import verb
+from heddle.fabric.model import Fabric
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -223,9 +223,9 @@ def test_shells_can_complete(typed: list[str], offered: list[str], capsys: pytes
 
 def test_shells_complete_modes_plans_and_fabrics() -> None:
     import tasks
-    from topologies.cli.completion import candidates
-    from topologies.cli.queues import queues
-    from topologies.load import presets
+    from heddle.cli.completion import candidates
+    from heddle.cli.queues_verb import queues
+    from heddle.spec.load import presets
 
     verbs = {each.verb.name: each.verb for each in (tasks.hashing, tasks.paths, queues)}
     assert "pinned" in candidates(["./inv", "hashing", ""], verbs, [])
@@ -262,7 +262,7 @@ def test_there_is_a_completion_script_for_each_shell(capsys: pytest.CaptureFixtu
 
 def test_values_of_flags_and_fabrics_are_offered_but_no_words_of_a_command() -> None:
     import tasks
-    from topologies.cli.completion import candidates
+    from heddle.cli.completion import candidates
 
     verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
 
@@ -336,7 +336,7 @@ def test_a_working_directory_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_be_brings_no_fabric_up(capsys: pytest.CaptureFixture[str]) -> None:
-    from topologies.cli.inside import lab_for_run
+    from heddle.cli.inside import lab_for_run
 
     def refuse(built: Fabric) -> None:
         raise InputError(Problem("", built.name, "is too small"))

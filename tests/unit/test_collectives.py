@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from traffic.collectives import Pattern, patterns
-from traffic.collectives.all_to_all import deltas
-from traffic.collectives.pattern import chunk_range
-from traffic.schedule import build_schedule
+from heddle.traffic.collectives import Pattern, patterns
+from heddle.traffic.collectives.all_to_all import deltas
+from heddle.traffic.collectives.pattern import chunk_range
+from heddle.traffic.schedule import build_schedule
 
 ALL = [pytest.param(pattern, id=pattern.collective) for pattern in patterns().values()]
 SIZES = [(2, 2), (3, 10), (5, 13), (8, 64), (16, 100), (16, 16)]

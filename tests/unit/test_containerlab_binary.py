@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from topologies.engine import binary, build, release, setup
-from topologies.events import Silent
-from topologies.problems import InputError, MachineError
-from topologies.process import find_program
+from heddle.base.events import Silent
+from heddle.base.problems import InputError, MachineError
+from heddle.base.process import find_program
+from heddle.host.engine import binary, release, setup
+from heddle.host.engine.byhand import compile as build
 
 MODULE_CACHE = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod"))
 REAL_SOURCE = MODULE_CACHE / "github.com/srl-labs/containerlab@v0.79.0/utils/kernel_module.go"

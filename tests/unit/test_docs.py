@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from topologies.spec import FabricSpec
-from topologies.units import parse_duration, parse_rate, parse_size
+from heddle.base.units import parse_duration, parse_rate, parse_size
+from heddle.spec.schema import FabricSpec
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "fabric-file.md"
 

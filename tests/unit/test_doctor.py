@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from topologies import doctor, packages, probes
-from topologies.problems import MachineError
+from heddle.base.problems import MachineError
+from heddle.host import doctor, packages, probes
 
 
 def test_every_check_has_a_detail_and_a_place_in_the_table() -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from topologies import packages
-from topologies.engine import daemon, docker, images
-from topologies.events import Silent
-from topologies.problems import MachineError, Problem
-from topologies.process import Done
+from heddle.base.events import Silent
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import Done
+from heddle.host import packages
+from heddle.host.engine import docker, images
+from heddle.host.engine.byhand import dockerd as daemon
 
 
 @pytest.fixture(autouse=True)

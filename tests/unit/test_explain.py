@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from topologies.problems import InputError
-from topologies.shapes import clos
-from topologies.spec import FabricSpec
-from traffic import lastrun
-from traffic.paths.flowword import made_up
-from traffic.paths.hashes import jhash2, siphash24
-from traffic.paths.spread import element, ports_of, spreads
-from traffic.paths.steps import bounds, jhash_steps, siphash_steps
+from heddle.base.problems import InputError
+from heddle.fabric.shapes import clos
+from heddle.predict.hashes import jhash2, siphash24
+from heddle.predict.spread import element, ports_of, spreads
+from heddle.predict.steps import bounds, jhash_steps, siphash_steps
+from heddle.runs import lastrun
+from heddle.runs.flowword import made_up
+from heddle.spec.schema import FabricSpec
 
 FABRIC = clos.build(FabricSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2))
 

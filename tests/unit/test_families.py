@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from topologies.fabric import Fabric, Tier
-from topologies.load import load_fabric, presets
-from topologies.shapes import build
-from topologies.spec import AddressingSpec, FabricSpec
-from topologies.specdata import differences, dump_spec, load_spec
-from topologies.switch.fib import Fib, NextHop
+from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.shapes import build
+from heddle.kernel.fib import Fib, NextHop
+from heddle.spec.load import load_fabric, presets
+from heddle.spec.plain import differences, dump_spec, load_spec
+from heddle.spec.schema import AddressingSpec, FabricSpec
 
 
 @pytest.fixture(params=[*presets(), "rails"])

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from topologies.problems import CheckError
-from topologies.switch.fib import NextHop
-from topologies.switch.steering import Udf
-from traffic.paths import forwarding as engine
-from traffic.paths import oracle
-from traffic.paths.forwarding import Forwarding, Hops, forwarding_of, walk
-from traffic.paths.hashes import FlowArrays
-from traffic.paths.rules import Rule, Rules, SteeringTables, exact_keys, steering_like
+from heddle.base.problems import CheckError
+from heddle.kernel.fib import NextHop
+from heddle.predict import forwarding as engine
+from heddle.predict.forwarding import Forwarding, Hops, forwarding_of, walk
+from heddle.predict.hashes import FlowArrays
+from heddle.predict.rules import Rule, Rules, SteeringTables, exact_keys, steering_like
+from heddle.proof import oracle
+from heddle.switch.hashing.steering import Udf
 
 LEAVES, SPINES, HOSTS = 2, 3, 2
 SEEDS = {f"leaf{i}": 11 + i for i in range(LEAVES)} | {f"spine{i}": 21 + i for i in range(SPINES)}

@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from topologies.families import Network
-from topologies.switch.fib import Fib, NextHop
-from topologies.switch.hashing import SwitchHashing
-from topologies.switch.steering import Udf
-from traffic.paths.forwarding import forwarding_of
-from traffic.paths.hashes import FlowArrays, e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
-from traffic.plan import Flow
+from heddle.base.families import Network
+from heddle.kernel.fib import Fib, NextHop
+from heddle.predict.forwarding import forwarding_of
+from heddle.predict.hashes import FlowArrays, e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.hashing.steering import Udf
+from heddle.traffic.plan import Flow
 
 
 def hops(*weights: int, dead: tuple[int, ...] = ()) -> tuple[NextHop, ...]:

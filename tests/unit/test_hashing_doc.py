@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from topologies.load import load_fabric
-from topologies.shapes import build
-from traffic.options import run_options
-from traffic.paths.hashes import FlowArrays, e_ecmp_hash
-from traffic.plan import Flow, build_plan
+from heddle.fabric.shapes import build
+from heddle.predict.hashes import FlowArrays, e_ecmp_hash
+from heddle.spec.load import load_fabric
+from heddle.traffic.options import run_options
+from heddle.traffic.plan import Flow, build_plan
 
 DOC = (Path(__file__).resolve().parents[2] / "docs" / "hashing.md").read_text()
 MASK = 0xFFFFFFFF

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from topologies.cli.exact import ExactRows, entry_rows, file_rows
-from topologies.cli.hashing import _names, _options, _text
-from topologies.problems import InputError
-from topologies.spec import FabricSpec
-from topologies.switch.hashing import MODES, SwitchHashing
-from traffic.paths.explain import Step
-from traffic.paths.steps import siphash_steps
+from heddle.base.problems import InputError
+from heddle.cli.exactrows import ExactRows, entry_rows, file_rows
+from heddle.cli.hashing_verb import _names, _options, _text
+from heddle.predict.steps import siphash_steps
+from heddle.runs.explain import Step
+from heddle.spec.schema import FabricSpec
+from heddle.switch.hashing.hashing import MODES, SwitchHashing
 
 SPEC = FabricSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2)
 

@@ -8,7 +8,7 @@ import hmac
 
 import pytest
 
-from topologies.places.known_hosts import Verdict, algorithms, called, fingerprint, judge, parse_entries
+from heddle.places.known_hosts import Verdict, algorithms, called, fingerprint, judge, parse_entries
 
 ONE, TWO = b"key one", b"key two"
 

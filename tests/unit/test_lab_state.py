@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from topologies import state
-from topologies.dialects import RenderOptions
-from topologies.events import Silent
-from topologies.lab import down, explain, open_lab
-from topologies.load import load_fabric, presets
-from topologies.problems import InputError, MachineError
-from topologies.process import run
-from topologies.runtimes import get_runtime
-from topologies.runtimes.netns_cleanup import remove_lab
-from topologies.runtimes.netns_topology import read_topology
-from topologies.spec import FabricSpec
-from topologies.specdata import differences, dump_spec, load_spec
-from topologies.status import status
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.base.problems import InputError, MachineError
+from heddle.base.process import run
+from heddle.lab.lifecycle import down, explain, open_lab
+from heddle.lab.status import status
+from heddle.render.dialects import RenderOptions
+from heddle.runtimes.netns_cleanup import remove_lab
+from heddle.runtimes.netns_topology import read_topology
+from heddle.runtimes.registry import get_runtime
+from heddle.spec.load import load_fabric, presets
+from heddle.spec.plain import differences, dump_spec, load_spec
+from heddle.spec.schema import FabricSpec
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_what_no_lab_can_be_called_is_never_taken_down(
 ) -> None:
     asked = str(tmp_path / "victim") if name == "/home" else name
     (tmp_path / "victim").mkdir()
-    monkeypatch.setattr("topologies.lab._remove", lambda *_: pytest.fail("looked for something to remove"))
+    monkeypatch.setattr("heddle.lab.lifecycle._remove", lambda *_: pytest.fail("looked for something to remove"))
     for verb in (down, open_lab, status, state.read_record, state.remove_record):
         with pytest.raises(InputError):
             verb(asked)

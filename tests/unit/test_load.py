@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from topologies.load import load_fabric, presets
-from topologies.problems import InputError
-from topologies.yamlfile import MAX_BYTES
+from heddle.base.problems import InputError
+from heddle.spec.load import load_fabric, presets
+from heddle.spec.yamlfile import MAX_BYTES
 
 
 def problems(name_or_path: str, *overrides: str, name: str | None = None) -> str:

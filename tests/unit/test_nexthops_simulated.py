@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from topologies.fabric import Fabric
-from topologies.nexthops import next_hop_groups, racks_of
-from topologies.shapes import build
-from topologies.spec import FabricSpec
+from heddle.fabric.model import Fabric
+from heddle.fabric.nexthops import next_hop_groups, racks_of
+from heddle.fabric.shapes import build
+from heddle.spec.schema import FabricSpec
 
 Route = tuple[tuple[int, ...], bool]  # AS path, the nearest first; whether GRACEFUL_SHUTDOWN is on it
 Table = dict[str, dict[int, frozenset[str]]]

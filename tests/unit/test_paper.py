@@ -8,25 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from topologies.events import Silent
-from topologies.fabric import Fabric, Tier
-from topologies.preflight import frr_release
-from topologies.problems import InputError
-from topologies.shapes import build
-from topologies.spec import FabricSpec
-from topologies.switch.fib import Fib, NextHop
-from topologies.switch.hashing import hashing_of
-from traffic.options import RunOptions
-from traffic.paper.forecast import Ask, forecast
-from traffic.paper.loads import Scenario, carry, demand_of, nics_of, spread_evenly
-from traffic.paper.modes import HASHED, compared, other_seeds, rule_of, rules_of, steering_of
-from traffic.paper.planfile import load_plan
-from traffic.paper.result import Prediction
-from traffic.paper.traffic import traffic_of
-from traffic.paper.wires import Wires, forwarding_of, trouble_of, wires_of
-from traffic.paths.predict import predict
-from traffic.paths.rules import Rule
-from traffic.plan import build_plan
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.shapes import build
+from heddle.forecast.demand import traffic_of
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.loads import Scenario, carry, demand_of, nics_of, spread_evenly
+from heddle.forecast.modes import HASHED, compared, other_seeds, rule_of, rules_of, steering_of
+from heddle.forecast.planfile import load_plan
+from heddle.forecast.result import Prediction
+from heddle.forecast.wires import Wires, forwarding_of, trouble_of, wires_of
+from heddle.host.preflight import frr_release
+from heddle.kernel.fib import Fib, NextHop
+from heddle.predict.predict import predict
+from heddle.predict.rules import Rule
+from heddle.spec.schema import FabricSpec
+from heddle.switch.hashing.hashing import hashing_of
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import build_plan
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
 THREE: dict[str, Any] = {"zones": 3, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
@@ -227,7 +227,7 @@ def test_the_mode_of_the_file_comes_first() -> None:
 
 def test_a_rule_is_that_of_a_live_switch() -> None:
     fabric = build(spec_of("two"))
-    from traffic.paths.predict import rule_of as live
+    from heddle.predict.predict import rule_of as live
 
     for mode in ("flow", "e-ecmp", "pinned", "spray", "flowlet", "exact-match"):
         node = next(n for n in fabric.switches if n.tier is Tier.RTSW)

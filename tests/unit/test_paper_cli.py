@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from topologies.cli.paper import FLAGS, files_in, on_paper
-from topologies.cli.program import main
-from topologies.events import Silent
-from topologies.load import load_fabric
-from topologies.problems import InputError
-from traffic.paper.forecast import Ask, forecast
-from traffic.paper.heatmap import draw, kind_of
-from traffic.paper.planfile import load_plan
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.cli.forecast_verb import FLAGS, files_in, on_paper
+from heddle.cli.program import main
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import load_plan
+from heddle.spec.load import load_fabric
+from heddle.views.heatmap import draw, kind_of
 
 NOTHING: dict[str, Any] = {"predict": None, **dict.fromkeys(FLAGS), "set_": (), "down": (), "drain": (), "trials": 0}
 
@@ -29,7 +29,7 @@ Inv = Callable[..., tuple[int, dict[str, Any]]]
 def inv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Inv:
     """Exit code and JSON document of a verb, typed in an empty directory by somebody who must not become root."""
     import tasks
-    from topologies.cli import privilege
+    from heddle.cli import privilege
 
     def refuse(verb: str) -> None:
         raise AssertionError(f"{verb} asks for root")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from topologies.events import Silent
-from topologies.spec import FabricSpec
-from traffic.paper.forecast import Ask, forecast
-from traffic.paper.planfile import load_plan
-from traffic.paper.result import Prediction
-from traffic.paths.statistics import EVEN, UNEVEN
+from heddle.base.events import Silent
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import load_plan
+from heddle.forecast.result import Prediction
+from heddle.predict.statistics import EVEN, UNEVEN
+from heddle.spec.schema import FabricSpec
 
 TWO = {
     "racks": 8,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from topologies.events import Silent
-from topologies.spec import FabricSpec
-from traffic.paper.forecast import Ask, forecast
-from traffic.paper.modes import EVEN_SPLIT
-from traffic.paper.planfile import load_plan
-from traffic.paper.result import Prediction, Spread
+from heddle.base.events import Silent
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.modes import EVEN_SPLIT
+from heddle.forecast.planfile import load_plan
+from heddle.forecast.result import Prediction, Spread
+from heddle.spec.schema import FabricSpec
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topologies.fabric import Fabric
-from topologies.problems import InputError
-from topologies.shapes import build
-from topologies.spec import FabricSpec
-from traffic.collectives import Pattern, patterns
-from traffic.nic.wire import IMM_BYTES, LAYOUTS, RETH_BYTES
-from traffic.options import RunOptions, SourcePorts
-from traffic.paper.columns import flows_of
-from traffic.paper.planfile import files_of, load_plan
-from traffic.paper.traffic import Traffic, traffic_of
-from traffic.paper.volume import Cutting, cutting, of_lengths, of_pattern
-from traffic.paths.hashes import FlowArrays
-from traffic.plan import build_plan
-from traffic.ranks import part_sizes
-from traffic.schedule import build_schedule
+from heddle.base.problems import InputError
+from heddle.endpoints.ranks import part_sizes
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import build
+from heddle.forecast.columns import flows_of
+from heddle.forecast.demand import Traffic, traffic_of
+from heddle.forecast.planfile import files_of, load_plan
+from heddle.forecast.volume import Cutting, cutting, of_lengths, of_pattern
+from heddle.predict.hashes import FlowArrays
+from heddle.spec.schema import FabricSpec
+from heddle.traffic.collectives import Pattern, patterns
+from heddle.traffic.options import RunOptions, SourcePorts
+from heddle.traffic.plan import build_plan
+from heddle.traffic.schedule import build_schedule
+from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES
 
 SPORTS = {
     "qpn": SourcePorts(),
@@ -174,7 +174,7 @@ def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:
 
 
 def test_a_matrix_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traffic.paper.matrix.free_memory", lambda: 1000)
+    monkeypatch.setattr("heddle.forecast.matrix.free_memory", lambda: 1000)
     with pytest.raises(InputError, match=r"makes 30 connections of 6 ranks: .* GB are free"):
         traffic("all-to-all")
     with pytest.raises(InputError, match="makes 6 connections"):

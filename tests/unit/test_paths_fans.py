@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from heddle.predict import selftest
+from heddle.predict.predict import predict
+from heddle.predict.selftest import SelfTest, remember, verdict
+from heddle.proof.evidence import Evidence
+from heddle.proof.verdict import PathsResult, prove
+from heddle.runs.moved import moved_of
+from heddle.switch.counters import FlowCount, SwitchCounters
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.hashing.steering import HashOptions
 from tests.unit.test_paths_report import FABRIC, SENT, MadeLab, evidence, fibs
-from topologies.switch.counters import FlowCount, SwitchCounters
-from topologies.switch.hashing import SwitchHashing
-from topologies.switch.steering import HashOptions
-from traffic.paths import selftest
-from traffic.paths.evidence import Evidence
-from traffic.paths.moved import moved_of
-from traffic.paths.predict import predict
-from traffic.paths.report import PathsResult, prove
-from traffic.paths.selftest import SelfTest, remember, verdict
 
 SPRAY = {s.name: SwitchHashing(s.name, "spray", s.hash_seed or 1, 1, 0x37) for s in FABRIC.switches}
 FLOW = SENT[0].flow

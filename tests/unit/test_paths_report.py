@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from topologies.fabric import Fabric
-from topologies.families import Network
-from topologies.problems import CheckError
-from topologies.runtimes import NodeHandle
-from topologies.shapes import clos
-from topologies.spec import FabricSpec
-from topologies.switch.counters import FlowCount, PortCount, SwitchCounters
-from topologies.switch.fib import Fib, NextHop
-from topologies.switch.hashing import SwitchHashing
-from traffic.paths.evidence import Evidence, SentFlow
-from traffic.paths.predict import predict
-from traffic.paths.report import PathsResult, prove
-from traffic.plan import Flow
+from heddle.base.families import Network
+from heddle.base.problems import CheckError
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import clos
+from heddle.kernel.fib import Fib, NextHop
+from heddle.predict.predict import predict
+from heddle.proof.evidence import Evidence, SentFlow
+from heddle.proof.verdict import PathsResult, prove
+from heddle.runtimes.registry import NodeHandle
+from heddle.spec.schema import FabricSpec
+from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.traffic.plan import Flow
 
 FABRIC = clos.build(FabricSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
 HASHING = {s.name: SwitchHashing(s.name, "flow", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}

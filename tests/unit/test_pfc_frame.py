@@ -11,7 +11,7 @@ from scapy.contrib.mac_control import MACControlClassBasedFlowControl
 from scapy.layers.l2 import Ether
 from scapy.utils import wrpcap
 
-from topologies.switch.pfc.frame import FRAME_BYTES, MAX_QUANTA, PfcFrame, build, parse, quanta_ns
+from heddle.switch.pfc.frame import FRAME_BYTES, MAX_QUANTA, PfcFrame, build, parse, quanta_ns
 
 MAC = bytes.fromhex("02a1b2c3d4e5")
 CASES: tuple[dict[int, int], ...] = (

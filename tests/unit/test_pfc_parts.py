@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from topologies.queuestatus import reaction_bin as bin_that_is_read
-from topologies.shapes import clos
-from topologies.spec import FabricSpec
-from topologies.switch.pfc import AgentState, alive, stop, world
-from topologies.switch.pfc.agent import reaction_bin
-from topologies.switch.pfc.timers import Timers
-from topologies.switch.portids import port_ids
+from heddle.fabric.shapes import clos
+from heddle.lab.queuestatus import reaction_bin as bin_that_is_read
+from heddle.spec.schema import FabricSpec
+from heddle.switch.pfc import world
+from heddle.switch.pfc.agent import reaction_bin
+from heddle.switch.pfc.control import AgentState, alive, stop
+from heddle.switch.pfc.timers import Timers
+from heddle.switch.queues.portids import port_ids
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from topologies.switch.pfc import world
+from heddle.switch.pfc import world
 made = world.World.__new__(world.World)
 made._locks = world.os.open(Path(sys.argv[1]) / world.LOCKS, world.os.O_RDWR | world.os.O_CREAT)
 made.lock(int(sys.argv[2]))

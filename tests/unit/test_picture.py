@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from topologies.fabric import Fabric, Link, Node, Port, Tier
-from topologies.graph import drawing, kind_of, write_file
-from topologies.load import load_fabric
-from topologies.picture import LinkLoad, amount, spreads
-from topologies.problems import InputError
-from topologies.shapes import build
-from topologies.spec import FabricSpec
-from traffic.paths.report import LinkUse, Mmr
-from traffic.paths.usage import describe_run, link_loads
+from heddle.base.problems import InputError
+from heddle.fabric.model import Fabric, Link, Node, Port, Tier
+from heddle.fabric.shapes import build
+from heddle.proof.verdict import LinkUse, Mmr
+from heddle.spec.load import load_fabric
+from heddle.spec.schema import FabricSpec
+from heddle.views.graph import drawing, kind_of, write_file
+from heddle.views.picture import LinkLoad, amount, spreads
+from heddle.views.usage import describe_run, link_loads
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -178,8 +178,8 @@ def test_without_a_run_the_picture_says_so() -> None:
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_path: Path) -> None:
     code = (
-        "import sys; from topologies.graph import drawing, kind_of; from topologies.load import load_fabric;"
-        "from topologies.shapes import build;"
+        "import sys; from heddle.views.graph import drawing, kind_of; from heddle.spec.load import load_fabric;"
+        "from heddle.fabric.shapes import build;"
         "sys.stdout.buffer.write(drawing(kind_of(sys.argv[1]), build(load_fabric('tiny')), (), 'a run'))"
     )
     argv = [sys.executable, "-c", code, kind]

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from topologies.cli.argv import Parameter, Verb, parse, words_of
-from topologies.places import KINDS, place_for
-from topologies.places.address import Address, check_kind, parse_address
-from topologies.places.config import config_path, read_config
-from topologies.places.files import elsewhere, real, told
-from topologies.places.store import Manifest, Store, digest_of, pack, unpack
-from topologies.places.sync import checkout_id, manifest_of, send
-from topologies.places.wire import COMMAND, program
-from topologies.problems import InputError
+from heddle.base.files import elsewhere, real, told
+from heddle.base.problems import InputError
+from heddle.cli.argv import Parameter, Verb, parse, words_of
+from heddle.places import KINDS, place_for
+from heddle.places.address import Address, check_kind, parse_address
+from heddle.places.channel import COMMAND, program
+from heddle.places.config import config_path, read_config
+from heddle.places.store import Manifest, Store, digest_of, pack, unpack
+from heddle.places.sync import checkout_id, manifest_of, send
 
 
 @pytest.fixture(autouse=True)

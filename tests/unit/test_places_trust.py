@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from topologies.places.session import land
-from topologies.places.store import Store
-from topologies.problems import MachineError
+from heddle.base.problems import MachineError
+from heddle.places.session import land
+from heddle.places.store import Store
 
 PICTURES = (".svg", ".png")
 

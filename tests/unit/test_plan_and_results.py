@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from topologies.fabric import Fabric
-from topologies.load import load_fabric
-from topologies.problems import InputError
-from topologies.shapes import build
-from topologies.switch.classes import deepest_queue
-from traffic import machine
-from traffic.collectives import find_pattern
-from traffic.nic.sport import sport_for_qps
-from traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
-from traffic.plan import build_plan
-from traffic.results import MachineUse, RunResult, SizeRow, size_row
-from traffic.run import payload_bytes, total_packets
+from heddle.base.problems import InputError
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import build
+from heddle.host import capacity as machine
+from heddle.runs.results import MachineUse, RunResult, SizeRow, size_row
+from heddle.runs.run import payload_bytes, total_packets
+from heddle.spec.load import load_fabric
+from heddle.switch.queues.classes import deepest_queue
+from heddle.traffic.collectives import find_pattern
+from heddle.traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
+from heddle.traffic.plan import build_plan
+from heddle.wire.sport import sport_for_qps
 
 
 @pytest.fixture(scope="module")

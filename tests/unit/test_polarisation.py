@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from topologies.fabric import Fabric
-from topologies.shapes import build
-from topologies.spec import FabricSpec, RoutingSpec
-from topologies.switch.fib import Fib, NextHop
-from topologies.switch.hashing import SwitchHashing
-from traffic.paths.polarisation import Polarisation, made_up, polarisation
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import build
+from heddle.kernel.fib import Fib, NextHop
+from heddle.predict.polarisation import Polarisation, made_up, polarisation
+from heddle.spec.schema import FabricSpec, RoutingSpec
+from heddle.switch.hashing.hashing import SwitchHashing
 
 
 def fabric_of(k: int, seed: str = "per-switch", zones: int = 2) -> Fabric:

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from topologies.problems import InputError
-from topologies.shapes import build
-from topologies.spec import FabricSpec
-from topologies.switch.portids import classid, numbered_ports, port_ids, row
+from heddle.base.problems import InputError
+from heddle.fabric.shapes import build
+from heddle.spec.schema import FabricSpec
+from heddle.switch.queues.portids import classid, numbered_ports, port_ids, row
 
 
 def test_ports_are_numbered_from_1_in_the_order_of_the_fabric() -> None:

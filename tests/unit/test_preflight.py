@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from topologies import preflight as room
-from topologies.preflight import preflight
-from topologies.problems import MachineError
-from topologies.shapes import build
-from topologies.spec import FabricSpec, RoutingSpec
+from heddle.base.problems import MachineError
+from heddle.fabric.shapes import build
+from heddle.host import preflight as room
+from heddle.host.preflight import preflight
+from heddle.spec.schema import FabricSpec, RoutingSpec
 
 LARGE = build(FabricSpec(name="large", racks=128, ctsw=16))
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from topologies.switch import cells
-from topologies.switch.bpf import build
+from heddle.switch.bpf import build
+from heddle.switch.queues import cells
 
 _EXTRA = {1: 4, 2: 0, 3: 12, 8: 0, 9: 0, 10: 0, 11: 0, 12: 0, 14: 4, 17: 4}  # kind -> bytes behind its btf_type
 STRUCTS = {

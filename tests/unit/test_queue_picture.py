@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from topologies.cli.plots import kind_of
-from topologies.problems import InputError
-from traffic.queuepicture import draw, panels
-from traffic.series import COLUMNS, Series
-from traffic.seriesfile import Recorded, RowLabel
+from heddle.base.problems import InputError
+from heddle.cli.plot_verb import kind_of
+from heddle.runs.series import COLUMNS, Series
+from heddle.runs.seriesfile import Recorded, RowLabel
+from heddle.views.queuepicture import draw, panels
 
 BUCKETS = 50
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from topologies.fabric import Fabric
-from topologies.load import load_fabric
-from topologies.shapes import build
-from topologies.switch.cells import CAUSES
-from topologies.switch.portids import port_ids, row
-from traffic.queueuse import QueueUse, Reading, use_of
-from traffic.series import COLUMNS, Series
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import build
+from heddle.runs.queueuse import QueueUse, Reading, use_of
+from heddle.runs.series import COLUMNS, Series
+from heddle.spec.load import load_fabric
+from heddle.switch.queues.cells import CAUSES
+from heddle.switch.queues.portids import port_ids, row
 
 
 @pytest.fixture

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from topologies.cli.queuelive import page
-from topologies.cli.queues import Wanted, matching
-from topologies.cli.queuetext import amount, queues_text
-from topologies.fabric import Fabric
-from topologies.load import load_fabric
-from topologies.queuestatus import AgentRow, QueuesResult, reaction_bin, reactions_of, result_of
-from topologies.shapes import build
-from topologies.switch import cells
-from topologies.switch.classes import policies_of
-from topologies.switch.portids import port_ids, row
-from traffic.queueuse import QueueUse
+from heddle.cli.queuelive import page
+from heddle.cli.queues_verb import Wanted, matching
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import build
+from heddle.lab.queuestatus import AgentRow, QueuesResult, reaction_bin, reactions_of, result_of
+from heddle.runs.queueuse import QueueUse
+from heddle.spec.load import load_fabric
+from heddle.switch.queues import cells
+from heddle.switch.queues.classes import policies_of
+from heddle.switch.queues.portids import port_ids, row
+from heddle.views.queuetext import amount, queues_text
 
 NOW = 5_000_000_000
 RATES = ["link.host=100mbit", "link.fabric=100mbit"]

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from traffic.collectives import find_pattern
-from traffic.nic.rc import ACK, PSN_MASK, Message, RcParams, Requester, Responder, WritePacket
-from traffic.options import QpMode, RunOptions
-from traffic.ranks import Rank, part_sizes, rank_input
-from traffic.schedule import build_schedule
+from heddle.endpoints.ranks import Rank, part_sizes, rank_input
+from heddle.endpoints.transports.rc import ACK, PSN_MASK, Message, RcParams, Requester, Responder, WritePacket
+from heddle.traffic.collectives import find_pattern
+from heddle.traffic.options import QpMode, RunOptions
+from heddle.traffic.schedule import build_schedule
 
 PARAMS = RcParams(mtu=256, window=8, ack_every=2, timeout_s=1.0, retries=50)
 

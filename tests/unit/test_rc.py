@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from traffic.nic.rc import (
+from heddle.endpoints.transports.rc import (
     ACK,
     NAK_ACCESS,
     NAK_PSN,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from topologies.queuespec import QueuesSpec
-from topologies.switch import red
+from heddle.spec.queuespec import QueuesSpec
+from heddle.switch.queues import red
 
 PMAXES = [0.01, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9, 1.0]
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from topologies.dialects import DIALECTS, RenderOptions, Version, check_deployable, dialect_for, render_options
-from topologies.load import load_fabric, presets
-from topologies.problems import InputError
-from topologies.render import mgmt_subnet, render, rendered
-from topologies.runtimes.netns_topology import read_topology
-from topologies.shapes import build
-from topologies.spec import AddressingSpec, FabricSpec
+from heddle.base.problems import InputError
+from heddle.fabric.shapes import build
+from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, dialect_for, render_options
+from heddle.render.render import mgmt_subnet, render, rendered
+from heddle.runtimes.netns_topology import read_topology
+from heddle.spec.load import load_fabric, presets
+from heddle.spec.schema import AddressingSpec, FabricSpec
 
 SMALL = FabricSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1)
 FABRICS = {

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import pytest
 
-from topologies.load import load_fabric
-from topologies.problems import InputError
-from topologies.spec import FabricSpec
-from topologies.switch.requeue import changed
+from heddle.base.problems import InputError
+from heddle.lab.requeue import changed
+from heddle.spec.load import load_fabric
+from heddle.spec.schema import FabricSpec
 
 
 @pytest.fixture(scope="module")

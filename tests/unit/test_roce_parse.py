@@ -8,6 +8,10 @@ from ipaddress import IPv4Address, IPv6Address
 import numpy as np
 import pytest
 
+from heddle.endpoints.nic.framebuffer import FrameBuffer, frame_bytes_for
+from heddle.endpoints.nic.frames import SendBatch, ip_checksum
+from heddle.endpoints.nic.parse import NO_KIND, Parser, Received
+from heddle.wire import layout as wire
 from tests.unit.roce_samples import (
     DQPN,
     MTU,
@@ -22,10 +26,6 @@ from tests.unit.roce_samples import (
     flow,
     payload_of,
 )
-from traffic.nic import wire
-from traffic.nic.buffers import FrameBuffer, frame_bytes_for
-from traffic.nic.frames import SendBatch, ip_checksum
-from traffic.nic.parse import NO_KIND, Parser, Received
 
 SRC = {4: int(IPv4Address(SRC_IP)), 6: int(IPv6Address(SRC_IP6))}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from scapy.utils import wrpcap
 
+from heddle.wire import layout as wire
 from tests.unit.roce_samples import DQPN, SAMPLES, SAMPLES6, Sample
-from traffic.nic import wire
 
 pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
 

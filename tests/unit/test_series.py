@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from topologies.lab import Lab
-from topologies.problems import InputError
-from topologies.switch import cells
-from traffic import series as room
-from traffic import seriesfile
-from traffic.series import COLUMNS, Sampler, Series, _Bucket, changes, counted, halved
-from traffic.seriesfile import RowLabel
+from heddle.base.problems import InputError
+from heddle.lab.lifecycle import Lab
+from heddle.runs import series as room
+from heddle.runs import seriesfile
+from heddle.runs.series import COLUMNS, Sampler, Series, _Bucket, changes, counted, halved
+from heddle.runs.seriesfile import RowLabel
+from heddle.switch.queues import cells
 
 ROWS = 40
 BUSY = 11  # a row
@@ -219,8 +219,8 @@ def test_a_series_is_kept_as_it_was_and_forgotten_when_told(tmp_path: Path) -> N
         maps.arrive(70_000)
         pause()
     (series,) = found
-    from topologies.load import load_fabric
-    from topologies.shapes import build
+    from heddle.fabric.shapes import build
+    from heddle.spec.load import load_fabric
 
     lab = a_lab(tmp_path)
     object.__setattr__(lab, "fabric", build(load_fabric("tiny")))

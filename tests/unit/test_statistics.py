@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from traffic.paths.hashes import FlowArrays
-from traffic.paths.statistics import (
+from heddle.predict.hashes import FlowArrays
+from heddle.predict.statistics import (
     DEPENDENT,
     EVEN,
     INDEPENDENT,

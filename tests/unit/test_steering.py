@@ -8,14 +8,14 @@ from ipaddress import ip_network
 
 import pytest
 
-from topologies.load import load_fabric
-from topologies.shapes import build
-from topologies.spec import FabricSpec
-from topologies.specdata import dump_spec, load_spec
-from topologies.switch.hashing import MODES, SwitchHashing, hashing_of, kernel_policy, options_of, sysctls
-from topologies.switch.rehash import label_of
-from topologies.switch.steering import DEFAULT_OPTIONS, HashOptions, PrefixRule, Steering, Udf, steering_of
-from topologies.units import format_duration, parse_duration
+from heddle.base.units import format_duration, parse_duration
+from heddle.fabric.shapes import build
+from heddle.lab.rehash import label_of
+from heddle.spec.load import load_fabric
+from heddle.spec.plain import dump_spec, load_spec
+from heddle.spec.schema import FabricSpec
+from heddle.switch.hashing.hashing import MODES, SwitchHashing, hashing_of, kernel_policy, options_of, sysctls
+from heddle.switch.hashing.steering import DEFAULT_OPTIONS, HashOptions, PrefixRule, Steering, Udf, steering_of
 
 FABRIC = build(FabricSpec(name="a", racks=3, ctsw=4, hosts_per_rack=3))
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from topologies.fabric import Fabric, Tier
-from topologies.load import load_fabric
-from topologies.nexthops import next_hop_groups, racks_of
-from topologies.problems import InputError
-from topologies.seeds import seed_for, switch_seed
-from topologies.shapes import build
-from topologies.spec import FabricSpec, LinkSpec
+from heddle.base.problems import InputError
+from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.nexthops import next_hop_groups, racks_of
+from heddle.fabric.seeds import seed_for, switch_seed
+from heddle.fabric.shapes import build
+from heddle.spec.load import load_fabric
+from heddle.spec.schema import FabricSpec, LinkSpec
 
 
 @pytest.fixture(scope="module")

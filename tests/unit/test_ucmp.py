@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from topologies.fabric import Fabric
-from topologies.nexthops import Group, next_hop_groups, racks_of
-from topologies.render import rendered
-from topologies.shapes import build
-from topologies.spec import FabricSpec
-from topologies.ucmp import announcements, expected_weights, weights_of
+from heddle.fabric.model import Fabric
+from heddle.fabric.nexthops import Group, next_hop_groups, racks_of
+from heddle.fabric.shapes import build
+from heddle.fabric.ucmp import announcements, expected_weights, weights_of
+from heddle.render.render import rendered
+from heddle.spec.schema import FabricSpec
 
 
 def fabric_of(exceptions: dict[str, str] | None = None, **keys: Any) -> Fabric:

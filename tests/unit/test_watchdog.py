@@ -10,9 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from topologies.switch import cells
-from topologies.switch.pfc.timers import Timers
-from topologies.switch.pfc.watchdog import Watchdog
+from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.watchdog import Watchdog
+from heddle.switch.queues import cells
 
 DETECT, RESTORE = 3, 4  # kinds of timers
 SECOND = 10**9

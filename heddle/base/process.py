@@ -1,0 +1,186 @@
+"""The one way to run an outside command: logged, timed, replayable.
+
+Every command is an argument list; nothing passes through a shell. `Journal` keeps what was run, and prints it as a
+shell script: that is what `./inv up --explain` shows, and it is teaching material too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from heddle.base.problems import MachineError, Problem, trouble
+
+log = logging.getLogger("heddle.process")
+_PATIENCE_S: Final = 20.0  # between SIGTERM and SIGKILL: mmdebstrap unmounts what it mounted
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left behind. `seconds` is wall time."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class Journal:
+    """The commands of one piece of work, in order; safe to share between threads."""
+
+    lines: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, argv: Sequence[str], stdin: str | None = None) -> None:
+        """Remember a command, with what it was given on standard input as a here-document."""
+        text = shlex.join(argv)
+        if stdin is not None:
+            text += " <<'EOF'\n" + stdin.rstrip("\n") + "\nEOF"
+        with self._lock:
+            self.lines.append(text)
+
+    def comment(self, text: str) -> None:
+        """Remember something that no command does (a BPF map written, a file placed)."""
+        with self._lock:
+            self.lines.extend("# " + line for line in text.splitlines())
+
+    def script(self) -> str:
+        """The whole as a shell script."""
+        return "#!/bin/sh\nset -e\n" + "\n".join(self.lines) + "\n"
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    stdin: str | None = None,
+    check: bool = True,
+    timeout: float = 60.0,
+    journal: Journal | None = None,
+) -> Done:
+    """Run a command to its end and return what it printed.
+
+    timeout: seconds. Raises MachineError when the command is missing, fails (with `check`) or takes too long; its
+    first error lines are the reason, so that `ip -batch` errors name the line at fault.
+    """
+    if journal is not None:
+        journal.note(argv, stdin)
+    start = time.monotonic()
+    try:
+        proc = subprocess.run(list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    except FileNotFoundError:
+        raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
+    except OSError as error:  # no process, no memory, no file descriptor left
+        raise trouble(error, argv[0]) from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s")) from None
+    done = Done(tuple(argv), proc.returncode, proc.stdout, proc.stderr, time.monotonic() - start)
+    log.debug("%s -> %d in %.3f s", shlex.join(argv), done.code, done.seconds)
+    if check and done.code != 0:
+        said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
+        raise MachineError(Problem("", shlex.join(argv), f"failed with exit code {done.code}: {said}"))
+    return done
+
+
+def search_path(*more: str) -> list[str]:
+    """The directories of PATH, then these. An empty or relative one is passed over.
+
+    It would be the working directory, and whatever lies there would run as root.
+    """
+    return [place for place in (*os.environ.get("PATH", "").split(os.pathsep), *more) if place.startswith("/")]
+
+
+def find_program(name: str, *more: str) -> str | None:
+    """Where a program stands in search_path(), or None."""
+    return shutil.which(name, path=os.pathsep.join(search_path(*more)) or os.devnull)
+
+
+@contextmanager
+def left_to_child(number: signal.Signals) -> Iterator[None]:
+    """Ignore a signal here for as long as a child has the terminal; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, journal: Journal | None = None) -> Done:
+    """Run a long command and give away each line that it prints, stderr's too, as it comes; never checks its end.
+
+    timeout: seconds. Whatever ends this (Ctrl-C, too much time) ends the command first. `err` has the last lines.
+    MachineError when the command is missing or takes too long.
+    """
+    if journal is not None:
+        journal.note(argv)
+    start = time.monotonic()
+    said: list[str] = []
+    pipe = subprocess.PIPE
+    try:
+        proc = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that it can be ended with all that it started
+        )
+    except FileNotFoundError:
+        raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
+    except OSError as error:
+        raise trouble(error, argv[0]) from None
+    late = threading.Event()
+
+    def too_late() -> None:
+        late.set()
+        _signal(proc, signal.SIGTERM)
+
+    clock = threading.Timer(timeout, too_late)
+    clock.start()
+    try:
+        for text in proc.stdout or ():
+            if text.strip():
+                said = [*said[-99:], text.rstrip()]
+                line(said[-1])
+        proc.wait()
+    finally:
+        clock.cancel()
+        _end(proc)
+    if late.is_set():
+        raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s"))
+    log.debug("%s -> %d in %.3f s", shlex.join(argv), proc.returncode, time.monotonic() - start)
+    return Done(tuple(argv), proc.returncode, "", "\n".join(said), time.monotonic() - start)
+
+
+def _end(proc: subprocess.Popen[str]) -> None:
+    """Let it and its children clean up after themselves first, then see to it that they are gone."""
+    if proc.poll() is None:
+        _signal(proc, signal.SIGTERM)
+        try:
+            proc.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            _signal(proc, signal.SIGKILL)
+            proc.wait()
+    if proc.stdout is not None:
+        proc.stdout.close()
+
+
+def _signal(proc: subprocess.Popen[str], number: signal.Signals) -> None:
+    """To its whole process group: mmdebstrap, for one, waits for its apt-get before it heeds a signal."""
+    with suppress(ProcessLookupError):
+        os.killpg(proc.pid, number)

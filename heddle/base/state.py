@@ -1,0 +1,261 @@
+"""What Heddle remembers between two commands: one directory per lab, and a lock per lab.
+
+    STATE/labs/zone/lab.json     the record: name, runtime, phase, the whole fabric file
+    STATE/labs/zone/topology/    what was rendered
+    STATE/labs/zone.lock         there while a command changes the lab; zone.hashing.lock: how switches hash, and queue
+
+STATE is $HEDDLE_STATE_DIR, else $XDG_STATE_HOME/heddle, else ~/.local/state/heddle; under sudo that of the user who
+called, and what is made there is theirs.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import pwd
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from heddle.base import mounts as trees
+from heddle.base.problems import InputError, MachineError, Problem, machine_errors
+
+_ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
+HASHING: Final = "hashing"
+_ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
+_FORMAT: Final = 1  # of lab.json; a record of another format is not guessed at
+_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (spec.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One lab, as lab.json has it. A lab in phase `starting` whose lock is free was left half-made."""
+
+    name: str
+    runtime: str
+    phase: Literal["starting", "running"]
+    spec: Mapping[str, Any]
+    source: str = ""  # the preset or file it came from
+    seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
+    options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
+    brought: Mapping[str, Any] = field(default_factory=dict)  # of a topology of somebody's own: see adopt/brought.py
+    hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were set live: see switch/rehash.py
+    queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were set live: see switch/requeue.py
+    format: int = _FORMAT
+
+
+def state_dir() -> Path:
+    """Where the state is kept; it need not exist."""
+    if chosen := os.environ.get("HEDDLE_STATE_DIR"):
+        return Path(chosen).absolute()
+    if chosen := os.environ.get("XDG_STATE_HOME"):
+        return Path(chosen).absolute() / "heddle"
+    return caller_home() / ".local/state/heddle"
+
+
+def caller_home() -> Path:
+    """The home of who calls; under sudo that is not root's."""
+    caller = _caller()
+    return Path(caller.pw_dir) if caller else Path.home()
+
+
+def lab_dir(lab: str) -> Path:
+    """The directory of one lab; it need not exist. InputError when no lab can have that name."""
+    return state_dir() / "labs" / check_name(lab)
+
+
+def check_name(lab: str) -> str:
+    """The name itself, when a lab can have it; else InputError.
+
+    Directories that `down` removes, and patterns that it looks for, are made of it: `/home` or `*` must not get there.
+    """
+    if _NAME.fullmatch(lab) is None:
+        hint = "a letter, then at most 11 letters or digits, all small; ./inv status shows which labs there are"
+        raise InputError(Problem("", f"lab {lab!r}", "cannot be: no lab has such a name", hint))
+    return lab
+
+
+def labs() -> list[str]:
+    """Names of all labs that there is a record of, sorted."""
+    _check_owner(state_dir() / "labs")
+    found = (path.parent.name for path in (state_dir() / "labs").glob("*/lab.json"))
+    return sorted(name for name in found if _NAME.fullmatch(name))
+
+
+def read_record(lab: str) -> Record | None:
+    """The lab's record, or None when there is none. MachineError when it cannot be understood or trusted."""
+    path = lab_dir(lab) / "lab.json"
+    _check_owner(path.parent)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.get("format") != _FORMAT:
+            raise ValueError(f"its format is {data.get('format')}, not {_FORMAT}")
+        record = Record(**data)
+        words = (record.runtime, record.phase, record.source)
+        named = (
+            isinstance(record.spec, dict)
+            and isinstance(record.brought, dict)
+            and record.name == record.spec.get("name") == lab
+        )
+        if not named or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"it is no record of {lab}")
+        return record
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MachineError(Problem("", str(path), f"cannot be read: {error}", f"./inv down {lab} removes it")) from None
+
+
+def write_record(record: Record) -> None:
+    """Write lab.json."""
+    write_json(lab_dir(record.name) / "lab.json", asdict(record), indent=1)
+
+
+def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a file so that a reader, or a crash, finds the old one or the new one and nothing between."""
+    make_dir(path.parent)
+    with machine_errors(str(path), _ELSEWHERE):
+        _replace(path, data, indent)
+
+
+def _replace(path: Path, data: Mapping[str, Any], indent: int | None) -> None:
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=indent)
+            file.flush()
+            os.fsync(file.fileno())
+        give_to_caller(Path(name))
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def remove_record(lab: str) -> bool:
+    """Remove the lab's directory; False when there was none."""
+    directory = lab_dir(lab)
+    if not directory.exists():
+        return False
+    with machine_errors():
+        # The record goes last: a removal that is cut short is still known as a lab.
+        for entry in directory.iterdir():
+            if entry.name != "lab.json":
+                trees.remove(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        trees.remove(directory)
+    return True
+
+
+@contextmanager
+def lock(lab: str, what: str = "") -> Iterator[None]:
+    """Hold the lab for the length of a with block; InputError when another command holds it.
+
+    what: hold that of it alone, as HASHING, which may be switched while a run holds the lab. `down` takes both.
+    """
+    path = lab_dir(lab).with_name(f"{lab}.{what}.lock" if what else f"{lab}.lock")
+    make_dir(path.parent)
+    with machine_errors(str(path), _ELSEWHERE):
+        fd = _locked(path, lab)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()  # while it is held: whoever opened it meanwhile compares inodes and tries again
+        os.close(fd)
+
+
+def _locked(path: Path, lab: str) -> int:
+    """The locked file; a holder that was killed is waited for a moment, see _is_alive."""
+    end = time.monotonic() + _ORPHANS_S
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(fd).st_ino:
+                with suppress(OSError):  # on a full disk the lock still holds; it only does not tell by whom
+                    os.ftruncate(fd, 0)
+                    os.write(fd, f"{os.getpid()}\n".encode())
+                return fd
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            if not _is_alive(holder) and time.monotonic() < end:
+                time.sleep(0.01)
+                continue
+            who = f" (process {holder})" if holder else ""
+            why = f"is being worked on by another Heddle{who}"
+            raise InputError(Problem("", f"lab {lab}", why, "wait for it to end, or end it, and try again")) from None
+        except FileNotFoundError:
+            pass  # removed by its holder between open and stat
+        os.close(fd)
+
+
+def _is_alive(holder: str) -> bool:
+    """Whether the lock's holder still runs.
+
+    When it was killed just as it started a command, its child holds a copy of the lock until that command begins.
+    """
+    return not holder.isdigit() or Path("/proc", holder).exists()
+
+
+def make_dir(path: Path) -> None:
+    """Make a directory and its parents, all of them the caller's own."""
+    _check_owner(path)
+    with machine_errors(str(path), _ELSEWHERE):
+        missing = [p for p in (path, *path.parents) if not p.exists()]
+        for each in reversed(missing):
+            each.mkdir(mode=0o755, exist_ok=True)  # whatever the umask lets others do
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    for made in missing:
+        give_to_caller(made)
+    _check_owner(path)  # again: somebody may have been quicker
+
+
+def _check_owner(path: Path) -> None:
+    """MachineError when the state is somebody else's: what stands in it runs as root.
+
+    A place like /var/tmp is everybody's to write, so whoever comes first could lay a trap there.
+    """
+    caller = _caller()
+    ours = {0, os.geteuid(), caller.pw_uid if caller else 0}
+    for each in (path, *path.parents):
+        if not each.is_relative_to(state_dir()):
+            return
+        for found in (os.lstat, os.stat):  # a link's owner chooses where it leads
+            try:
+                status = found(each)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if status.st_uid not in ours or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWOTH):
+                why = "belongs to another user" if status.st_uid not in ours else "can be written by everybody"
+                raise MachineError(Problem("", str(each), f"{why}, and what stands there runs as root", _ELSEWHERE))
+
+
+def give_to_caller(path: Path, *, deep: bool = False) -> None:
+    """Under sudo: make the calling user the owner (`deep`: of all below, too), so that they can do without it."""
+    caller = _caller()
+    if caller is None:
+        return
+    for each in (path, *path.rglob("*")) if deep else (path,):
+        with suppress(OSError):
+            os.chown(each, caller.pw_uid, caller.pw_gid, follow_symlinks=False)
+
+
+def _caller() -> pwd.struct_passwd | None:
+    """Who called sudo, if that is how we are root."""
+    name = os.environ.get("SUDO_USER", "")
+    if os.geteuid() != 0 or name in {"", "root"}:
+        return None
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return None

@@ -1,0 +1,1 @@
+"""Every check that `validate` makes."""

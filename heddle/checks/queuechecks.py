@@ -1,0 +1,259 @@
+"""Checks of queues, for `validate`: are they what the file says, does every byte that came leave, and who pauses.
+
+In:  a running lab and its handles.
+Out: what was looked at, and everything that is wrong, in lines. Nothing is changed, and no packet is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.units import format_rate
+from heddle.fabric.model import Node, Tier
+from heddle.lab.requeue import own_queues, own_settings, wanted_policies
+from heddle.runtimes.registry import NodeHandle
+from heddle.spec.queuespec import CLASSES
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues import portqueues as queues
+from heddle.switch.queues import red
+from heddle.switch.queues.attached import Attached, read_attached, read_closed
+from heddle.switch.queues.classes import class_plan
+from heddle.switch.queues.portids import numbered_ports, port_ids, row
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+    from heddle.switch.queues.cells import LabQueues
+
+Found = tuple[str, list[str]]
+_BURST_PACKETS: Final = 2
+_REST_S: Final = 1.0  # how long a queue may take to be seen empty: BGP says something now and then
+_POLL_S: Final = 0.01
+_CALM: Final = 5  # packets in that time: what BGP says, and fewer than the slowest link carries
+_AGAIN_S: Final = 0.15  # a gate that is opened at this moment is open then
+
+
+class NothingError(Exception):
+    """A check finds nothing to look at."""
+
+
+def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Rate, burst, scheduler and queues of every port, in the kernel."""
+    setup = queues.Setup.of(lab.fabric)
+    own = own_queues(lab) if setup.curves else {}
+    faults: list[str] = []
+    for node in lab.fabric.nodes:
+        found = queues.read(handles[node.name].netns, [port.name for port in node.ports])
+        for port in node.ports:
+            shaper = found.get(port.name)
+            if shaper is None:
+                faults.append(f"{port.ref} has no shaper")
+            elif shaper.rate_bps != port.rate_bps or shaper.ceil_bps != port.rate_bps:
+                now, wanted = format_rate(shaper.rate_bps), format_rate(port.rate_bps)
+                faults.append(f"{port.ref} is shaped to {now}, not {wanted}")
+            elif shaper.burst > _BURST_PACKETS * port.mtu + 1:
+                faults.append(f"{port.ref} may burst {shaper.burst} bytes, more than {_BURST_PACKETS} packets")
+            else:
+                faults += setup.differences(port, shaper)
+        if setup.curves and node.tier is not Tier.HOST:
+            curves = red.curves_of(own.get(node.name, lab.fabric.spec.queues))
+            given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
+            faults += [f"{node.name}:{line}" for line in red.differences(handles[node.name].netns, given)]
+    rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
+    count = sum(len(node.ports) for node in lab.fabric.nodes)
+    classes = ", ".join(f"{n} {kind}" for n, kind in zip(setup.plan.numbers, setup.plan.kinds, strict=True))
+    said = f"{count} ports at {', '.join(format_rate(r) for r in rates)}, by {setup.discipline.name}: {classes}"
+    return said, faults
+
+
+def programs(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Which programs stand at each port, in which order, and whether each knows which port it is at."""
+    ids = port_ids(lab.fabric)
+    faults: list[str] = []
+    for node in lab.fabric.nodes:
+        for port, found in read_attached(handles[node.name].netns, [each.name for each in node.ports]).items():
+            wanted = _wanted(node, ids[node.name, port])
+            if found != wanted:
+                now, should = (", ".join(each.text() for each in some) for some in (found, wanted))
+                faults.append(f"{node.name}:{port} has {now or 'no program'}, not {should}")
+    return f"attached on {len(ids)} ports, each with its number", faults
+
+
+def _wanted(node: Node, number: int) -> tuple[Attached, ...]:
+    own = [Attached("ingress", "nic", 0)] if node.tier is Tier.HOST else [Attached("ingress", "hash", 0)]
+    counted = [] if node.tier is Tier.HOST else [Attached("egress", "count", 0)]
+    return (
+        Attached("ingress", "dequeue", number), *own, *counted, Attached("egress", "enqueue", number),
+    )  # fmt: skip
+
+
+def thresholds(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Classes by DSCP and every threshold, in the maps that the programs go by, against what was set last."""
+    import numpy as np
+
+    del handles
+    faults: list[str] = []
+    with _open(lab) as live:
+        now, wanted = live.policies(), live.expected(wanted_policies(lab))
+        for number, port in numbered_ports(lab.fabric):
+            for traffic_class in range(CLASSES):
+                at = row(number, traffic_class)
+                if now[at] != wanted[at]:
+                    faults.append(f"{port.ref}, class {traffic_class}: {_difference(now[at], wanted[at])}")
+        plan = class_plan(lab.fabric.spec.queues)
+        classes = live.classes()
+        moved = np.flatnonzero(classes != np.array(plan.dscp))
+        faults += [f"DSCP {n} is of class {classes[n]}, not {plan.dscp[n]}" for n in moved]
+    set_here = sum(bool(values) for values in own_settings(lab).values())
+    live_said = f", as set on {set_here} nodes while it ran" if set_here else ""
+    return f"{len(plan.numbers)} classes on {len(port_ids(lab.fabric))} ports as the file says{live_said}", faults
+
+
+def _difference(now: Any, wanted: Any) -> str:
+    names = [name for name in now.dtype.names if (now[name] != wanted[name]).any()]
+    return ", ".join(f"{name} is {now[name]}, not {wanted[name]}" for name in names)
+
+
+def depths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """At rest every queue is empty: each byte that was counted in was counted out, by egress port and by ingress port.
+
+    A queue counts once it was seen empty. Of one that never was, while next to nothing left it, the bytes are stuck, or
+    were counted in and never out. Where packets keep passing nothing can be said.
+    """
+    del handles
+    with _open(lab) as live:
+        rest = _Rest.of(live)
+    ids = port_ids(lab.fabric)
+    faults: list[str] = []
+    busy = 0
+    for index, node in enumerate(lab.fabric.nodes):
+        rows = {(port.ref, n): row(ids[node.name, port.name], n) for port in node.ports for n in range(CLASSES)}
+        moved = [sum(int(rest.passed[at]) for (_, m), at in rows.items() if m == n) for n in range(CLASSES)]
+        calm = [count <= _CALM * len(node.ports) for count in moved]
+        for (ref, number), at in rows.items():
+            faults += [f"{ref}, class {number}: {said}" for said in rest.faults(at, calm[number])]
+            busy += rest.is_busy(at, calm[number])
+        if all(calm) and node.tier is not Tier.HOST:
+            faults += [f"{node.name}: {said}" for said in rest.faults_of_switch(index)]
+    if busy and not faults:
+        raise NothingError(f"packets pass through {busy} queues; ask when the lab is at rest")
+    count = int((rest.cells["in_packets"] > 0).sum())
+    return f"{count} queues had packets, and are empty: as many bytes out as in", faults
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """A lab's maps after a second in which they had time to be empty.
+
+    full, held, used: cells, ingress rows and switches that never were; passed: packets that left each cell meanwhile.
+    uneven: cells with other bytes in than out, and none there.
+    """
+
+    cells: Any
+    ingress: Any
+    switches: Any
+    full: Any
+    held: Any
+    used: Any
+    passed: Any
+    uneven: Any
+
+    @classmethod
+    def of(cls, live: LabQueues) -> _Rest:
+        """Look until all were seen empty, or the time is over."""
+        end = time.monotonic() + _REST_S
+        watched = [(live.cells, "depth"), (live.ingress, "occupancy"), (live.switches, "used")]
+        never = [table[name] != 0 for table, name in watched]
+        before = live.cells["out_packets"].copy()
+        while any(each.any() for each in never) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+            never = [each & (table[name] != 0) for each, (table, name) in zip(never, watched, strict=True)]
+        copies = live.cells.copy(), live.ingress.copy(), live.switches.copy()
+        uneven = copies[0]["in_bytes"] != copies[0]["out_bytes"]
+        if uneven.any():  # a packet that came while that was read is gone, or in the depth, a moment later
+            time.sleep(_POLL_S)
+            uneven &= (live.cells["in_bytes"] != live.cells["out_bytes"]) & (live.cells["depth"] == 0)
+        full, held, used = never
+        return cls(*copies, full, held, used, copies[0]["out_packets"] - before, uneven)
+
+    def faults(self, at: int, calm: bool) -> list[str]:
+        """What is wrong with a row. calm: next to nothing of its class left the node."""
+        cell, found = self.cells[at], []
+        if self.full[at] and self.passed[at] <= _CALM:
+            found.append(f"{cell['depth']} bytes wait, and nothing has left for {_REST_S:g} s")
+        elif self.uneven[at] and not self.full[at]:
+            found.append(f"{cell['in_bytes']} bytes in, {cell['out_bytes']} out, none there")
+        if cell["strays"]:
+            found.append(f"{cell['strays']} packets left that had never come")
+        if self.held[at] and calm:
+            found.append(f"{self.ingress[at]['occupancy']} bytes came in by it and have not left the switch")
+        return found
+
+    def is_busy(self, at: int, calm: bool) -> bool:
+        """Whether packets kept passing through a row."""
+        return bool((self.full[at] and self.passed[at] > _CALM) or (self.held[at] and not calm))
+
+    def faults_of_switch(self, index: int) -> list[str]:
+        """What is wrong with the sums of a switch that is at rest."""
+        switch = self.switches[index]
+        if self.used[index]:
+            return [f"{switch['used']} bytes of its buffer are in use"]
+        shared = int(switch["shared_used"]) + int(switch["headroom_used"])
+        return [f"{shared} bytes count as shared, and its buffer is empty"] if shared and not switch["used"] else []
+
+
+def headroom(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """No lossless class has lost a packet for want of headroom."""
+    del handles
+    faults: list[str] = []
+    ports = 0
+    with _open(lab) as live:
+        for (node, name), classes in wanted_policies(lab).items():
+            for number, policy in enumerate(classes):
+                if policy.pfc and lab.fabric.by_name[node].tier is not Tier.HOST:
+                    ports += 1
+                    inward = live.ingress[row(live.ids[node, name], number)]
+                    if inward["drops"]:
+                        count, lacked = int(inward["drops"]), int(inward["lost_high"])
+                        lost = f"{count} packet{'' if count == 1 else 's'} dropped for want of headroom"
+                        faults.append(f"{node}:{name}, class {number}: {lost}, {lacked} bytes in one pause")
+    if not ports:
+        raise NothingError("no class is both lossless and paused by PFC")
+    return f"enough at {ports} ports: no lossless packet was dropped", faults
+
+
+def pauses(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Agent and keeper run, and no gate is closed but by a pause that holds."""
+    if not queues.Setup.of(lab.fabric).gated:
+        raise NothingError("no class can be paused")
+    state = pfc.alive(lab.name)
+    faults = [f"the {name} of PFC does not run" for name in ("agent", "keeper") if getattr(state, name) is None]
+    closed = _closed(lab, handles)
+    if closed:
+        time.sleep(_AGAIN_S)
+        closed &= _closed(lab, handles)
+    with _open(lab) as live:
+        for node, port, number in sorted(closed):
+            agent = live.agent[row(live.ids[node, port], number)]
+            if not agent["closed_since_ns"]:
+                faults.append(f"{node}:{port}, class {number}: its gate is closed, and nobody has closed it")
+            elif int(agent["until_ns"]) < time.monotonic_ns() - int(_AGAIN_S * 1e9):
+                faults.append(f"{node}:{port}, class {number}: its gate is closed though its pause is over")
+        storms = int((live.agent["watchdog"] != 0).sum())
+    now = f"{len(closed)} gates closed" if closed else "all gates open"
+    cut = f", {storms} cut off by the watchdog" if storms else ""
+    return f"agent (process {state.agent}) and keeper ({state.keeper}) run; {now}{cut}", faults
+
+
+def _closed(lab: Lab, handles: Mapping[str, NodeHandle]) -> set[tuple[str, str, int]]:
+    return {
+        (node.name, port, number) for node in lab.fabric.nodes for port, number in read_closed(handles[node.name].netns)
+    }
+
+
+def _open(lab: Lab) -> LabQueues:
+    from heddle.switch.queues.cells import LabQueues
+
+    return LabQueues.pinned(lab.fabric)

@@ -1,0 +1,245 @@
+"""Every check that applies to a running lab: is each port and kernel what the fabric file says, and does it forward?
+
+In:  a running Lab.
+Out: a Check for each question, in the order in which they depend on one another. Nothing of the lab is changed; the
+only packets sent are UDP probes from host to host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.problems import CheckError, HeddleError, InputError, Problem
+from heddle.checks import queuechecks
+from heddle.checks.probe import probe
+from heddle.checks.queuechecks import Found, NothingError
+from heddle.fabric.model import Node, Tier
+from heddle.kernel import offloads
+from heddle.kernel.namespace import inside
+from heddle.lab import rehash
+from heddle.proof.evidence import read_routing
+from heddle.runs.lastrun import has_run, last_paths
+from heddle.runtimes.registry import NodeHandle
+from heddle.switch.hashing import hashing
+from heddle.switch.hashing.hashing import read_hashing
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+_SYSCTL: Final = Path("/proc/sys")
+_SHOWN: Final = 4  # faults named in one line
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question and its answer; detail says what was looked at, or what is wrong and where.
+
+    skipped: the lab has nothing that could be asked about; detail says why.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    skipped: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `checks`; `skipped` only where it is."""
+        data = asdict(self)
+        return data if data.pop("skipped") is False else {**data, "skipped": True}
+
+
+def validate(lab: Lab) -> tuple[Check, ...]:
+    """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said."""
+    handles = lab.handles()
+    lost = lab.runtime.lacking(lab.name, lab.topology)
+    nodes = Check("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(handles)} run")
+    checks: tuple[tuple[str, Callable[[Lab, Mapping[str, NodeHandle]], Found]], ...] = (
+        ("sysctls", _sysctls),
+        ("hashing", _hashing),
+        ("queues", queuechecks.shapers),
+        ("offloads", _offloads),
+        ("programs", queuechecks.programs),
+        ("thresholds", queuechecks.thresholds),
+        ("links", _links),
+        ("daemons", _daemons),
+        ("bgp", _bgp),
+        ("routes", _routes),
+        ("reachability", _reachability),
+        ("depths", queuechecks.depths),
+        ("headroom", queuechecks.headroom),
+        ("pauses", queuechecks.pauses),
+        ("paths", _paths),
+        ("polarisation", _polarisation),
+    )
+    if lost:
+        return (nodes, *(Check(name, True, "not asked: nodes do not run", skipped=True) for name, _ in checks))
+    return (nodes, *(_check(name, partial(check, lab, handles)) for name, check in checks))
+
+
+def _first_line(problem: Problem) -> str:
+    return str(problem).partition("\n")[0]
+
+
+def _check(name: str, ask: Callable[[], Found]) -> Check:
+    try:
+        looked_at, faults = ask()
+    except NothingError as reason:
+        return Check(name, True, str(reason), skipped=True)
+    except HeddleError as error:
+        return Check(name, False, "; ".join(map(_first_line, error.problems)))
+    if not faults:
+        return Check(name, True, looked_at)
+    more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    return Check(name, False, "; ".join(faults[:_SHOWN]) + more)
+
+
+def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    faults: list[str] = []
+    count = 0
+    given, rules = lab.made.sysctls(lab), _rules(lab)
+    for node in lab.fabric.nodes:
+        wanted = dict(given[node.name])
+        if node.tier is not Tier.HOST:
+            wanted |= rules[node.name]
+        count += len(wanted)
+        with inside(handles[node.name].netns):
+            for key, value in wanted.items():
+                path = _SYSCTL / key.replace(".", "/")
+                now = path.read_text().strip() if path.exists() else "missing"
+                if not _same(now, value):
+                    faults.append(f"{node.name}: {key} is {now}, not {value}")
+    return f"{count} as {'rendered' if lab.made.rendered else 'the topology has them, or Heddle'}", faults
+
+
+def _same(now: str, wanted: str) -> bool:
+    """Whether a sysctl has the value that was written: 0x37 is read as 55, and tables with tabs between numbers."""
+    try:
+        return [hashing.number(word) for word in now.split()] == [hashing.number(word) for word in wanted.split()]
+    except ValueError:  # names, as of tcp_congestion_control
+        return now.split() == wanted.split()
+
+
+def _rules(lab: Lab) -> dict[str, dict[str, str]]:
+    """Switch -> the sysctls of hashing that it should have: as set last, or its topology's own, or Heddle's."""
+    version, live, kept = lab.fabric.spec.ip_version, rehash.set_live(lab), lab.made.kept()
+    return {
+        name: hashing.sysctls(row.mode, row.seed, row.options, version)
+        | ({} if name in live else dict(kept.get(name, {})))
+        for name, row in rehash.wanted(lab).items()
+    }
+
+
+def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    """Modes, seeds, options and tables, in the maps and in the kernel, against what was set last."""
+    faults: list[str] = []
+    wanted, rules = rehash.wanted(lab), _rules(lab)
+    for name, row in wanted.items():
+        now = read_hashing(lab.name, handles[name])
+        policy = hashing.number(rules[name][f"net.ipv{lab.fabric.spec.ip_version}.fib_multipath_hash_policy"])
+        seed = row.seed if now.by_program else hashing.number(rules[name].get(hashing.SEED, str(row.seed)))
+        if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
+            found = f"{name}: {now.mode} with seed {now.seed} and policy {now.policy}"
+            faults.append(f"{found}, not {row.mode} with {seed} and {policy}")
+        elif now.options != row.options:
+            faults.append(f"{name}: {now.mode} has other options than it was given: {now.options}")
+        elif now.steering != row.steering:
+            faults.append(f"{name}: the tables of {now.mode} are not those that it was given")
+    return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", faults
+
+
+def _offloads(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    faults = [
+        f"{node.name}:{port} has {', '.join(on)} on"
+        for node in lab.fabric.nodes
+        for port, on in offloads.read(handles[node.name].netns, _names(node)).items()
+        if on
+    ]
+    return f"{', '.join(offloads.FEATURES)} off on {_ports(lab)} ports", faults
+
+
+def _links(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    del handles
+    if not lab.made.rendered:
+        raise NothingError("which links are meant to be up is the topology's own affair")
+    return f"{len(lab.fabric.links)} are up, and no switch is drained", list(map(_first_line, lab.down_or_drained()))
+
+
+def _daemons(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in (*lab.silent_daemons(), *lab.foreign_queues())]
+    names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.made.daemons(node.name))
+    if not names and not silent:
+        raise NothingError("no file says which daemons should run")
+    return f"{' and '.join(names)} answer on {len(lab.fabric.switches)} switches", silent
+
+
+def _bgp(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    del handles
+    faults = lab.made.session_faults(lab)
+    expected = lab.made.sessions(lab)[1]
+    if not expected and not faults:
+        raise NothingError("no BGP session is configured between switches of the lab")
+    return f"{expected} sessions established", faults
+
+
+def _routes(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    del handles
+    looked_at = lab.made.routes_said()
+    if not looked_at:
+        raise NothingError("no host has an address, so no route can be asked for")
+    return looked_at, lab.made.gaps(lab)
+
+
+def _reachability(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    if sum(port.address is not None for host in lab.fabric.hosts for port in host.ports) < 2:
+        raise NothingError("fewer than two ports of hosts have an address")
+    result = probe(lab.fabric, handles)
+    sizes = sorted({port.mtu for host in lab.fabric.hosts for port in host.ports})
+    size = "- and ".join(str(each) for each in sizes)
+    return f"{result.tried} pairs of hosts, {size}-byte packets that must not be fragmented", list(result.faults)
+
+
+def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    del handles
+    if not has_run(lab):
+        return "no run yet", []
+    try:
+        result = last_paths(lab)
+    except InputError as error:  # a record that cannot be read says nothing of the lab
+        raise NothingError(_first_line(error.problems[0])) from None
+    wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
+    if not result.agree and not wrong:
+        wrong = list(result.notes)
+    return f"{result.said} agree on {len(result.flows)} QPs of the last run", wrong
+
+
+def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+    from heddle.predict.polarisation import enough, polarisation
+
+    fibs, rules = read_routing(lab.fabric, {n.name: handles[n.name] for n in lab.fabric.switches})
+    try:
+        found = polarisation(lab.fabric, fibs, rules)
+    except CheckError as error:
+        raise NothingError("; ".join(map(_first_line, error.problems))) from None
+    if not found.pairs:
+        raise NothingError(found.reason)
+    if few := [pair.switch for pair in found.pairs if pair.too_few]:
+        raise NothingError(f"too few to judge: {enough(lab.fabric)} flows, for as many ways as {few[0]} has")
+    bits = max(pair.dependence.bits for pair in found.pairs)
+    polarised = [pair for pair in found.pairs if pair.polarised]
+    wrong = [pair.text() for pair in polarised]
+    if any(rules[pair.switch].mode in ("flow", "e-ecmp") for pair in polarised):  # no seed plays a part in the others
+        wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
+    said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
+    return f"{said} over {enough(lab.fabric)} flows", wrong
+
+
+def _names(node: Node) -> Iterable[str]:
+    return [port.name for port in node.ports]
+
+
+def _ports(lab: Lab) -> int:
+    return sum(len(node.ports) for node in lab.fabric.nodes)

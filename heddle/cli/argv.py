@@ -1,0 +1,254 @@
+"""Words after `./inv VERB` -> keyword arguments.
+
+In:  a Verb (its parameters, read from the function's signature) and the words.
+Out: keyword arguments with their types; InputError collects every word that is wrong.
+invoke's own parser is not used for verbs: it cannot have optional positionals, takes the next word for another task
+(`./inv up demo`), and stops at the first mistake.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from heddle.base.problems import InputError, Problem, Problems, nearest
+
+_WHOLE: Final = re.compile(r"[-+]?[0-9]{1,300}")
+
+
+def _whole(text: str) -> int:
+    if not _WHOLE.fullmatch(text):  # int() alone takes 1_000 and other scripts' digits
+        raise ValueError
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError
+    return number
+
+
+_KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
+    "int": (_whole, "a whole number"),
+    "float": (_finite, "a number"),
+}
+# What stands for a value in usage lines, where the flag's own word says too little.
+_VALUES: Final = {"set": "PATH=VALUE", "qp-mode": "MODE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a verb; `name` is Python's, `flag` what is typed."""
+
+    name: str
+    kind: str  # str, int, float, bool, list
+    default: Any
+    positional: bool
+    help: str = ""
+
+    @property
+    def word(self) -> str:
+        """`qp-mode` for qp_mode; a trailing underscore only keeps Python's builtins apart."""
+        return self.name.rstrip("_").replace("_", "-")
+
+    @property
+    def flag(self) -> str:
+        """`--qp-mode`."""
+        return f"--{self.word}"
+
+    @property
+    def value(self) -> str:
+        """What stands for its value in usage lines: `PATH=VALUE` for --set."""
+        return _VALUES.get(self.word, self.word.upper())
+
+    @property
+    def required(self) -> bool:
+        """True when there is no default."""
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What can be typed after a verb. `rest` takes the words that are not ours (`exec`'s command)."""
+
+    name: str
+    parameters: Sequence[Parameter]
+    rest: str = ""
+    rest_after_positionals: bool = False  # exec: all that follows NODE; else only what follows --
+
+    @property
+    def flags(self) -> dict[str, Parameter]:
+        """Flag -> parameter; `--no-x` stands for parameters that are true unless switched off."""
+        table = {p.flag: p for p in self.parameters if p.name != self.rest}
+        table |= {f"--no-{p.word}": p for p in self.parameters if p.kind == "bool" and p.default is True}
+        return table
+
+    @property
+    def positionals(self) -> list[Parameter]:
+        """In the order in which they are typed."""
+        return [p for p in self.parameters if p.positional and p.name != self.rest]
+
+    @property
+    def usage(self) -> str:
+        """`./inv up FABRIC [flags]`; flags stand before what is not ours."""
+        placed = [_placed(p) for p in self.positionals]
+        words = ["[flags]", *placed] if self.rest_after_positionals else [*placed, "[flags]"]
+        if self.rest:
+            words.append(f"{self.rest.upper()}..." if self.rest_after_positionals else f"[-- {self.rest.upper()}...]")
+        return " ".join([f"./inv {self.name}", *words])
+
+
+def _placed(parameter: Parameter) -> str:
+    """`FABRIC`, `[LAB]`, and `[SETTING...]` for as many as there are."""
+    word = parameter.word.upper() + ("..." if parameter.kind == "list" else "")
+    return word if parameter.required else f"[{word}]"
+
+
+def parameters_of(function: Callable[..., Any], positional: Sequence[str], help: Mapping[str, str]) -> list[Parameter]:
+    """Read a verb's parameters from its signature, but for the first one (the console)."""
+    found = []
+    for p in list(inspect.signature(function).parameters.values())[1:]:
+        note = str(p.annotation)
+        kind = next((k for k in ("bool", "float", "int") if note.split(" |", maxsplit=1)[0] == k), "str")
+        kind = "list" if note.startswith(("Sequence", "list")) else kind
+        placed = p.name in positional or p.default is inspect.Parameter.empty
+        found.append(Parameter(p.name, kind, p.default, placed, help.get(p.name.rstrip("_"), "")))
+    return found
+
+
+def parse(verb: Verb, words: Sequence[str]) -> dict[str, Any]:
+    """Keyword arguments for the verb; InputError with all that is wrong with the words."""
+    return _Parse(verb).run(list(words))
+
+
+@dataclass(slots=True)
+class _Parse:
+    verb: Verb
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+
+    def run(self, words: list[str]) -> dict[str, Any]:
+        waiting = self.verb.positionals
+        while words:
+            if self.verb.rest_after_positionals and not any(p.required for p in waiting):
+                self.values[self.verb.rest] = words[1:] if words[0] == "--" else words
+                break
+            word = words.pop(0)
+            if word == "--":
+                self._take_rest(words)
+                break
+            if word.startswith("-") and word != "-":
+                self._flag(word, words)
+            elif waiting:
+                # A list takes all words that are left.
+                self._set(waiting[0] if waiting[0].kind == "list" else waiting.pop(0), word, word)
+            else:
+                self.problems.add(
+                    where="", what=word, why=f"is one word too many for {self.verb.name}", hint=self._see(word)
+                )
+        for parameter in self.verb.parameters:
+            if parameter.required and parameter.name not in self.values:
+                what = f"{self.verb.name} needs {parameter.word.upper()}"
+                self.problems.add(where="", what=what, why="and none was given", hint=self._see())
+        self.problems.raise_if_any()
+        return self.values
+
+    def _see(self, spare: str = "") -> str:
+        """How the verb is used; a spare word may be the lab or fabric that other verbs take without a flag."""
+        flags = [p.flag for p in self.verb.parameters if p.word in ("lab", "fabric") and not p.positional]
+        if spare and flags:
+            return "did you mean " + " or ".join(f"{flag} {spare}" for flag in flags) + "?"
+        return f"{self.verb.usage}; ./inv {self.verb.name} --help says more"
+
+    def _take_rest(self, words: list[str]) -> None:
+        if self.verb.rest:
+            self.values[self.verb.rest] = list(words)
+        elif words:
+            self.problems.add(where="", what="--", why=f"has no meaning for {self.verb.name}", hint=self._see())
+
+    def _flag(self, word: str, words: list[str]) -> None:
+        flag, equals, value = word.partition("=")
+        parameter = self.verb.flags.get(flag)
+        if parameter is None:
+            near = nearest(flag, self.verb.flags)
+            hint = f"did you mean {near}?" if near else f"flags: {', '.join(self.verb.flags)}"
+            if not near and self.verb.rest and not self.verb.rest_after_positionals:
+                hint += f"; {self.verb.rest} stand after --"
+            self.problems.add(where="", what=flag, why=f"is not a flag of {self.verb.name}", hint=hint)
+            # What follows an unknown flag is most likely its value, and no second mistake.
+            if not equals and words and not words[0].startswith("-"):
+                words.pop(0)
+        elif parameter.kind == "bool":
+            if equals:
+                self.problems.add(
+                    where="", what=word, why="has a value, and this flag takes none", hint=f"write {flag}"
+                )
+            self.values[parameter.name] = not flag.startswith("--no-") or flag == parameter.flag
+        elif equals:
+            self._set(parameter, value, word)
+        elif not words or words[0].partition("=")[0] in self.verb.flags or words[0] == "--":
+            hint = f"write {flag} {parameter.value}"
+            self.problems.add(where="", what=flag, why="needs a value", hint=hint)
+        else:
+            value = words.pop(0)
+            self._set(parameter, value, f"{flag} {value}")
+
+    def _set(self, parameter: Parameter, text: str, shown: str) -> None:
+        if not text:  # a shell's variable that is not set; no parameter has a use for it
+            what = f"{self.verb.name} {parameter.value}" if parameter.positional else parameter.flag
+            self.problems.add(where="", what=what, why="is an empty word", hint=self._see())
+            self.values.setdefault(parameter.name, None)
+        elif parameter.kind == "list":
+            self.values[parameter.name] = [*(self.values.get(parameter.name) or []), text]
+        else:
+            self._convert(parameter, text, shown)
+
+    def _convert(self, parameter: Parameter, text: str, shown: str) -> None:
+        convert, name = _KINDS.get(parameter.kind, (str, "a text"))
+        try:
+            self.values[parameter.name] = convert(text)
+        except ValueError:
+            self.problems.add(where="", what=shown, why=f"is not {name}")
+            if parameter.required:
+                self.values[parameter.name] = None
+
+
+def words_of(verb: Verb, values: Mapping[str, Any]) -> list[str]:
+    """The words that `parse` makes these values of: what is to be typed to run the same verb elsewhere."""
+    flags, placed = [], []
+    for p in verb.parameters:
+        value = values.get(p.name)
+        if p.name == verb.rest or value is None or value == p.default:
+            continue
+        if p.required:
+            placed.append(str(value))
+        elif p.kind == "bool":
+            flags.append(p.flag if value else f"--no-{p.word}")
+        else:
+            flags += [f"{p.flag}={each}" for each in (value if p.kind == "list" else [value])]
+    rest = list(values.get(verb.rest) or []) if verb.rest else []
+    if rest and (not verb.rest_after_positionals or rest[0] == "--"):
+        rest.insert(0, "--")
+    return [verb.name, *flags, *placed, *rest]
+
+
+def wants_json(words: Sequence[str]) -> bool:
+    """True when the words ask for JSON: even what is wrong with them is then told as JSON."""
+    for i, word in enumerate(words):
+        if word == "--":
+            return False
+        if word == "--format=json" or (word == "--format" and list(words[i + 1 : i + 2]) == ["json"]):
+            return True
+    return False
+
+
+def check_format(text: str) -> str:
+    """`text` or `json`; InputError otherwise."""
+    if text not in ("text", "json"):
+        near = nearest(text, ("text", "json"))
+        raise InputError(Problem("", f"--format {text}", "is neither text nor json", near and f"did you mean {near}?"))
+    return text

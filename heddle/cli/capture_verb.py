@@ -1,0 +1,158 @@
+"""`./inv capture`: a line for each packet as it passes, a file for Wireshark, and what there was in the end."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from heddle.base.files import real, told
+from heddle.cli.console import Console, table
+from heddle.lab.capture import Bounds, Captured, Ended, capture, find_ports, read_filter
+from heddle.lab.lifecycle import open_lab
+from heddle.wire.dissect import Dissected, dissect
+from heddle.wire.pcapng import Frame, PcapngFile
+
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WHY: Final[Mapping[Ended, str]] = {
+    "count": "as many as were asked for",
+    "time": "the time is up",
+    "asked": "ended by hand",
+    "lost": "ended early",
+}
+
+
+def run_capture(
+    out: Console, lab: str | None, port: str, bounds: Bounds, filter_: str, file: str | None = None
+) -> None:
+    """Capture at a lab's ports, print what passes or write it to a file, and the sums at the end."""
+    where = open_lab(lab)
+    taps = find_ports(where, port)
+    expression = read_filter(filter_)
+    refs = [tap.ref for tap in taps]
+    seen = _Seen(out, lines=file is None)
+    with ExitStack() as stack:
+        sink: Callable[[Sequence[Frame]], None] = seen.take
+        kept = stack.enter_context(PcapngFile(real(file), refs, expression)) if file is not None else None
+        if kept is not None:
+            sink = _both(kept.write, seen.take)
+        stop = stack.enter_context(_until_told())
+
+        def listening() -> None:
+            what = refs[0] if len(refs) == 1 else f"{len(refs)} ports"
+            out.say(f"capturing at {what}: {bounds.packets:,} packets or {bounds.seconds:g} s; Ctrl-C ends it")
+
+        done = capture(taps, expression, bounds, sink, whole=file is not None, stop=stop, listening=listening)
+        if kept is not None:
+            kept.keep(done.ended_ns, done.dropped)
+    path = told(file) if file is not None else None
+    out.result(_json(where.name, refs, done, seen, path), _text(refs, done, seen, path))
+    out.fail(*done.problems)
+
+
+def _both(first: Callable[[Sequence[Frame]], None], then: Callable[[Sequence[Frame]], None]) -> Any:
+    def give(frames: Sequence[Frame]) -> None:
+        first(frames)
+        then(frames)
+
+    return give
+
+
+@contextmanager
+def _until_told() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C (or SIGTERM, SIGHUP) came: the wish to end a capture, with what it has, and no error."""
+    told: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: told.append(number)) for each in _ENDS}
+    try:
+        yield lambda: bool(told)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+class _Seen:
+    """What passed: lines as it comes, sums by kind, and with JSON every frame."""
+
+    def __init__(self, out: Console, *, lines: bool) -> None:
+        self._out = out
+        self._lines = lines
+        self.packets: Counter[tuple[str, bool]] = Counter()  # by kind and direction
+        self.bytes: Counter[str] = Counter()
+        self.frames: list[dict[str, Any]] = []
+
+    def take(self, frames: Sequence[Frame]) -> None:
+        """Count these, and show them unless they go to a file."""
+        read = [(frame, dissect(frame.data)) for frame in frames]
+        for frame, what in read:
+            self.packets[what.kind, frame.outgoing] += 1
+            self.bytes[what.kind] += frame.wire_bytes
+        if self._lines and self._out.json:
+            self.frames += [_frame_json(frame, what) for frame, what in read]
+        elif self._lines:
+            self._out.show("\n".join(_line(frame, what) for frame, what in read))
+
+    def kinds(self) -> list[dict[str, Any]]:
+        """Packets and bytes of each kind, most packets first."""
+        rows = [(kind, self.packets[kind, False], self.packets[kind, True]) for kind in self.bytes]
+        rows.sort(key=lambda row: (-row[1] - row[2], row[0]))
+        return [
+            {"kind": kind, "packets": came + left, "in": came, "out": left, "bytes": self.bytes[kind]}
+            for kind, came, left in rows
+        ]
+
+
+def _line(frame: Frame, what: Dissected) -> str:
+    way = f"{what.src} -> {what.dst}"
+    said = f"{what.kind:<9}  {what.text}"
+    return f"{frame.seconds:10.6f}  {frame.port:<11} {'out' if frame.outgoing else 'in':<3} {way:<38}  {said}".rstrip()
+
+
+def _frame_json(frame: Frame, what: Dissected) -> dict[str, Any]:
+    return {
+        "port": frame.port,
+        "time_s": round(frame.seconds, 9),
+        "direction": "out" if frame.outgoing else "in",
+        "src": what.src,
+        "dst": what.dst,
+        "bytes": frame.wire_bytes,
+        "kind": what.kind,
+        "text": what.text,
+        **what.fields,
+    }
+
+
+def _dropped(done: Captured, refs: Sequence[str]) -> int | None:
+    """Packets that the kernel had no room for, at all ports; None when not all could say."""
+    return sum(done.dropped.values()) if all(ref in done.dropped for ref in refs) else None
+
+
+def _json(lab: str, refs: list[str], done: Captured, seen: _Seen, file: str | None) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "lab": lab,
+        "ports": refs,
+        "packets": done.packets,
+        "bytes": done.bytes,
+        "seconds": round(done.seconds, 3),
+        "ended": done.ended,
+        "dropped": _dropped(done, refs),
+        "kinds": seen.kinds(),
+    }
+    return data | ({"frames": seen.frames, "file": None} if file is None else {"file": file})
+
+
+def _text(refs: Sequence[str], done: Captured, seen: _Seen, file: str | None) -> str:
+    rows = [[str(row["kind"]), *(f"{row[key]:,}" for key in ("packets", "in", "out", "bytes"))] for row in seen.kinds()]
+    shown = ["", table(("kind", "packets", "in", "out", "bytes"), rows), ""] if rows else []
+    where = refs[0] if len(refs) == 1 else f"{len(refs)} ports"
+    many = f"{done.packets:,} packets, {done.bytes:,} bytes at {where} in {done.seconds:.1f} s ({_WHY[done.ended]})"
+    dropped = _dropped(done, refs)
+    lost = "how many more the kernel dropped is not known" if dropped is None else f"the kernel dropped {dropped:,}"
+    shown.append(f"{many}; {lost}")
+    if not done.packets:
+        shown.append("nothing passed: packets that wait in a port's queue have not; see docs/capture.md")
+    if file is not None:
+        shown.append(f"wrote {file}; tshark -r {shlex.quote(file)} reads it")
+    return "\n".join(shown)

@@ -1,0 +1,142 @@
+"""What a shell offers for the word under its cursor, and the scripts that make it ask.
+
+In:  the words typed so far, the program's own first, the one under the cursor last (empty after a space).
+Out: candidates; none where a file or a free word stands, so that the shell offers files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from heddle.cli.argv import Parameter, Verb
+
+# The script asks the very ./inv that is being typed: there is no `inv` in PATH.
+SCRIPTS: Final = {
+    "bash": """\
+_complete_inv() {
+    local IFS=$'\\n' offered
+    offered=$("${COMP_WORDS[0]}" --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null)
+    COMPREPLY=( $(compgen -W "$offered" -- "$2") )
+}
+complete -o default -F _complete_inv inv ./inv
+""",
+    "zsh": """\
+_complete_inv() {
+    local -a typed
+    local at
+    read -cA typed
+    read -cn at
+    reply=( ${(f)"$("${typed[1]}" --complete -- "${(@)typed[1,at]}" 2>/dev/null)"} )
+}
+compctl -K _complete_inv + -f inv ./inv
+""",
+    "fish": """\
+function __complete_inv
+    set -l typed (commandline -opc)
+    $typed[1] --complete -- $typed (commandline -ct) 2>/dev/null
+end
+complete --command inv --arguments '(__complete_inv)'
+""",
+}
+
+
+def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[str]) -> list[str]:
+    """What can stand in place of the last word. core: flags of ./inv itself."""
+    *before, last = list(words[1:]) or [""]
+    if not before:
+        return list(core) if last.startswith("-") else list(verbs)
+    verb = verbs.get(before[0])
+    if verb is None:
+        return []
+    waiting = verb.positionals
+    value_of: Parameter | None = None
+    for word in before[1:]:
+        if value_of is not None:
+            value_of = None
+        elif word.startswith("-") and word != "--":
+            flag = verb.flags.get(word)
+            value_of = flag if flag is not None and flag.kind != "bool" else None
+        elif not waiting or waiting[0].kind != "list":
+            waiting = waiting[1:]
+        if word == "--" or (verb.rest_after_positionals and not waiting):
+            return []  # words of pytest, or of the command that is to run in a node
+    if value_of is None and last.startswith("-"):
+        return sorted(verb.flags)
+    wanted = value_of or next(iter(waiting), None)
+    return _KNOWN[wanted.word]() if wanted is not None and wanted.word in _KNOWN else []
+
+
+def _fabrics() -> list[str]:
+    from heddle.spec.load import presets
+
+    return presets()
+
+
+def _runtimes() -> list[str]:
+    from heddle.runtimes.registry import RUNTIMES
+
+    return list(RUNTIMES)
+
+
+def _dialects() -> list[str]:
+    from heddle.render.dialects import DIALECTS
+
+    return list(DIALECTS)
+
+
+def _mgmts() -> list[str]:
+    from heddle.render.dialects import MGMTS
+
+    return list(MGMTS)
+
+
+def _kinds() -> list[str]:
+    from heddle.views.graph import KINDS
+
+    return list(KINDS)
+
+
+def _modes() -> list[str]:
+    from heddle.switch.hashing.hashing import MODES
+
+    return list(MODES)
+
+
+def _plans() -> list[str]:
+    from heddle.forecast.planfile import plan_words
+
+    return plan_words()
+
+
+def _labs() -> list[str]:
+    from heddle.base.state import labs
+
+    return list(labs())
+
+
+def _settings() -> list[str]:
+    from heddle.lab.requeue import LIVE
+    from heddle.spec.queuespec import QueuesSpec
+    from heddle.spec.wording import paths_of
+
+    paths = list(paths_of(QueuesSpec))
+    groups = {path.rpartition(".")[0] for path in paths} | {"ecn.classes"}
+    groups -= {"buffer"}  # which takes one size for all switches, too
+    return [f"{path}=" for path in paths if path.startswith(LIVE) and path not in groups]
+
+
+_KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
+    "action": lambda: ["set", "reset"],
+    "setting": _settings,
+    "fabric": _fabrics,
+    "runtime": _runtimes,
+    "dialect": _dialects,
+    "mgmt": _mgmts,
+    "kind": _kinds,
+    "lab": _labs,
+    "mode": _modes,
+    "plan": _plans,
+    "predict": _fabrics,
+    "format": lambda: ["text", "json"],
+}

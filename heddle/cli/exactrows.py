@@ -1,0 +1,99 @@
+"""Rows of exact-match tables as people write them: CSV or YAML files, and single entries.
+
+In:  a file's name, or words (`rtsw1 50001 10.0.1.0/24 eth3`).
+Out: switch -> (UDP source port, prefix) -> port, and where each row stands; every row that cannot be read is a problem.
+Whether there are such switches, prefixes and ports is rehash.check_exact's to say.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+from typing import Any, Final
+
+from heddle.base.families import Network
+from heddle.base.problems import InputError, Problem, Problems
+from heddle.places import real
+from heddle.spec.yamlfile import Document, Reading, parse, read_text
+
+COLUMNS: Final = ("switch", "sport", "prefix", "port")
+_EXAMPLE: Final = "rtsw1 50001 10.0.1.0/24 eth3"
+_READING: Final = Reading(max_bytes=16 << 20, values=2_000_000, kind="exact-match table", example="docs/hashing.md")
+
+Row = tuple[str, list[str]]  # where it stands, and its words
+
+
+@dataclass
+class ExactRows:
+    """Rows put together, and what is wrong with any of them."""
+
+    tables: dict[str, dict[tuple[int, Network], str]] = field(default_factory=dict)
+    where: dict[tuple[str, int, Network], str] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Read rows; one that was there before, in this file or another, is a problem."""
+        for place, words in rows:
+            if len(words) != len(COLUMNS):
+                what = " ".join(" ".join(words).split()) or "an empty row"  # a quote not closed takes lines in
+                self.problems.add(where=place, what=what, why=f"is not {', '.join(COLUMNS)}", hint=f"as {_EXAMPLE}")
+                continue
+            switch, sport, prefix, port = words
+            if not (sport.isascii() and sport.isdecimal()):
+                hint = "a UDP source port: 1 to 65535"
+                self.problems.add(where=place, what=f"{switch} {sport}", why="is no port number", hint=hint)
+                continue
+            try:
+                key = int(sport), ip_network(prefix)
+            except ValueError as error:
+                self.problems.add(where=place, what=prefix, why=f"is no prefix: {error}", hint="as 10.0.1.0/24")
+                continue
+            if (switch, *key) in self.where:
+                why = f"is there twice, first in {self.where[switch, *key]}"
+                self.problems.add(where=place, what=f"{switch} {sport} {prefix}", why=why, hint="keep one of the two")
+                continue
+            self.where[switch, *key] = place
+            self.tables.setdefault(switch, {})[key] = port
+
+
+def entry_rows(texts: Sequence[str]) -> list[Row]:
+    """What was typed as --entry."""
+    return [("--entry", text.replace(",", " ").split()) for text in texts]
+
+
+def file_rows(path: str) -> list[Row]:
+    """Rows of a table file: YAML when it is called so, else CSV with a header. InputError when it is neither."""
+    text = read_text(real(path), path, _READING)
+    if path.endswith((".yml", ".yaml")):
+        return _yaml_rows(parse(text, path, _READING), path)
+    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+    rows = [(f"{path}:{reader.line_num}", [cell.strip() for cell in row]) for row in reader if any(row)]
+    if not rows or tuple(rows[0][1]) != COLUMNS:
+        hint = f"its first line is {','.join(COLUMNS)}"
+        raise InputError(Problem(f"{path}:1", "the table", "does not say what its columns are", hint))
+    return rows[1:]
+
+
+def _yaml_rows(document: Document, path: str) -> list[Row]:
+    entries = document.data.get("entries")
+    hint = "entries: [{switch: rtsw1, sport: 50001, prefix: 10.0.1.0/24, port: eth3}]"
+    if set(document.data) != {"entries"} or not isinstance(entries, list):
+        raise InputError(Problem(path, "the table", "is not a list of entries", hint))
+    problems = Problems()
+    rows: list[Row] = []
+    for index, entry in enumerate(entries):
+        place = document.where(("entries", index))
+        if not isinstance(entry, dict) or set(entry) != set(COLUMNS):
+            why = f"is not a group of {', '.join(COLUMNS)}"
+            problems.add(where=place, what=f"entries[{index}]", why=why, hint=hint)
+            continue
+        rows.append((place, [_word(entry[column]) for column in COLUMNS]))
+    problems.raise_if_any()
+    return rows
+
+
+def _word(value: Any) -> str:
+    return str(value).strip()

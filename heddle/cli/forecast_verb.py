@@ -1,0 +1,114 @@
+"""`./inv paths --predict`: which flags belong to it, and where its tables and pictures go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.cli.console import Console
+from heddle.places import real
+
+if TYPE_CHECKING:
+    from heddle.forecast.result import Prediction
+
+# Flags of `paths` that are for a prediction alone: parameter -> flag.
+FLAGS: Final[Mapping[str, str]] = {
+    "plan": "--plan", "set_": "--set", "mode": "--mode", "trials": "--trials", "down": "--down", "drain": "--drain",
+    "csv": "--csv", "heatmap": "--heatmap",
+}  # fmt: skip
+MOST_TRIALS: Final = 1000
+
+
+def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
+    """The fabric's file, the plan's and its matrix'."""
+    if typed["predict"] is None:
+        return []
+    from heddle.forecast.planfile import files_of
+
+    return [typed["predict"], *files_of(typed["plan"])]
+
+
+def on_paper(typed: Mapping[str, Any], lab: str | None) -> bool:
+    """Whether a prediction is asked for; InputError for flags of the one with the other."""
+    if typed["predict"] is not None:
+        if lab is not None:
+            problem = Problem("", "--predict and --lab", "are two things to look at", "a prediction needs no lab")
+            raise InputError(problem)
+        return True
+    problems = Problems()
+    for name, flag in FLAGS.items():
+        if typed[name]:
+            problems.add(where="", what=flag, why="is for a prediction", hint="name a fabric with --predict")
+    problems.raise_if_any()
+    return False
+
+
+def predict_paths(
+    out: Console, *, predict: str, plan: str | None, set_: Sequence[str], mode: str | None, trials: int,
+    down: Sequence[str], drain: Sequence[str], csv: str | None, heatmap: str | None,
+) -> None:  # fmt: skip
+    """Predict, and write what was asked for."""
+    from heddle.forecast.forecast import Ask, forecast
+    from heddle.forecast.planfile import load_plan
+    from heddle.predict.selftest import verdict
+    from heddle.spec.load import load_fabric
+    from heddle.views.heatmap import kind_of
+
+    ask = Ask(_mode(mode), _trials(trials), _words("--down", down), _words("--drain", drain))
+    kind = kind_of(heatmap) if heatmap is not None else None
+    _check_files(csv, heatmap, files_in({"predict": predict, "plan": plan}))
+    spec = load_fabric(predict, overrides=set_)
+    if plan is None:
+        hint = "a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
+        raise InputError(Problem("", "--predict", "needs to know what is sent", f"--plan {hint}"))
+    result = forecast(spec, load_plan(plan), ask, out.observer, verdict())
+    written = _write(result, csv, heatmap, kind)
+    from heddle.views.forecasttext import render
+
+    text = "\n\n".join([render(result), *(["\n".join(f"wrote {name}" for name in written)] if written else [])])
+    out.result({**(result.to_json() if out.json else {}), "csv": csv, "heatmap": heatmap}, text)
+
+
+def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> None:
+    """InputError where a file would be written over one that was read, or over the other one."""
+    taken = {real(name).resolve(): "is what the prediction reads" for name in read}
+    for flag, name in (("--csv", csv), ("--heatmap", heatmap)):
+        if name is None:
+            continue
+        if real(name).resolve() in taken:
+            raise InputError(Problem("", f"{flag} {name}", taken[real(name).resolve()], "name another file"))
+        taken[real(name).resolve()] = f"is the file of {flag}, too"
+
+
+def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) -> list[str]:
+    from heddle.views.graph import write_file
+
+    if csv is not None:
+        write_file(real(csv), result.csv().encode(), csv, flag="--csv")
+    if heatmap is not None:
+        from heddle.views.heatmap import draw
+
+        write_file(real(heatmap), draw(kind, result), heatmap, flag="--heatmap")
+    return [name for name in (csv, heatmap) if name is not None]
+
+
+def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
+    """A flag that was given several times, or once with commas."""
+    if typed and not any(word.strip() for each in typed for word in each.split(",")):
+        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", f"as {flag} ctsw1"))
+    return tuple(dict.fromkeys(word.strip() for each in typed for word in each.split(",") if word.strip()))
+
+
+def _mode(typed: str | None) -> str | None:
+    from heddle.forecast.modes import mode_words
+
+    if typed is not None and typed not in mode_words():
+        raise InputError(Problem("", f"--mode {typed}", "is no hashing mode", did_you_mean(typed, mode_words())))
+    return typed
+
+
+def _trials(typed: int) -> int:
+    if not 0 <= typed <= MOST_TRIALS:
+        raise InputError(Problem("", f"--trials {typed}", f"is outside 0 to {MOST_TRIALS}"))
+    return typed

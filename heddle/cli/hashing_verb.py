@@ -1,0 +1,227 @@
+"""The verb `hashing`: what every switch does now, and how a running lab is told to do otherwise.
+
+In:  what was typed: a mode, options as `key=value`, switches, rows of an exact-match table.
+Out: a table and JSON; or a change that was checked as a whole before anything of it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.families import Network
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.base.units import format_duration
+from heddle.cli.console import Console, table
+from heddle.cli.exactrows import COLUMNS, ExactRows, entry_rows, file_rows
+from heddle.lab import rehash
+from heddle.lab.lifecycle import open_lab
+from heddle.spec.schema import FabricSpec, HashSpec
+from heddle.switch.hashing.hashing import FIELDS, MODES, HashOptions, SwitchHashing, options_of, pin_dir, read_hashing
+from heddle.switch.hashing.steering import DEFAULT_OPTIONS
+from heddle.switch.hashing.tables import Tables
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+ExactTables = dict[str, dict[tuple[int, Network], str]]
+_KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash
+_LEGAL: Final = (*HashSpec.model_fields, *_KEYS)
+# Keys that count in some modes only. `flow` alone has no user-defined field, and only it goes by the kernel's policy.
+_OF_MODES: Final[Mapping[str, tuple[str, ...]]] = {
+    "policy": ("flow",), "fields": ("flow",), "udf": tuple(mode for mode in MODES if mode != "flow"),
+    "gap": ("flowlet", "adaptive"), "first": ("flowlet",), "choice": ("spray",),
+}  # fmt: skip
+_EXACT: Final = "exact-match"
+_WIDE: Final = 100  # columns
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was typed after `./inv hashing`."""
+
+    mode: str | None = None
+    switches: Sequence[str] = ()
+    settings: Sequence[str] = ()
+    table: str | None = None
+    entries: Sequence[str] = ()
+    clear: bool = False
+
+
+def run_hashing(out: Console, lab: str | None, asked: Asked) -> None:
+    """Show how a lab's switches hash, or change it, and show that."""
+    where = open_lab(lab)
+    if asked.mode is None:
+        _check_nothing_else(asked)
+    else:
+        _set(where, asked.mode, asked)
+    rows = _rows(where, _names(asked.switches) if asked.mode is None else ())
+    out.result({"lab": where.name, "switches": [_json(row, stats) for row, stats in rows]}, _text(where.name, rows))
+
+
+def _check_nothing_else(asked: Asked) -> None:
+    given = {"--set": asked.settings, "--table": asked.table, "--entry": asked.entries, "--clear": asked.clear}
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        hint = f"./inv hashing {_EXACT if wrong[0] != '--set' else 'e-ecmp'} {wrong[0]} ..."
+        raise InputError(Problem("", wrong[0], "needs a mode before it", hint))
+
+
+def _set(lab: Lab, mode: str, asked: Asked) -> None:
+    if mode not in MODES:
+        raise InputError(Problem("", f"mode {mode}", "is no hashing mode", did_you_mean(mode, MODES)))
+    if mode != _EXACT and (asked.table or asked.entries or asked.clear):
+        hint = f"./inv hashing {_EXACT} ..."
+        raise InputError(Problem("", "--table, --entry and --clear", f"are of mode {_EXACT}, not of {mode}", hint))
+    switches = _names(asked.switches) or None
+    options, seed = _options(lab.fabric.spec, mode, asked.settings)
+    tables, added = _tables(lab, asked)
+    left = [name for name in (*tables, *added) if switches and name not in switches]
+    if switches and left:
+        why = f"names {left[0]}, which --switch does not"
+        raise InputError(Problem("", "a row of the table", why, f"--switch {','.join([*switches, *left])}"))
+    rehash.set_hashing(lab, mode, options, seed=seed, switches=switches, exact=tables, added=added)
+
+
+def _names(typed: Sequence[str]) -> list[str]:
+    """Names of switches: --switch may be given many times, and holds several with commas."""
+    names = [name.strip() for each in typed for name in each.split(",") if name.strip()]
+    if typed and not names:  # none are not all
+        raise InputError(Problem("", f"--switch {typed[0]}", "names no switch", "as --switch rtsw1,rtsw2"))
+    return names
+
+
+def _options(given: FabricSpec, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
+    """The file's options with what was typed in their place, checked as a fabric file is."""
+    from pydantic import ValidationError
+
+    from heddle.spec.load import override
+    from heddle.spec.plain import dump_spec
+    from heddle.spec.wording import problems_of
+    from heddle.spec.yamlfile import Document
+
+    model = type(given)  # that of a topology of somebody's own is bound by less
+    document = Document(dump_spec(given), "")
+    problems = Problems()
+    override(document, f"routing.ecmp={mode}", problems)
+    typed: list[str] = []
+    for text in settings:
+        path, equals, value = text.partition("=")
+        key = (
+            path.strip().removeprefix("routing.").removeprefix("hash.")
+        )  # as in the fabric file, or the last word alone
+        if not equals or not key:
+            problems.add(where="--set", what=text or "an empty text", why="is not key=value", hint="as --set gap=20ms")
+            continue
+        first = key.partition(".")[0]
+        if first not in _LEGAL:
+            problems.add(where="--set", what=path.strip(), why="is no key of hashing", hint=_meant(key))
+            continue
+        typed.append(first)
+        override(document, f"routing.{key if first in _KEYS else f'hash.{key}'}={value}", problems)
+    try:
+        spec = model.model_validate(document.data)
+    except ValidationError as error:
+        problems.found += problems_of(error, document, model)
+    problems.raise_if_any()
+    modes = {**_OF_MODES, "buckets": MODES if spec.routing.resilient else ()}
+    for key in dict.fromkeys(typed):
+        if mode not in modes.get(key, MODES):
+            hint = f"it counts in {', '.join(modes[key])}" if modes[key] else "it counts with --set resilient=true"
+            problems.add(where="--set", what=key, why=f"has no effect under {mode}", hint=hint)
+    problems.raise_if_any()
+    return options_of(spec.routing), spec.routing.seed
+
+
+def _meant(key: str) -> str:
+    if key == "ecmp":
+        return "the mode stands before it: ./inv hashing e-ecmp"
+    return did_you_mean(key, _LEGAL)
+
+
+def _tables(lab: Lab, asked: Asked) -> tuple[ExactTables, ExactTables]:
+    """Switch -> its whole new table, and switch -> rows to add or change. A file replaces the tables that it names."""
+    rows, entries = ExactRows(), ExactRows()
+    if asked.clear:
+        names = _names(asked.switches) or [node.name for node in lab.fabric.switches]
+        rows.tables |= {name: {} for name in names}
+    if asked.table:
+        rows.add(file_rows(asked.table))
+    entries.where = dict(rows.where)  # what the file has already is there twice
+    entries.add(entry_rows(asked.entries))
+    rows.problems.found += entries.problems.found
+    for each in (rows, entries):
+        try:
+            rehash.check_exact(lab, each.tables, entries.where)
+        except InputError as error:
+            rows.problems.found += error.problems
+    rows.problems.raise_if_any()
+    return rows.tables, entries.tables
+
+
+def _rows(lab: Lab, switches: Sequence[str]) -> list[tuple[SwitchHashing, dict[str, int]]]:
+    handles = lab.handles()
+    names = [node.name for node in lab.fabric.switches]
+    unknown = [name for name in switches if name not in names]
+    if unknown:
+        raise InputError(
+            *(Problem("--switch", name, f"is no switch of {lab.name}", did_you_mean(name, names)) for name in unknown)
+        )
+    rows = []
+    for name in switches or names:
+        with Tables.pinned(pin_dir(lab.name, name)) as tables:
+            rows.append((read_hashing(lab.name, handles[name]), tables.statistics()))
+    return rows
+
+
+def _json(row: SwitchHashing, stats: Mapping[str, int]) -> dict[str, Any]:
+    data = row.to_json()
+    exact = [dict(zip(COLUMNS, (row.switch, *each), strict=True)) for each in data["steering"]["exact"]]
+    del data["steering"]
+    return {**data, "exact": exact, "statistics": dict(stats)}
+
+
+def _text(lab: str, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> str:
+    """A line a switch, within 100 columns: options that are long stand in a table of their own."""
+    header = ("switch", "mode", "seed", "policy", "options", "exact", "steered", "fell back", "re-picks", "misses")
+    lines = [
+        (
+            *(row.switch, row.mode, str(row.seed), str(row.policy), options_text(row)),
+            *(str(len(row.steering.exact)), *(str(stats[k]) for k in ("steered", "fell_back", "repicks", "misses"))),
+        )
+        for row, stats in rows
+    ]
+    entries = [
+        (row.switch, str(sport), str(prefix), port)
+        for row, _ in rows
+        for (sport, prefix), port in row.steering.exact.items()
+    ]
+    tables = [table(header, lines) if lines else f"{lab} has no switches"]
+    if max(map(len, tables[0].splitlines())) > _WIDE:
+        at = header.index("options")
+        tables = [table((*header[:at], *header[at + 1 :]), [(*line[:at], *line[at + 1 :]) for line in lines])]
+        tables.append(table((header[0], header[at]), [(line[0], line[at]) for line in lines]))
+    if entries:
+        tables.append(table(COLUMNS, entries))
+    return "\n\n".join(tables)
+
+
+def options_text(row: SwitchHashing) -> str:
+    """Those options that count in the switch's mode, where they are not the default."""
+    o, plain = row.options, DEFAULT_OPTIONS
+    words: list[str] = []
+    if row.mode == "flow" and not o.resilient:
+        words += [o.policy] if o.policy != plain.policy else []
+        words += ["+".join(name for name, bit in FIELDS.items() if o.fields & bit)] if o.fields != plain.fields else []
+    elif row.mode != "flow" and o.udf != plain.udf:
+        words.append(f"udf {o.udf.base}+{o.udf.offset}:{o.udf.bytes}")
+    if row.mode == "flowlet":
+        words += [f"gap {format_duration(o.gap_ns)}", f"by {o.first}"]
+    if row.mode == "adaptive":
+        words.append(f"gap {format_duration(o.gap_ns)}")
+    if row.mode == "spray":
+        words.append(o.choice)
+    if o.resilient:
+        words.append(f"{o.buckets} buckets")
+    return ", ".join(words) or "-"

@@ -1,0 +1,86 @@
+"""The verb `plot`: pictures of the last run over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.cli import helptexts as words
+from heddle.cli.console import Console
+from heddle.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from heddle.runs.seriesfile import Recorded
+    from heddle.views.queuepicture import Panel
+
+KINDS: Final = ("svg", "png")
+WHATS: Final = ("queues",)
+
+
+@verb(
+    help=words.PLOT,
+    positional=["what"],
+    root=True,
+    files_out=["out_"],
+    endings_here=[".svg", ".png"],
+)
+def plot(
+    out: Console,
+    what: str = "queues",
+    port: Sequence[str] = (),
+    class_: Sequence[str] = (),
+    out_: str | None = None,
+    lab: str | None = None,
+) -> None:
+    """Draw the queues of the last run over time: depth, thresholds, marks, pauses, of the ports that held most.
+
+    ./inv plot queues --port 'ctsw*' --class 3 --out ctsw.png. `./inv run --bucket 1ms` records with finer steps.
+    """
+    from heddle.lab.lifecycle import open_lab
+    from heddle.places import real
+    from heddle.runs.seriesfile import load
+    from heddle.views import graph
+    from heddle.views.queuepicture import draw
+
+    if what not in WHATS:
+        raise InputError(Problem("", f"plot {what}", "is not something to draw", did_you_mean(what, WHATS)))
+    kind = kind_of(out_)
+    where = open_lab(lab)
+    recorded = load(where)
+    shown = _panels(where.name, recorded, port, class_)
+    path = out_ or f"{where.name}-queues.{kind}"
+    graph.write_file(real(path), draw(kind, recorded, shown), path)
+    series = recorded.series
+    data = {
+        "plot": path, "kind": kind, "lab": where.name, "run": recorded.what, "bucket_ms": series.bucket_s * 1e3,
+        "seconds": float(series.ends_s[-1]) if len(series.ends_s) else 0.0,
+        "panels": [each.to_json() for each in shown],
+        "emulated": {"k": recorded.k},
+    }  # fmt: skip
+    ports = ", ".join(dict.fromkeys(each.label.port for each in shown))
+    out.result(data, f"wrote {path}: {recorded.what}; {ports}; {series.bucket_s * 1e3:.2g} ms a bucket")
+
+
+def kind_of(file: str | None) -> Literal["svg", "png"]:
+    """The kind of picture by the file's ending; InputError for another one."""
+    if file is None or file.endswith(".svg"):
+        return "svg"
+    if file.endswith(".png"):
+        return "png"
+    raise InputError(Problem("", f"--out {file}", "ends in no kind of picture", "name it as queues.svg or queues.png"))
+
+
+def _panels(lab: str, recorded: Recorded, port: Sequence[str], class_: Sequence[str]) -> list[Panel]:
+    """What is drawn; InputError when nothing of what is meant ever held anything."""
+    from heddle.cli.queues_verb import matching
+    from heddle.views.queuepicture import panels
+
+    has = matching(port, class_)
+    shown = panels(recorded, (lambda label: has(label.port, label.traffic_class)) if has else None)
+    if shown:
+        return shown
+    held = list(dict.fromkeys(label.name for label in recorded.labels))
+    hint = "there are: " + ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "send more at once"
+    what = " ".join([*(f"--port {each}" for each in port), *(f"--class {each}" for each in class_)])
+    raise InputError(Problem("", what or f"the last run of {lab}", "is of no queue that ever held a packet", hint))

@@ -1,0 +1,140 @@
+"""Progress of long work: a live display on a terminal, plain lines elsewhere. Both listen to the same events."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+
+from heddle.base.events import Observer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+# A step that says nothing for so long gets a line in a log, so that nobody takes it for dead (seconds).
+QUIET: Final = 5.0
+
+
+class ClosingObserver(Observer, Protocol):
+    """An observer that holds the terminal until it is closed."""
+
+    def close(self) -> None:
+        """Give the terminal back; more events may follow, and open it again."""
+
+
+def observer_for(stream: TextIO) -> ClosingObserver:
+    """The live one on a terminal that can move its cursor, else the plain one."""
+    live = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("CI")
+    return RichObserver(stream) if live else PlainObserver(stream)
+
+
+class PlainObserver:
+    """One line a finished step, with its time; a line now and then from a long one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._lock = threading.Lock()
+        self._began: dict[str, tuple[float, int | None]] = {}
+        self._said = time.monotonic()
+
+    def _line(self, text: str) -> None:
+        with self._lock:
+            self._said = time.monotonic()
+            # One write a line: lines of threads and of child processes must not mix.
+            self.stream.write(text + "\n")
+            self.stream.flush()
+
+    def begin(self, step: str, total: int | None = None) -> None:
+        """Remember when it began."""
+        self._began[step] = (time.monotonic(), total)
+
+    def advance(self, step: str, done: int) -> None:
+        """Say so when nothing was said for a while."""
+        if time.monotonic() - self._said >= QUIET:
+            total = self._began.get(step, (0.0, None))[1]
+            self._line(f"{step}: {done}" + (f" of {total}" if total else ""))
+
+    def end(self, step: str, note: str = "") -> None:
+        """`links: 48 made (0.4 s)`."""
+        began, _ = self._began.pop(step, (time.monotonic(), None))
+        self._line(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)")
+
+    def say(self, text: str) -> None:
+        """A line."""
+        self._line(text)
+
+    def warn(self, text: str) -> None:
+        """A line that cannot be overlooked."""
+        self._line(f"warning: {text}")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class RichObserver:
+    """A live display: a spinner and a bar for each step under way, a tick for each that is done."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+
+        self.console = Console(file=stream, highlight=False)
+        self._lock = threading.RLock()
+        self._progress: Progress | None = None
+        self._tasks: dict[str, tuple[TaskID, float]] = {}
+
+    def _open(self) -> Progress:
+        if self._progress is None:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+            utf8 = (self.console.encoding or "").lower().startswith("utf")
+            columns: list[Any] = [
+                SpinnerColumn("dots" if utf8 else "line"),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+            ]
+            self._progress = Progress(*columns, console=self.console, transient=True)
+            self._progress.start()
+        return self._progress
+
+    def begin(self, step: str, total: int | None = None) -> None:
+        """A row with a bar."""
+        with self._lock:
+            self._tasks[step] = (self._open().add_task(step, total=total), time.monotonic())
+
+    def advance(self, step: str, done: int) -> None:
+        """Move the bar."""
+        with self._lock:
+            if step in self._tasks and self._progress is not None:
+                self._progress.update(self._tasks[step][0], completed=done)
+
+    def end(self, step: str, note: str = "") -> None:
+        """The row becomes a line that stays."""
+        with self._lock:
+            task, began = self._tasks.pop(step, (None, time.monotonic()))
+            if task is not None and self._progress is not None:
+                self._progress.remove_task(task)
+            self._print(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)", "green", "✓ ")
+
+    def say(self, text: str) -> None:
+        """A line above the rows."""
+        self._print(text)
+
+    def warn(self, text: str) -> None:
+        """A yellow line above the rows."""
+        self._print(f"warning: {text}", "yellow")
+
+    def _print(self, text: str, style: str = "", mark: str = "") -> None:
+        from rich.text import Text
+
+        utf8 = (self.console.encoding or "").lower().startswith("utf")
+        self.console.print(Text.assemble((mark if utf8 else "", style), (text, "" if mark else style)))
+
+    def close(self) -> None:
+        """Stop drawing."""
+        with self._lock:
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
+                self._tasks.clear()

@@ -1,0 +1,235 @@
+"""The verb `queues`: what every queue does, once or live, and how thresholds of a running lab are set."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.cli import helptexts as words
+from heddle.cli.console import Console
+from heddle.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+    from heddle.lab.queuestatus import QueueRow, QueuesResult, Reader, SwitchRow
+
+_SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
+_MOST_SECONDS: Final = 86_400.0
+_ACTIONS: Final = ("set", "reset")
+
+
+@verb(help=words.QUEUES, positional=["action", "setting"], root=True)
+def queues(
+    out: Console,
+    action: str | None = None,
+    setting: Sequence[str] = (),
+    switch: Sequence[str] = (),
+    port: Sequence[str] = (),
+    class_: Sequence[str] = (),
+    all_: bool = False,
+    watch: bool = False,
+    every: float = 0.5,
+    seconds: float = 3600.0,
+    lab: str | None = None,
+) -> None:
+    """Depth, marks, drops and pauses of every port and class; thresholds of a running lab are set with `queues set`.
+
+    ./inv queues set ecn.kmax=800KB pfc.xoff=80KB --switch 'ctsw*': paths as below `queues` of the fabric file, all of
+    them at once, and no packet is lost. Names may be patterns. ./inv queues --watch redraws until Ctrl-C; ./inv queues
+    reset counts anew from now on.
+    """
+    from heddle.lab.lifecycle import open_lab
+
+    if action is not None and action not in _ACTIONS:
+        near = did_you_mean(action, _ACTIONS)
+        hint = near if near.startswith("did") else f"set, reset, or ./inv queues --lab {action}"
+        raise InputError(Problem("", f"queues {action}", "is not something that queues does", hint))
+    where = open_lab(lab)
+    wanted = _wanted(where, switch, port, class_, all_)
+    if action == "set":
+        _set(where, setting, switch, watch)
+    elif setting:
+        raise InputError(Problem("", setting[0], "is one word too many", "./inv queues set PATH=VALUE"))
+    if action == "reset":
+        _reset(where)
+    if watch:
+        _check_watch(out, every, seconds)
+        return _watch(out, where, wanted, every, seconds)
+    return _show(out, where, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows are shown: patterns of switches and ports, classes; without any, all. every: quiet ones, too."""
+
+    nodes: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+    classes: tuple[int, ...] = ()
+    every: bool = False
+
+    def has_row(self, row: QueueRow) -> bool:
+        """Whether a row is meant, quiet or not."""
+        return (
+            self.has_node(row.port.partition(":")[0])
+            and (not self.ports or any(fnmatchcase(row.port, each) for each in self.ports))
+            and (not self.classes or row.traffic_class in self.classes)
+        )
+
+    def has_node(self, name: str) -> bool:
+        """Whether a node is meant."""
+        return not self.nodes or any(fnmatchcase(name, each) for each in self.nodes)
+
+    def rows(self, result: QueuesResult) -> tuple[list[QueueRow], int]:
+        """Those that are shown, and how many more there are that are quiet."""
+        meant = [row for row in result.rows if self.has_row(row)]
+        loud = [row for row in meant if self.every or not row.quiet]
+        return loud, len(meant) - len(loud)
+
+    def switches(self, result: QueuesResult) -> list[SwitchRow]:
+        """Switches that are shown: all that are meant and ever held anything."""
+        some = [row for row in result.switches if self.has_node(row.switch) and not self.ports]
+        return [row for row in some if self.every or row.high_water]
+
+
+def matching(port: Sequence[str], class_: Sequence[str]) -> Callable[[str, int], bool] | None:
+    """What tells whether (port, class) is meant by patterns that were typed; None when none were."""
+    ports, classes = _ports(_split(port)), _split(class_)
+    if not ports and not classes:
+        return None
+    return lambda ref, number: (
+        (not ports or any(fnmatchcase(ref, each) for each in ports)) and (not classes or str(number) in classes)
+    )
+
+
+def _split(typed: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.strip() for each in typed for name in each.split(",") if name.strip())
+
+
+def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequence[str], every: bool) -> Wanted:
+    """What was typed, checked against the lab: a pattern that means nothing is a mistake, and no empty table."""
+    problems: list[Problem] = []
+    nodes = [node.name for node in lab.fabric.nodes]
+    refs = [each.ref for node in lab.fabric.nodes for each in node.ports]
+    for flag, patterns, names, kind in (
+        ("--switch", _split(switch), nodes, "node"),
+        ("--port", _ports(_split(port)), refs, "port"),
+    ):
+        problems += [
+            Problem(flag, each.removesuffix(":*"), f"is no {kind} of {lab.name}", did_you_mean(each, names))
+            for each in patterns
+            if not any(fnmatchcase(name, each) for name in names)
+        ]
+    numbers = lab.fabric.spec.queues.numbers
+    some = "classes in use: " + ", ".join(str(number) for number in numbers)
+    known = {str(number): number for number in numbers}
+    classes = _split(class_)
+    problems += [Problem("--class", each, f"is no class of {lab.name}", some) for each in classes if each not in known]
+    if problems:
+        raise InputError(*problems)
+    return Wanted(_split(switch), _ports(_split(port)), tuple(known[each] for each in classes), every)
+
+
+def _ports(typed: Sequence[str]) -> tuple[str, ...]:
+    """A node alone means every port of it, as for `capture`."""
+    return tuple(each if ":" in each else f"{each}:*" for each in typed)
+
+
+def _set(lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool) -> None:
+    from heddle.lab.requeue import set_queues
+
+    if not settings:
+        hint = "./inv queues set ecn.kmax=800KB --switch 'ctsw*'"
+        raise InputError(Problem("", "queues set", "needs a PATH=VALUE", hint))
+    if watch:
+        raise InputError(
+            Problem("", "queues set and --watch", "are two things", "first set, then ./inv queues --watch")
+        )
+    set_queues(lab, settings, _split(switches))
+
+
+def _reset(lab: Lab) -> None:
+    """Count anew. Not during a run, which takes the difference of two readings."""
+    from heddle.base import state
+    from heddle.switch.queues.cells import LabQueues
+
+    with state.lock(lab.name), LabQueues.pinned(lab.fabric) as live:
+        live.forget()
+
+
+def _show(out: Console, lab: Lab, wanted: Wanted) -> None:
+    from heddle.lab.queuestatus import read_queues
+    from heddle.views.queuetext import queues_text
+
+    result = read_queues(lab)
+    rows, hidden = wanted.rows(result)
+    switches = wanted.switches(result)
+    data = result.to_json()
+    # Programs count rows themselves, so that they get quiet ones too.
+    data["ports"] = [row.to_json() for row in result.rows if wanted.has_row(row)]
+    data["switches"] = [row.to_json() for row in result.switches if wanted.has_node(row.switch)]
+    out.result(data, queues_text(result, rows, switches, hidden))
+
+
+def _check_watch(out: Console, every: float, seconds: float) -> None:
+    problems = []
+    if out.json:
+        hint = "./inv queues --format json gives one reading"
+        problems.append(Problem("", "--watch and --format json", "exclude each other", hint))
+    if not _SHORTEST <= every <= _LONGEST:
+        problems.append(Problem("", f"--every {every:g}", f"is outside {_SHORTEST:g} to {_LONGEST:g}", "seconds"))
+    if not 0 < seconds <= _MOST_SECONDS:
+        problems.append(Problem("", f"--seconds {seconds:g}", f"is outside 0 to {_MOST_SECONDS:g}", "as --seconds 60"))
+    if problems:
+        raise InputError(*problems)
+
+
+def _watch(out: Console, lab: Lab, wanted: Wanted, every: float, seconds: float) -> None:
+    """Redraw in place on a terminal, else a table each time; until Ctrl-C or the end of `seconds`, or of the lab.
+
+    Maps outlive their lab for as long as somebody looks at them, so that is asked of a node's namespace.
+    """
+    from heddle.cli.queuelive import Screen
+    from heddle.lab.queuestatus import Reader
+    from heddle.switch.queues.cells import LabQueues
+
+    end = time.monotonic() + seconds
+    with LabQueues.pinned(lab.fabric) as live, Screen(sys.stdout, out) as screen:
+        reader = Reader(lab, live)
+        namespace = _namespace(lab)
+        try:
+            while True:
+                result = _reading(reader, lab, namespace)
+                rows, hidden = wanted.rows(result)
+                screen.draw(result, rows, wanted.switches(result), hidden)
+                left = end - time.monotonic()
+                if left <= 0:
+                    return
+                time.sleep(min(every, left))
+        except KeyboardInterrupt:  # which is how one leaves it
+            return
+
+
+def _reading(reader: Reader, lab: Lab, namespace: int | None) -> QueuesResult:
+    """One reading; InputError when the lab has gone, before it or meanwhile."""
+    gone = InputError(Problem("", f"lab {lab.name}", "has been taken down", "up brings it up again"))
+    if namespace is None or _namespace(lab) != namespace:
+        raise gone
+    try:
+        return reader.read()
+    except HeddleError:
+        if _namespace(lab) != namespace:
+            raise gone from None
+        raise
+
+
+def _namespace(lab: Lab) -> int | None:
+    """The inode of the first node's namespace, which no other that lives has; None when it is gone."""
+    try:
+        return lab.handle(lab.fabric.nodes[0].name).netns.stat().st_ino
+    except (OSError, HeddleError):  # its files may go at any moment, too
+        return None

@@ -1,0 +1,112 @@
+"""`./inv test` and `./inv lint`: pytest and the linters of .venv, with our exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.cli.console import Console
+from heddle.host import packages
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+# Cheap to expensive. `all` is what every machine can run; clab needs a container engine and containerlab besides.
+SUITES: Final = ("unit", "golden", "netns", "clab")
+ALL: Final = ("unit", "golden", "netns")
+_AS_ROOT: Final = frozenset({"netns", "clab", "all"})
+# The stories below tests/netns run in containers too: there each is a test of suite clab.
+_WHERE: Final[Mapping[str, tuple[str, ...]]] = {"clab": ("tests/clab", "tests/netns")}
+_NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
+_USAGE: Final = 4
+_LINTERS: Final = (
+    ("ruff", "check", "."),
+    ("ruff", "format", "--check", "."),
+    ("mypy",),
+)
+
+
+def needs_root(typed: Mapping[str, Any]) -> bool:
+    """True for suites that make namespaces; a wrong word is told before anything else is asked of the machine."""
+    check_suite(typed["suite"])
+    return typed["suite"] in _AS_ROOT
+
+
+def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
+    """What the suite needs of the system."""
+    fabric = packages.TESTS if needs_root(typed) else ()
+    if typed["suite"] == "clab":
+        fabric = (*fabric, *packages.ENGINE)
+    return (*fabric, *packages.BUILD) if typed["build"] else fabric
+
+
+def check_suite(suite: str) -> None:
+    """InputError when there is no such suite."""
+    if suite not in (*SUITES, "all"):
+        raise InputError(Problem("", f"./inv test {suite}", "is not a suite", did_you_mean(suite, (*SUITES, "all"))))
+
+
+def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
+    """pytest over one suite or all of them; CheckError when a test fails."""
+    chosen = ALL if suite == "all" else (suite,)
+    where = [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (ROOT / place).is_dir()]
+    only = "clab" if suite == "clab" else "not clab"
+    # pytest's own text is the result for people; for programs it is progress.
+    argv = [sys.executable, "-m", "pytest", "-ra", "-m", only, *where, *extra]
+    env = {**os.environ, "HEDDLE_SUITE": suite}
+    with _engine(out) if suite == "clab" else nullcontext():
+        out.close()
+        done = subprocess.run(argv, cwd=ROOT, stdout=sys.stderr if out.json else None, env=env, check=False)
+    if done.returncode == _NO_TESTS:
+        raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", "look at what follows --"))
+    if done.returncode == _USAGE:
+        raise InputError(Problem("", " ".join(extra) or suite, "is nothing that pytest understands", "see above"))
+    if out.json:
+        out.result({"ok": done.returncode == 0, "suite": suite, "pytest_exit_code": done.returncode})
+    out.exit_code = 1 if done.returncode == 1 else done.returncode
+
+
+@contextmanager
+def _engine(out: Console) -> Iterator[None]:
+    """An engine and a containerlab for the length of the tests; an engine that was started for them ends with them."""
+    from heddle.host.engine.byhand.dockerd import engine_running
+    from heddle.host.engine.setup import setup_containerlab
+
+    with engine_running(out.observer):
+        setup_containerlab(out.observer, ask=out.confirm, stays=False)
+        yield
+
+
+def run_linters(out: Console) -> None:
+    """ruff and mypy over the whole tree; CheckError names those that complained."""
+    _dev_tools(out)
+    out.close()
+    complained = []
+    for tool in _LINTERS:
+        argv = [sys.executable, "-m", *tool]
+        print("$ " + " ".join(tool), file=sys.stderr, flush=True)
+        if subprocess.run(argv, cwd=ROOT, stdout=sys.stderr if out.json else None, check=False).returncode:
+            complained.append(" ".join(tool))
+    if complained:
+        raise CheckError(*[Problem("", name, "complains", "see above") for name in complained])
+    out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "All linters are content.")
+
+
+def _dev_tools(out: Console) -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        if all(version(tool) for tool in ("mypy", "ruff", "types-PyYAML")):
+            return
+    except PackageNotFoundError:
+        pass
+    out.say("installing the linters of requirements-dev.lock")
+    argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
+    argv += ["--require-hashes", "-r", str(ROOT / "requirements-dev.lock")]
+    if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
+        hint = "this needs the network once; run the same line again"
+        raise MachineError(Problem("", "requirements-dev.lock", "could not be installed", hint))

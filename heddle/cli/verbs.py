@@ -1,0 +1,117 @@
+"""`@verb`: a function becomes an invoke task with the manners that every verb has.
+
+A verb's function gets a Console first, then what was typed. The decorator adds `--format` and `--place`; and, where the
+verb needs the machine, root (through sudo) and system packages (`--yes` installs them). A verb whose place is another
+machine is sent there as it was typed, before anything is asked of this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from invoke import Task
+
+from heddle.cli.argv import Parameter, Verb, check_format, parameters_of, words_of
+from heddle.cli.console import Console
+from heddle.places import HERE, Call, place_for
+
+Arguments = Mapping[str, Any]
+# A need is known at once, or depends on what was typed (`up --explain` needs no root).
+Need = bool | Callable[[Arguments], bool]
+Packages = Sequence[str] | Callable[[Arguments], Sequence[str]]
+
+_FORMAT: Final = Parameter("format", "str", "text", positional=False, help="text for people, json for programs")
+_PLACE: Final = Parameter("place", "str", None, positional=False, help="where to run: here, or ssh:user@host[:port]")
+_YES: Final = Parameter("yes", "bool", default=False, positional=False, help="install missing system packages unasked")
+
+
+def verb(
+    *,
+    name: str = "",
+    help: Mapping[str, str] | None = None,
+    positional: Sequence[str] = (),
+    rest: str = "",
+    rest_after_positionals: bool = False,
+    root: Need = False,
+    packages: Packages = (),
+    files_in: Sequence[str] | Callable[[Arguments], Sequence[str]] = (),
+    files_out: Sequence[str] = (),
+    endings_here: Sequence[str] = (),
+    lasting: bool = False,
+    typed_in: bool = False,
+) -> Callable[[Callable[..., None]], Any]:
+    """Make a task of a function `(console, **typed)`.
+
+    positional: parameters that may be typed without their flag although they have a default. rest: the parameter that
+    takes all other words. root, packages: what the verb needs of the machine; packages are names of packages.py.
+    files_in, files_out: parameters that name files it reads or writes; the verb opens them through `places.real`.
+    files_in may be a function instead, from what was typed to the files' names, for files that name others.
+    endings_here: those of files that it writes to the working directory when no name was typed.
+    lasting: on another machine it goes on when the connection breaks. typed_in: it reads stdin.
+    """
+
+    def decorate(function: Callable[..., None]) -> Any:
+        called = name or function.__name__
+        own = parameters_of(function, positional, help or {})
+        common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
+        defaults = {p.name: p.default for p in own if not p.required}
+        spec = Verb(called, [*own, *common], rest, rest_after_positionals)
+
+        def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
+            full = {**defaults, **typed}
+            if root(full) if callable(root) else root:
+                from heddle.cli.privilege import become_root
+
+                become_root(called)
+            needed = packages(full) if callable(packages) else packages
+            if needed:
+                from heddle.host.packages import ensure
+
+                ensure(needed, yes=yes, ask=out.confirm, say=out.say)
+            function(out, **typed)
+
+        def call_of(typed: Mapping[str, Any]) -> Call:
+            full = {**defaults, **typed}
+            return Call(
+                words_of(spec, {**typed, "place": HERE}),
+                files_in=files_in(full) if callable(files_in) else _named(full, files_in),
+                files_out=_named(full, files_out),
+                endings_here=endings_here,
+                lasting=lasting,
+                typed_in=typed_in,
+            )
+
+        @functools.wraps(function)
+        def body(context: Any, **typed: Any) -> None:
+            out = Console(check_format(typed.get("format", "text")))
+            try:
+                place = place_for(typed.pop("place", None))
+                if place is not None:
+                    out.exit_code = place.run(call_of(typed), out)
+                else:
+                    typed.pop("format", None)
+                    yes = typed.pop("yes", False) if packages else False  # else it is the function's own
+                    here(out, yes, typed)
+            finally:
+                out.close()
+            if out.exit_code:
+                raise SystemExit(out.exit_code)
+
+        # invoke reads flags (for completion) from the signature: the console is its context, ours come at the end.
+        signature = inspect.signature(function)
+        extra = [inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default) for p in common]
+        plain = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]
+        body.__signature__ = signature.replace(parameters=[*plain, *extra])  # type: ignore[attr-defined]
+        del body.__wrapped__
+        task = Task(body, name=called, auto_shortflags=False, iterable=[p.name for p in own if p.kind == "list"])
+        task.verb = spec
+        return task
+
+    return decorate
+
+
+def _named(typed: Arguments, names: Sequence[str]) -> list[str]:
+    return [str(typed[name]) for name in names if typed[name] is not None]

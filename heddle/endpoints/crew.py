@@ -1,0 +1,168 @@
+"""The workers of a run: started, given their tasks, kept to the one start barrier, and ended whatever happens.
+
+In:  a plan and the namespace of each host.
+Out: one report per worker. CheckError when a rank died, MachineError when a worker did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from heddle.base.events import Observer
+from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.endpoints.worker import Task
+from heddle.host import capacity as machine
+from heddle.traffic.plan import Plan
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_END_S: Final = 3.0
+
+
+class _Member:
+    """One worker process, and the part of a line that has come from it so far."""
+
+    def __init__(self) -> None:
+        self.proc = subprocess.Popen(
+            [sys.executable, "-m", "heddle.endpoints.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=_ROOT,
+            start_new_session=True,  # Ctrl-C reaches the run, and the run ends its workers
+        )
+        self.sizes_done = 0
+        self._rest = b""
+
+    @property
+    def out(self) -> int:
+        """The descriptor that it speaks by."""
+        assert self.proc.stdout is not None  # noqa: S101  (a pipe was asked for)
+        return self.proc.stdout.fileno()
+
+    def tell(self, line: bytes) -> None:
+        """Hand it a line; when it has ended, its output says so soon enough."""
+        assert self.proc.stdin is not None  # noqa: S101
+        with suppress(BrokenPipeError):
+            self.proc.stdin.write(line + b"\n")
+            self.proc.stdin.flush()
+
+    def hear(self) -> list[dict[str, Any]]:
+        """The whole lines that have come; MachineError when there is no more to come."""
+        chunk = os.read(self.out, 1 << 16)
+        if not chunk:
+            code = self.proc.wait()
+            raise MachineError(Problem("", "a worker", f"ended early (exit code {code})", "what it said is above"))
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def end(self, within: float) -> None:
+        """It ends by itself when its input does, and is killed when it has not after `within` seconds."""
+        assert self.proc.stdin is not None and self.proc.stdout is not None  # noqa: S101
+        try:
+            self.proc.wait(within)
+        except subprocess.TimeoutExpired:
+            self.proc.kill()
+            self.proc.wait()
+        self.proc.stdout.close()
+
+
+class Crew:
+    """Worker processes that run one plan's ranks between them.
+
+    before, after: the machine at the start barrier, and when the last rank was done. began_ns: the barrier's time.
+    """
+
+    def __init__(self, plan: Plan, netns: Mapping[str, Path], workers: int) -> None:
+        self._plan = plan
+        self._deadline = time.monotonic() + plan.max_seconds
+        self.before = self.after = machine.read()
+        self.began_ns = 0  # CLOCK_MONOTONIC
+        self._members: list[_Member] = []
+        self._selector = selectors.DefaultSelector()
+        paths = {host: str(path) for host, path in netns.items()}
+        for index in range(workers):
+            # Neighbours in the ring go to different workers, so that both ends of a transfer have a processor.
+            ranks = tuple(range(index, len(plan.endpoints), workers))
+            member = _Member()
+            self._members.append(member)
+            self._selector.register(member.out, selectors.EVENT_READ, member)
+            member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths)))
+
+    def run(self, observer: Observer) -> list[dict[str, Any]]:
+        """Start all ranks at once and wait for all of them; a report per worker."""
+        self._all("ready")
+        self.before = machine.read()
+        self.began_ns = time.monotonic_ns()
+        self._broadcast({"go": True})
+        observer.begin("run", len(self._plan.options.sizes))
+        waiting = len(self._members)
+        while waiting:
+            for member, message in self._messages():
+                if "size" in message:
+                    member.sizes_done = message["size"]
+                    observer.advance("run", min(m.sizes_done for m in self._members))
+                waiting -= "done" in message
+        self.after = machine.read()
+        self._broadcast({"stop": True})
+        reports = self._all("report")
+        observer.end("run")
+        return reports
+
+    def close(self) -> None:
+        """End all workers."""
+        for member in self._members:
+            assert member.proc.stdin is not None  # noqa: S101
+            with suppress(BrokenPipeError):
+                member.proc.stdin.close()
+        end = time.monotonic() + _END_S
+        for member in self._members:
+            member.end(max(0.0, end - time.monotonic()))
+        self._selector.close()
+
+    def _all(self, word: str) -> list[Any]:
+        """Wait until every worker has said `word`; what each said with it."""
+        said: list[Any] = []
+        while len(said) < len(self._members):
+            said.extend(message[word] for _, message in self._messages() if word in message)
+        return said
+
+    def _messages(self) -> Iterator[tuple[_Member, dict[str, Any]]]:
+        """What workers say next; waits for the first of it."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            why = f"did not end within {self._plan.max_seconds:g} s"
+            raise CheckError(Problem("", "the run", why, "./inv validate says whether the fabric forwards"))
+        for key, _ in self._selector.select(left):
+            for message in key.data.hear():
+                if "error" in message:
+                    raise CheckError(*(Problem(**problem) for problem in message["error"]))
+                yield key.data, message
+
+    def _broadcast(self, message: Mapping[str, Any]) -> None:
+        for member in self._members:
+            member.tell(json.dumps(message).encode())
+
+
+def worker_count(plan: Plan) -> int:
+    """As many as there are processors, and no more than ranks."""
+    return min(len(os.sched_getaffinity(0)), len(plan.endpoints))
+
+
+@contextmanager
+def crew_of(plan: Plan, netns: Mapping[str, Path], workers: int) -> Iterator[Crew]:
+    """Workers for a with block, ended at its end."""
+    crew = Crew(plan, netns, workers)
+    try:
+        yield crew
+    finally:
+        crew.close()

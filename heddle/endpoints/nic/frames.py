@@ -1,0 +1,340 @@
+"""Building RoCEv2 frames in batches, for AF_PACKET.
+
+In:  FlowHeader (one per queue pair and direction) and payload bytes.
+Out: frames in a SendBatch, ready for one sendmmsg.
+What is the same in all packets of a kind (addresses, lengths, checksum, opcode, destination QP) is made once and kept
+as a Template, with the state of the ICRC behind it; a packet costs its PSN word, its payload and one zlib call.
+As soft-RoCE and NICs send: UDP checksum 0, in IPv6 too (rxe_net.c prepare_udp_hdr; RFC 6935 allows it where another
+check covers the headers, here the ICRC); IPv4 has DF and identification 0; the IPv6 flow label is 0 (prepare_ipv6_hdr),
+so it is never part of what tells flows apart. Reading frames is in parse.py.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import zlib
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.endpoints.nic.framebuffer import BATCH, FrameBuffer, frame_bytes_for
+from heddle.wire.icrc import prefix_state
+from heddle.wire.layout import (
+    ACK,
+    CNP,
+    CNP_BYTES,
+    DEFAULT_PKEY,
+    ETHERTYPE_IPV4,
+    ETHERTYPE_IPV6,
+    EXTRA_BYTES,
+    ICRC_BYTES,
+    IP_AT,
+    IPV4_NO_OPTIONS,
+    LAYOUTS,
+    PROTO_UDP,
+    PSN_MASK,
+    QPN_MASK,
+    ROCE_PORT,
+    WRITE_FIRST,
+    WRITE_LAST_IMM,
+    WRITE_MIDDLE,
+    WRITE_ONLY_IMM,
+)
+
+Payload: TypeAlias = bytes | bytearray | memoryview  # of bytes (format B); of a uint8 array, array.data
+Reth: TypeAlias = tuple[int, int, int]  # virtual address (64 bits), remote key (32), length of the whole message (32)
+
+ACKREQ: Final = 1 << 31  # in the PSN word
+_DONT_FRAGMENT: Final = 0x4000
+_FEW: Final = 4  # packets, up to which one by one is faster than as arrays
+_TEMPLATES_KEPT: Final = 512  # per flow; a sweep over odd sizes must not grow without end
+
+_ETH = struct.Struct(">6s6sH")
+_IP = struct.Struct(">BBHHHBBH4s4s")
+_IPV6 = struct.Struct(">IHBB16s16s")
+_UDP = struct.Struct(">HHHH")
+_BTH8 = struct.Struct(">BBHI")
+_WORD = struct.Struct(">I")
+_RETH = struct.Struct(">QII")
+_ACK_TAIL = struct.Struct(">II")
+_ICRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """All packets of one flow with the same opcode, payload length and flags, up to their PSN.
+
+    prefix: what comes before the PSN word (Ethernet, IP, UDP, BTH up to the destination QP), also as an array.
+    state:  the ICRC's state after it.
+    *_at:   count from the frame's first byte: the PSN word, extended headers, payload, ICRC.
+    """
+
+    prefix: bytes
+    row: npt.NDArray[np.uint8]
+    state: int
+    psn_at: int
+    ext_at: int
+    payload_at: int
+    payload_bytes: int
+    icrc_at: int
+    frame_bytes: int
+
+
+def ip_checksum(header: bytes) -> int:
+    """The internet checksum (RFC 1071) of an IPv4 header whose checksum field is zero; 0 for a header that is right."""
+    total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+class FlowHeader:
+    """What all packets from one QP to its peer share: addresses, source port, traffic class, the peer's QP number."""
+
+    def __init__(
+        self,
+        *,
+        src_mac: str,
+        dst_mac: str,
+        src_ip: str,
+        dst_ip: str,
+        sport: int,
+        dqpn: int,
+        tos: int = 0,
+        ttl: int = 64,
+        pkey: int = DEFAULT_PKEY,
+    ) -> None:
+        """MACs as `02:00:..`, IP addresses of one version as text; ValueError for text that is none.
+
+        tos: DSCP << 2 | ECN, IPv6's traffic class. ttl: IPv6's hop limit.
+        """
+        self.src_mac = bytes.fromhex(src_mac.replace(":", ""))
+        self.dst_mac = bytes.fromhex(dst_mac.replace(":", ""))
+        src, dst = ipaddress.ip_address(src_ip), ipaddress.ip_address(dst_ip)
+        if src.version != dst.version:
+            raise ValueError(f"{src} and {dst} are of two versions of IP")
+        self.layout = LAYOUTS[src.version]
+        self.src_ip, self.dst_ip = src.packed, dst.packed
+        self.sport = sport
+        self.dqpn = dqpn & QPN_MASK
+        self.tos = tos
+        self.ttl = ttl
+        self.pkey = pkey
+        self._templates: dict[tuple[int, int, bool], Template] = {}
+
+    def template(self, opcode: int, payload_bytes: int = 0, solicited: bool = False) -> Template:
+        """The template of a kind of packet; KeyError for an opcode that is not in wire.EXTENSIONS."""
+        key = (opcode, payload_bytes, solicited)
+        found = self._templates.get(key)
+        if found is None:
+            if len(self._templates) >= _TEMPLATES_KEPT:
+                self._templates.clear()
+            found = self._templates[key] = self._make(opcode, payload_bytes, solicited)
+        return found
+
+    def _make(self, opcode: int, payload_bytes: int, solicited: bool) -> Template:
+        pad = -payload_bytes % 4
+        layout = self.layout
+        payload_at = layout.ext_at + EXTRA_BYTES[opcode]
+        icrc_at = payload_at + payload_bytes + pad
+        frame_bytes = icrc_at + ICRC_BYTES
+        prefix = self._eth_ip_udp(frame_bytes) + _BTH8.pack(
+            opcode,
+            solicited << 7 | pad << 4,
+            self.pkey,
+            (1 << 30 if opcode == CNP else 0) | self.dqpn,
+        )
+        # The headers are masked up to BTH byte 4; the destination QP goes into the kept state as it is.
+        state, covered = prefix_state(prefix[IP_AT:].ljust(frame_bytes - IP_AT, b"\0"))
+        state = zlib.crc32(prefix[IP_AT + covered :], state)
+        row = np.frombuffer(prefix, np.uint8)
+        at = (layout.psn_word_at, layout.ext_at, payload_at)
+        return Template(prefix, row, state, *at, payload_bytes, icrc_at, frame_bytes)
+
+    def _eth_ip_udp(self, frame_bytes: int) -> bytes:
+        udp_bytes = frame_bytes - self.layout.udp_at
+        udp = _UDP.pack(self.sport, ROCE_PORT, udp_bytes, 0)
+        if self.layout.version == 6:
+            eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV6)
+            return (
+                eth
+                + _IPV6.pack(6 << 28 | self.tos << 20, udp_bytes, PROTO_UDP, self.ttl, self.src_ip, self.dst_ip)
+                + udp
+            )
+        eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV4)
+        ip = (IPV4_NO_OPTIONS, self.tos, frame_bytes - IP_AT, 0, _DONT_FRAGMENT, self.ttl, PROTO_UDP)
+        checksum = ip_checksum(_IP.pack(*ip, 0, self.src_ip, self.dst_ip))
+        return eth + _IP.pack(*ip, checksum, self.src_ip, self.dst_ip) + udp
+
+
+class SendBatch(FrameBuffer):
+    """Frames to be sent together. Every `put_*` writes whole frames into slots and notes their lengths.
+
+    Put frames into slots 0, 1, 2, ... and hand the batch with their number to PacketSocket.send.
+    """
+
+    def __init__(self, mtu_bytes: int = 4096, slots: int = BATCH, version: int = 4) -> None:
+        """Room for any packet of a QP with this IB MTU (the largest payload of a packet, bytes) over IPv4 or IPv6."""
+        super().__init__(frame_bytes_for(mtu_bytes, version), slots, version)
+        self.mtu_bytes = mtu_bytes
+        self._tails: dict[tuple[int, int], list[memoryview]] = {}
+
+    def put_data(
+        self,
+        slot: int,
+        flow: FlowHeader,
+        opcode: int,
+        psn: int,
+        payload: Payload = b"",
+        *,
+        ackreq: bool = False,
+        solicited: bool = False,
+        reth: Reth | None = None,
+        imm: int | None = None,
+    ) -> int:
+        """Write one SEND or WRITE packet into a slot; the frame's bytes.
+
+        RETH and immediate data must be given exactly when the opcode carries them, and the payload must fit the
+        MTU: ValueError otherwise. KeyError for an unknown opcode.
+        """
+        mem = self.mem
+        start = self.starts[slot]
+        size = len(payload)
+        if size > self.mtu_bytes:
+            raise ValueError(f"payload of {size} bytes, MTU is {self.mtu_bytes}")
+        made = flow.template(opcode, size, solicited)
+        if made.frame_bytes > self.frame_bytes:
+            raise ValueError(f"frame of {made.frame_bytes} bytes, room is for {self.frame_bytes}: a batch of IPv4?")
+        at = start + made.ext_at
+        mem[start : start + made.psn_at] = made.prefix
+        _WORD.pack_into(mem, start + made.psn_at, psn & PSN_MASK | ackreq << 31)
+        if reth is not None:
+            _RETH.pack_into(mem, at, *reth)
+            at += _RETH.size
+        if imm is not None:
+            _WORD.pack_into(mem, at, imm)
+            at += _WORD.size
+        if at != start + made.payload_at:
+            raise ValueError(f"opcode {opcode:#04x} and the extended headers given do not belong together")
+        mem[at : at + size] = payload
+        return self._seal(slot, start, made)
+
+    def _seal(self, slot: int, start: int, made: Template) -> int:
+        """Zero the padding, add the ICRC, note the length."""
+        mem = self.mem
+        end = start + made.icrc_at
+        pad = -made.payload_bytes % 4
+        if pad:
+            mem[end - pad : end] = bytes(pad)
+        _ICRC.pack_into(mem, end, zlib.crc32(mem[start + made.psn_at : end], made.state))
+        self.lengths[slot] = made.frame_bytes
+        return made.frame_bytes
+
+    def put_middles(
+        self,
+        slot: int,
+        flow: FlowHeader,
+        psn: int,
+        payload: npt.NDArray[np.uint8],
+        *,
+        opcode: int = WRITE_MIDDLE,
+        ackreq: npt.NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Write a run of packets without extended headers (MIDDLE, LAST, SEND_FIRST) of equal payload; how many.
+
+        payload: uint8 (packets, bytes of each), bytes a multiple of 4 and at most the MTU. PSNs count up from `psn`.
+        ackreq:  bool (packets,), or None for none. ValueError when the run does not fit the batch or its rows.
+        """
+        count, size = len(payload), int(payload.shape[1])
+        made = flow.template(opcode, size)
+        ext_at, psn_at = made.ext_at, made.psn_at
+        fits = size <= self.mtu_bytes and made.frame_bytes <= self.frame_bytes and slot + count <= self.slots
+        if made.payload_at != ext_at or size % 4 or not fits:
+            raise ValueError(f"{count} packets of {size} bytes, opcode {opcode:#04x}, are no run for slot {slot}")
+        stop = slot + count
+        rows = self.rows[slot:stop]
+        words = np.arange(psn, psn + count, dtype=np.uint32) & np.uint32(PSN_MASK)
+        if ackreq is not None:
+            words |= ackreq.astype(np.uint32) << np.uint32(31)
+        rows[:, :psn_at] = made.row
+        rows[:, psn_at:ext_at] = words.astype(">u4").view(np.uint8).reshape(count, 4)
+        rows[:, ext_at : ext_at + size] = payload
+        tails = self._tails_of(psn_at, made.icrc_at)[slot:stop]
+        crcs = np.fromiter(map(zlib.crc32, tails, repeat(made.state)), "<u4", count)
+        rows[:, made.icrc_at : made.frame_bytes] = crcs.view(np.uint8).reshape(count, 4)
+        self.lengths[slot:stop] = made.frame_bytes
+        return count
+
+    def put_write(
+        self,
+        slot: int,
+        flow: FlowHeader,
+        psn: int,
+        message: Payload,
+        *,
+        reth: Reth,
+        imm: int,
+        index: int,
+        count: int,
+        ack_every: int,
+    ) -> int:
+        """Write packets [index, index + count) of one RDMA WRITE with immediate into slots from `slot` on; their bytes.
+
+        psn is that of packet `index`; all packets but the last carry the batch's MTU. Every `ack_every`-th packet of
+        the message and its last ask for an ACK. ValueError when the packets are not in the message or the batch.
+        """
+        mtu = self.mtu_bytes
+        packets = max(1, -(-len(message) // mtu))
+        stop = index + count
+        if not 0 <= index < stop <= packets or slot + count > self.slots:
+            raise ValueError(f"packets {index} to {stop} of {packets} are no burst for slot {slot} of {self.slots}")
+        if packets == 1:
+            return self.put_data(slot, flow, WRITE_ONLY_IMM, psn, message, ackreq=True, reth=reth, imm=imm)
+        view = memoryview(message)
+        middle, end = max(index, 1), min(stop, packets - 1)
+        if index == 0:
+            self.put_data(slot, flow, WRITE_FIRST, psn, view[:mtu], ackreq=ack_every == 1, reth=reth)
+        if 0 < end - middle <= _FEW:
+            for i in range(middle, end):
+                ask = (i + 1) % ack_every == 0
+                part = view[i * mtu : (i + 1) * mtu]
+                self.put_data(slot + i - index, flow, WRITE_MIDDLE, psn + i - index, part, ackreq=ask)
+        elif middle < end:
+            block = np.frombuffer(view[middle * mtu : end * mtu], np.uint8).reshape(end - middle, mtu)
+            asks = np.arange(middle + 1, end + 1) % ack_every == 0
+            self.put_middles(slot + middle - index, flow, psn + middle - index, block, ackreq=asks)
+        if stop == packets:
+            last, tail = slot + count - 1, view[(packets - 1) * mtu :]
+            self.put_data(last, flow, WRITE_LAST_IMM, psn + count - 1, tail, ackreq=True, imm=imm)
+        return int(self.lengths[slot : slot + count].sum())
+
+    def _tails_of(self, psn_at: int, icrc_at: int) -> list[memoryview]:
+        """Per slot, what the ICRC covers behind the template."""
+        found = self._tails.get((psn_at, icrc_at))
+        if found is None:
+            if len(self._tails) >= _TEMPLATES_KEPT:
+                self._tails.clear()
+            found = [self.mem[start + psn_at : start + icrc_at] for start in self.starts]
+            self._tails[psn_at, icrc_at] = found
+        return found
+
+    def put_ack(self, slot: int, flow: FlowHeader, psn: int, syndrome: int, msn: int) -> int:
+        """Write an ACK or NAK (as the syndrome says) for `psn`, with the 24-bit message sequence number."""
+        made = flow.template(ACK)
+        start = self.starts[slot]
+        mem = self.mem
+        mem[start : start + made.psn_at] = made.prefix
+        _ACK_TAIL.pack_into(mem, start + made.psn_at, psn & PSN_MASK, syndrome << 24 | msn & PSN_MASK)
+        return self._seal(slot, start, made)
+
+    def put_cnp(self, slot: int, flow: FlowHeader) -> int:
+        """Write a congestion notification for the flow's destination QP: BECN set, PSN 0, 16 reserved bytes of zero."""
+        made = flow.template(CNP)
+        start = self.starts[slot]
+        self.mem[start : start + made.psn_at] = made.prefix
+        end = made.ext_at + CNP_BYTES
+        self.mem[start + made.psn_at : start + end] = bytes(end - made.psn_at)
+        return self._seal(slot, start, made)

@@ -1,0 +1,222 @@
+"""A raw socket on one interface that moves frames in batches, without a Python object per packet.
+
+In:  frames in a SendBatch, for `send`. Out: frames in a FrameBuffer with their lengths, from `recv`, for a Parser.
+AF_PACKET goes through the port's queues on the way out, which are what Heddle is about; on the way in it gets what the
+port's programs have let by, also what bpf/nic.c has hidden from the host's IP stack. Linux 4.20 or newer, 64 bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from heddle.endpoints.nic.framebuffer import MMSGHDR, FrameBuffer, frame_bytes_for
+from heddle.kernel.namespace import inside
+from heddle.wire.layout import ETHERTYPE_IPV4, ETHERTYPE_IPV6, LAYOUTS, ROCE_PORT
+
+# asm-generic/socket.h and linux/if_packet.h; Python's socket module has none of these.
+_SO_ATTACH_FILTER: Final = 26
+_SO_SNDBUFFORCE: Final = 32
+_SO_RCVBUFFORCE: Final = 33
+_SOL_PACKET: Final = 263
+_PACKET_STATISTICS: Final = 6
+_STATISTICS = struct.Struct("=II")  # packets, drops
+
+_RECEIVE_BYTES: Final = 16 << 20
+_SKB_BYTES: Final = 832  # measured on 6.x with SIOCOUTQ: 9,024 for a frame of 4,154
+_PAGE_BYTES: Final = 4096
+# What stops a send without being an error: full socket, full queue, link down for now.
+_NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENETDOWN, errno.EINTR})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+_libc.recvmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p)
+
+# Classic BPF (code, jump if true, jump if false, value): unfragmented IPv4, UDP, destination port 4791.
+_ROCE_ONLY: Final = (
+    (0x28, 0, 0, 12),  # ldh [12]: Ethernet type
+    (0x15, 0, 8, ETHERTYPE_IPV4),
+    (0x30, 0, 0, 23),  # ldb [23]: protocol
+    (0x15, 0, 6, socket.IPPROTO_UDP),
+    (0x28, 0, 0, 20),  # ldh [20]: fragment offset
+    (0x45, 4, 0, 0x1FFF),
+    (0xB1, 0, 0, 14),  # ldxb 4*([14]&0xf): header length
+    (0x48, 0, 0, 16),  # ldh [x + 16]: UDP destination port
+    (0x15, 0, 1, ROCE_PORT),
+    (0x06, 0, 0, 0x40000),
+    (0x06, 0, 0, 0),
+)
+# The same of IPv6, whose fragments have another next header.
+_ROCE_ONLY6: Final = (
+    (0x28, 0, 0, 12),
+    (0x15, 0, 5, ETHERTYPE_IPV6),
+    (0x30, 0, 0, 20),  # ldb [20]: next header
+    (0x15, 0, 3, socket.IPPROTO_UDP),
+    (0x28, 0, 0, LAYOUTS[6].udp_at + 2),
+    (0x15, 0, 1, ROCE_PORT),
+    (0x06, 0, 0, 0x40000),
+    (0x06, 0, 0, 0),
+)
+_NOTHING: Final = ((0x06, 0, 0, 0),)
+
+
+def _attach(sock: socket.socket, program: tuple[tuple[int, int, int, int], ...]) -> None:
+    """Give a socket a classic BPF filter (struct sock_fprog)."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *op) for op in program))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
+
+
+def true_bytes(frame_bytes: int) -> int:
+    """What the kernel charges a socket for a frame that waits to be sent: skb and data, in whole pages when large.
+
+    Source: packet_alloc_skb() and alloc_skb_with_frags(), which round data beyond a page up to pages.
+    """
+    return _SKB_BYTES + -(-frame_bytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
+class PacketSocket:
+    """Sends and receives RoCEv2 frames on one interface. Non-blocking; wait with select or epoll on `fileno()`.
+
+    errno: why the last `send` took fewer frames than given: 0 (it did not), EAGAIN (the socket's send buffer is full:
+           poll tells when it is not), ENOBUFS (the port's queue dropped the frame), ENETDOWN (the link is down).
+    queue_drops: how often the port's queue refused a frame.
+    """
+
+    def __init__(
+        self,
+        netns: Path | None,
+        interface: str,
+        mtu_bytes: int = 4096,
+        *,
+        send_frames: int = 0,
+        receive_bytes: int = _RECEIVE_BYTES,
+        hush: bool = True,
+        version: int = 4,
+    ) -> None:
+        """Open on an interface of a namespace, or of the caller's (None), for QPs of this IB MTU.
+
+        send_frames:   how many full frames may wait between this socket and the wire, so in the port's queue too; 0 is
+                       the system's default.
+        receive_bytes: the receive buffer, as the kernel counts (8 KiB and more for a frame of 4 KiB); 0: only sends.
+        hush:          also hold UDP port 4791, see `_hush`.
+        version:       of IP, 4 or 6: what is received.
+        Raises OSError (no such interface, not root) and MachineError (no such namespace).
+        """
+        self.interface = interface
+        self._version = version
+        self.errno = 0
+        self.queue_drops = 0
+        self._drops = 0
+        self._received = FrameBuffer(frame_bytes_for(mtu_bytes, version), version=version)
+        self._lengths = self._received.messages["len"]
+        with ExitStack() as stack:
+            if netns is not None:
+                stack.enter_context(inside(netns))
+            # Protocol 0 receives nothing, so no frame can slip in before the filter stands.
+            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
+            self._hushed = self._hush() if hush else None
+            try:
+                self._set_up(receive_bytes, send_frames * true_bytes(frame_bytes_for(mtu_bytes, version)))
+            except OSError:
+                self.close()
+                raise
+        self._fd = self._socket.fileno()
+
+    def _set_up(self, receive_bytes: int, send_bytes: int) -> None:
+        # The FORCE options pass net.core.rmem_max by; the kernel doubles what it is given.
+        if send_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, send_bytes // 2)
+        if not receive_bytes:
+            self._socket.bind((self.interface, 0))
+            return
+        _attach(self._socket, _ROCE_ONLY if self._version == 4 else _ROCE_ONLY6)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
+        # For one protocol: such sockets get a frame behind clsact ingress (__netif_receive_skb_core), where a queue
+        # that marks at dequeue has written CE; and they get nothing of what the host itself sends.
+        self._socket.bind((self.interface, LAYOUTS[self._version].ethertype))
+
+    def _hush(self) -> socket.socket | None:
+        """Hold UDP port 4791 and drop what comes: else the host's IP stack answers RoCE with ICMP port unreachable.
+
+        None when somebody (another NIC of this host, soft-RoCE) holds it already.
+        """
+        holder = socket.socket(socket.AF_INET if self._version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
+        _attach(holder, _NOTHING)
+        try:
+            holder.bind(("", ROCE_PORT))
+        except OSError:
+            holder.close()
+            return None
+        return holder
+
+    def send(self, batch: FrameBuffer, count: int, first: int = 0) -> int:
+        """Hand over frames [first, first + count) of a batch; how many the kernel took, in order.
+
+        Frames that it did not take were not sent and may be offered again; `errno` says why. OSError for anything else
+        (the interface is gone, a frame is longer than its MTU).
+        """
+        done = 0
+        self.errno = 0
+        while done < count:
+            at = batch.messages_at + (first + done) * MMSGHDR.itemsize
+            sent = _libc.sendmmsg(self._fd, at, count - done, socket.MSG_DONTWAIT)
+            if sent > 0:
+                done += sent  # a short count hides its reason; asking again tells it
+                continue
+            code = ctypes.get_errno()
+            if code not in _NOT_NOW:
+                raise OSError(code, os.strerror(code), self.interface)
+            if code == errno.EINTR:
+                continue
+            self.errno = code
+            # packet_snd() returns what dev_queue_xmit() made of the frame: NET_XMIT_DROP comes out as ENOBUFS.
+            self.queue_drops += code == errno.ENOBUFS
+            break
+        return done
+
+    def recv(self) -> tuple[FrameBuffer, list[int]]:
+        """Take in up to a batch of frames: the buffer, and the length of each frame that came, none when none waits.
+
+        The buffer is the same one every time: be done with it (and its views) before the next call. An interface
+        that went down or away is only silent here; `send` tells. OSError for what should not happen.
+        """
+        batch = self._received
+        # With MSG_TRUNC the length is the frame's own even if it did not fit; a Parser marks it bad.
+        flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC
+        count = _libc.recvmmsg(self._fd, batch.messages_at, batch.slots, flags, None)
+        if count < 0:
+            code = ctypes.get_errno()
+            if code not in _NOT_NOW:
+                raise OSError(code, os.strerror(code), self.interface)
+            count = 0
+        return batch, self._lengths[:count].tolist()
+
+    def drops(self) -> int:
+        """Frames that arrived and found the receive buffer full, since the socket was opened."""
+        # The kernel sets its own count to zero with every look.
+        answer = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
+        self._drops += _STATISTICS.unpack(answer)[1]
+        return self._drops
+
+    def fileno(self) -> int:
+        """The file descriptor, for select and epoll."""
+        return self._fd
+
+    def close(self) -> None:
+        """Close; twice is fine."""
+        self._socket.close()
+        if self._hushed is not None:
+            self._hushed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, why: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

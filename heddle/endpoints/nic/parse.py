@@ -1,0 +1,317 @@
+"""Reading RoCEv2 frames in batches, as they come from AF_PACKET.
+
+In:  a FrameBuffer that recvmmsg filled, and the lengths that it returned.
+Out: Received: per frame what it is and whether it is sound, as lists (for loops) and as arrays (on demand).
+The bytes from the Ethernet type to the P_Key are the same in all packets of a flow and kind, so what they say (and the
+state of the ICRC behind them) is worked out once, a Kind, and looked up from then on. Nothing received raises: what is
+truncated, oversized, garbage, a fragment, of another version or of an unknown opcode is marked bad.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.endpoints.nic.framebuffer import FrameBuffer
+from heddle.endpoints.nic.frames import Reth, ip_checksum
+from heddle.wire.icrc import RESIDUE, prefix_state
+from heddle.wire.layout import (
+    BTH_BYTES,
+    ECN_CE,
+    ECN_MASK,
+    ETHERTYPE_IPV4,
+    ETHERTYPE_IPV6,
+    EXT_AT,
+    EXTENSION_BYTES,
+    EXTENSIONS,
+    EXTRA_BYTES,
+    HEADERS_ONLY,
+    ICRC_BYTES,
+    IP_AT,
+    IPV4_BYTES,
+    IPV4_NO_OPTIONS,
+    LAYOUTS,
+    MIN_ETHERNET,
+    PROTO_UDP,
+    PSN_MASK,
+    QPN_MASK,
+    ROCE_PORT,
+    UDP_AT,
+)
+
+_KEY_AT: Final = 12  # the Ethernet type; MAC addresses are the switch's business
+_KINDS_KEPT: Final = 4096
+_BTH_IN_KEY: Final = 4  # bytes 0 to 3 of the BTH are the key's last
+_NO_FRAME: Final = -1
+_NO_HEADER: Final = -1
+_FRAGMENT_BITS: Final = 0x3FFF  # more fragments, and the offset
+_BECN_BIT: Final = 1 << 30
+
+_KEY = struct.Struct(">HBBHHHBBHIIHHHHBBH")  # Ethernet type, IPv4, UDP, BTH bytes 0-3
+_KEY6 = struct.Struct(">HIHBB16s16sHHHHBBH")  # the same with IPv6
+# Of both: source and destination address, traffic class, source port, frame bytes, BTH's opcode and flags.
+_Said = tuple[int, int, int, int, int, int, int]
+_RETH = struct.Struct(">QII")
+_WORD = struct.Struct(">I")
+
+# Where each extended header of an opcode starts, behind the BTH.
+_OFFSETS: Final = {
+    (opcode, name): sum(EXTENSION_BYTES[before] for before in names[:place])
+    for opcode, names in EXTENSIONS.items()
+    for place, name in enumerate(names)
+}
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Objects = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What packets of one flow, opcode, length and marking have in common.
+
+    frame_bytes: the only length such a frame may have (but for Ethernet's padding); -1 for what is no RoCEv2 packet.
+    state:       of the ICRC, behind BTH byte 4.
+    src, dst:    addresses as numbers, of 32 or 128 bits.
+    payload_at:  counts from the frame's first byte; payload_bytes is without padding.
+    *_at:        where an extended header begins, or _NO_HEADER.
+    """
+
+    frame_bytes: int = _NO_FRAME
+    state: int = 0
+    opcode: int = _NO_FRAME
+    payload_at: int = EXT_AT
+    payload_bytes: int = 0
+    src: int = 0
+    dst: int = 0
+    sport: int = 0
+    tos: int = 0
+    ce: bool = False
+    solicited: bool = False
+    reth_at: int = _NO_HEADER
+    imm_at: int = _NO_HEADER
+    aeth_at: int = _NO_HEADER
+
+
+NO_KIND: Final = Kind()
+
+
+def read_kind(key: bytes) -> Kind:
+    """What the bytes from the Ethernet type to the P_Key say; NO_KIND when no RoCEv2 packet begins like that."""
+    said = _read_ipv4(key) if len(key) == _KEY.size else _read_ipv6(key)
+    if said is None:
+        return NO_KIND
+    src, dst, tos, sport, frame_bytes, opcode, flags = said
+    # The low four bits of the flags are the transport version, zero for all that exists.
+    if flags & 0x0F or opcode not in EXTRA_BYTES:
+        return NO_KIND
+    ext_at = _KEY_AT + len(key) - _BTH_IN_KEY + BTH_BYTES
+    payload_at = ext_at + EXTRA_BYTES[opcode]
+    padded = frame_bytes - ICRC_BYTES - payload_at
+    pad = flags >> 4 & 3
+    if padded % 4 or padded < pad or (padded and opcode in HEADERS_ONLY):
+        return NO_KIND
+    # BTH byte 4 and what follows do not matter to the state: it is read as ones, they come later.
+    state, _ = prefix_state(key[IP_AT - _KEY_AT :].ljust(ext_at + ICRC_BYTES - IP_AT, b"\0"))
+    ce, solicited = tos & ECN_MASK == ECN_CE, bool(flags & 0x80)
+    offsets = (_OFFSETS.get((opcode, name)) for name in ("reth", "imm", "aeth"))
+    headers = (_NO_HEADER if offset is None else ext_at + offset for offset in offsets)
+    return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, dst, sport, tos, ce, solicited, *headers)
+
+
+def _read_ipv4(key: bytes) -> _Said | None:
+    (ethertype, version, tos, total, _, fragment, _, protocol, _, src, dst, *rest) = _KEY.unpack(key)
+    (sport, dport, udp_bytes, _, opcode, flags, _) = rest
+    if ethertype != ETHERTYPE_IPV4 or version != IPV4_NO_OPTIONS or protocol != PROTO_UDP or dport != ROCE_PORT:
+        return None
+    if (
+        fragment & _FRAGMENT_BITS
+        or udp_bytes != total - IPV4_BYTES
+        or ip_checksum(key[IP_AT - _KEY_AT : UDP_AT - _KEY_AT])
+    ):
+        return None
+    return src, dst, tos, sport, IP_AT + total, opcode, flags
+
+
+def _read_ipv6(key: bytes) -> _Said | None:
+    """UDP right behind the IPv6 header: a fragment has a header of its own in between, so it is none of ours."""
+    (ethertype, first, size, protocol, _, src, dst, sport, dport, udp_bytes, _, opcode, flags, _) = _KEY6.unpack(key)
+    if ethertype != ETHERTYPE_IPV6 or first >> 28 != 6 or protocol != PROTO_UDP or dport != ROCE_PORT:
+        return None
+    if udp_bytes != size:
+        return None
+    frame_bytes = LAYOUTS[6].udp_at + size
+    return int.from_bytes(src, "big"), int.from_bytes(dst, "big"), first >> 20 & 0xFF, sport, frame_bytes, opcode, flags
+
+
+def _bools(name: str) -> property:
+    return property(lambda received: np.array(getattr(received, name), np.bool_), doc=f"bool (frames,): {name}.")
+
+
+def _ints(name: str) -> property:
+    return property(lambda received: np.array(getattr(received, name), np.int64), doc=f"int64 (frames,): {name}.")
+
+
+def _address(name: str) -> property:
+    def read(received: Received) -> Objects:
+        return np.array([getattr(kind, name) for kind in received.kinds], object)
+
+    return property(read, doc=f"object (frames,): {name} of each frame's kind as a Python number: IPv6 has 128 bits.")
+
+
+def _of_kind(name: str) -> property:
+    def read(received: Received) -> Ints:
+        return np.array([getattr(kind, name) for kind in received.kinds], np.int64)
+
+    return property(read, doc=f"int64 (frames,): {name} of each frame's kind.")
+
+
+class Received:
+    """A batch of frames that were read, in order of arrival.
+
+    Lists, one entry a frame, for loops:
+    sounds:  consistent headers, for the length that came, and the right ICRC. Of other frames, believe nothing.
+    oks:     the same without the ICRC.
+    kinds:   what the packet's headers say before the QP number.
+    dqpns, psns, ackreqs, becns: the rest of the BTH.
+    The properties are the same as arrays (frames,), made when asked for; int64, bool, or objects.
+    """
+
+    __slots__ = ("ackreqs", "becns", "buffer", "dqpns", "kinds", "oks", "psns", "sounds")
+
+    def __init__(self, buffer: FrameBuffer) -> None:
+        self.buffer = buffer
+        self.oks: list[bool] = []
+        self.sounds: list[bool] = []
+        self.kinds: list[Kind] = []
+        self.dqpns: list[int] = []
+        self.psns: list[int] = []
+        self.ackreqs: list[bool] = []
+        self.becns: list[bool] = []
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    ok = _bools("oks")
+    sound = _bools("sounds")
+    ackreq = _bools("ackreqs")
+    becn = _bools("becns")
+    dqpn = _ints("dqpns")
+    psn = _ints("psns")
+    opcode = _of_kind("opcode")
+    src = _address("src")
+    dst = _address("dst")
+    sport = _of_kind("sport")
+    tos = _of_kind("tos")
+    payload_at = _of_kind("payload_at")
+    payload_bytes = _of_kind("payload_bytes")
+
+    def icrc_ok(self, i: int) -> bool:
+        """Whether frame i is a packet whose ICRC is right."""
+        return self.sounds[i]
+
+    def payload(self, i: int) -> memoryview:
+        """The payload of frame i, without padding; a view into the buffer. Empty when the frame is not ok."""
+        kind = self.kinds[i]
+        start = self.buffer.starts[i] + kind.payload_at
+        return self.buffer.mem[start : start + (kind.payload_bytes if self.oks[i] else 0)]
+
+    def reth(self, i: int) -> Reth:
+        """Virtual address, remote key and message length of frame i; ValueError when it carries none."""
+        va, rkey, dma_bytes = _RETH.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].reth_at, "reth"))
+        return va, rkey, dma_bytes
+
+    def imm(self, i: int) -> int:
+        """The immediate data of frame i as a 32-bit number; ValueError when it carries none."""
+        value: int = _WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].imm_at, "imm"))[0]
+        return value
+
+    def aeth(self, i: int) -> tuple[int, int]:
+        """Syndrome and message sequence number of frame i; ValueError when it carries none."""
+        word: int = _WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].aeth_at, "aeth"))[0]
+        return word >> 24, word & PSN_MASK
+
+    def _at(self, i: int, offset: int, name: str) -> int:
+        """Where in the buffer an extended header of frame i starts."""
+        if offset < 0 or not self.oks[i]:
+            raise ValueError(f"frame {i} carries no {name}")
+        return self.buffer.starts[i] + offset
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Spans (start, stop) of sound frames of one kind and QP with PSNs that count up, in order.
+
+        Every sound frame is in exactly one span, so a receiver may take a span at once: one copy, one decision.
+        """
+        spans: list[tuple[int, int]] = []
+        start = 0
+        while start < len(self):
+            stop = self.run_end(start)
+            if self.sounds[start]:
+                spans.append((start, stop))
+            start = stop
+        return spans
+
+    def run_end(self, start: int) -> int:
+        """Where the span that begins with frame `start` ends; behind that frame when it is not sound."""
+        kind, qpn, due, stop = self.kinds[start], self.dqpns[start], self.psns[start], start + 1
+        while stop < len(self.kinds) and self.kinds[stop] is kind and self.sounds[stop] and self.sounds[start]:
+            due = due + 1 & PSN_MASK
+            if self.psns[stop] != due or self.dqpns[stop] != qpn:
+                break
+            stop += 1
+        return stop
+
+    def block(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """The payloads of a span from `runs`: uint8 (frames, bytes of each), a view into the buffer."""
+        kind = self.kinds[start]
+        return self.buffer.rows[start:stop, kind.payload_at : kind.payload_at + kind.payload_bytes]
+
+
+class Parser:
+    """Reads batches of one version of IP and remembers, up to a bound, the kinds of packets met. One per receiver."""
+
+    def __init__(self, kinds: int = _KINDS_KEPT, version: int = 4) -> None:
+        layout = LAYOUTS[version]
+        self._layout = layout
+        # The key, the QPN word, the PSN word.
+        self._head = struct.Struct(f">{layout.dqpn_word_at - _KEY_AT}sII")
+        self._most = kinds
+        self._kinds: dict[bytes, Kind] = {}
+
+    def parse(self, buffer: FrameBuffer, lengths: Sequence[int] | npt.NDArray[np.integer]) -> Received:
+        """Read the first len(lengths) frames of a buffer; lengths are the frames' true ones, in bytes.
+
+        The result looks into the buffer and is valid until the buffer is written again.
+        """
+        sizes: list[int] = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+        received = Received(buffer)
+        room, mem, crc32, known = buffer.frame_bytes, buffer.mem, zlib.crc32, self._kinds.get
+        # A frame too short for these bytes has those of an older frame there; its length then gives it away.
+        heads = self._head.iter_unpack(buffer.rows[: len(sizes), _KEY_AT : self._layout.ext_at].tobytes())
+        crc_at = self._layout.dqpn_word_at + 1  # BTH byte 4 is the last that the ICRC reads as ones
+        for size, start, (key, qpn_word, psn_word) in zip(sizes, buffer.starts, heads, strict=False):
+            kind = known(key) or self._learn(key)
+            expected = kind.frame_bytes
+            ok = (size == expected or expected < size == MIN_ETHERNET) and 0 < expected <= room
+            received.oks.append(ok)
+            received.sounds.append(ok and crc32(mem[start + crc_at : start + expected], kind.state) == RESIDUE)
+            received.kinds.append(kind)
+            received.dqpns.append(qpn_word & QPN_MASK)
+            received.becns.append(qpn_word & _BECN_BIT != 0)
+            received.psns.append(psn_word & PSN_MASK)
+            received.ackreqs.append(psn_word >> 31 == 1)
+        return received
+
+    def _learn(self, key: bytes) -> Kind:
+        kind = read_kind(key)
+        if kind is not NO_KIND:  # garbage must not push out what is worth keeping
+            if len(self._kinds) >= self._most:
+                self._kinds.clear()
+            self._kinds[key] = kind
+        return kind

@@ -1,0 +1,290 @@
+"""A rank: its arrays, its memory as others may write it, and how far it has come. It learns only from what arrives.
+
+In:  a Plan, a rank, and for each peer the requesters of the QPs that lead there.
+Out: results per size: seconds and the number of wrong elements.
+Addresses on the wire name what they carry: virtual address = epoch (16 bits), step (12), byte offset in the array (36);
+immediate = epoch (8), step (12), message (12). An epoch is one iteration; a neighbour is at most one epoch ahead,
+since finishing an epoch takes something from every rank, if not directly.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle.endpoints.transports.rc import Message
+from heddle.traffic.collectives import Piece, find_pattern
+from heddle.traffic.options import ELEMENT_BYTES, RunOptions
+from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
+
+Floats = NDArray[np.float32]
+
+_STEP_BITS: Final = 12
+_OFFSET_BITS: Final = 36
+PART_ALIGN: Final = 128  # NCCL rounds the parts of a split message up to this
+_EPOCH_VALUES: Final = 31  # inputs differ from epoch to epoch, so that a stale array cannot pass the check
+
+
+def rkey_of(lab: str, nic: str) -> int:
+    """The 32-bit key that opens a rank's memory."""
+    return zlib.crc32(f"{lab}/{nic}/rkey".encode())
+
+
+def rank_input(rank: int, count: int, start: int = 0) -> Floats:
+    """Elements from `start` on of a rank's input: whole numbers from 0 to 255 that differ by rank and place.
+
+    Sums of 2,048 ranks are still exact in float32.
+    """
+    index = np.arange(start, start + count, dtype=np.uint32)
+    mixed = (index + np.uint32(rank * 40503 & 0xFFFFFFFF)) * np.uint32(2654435761)
+    return ((mixed >> np.uint32(21)) & np.uint32(0xFF)).astype(np.float32)
+
+
+def part_sizes(length: int, qps: int) -> list[tuple[int, int]]:
+    """(offset, bytes) of the parts of a message that is split over `qps` QPs, as NCCL cuts it."""
+    part = -(-length // qps)
+    part = -(-part // PART_ALIGN) * PART_ALIGN
+    return [(offset, min(part, length - offset)) for offset in range(0, length, part)]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """One rank's view of one size: seconds for all timed iterations together, and elements that are not right."""
+
+    size: int
+    seconds: float
+    wrong: int
+
+
+class Poster(Protocol):
+    """A QP that sends messages."""
+
+    def post(self, message: Message) -> None:
+        """Send it when its turn comes."""
+
+
+@dataclass(slots=True)
+class _Staged:
+    """A message on its way in: its bytes, and how many parts are still to come."""
+
+    data: NDArray[np.uint8]
+    parts: int
+
+
+class Rank:
+    """Runs one rank through all sizes and iterations. Also the `Access` that its responders write through."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        ranks: int,
+        rank: int,
+        rkey: int,
+        links: Mapping[int, Sequence[Poster]],
+        peer_keys: Mapping[int, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rank = rank
+        self.results: list[SizeResult] = []
+        self._options = options
+        self._pattern = find_pattern(options.collective, options.algorithm)
+        self._ranks = ranks
+        self._rkey = rkey
+        self._links = links
+        self._peer_keys = peer_keys
+        self._clock = clock
+        self._turn = dict.fromkeys(links, 0)  # messages so far on each connection, for round-robin
+        self._epoch = -1  # of the whole run
+        self._size_index = -1
+        self._iteration = 0
+        self._staged: dict[tuple[int, Key], _Staged] = {}
+        self._early: list[tuple[int, Key]] = []  # complete, but of the epoch to come
+        self._schedules: dict[int, Schedule] = {}
+        self._input: Floats = np.empty(0, np.float32)
+        self._source: list[Floats] = []  # what is sent from, and what is received into: by epochs in turn
+        self._work: list[Floats] = []
+        self._pieces: Sequence[Piece] = ()
+        self._missing = 0
+        self._needs: list[int] = []
+        self._began = 0.0
+        self._seconds = 0.0
+        self.size_done = True  # waits for `next_size` and `begin`
+        self.finished = False
+
+    # what the worker calls
+
+    @property
+    def size(self) -> int:
+        """The size that is under way or was finished last, bytes."""
+        return self._options.sizes[self._size_index]
+
+    def next_size(self) -> None:
+        """Make the arrays of the next size, for `begin`; `finished` turns true when there is none."""
+        self._size_index += 1
+        if self._size_index == len(self._options.sizes):
+            self.finished = True
+            return
+        count = self._options.sizes[self._size_index] // ELEMENT_BYTES
+        self._input = rank_input(self.rank, count)
+        # Two of each: a neighbour may still need the last epoch's bytes again, should they be lost.
+        self._source = [np.empty(count, np.float32), np.empty(count, np.float32)]
+        self._pieces = self._pattern.result(self._ranks, self.rank, count)
+        room = max(piece.hi for piece in self._pieces)
+        separate = [np.empty(room, np.float32), np.empty(room, np.float32)] if not self._pattern.in_place else []
+        self._work = separate or self._source
+        self._iteration = 0
+
+    def begin(self) -> None:
+        """Start on the size that `next_size` made ready; what others have sent already is taken in now."""
+        self.size_done = False
+        self._begin_epoch()
+
+    def check(self, total: Floats | None) -> None:
+        """Compare the last iteration's array with what the pattern leaves there, and note the result of this size.
+
+        total: the sum of all inputs, for patterns that reduce.
+        """
+        more, work, wrong = np.float32(self._epoch % _EPOCH_VALUES), self._work[self._epoch & 1], 0
+        for piece in self._pieces:
+            length = piece.hi - piece.lo
+            if piece.source is not None:
+                want = rank_input(piece.source, length, piece.start) + more
+            elif total is not None:
+                want = total[piece.start : piece.start + length] + np.float32(self._ranks) * more
+            else:
+                raise ValueError(f"{self._pattern.collective} is checked against the sum of all inputs")
+            wrong += int(np.count_nonzero(work[piece.lo : piece.hi] != want))
+        self.results.append(SizeResult(self.size, self._seconds, wrong))
+
+    # what responders call
+
+    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
+        """Where a write goes; None for a wrong key, or an address that no message of this or the next epoch has."""
+        epoch = self._near_epoch(va >> (_STEP_BITS + _OFFSET_BITS), 16)
+        step = (va >> _OFFSET_BITS) & ((1 << _STEP_BITS) - 1)
+        offset = va & ((1 << _OFFSET_BITS) - 1)
+        schedule = self._schedule_of(epoch) if epoch is not None else None
+        if rkey != self._rkey or epoch is None or schedule is None:
+            return None
+        receive = self._receive_at(schedule, step, offset)
+        if receive is None or offset + length > receive.hi * ELEMENT_BYTES:
+            return None
+        staged = self._staged.get((epoch, receive.key))
+        if staged is None:
+            size = (receive.hi - receive.lo) * ELEMENT_BYTES
+            parts = len(part_sizes(size, self._options.qps)) if self._options.qp_mode == "split" else 1
+            staged = self._staged[(epoch, receive.key)] = _Staged(np.empty(size, np.uint8), parts)
+        start = offset - receive.lo * ELEMENT_BYTES
+        return staged.data.data[start : start + length]
+
+    def arrived(self, imm: int) -> None:
+        """A message, or a part of one, is complete."""
+        epoch = self._near_epoch(imm >> 24, 8)
+        key = ((imm >> 12) & 0xFFF, imm & 0xFFF)
+        staged = self._staged.get((epoch, key)) if epoch is not None else None
+        if staged is None or epoch is None:
+            return
+        staged.parts -= 1
+        if staged.parts:
+            return
+        if epoch == self._epoch and not self.size_done:
+            self._apply(key)
+        else:
+            self._early.append((epoch, key))
+
+    # how an epoch goes
+
+    def _begin_epoch(self) -> None:
+        self._epoch += 1
+        schedule = self._schedule(self._size_index)
+        source, work = self._source[self._epoch & 1], self._work[self._epoch & 1]
+        np.add(self._input, np.float32(self._epoch % _EPOCH_VALUES), out=source)
+        for piece in self._pieces if work is not source else ():
+            if piece.source == self.rank:
+                work[piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
+        self._needs = [len(send.needs) for send in schedule.sends]
+        self._missing = len(schedule.receives)
+        if self._iteration == self._options.warmup:
+            self._began = self._clock()
+        for index, needs in enumerate(self._needs):
+            if needs == 0:
+                self._post(schedule, index)
+        early = [key for epoch, key in self._early if epoch == self._epoch]
+        self._early = [(epoch, key) for epoch, key in self._early if epoch != self._epoch]
+        for key in early:
+            self._apply(key)
+
+    def _apply(self, key: Key) -> None:
+        """Reduce or copy a complete message into the array, and post what waited for it."""
+        schedule = self._schedule(self._size_index)
+        receive = schedule.receives[key]
+        staged = self._staged.pop((self._epoch, key))
+        part = self._work[self._epoch & 1][receive.lo : receive.hi]
+        if receive.reduce:
+            part += staged.data.view(np.float32)
+        else:
+            part[:] = staged.data.view(np.float32)
+        for index in schedule.waiting.get(key, ()):
+            self._needs[index] -= 1
+            if self._needs[index] == 0:
+                self._post(schedule, index)
+        self._missing -= 1
+        if self._missing == 0:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self._iteration += 1
+        if self._iteration < self._options.warmup + self._options.iters:
+            self._begin_epoch()
+            return
+        self._seconds = self._clock() - self._began
+        self.size_done = True
+
+    def _post(self, schedule: Schedule, index: int) -> None:
+        """Hand a message to the QPs: whole to the next one in turn, or in parts to all of them."""
+        send = schedule.sends[index]
+        data = self._source[self._epoch & 1][send.lo : send.hi].view(np.uint8).data
+        qps = self._links[send.peer]
+        step, message = send.key
+        va = (self._epoch & 0xFFFF) << (_STEP_BITS + _OFFSET_BITS) | step << _OFFSET_BITS | send.put * ELEMENT_BYTES
+        imm = (self._epoch & 0xFF) << 24 | step << 12 | message
+        rkey = self._peer_keys[send.peer]
+        if self._options.qp_mode == "split":
+            for qp, (offset, size) in zip(qps, part_sizes(len(data), len(qps)), strict=False):
+                qp.post(Message(data[offset : offset + size], va + offset, rkey, imm))
+        else:
+            qps[self._turn[send.peer] % len(qps)].post(Message(data, va, rkey, imm))
+            self._turn[send.peer] += 1
+
+    # finding things
+
+    def _near_epoch(self, low_bits: int, bits: int) -> int | None:
+        """The epoch with these low bits, if it is this one or the next."""
+        ahead = (low_bits - self._epoch) & ((1 << bits) - 1)
+        return self._epoch + ahead if ahead <= 1 else None
+
+    def _schedule_of(self, epoch: int) -> Schedule | None:
+        size = epoch // (self._options.warmup + self._options.iters)
+        return self._schedule(size) if 0 <= size < len(self._options.sizes) else None
+
+    def _schedule(self, size_index: int) -> Schedule:
+        found = self._schedules.get(size_index)
+        if found is None:
+            count = self._options.sizes[size_index] // ELEMENT_BYTES
+            found = build_schedule(self._pattern, self._ranks, self.rank, count, self._options.chunk)
+            self._schedules[size_index] = found
+        return found
+
+    def _receive_at(self, schedule: Schedule, step: int, offset: int) -> Receive | None:
+        """The message of `step` that byte `offset` of the array belongs to."""
+        first = schedule.receives.get((step, 0))
+        if first is None or offset < first.lo * ELEMENT_BYTES:
+            return None
+        found = schedule.receives.get((step, (offset - first.lo * ELEMENT_BYTES) // self._options.chunk))
+        return found if found is not None and offset < found.hi * ELEMENT_BYTES else None

@@ -1,0 +1,1 @@
+"""Transports of a NIC, one file each."""

@@ -1,0 +1,182 @@
+"""Which ports of a switch lead to which racks, once BGP has converged: whole fabrics at once, racks as bits of a set.
+
+In:  a Fabric; ports that are dead and switches that are drained, where some are.
+Out: switch -> groups of next hops. A group is a set of ports and all the racks that exactly these lead to.
+What the AS plan of a Clos makes of BGP (RFC 7938, section 5.2): all switches of a tier in a zone share an AS, and a
+route that holds one's own AS is refused. So a rack's prefix climbs, then comes down, and never climbs again; what a
+switch knows from below is nearer than what it knows from above.
+A drained switch announces with community GRACEFUL_SHUTDOWN (RFC 8326), which stays on the route: such a way is taken
+where there is no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric, Node
+
+LEVELS: Final = {"rtsw": 1, "ctsw": 2, "atsw": 3}  # of the tiers, from the hosts up
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Next hops: names of ports in the switch's order. racks: bit r - 1 says that they lead to rack r.
+
+    bandwidths: of `routing.ucmp`, one a port; empty where all count alike. See heddle/fabric/ucmp.py for their weights.
+    """
+
+    ports: tuple[str, ...]
+    racks: int
+    bandwidths: tuple[int, ...] = ()
+
+
+def racks_of(bits: int) -> Iterator[int]:
+    """The racks of a bit set, from 1, in order."""
+    text = bin(bits)[:1:-1]
+    at = text.find("1")
+    while at >= 0:
+        yield at + 1
+        at = text.find("1", at + 1)
+
+
+def next_hop_groups(
+    fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()
+) -> dict[str, tuple[Group, ...]]:
+    """Switch -> its groups, those with the lowest port first. A rack that a switch cannot reach is in none of them.
+
+    dead: ports (`rtsw1:eth3`), either end of a link. drained: switches under graceful shutdown; not their hosts.
+    """
+    groups = _Routes(fabric, dead, drained).groups()
+    if not fabric.spec.routing.ucmp:
+        return groups
+    from heddle.fabric.ucmp import with_bandwidths
+
+    return with_bandwidths(fabric, groups)
+
+
+def intact_groups(fabric: Fabric) -> dict[str, tuple[Group, ...]]:
+    """The groups of the fabric as its file has it, ports only."""
+    return _Routes(fabric, (), ()).groups()
+
+
+@dataclass(slots=True)
+class _Known:
+    """Racks that a switch announces: without and with the community."""
+
+    clean: int = 0
+    drained: int = 0
+
+
+class _Routes:
+    """What every switch announces upwards and downwards."""
+
+    def __init__(self, fabric: Fabric, dead: Collection[str], drained: Collection[str]) -> None:
+        self._switches = {node.name: node for node in fabric.switches}
+        self._drained = drained
+        down: dict[str, list[tuple[str, Node]]] = {}
+        up: dict[str, list[tuple[str, Node]]] = {}
+        for node in fabric.switches:
+            level = LEVELS[node.tier]
+            down[node.name], up[node.name] = [], []
+            for port in node.ports:
+                peer = self._switches.get(port.peer_node)
+                if peer is None or (dead and (port.ref in dead or port.peer_ref in dead)):
+                    continue
+                if LEVELS[peer.tier] == level:
+                    continue  # in no Clos; a lab of somebody's own may have it, and reads its routes from its kernels
+                (down if LEVELS[peer.tier] < level else up)[node.name].append((port.name, peer))
+        self._down, self._up = down, up
+        self._zones: dict[int | None, int] = {}
+        for node in fabric.switches:
+            if node.rack is not None:
+                self._zones[node.zone] = self._zones.get(node.zone, 0) | 1 << (node.rack - 1)
+        order = sorted(fabric.switches, key=lambda node: LEVELS[node.tier])
+        self._below = self._climb(order)
+        self._above = self._descend(order[::-1])
+
+    def groups(self) -> dict[str, tuple[Group, ...]]:
+        """Both directions of every switch."""
+        found = {}
+        for name, node in self._switches.items():
+            own = self._below[name]
+            covered = own.clean | own.drained
+            # bgpd under graceful shutdown gives all that it hears the same local preference (bgp_update in FRR).
+            alike = name in self._drained
+            ways = [(port, self._below[peer.name]) for port, peer in self._down[name]]
+            parts = _grouped(ways, 0 if node.rack is None else covered, alike=alike)
+            ways = [(port, self._above[peer.name]) for port, peer in self._up[name]]
+            found[name] = (*parts, *_grouped(ways, covered | self._refused(node), alike=alike))
+        return found
+
+    def _refused(self, node: Node) -> int:
+        """Racks whose routes, from above, hold the switch's own AS: those of its zone."""
+        return self._zones.get(node.zone, 0) if node.tier == "ctsw" else 0
+
+    def _climb(self, order: list[Node]) -> dict[str, _Known]:
+        """What each switch announces upwards: its rack, or all that it knows from below."""
+        known: dict[str, _Known] = {}
+        for node in order:
+            own = 1 << (node.rack - 1) if node.rack is not None else 0
+            known[node.name] = self._announced(node, [known[peer.name] for _, peer in self._down[node.name]], own)
+        return known
+
+    def _descend(self, order: list[Node]) -> dict[str, _Known]:
+        """What each switch announces downwards: what it knows from below, else from above."""
+        known: dict[str, _Known] = {}
+        for node in order:
+            below = self._below[node.name]
+            covered = below.clean | below.drained | self._refused(node)
+            above = self._announced(node, [known[peer.name] for _, peer in self._up[node.name]], 0)
+            known[node.name] = _Known(below.clean | above.clean & ~covered, below.drained | above.drained & ~covered)
+        return known
+
+    def _announced(self, node: Node, heard: list[_Known], own: int) -> _Known:
+        clean, drained = own, 0
+        for each in heard:
+            clean |= each.clean
+            drained |= each.drained
+        if node.name in self._drained:
+            return _Known(0, clean | drained)
+        return _Known(clean, drained & ~clean)
+
+
+def _grouped(ways: list[tuple[str, _Known]], without: int, *, alike: bool) -> list[Group]:
+    """Ports by the racks that they lead to; a rack with a way that is not drained uses no drained one, unless `alike`.
+
+    Ports that lead to the same racks are taken together first, so that a switch with hundreds of downlinks is quick.
+    """
+    anywhere = 0
+    for _, known in ways:
+        anywhere |= 0 if alike else known.clean
+    masks: dict[int, list[int]] = {}
+    for place, (_, known) in enumerate(ways):
+        mask = (known.clean | known.drained & ~anywhere) & ~without
+        if mask:
+            masks.setdefault(mask, []).append(place)
+    parts: list[tuple[int, list[int]]] = []
+    covered = 0
+    for mask, places in masks.items():
+        if not mask & covered:
+            parts.append((mask, places))
+        else:
+            parts = _split(parts, mask, mask & ~covered, places)
+        covered |= mask
+    return [
+        Group(tuple(ways[place][0] for place in sorted(places)), racks)
+        for racks, places in sorted(parts, key=lambda part: min(part[1]))
+    ]
+
+
+def _split(parts: list[tuple[int, list[int]]], mask: int, fresh: int, places: list[int]) -> list[tuple[int, list[int]]]:
+    """The parts, cut where `mask` begins and ends."""
+    found: list[tuple[int, list[int]]] = []
+    for racks, others in parts:
+        inside = racks & mask
+        if inside:
+            found.append((inside, [*others, *places]))
+        if racks & ~mask:
+            found.append((racks & ~mask, others))
+    return [*found, (fresh, places)] if fresh else found

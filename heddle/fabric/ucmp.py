@@ -1,0 +1,250 @@
+"""Unequal-cost multipath: how much bandwidth each next hop stands for, and what weights the kernels get from it.
+
+In:  a Fabric with `routing.ucmp`, and its groups of next hops (nexthops.py).
+Out: the same groups, cut where bandwidths differ; what a switch's BGP must say of a link; the weights that FRR makes.
+Bandwidths travel in BGP's link-bandwidth extended community (draft-ietf-idr-link-bandwidth). An RTSW announces its rack
+with the rate of the link that it announces it over. A switch with several paths announces their sum: FRR does so by
+itself (bgp_route.c, subgroup_announce_check), and it follows what fails further on. Where a link is narrower, compared
+with its like, than what lies behind it, a fixed number takes the sum's place: the same part of what an
+announcement over a usual link would say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.fabric.nexthops import LEVELS, intact_groups
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from heddle.fabric.model import Fabric, Node, Port
+    from heddle.fabric.nexthops import Group
+
+    Bits = npt.NDArray[np.bool_]
+    Parts = npt.NDArray[np.int64]
+
+_MOST: Final = 25_600  # what FRR's `set extcommunity bandwidth` takes, in Mbit/s
+_PERCENT: Final = 100
+_SINCE_SCALED: Final = (10, 0)
+_SINCE_254: Final = (10, 2)
+# One release of FRR for each way in which weights are made of bandwidths.
+RELEASES: Final = ((8, 4), (10, 0), (10, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Over one port: these racks (a bit set) are announced with this number of Mbit/s, whatever the sum is."""
+
+    racks: int
+    mbit: int
+
+
+def weights_of(bandwidths: Sequence[int], release: tuple[int, ...]) -> tuple[int, ...]:
+    """The weights of next hops in the kernel, for FRR of that release.
+
+    Until 9.1 bgpd makes whole per cents of the sum (bgp_zebra_use_nhop_weighted); from 10.0 on zebra scales the largest
+    to 255, later to 254 (zapi_read_nexthops). What would be 0 is 1. A single next hop has no weight.
+    """
+    if len(bandwidths) < 2:
+        return (1,) * len(bandwidths)
+    if release < _SINCE_SCALED:
+        total = sum(bandwidths)
+        return tuple(max(1, each * _PERCENT // total) for each in bandwidths)
+    scale = 254 if release >= _SINCE_254 else 255
+    return tuple(max(1, each * scale // max(bandwidths)) for each in bandwidths)
+
+
+def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Weights of a group's ports: those of FRR's release, or without one the bandwidths in lowest terms."""
+    if not group.bandwidths:
+        return (1,) * len(group.ports)
+    if release is not None:
+        return weights_of(group.bandwidths, release)
+    from math import gcd
+
+    step = gcd(*group.bandwidths)
+    return tuple(each // step for each in group.bandwidths)
+
+
+def with_bandwidths(fabric: Fabric, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
+    """The groups with bandwidths, in Mbit/s as announced, cut where racks of a group have different ones."""
+    return _Announced(fabric, groups, announcements(fabric)).cut()
+
+
+def announcements(fabric: Fabric) -> dict[str, tuple[Announcement, ...]]:
+    """Port (`ctsw1:eth3`) -> what has to be announced over it as a fixed number; ports without such are left out.
+
+    Each RTSW's own rack is announced so over each of its uplinks.
+    """
+    sums = _Announced(fabric, intact_groups(fabric), {})
+    found: dict[str, tuple[Announcement, ...]] = {}
+    for node in fabric.switches:
+        for port in node.ports:
+            peer = fabric.by_name[port.peer_node]
+            if peer.tier.value not in LEVELS:
+                continue
+            rules = sums.rules(node, peer, port)
+            if rules:
+                found[port.ref] = rules
+    return found
+
+
+class _Announced:
+    """The bandwidth of every switch's ways to every rack, as the sums that it announces."""
+
+    def __init__(
+        self, fabric: Fabric, groups: Mapping[str, tuple[Group, ...]], fixed: Mapping[str, Sequence[Announcement]]
+    ) -> None:
+        import numpy as np
+
+        self._np = np
+        self._fabric, self._groups = fabric, groups
+        self._racks = fabric.spec.all_racks
+        self._scale = _scale(fabric)
+        self._known: dict[int, int] = {}  # rate -> Mbit/s
+        self._zones: dict[int | None, Bits] = {}
+        self._fixed = {
+            ref: [(self._bits(each.racks), each.mbit) for each in rules] for ref, rules in fixed.items() if rules
+        }
+        self._sums: dict[str, Parts] = {n.name: np.zeros(self._racks, dtype=np.int64) for n in fabric.switches}
+        self._ports = {node.name: {port.name: port for port in node.ports} for node in fabric.switches}
+        order = sorted(fabric.switches, key=lambda node: LEVELS[node.tier])
+        for upwards, nodes in ((True, order), (False, order[::-1])):
+            for node in nodes:
+                self._add(node, upwards=upwards)
+
+    def cut(self) -> dict[str, tuple[Group, ...]]:
+        """Every switch's groups, with bandwidths."""
+        np = self._np
+        found: dict[str, tuple[Group, ...]] = {}
+        for node in self._fabric.switches:
+            parts: list[Group] = []
+            for group in self._groups[node.name]:
+                if len(group.ports) < 2:
+                    parts.append(group)
+                    continue
+                where = np.flatnonzero(self._bits(group.racks))
+                table = self._heard(node, group, where)
+                which = self._kinds(table)
+                for kind in range(int(which.max()) + 1):
+                    same = np.flatnonzero(which == kind)
+                    bandwidths = tuple(int(each) for each in table[:, same[0]])
+                    parts.append(replace(group, racks=self._set(where[same]), bandwidths=bandwidths))
+            found[node.name] = tuple(parts)
+        return found
+
+    def rules(self, node: Node, peer: Node, port: Port) -> tuple[Announcement, ...]:
+        """What a switch must say over a port in place of its sums."""
+        np = self._np
+        if node.rack is not None:
+            return (Announcement(1 << (node.rack - 1), self._mbit(port.rate_bps)),)
+        usual = self._usual(node, peer)
+        if not self._fabric.spec.link.exceptions:
+            return ()
+        own = self._own(node)
+        down = LEVELS[peer.tier] < LEVELS[node.tier]
+        found: dict[int, int] = {}
+        for racks, whole in ((own, self._whole(node, near=True)), (~own, self._whole(node, near=False))):
+            if not down and racks is not own and node.tier == "ctsw":
+                continue  # what came from above is not announced upwards
+            number = whole if port.rate_bps == usual else max(1, round(whole * Fraction(port.rate_bps, usual)))
+            narrow = racks & (self._sums[node.name] > number)
+            if narrow.any():
+                found[number] = found.get(number, 0) | self._set(np.flatnonzero(narrow))
+        return tuple(Announcement(racks, number) for number, racks in found.items())
+
+    def _add(self, node: Node, *, upwards: bool) -> None:
+        """Sum up what the switch has heard from below (upwards), or from above."""
+        np = self._np
+        for group in self._groups[node.name]:
+            peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
+            if (LEVELS[peer.tier] < LEVELS[node.tier]) == upwards:
+                where = np.flatnonzero(self._bits(group.racks))
+                self._sums[node.name][where] = self._heard(node, group, where).sum(axis=0)
+
+    def _heard(self, node: Node, group: Group, where: Any) -> Parts:
+        """What the peers of a group's ports announce: (ports, racks) Mbit/s."""
+        np = self._np
+        rows = []
+        for name in group.ports:
+            port = self._ports[node.name][name]
+            row = self._sums[port.peer_node][where].copy()
+            peer = self._fabric.by_name[port.peer_node]
+            if peer.rack is not None:  # the rack's own RTSW: the rate of this very link
+                row[:] = self._mbit(port.rate_bps)
+            for racks, mbit in self._fixed.get(port.peer_ref, ()):
+                row[racks[where]] = mbit
+            rows.append(row)
+        table: Parts = np.stack(rows)
+        return table
+
+    def _kinds(self, table: Parts) -> Any:
+        """Which columns of a table are equal: a number from 0 for each, in the order of the values."""
+        np = self._np
+        if (table == table[:, :1]).all():
+            return np.zeros(table.shape[1], dtype=np.int64)
+        # Sorting columns takes long; sums with odd factors tell them apart but for freaks, which are looked for.
+        factors = np.arange(1, table.shape[0] + 1, dtype=np.int64) * 2 + (1 << 40) + 1
+        _, first, which = np.unique(factors**2 @ table, return_index=True, return_inverse=True)
+        if (table == table[:, first][:, which]).all():
+            return which
+        return np.unique(table, axis=1, return_inverse=True)[1].reshape(-1)
+
+    def _set(self, racks: Any) -> int:
+        """Rows of racks, from 0, as a bit set."""
+        np = self._np
+        bits = np.zeros(self._racks, dtype=np.uint8)
+        bits[racks] = 1
+        return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+
+    def _bits(self, racks: int) -> Bits:
+        np = self._np
+        raw = np.frombuffer(racks.to_bytes(self._racks // 8 + 1, "little"), dtype=np.uint8)
+        bits: Bits = np.unpackbits(raw, bitorder="little")[: self._racks].astype(bool)
+        return bits
+
+    def _own(self, node: Node) -> Bits:
+        """Racks of the switch's zone; all of them where a switch belongs to none."""
+        zone, per = node.zone, self._fabric.spec.racks
+        if zone not in self._zones:
+            found: Bits = self._np.zeros(self._racks, dtype=bool)
+            found[slice(None) if zone is None else slice((zone - 1) * per, zone * per)] = True
+            self._zones[zone] = found
+        return self._zones[zone]
+
+    def _whole(self, node: Node, *, near: bool) -> int:
+        """What the switch would announce were all links usual ones. near: of racks of its zone."""
+        spec = self._fabric.spec
+        link = self._mbit(spec.link.fabric)
+        if node.tier == "atsw":
+            return link * spec.ctsw
+        return link if near else link * spec.ctsw * (spec.atsw or 1)
+
+    def _usual(self, node: Node, peer: Node) -> int:
+        spec = self._fabric.spec
+        return spec.top_rate if "atsw" in (node.tier, peer.tier) else spec.link.fabric
+
+    def _mbit(self, rate: int) -> int:
+        found = self._known.get(rate)
+        if found is None:
+            found = self._known[rate] = max(1, round(rate / self._scale))
+        return found
+
+
+def _scale(fabric: Fabric) -> Fraction:
+    """Bit/s that one announced Mbit/s stands for: 10^6, unless rates are odd or sums beyond what BGP can say.
+
+    Only proportions count.
+    """
+    spec = fabric.spec
+    hosts = {node.name for node in fabric.hosts}
+    rates = {link.rate_bps for link in fabric.links if link.a[0] not in hosts} | {spec.link.fabric}
+    paths = spec.ctsw * (spec.atsw or 1)
+    if all(rate % 10**6 == 0 for rate in rates) and max(rates) * paths <= _MOST * 10**6:
+        return Fraction(10**6)
+    return Fraction(max(rates), _MOST // paths)

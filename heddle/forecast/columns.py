@@ -1,0 +1,112 @@
+"""The queue pairs of a plan as columns: what heddle/traffic/plan.py gives object by object, for millions of them.
+
+In:  endpoints by rank, connections in plan order, QPs a connection, how source ports are chosen.
+Out: Connections, a row each; and flows, a row a QP, made for some connections at a time so that memory stays bounded.
+QP numbers and source ports are those of `build_plan`, number for number; that is tested.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.predict.hashes import FlowArrays
+from heddle.traffic.options import SourcePorts
+from heddle.traffic.plan import Endpoint, qpn_before_first
+from heddle.wire.layout import ROCE_PORT
+from heddle.wire.sport import sport_for_qps
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+# The formula of one NIC for one QP; its arithmetic is that of 64-bit words, so it does for columns of them too.
+_sports: Final = cast(Callable[[U64, U64], U64], sport_for_qps)
+BATCH: Final = 1 << 19  # flows that are looked at together: few enough for memory, enough for numpy
+FLOW_BYTES: Final = 400  # of memory a flow of a batch: columns, hashes in 64 bits and their state, hops
+CONNECTION_BYTES: Final = 160  # of memory a connection: columns, and what sorting them takes
+
+
+@dataclass(frozen=True)
+class Connections:
+    """Pairs of ranks that talk, in plan order. numbers: each end's QP number of index 0; index i has i more.
+
+    kind: row of the table in volume.py that says how many bytes each of its QPs carries.
+    """
+
+    src: I32
+    dst: I32
+    src_number: U32
+    dst_number: U32
+    kind: I32
+    qps: int
+    source_ports: SourcePorts
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    @property
+    def flows(self) -> int:
+        """How many flows there are: one a QP."""
+        return len(self.src) * self.qps
+
+    def batches(self, limit: int = BATCH) -> Iterator[slice]:
+        """Connections in slices of at most `limit` flows, or of one connection."""
+        step = max(1, limit // self.qps)
+        for start in range(0, len(self.src), step):
+            yield slice(start, min(start + step, len(self.src)))
+
+
+def connect(
+    endpoints: Sequence[Endpoint], src: npt.NDArray[np.integer], dst: npt.NDArray[np.integer], kind: I32,
+    qps: int, source_ports: SourcePorts,
+) -> Connections:  # fmt: skip
+    """Open `qps` QPs for every pair of ranks, in this order, as NICs hand out numbers: one after the other."""
+    ends = np.stack([src, dst], axis=1).astype(np.int32).ravel()  # in the order in which numbers are asked for
+    earlier = _earlier_alike(ends, len(endpoints))
+    start = np.array([qpn_before_first(e.nic) for e in endpoints], dtype=np.int64)
+    number = (start[ends] + 1 + earlier * qps).astype(np.uint32).reshape(-1, 2)
+    return Connections(
+        src.astype(np.int32), dst.astype(np.int32),
+        np.ascontiguousarray(number[:, 0]), np.ascontiguousarray(number[:, 1]), kind, qps, source_ports,
+    )  # fmt: skip
+
+
+def _earlier_alike(values: I32, kinds: int) -> I64:
+    """For each place, how often its value stands at an earlier one. values: from 0 to kinds - 1."""
+    order = np.argsort(values, kind="stable")
+    first = np.concatenate([[0], np.cumsum(np.bincount(values, minlength=kinds))[:-1]])
+    earlier = np.empty(len(values), dtype=np.int64)
+    earlier[order] = np.arange(len(values)) - first[values[order]]
+    return earlier
+
+
+def addresses(endpoints: Sequence[Endpoint]) -> U32:
+    """Addresses by rank as FlowArrays wants them: (ranks,) for IPv4, (ranks, 4) words, the first on top, for IPv6."""
+    six = ":" in endpoints[0].ip
+    packed = b"".join(socket.inet_pton(socket.AF_INET6 if six else socket.AF_INET, e.ip) for e in endpoints)
+    words = np.frombuffer(packed, dtype=">u4").astype(np.uint32)
+    return words.reshape(-1, 4) if six else words
+
+
+def flows_of(connections: Connections, part: slice, address: U32) -> FlowArrays:
+    """The flows of some connections, QP by QP: rows go by connection, then index. address: see `addresses`."""
+    qps = connections.qps
+    index = np.arange(qps, dtype=np.uint32)
+    mine = (connections.src_number[part, None] + index).ravel()
+    theirs = (connections.dst_number[part, None] + index).ravel()
+    how = connections.source_ports
+    if how.mode == "qpn":
+        sport = _sports(mine.astype(np.uint64), theirs.astype(np.uint64)).astype(np.uint32)
+    else:
+        turns = np.array([how.ports[i % len(how.ports)] for i in range(qps)], dtype=np.uint32)
+        sport = np.tile(turns, len(mine) // qps)
+    src = address[np.repeat(connections.src[part], qps)]
+    dst = address[np.repeat(connections.dst[part], qps)]
+    return FlowArrays(src, dst, sport, np.full(len(mine), ROCE_PORT, dtype=np.uint32), theirs)

@@ -1,0 +1,69 @@
+"""A plan on a fabric: where the ranks are, who talks to whom, and how much each QP carries.
+
+In:  Fabric, PaperPlan. Out: Traffic, columns only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from heddle.base.problems import InputError, Problem
+from heddle.fabric.model import Fabric
+from heddle.forecast.columns import U32, Connections, addresses, connect
+from heddle.forecast.matrix import check_memory, matrix_of
+from heddle.forecast.planfile import PaperPlan
+from heddle.forecast.volume import Volume, cutting, of_lengths, of_pattern
+from heddle.traffic.collectives import find_pattern
+from heddle.traffic.options import ELEMENT_BYTES, RunOptions
+from heddle.traffic.plan import Endpoint, place
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is sent. address: by rank, as FlowArrays has them; volume: by kind of connection and index of QP."""
+
+    plan: PaperPlan
+    endpoints: Sequence[Endpoint]
+    address: U32
+    connections: Connections
+    volume: Volume
+
+
+def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
+    """Place the ranks and open the QPs. InputError when the fabric lacks ranks or hosts, or the machine memory."""
+    spec = plan.spec
+    endpoints = _placed(fabric, plan)
+    cut = cutting(fabric, spec.qps, spec.qp_mode, spec.chunk)
+    if spec.matrix is not None:
+        matrix = matrix_of(plan, endpoints)
+        check_memory(plan, len(endpoints), len(matrix.src), spec.qps)
+        lengths, kind = np.unique(matrix.bytes, return_inverse=True)
+        volume = of_lengths(lengths, cut)
+        src, dst, kinds = matrix.src, matrix.dst, kind.ravel().astype(np.int32)
+    else:
+        pattern = find_pattern(*spec.pattern)
+        check_memory(plan, len(endpoints), pattern.connections(len(endpoints)), spec.qps)
+        pairs, kinds, volume = of_pattern(pattern, len(endpoints), spec.size // ELEMENT_BYTES, cut)
+        src, dst = pairs.T
+    connections = connect(endpoints, src, dst, kinds, spec.qps, spec.source_ports)
+    return Traffic(plan, endpoints, addresses(endpoints), connections, volume)
+
+
+def _placed(fabric: Fabric, plan: PaperPlan) -> tuple[Endpoint, ...]:
+    """As a run places ranks; what is wrong is said of the plan's keys instead of a run's flags."""
+    try:
+        return place(fabric, RunOptions(ranks=plan.spec.ranks, placement=plan.spec.placement))
+    except InputError as error:
+        raise InputError(*(_in_plan(plan, problem) for problem in error.problems)) from None
+
+
+def _in_plan(plan: PaperPlan, problem: Problem) -> Problem:
+    for key in ("ranks", "placement"):
+        flag, value = f"--{key} ", problem.what.removeprefix(f"--{key} ")
+        if problem.what.startswith(flag):
+            where = plan.document.where((key,))
+            return replace(problem, where=where, what=f"{key}: {value}", hint=problem.hint.replace(flag, f"{key}: "))
+    return problem

@@ -1,0 +1,279 @@
+"""A prediction from end to end: fabric and plan in, loads under every mode out, with nothing that runs.
+
+In:  FabricSpec, PaperPlan; what is down and drained; how many trials.
+Out: Prediction (result.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.base.events import Observer
+from heddle.fabric.shapes import build
+from heddle.forecast import modes as how
+from heddle.forecast.columns import flows_of
+from heddle.forecast.demand import Traffic, traffic_of
+from heddle.forecast.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
+from heddle.forecast.planfile import PaperPlan
+from heddle.forecast.result import ModeResult, Moved, Prediction, Roofline, Spread
+from heddle.forecast.wires import UPWARD, Trouble, Wires, forwarding_of, trouble_of, wires_of
+from heddle.host.preflight import frr_release
+from heddle.predict.forwarding import Forwarding
+from heddle.predict.selftest import SelfTest
+from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
+from heddle.spec.schema import FabricSpec
+
+F64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+_GROUPS: Final = {
+    "threshold": False,
+    "resilient": True,
+}  # how next hops are chosen among, and whether that is resilient
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked beside fabric and plan. mode: in place of the fabric's own; trials: other seeds, 0 for none."""
+
+    mode: str | None = None
+    trials: int = 0
+    down: tuple[str, ...] = ()
+    drain: tuple[str, ...] = ()
+
+
+def forecast(
+    spec: FabricSpec, plan: PaperPlan, ask: Ask, observer: Observer, checked: SelfTest | None = None
+) -> Prediction:
+    """Predict. checked: whether this machine's kernel agrees. InputError for a plan that does not fit the fabric."""
+    release = frr_release() if spec.routing.ucmp else None
+    observer.begin("fabric")
+    fabric = build(spec)
+    trouble = trouble_of(fabric, ask.down, ask.drain)
+    traffic = traffic_of(fabric, plan)
+    wires = wires_of(fabric)
+    before = forwarding_of(wires, None, release)
+    after = forwarding_of(wires, trouble, release) if trouble else before
+    observer.end("fabric")
+    nics = nics_of(wires, traffic, trouble.dead)
+    return _Forecast(wires, traffic, nics, trouble, before, after, ask).result(observer, checked)
+
+
+class _Forecast:
+    """What all steps need: arrays of the fabric as it was and as it is."""
+
+    def __init__(
+        self,
+        wires: Wires,
+        traffic: Traffic,
+        nics: Nics,
+        trouble: Trouble,
+        before: Forwarding,
+        after: Forwarding,
+        ask: Ask,
+    ) -> None:
+        self._wires, self._traffic, self._nics, self._trouble = wires, traffic, nics, trouble
+        self._before, self._after, self._ask = before, after, ask
+        self._own = ask.mode or wires.fabric.spec.routing.ecmp
+        self._modes = how.compared(self._own)
+        self._steering = how.steering_of(wires, before)
+        self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
+
+    def result(self, observer: Observer, checked: SelfTest | None) -> Prediction:
+        """All of it."""
+        scenarios, befores = self._scenarios()
+        observer.begin("flows")
+        every = dict(zip((s.key for s in scenarios), carry(self._wires, self._traffic, self._nics, scenarios, befores),
+                         strict=True))  # fmt: skip
+        demand = demand_of(self._wires, self._traffic, self._nics, self._after)
+        even = spread_evenly(self._wires, self._after, demand)
+        self._live &= ~(self._drained() & (even == 0))
+        observer.end("flows")
+        roofline = self._roofline(demand)
+        trials = self._trials(roofline, observer)
+        results = tuple(self._mode(mode, every.get(mode), even, roofline, trials) for mode in self._modes)
+        main = every[how.HASHED[0]]  # which flows have no way is the same in all
+        first = every.get(self._modes[0])
+        endpoints = self._traffic.endpoints
+        return Prediction(
+            self._wires, self._traffic, self._trouble, results, roofline,
+            self._evenness(first) if first and not self._trouble else {}, self._entropy(),
+            main.unreachable, tuple(f"{endpoints[a].nic} to {endpoints[b].nic}" for a, b in main.named),
+            self._moved(every), self._ask.trials, checked, tuple(self._notes()),
+        )  # fmt: skip
+
+    def _drained(self) -> Bools:
+        """Ports at either end of links of drained switches: those that carry nothing then are as good as not there."""
+        wires = self._wires
+        ids = [wires.switch_id[name] for name in self._trouble.drained]
+        found: Bools = np.isin(wires.owner, ids) | np.isin(wires.peer, ids)
+        return found
+
+    def _hashed(self, trial: int) -> list[Scenario]:
+        """Each mode that gives flows a path, under the file's seeds (trial 0) or under others."""
+        wires, spec = self._wires, self._wires.fabric.spec
+        scenarios = []
+        for mode in how.HASHED:
+            rule = how.rule_of(spec, mode)
+            rules = how.rules_of(wires, rule, self._steering, how.other_seeds(wires.seeds, trial))
+            scenarios.append(Scenario(mode, self._after, rules))
+        return scenarios
+
+    def _scenarios(self) -> tuple[list[Scenario], list[int | None]]:
+        """The modes under the file's seeds; then the pairs for `moved`."""
+        wires, spec = self._wires, self._wires.fabric.spec
+        scenarios = self._hashed(0)
+        befores: list[int | None] = [None] * len(scenarios)
+        if self._trouble and self._modes[0] in how.HASHED:
+            for key, on in _GROUPS.items():
+                if on and spec.routing.ucmp:
+                    continue  # buckets know no weights: a file that says both is refused
+                rule = how.rule_of(spec, self._modes[0], resilient=on)
+                rules = how.rules_of(wires, rule, self._steering, wires.seeds)
+                scenarios += [Scenario(f"{key}/before", self._before, rules), Scenario(key, self._after, rules)]
+                befores += [None, len(scenarios) - 2]
+        return scenarios, befores
+
+    def _moved(self, every: Mapping[str, Loads]) -> Moved | None:
+        if "threshold" not in every:
+            return None
+        both = {key: every[key] for key in _GROUPS if key in every}
+        return Moved(
+            both["threshold"].compared,
+            {key: loads.moved for key, loads in both.items()},
+            {key: loads.lost for key, loads in both.items()},
+        )
+
+    def _trials(self, roofline: Roofline, observer: Observer) -> dict[str, dict[str, Spread]]:
+        """Mode -> figure -> spread. One trial after the other, so that memory does not grow with them."""
+        drawn: dict[str, dict[str, list[float]]] = {mode: {} for mode in how.HASHED}
+        if self._ask.trials:
+            observer.begin("trials", self._ask.trials)
+        for trial in range(1, self._ask.trials + 1):
+            scenarios = self._hashed(trial)
+            for scenario, loads in zip(
+                scenarios, carry(self._wires, self._traffic, self._nics, scenarios), strict=True
+            ):
+                figures = drawn[scenario.key]
+                if roofline.seconds:
+                    ratio = float((loads.bytes * 8 / self._wires.rate).max()) / roofline.seconds
+                    figures.setdefault("ratio", []).append(ratio)
+                for direction, value in self._mmr(loads.bytes).items():
+                    if value is not None:
+                        figures.setdefault(f"mmr {direction}", []).append(value)
+            observer.advance("trials", trial)
+        if self._ask.trials:
+            observer.end("trials")
+        return {mode: {key: Spread.of(row) for key, row in figures.items()} for mode, figures in drawn.items()}
+
+    def _mode(
+        self, mode: str, loads: Loads | None, even: F64, roofline: Roofline, trials: Mapping[str, dict[str, Spread]]
+    ) -> ModeResult:
+        carried = even if loads is None else loads.bytes
+        seconds = carried * 8 / self._wires.rate
+        busiest = int(seconds.argmax())
+        ratio = float(seconds[busiest]) / roofline.seconds if roofline.seconds else None
+        flows = None if loads is None else loads.flows
+        return ModeResult(
+            mode, carried, flows, float(seconds[busiest]), busiest, ratio, self._mmr(carried), trials.get(mode, {})
+        )
+
+    def _mmr(self, carried: F64) -> dict[int, float | None]:
+        """Max/mean by direction over all ports that live."""
+        of = self._wires.direction
+        return {d: max_over_mean(carried[(of == d) & self._live]) for d in self._wires.of_directions()}
+
+    def _roofline(self, demand: Demand) -> Roofline:
+        """The busiest NIC, or the busiest of the cuts around a rack or a zone, by what its live links can carry."""
+        wires = self._wires
+        nic = demand.direct * 8 / wires.rate
+        at = int(nic.argmax())
+        best = Roofline(float(nic[at]), wires.ports[at], float(nic[at]))
+        for what, seconds in self._cuts(demand):
+            if seconds > best.seconds * (1 + 1e-9):
+                best = Roofline(seconds, what, best.nic_s)
+        return best
+
+    def _cuts(self, demand: Demand) -> Iterator[tuple[str, float]]:
+        wires = self._wires
+        racks = demand.bytes.shape[1]
+        rtsw = np.flatnonzero(wires.rack >= 0)
+        between = np.zeros((racks, racks))
+        between[wires.rack[rtsw]] = demand.bytes[rtsw]
+        np.fill_diagonal(between, 0)
+        rate = np.where(self._live, wires.rate, 0.0)
+        by_rack = np.bincount(wires.owner[wires.direction == 1], weights=rate[wires.direction == 1],
+                              minlength=len(wires.switches))[rtsw]  # fmt: skip
+        capacity = np.zeros(racks)
+        capacity[wires.rack[rtsw]] = by_rack
+        names = {int(wires.rack[s]): wires.switches[s] for s in rtsw}
+        yield from _busiest(between.sum(axis=1), capacity, lambda i: f"all uplinks of {names[i]}")
+        yield from _busiest(between.sum(axis=0), capacity, lambda i: f"all links down to {names[i]}")
+        zone = np.zeros(racks, dtype=np.int64)
+        zone[wires.rack[rtsw]] = wires.zone[rtsw]
+        zones = int(zone.max()) + 1
+        if zones > 1:
+            joined = np.zeros((zones, zones))
+            np.add.at(joined, (zone[:, None], zone[None, :]), between)
+            np.fill_diagonal(joined, 0)
+            top = wires.direction == 2
+            upward = np.bincount(wires.zone[wires.owner[top]], weights=rate[top], minlength=zones).astype(np.float64)
+            yield from _busiest(joined.sum(axis=1), upward, lambda i: f"all links from zone {i + 1} to ATSWs")
+            yield from _busiest(joined.sum(axis=0), upward, lambda i: f"all links from ATSWs to zone {i + 1}")
+
+    def _evenness(self, loads: Loads) -> dict[int, Evenness]:
+        """Of flows, for the switches that choose: each by itself, since how many flows it has is no choice of its."""
+        wires = self._wires
+        found = {}
+        weighted = bool(loads.hoped.any())
+        for direction in UPWARD:
+            ports = np.flatnonzero((wires.direction == direction) & ((not weighted) | (loads.hoped > 0)))
+            if not len(ports):
+                continue
+            # Weights are of a way to a rack, and a switch has others to other racks: what they come to is summed up.
+            weights = loads.hoped[ports] if weighted else np.ones(len(ports))
+            cuts = np.flatnonzero(np.diff(wires.owner[ports])) + 1
+            groups = zip(np.split(loads.flows[ports], cuts), np.split(weights, cuts), strict=True)
+            found[direction] = evenness_of_groups(list(groups))
+        return found
+
+    def _entropy(self) -> Entropy:
+        """Of 5-tuples. Two QPs can share one only within their connection, so those are looked at one by one."""
+        connections = self._traffic.connections
+        total, distinct, weighted = 0, 0, 0.0
+        for part in connections.batches():
+            ports = flows_of(connections, part, self._traffic.address).sport.reshape(-1, connections.qps)
+            ports = np.sort(ports, axis=1)
+            first = np.ones(ports.shape, dtype=bool)
+            first[:, 1:] = ports[:, 1:] != ports[:, :-1]
+            counts = np.diff(np.append(np.flatnonzero(first.ravel()), ports.size))
+            total, distinct = total + ports.size, distinct + len(counts)
+            weighted += float((counts * np.log2(counts)).sum())
+        return Entropy(total, distinct, max(0.0, float(np.log2(total)) - weighted / total) if total else 0.0)
+
+    def _notes(self) -> Iterator[str]:
+        if said := how.said_of(self._own):
+            yield said
+        if self._wires.fabric.spec.routing.ucmp and frr_release() is None:
+            yield "weights are bandwidths in lowest terms: no FRR is installed here, whose release would say more"
+        traffic = self._traffic
+        silent = (traffic.volume.wire == 0).sum(axis=1)
+        quiet = int(silent[traffic.connections.kind].sum())
+        if quiet:
+            why = "messages are too short to be cut into so many parts of 128 bytes"
+            if traffic.plan.spec.qp_mode == "round-robin":
+                why = "there are fewer messages than QPs to deal them to"
+            yield f"{quiet:,} of {traffic.connections.flows:,} QPs carry nothing: {why}"
+
+
+def _busiest(amount: F64, capacity: F64, name: Callable[[int], str]) -> Iterator[tuple[str, float]]:
+    """The cut that takes longest; none where nothing crosses."""
+    there = np.flatnonzero((amount > 0) & (capacity > 0))
+    if len(there):
+        seconds = amount[there] * 8 / capacity[there]
+        at = int(seconds.argmax())
+        yield name(int(there[at])), float(seconds[at])

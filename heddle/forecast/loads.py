@@ -1,0 +1,238 @@
+"""What the ports of a fabric carry: flows walked in batches over one or several scenarios, and summed up by port.
+
+In:  Wires, Traffic, Scenarios (next hops and hashing rules).
+Out: Loads of each: bytes and flows by port; how many flows have no way; and how far two scenarios differ.
+Memory is that of a batch whatever the number of flows; time is linear in flows x scenarios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.forecast.columns import flows_of
+from heddle.forecast.demand import Traffic
+from heddle.forecast.wires import Wires
+from heddle.predict.forwarding import MAX_HOPS, Forwarding, Hops, walk
+from heddle.predict.rules import Rules
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+_NAMED: int = 8  # flows without a way that are named
+_ENTRIES: int = 1 << 19  # (switch, destination) pairs that are spread together
+
+
+@dataclass(frozen=True)
+class Nics:
+    """Ranks as ports. All arrays are by rank: the NIC's own port, its switch's port to it, that switch, its slice.
+
+    slice: index among its RTSW's downlinks. alive: whether its link is.
+    """
+
+    up: I32
+    down: I32
+    switch: I32
+    rack: I32
+    slice: I32
+    alive: Bools
+
+
+def nics_of(wires: Wires, traffic: Traffic, dead: frozenset[str] = frozenset()) -> Nics:
+    """Where the ranks of a plan hang. dead: names of ports."""
+    down = np.array([wires.id_of[e.first_hop] for e in traffic.endpoints], dtype=np.int32)
+    downlinks = np.flatnonzero(wires.direction == wires.direction[down[0]])
+    first = np.full(len(wires.switches), np.iinfo(np.int32).max, dtype=np.int64)
+    np.minimum.at(first, wires.owner[downlinks], downlinks)  # an RTSW's downlinks follow each other
+    switch = wires.owner[down]
+    alive = np.array([e.first_hop not in dead for e in traffic.endpoints], dtype=bool)
+    return Nics(wires.other[down], down, switch, wires.rack[switch], (down - first[switch]).astype(np.int32), alive)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way in which a fabric may forward. key: what its results are found by."""
+
+    key: str
+    forwarding: Forwarding
+    rules: Rules
+
+
+@dataclass
+class Loads:
+    """By port: bytes on the wire, and flows that carry some. unreachable: flows without a way; named: the first pairs.
+
+    moved, lost: against the scenario before, flows on another path, and flows whose path there is no longer a way.
+    hoped: what flows would be if each switch had shared those that reached it by weight; 0 where all weigh alike.
+    """
+
+    bytes: F64
+    flows: F64
+    hoped: F64
+    unreachable: int = 0
+    named: list[tuple[int, int]] = field(default_factory=list)
+    compared: int = 0
+    moved: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """(switches, racks): bytes from NICs of a switch to NICs of a rack, of flows that have a way."""
+
+    bytes: F64
+    direct: F64  # (ports,): on the links of NICs, both ways
+
+
+def carry(
+    wires: Wires, traffic: Traffic, nics: Nics, scenarios: Sequence[Scenario], befores: Sequence[int | None] = ()
+) -> list[Loads]:
+    """Walk all flows over every scenario. befores: for each, which earlier one its paths are compared with, or None."""
+    count = len(wires.ports)
+    every = [Loads(np.zeros(count), np.zeros(count), np.zeros(count)) for _ in scenarios]
+    needed = set(befores) - {None}
+    for part in traffic.connections.batches():
+        batch = _Batch(wires, traffic, nics, part)
+        kept: dict[int, tuple[Hops, Bools]] = {}
+        for index, (scenario, loads) in enumerate(zip(scenarios, every, strict=True)):
+            hops, arrived = batch.go(scenario, loads)
+            before = befores[index] if befores else None
+            if before is not None:
+                _compare(scenario, batch, kept[before], (hops, arrived), loads)
+            if index in needed:
+                kept[index] = hops, arrived
+    return every
+
+
+class _Batch:
+    """Some connections' flows, and where they start and end."""
+
+    def __init__(self, wires: Wires, traffic: Traffic, nics: Nics, part: slice) -> None:
+        connections = traffic.connections
+        qps = connections.qps
+        self._wires = wires
+        self.flows = flows_of(connections, part, traffic.address)
+        self.src = np.repeat(connections.src[part], qps)
+        self.dst = np.repeat(connections.dst[part], qps)
+        self.amount = traffic.volume.wire[connections.kind[part]].ravel().astype(np.float64)
+        self.home = nics.switch[self.dst]
+        self.rack = nics.rack[self.dst]
+        self.slices = nics.slice[self.dst]
+        self.alive = nics.alive[self.src] & nics.alive[self.dst]
+        self.first = np.where(self.alive, nics.switch[self.src], -1).astype(np.int32)
+        self._ends = nics.up[self.src], nics.down[self.dst]
+
+    def go(self, scenario: Scenario, loads: Loads) -> tuple[Hops, Bools]:
+        """Walk one scenario and add up what its ports carry; flows that do not arrive carry nothing."""
+        hops = walk(scenario.forwarding, scenario.rules, self.flows, self.rack, self.first, slices=self.slices)
+        peer = self._wires.peer
+        share = np.where(self.first == self.home, 1.0, 0.0)
+        for step in hops.steps:
+            home = peer[step.port] == self.home[step.flow]
+            share += np.bincount(step.flow[home], weights=step.share[home], minlength=len(share))
+        arrived = self.alive & (share > 1 - 1e-9)
+        amount = np.where(arrived, self.amount, 0.0)
+        ones = (amount > 0).astype(np.float64)
+        ports = len(peer)
+        loads.bytes += hops.load(amount, ports)
+        loads.flows += hops.load(ones, ports)
+        loads.hoped += _hoped(self._wires, scenario.forwarding, hops, self.rack, ones)
+        for end in self._ends:
+            loads.bytes += np.bincount(end, weights=amount, minlength=ports)
+            loads.flows += np.bincount(end, weights=ones, minlength=ports)
+        without = np.flatnonzero(~arrived & (self.amount > 0))
+        loads.unreachable += len(without)
+        for row in without[: _NAMED * 128]:
+            pair = int(self.src[row]), int(self.dst[row])
+            if len(loads.named) < _NAMED and pair not in loads.named:
+                loads.named.append(pair)
+        return hops, arrived
+
+
+def _hoped(wires: Wires, forwarding: Forwarding, hops: Hops, rack: I32, amount: F64) -> F64 | float:
+    """What reached every group of next hops, shared among its ports by weight: (ports,); 0 where all weigh alike."""
+    if not len(forwarding.weight) or forwarding.weight.min() == forwarding.weight.max():
+        return 0.0
+    reached = np.zeros(len(forwarding.size))
+    for step in hops.steps:
+        group = forwarding.group[wires.owner[step.port], rack[step.flow]]
+        reached += np.bincount(group, weights=amount[step.flow] * step.share, minlength=len(reached))
+    owner = np.repeat(np.arange(len(reached)), forwarding.size)
+    total = np.bincount(owner, weights=forwarding.weight, minlength=len(reached))
+    part = reached[owner] * forwarding.weight / total[owner]
+    found: F64 = np.bincount(forwarding.member, weights=part, minlength=len(wires.ports)).astype(np.float64)
+    return found
+
+
+def _compare(
+    scenario: Scenario, batch: _Batch, before: tuple[Hops, Bools], after: tuple[Hops, Bools], loads: Loads
+) -> None:
+    """Count the flows that go elsewhere now, and those among them that had to."""
+    old, new = before[0].ports, after[0].ports
+    both = before[1] & after[1] & (batch.amount > 0)
+    width = max(old.shape[1], new.shape[1])
+    old, new = (np.pad(ports, ((0, 0), (0, width - ports.shape[1])), constant_values=-1) for ports in (old, new))
+    here = batch.first
+    lost = np.zeros(len(both), dtype=bool)
+    for hop in range(width):
+        port = old[:, hop]
+        on = np.flatnonzero((port >= 0) & (here >= 0))
+        group = scenario.forwarding.group[here[on], batch.rack[on]]
+        still = (group >= 0) & scenario.forwarding.holds(np.maximum(group, 0).astype(np.int32), port[on])
+        lost[on] |= ~still
+        here = np.where(port >= 0, batch._wires.peer[port], -1)
+    loads.compared += int(both.sum())
+    loads.moved += int((both & (old != new).any(axis=1)).sum())
+    loads.lost += int((both & lost).sum())
+
+
+def demand_of(wires: Wires, traffic: Traffic, nics: Nics, forwarding: Forwarding) -> Demand:
+    """How much every RTSW has for every rack, leaving out what has no way."""
+    shape = forwarding.group.shape
+    total = np.zeros(shape[0] * shape[1])
+    direct = np.zeros(len(wires.ports))
+    of_kind = traffic.volume.wire.sum(axis=1).astype(np.float64)
+    connections = traffic.connections
+    for part in connections.batches():
+        src, dst = connections.src[part], connections.dst[part]
+        here, rack = nics.switch[src], nics.rack[dst]
+        way = (here == nics.switch[dst]) | (forwarding.group[here, rack] >= 0)
+        amount = np.where(way & nics.alive[src] & nics.alive[dst], of_kind[connections.kind[part]], 0.0)
+        total += np.bincount(here.astype(np.int64) * shape[1] + rack, weights=amount, minlength=len(total))
+        direct += np.bincount(nics.up[src], weights=amount, minlength=len(direct))
+        direct += np.bincount(nics.down[dst], weights=amount, minlength=len(direct))
+    return Demand(total.reshape(shape), direct)
+
+
+def spread_evenly(wires: Wires, forwarding: Forwarding, demand: Demand) -> F64:
+    """Bytes by port if every switch splits what it has for a rack over all next hops, by their weights.
+
+    It is what packet spraying comes to, and flowlets at their best. Switch by switch: nobody has to know flows.
+    """
+    loads = demand.direct.copy()
+    switches, racks = demand.bytes.shape
+    running = np.concatenate([[0], np.cumsum(forwarding.weight, dtype=np.int64)])
+    total = running[forwarding.start[1:]] - running[forwarding.start[:-1]]
+    state = demand.bytes
+    for _ in range(MAX_HOPS):
+        here, rack = np.nonzero((state > 0) & (forwarding.group >= 0))
+        if not len(here):
+            break
+        arriving = np.zeros(switches * racks)
+        for start in range(0, len(here), _ENTRIES):
+            at, to = here[start : start + _ENTRIES], rack[start : start + _ENTRIES]
+            group = forwarding.group[at, to]
+            size = forwarding.size[group]
+            entry = np.repeat(np.arange(len(at)), size)
+            member = forwarding.start[group[entry]] + np.arange(len(entry)) - np.repeat(np.cumsum(size) - size, size)
+            part = state[at, to][entry] * forwarding.weight[member] / total[group[entry]]
+            port = forwarding.member[member]
+            loads += np.bincount(port, weights=part, minlength=len(loads))
+            cell = wires.peer[port].astype(np.int64) * racks + to[entry]
+            arriving += np.bincount(cell, weights=part, minlength=len(arriving))
+        state = arriving.reshape(switches, racks)
+    return loads

@@ -1,0 +1,214 @@
+"""Traffic matrices: who sends how many bytes to whom, from a CSV file or by a word.
+
+In:  a named matrix and its number, or a file with the columns src,dst,bytes; the ranks' places.
+Out: Matrix: columns of sender, receiver and bytes, in plan order (by sender, then receiver).
+Nothing large is made before its size is known to fit: see `check_memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.base.units import parse_size
+from heddle.forecast.columns import BATCH, CONNECTION_BYTES, FLOW_BYTES
+from heddle.forecast.planspec import MOST_BYTES
+from heddle.places import real
+
+if TYPE_CHECKING:
+    from heddle.forecast.planfile import PaperPlan
+    from heddle.traffic.plan import Endpoint
+
+I64 = npt.NDArray[np.int64]
+COLUMNS: Final = ("src", "dst", "bytes")
+_MOST_PROBLEMS: Final = 20  # of one file: a column that is wrong is wrong in every row
+_MOST_NAMES: Final = 4096  # that are compared with a word that is none of them
+_ROW_BYTES: Final = 12  # of a file: the least that a row takes
+_READ_BYTES: Final = 250  # of memory a row while the file is read
+_MEMINFO: Final = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows by sender, then receiver; no row of nothing, none from a rank to itself, none twice. Bytes are payload."""
+
+    src: I64
+    dst: I64
+    bytes: I64
+
+
+def free_memory() -> int:
+    """Bytes that this machine could give out now."""
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def check_memory(plan: PaperPlan, ranks: int, connections: int, qps: int) -> None:
+    """InputError when so many connections cannot be held in memory; nothing has been made yet."""
+    need = connections * CONNECTION_BYTES + min(connections * qps, BATCH) * FLOW_BYTES
+    free = free_memory()
+    if need > free:
+        size = f"{need / 1e9:.0f} GB, and {free / 1e9:.1f} GB are free"
+        why = f"makes {connections:,} connections of {ranks:,} ranks: {size}"
+        fit = int((free / CONNECTION_BYTES) ** 0.5 * 0.9)
+        key = "matrix" if plan.spec.matrix is not None else "collective"
+        raise InputError(plan.problem(key, why, f"take fewer ranks, as ranks: {min(fit, ranks - 1)}"))
+
+
+def matrix_of(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> Matrix:
+    """The matrix of a plan for ranks at these places. InputError for what does not fit them."""
+    if plan.spec.file is not None:
+        return _sorted(*_read(plan, endpoints))
+    name, number = plan.spec.named
+    ranks = len(endpoints)
+    if name == "all-to-all":
+        check_memory(plan, ranks, ranks * (ranks - 1), plan.spec.qps)
+        src = np.repeat(np.arange(ranks), ranks - 1)
+        dst = (src + np.tile(np.arange(1, ranks), ranks)) % ranks
+    elif name == "permutation":
+        src, dst = np.arange(ranks), _derangement(ranks, number or 0)
+    elif name == "shift":
+        if (number or 0) % ranks == 0:
+            raise InputError(plan.problem("matrix", f"sends the {ranks} ranks to themselves", "try shift:1"))
+        src = np.arange(ranks)
+        dst = (src + (number or 0)) % ranks
+    else:
+        if (number or 0) >= ranks:
+            why = f"needs {(number or 0) + 1} ranks, one of which receives, and there are {ranks}"
+            raise InputError(plan.problem("matrix", why, f"try incast:{ranks - 1}"))
+        src = np.arange(1, (number or 0) + 1)
+        dst = np.zeros_like(src)
+    return _sorted(src, dst, np.full(len(src), plan.spec.size, dtype=np.int64))
+
+
+def _derangement(ranks: int, seed: int) -> I64:
+    """Everybody sends to one other and receives from one other: a random order, each rank to the next one in it."""
+    order = np.random.default_rng(seed).permutation(ranks)
+    to = np.empty(ranks, dtype=np.int64)
+    to[order] = np.roll(order, -1)
+    return to
+
+
+def _sorted(src: I64, dst: I64, amount: I64) -> Matrix:
+    order = np.lexsort((dst, src))
+    src, dst, amount = src[order], dst[order], amount[order]
+    first = np.flatnonzero(np.concatenate([[True], (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])]))
+    summed = np.add.reduceat(amount, first)
+    there = summed > 0
+    return Matrix(src[first][there], dst[first][there], summed[there])
+
+
+def _read(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> tuple[I64, I64, I64]:
+    name = plan.matrix_file or ""
+    path = real(name)
+    try:
+        rows = path.stat().st_size // _ROW_BYTES
+        if rows * _READ_BYTES > free_memory():
+            why = (
+                f"has up to {rows:,} rows: {rows * _READ_BYTES / 1e9:.0f} GB, and {free_memory() / 1e9:.1f} GB are free"
+            )
+            raise InputError(Problem("", name, why, "sum up rows, or take a part of them"))
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        hint = "check the path" if name == plan.spec.file else "a path goes from the plan's directory"
+        raise InputError(plan.problem("matrix", f"is not there: {name}", hint)) from None
+    except IsADirectoryError:
+        raise InputError(Problem("", name, "is a directory", "name the .csv file in it")) from None
+    except UnicodeDecodeError:
+        raise InputError(Problem(name, "the file", "is not UTF-8 text", "save it as UTF-8")) from None
+    except OSError as error:
+        raise InputError(Problem("", name, f"cannot be read: {error.strerror}")) from None
+    return _Rows(name, endpoints).read(text.splitlines())
+
+
+class _Rows:
+    """Reads a matrix' lines, and collects what is wrong with them."""
+
+    def __init__(self, name: str, endpoints: Sequence[Endpoint]) -> None:
+        self._name = name
+        self._ranks = len(endpoints)
+        self._problems = Problems()
+        self._by_name: dict[str, int] = {e.nic: e.rank for e in endpoints}
+        self._several: set[str] = set()
+        hosts: dict[str, int] = {}
+        for each in endpoints:
+            if each.host in hosts:
+                self._several.add(each.host)
+            hosts.setdefault(each.host, each.rank)
+        self._hosts = tuple(hosts)
+        self._by_name |= hosts
+
+    def read(self, lines: Sequence[str]) -> tuple[I64, I64, I64]:
+        """Columns of ranks and bytes. InputError with the first problems, and how many more there are."""
+        at = next((i for i, line in enumerate(lines) if line.strip()), None)
+        head = tuple(word.strip().lower() for word in lines[at].split(",")) if at is not None else ()
+        if sorted(head) != sorted(COLUMNS) or at is None:
+            why = f"has the columns {', '.join(head) or '(none)'}"
+            raise InputError(
+                Problem(f"{self._name}:{(at or 0) + 1}", "the first line", why, f"write {','.join(COLUMNS)}")
+            )
+        rows = list(self._rows(lines, at + 1, [head.index(column) for column in COLUMNS]))
+        hidden = len(self._problems.found) - _MOST_PROBLEMS
+        if hidden > 0:
+            del self._problems.found[_MOST_PROBLEMS:]
+            self._problems.add(where=self._name, what="the file", why=f"has {hidden} more like these")
+        self._problems.raise_if_any()
+        table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
+        if not table[:, 2].any():
+            raise InputError(Problem(self._name, "the matrix", "sends nothing", "a row is 0,1,1M: from, to, bytes"))
+        return table[:, 0], table[:, 1], table[:, 2]
+
+    def _rows(self, lines: Sequence[str], start: int, order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        for number, line in enumerate(lines[start:], start + 1):
+            if not line.strip():
+                continue
+            cells = [cell.strip() for cell in line.split(",")]
+            if len(cells) != len(COLUMNS):
+                self._wrong(number, line.strip()[:60], f"has {len(cells)} values", "a row is 0,1,1M: from, to, bytes")
+                continue
+            src, dst, amount = (cells[i] for i in order)
+            row = self._rank(number, "src", src), self._rank(number, "dst", dst), self._bytes(number, amount)
+            if row[0] == row[1] and row[0] >= 0:
+                self._wrong(number, f"{src} to {dst}", "stays at one NIC", "leave the row out")
+            yield row
+
+    def _wrong(self, line: int, what: str, why: str, hint: str = "") -> None:
+        self._problems.add(where=f"{self._name}:{line}", what=what, why=why, hint=hint)
+
+    def _rank(self, line: int, column: str, text: str) -> int:
+        if text.isdecimal() and text.isascii():
+            if int(text) < self._ranks:
+                return int(text)
+            self._wrong(line, f"{column}: {text}", "is no rank of this plan", f"ranks are 0 to {self._ranks - 1}")
+        elif text in self._several:
+            hint = f"write a NIC of it, as {text}:eth1, or a rank"
+            self._wrong(line, f"{column}: {text}", "is a host with several ranks", hint)
+        elif text in self._by_name:
+            return self._by_name[text]
+        else:
+            hint = did_you_mean(text, self._hosts) if len(self._hosts) <= _MOST_NAMES else "a host is host7, a rank 6"
+            self._wrong(line, f"{column}: {text or 'nothing'}", "is neither a rank nor a host with one", hint)
+        return -1
+
+    def _bytes(self, line: int, text: str) -> int:
+        if text.isdecimal() and text.isascii() and len(text) < 14:
+            value = int(text)
+        else:
+            try:
+                value = parse_size(text)
+            except ValueError as error:
+                why, _, hint = str(error).partition("; ")
+                why = "is below 0" if text.startswith("-") else why
+                self._wrong(line, f"bytes: {text or 'nothing'}", why, hint)
+                return 0
+        if value > MOST_BYTES:
+            self._wrong(line, f"bytes: {text}", "is above 1 TiB")
+        return value

@@ -1,0 +1,80 @@
+"""The hashing modes that a prediction compares, as rules; and what a fabric file says of its own.
+
+In:  FabricSpec, Forwarding of the fabric in which nothing has failed.
+Out: Rules for every switch, under the file's seeds or under others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.forecast.wires import Wires
+from heddle.predict.forwarding import Forwarding
+from heddle.predict.hashes import U32
+from heddle.predict.rules import SPREADING, Rule, Rules, SteeringTables, steering_like
+from heddle.spec.schema import FabricSpec
+from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, kernel_policy, options_of
+
+EVEN_SPLIT: Final = "even split"
+HASHED: Final = ("flow", "e-ecmp", "pinned")  # with a path for every flow; all that are compared, even split last
+_LIKE: Final = {"exact-match": "e-ecmp"}  # on paper no controller has written entries, so all go by the fall-back
+
+
+def compared(own: str) -> list[str]:
+    """The modes of a comparison, the file's own (or the one that was asked for) first."""
+    first = EVEN_SPLIT if own in SPREADING else _LIKE.get(own, own)
+    return [first, *(mode for mode in (*HASHED, EVEN_SPLIT) if mode != first)]
+
+
+def mode_words() -> list[str]:
+    """What `--mode` takes."""
+    return list(MODES)
+
+
+def said_of(own: str) -> str:
+    """What a mode of a fabric file is on paper, where that needs a word."""
+    if own in SPREADING:
+        return f"{own} has no path for a flow; even split is what it comes to at best"
+    if own in _LIKE:
+        return f"{own} has no entries on paper, so every flow takes the fall-back, {_LIKE[own]}"
+    return ""
+
+
+def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> Rule:
+    """How switches of a fabric choose in a mode, with the options of its file. resilient: in place of the file's."""
+    options = options_of(spec.routing)
+    options = options if resilient is None else replace(options, resilient=resilient)
+    policy = kernel_policy(mode, options, spec.ip_version)
+    fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
+    return Rule(mode, policy, fields, options.udf, options.resilient, options.buckets)
+
+
+def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
+    """What programs may steer by, as heddle/switch/hashing/steering.py has it. forwarding: with nothing down.
+
+    To a slice CTSWs add the number of the destination's rack, from 0.
+    """
+    ctsw = (wires.rack < 0) & (wires.zone >= 0)
+    turn = np.where(ctsw[:, None], np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
+    return steering_like(forwarding, turn)
+
+
+def rules_of(wires: Wires, rule: Rule, steering: SteeringTables, seeds: U32) -> Rules:
+    """The same rule in every switch."""
+    kind = np.zeros(len(wires.switches), dtype=np.int32)
+    return Rules(wires.switches, (rule,), kind, seeds, steering)
+
+
+def other_seeds(seeds: U32, trial: int) -> U32:
+    """Seeds for one more trial. Switches that had the same one still do, so shared seeds stay shared; 0 never comes."""
+    if trial == 0:
+        return seeds
+    unique, where = np.unique(seeds, return_inverse=True)
+    drawn = [zlib.crc32(f"trial {trial}/{int(seed)}".encode()) or 1 for seed in unique]
+    table: npt.NDArray[np.uint32] = np.array(drawn, dtype=np.uint32)
+    return table[where.ravel()]

@@ -1,0 +1,147 @@
+"""`--plan`: a YAML file, or a word for the plans that are asked for most, as a checked PlanSpec.
+
+In:  `my.yml`, `ring`, `all-to-all`, `shift:4`, `matrix.csv`, or one of these words with keys: `ring,qps=16,size=64M`.
+Out: PaperPlan: the spec, what it is called, and where its keys stand, for problems that show only beside a fabric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import InputError, Problem, Problems, nearest
+from heddle.forecast.planspec import NAMED, PlanSpec
+from heddle.places import real
+
+if TYPE_CHECKING:
+    from heddle.spec.yamlfile import Document
+
+# What words stand for, besides the named matrices.
+_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "ring": {"collective": "all-reduce", "algorithm": "ring"},
+    "all-reduce": {"collective": "all-reduce"},
+}
+_FLAG: Final = "--plan"
+
+
+@dataclass(frozen=True)
+class PaperPlan:
+    """A plan that has been read. name: as it was typed."""
+
+    spec: PlanSpec
+    name: str
+    document: Document
+
+    def problem(self, key: str, why: str, hint: str = "") -> Problem:
+        """A problem with a key: where it stands, and its value as written, or as it is by default."""
+        text = self.document.text((key,))
+        value = text or str(getattr(self.spec, key))
+        return Problem(self.document.where((key,)), f"{key}: {value}", why, hint)
+
+    @property
+    def matrix_file(self) -> str | None:
+        """The file of the matrix, for `places.real`: beside the plan's own, unless it is named from the root."""
+        if self.spec.file is None or _is_words(self.name):
+            return self.spec.file
+        return _beside(self.name, self.spec.file)
+
+
+def load_plan(typed: str) -> PaperPlan:
+    """Read a plan's file or words. InputError carries every problem that it has by itself."""
+    from pydantic import ValidationError
+
+    from heddle.spec.wording import problems_of
+    from heddle.spec.yamlfile import Reading, parse, read_text
+
+    words = _of_words(typed)
+    if words is None:
+        kind = Reading(kind="plan", example="docs/paper.md")
+        words = parse(read_text(_file(typed), typed, kind), typed, kind)
+        if not words.data.keys() & {"collective", "matrix"}:
+            hint = "write collective: all-reduce, or matrix: all-to-all"
+            raise InputError(Problem(typed, "the plan", "names neither a collective nor a matrix", hint))
+    try:
+        spec = PlanSpec.model_validate(words.data)
+    except ValidationError as error:
+        raise InputError(*problems_of(error, words, PlanSpec)) from None
+    return PaperPlan(spec, typed, words)
+
+
+def plan_words() -> list[str]:
+    """The words that a plan can begin with."""
+    return [*_WORDS, *NAMED]
+
+
+def files_of(typed: str | None) -> list[str]:
+    """The files that a plan needs: its own, and its matrix'. Nothing is judged here."""
+    if typed is None:
+        return []
+    if _is_words(typed):
+        first = typed.partition(",")[0]
+        return [first] if _is_matrix(first) else []
+    import yaml
+
+    found = [typed]
+    try:
+        matrix = yaml.safe_load(Path(typed).expanduser().read_text(encoding="utf-8"))["matrix"]
+    except Exception:  # whatever is wrong with it is said where it is read
+        return found
+    if isinstance(matrix, str) and _is_matrix(matrix):
+        found.append(_beside(typed, matrix))
+    return found
+
+
+def _beside(plan: str, matrix: str) -> str:
+    path = Path(matrix).expanduser()
+    return str(path if path.is_absolute() else Path(plan).parent / path)
+
+
+def _is_matrix(word: str) -> bool:
+    return word.lower().endswith(".csv")
+
+
+def _is_words(typed: str) -> bool:
+    first = typed.partition(",")[0]
+    return _is_matrix(first) or first.partition(":")[0] in plan_words()
+
+
+def _file(typed: str) -> Path:
+    """The plan's file; InputError with the nearest word when there is no such file."""
+    path = real(typed)
+    if path.suffix in (".yml", ".yaml") or path.is_file():
+        return path
+    legal = [*_WORDS, *(name + more for name, more in NAMED.items())]
+    near = nearest(typed.partition(",")[0].partition(":")[0], plan_words())
+    hint = f"did you mean {near}?" if near else f"words: {', '.join(legal)};\nfiles end in .yml or .csv"
+    raise InputError(
+        Problem("", f"{_FLAG} {typed[:200] or 'with no word'}", "is neither a known plan nor a file", hint)
+    )
+
+
+def _of_words(typed: str) -> Document | None:
+    """The data that `ring,qps=16` stands for; None when it is a file's name."""
+    from heddle.spec.yamlfile import Document, Mark, parse_value
+
+    if not _is_words(typed):
+        return None
+    first, *more = typed.split(",")
+    document = Document({}, _FLAG, {(): Mark(_FLAG)})
+    problems = Problems()
+    for key, text in _WORDS.get(first, {"matrix": first}).items():
+        document.data[key] = text
+        document.marks[key,] = Mark(_FLAG, text)
+    for each in more:
+        key, equals, text = (part.strip() for part in each.partition("="))
+        if not equals or not key or not text:
+            problems.add(where=_FLAG, what=each or "an empty text", why="is not key=value", hint="as ring,qps=16")
+            continue
+        try:
+            document.data[key], marks = parse_value(text, _FLAG, (key,))
+        except InputError as error:
+            problems.found += error.problems
+            continue
+        document.marks.update(marks)
+    problems.raise_if_any()
+    return document

@@ -1,0 +1,116 @@
+"""What a plan on paper may say: the keys of `./inv run` that decide who sends how much to whom, or a traffic matrix.
+
+In:  plain data of a YAML file (see planfile.py). Out: PlanSpec, frozen.
+What a run needs besides (iterations, window, timeout) has no part in a prediction and is no key here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from heddle.base.problems import did_you_mean, nearest
+from heddle.spec.keys import Size, at
+from heddle.traffic.collectives import patterns, usual_algorithm
+from heddle.traffic.options import ELEMENT_BYTES, MAX_QPS, SourcePorts, parse_source_ports
+
+MOST_BYTES: Final = 1 << 40  # of a rank or a pair
+# Matrices that need no file, and whether a number belongs to them.
+NAMED: Final[Mapping[str, str]] = {
+    "all-to-all": "",
+    "permutation": "[:SEED]",
+    "shift": ":N",
+    "incast": ":N",
+}
+_NUMBERED: Final = re.compile(r"([a-z-]+)(?::([0-9]{1,9}))?")
+
+
+class PlanSpec(BaseModel):
+    """One plan. size: bytes of a rank's array for a collective, of each pair of ranks for a named matrix."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    collective: str | None = None
+    algorithm: str = ""  # the collective's usual one
+    matrix: str | None = None
+    ranks: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
+    size: Annotated[Size, Field(ge=1, le=MOST_BYTES)] = 1 << 20
+    qps: int = Field(default=1, ge=1, le=MAX_QPS)
+    qp_mode: Literal["split", "round-robin"] = "split"
+    sport: str = "qpn"
+    chunk: Annotated[Size, Field(ge=4096, le=1 << 24)] = 1 << 17
+    placement: str = "block"
+
+    @property
+    def pattern(self) -> tuple[str, str]:
+        """Collective and algorithm, with what they are where nothing is said."""
+        collective = self.collective or "all-reduce"
+        return collective, self.algorithm or usual_algorithm(collective)
+
+    @property
+    def source_ports(self) -> SourcePorts:
+        """How NICs choose UDP source ports."""
+        return parse_source_ports(self.sport)
+
+    @property
+    def file(self) -> str | None:
+        """The matrix' file as it is written, when the matrix is one."""
+        return self.matrix if self.matrix is not None and self.matrix.lower().endswith(".csv") else None
+
+    @property
+    def named(self) -> tuple[str, int | None]:
+        """A named matrix and its number: ("shift", 4). Only where `matrix` is no file."""
+        found = _NUMBERED.fullmatch(self.matrix or "")
+        assert found is not None  # noqa: S101  (the validator has looked)
+        return found[1], int(found[2]) if found[2] else None
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> PlanSpec:
+        if self.matrix is not None and self.collective is not None:
+            raise at("matrix", "is a second thing to send beside collective", "name one of them")
+        if self.matrix is not None and "algorithm" in self.model_fields_set:
+            raise at("algorithm", "is for a collective, and a matrix has none", "leave it out")
+        if self.file is not None and "size" in self.model_fields_set:
+            raise at("size", "is in the matrix' file already", "leave it out")
+        try:
+            parse_source_ports(self.sport)
+        except ValueError as error:
+            why, _, hint = str(error).partition("; ")
+            raise at("sport", why, hint) from None
+        if self.chunk % 128:
+            raise at("chunk", "is not a multiple of 128 bytes", "one message; NCCL takes 128K")
+        if self.matrix is not None:
+            self._check_matrix()
+        else:
+            self._check_collective()
+        return self
+
+    def _check_collective(self) -> None:
+        names = sorted({collective for collective, _ in patterns()})
+        if self.collective is not None and self.collective not in names:
+            hint = did_you_mean(self.collective, names)
+            raise at("collective", "is not a collective that is known here", hint)
+        collective, algorithm = self.pattern
+        legal = sorted(a for c, a in patterns() if c == collective)
+        if algorithm not in legal:
+            raise at("algorithm", f"is none of {collective}'s", did_you_mean(algorithm, legal))
+        if self.size % ELEMENT_BYTES:
+            raise at("size", "is no whole number of float32 elements", f"try {-(-self.size // 4) * 4}", given=["size"])
+
+    def _check_matrix(self) -> None:
+        if self.file is not None:
+            return
+        found = _NUMBERED.fullmatch(self.matrix or "")
+        if found is None or found[1] not in NAMED:
+            word = (self.matrix or "").partition(":")[0]
+            near = nearest(word, NAMED)
+            hint = f"did you mean {near}?" if near else f"legal here: {', '.join(NAMED)}, or a file that ends in .csv"
+            raise at("matrix", "is neither a named matrix nor a .csv file", hint)
+        name, number = found[1], found[2]
+        if NAMED[name] == "" and number is not None:
+            raise at("matrix", "takes no number", f"write {name}")
+        if NAMED[name] == ":N" and not (number and int(number)):
+            raise at("matrix", "needs a number of at least 1", f"write {name}:4")

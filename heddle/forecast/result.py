@@ -1,0 +1,199 @@
+"""What a prediction says: values only, and their JSON. The words are in text.py, the picture in heatmap.py.
+
+Seconds are emulated, as all rates of a fabric file are: those of hardware divided by k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.forecast.demand import Traffic
+from heddle.forecast.wires import Trouble, Wires, direction_name
+from heddle.predict.selftest import SelfTest
+from heddle.predict.statistics import Entropy, Evenness
+
+F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The least time that the demand can take. what: the NIC or the cut that needs it; nic_s: the busiest NIC alone."""
+
+    seconds: float
+    what: str
+    nic_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"seconds": self.seconds, "what": self.what, "nic_seconds": self.nic_s}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure over all trials."""
+
+    mean: float
+    p5: float
+    p95: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Of some trials."""
+        low, high = np.quantile(values, [0.05, 0.95])
+        return cls(float(np.mean(values)), float(low), float(high))
+
+    def to_json(self) -> dict[str, float]:
+        """Plain data."""
+        return {"mean": self.mean, "p5": self.p5, "p95": self.p95}
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """One mode. bytes, flows: by port (flows None where there are none to count). mmr: by direction, of bytes.
+
+    trials: figure (`ratio`, or `mmr N` of a direction) -> spread over seeds; empty without trials.
+    """
+
+    mode: str
+    bytes: F64
+    flows: F64 | None
+    seconds: float
+    busiest: int
+    ratio: float | None
+    mmr: Mapping[int, float | None]
+    trials: Mapping[str, Spread]
+
+    def to_json(self, wires: Wires) -> dict[str, Any]:
+        """Plain data, without the links."""
+        mmr = {direction_name(d): value for d, value in self.mmr.items()}
+        data = {
+            "mode": self.mode, "completion_seconds": self.seconds, "over_roofline": self.ratio,
+            "busiest_link": wires.ports[self.busiest] if self.seconds else None, "mmr": mmr,
+        }  # fmt: skip
+        if self.trials:
+            data["trials"] = {
+                "over_roofline": self.trials["ratio"].to_json() if "ratio" in self.trials else None,
+                "mmr": {
+                    direction_name(d): self.trials[f"mmr {d}"].to_json() for d in self.mmr if f"mmr {d}" in self.trials
+                },
+            }
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Flows of the first mode whose path is another one now, by hash-threshold and with resilient groups.
+
+    flows: that have a way before and after; moved: of them; lost: those among these whose old path is no longer a way.
+    """
+
+    flows: int
+    moved: Mapping[str, int]
+    lost: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, and shares of all flows."""
+        rows = {
+            key: {"moved": self.moved[key], "had_to": self.lost[key], "share": self.share(key)} for key in self.moved
+        }
+        return {"flows": self.flows, **rows}
+
+    def share(self, key: str) -> float:
+        """Of all flows, those that moved."""
+        return self.moved[key] / self.flows if self.flows else 0.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Everything that `./inv paths --predict` knows. modes: the fabric's own (or the one asked for) first."""
+
+    wires: Wires
+    traffic: Traffic
+    trouble: Trouble
+    modes: tuple[ModeResult, ...]
+    roofline: Roofline
+    evenness: Mapping[int, Evenness]
+    entropy: Entropy
+    unreachable: int
+    named: tuple[str, ...]
+    moved: Moved | None
+    trials: int
+    checked: SelfTest | None
+    notes: tuple[str, ...]
+
+    @property
+    def k(self) -> int:
+        """What the rates of hardware are divided by."""
+        return self.wires.fabric.spec.k
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `--format json`."""
+        first, spec, fabric = self.modes[0], self.traffic.plan.spec, self.wires.fabric
+        head = first.to_json(self.wires)
+        return {
+            "fabric": fabric.name,
+            "emulated": {"k": self.k},
+            "plan": {
+                **spec.model_dump(mode="json"), "name": self.traffic.plan.name,
+                "ranks": len(self.traffic.endpoints), "flows": self.traffic.connections.flows,
+            },
+            "down": list(self.trouble.down),
+            "drained": list(self.trouble.drained),
+            "completion": {
+                "seconds": first.seconds, "over_roofline": first.ratio, "busiest_link": head["busiest_link"],
+            },
+            "roofline": self.roofline.to_json(),
+            "mmr": {direction_name(d): value for d, value in first.mmr.items()},
+            "modes": [mode.to_json(self.wires) for mode in self.modes],
+            "trials": self.trials,
+            "evenness": {direction_name(d): found.to_json() for d, found in self.evenness.items()},
+            "entropy": self.entropy.to_json(),
+            "unreachable": {"flows": self.unreachable, "some": list(self.named)},
+            "moved": self.moved.to_json() if self.moved else None,
+            "checked": self.checked.to_json() if self.checked else None,
+            "notes": list(self.notes),
+            "links": self.links(),
+        }  # fmt: skip
+
+    def links(self) -> list[dict[str, Any]]:
+        """A row a port that could carry something, with what the first mode puts on it."""
+        first, wires = self.modes[0], self.wires
+        flows = first.flows if first.flows is not None else np.full(len(wires.ports), np.nan)
+        seconds = first.bytes * 8 / wires.rate
+        names = [direction_name(d) for d in range(int(wires.direction.max()) + 1)]
+        return [
+            {
+                "port": port, "to": wires.ports[other], "direction": names[direction], "rate_bps": int(rate),
+                "bytes": round(carried), "flows": None if first.flows is None else round(count), "seconds": time,
+            }
+            for port, other, direction, rate, carried, count, time in zip(
+                wires.ports, wires.other.tolist(), wires.direction.tolist(), wires.rate.tolist(),
+                first.bytes.tolist(), flows.tolist(), seconds.tolist(), strict=True,
+            )
+            if port not in self.trouble.dead
+        ]  # fmt: skip
+
+    def csv(self) -> str:
+        """A line a port, with what every mode puts on it."""
+        wires = self.wires
+        head = ["port", "to", "direction", "rate_bps"]
+        columns: list[list[str]] = []
+        for mode in self.modes:
+            word = mode.mode.replace(" ", "-")
+            head.append(f"{word}_bytes")
+            columns.append([str(round(value)) for value in mode.bytes.tolist()])
+            if mode.flows is not None:
+                head.append(f"{word}_flows")
+                columns.append([str(round(value)) for value in mode.flows.tolist()])
+        names = [direction_name(d) for d in range(int(wires.direction.max()) + 1)]
+        lines = [",".join(head)]
+        for row, port in enumerate(wires.ports):
+            if port not in self.trouble.dead:
+                left = [port, wires.ports[wires.other[row]], names[wires.direction[row]], str(int(wires.rate[row]))]
+                lines.append(",".join([*left, *(column[row] for column in columns)]))
+        return "\n".join(lines) + "\n"

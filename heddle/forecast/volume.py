@@ -1,0 +1,120 @@
+"""How many bytes each QP carries in one iteration, by the arithmetic that ranks and NICs do packet by packet.
+
+In:  what a connection's messages are (a pattern's transfers, or a matrix' bytes), split over QPs or dealt in turn.
+Out: Volume: a table with a row a kind of connection and a column a QP, in bytes of frames from Ethernet header to ICRC,
+     which is what ports count and what a port's rate is of; and the payload in them.
+Source of the cutting: traffic/schedule.py (messages), endpoints/ranks.py (parts), endpoints/transports/rc.py (packets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.endpoints.ranks import PART_ALIGN
+from heddle.fabric.model import Fabric
+from heddle.traffic.collectives import Pattern
+from heddle.traffic.options import ELEMENT_BYTES
+from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+QpMode = Literal["split", "round-robin"]
+_WORD: Final = 4  # payload is padded to whole words (BTH's pad count)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """wire, payload: bytes, of shape (kinds, qps)."""
+
+    wire: I64
+    payload: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """What decides how a message becomes packets. ib_mtu: payload of a full packet; overhead: bytes of its headers."""
+
+    ib_mtu: int
+    overhead: int
+    qps: int
+    qp_mode: QpMode
+    chunk: int  # bytes of one message
+
+    def frames(self, payload: I64) -> I64:
+        """Bytes on the wire of messages (RDMA WRITE with immediate) with so much payload; 0 for no message."""
+        packets = -(-payload // self.ib_mtu)
+        extended = RETH_BYTES + IMM_BYTES  # in the first packet and in the last
+        padded = payload + -payload % _WORD
+        return np.where(payload > 0, padded + packets * self.overhead + extended, 0)
+
+
+def cutting(fabric: Fabric, qps: int, qp_mode: QpMode, chunk: int) -> Cutting:
+    """As a fabric's NICs cut."""
+    return Cutting(fabric.spec.roce.ib_mtu, LAYOUTS[fabric.spec.ip_version].overhead_bytes, qps, qp_mode, chunk)
+
+
+def of_lengths(lengths: I64, cut: Cutting) -> Volume:
+    """One message sequence a row: lengths has shape (kinds,), bytes that a connection carries as one transfer."""
+    whole, rest = lengths // cut.chunk, lengths % cut.chunk
+    full = np.full_like(lengths, cut.chunk)
+    if cut.qp_mode == "split":
+        wire_full, part_full = _split(full, cut)
+        wire_rest, part_rest = _split(rest, cut)
+        return Volume(whole[:, None] * wire_full + wire_rest, whole[:, None] * part_full + part_rest)
+    turn = np.arange(cut.qps)
+    dealt = whole[:, None] // cut.qps + (turn < (whole % cut.qps)[:, None])
+    last = turn == (whole % cut.qps)[:, None]
+    return Volume(
+        dealt * cut.frames(full)[:, None] + last * cut.frames(rest)[:, None],
+        dealt * cut.chunk + last * rest[:, None],
+    )
+
+
+def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[I64, I32, Volume]:
+    """Pairs of ranks in plan order, the kind of each, and what each kind carries; count: elements of a rank's array.
+
+    Shapes: (pairs, 2), (pairs,).
+
+    Pairs that a pattern calls alike carry messages of the same lengths, so one of each kind is enough to look at.
+    Messages in turn are dealt in the order of the pattern's steps.
+    """
+    pairs = pattern.peers(ranks)
+    labels = pattern.alike(ranks, count, pairs)
+    _, first, kind = np.unique(labels, return_index=True, return_inverse=True)
+    rows = [_of_program(pattern, ranks, pairs[at].tolist(), count, cut) for at in first]
+    volume = Volume(np.stack([r.wire for r in rows]), np.stack([r.payload for r in rows]))
+    return pairs, kind.ravel().astype(np.int32), volume
+
+
+def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, cut: Cutting) -> Volume:
+    """What one connection (sender, receiver) carries, message by message. Shapes are (qps,)."""
+    program = pattern.program(ranks, pair[0], count)
+    transfers = np.array([t.send[1] - t.send[0] for t in program if t.send_to == pair[1]], dtype=np.int64)
+    transfers *= ELEMENT_BYTES
+    if cut.qp_mode == "split":
+        lengths, times = np.unique(transfers, return_counts=True)
+        each = of_lengths(lengths, cut)
+        return Volume((each.wire * times[:, None]).sum(axis=0), (each.payload * times[:, None]).sum(axis=0))
+    messages = -(-transfers // cut.chunk)
+    ends = np.cumsum(messages)
+    sizes = np.full(int(ends[-1]) if len(ends) else 0, cut.chunk, dtype=np.int64)
+    sizes[ends[messages > 0] - 1] = (transfers - (messages - 1) * cut.chunk)[messages > 0]
+    turn = np.arange(len(sizes)) % cut.qps
+    wire, payload = (
+        np.bincount(turn, weights=amount, minlength=cut.qps).astype(np.int64) for amount in (cut.frames(sizes), sizes)
+    )
+    return Volume(wire, payload)
+
+
+def _split(lengths: I64, cut: Cutting) -> tuple[I64, I64]:
+    """Frames and payload of messages that are split over all QPs, of shape (messages, qps): part_sizes as columns."""
+    part = -(-lengths // cut.qps)
+    part = -(-part // PART_ALIGN) * PART_ALIGN
+    offset = part[:, None] * np.arange(cut.qps)
+    parts = np.clip(lengths[:, None] - offset, 0, part[:, None])
+    return cut.frames(parts), parts

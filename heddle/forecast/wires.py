@@ -1,0 +1,197 @@
+"""A fabric file as arrays: its ports, and what each switch's kernel would forward where once BGP has converged.
+
+In:  Fabric; ports and nodes that are down, switches that are drained.
+Out: Wires (ports with rates and directions, whatever is down), and Forwarding for the engine that live labs use.
+Next hops stand in the order that kernels have them in: FRR sorts by weight, then by gateway (nexthop_cmp), and the
+gateway is the link-local address that Linux makes of the peer's MAC (RFC 4291, appendix A). A test compares with FIBs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.base.problems import Problems, did_you_mean
+from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.nexthops import Group, next_hop_groups
+from heddle.fabric.ucmp import expected_weights
+from heddle.predict.forwarding import Forwarding
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+# From where to where, from the hosts up and down again; a direction's number is its place here.
+_TIERS: Final = (Tier.HOST, Tier.RTSW, Tier.CTSW, Tier.ATSW)
+DIRECTIONS: Final[tuple[tuple[Tier, Tier], ...]] = (
+    *pairwise(_TIERS),
+    *pairwise(_TIERS[::-1]),
+)
+UPWARD: Final = (1, 2)  # those of switches that have a choice
+_WORDS: Final[Mapping[Tier, str]] = {Tier.HOST: "NIC", Tier.RTSW: "RTSW", Tier.CTSW: "CTSW", Tier.ATSW: "ATSW"}
+
+
+def direction_name(number: int) -> str:
+    """`RTSW to CTSW`."""
+    low, high = DIRECTIONS[number]
+    return f"{_WORDS[low]} to {_WORDS[high]}"
+
+
+@dataclass(frozen=True)
+class Wires:
+    """Every port of a fabric, switches' first; a port stands for what its node sends. All arrays are by port id.
+
+    rate: bit/s; direction: index into DIRECTIONS; owner, peer: id of the switch that has it, that it leads to, else -1.
+    other: the port at the other end.
+    """
+
+    fabric: Fabric
+    switches: tuple[str, ...]
+    ports: tuple[str, ...]
+    rate: F64
+    direction: I32
+    owner: I32
+    peer: I32
+    other: I32
+
+    @cached_property
+    def id_of(self) -> Mapping[str, int]:
+        """`rtsw1:eth3` -> id."""
+        return {name: number for number, name in enumerate(self.ports)}
+
+    @cached_property
+    def switch_id(self) -> Mapping[str, int]:
+        """`rtsw1` -> id."""
+        return {name: number for number, name in enumerate(self.switches)}
+
+    @cached_property
+    def rack(self) -> I32:
+        """(switches,): the rack of an RTSW from 0, which is also the destination that it is; -1 for others."""
+        return np.array([-1 if n.rack is None else n.rack - 1 for n in self.fabric.switches], dtype=np.int32)
+
+    @cached_property
+    def zone(self) -> I32:
+        """(switches,): from 0; -1 for ATSWs."""
+        return np.array([-1 if n.zone is None else n.zone - 1 for n in self.fabric.switches], dtype=np.int32)
+
+    @cached_property
+    def seeds(self) -> npt.NDArray[np.uint32]:
+        """(switches,): hash seeds."""
+        return np.array([n.hash_seed or 0 for n in self.fabric.switches], dtype=np.uint32)
+
+    def of_directions(self) -> list[int]:
+        """The directions that the fabric has."""
+        return [int(each) for each in np.unique(self.direction)]
+
+
+def wires_of(fabric: Fabric) -> Wires:
+    """All ports of a fabric, those of switches first, in the order of nodes."""
+    switches = fabric.switches
+    nodes = [*switches, *fabric.hosts]
+    every = [port for node in nodes for port in node.ports]
+    names = [port.ref for port in every]
+    at = {name: number for number, name in enumerate(names)}
+    switch = {node.name: number for number, node in enumerate(switches)}
+    tier = {node.name: node.tier for node in nodes}
+    number_of = {pair: number for number, pair in enumerate(DIRECTIONS)}
+    return Wires(
+        fabric,
+        tuple(switch),
+        tuple(names),
+        np.array([port.rate_bps for port in every], dtype=np.float64),
+        np.array([number_of[tier[port.node], tier[port.peer_node]] for port in every], dtype=np.int32),
+        np.array([switch.get(port.node, -1) for port in every], dtype=np.int32),
+        np.array([switch.get(port.peer_node, -1) for port in every], dtype=np.int32),
+        np.array([at[port.peer_ref] for port in every], dtype=np.int32),
+    )
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is down and what is drained, as it was typed; and every port that is dead for it, at both ends of a link."""
+
+    down: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
+    dead: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.down or self.drained)
+
+
+def trouble_of(fabric: Fabric, down: Sequence[str], drained: Sequence[str]) -> Trouble:
+    """`--down` and `--drain` as typed, each a name or several with commas. InputError for names that are none."""
+    problems = Problems()
+    dead: set[str] = set()
+    names = {node.name: node for node in fabric.nodes}
+    for word in down:
+        node_name, colon, port_name = word.partition(":")
+        node = names.get(node_name)
+        if node is None:
+            hint = did_you_mean(node_name, names)
+            problems.add(where="", what=f"--down {word}", why="names no node of this fabric", hint=hint)
+            continue
+        ports = [port for port in node.ports if not colon or port.name == port_name]
+        if not ports:
+            hint = f"it has {node.ports[0].name} to {node.ports[-1].name}" if node.ports else ""
+            problems.add(where="", what=f"--down {word}", why=f"names no port of {node_name}", hint=hint)
+        for port in ports:
+            dead |= {port.ref, port.peer_ref}
+    for word in drained:
+        node = names.get(word)
+        if node is None or node.tier is Tier.HOST:
+            hint = did_you_mean(word, [n.name for n in fabric.switches])
+            problems.add(where="", what=f"--drain {word}", why="is no switch of this fabric", hint=hint)
+    problems.raise_if_any()
+    return Trouble(tuple(down), tuple(drained), frozenset(dead))
+
+
+def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[int, ...] | None = None) -> Forwarding:
+    """What all switches forward where. A destination is a rack; its own RTSW has no group for it: walks end there.
+
+    release: of the FRR whose weights are taken under `routing.ucmp`; without one they are bandwidths in lowest terms.
+    """
+    fabric = wires.fabric
+    found: Mapping[str, tuple[Group, ...]] = (
+        next_hop_groups(fabric, trouble.dead, trouble.drained) if trouble else fabric.next_hop_groups
+    )
+    racks = sum(node.tier is Tier.RTSW for node in fabric.switches)
+    mac = {port.ref: port.mac for node in fabric.switches for port in node.ports}
+    table = np.full((len(wires.switches), racks), -1, dtype=np.int32)
+    members: list[int] = []
+    weights: list[int] = []
+    start = [0]
+    for row, node in enumerate(fabric.switches):
+        gateway = {port.name: mac.get(port.peer_ref, "") for port in node.ports}
+        for group in found[node.name]:
+            table[row, _racks(group.racks, racks)] = len(start) - 1
+            # All MACs differ in what the link-local address has beside its fixed octets, in the same order.
+            hops = sorted(zip(expected_weights(group, release), group.ports, strict=True),
+                          key=lambda hop: (hop[0], gateway[hop[1]]))  # fmt: skip
+            members += [wires.id_of[f"{node.name}:{port}"] for _, port in hops]
+            weights += [weight for weight, _ in hops]
+            start.append(len(members))
+    return Forwarding(
+        wires.switches,
+        wires.ports,
+        wires.peer,
+        table,
+        np.array(start, dtype=np.int64),
+        np.array(members, dtype=np.int32),
+        np.array(weights, dtype=np.int32),
+        np.zeros(len(start) - 1, dtype=bool),
+    )
+
+
+def _racks(bits: int, racks: int) -> I64:
+    """The racks of a bit set, from 0."""
+    if bits & (bits - 1) == 0:
+        return np.array([bits.bit_length() - 1])
+    octets = np.frombuffer(bits.to_bytes(-(-racks // 8), "little"), dtype=np.uint8)
+    return np.flatnonzero(np.unpackbits(octets, bitorder="little"))

@@ -1,0 +1,311 @@
+"""What this machine can and cannot run, and the command that would mend it.
+
+In:  the machine. Out: Report, one Check a capability. Nothing is changed: whatever must be tried is tried in namespaces
+of a child process that ends with it (heddle/host/probes.py). A check that itself breaks is a check that failed, never
+a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.host import packages, preflight, probes
+
+APT: Final = "apt-get install"
+SWITCH_MB: Final = 40  # resident memory of one switch's zebra and bgpd
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One capability. `required` ones decide whether a fabric runs here; the others only widen what is possible."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks, in the order in which they depend on one another."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True when every required check is."""
+        return all(c.ok for c in self.checks if c.required)
+
+    def to_json(self) -> dict[str, Any]:
+        """`ok` and `checks`."""
+        return {"ok": self.ok, "checks": [asdict(c) for c in self.checks]}
+
+    def text(self) -> str:
+        """A table for people, the fix under what needs one, and the verdict."""
+        from heddle.cli.console import table
+
+        rows = []
+        for check in self.checks:
+            state = "ok" if check.ok else "MISSING" if check.required else "no"
+            rows.append((check.name, state, check.detail))
+            if not check.ok and check.fix:
+                rows.append(("", "", f"-> {check.fix}"))
+        lacking = [c.name for c in self.checks if c.required and not c.ok]
+        verdict = f"This machine lacks: {', '.join(lacking)}." if lacking else "This machine can run fabrics."
+        return table(("check", "state", "what was found"), rows) + "\n\n" + verdict
+
+
+def examine() -> Report:
+    """Run every check. Takes about a second; raises nothing."""
+    _probed.cache_clear()
+    return Report(tuple(_safely(name, check) for name, check in CHECKS.items()))
+
+
+def _safely(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:
+        required = name not in _OPTIONAL
+        return Check(name, False, f"could not be checked: {type(error).__name__}: {error}", required=required)
+
+
+@cache
+def _probed() -> Mapping[str, str]:
+    return probes.probe()
+
+
+def _first_line(*argv: str) -> str:
+    done = subprocess.run(list(argv), capture_output=True, text=True, timeout=10, check=False)
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _python() -> Check:
+    return Check("python", sys.version_info >= (3, 11), f"{platform.python_version()} in {sys.prefix}")
+
+
+def _root() -> Check:
+    if os.geteuid() == 0:
+        return Check("root", True, "running as root")
+    if shutil.which("sudo"):
+        return Check("root", True, "not root; verbs that need it go through sudo")
+    return Check("root", False, "not root, and there is no sudo", f"run Heddle as root, or {APT} sudo")
+
+
+def _frr() -> Check:
+    lacking = [d for d in ("zebra", "bgpd") if packages.frr_daemon(d) is None]
+    lacking += [] if shutil.which("vtysh") else ["vtysh"]
+    if lacking:
+        return Check("frr", False, f"no {' and no '.join(lacking)}", f"{APT} frr")
+    return Check("frr", True, _first_line(str(packages.frr_daemon("bgpd")), "-v"))
+
+
+def _iproute2() -> Check:
+    if packages.missing(["iproute2"]):
+        return Check("iproute2", False, "no ip or no tc", f"{APT} iproute2")
+    said = _first_line("ip", "-V")
+    return Check("iproute2", True, said.removeprefix("ip utility, "))
+
+
+def _libbpf() -> Check:
+    found = packages.libbpf()
+    return Check("libbpf", found is not None, found or "no libbpf.so", f"{APT} libbpf1 (libbpf0 on older systems)")
+
+
+def _tool(name: str, part: str, *, required: bool) -> Check:
+    lacking = packages.missing([part])
+    return Check(name, not lacking, packages.PARTS[part].why, f"{APT} {packages.PARTS[part].packages[0]}", required)
+
+
+def _kernel() -> Check:
+    return Check("kernel", True, f"{platform.system()} {platform.release()} {platform.machine()}")
+
+
+def _try(name: str, what: str, fix: str, *, required: bool = True) -> Check:
+    """A check whose answer came out of the throwaway namespace."""
+    said = _probed().get(name, "was not reached")
+    return Check(name, said == "ok", what if said == "ok" else f"{what}: {said}", fix, required and _decides())
+
+
+def _decides() -> bool:
+    """What an ordinary user may not do says nothing about what the verbs can: those go through sudo."""
+    return os.geteuid() == 0
+
+
+def _bpf() -> Check:
+    said = probes.bpf_syscall()
+    fix = "a container needs CAP_BPF" if _decides() else "sudo ./inv doctor tries it as root"
+    return Check("bpf", said == "ok", "bpf(2) makes maps" if said == "ok" else said, fix, _decides())
+
+
+def _bpffs() -> Check:
+    mounts = Path("/proc/mounts").read_text().splitlines()
+    if any(line.split()[1:3] == ["/sys/fs/bpf", "bpf"] for line in mounts):
+        return Check("bpffs", True, "mounted at /sys/fs/bpf")
+    return _try("bpffs", "can be mounted", "mount -t bpf bpf /sys/fs/bpf")
+
+
+def _limit(name: str, path: str, least: int, what: str) -> Check:
+    value = _number(path)
+    if value is None:
+        return Check(name, True, f"this kernel has no {path}")
+    key = path.removeprefix("/proc/sys/").replace("/", ".")
+    return Check(name, value >= least, f"{key} = {value}, {what}", f"sysctl -w {key}={least}")
+
+
+def _backlog() -> Check:
+    most = preflight.backlog()
+    if most is None:
+        return Check("backlog", True, "its length cannot be seen here", required=False)
+    detail = f"{preflight.BACKLOG} = {most}: enough for {most // preflight.PACKETS_A_PORT} ports"
+    return Check("backlog", most >= 1000, detail, f"sysctl -w {preflight.BACKLOG}=1000", required=False)
+
+
+def _cpus() -> Check:
+    from heddle.host.capacity import budget_pps
+
+    count = len(os.sched_getaffinity(0))
+    budget = budget_pps()
+    return Check("cpus", True, f"{count} cores: about {budget:,} RoCE packets/s end to end")
+
+
+def _memory() -> Check:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kib = {row.split(":")[0]: int(row.split()[1]) for row in lines if len(row.split()) > 1}
+    free = kib.get("MemAvailable", kib["MemFree"]) // 1024
+    detail = f"{free:,} MB free: about {max(0, free - 512) // SWITCH_MB:,} switches"
+    return Check("memory", free >= 1024, detail, "free some, or take preset tiny")
+
+
+def _docker() -> Check:
+    lacking = packages.missing(packages.ENGINE)
+    detail = f"no {' and no '.join(p.name for p in lacking)}: {lacking[0].why}" if lacking else "the container engine"
+    return Check("docker", not lacking, detail, _SETUP, required=False)
+
+
+def _engine() -> Check:
+    from heddle.host.engine import docker
+
+    wrong = docker.trouble()
+    if wrong is None:
+        done = docker.docker(["info", "--format", "{{.ServerVersion}}, {{.Driver}}"], check=False, timeout=20)
+        return Check("engine", True, f"answers: version {done.out.strip()}", required=False)
+    return Check("engine", False, f"{wrong.what} {wrong.why}", wrong.hint, required=False)
+
+
+def _containerlab() -> Check:
+    from heddle.host.engine import binary
+
+    wrong, path = binary.trouble(), binary.find()
+    if wrong is not None or path is None:
+        what = f"{wrong.what} {wrong.why}" if wrong else "is not installed"
+        return Check("containerlab", False, what, wrong.hint if wrong else _SETUP, required=False)
+    found = binary.version(path)
+    old = found is not None and found < binary.RECOMMENDED
+    more = f"; {binary.text(binary.RECOMMENDED)} or newer is better" if old else ""
+    return Check("containerlab", True, f"{path} is version {binary.spoken(path)}{more}", required=False)
+
+
+def _images() -> Check:
+    from heddle.host.engine import docker, images
+
+    fix = "./inv image"
+    if docker.trouble() is not None:
+        return Check("images", False, "cannot be seen: no engine answers", f"{_SETUP} makes them, too", required=False)
+    lacking = images.missing()
+    names = ", ".join(lacking or images.image_names().values())
+    return Check("images", not lacking, f"not built: {names}" if lacking else names, fix, required=False)
+
+
+def _prediction() -> Check:
+    from heddle.predict.selftest import verdict
+
+    found = verdict(keep=False)
+    fix = "" if found.differs else "sudo ./inv doctor asks it"
+    return Check("prediction", found.state == "agrees", found.text(), fix, required=False)
+
+
+def _rxe() -> Check:
+    loaded = Path("/sys/module/rdma_rxe").exists()
+    if not loaded and shutil.which("modprobe"):
+        loaded = subprocess.run(["modprobe", "-n", "-q", "rdma_rxe"], capture_output=True, check=False).returncode == 0
+    return Check("rxe", loaded, "kernel soft-RoCE" if loaded else "this kernel has no rdma_rxe", "", required=False)
+
+
+_FULL: Final = "use a kernel that has it (Debian's and Ubuntu's own do)"
+_NO_RED: Final = "Heddle does without: its BPF program marks, by the exact depth; only queues.ecn.marker: red needs it"
+_NO_ETS: Final = "Heddle does without: HTB serves classes by the same weights; only queues.scheduler: ets needs it"
+_CONTAINER: Final = "run as root; a container needs --privileged"
+_SETUP: Final = "./inv setup containerlab"
+_SEED: Final = "Linux 6.11 or newer; without it: --set routing.ecmp=e-ecmp"
+CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
+    "python": _python,
+    "root": _root,
+    "kernel": _kernel,
+    "frr": _frr,
+    "iproute2": _iproute2,
+    "libbpf": _libbpf,
+    "util-linux": lambda: _tool("util-linux", "util-linux", required=True),
+    "namespaces": lambda: _try("namespaces", "network namespaces can be made", _CONTAINER),
+    "veth": lambda: _try("veth", "virtual links can be made", _FULL),
+    "hash policy": lambda: _try("hash policy", "fib_multipath_hash_policy 3 with chosen fields", "Linux 5.12 or newer"),
+    "hash seed": lambda: _try("hash seed", "fib_multipath_hash_seed can be set", _SEED),
+    "htb": lambda: _try("htb", "ports can be shaped", _FULL),
+    "bfifo": lambda: _try("bfifo", "queues can be limited in bytes", _FULL),
+    "tbf": lambda: _try("tbf", "lossless classes can be paused", f"{_FULL}, or take queues.lossless: []"),
+    "clsact": lambda: _try("clsact", "BPF can be attached to ports", _FULL),
+    "bpf": _bpf,
+    "bpffs": _bpffs,
+    "neighbours": lambda: _limit(
+        "neighbours", "/proc/sys/net/ipv6/neigh/default/gc_thresh3", 1024, "two entries a link"
+    ),
+    "inotify": lambda: _limit("inotify", "/proc/sys/fs/inotify/max_user_instances", 128, "instances of one user"),
+    "pids": lambda: _limit("pids", "/proc/sys/kernel/pid_max", 8192, "two daemons a switch"),
+    "cpus": _cpus,
+    "memory": _memory,
+    "prediction": _prediction,
+    "backlog": _backlog,
+    "red": lambda: _try("red", "the kernel's own ECN marker (sch_red)", _NO_RED, required=False),
+    "ets": lambda: _try("ets", "the kernel's own scheduler of classes (sch_ets)", _NO_ETS, required=False),
+    "netem": lambda: _try("netem", "delay and loss (sch_netem)", _FULL, required=False),
+    "rxe": _rxe,
+    "docker": _docker,
+    "engine": _engine,
+    "containerlab": _containerlab,
+    "images": _images,
+    "tcpdump": lambda: _tool("tcpdump", "tcpdump", required=False),
+    "tshark": lambda: _tool("tshark", "tshark", required=False),
+}
+_OPTIONAL: Final = frozenset(
+    {
+        "prediction",
+        "backlog",
+        "red",
+        "ets",
+        "netem",
+        "rxe",
+        "docker",
+        "engine",
+        "containerlab",
+        "images",
+        "tcpdump",
+        "tshark",
+    }
+)

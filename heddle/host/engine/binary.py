@@ -1,0 +1,142 @@
+"""The installed containerlab: where it is, which version, and whether it will do.
+
+A version is what `containerlab version` prints. A build from source prints 0.0.0; the version of the module then
+stands in the build information that Go leaves in every program.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.base.process import find_program, run, search_path
+
+Version = tuple[int, int, int]
+
+MINIMUM: Final[Version] = (0, 68, 0)  # `inspect --format json` is keyed by lab from here on
+RECOMMENDED: Final[Version] = (0, 78, 0)  # `validate`, and `privileged: false`
+PROC_MODULES: Final = Path("/proc/modules")
+MARK: Final = "heddle"  # as in 0.79.0+heddle: built by setup, with the correction for kernels without modules
+_FLAWED: Final[Version] = (0, 79, 0)  # up to here deploy stops where there is no /proc/modules
+_PLACES: Final = ("/usr/local/bin", "/usr/bin")  # sudo's PATH may lack the first
+_SAID: Final = re.compile(r"^\s*version:\s*v?(\d+)\.(\d+)\.(\d+)(\S*)", re.MULTILINE)
+_BUILT: Final = re.compile(rb"\t?github\.com/srl-labs/containerlab\tv(\d+)\.(\d+)\.(\d+)")
+_REPLACED: Final = re.compile(rb"\tgithub\.com/srl-labs/containerlab\tv[0-9.]+\n=>\t")
+_SETUP: Final = "./inv setup containerlab"
+
+
+def find() -> Path | None:
+    """The containerlab that is used: HEDDLE_CONTAINERLAB, else the first in PATH, /usr/local/bin and /usr/bin."""
+    if chosen := os.environ.get("HEDDLE_CONTAINERLAB"):
+        return Path(chosen) if os.access(chosen, os.X_OK) and Path(chosen).is_file() else None
+    found = find_program("containerlab", *_PLACES)
+    return Path(found) if found else None
+
+
+def places() -> list[str]:
+    """The directories in which it is looked for, in order."""
+    return search_path(*_PLACES)
+
+
+def is_recent(path: Path) -> bool:
+    """True from MINIMUM on."""
+    found = version(path)
+    return found is not None and found >= MINIMUM
+
+
+def version(path: Path) -> Version | None:
+    """(0, 79, 0), or None when it cannot be told."""
+    numbers = spoken_version(path)[0]
+    return numbers if numbers not in (None, (0, 0, 0)) else _built_version(path)
+
+
+def spoken_version(path: Path) -> tuple[Version | None, str]:
+    """What the program says of itself: the numbers, and what follows them (`+heddle`)."""
+    try:
+        # On the way it would look for news of itself, and wait where nothing answers.
+        said = run(["env", "CLAB_VERSION_CHECK=disable", str(path), "version"], check=False, timeout=30).out
+    except HeddleError:
+        return None, ""
+    return parse(said)
+
+
+def spoken(path: Path) -> str:
+    """`0.79.0+heddle`, for people."""
+    numbers, more = spoken_version(path)
+    known = version(path) if numbers in (None, (0, 0, 0)) else numbers
+    return f"{text(known)}{more}" if known else "unknown"
+
+
+def parse(said: str) -> tuple[Version | None, str]:
+    """The output of `containerlab version` -> numbers, and what follows them."""
+    match = _SAID.search(said)
+    if match is None:
+        return None, ""
+    return (int(match[1]), int(match[2]), int(match[3])), match[4]
+
+
+def runs_here(path: Path) -> bool:
+    """False when this kernel has no modules and this containerlab is known to stop over that (see build.py)."""
+    if PROC_MODULES.exists():
+        return True
+    numbers, more = spoken_version(path)
+    if more == f"+{MARK}":
+        return True
+    if numbers == (0, 0, 0) and _search(path, _REPLACED):
+        return True  # somebody's own build of a changed source: they will know
+    known = version(path)
+    return known is not None and known > _FLAWED
+
+
+def trouble() -> Problem | None:
+    """What keeps containerlab from being used, or None. Too old is trouble; older than recommended is not."""
+    path = find()
+    if path is None:
+        if chosen := os.environ.get("HEDDLE_CONTAINERLAB"):
+            return Problem(
+                "", f"HEDDLE_CONTAINERLAB={chosen}", "is not a program", "name the containerlab binary itself"
+            )
+        return Problem("", "containerlab", "is not installed", f"{_SETUP} installs it")
+    found = version(path)
+    if found is None:
+        why = "does not tell its version, so it may be anything"
+        return Problem("containerlab", str(path), why, f"{path} version says why; {_SETUP} installs another")
+    if found < MINIMUM:
+        why = f"is version {text(found)}, and {text(MINIMUM)} is the least that will do"
+        return Problem("containerlab", str(path), why, f"containerlab version upgrade, or remove it and {_SETUP}")
+    if not runs_here(path):
+        why = f"{text(found)} cannot deploy on this kernel: it wants /proc/modules, and there are no modules here"
+        return Problem("containerlab", str(path), why, f"{_SETUP} builds one that can")
+    return None
+
+
+def require() -> Path:
+    """The containerlab to use. MachineError when it is absent, too old or cannot be understood."""
+    wrong, path = trouble(), find()
+    if wrong is not None or path is None:
+        raise MachineError(wrong or Problem("", "containerlab", "is not installed", f"{_SETUP} installs it"))
+    return path
+
+
+def text(found: Version) -> str:
+    """`0.79.0`."""
+    return ".".join(str(n) for n in found)
+
+
+def _built_version(path: Path) -> Version | None:
+    match = _search(path, _BUILT)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def _search(path: Path, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+    """The first match in the program's bytes. Go's build information is plain text in there."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = pattern.search(data)
+            return pattern.search(bytes(found[0])) if found else None  # a copy: the map is closed after this
+    except (OSError, ValueError):  # not there, not ours to read, or empty
+        return None

@@ -1,0 +1,1 @@
+"""For locked-down machines: containerlab built with a correction, dockerd started by hand."""

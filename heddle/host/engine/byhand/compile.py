@@ -1,0 +1,135 @@
+"""containerlab from its Go module, for machines that its release does not reach or does not run on.
+
+In:  module/go.mod and go.sum (all versions and sums pinned). Out: the binary, and its version as it calls itself.
+Kernels built without module support have no /proc/modules, and deploy of 0.79 stops over that, although the caller of
+the function at fault does go on where nothing can be loaded. There, and only there, a copy of the source is built in
+which a missing file means what it says: the module is not loaded. That build calls itself 0.79.0+heddle.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem, machine_errors
+from heddle.base.process import Done, Journal, find_program, follow, run
+from heddle.host.engine.binary import MARK, PROC_MODULES, text
+
+RELEASE: Final = (0, 79, 0)  # what module/go.mod pins
+MODULE: Final = Path(__file__).resolve().parent / "module"
+PACKAGE: Final = "github.com/srl-labs/containerlab"
+LEAST_GO: Final = (1, 21)  # from here on Go can fetch by itself the version that a go.mod asks for
+_SOURCE: Final = "utils/kernel_module.go"
+_OPENED: Final = re.compile(r'(?<=os\.Open\("/proc/modules"\)\n)(\tif err != nil \{\n)')
+_ABSENT: Final = "\t\tif os.IsNotExist(err) {\n\t\t\treturn false, nil\n\t\t}\n"
+_PLACES: Final = ("/usr/local/go/bin", "/usr/lib/go/bin")  # where sudo's PATH does not reach
+_BUILD_S: Final = 1200.0
+
+
+def needs_correction() -> bool:
+    """True on kernels without module support; the released binary cannot deploy there."""
+    return not PROC_MODULES.exists()
+
+
+def build(directory: Path, observer: Observer, journal: Journal | None = None) -> tuple[Path, str]:
+    """Build in `directory`, an empty one; the binary's path, and its version in words.
+
+    MachineError when Go is missing or too old, the module cannot be had, or its source is not what we know.
+    """
+    go = find_go()
+    version = text(RELEASE)
+    with machine_errors(str(directory)):
+        for name in ("go.mod", "go.sum"):
+            shutil.copyfile(MODULE / name, directory / name)
+        observer.begin("containerlab from source")
+        if needs_correction():
+            version += f"+{MARK}"
+            observer.say(
+                f"this kernel has no module support, and containerlab {text(RELEASE)} stops over the missing"
+                f" {PROC_MODULES}: building it with that one condition corrected"
+            )
+            _use_corrected_copy(go, directory, journal)
+    binary = directory / "containerlab"
+    sets = {"Version": version, "commit": MARK}
+    flags = " ".join(["-s", "-w", *(f"-X {PACKAGE}/cmd.{key}={value}" for key, value in sets.items())])
+    argv = [*_go(go, directory), "build", "-mod=readonly", "-trimpath", "-v", "-ldflags", flags]
+    count = 0
+
+    def line(_: str) -> None:
+        nonlocal count
+        count += 1
+        observer.advance("containerlab from source", count)
+
+    done = follow([*argv, "-o", str(binary), PACKAGE], line, timeout=_BUILD_S, journal=journal)
+    if done.code != 0:
+        raise MachineError(_failed(done))
+    observer.end("containerlab from source", version)
+    return binary, version
+
+
+def find_go() -> Path:
+    """Go, new enough. MachineError says which, and where it comes from."""
+    found = find_program("go", *_PLACES)
+    hint = "install it from go.dev/dl, or put containerlab's own package in place: containerlab.dev/install"
+    least = ".".join(map(str, LEAST_GO))
+    if found is None:
+        why = f"is not installed; containerlab is built with Go {least} or newer"
+        raise MachineError(Problem("", "go", why, hint))
+    said = run([found, "env", "GOVERSION"], check=False).out.strip()
+    match = re.match(r"go(\d+)\.(\d+)", said)
+    if match is None or (int(match[1]), int(match[2])) < LEAST_GO:
+        why = f"is {said or 'of no known version'}; containerlab is built with Go {least} or newer"
+        raise MachineError(Problem("", found, why, hint))
+    return Path(found)
+
+
+def corrected(source: str) -> str:
+    """The source in which a missing /proc/modules means that no module is loaded.
+
+    MachineError unless there is exactly one place to correct: a source that is not the one we know stays as it is.
+    """
+    fixed, count = _OPENED.subn(lambda match: match[1] + _ABSENT, source)
+    if count != 1:
+        why = f"is not the source that is known: {count or 'no'} places open /proc/modules as expected"
+        raise MachineError(Problem("containerlab", _SOURCE, why, "use a kernel with module support"))
+    return fixed
+
+
+def _use_corrected_copy(go: Path, directory: Path, journal: Journal | None) -> None:
+    said = run(
+        [*_go(go, directory), "mod", "download", "-json", PACKAGE], check=False, timeout=_BUILD_S, journal=journal
+    )
+    try:
+        source = Path(json.loads(said.out)["Dir"])
+    except (ValueError, KeyError):
+        raise MachineError(_failed(said)) from None
+    copy = directory / "source"
+    # The module cache is read-only, and what is copied out of it must not be. Its docs are no part of the program.
+    shutil.copytree(source, copy, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns("docs", "lab-examples"))
+    for each in (copy, *copy.rglob("*")):
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    file = copy / _SOURCE
+    file.write_text(corrected(file.read_text(encoding="utf-8")), encoding="utf-8")
+    if journal is not None:
+        journal.comment(f"in {copy}/{_SOURCE}, where opening {PROC_MODULES} fails:\n{_ABSENT}")
+    run([*_go(go, directory), "mod", "edit", f"-replace={PACKAGE}={copy}"], journal=journal)
+
+
+def _go(go: Path, directory: Path) -> list[str]:
+    # CGO off as in the release: a program that needs no libraries of this machine. Flags of the user's are not ours.
+    return ["env", "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", str(go), "-C", str(directory)]
+
+
+def _failed(done: Done) -> Problem:
+    said = [line.strip() for line in (done.err + done.out).splitlines() if line.strip()]
+    text_ = "; ".join(said[-2:])
+    hint = "Go's module proxy has to be reachable: go env GOPROXY"
+    if "no space left on device" in text_:
+        hint = "free some space: building takes 2 GB in Go's caches and in /var/tmp"
+    elif "requires go >=" in text_ or "toolchain" in text_:
+        hint = "install a newer Go (go.dev/dl), or let it fetch one: go env -u GOTOOLCHAIN"
+    return Problem("", "containerlab", f"could not be built: {text_ or f'go ended with {done.code}'}", hint)

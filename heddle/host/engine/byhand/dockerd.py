@@ -1,0 +1,353 @@
+"""A docker engine by hand, where no service manager runs one; and the end of exactly that engine.
+
+It is one process group of this machine, so what is known of it is the machine's too, not one user's: /run/heddle-engine
+has its record (pid, and start time, as a pid alone may be another's by now), its log and its run directory. That
+directory stands in the arguments of dockerd, of containerd and of every shim below it: what is left of one that was
+killed is found by it. What /etc/docker/daemon.json says (mirrors, where images are kept) holds here, too.
+The firewall, the machine's forwarding and the default bridge are not touched: labs bring networks of their own, reach
+nothing beyond them, and images are built on the machine's network. So it also runs on kernels without ip_tables.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base import mounts as trees
+from heddle.base.events import Observer, Silent
+from heddle.base.problems import CheckError, MachineError, Problem, machine_errors
+from heddle.base.process import find_program, run, search_path
+from heddle.host.engine import docker as engine
+
+PLACE: Final = Path("/run/heddle-engine")
+CONFIG: Final = Path("/etc/docker/daemon.json")
+# What is set here, and what dockerd would not take beside it.
+_SETTINGS: Final[Mapping[str, Any]] = {"iptables": False, "ip6tables": False, "ip-forward": False, "bridge": "none"}
+_AGAINST: Final = (
+    "bip",
+    "fixed-cidr",
+    "fixed-cidr-v6",
+    "default-gateway",
+    "default-gateway-v6",
+    "ipv6",
+    "live-restore",
+)
+_START_S: Final = 60.0
+_STOP_S: Final = 60.0  # it gives its containers 10 s each, all at once
+_STEP_S: Final = 0.1
+_CONTAINERS_MOUNTS: Final = ("overlay", "tmpfs", "mqueue", "nsfs", "fuse.fuse-overlayfs")  # a root, and its /dev/shm
+_PLUGINS: Final = (Path("/run/docker/plugins"), Path("/run/docker"))  # dockerd makes them, whatever it is told
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The engine that Heddle started. began: start time in clock ticks since boot (proc(5), field 22).
+
+    temporary: started for a test run, so ended when the last of those that use it leaves.
+    """
+
+    pid: int
+    began: int
+    temporary: bool
+
+
+def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
+    """Start dockerd, away from this terminal, and return when it answers. MachineError with the end of its log if not.
+
+    When an engine answers already, all that happens is that one of a test run's becomes one that stays.
+    """
+    observer = observer or Silent()
+    wrong = engine.trouble()
+    if wrong is None:
+        known = record()
+        if known is not None and known.temporary and not temporary:
+            _write(Record(known.pid, known.began, temporary=False))
+        return
+    if os.geteuid() != 0:
+        raise MachineError(Problem("", "dockerd", "needs root", "sudo " + engine.SETUP))
+    dockerd = find_program("dockerd", *engine.PLACES)
+    if dockerd is None or "DOCKER_HOST" in os.environ or not engine.down():
+        raise MachineError(wrong)
+    observer.begin("engine")
+    with locked("starting", fcntl.LOCK_EX):
+        if engine.down():  # else somebody was quicker
+            _clear()
+            with machine_errors(str(PLACE)):
+                _wait(_spawn(dockerd, temporary=temporary))
+    known = record()
+    observer.end("engine", f"dockerd {known.pid}, its log is {_file('dockerd.log')}" if known else "answers")
+
+
+def record() -> Record | None:
+    """What Heddle started and what still runs, else None."""
+    try:
+        known = Record(**json.loads(_file("engine.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return known if _began(known.pid) == known.began else None
+
+
+def stop(*, force: bool = False) -> bool:
+    """End the engine that Heddle started, with all that it started; False when there is none.
+
+    CheckError when containers run in it, unless `force`. MachineError when it does not end.
+    """
+    with locked("starting", fcntl.LOCK_EX):
+        known = record()
+        if known is None:
+            left = bool(_below()) or _file("exec").exists()
+            _clear()
+            return left
+        if not force and (names := _running()):
+            hint = "take the labs down first: ./inv down --all"
+            raise CheckError(Problem("docker", ", ".join(names[:5]), "runs in that engine", hint))
+        if not _end(known):
+            raise MachineError(Problem("", f"dockerd {known.pid}", "does not end", f"see {_file('dockerd.log')}"))
+        _clear()
+    return True
+
+
+@contextmanager
+def engine_running(observer: Observer | None = None) -> Iterator[None]:
+    """An engine for the length of a with block: the one that answers, else one of our own, ended afterwards.
+
+    Several may overlap: whoever leaves last ends it. An engine that was there before is left as it is.
+    """
+    with locked("users", fcntl.LOCK_SH) as fd:
+        try:
+            start(observer, temporary=True)
+            yield
+        finally:
+            with suppress(BlockingIOError):  # others are in there, and the last of them ends it
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                known = record()
+                if known is not None and known.temporary:
+                    stop(force=True)
+                if known is None or known.temporary:
+                    trees.remove(PLACE)
+
+
+def _file(name: str) -> Path:
+    return PLACE / name
+
+
+@contextmanager
+def locked(name: str, kind: int) -> Iterator[int]:
+    """Hold a lock of the machine's; gives its file descriptor. Whoever ends the last engine removes the file, too."""
+    with machine_errors(str(PLACE)):
+        while True:
+            PLACE.mkdir(mode=0o755, exist_ok=True)
+            try:
+                fd = os.open(_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue  # removed between the two
+            fcntl.flock(fd, kind)
+            with suppress(FileNotFoundError):
+                if _file(name).stat().st_ino == os.fstat(fd).st_ino:
+                    break
+            os.close(fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _spawn(dockerd: str, *, temporary: bool) -> int:
+    config = _file("daemon.json")
+    config.write_text(json.dumps(_settings()), encoding="utf-8")
+    argv = [dockerd, f"--config-file={config}"]
+    # What sudo and a test suite set is not for a daemon that outlives them.
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SUDO_", "HEDDLE_", "PYTEST_", "DOCKER_"))}
+    env["PATH"] = os.pathsep.join(search_path(*engine.PLACES, "/usr/bin", "/bin"))
+    with _file("dockerd.log").open("wb") as log:
+        proc = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=env
+        )
+    _children[proc.pid] = proc
+    _write(Record(proc.pid, _began(proc.pid) or 0, temporary))
+    return proc.pid
+
+
+def _settings() -> dict[str, Any]:
+    """The machine's own daemon.json with ours on top: the same key in a file and a flag would be refused."""
+    theirs: Any = {}
+    if CONFIG.exists():
+        try:
+            theirs = json.loads(CONFIG.read_text(encoding="utf-8"))
+            if not isinstance(theirs, dict):
+                raise ValueError("it is no object")  # noqa: TRY004 - it is a value in a file
+        except ValueError as error:
+            raise MachineError(Problem("docker", str(CONFIG), f"cannot be read: {error}", "mend it")) from None
+    kept = {key: value for key, value in theirs.items() if key not in _AGAINST}
+    places = {"exec-root": str(_file("exec")), "pidfile": str(_file("dockerd.pid"))}
+    return {**kept, **_SETTINGS, **places, "hosts": [f"unix://{engine.SOCKET}"]}
+
+
+def _write(known: Record) -> None:
+    beside = _file(".engine.json")
+    beside.write_text(json.dumps(asdict(known)), encoding="utf-8")
+    beside.replace(_file("engine.json"))
+
+
+# Started by this very process, which then has to wait for them, or they stay as zombies.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _wait(pid: int) -> None:
+    """Until it answers. MachineError with the end of its log when it ends before, or takes too long."""
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        if _children[pid].poll() is not None:
+            break
+        if engine.SOCKET.exists() and engine.answers():
+            return
+        time.sleep(_STEP_S)
+    lines = _file("dockerd.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    said = next((x for x in reversed(lines) if "failed to start" in x or "fatal" in x), "".join(lines[-1:]))
+    known = record()
+    if known is not None:
+        _end(known)
+    kept = shutil.move(_file("dockerd.log"), "/var/log/heddle-dockerd.log")
+    _clear()
+    why = f"did not come up: {said}" if said else f"did not answer within {_START_S:g} s"
+    raise MachineError(Problem("docker", "dockerd", why, f"its log is {kept}"))
+
+
+def _end(known: Record) -> bool:
+    """SIGTERM, and SIGKILL when that does not help; True when it is gone."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        _signal(known, number)
+        if _gone(known, _STOP_S):
+            return True
+    return False
+
+
+def _stat(pid: int) -> list[str]:
+    """What stands in proc(5)'s stat after the name, which may have blanks and brackets in it; empty: it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _began(pid: int) -> int | None:
+    """The process's start time; None when it is gone, or a zombie."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
+def _signal(known: Record, number: signal.Signals) -> None:
+    """To that process and to no other that got its number meanwhile."""
+    with suppress(ProcessLookupError):
+        fd = os.pidfd_open(known.pid)
+        try:
+            if _began(known.pid) == known.began:
+                signal.pidfd_send_signal(fd, number)
+        finally:
+            os.close(fd)
+
+
+def _gone(known: Record, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if (child := _children.get(known.pid)) is not None and child.poll() is not None:
+            del _children[known.pid]
+        if _began(known.pid) != known.began:
+            return True
+        time.sleep(_STEP_S)
+    return False
+
+
+def _running() -> list[str]:
+    if not engine.answers():
+        return []
+    return engine.docker(["ps", "--format", "{{.Names}}"], check=False).out.split()
+
+
+def _below() -> list[Record]:
+    """dockerd, containerd and its shims that have our directory among their words, and what runs in those shims."""
+    found: dict[int, Record] = {}
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        pid = int(path.name)
+        try:
+            program, *words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            parents[pid] = int(_stat(pid)[1])
+        except (OSError, IndexError):
+            continue
+        named = Path(program).name.startswith(("dockerd", "containerd")) and _sees_ours(path)
+        if named and any(f"{PLACE}/" in word for word in words) and (began := _began(pid)) is not None:
+            found[pid] = Record(pid, began, temporary=True)
+    # A container's first process is its shim's child; when it ends, all in the container does.
+    for pid, parent in parents.items():
+        if parent in found and (began := _began(pid)) is not None:
+            found[pid] = Record(pid, began, temporary=True)
+    return list(found.values())
+
+
+def _sees_ours(process: Path) -> bool:
+    """Whether our directory is its one, too: another root on this machine may have an engine of its own."""
+    try:
+        theirs, ours = (process / "root" / str(PLACE).lstrip("/")).stat(), PLACE.stat()
+    except OSError:
+        return False
+    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _clear() -> None:
+    """Remove what an engine of ours left that is no more: processes, mounts, sockets, its run directory."""
+    if record() is not None:
+        return
+    left: list[Record] = []
+    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
+        left += _below()  # the first ones stay on the list: who loses its shim is not found by it any more
+        for each in left:
+            _signal(each, number)
+        if all(_gone(each, patience) for each in left):
+            break
+    _unmount()
+    trees.remove(_file("exec"))
+    for name in ("engine.json", "daemon.json", "dockerd.pid", "dockerd.log"):
+        _file(name).unlink(missing_ok=True)
+    if not _listens(engine.SOCKET):
+        engine.SOCKET.unlink(missing_ok=True)
+        for directory in _PLUGINS:
+            with suppress(OSError):  # not there, or somebody's plugins are
+                directory.rmdir()
+
+
+def _unmount() -> None:
+    """What a dockerd that was killed has mounted: below our directory, and for its containers where it kept its images.
+
+    The place of the images may itself be a disk that somebody has mounted, and have others below it: they stay. dockerd
+    mounts that directory over itself; that goes.
+    """
+    images: Path | None = None
+    with suppress(OSError, ValueError):  # there only while an engine of ours runs, or after it was killed
+        settings = json.loads(_file("daemon.json").read_text(encoding="utf-8"))
+        images = Path(settings.get("data-root", "/var/lib/docker")).resolve()
+    if _listens(engine.SOCKET):
+        images = None
+    place = PLACE.resolve()
+    found = trees.mounts()
+    for each in reversed(found):  # the inner ones first
+        of_image = images is not None and each.target.is_relative_to(images)
+        if of_image and not each.shows_itself(found):
+            of_image = each.kind in _CONTAINERS_MOUNTS and each.target != images
+        if each.target.is_relative_to(place) or of_image:
+            run(["umount", "--lazy", str(each.target)], check=False)
+
+
+def _listens(path: Path) -> bool:
+    lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(line.split()[-1] in (str(path), str(path.resolve())) for line in lines[1:])

@@ -1,0 +1,147 @@
+"""The container engine, through the `docker` command: every question is an argument list, every refusal has a remedy.
+
+In:  words after `docker`. Out: process.Done, or MachineError that tells apart what can be wrong with an engine.
+Only an engine on this very kernel will do: queues, programs and counters are put into its containers' namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import Done, Journal, find_program, follow, run
+
+SOCKET: Final = Path("/var/run/docker.sock")
+SETUP: Final = "./inv setup containerlab"
+SYSTEMD: Final = Path("/run/systemd/system")  # there where systemd is process 1; sd_booted(3)
+PLACES: Final = ("/usr/sbin", "/sbin")  # where dockerd is, and an ordinary user's PATH may not reach
+_ANSWER_S: Final = 20.0  # an engine that is busy takes seconds, one that hangs would take for ever
+# What an engine says of itself, one value a line.
+_ASK: Final = "{{.ServerVersion}}\n{{.KernelVersion}}\n{{.SecurityOptions}}\n{{.ServerErrors}}"
+
+
+def docker(argv: Sequence[str], *, check: bool = True, timeout: float = 60.0, journal: Journal | None = None) -> Done:
+    """Run `docker ARGV` to its end. timeout: seconds.
+
+    Raises MachineError when there is no client, when it takes too long, and, with `check`, when it fails: with what
+    is wrong with the engine if something is, else with the first lines of what docker said.
+    """
+    done = run([*client(), *argv], check=False, timeout=timeout, journal=journal)
+    if check and done.code != 0:
+        raise MachineError(trouble() or failure(done))
+    return done
+
+
+def stream(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, journal: Journal | None = None) -> Done:
+    """Like docker() without `check`, and each line is given away as it comes."""
+    return follow([*client(), *argv], line, timeout=timeout, journal=journal)
+
+
+def client() -> list[str]:
+    """`docker`, made to mean this machine's engine. MachineError when it is not installed, or means another one."""
+    if (wrong := _elsewhere() or _absent()) is not None:
+        raise MachineError(wrong)
+    # containerlab knows of DOCKER_HOST and of no context: the client must talk to the same engine as it does.
+    return ["docker", "--host", _host()]
+
+
+def trouble() -> Problem | None:
+    """What keeps this machine's engine from being used, or None when it answers."""
+    wrong = _elsewhere() or _absent() or _refused()
+    if wrong is not None:
+        return wrong
+    try:
+        done = run([*client(), "info", "--format", _ASK], check=False, timeout=_ANSWER_S)
+    except MachineError:
+        return Problem("docker", "the engine", f"did not answer within {_ANSWER_S:g} s", _RESTART)
+    said = done.out.split("\n")
+    if done.code != 0 or not said[0].strip():
+        return failure(done)
+    if said[1] != os.uname().release:
+        why = f"runs on another kernel ({said[1]}): its containers' namespaces are not on this machine"
+        return Problem("docker", f"the engine at {_socket()}", why, "use a docker engine of this machine itself")
+    if "rootless" in said[2]:
+        why = "runs without root: containerlab cannot put links into its containers"
+        return Problem("docker", f"the engine at {_socket()}", why, "unset DOCKER_HOST; " + start_hint())
+    return None
+
+
+def down() -> bool:
+    """True when nobody listens where this machine's engine would; starting one would help."""
+    return _elsewhere() is None and isinstance(_knock(), FileNotFoundError | ConnectionRefusedError)
+
+
+def answers() -> bool:
+    """True when an engine of this machine can be used right now."""
+    return trouble() is None
+
+
+def start_hint() -> str:
+    """The command that starts the engine here."""
+    return "systemctl start docker" if SYSTEMD.is_dir() else SETUP
+
+
+def failure(done: Done) -> Problem:
+    """A docker command that failed, in its own first words; a full disk gets its remedy."""
+    said = "; ".join((done.err or done.out).strip().splitlines()[-3:]) or "it printed nothing"
+    words = [word for word in done.argv[1:] if not word.startswith(("-", "unix:"))]
+    hint = ""
+    if "no space left on device" in said.lower():
+        hint = "free some space there: docker system df and df -h tell; ./inv image --prune removes old images"
+    return Problem("docker", " ".join(["docker", *words[:1]]), f"failed with exit code {done.code}: {said}", hint)
+
+
+_RESTART: Final = "restart it, and look into its log"
+
+
+def _host() -> str:
+    return os.environ.get("DOCKER_HOST", "") or f"unix://{SOCKET}"
+
+
+def _socket() -> Path:
+    return Path(_host().removeprefix("unix://"))
+
+
+def _elsewhere() -> Problem | None:
+    if _host().startswith("unix://"):
+        return None
+    why = "names an engine elsewhere: its containers' namespaces are not on this machine"
+    return Problem("", f"DOCKER_HOST={_host()}", why, "unset DOCKER_HOST, and run Heddle where that engine is")
+
+
+def _absent() -> Problem | None:
+    if find_program("docker") is not None:
+        return None
+    return Problem("", "docker", "is not installed", f"{SETUP} installs it (Debian and Ubuntu: docker.io)")
+
+
+def _refused() -> Problem | None:
+    """Ask the socket itself: what the client says of it is worded anew by every version."""
+    error = _knock()
+    if error is None:
+        return None
+    if isinstance(error, PermissionError):
+        why = "may not be used by you: you are not in group docker"
+        hint = "verbs that need it go through sudo by themselves; for docker by hand: sudo usermod -aG docker $USER"
+        return Problem("docker", str(_socket()), why, hint)
+    if "DOCKER_HOST" in os.environ and _socket() != SOCKET:
+        return Problem("", f"DOCKER_HOST={_host()}", f"does not answer: {error.strerror}", "unset DOCKER_HOST")
+    if find_program("dockerd", *PLACES) is None:
+        why = "is not installed, only its client is"
+        return Problem("docker", "the engine", why, f"{SETUP} installs it (Debian and Ubuntu: docker.io)")
+    return Problem("docker", "the engine", f"is not running ({_socket()}: {error.strerror})", start_hint())
+
+
+def _knock() -> OSError | None:
+    """Connect to the socket: None when somebody is there."""
+    try:
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(_ANSWER_S)
+            door.connect(str(_socket()))
+    except OSError as error:
+        return error
+    return None

@@ -1,0 +1,277 @@
+"""The images that nodes start from: one for switches, one for hosts; built here, and only when their inputs changed.
+
+In:  templates/image/ROLE.Dockerfile and node.sh. Out: `heddle/ROLE:HASH` in the engine, HASH being that of the inputs.
+The base is Debian's public image where the engine has it or a registry answers, else one that mmdebstrap makes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.events import Observer, Silent
+from heddle.base.mounts import TEMPORARY, scratch
+from heddle.base.problems import MachineError, Problem, machine_errors
+from heddle.base.process import Done, Journal, follow, run
+from heddle.host.engine import docker as engine
+from heddle.host.engine.byhand.dockerd import locked
+from heddle.host.engine.docker import docker, stream
+
+TEMPLATES: Final = Path(__file__).resolve().parents[3] / "templates/image"
+SWITCH: Final = "heddle/switch"
+HOST: Final = "heddle/host"
+REPOSITORIES: Final[Mapping[str, str]] = {"switch": SWITCH, "host": HOST}
+LABEL: Final = "heddle"  # on all that is built here, half-built layers too: what carries it may be removed
+PUBLIC_BASE: Final = "debian:trixie-slim"
+SUITE: Final = "trixie"
+OWN_BASE: Final = f"heddle/base:{SUITE}"
+_ENTRY: Final = "node.sh"
+_PULL_S: Final = 90.0  # 30 MB; a registry that is out of reach is known in seconds, as a rule
+_BUILD_S: Final = 900.0
+_QUESTION_S: Final = 30.0
+_SWEEP_S: Final = 15.0
+# The words that a proxy hides behind; docker takes their values from the environment, and keeps none in the image.
+_PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_STEP: Final = re.compile(r"^(?:Step|#\d+ \[.*?)\s*(\d+)/(\d+)")  # the classic builder's words, and BuildKit's
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image: its role, its full name, whether this call built it, and its size (with what it shares) in bytes."""
+
+    role: str
+    name: str
+    built: bool
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """`role`, `name`, `built`, `bytes`."""
+        return {"role": self.role, "name": self.name, "built": self.built, "bytes": self.bytes}
+
+
+def image_names() -> Mapping[str, str]:
+    """Role -> full name. A function of the files alone: no engine is asked."""
+    return {role: f"{repository}:{_hash(role)}" for role, repository in REPOSITORIES.items()}
+
+
+def _hash(role: str) -> str:
+    """12 hex digits of the Dockerfile, what it copies, and what it is told."""
+    sum_ = hashlib.sha256()
+    with machine_errors():
+        for part in (_dockerfile(role).read_bytes(), TEMPLATES.joinpath(_ENTRY).read_bytes(), PUBLIC_BASE.encode()):
+            sum_.update(len(part).to_bytes(8, "big") + part)
+    return sum_.hexdigest()[:12]
+
+
+def _dockerfile(role: str) -> Path:
+    return TEMPLATES / f"{role}.Dockerfile"
+
+
+def missing() -> list[str]:
+    """Full names of those that the engine does not have."""
+    return [name for name in image_names().values() if not present(name)]
+
+
+def present(name: str) -> bool:
+    """True when the engine has an image of that name. MachineError when there is no engine."""
+    done = docker(["image", "inspect", "--format", "{{.Id}}", name], check=False, timeout=_QUESTION_S)
+    if done.code != 0 and "no such image" not in done.err.lower():
+        raise MachineError(engine.trouble() or engine.failure(done))
+    return done.code == 0
+
+
+def ensure_images(
+    observer: Observer | None = None,
+    journal: Journal | None = None,
+    *,
+    rebuild: bool = False,
+    yes: bool = False,
+    ask: Callable[[str], bool] = lambda _: False,
+) -> list[Image]:
+    """See to it that the engine has both images; build what is missing (`rebuild`: all).
+
+    yes, ask: leave to install mmdebstrap, if it is needed. MachineError names what is in the way; nothing half-made
+    stays, whatever ends this.
+    """
+    observer = observer or Silent()
+    if (wrong := engine.trouble()) is not None:
+        raise MachineError(wrong)
+    names = image_names()
+    wanted = list(names) if rebuild else _lacking(names)
+    if wanted:
+        with locked("building", fcntl.LOCK_EX):  # one at a time: a sweep must not take another build's layers
+            wanted = wanted if rebuild else _lacking(names)
+            if wanted:
+                why = "as asked" if rebuild else "none with today's inputs is here"
+                said = f"building the image for {' and '.join(wanted)} nodes ({why})"
+                observer.say(f"{said}: about a minute, and only this once")
+                base = _base(observer, journal, yes, ask)
+            for role in wanted:
+                _build(role, names[role], base, observer, journal, fresh=rebuild)
+    return [Image(role, name, role in wanted, _bytes(name)) for role, name in names.items()]
+
+
+def _lacking(names: Mapping[str, str]) -> list[str]:
+    return [role for role, name in names.items() if not present(name)]
+
+
+def prune() -> list[str]:
+    """Remove images built here that no fabric of this Heddle would use and no container uses; their names."""
+    keep = {*image_names().values(), OWN_BASE}
+    form = "{{.ID}} {{.Repository}}:{{.Tag}}"
+    rows = docker(["image", "ls", "--filter", f"label={LABEL}", "--format", form]).out.split("\n")
+    removed = []
+    for row in filter(None, rows):
+        identity, name = row.split(" ", 1)
+        what = identity if "<none>" in name else name
+        if name not in keep and docker(["image", "rm", what], check=False).code == 0:
+            removed.append(name if what == name else identity)
+    return removed
+
+
+def _bytes(name: str) -> int:
+    said = docker(["image", "inspect", "--format", "{{json .Size}}", name], timeout=_QUESTION_S).out
+    return int(json.loads(said))
+
+
+def _base(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> str:
+    """The base to build on: one that is here, else Debian's from a registry, else one made by mmdebstrap."""
+    for name in (PUBLIC_BASE, OWN_BASE):
+        if present(name):
+            return name
+    observer.begin("base image")
+    reason = _pull(journal)
+    if not reason:
+        observer.end("base image", f"{PUBLIC_BASE} from its registry")
+        return PUBLIC_BASE
+    observer.say(f"{PUBLIC_BASE} cannot be had ({reason}): mmdebstrap makes a base from Debian's packages")
+    _have_mmdebstrap(reason, observer, yes, ask)
+    _bootstrap(observer, journal)
+    observer.end("base image", f"{OWN_BASE} by mmdebstrap")
+    return OWN_BASE
+
+
+def _pull(journal: Journal | None) -> str:
+    """An empty string when the public base is here now, else the reason in few words."""
+    try:
+        done = docker(["pull", "--quiet", PUBLIC_BASE], check=False, timeout=_PULL_S, journal=journal)
+    except MachineError:
+        return f"its registry gave nothing within {_PULL_S:g} s"
+    if done.code == 0:
+        return ""
+    _raise_if_full(done, "")
+    return (done.err.strip().splitlines() or ["its registry refused"])[-1].rsplit(": ", 1)[-1]
+
+
+def _have_mmdebstrap(reason: str, observer: Observer, yes: bool, ask: Callable[[str], bool]) -> None:
+    from heddle.host import packages
+
+    try:
+        packages.ensure(packages.IMAGE, yes=yes, ask=ask, say=observer.say)
+    except MachineError as error:
+        hint = (
+            f"let the engine reach its registry, or load the image by hand: docker load; docker tag ... {PUBLIC_BASE}"
+        )
+        first = Problem("docker", PUBLIC_BASE, f"cannot be pulled: {reason}", hint)
+        raise MachineError(first, *error.problems) from None
+
+
+def _bootstrap(observer: Observer, journal: Journal | None) -> None:
+    """Debian's smallest system as an image: without manuals and translations, as the public one is."""
+    lean = ("doc", "man", "locale", "info")
+    with machine_errors(), scratch("heddle-base-") as place:
+        place.chmod(0o755)  # apt reads there as its own user
+        tar = place / "base.tar"
+        lines = _Lines("base image", observer)
+        # What it mounts and starts ends with namespaces of its own, however it ends, and it ends with this process,
+        # however that is ended: nothing of it can stay mounted.
+        argv = ["setpriv", "--pdeathsig", "KILL"]
+        argv += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        argv += ["env", f"TMPDIR={place}", "mmdebstrap", "--variant=minbase"]
+        argv += [f"--dpkgopt=path-exclude=/usr/share/{word}/*" for word in lean]
+        done = follow([*argv, SUITE, str(tar)], lines, timeout=_BUILD_S, journal=journal)
+        if done.code != 0:
+            _raise_if_full(done, str(TEMPORARY))
+            hint = "it needs one of Debian's mirrors; see what apt says: apt-get update"
+            raise MachineError(Problem("", "mmdebstrap", f"could not make {OWN_BASE}: {_last(done)}", hint))
+        label = f"LABEL {LABEL}=base"
+        docker(["import", "--change", label, str(tar), OWN_BASE], timeout=_BUILD_S, journal=journal)
+
+
+def _build(
+    role: str, name: str, base: str, observer: Observer, journal: Journal | None, *, fresh: bool = False
+) -> None:
+    step = f"image {role}"
+    observer.begin(step)
+    # The machine's own network: its resolver and mirrors work there, and no bridge or firewall is needed.
+    argv = ["build", "--network", "host", "--force-rm", "--build-arg", f"BASE={base}", "--tag", name]
+    argv += [word for proxy in _PROXIES if proxy in os.environ for word in ("--build-arg", proxy)]
+    argv += [*(["--no-cache"] if fresh else []), "--file", str(_dockerfile(role)), str(TEMPLATES)]
+    before = _unnamed()
+    try:
+        done = stream(argv, _Lines(step, observer), timeout=_BUILD_S, journal=journal)
+    except BaseException:
+        _sweep(before)
+        raise
+    _sweep(before)
+    if done.code != 0:
+        _raise_if_full(done, "")
+        if (wrong := engine.trouble()) is not None:
+            raise MachineError(wrong)
+        hint = "it needs one of Debian's mirrors; ./inv image --rebuild tries again"
+        raise MachineError(Problem("docker", f"image {name}", f"could not be built: {_last(done)}", hint))
+    observer.end(step, name)
+
+
+class _Lines:
+    """A builder's lines as steps of progress: those of the Dockerfile, where they are told, else just lines."""
+
+    def __init__(self, step: str, observer: Observer) -> None:
+        self.step, self.observer, self.count = step, observer, 0
+
+    def __call__(self, line: str) -> None:
+        self.count += 1
+        self.observer.advance(self.step, self.count)
+
+
+def _unnamed() -> set[str]:
+    """Images of ours without a name: layers of a build, and what a rebuild took the name from."""
+    filters = ["--filter", f"label={LABEL}", "--filter", "dangling=true"]
+    return set(docker(["image", "ls", *filters, "--quiet"], timeout=_QUESTION_S).out.split())
+
+
+def _sweep(before: set[str]) -> None:
+    """Remove what a build left that did not come to its end: unnamed images, all of which carry our label.
+
+    The engine still holds the last of them for a moment. Those of `before` may be a running lab's, and may stay.
+    """
+    end = time.monotonic() + _SWEEP_S
+    with suppress(MachineError):  # the engine has gone, and that is told already
+        while True:
+            docker(["image", "prune", "--force", "--filter", f"label={LABEL}"], check=False, timeout=_QUESTION_S)
+            if _unnamed() <= before or time.monotonic() > end:
+                return
+            time.sleep(0.2)
+
+
+def _raise_if_full(done: Done, where: str) -> None:
+    if "no space left on device" in (done.err + done.out).lower():
+        place = where or run([*engine.client(), "info", "--format", "{{.DockerRootDir}}"], check=False).out.strip()
+        hint = "free some space there: df -h tells; ./inv image --prune and docker system df help"
+        raise MachineError(Problem("", place or "the engine's disk", "is full: the image could not be built", hint))
+
+
+def _last(done: Done) -> str:
+    """The last lines that say something: a builder's reason stands at the end."""
+    lines: Sequence[str] = [text.strip() for text in done.err.splitlines() if text.strip()]
+    errors = [text for text in lines if re.match(r"(E:|error|ERROR)", text)]
+    return "; ".join((errors or lines)[-2:]) or f"it ended with {done.code} and said nothing"

@@ -1,0 +1,211 @@
+"""`./inv setup containerlab`: engine, daemon, containerlab and images, each only where it is not there yet.
+
+Out: one Step for each; a second call finds everything and changes nothing.
+A containerlab that is there and will do is left alone, whoever put it there; one that will not do is replaced only if
+this put it there, which a record beside it tells (its SHA-256).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.events import Observer
+from heddle.base.mounts import scratch
+from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors
+from heddle.base.process import Journal, run
+from heddle.host import packages
+from heddle.host.engine import binary, images, release
+from heddle.host.engine import docker as engine
+from heddle.host.engine.byhand import compile as build
+from heddle.host.engine.byhand import dockerd as daemon
+
+TARGET: Final = Path("/usr/local/bin/containerlab")
+RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
+WHAT: Final = ("containerlab",)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. done: this call did it; otherwise it was so before."""
+
+    name: str
+    done: bool
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        """`name`, `done`, `detail`."""
+        return {"name": self.name, "done": self.done, "detail": self.detail}
+
+
+def check_what(what: str) -> None:
+    """InputError when it is nothing that can be set up."""
+    if what not in WHAT:
+        raise InputError(Problem("", f"./inv setup {what}", "is nothing to set up", did_you_mean(what, WHAT)))
+
+
+def setup_containerlab(
+    observer: Observer,
+    *,
+    yes: bool = False,
+    ask: Callable[[str], bool] = lambda _: False,
+    stays: bool = True,
+    journal: Journal | None = None,
+) -> list[Step]:
+    """Do all four steps. MachineError with the remedy when one cannot be done; what was done before it stays.
+
+    stays: an engine that a test run has started is to stay when that run has ended.
+    """
+    return [
+        _packages(observer, yes, ask),
+        _daemon(observer, stays=stays),
+        _containerlab(observer, journal),
+        _images(observer, journal, yes, ask),
+    ]
+
+
+def stop_engine() -> Step:
+    """End the engine that Heddle started by hand, and no other."""
+    known = daemon.record()
+    if not daemon.stop():
+        return Step("daemon", False, "no engine that Heddle started runs here")
+    return Step("daemon", True, f"dockerd {known.pid} ended" if known else "what a killed dockerd left was removed")
+
+
+def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> Step:
+    lacking = packages.missing(packages.ENGINE)
+    if lacking and engine.answers():
+        lacking = []  # an engine from elsewhere, docker-ce or podman's: it answers, so it is enough
+    if lacking:
+        packages.ensure(packages.ENGINE, yes=yes, ask=ask, say=observer.say)
+    return Step("docker", bool(lacking), "installed" if lacking else "is installed")
+
+
+def _daemon(observer: Observer, *, stays: bool) -> Step:
+    if engine.answers():
+        if stays:
+            daemon.start(observer)
+        return Step("daemon", False, "answers")
+    if engine.SYSTEMD.is_dir() and engine.down():
+        observer.say("starting docker: systemctl start docker")
+        run(["systemctl", "start", "docker"], timeout=120)
+        if (wrong := engine.trouble()) is not None:
+            raise MachineError(wrong)
+        return Step("daemon", True, "started: systemctl stop docker ends it")
+    daemon.start(observer)
+    known = daemon.record()
+    number = f" {known.pid}" if known else ""
+    return Step("daemon", True, f"dockerd{number} started by hand: ./inv setup containerlab --stop ends it")
+
+
+def _containerlab(observer: Observer, journal: Journal | None) -> Step:
+    path = binary.find()
+    wrong = binary.trouble()
+    if path is not None and wrong is None:
+        found = binary.version(path) or (0, 0, 0)
+        if found < binary.RECOMMENDED:
+            said = f"{binary.text(binary.RECOMMENDED)} or newer is better"
+            observer.warn(f"{path} is version {binary.text(found)}; {said}: containerlab version upgrade")
+        return Step("containerlab", False, f"{path} is version {binary.spoken(path)}")
+    _may_be_placed(path, wrong)
+    with machine_errors(), scratch("heddle-clab-") as place:
+        made, how = _obtain(place, observer, journal)
+        _place(made)
+    if (left := binary.trouble()) is not None:
+        raise MachineError(left)
+    return Step("containerlab", True, f"{TARGET} is version {binary.spoken(TARGET)}, {how}")
+
+
+def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:
+    """MachineError when ours would take the place of somebody else's, or stand behind one that will not do."""
+    if path is None and "HEDDLE_CONTAINERLAB" not in os.environ and not TARGET.exists():
+        return
+    if path is not None and path.resolve() == TARGET.resolve() and is_ours(TARGET):
+        return
+    # In front of a package's own, only for a kernel that this one cannot run on: otherwise it is to be upgraded.
+    in_front = path is not None and not TARGET.exists() and "HEDDLE_CONTAINERLAB" not in os.environ
+    if path is not None and in_front and _stands_before(path) and binary.is_recent(path) and not binary.runs_here(path):
+        return
+    about = wrong or Problem("containerlab", str(TARGET), "is there and is no program")
+    hint = (
+        f"Heddle did not put it there and leaves it alone: upgrade it (containerlab version upgrade), or move it away\n\
+and: {engine.SETUP}"
+    )
+    raise MachineError(Problem(about.where, about.what, about.why, hint))
+
+
+def _stands_before(path: Path) -> bool:
+    """True when a program of that name at TARGET would be found first."""
+    order = binary.places()
+    return str(TARGET.parent) in order and order.index(str(TARGET.parent)) < order.index(str(path.parent))
+
+
+def _obtain(directory: Path, observer: Observer, journal: Journal | None) -> tuple[Path, str]:
+    """The binary and how it came; the release first, unless it is known not to run on this kernel."""
+    if not build.needs_correction():
+        observer.begin("containerlab's release")
+        try:
+            made = release.fetch(build.RELEASE, directory)
+        except release.Unreachable as error:
+            observer.end("containerlab's release", f"cannot be had: {error}")
+        else:
+            observer.end("containerlab's release", "downloaded, its checksum is right")
+            return made, "from its release"
+    made, _ = build.build(directory, observer, journal)
+    return made, "built from its Go module"
+
+
+def is_ours(path: Path) -> bool:
+    """True when this very file was put there by _place."""
+    try:
+        return _sum(path) in _known()
+    except OSError:
+        return False
+
+
+def _known() -> list[str]:
+    """SHA-256 of what _place has put there, the newest first."""
+    try:
+        said = json.loads(RECORD.read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [str(each) for each in (said if isinstance(said, list) else [said])]
+
+
+def _place(made: Path) -> None:
+    """Into its place in one step: whoever runs the old one goes on with it, nobody sees half of the new one.
+
+    The record goes first and knows the old one, too: when this is killed in between, either is still known as ours.
+    """
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for left in TARGET.parent.glob(f".{TARGET.name}.*"):  # by one that was killed
+        if not Path("/proc", left.suffix[1:]).exists():
+            left.unlink(missing_ok=True)
+    beside, record = (path.with_name(f".{path.name}.{os.getpid()}") for path in (TARGET, RECORD))
+    try:
+        shutil.copyfile(made, beside)
+        beside.chmod(0o755)
+        record.touch(mode=0o644)
+        record.write_text(json.dumps({"sha256": [_sum(beside), *_known()[:1]]}) + "\n", encoding="utf-8")
+        record.replace(RECORD)
+        beside.replace(TARGET)
+    finally:
+        for path in (beside, record):
+            path.unlink(missing_ok=True)
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _images(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> Step:
+    found = images.ensure_images(observer, journal, yes=yes, ask=ask)
+    return Step("images", any(each.built for each in found), ", ".join(each.name for each in found))

@@ -1,0 +1,277 @@
+"""System packages: what is missing, what it is called here, and its installation through apt.
+
+In:  names of PARTS (what a verb needs).
+Out: nothing, or MachineError with the line to type. A part is there when its file is: dpkg is not asked, so FRR built
+from source counts too.
+Installing frr must not disturb this machine: Debian's package starts zebra at once, in the machine's own namespace.
+Where systemd runs, the unit is masked (in /run only, so that a reboot heals whatever goes wrong here) while apt works,
+and disabled after. An frr that was there before is never touched. The same goes for sshd, which only tests need.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import find_program
+from heddle.host.preflight import FRR_DIRS
+
+LIBBPF: Final = ("libbpf.so.1", "libbpf.so.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something of the system that Heddle uses: how to see it, and the Debian packages that bring it.
+
+    packages: the first that apt knows is taken (libbpf1 was libbpf0 before Debian 12 and Ubuntu 22.10).
+    """
+
+    name: str
+    why: str
+    packages: tuple[str, ...]
+    present: Callable[[], bool]
+
+
+def frr_daemon(name: str) -> Path | None:
+    """Where zebra or bgpd is, or None. Debian keeps them out of PATH."""
+    for directory in FRR_DIRS:
+        if os.access(directory / name, os.X_OK):
+            return directory / name
+    return None
+
+
+def libbpf() -> str | None:
+    """The name under which the system's libbpf can be loaded, or None."""
+    for name in LIBBPF:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return name
+    return None
+
+
+def _program(name: str) -> Callable[[], bool]:
+    # sbin is not in every user's PATH, and the programs are there all the same.
+    return lambda: find_program(name, "/usr/sbin", "/sbin") is not None
+
+
+def _frr() -> bool:
+    return all(frr_daemon(d) for d in ("zebra", "bgpd")) and _program("vtysh")()
+
+
+def _iproute2() -> bool:
+    return _program("ip")() and _program("tc")()
+
+
+def _util_linux() -> bool:
+    return all(_program(name)() for name in ("nsenter", "setpriv"))
+
+
+_ALL: Final = (
+    Part("frr", "the switches' control plane: zebra and bgpd", ("frr",), _frr),
+    Part(
+        "iproute2",
+        "namespaces, links and queues: ip and tc",
+        ("iproute2",),
+        lambda: _program("ip")() and _program("tc")(),
+    ),
+    Part("libbpf", "loads the hashing and counting programs", ("libbpf1", "libbpf0"), lambda: libbpf() is not None),
+    Part("util-linux", "enters namespaces: nsenter and setpriv", ("util-linux",), _util_linux),
+    Part("ethtool", "tests look at offloads with it", ("ethtool",), _program("ethtool")),
+    Part("tcpdump", "captures what passes a port", ("tcpdump",), _program("tcpdump")),
+    Part("tshark", "tests compare our packets with its dissection", ("tshark",), _program("tshark")),
+    Part("openssh-server", "tests of --place log in to it", ("openssh-server",), _program("sshd")),
+    Part("clang", "rebuilds the BPF programs", ("clang",), _program("clang")),
+    Part("mmdebstrap", "makes the base image where no registry answers", ("mmdebstrap",), _program("mmdebstrap")),
+    Part(
+        "debian-archive-keyring",
+        "Debian's keys, for the base image",
+        ("debian-archive-keyring",),
+        Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists,
+    ),
+    Part("docker", "the container engine: dockerd", ("docker.io",), _program("dockerd")),
+    # A package of its own from Debian 13 on; before, and on Ubuntu, docker.io brings it.
+    Part("docker-cli", "the container engine's command", ("docker-cli", "docker.io"), _program("docker")),
+    Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
+)
+PARTS: Final = {p.name: p for p in _ALL}
+# What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what the tests need.
+LAB: Final = ("iproute2", "libbpf", "util-linux")
+FABRIC: Final = ("frr", *LAB)
+CAPTURE: Final = ("tcpdump", "util-linux")
+TESTS: Final = (*FABRIC, "ethtool", "tcpdump", "tshark", "openssh-server")
+BUILD: Final = ("clang", "libbpf-dev")
+POLICY: Final = Path("/usr/sbin/policy-rc.d")
+ENGINE: Final = ("docker", "docker-cli")
+IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
+
+
+def for_runtime(runtime: str) -> Sequence[str]:
+    """What labs need where nodes run so; containers bring their own FRR, and their engine is set up, not installed."""
+    return LAB if runtime == "containerlab" else FABRIC
+
+
+def missing(names: Sequence[str]) -> list[Part]:
+    """The parts among `names` that are not there."""
+    return [PARTS[n] for n in names if not PARTS[n].present()]
+
+
+def ensure(
+    names: Sequence[str],
+    *,
+    yes: bool = False,
+    ask: Callable[[str], bool] = lambda _: False,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Return when all parts are there, installing what is missing when allowed.
+
+    Allowed means: `yes`, or CI=true in the environment, or `ask` said so. MachineError names what is missing and the
+    line that installs it, when it is not allowed, cannot be done (no apt-get, no root), or did not help.
+    """
+    lacking = missing(names)
+    if not lacking:
+        return
+    apt = shutil.which("apt-get")
+    if apt is None:
+        hint = "install it with this system's own tools (packages are named as in Debian)"
+        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
+    sudo = _sudo()
+    words = _known(lacking)
+    line = shlex.join([*([] if os.geteuid() == 0 else ["sudo"]), "apt-get", "install", *words])
+    for part in lacking:
+        say(f"missing: {part.packages[0]} ({part.why})")
+    allowed = yes or os.environ.get("CI", "").lower() in ("1", "true", "yes")
+    if sudo is None or not (allowed or ask(f"Install {', '.join(words)} now?")):
+        hint = f"{line}\nor let Heddle do it: the same line again with --yes"
+        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
+    _install(lacking, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, say)
+
+
+def _sudo() -> list[str] | None:
+    """What to put before a command that needs root; None when there is no way."""
+    if os.geteuid() == 0:
+        return []
+    sudo = shutil.which("sudo")
+    return [sudo] if sudo else None
+
+
+def _install(lacking: Sequence[Part], before: list[str], line: str, say: Callable[[str], None]) -> None:
+    get = [*before, "apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
+    words = _known(lacking)
+    names = [p.name for p in lacking]
+    with _quiet_services(before, [name for name in names if name in _SERVICES], say), _no_starts("docker" in names):
+        say(f"installing {' '.join(words)}")
+        ended = _apt([*get, "install", "--no-install-recommends", *words])
+        if ended:
+            # A bare machine has no package lists, or stale ones.
+            say("apt-get update, and again")
+            _apt([*get, "update"])
+            words = _known(lacking)
+            ended = _apt([*get, "install", "--no-install-recommends", *words])
+    still = [p for p in lacking if not p.present()]
+    if still:
+        why = f"could not be installed (apt-get ended with {ended})" if ended else "is still missing"
+        raise MachineError(
+            *[Problem("", p.packages[0], why, f"see above for the reason; by hand: {line}") for p in still]
+        )
+
+
+def _apt(argv: list[str]) -> int:
+    # apt's own words go to stderr: stdout is the verb's result. Nothing may ask questions.
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
+
+
+def _known(lacking: Sequence[Part]) -> list[str]:
+    """For each part, the first of its packages that apt has heard of, or simply the first."""
+    words = []
+    for part in lacking:
+        seen = (w for w in part.packages if len(part.packages) == 1 or _has(w))
+        words.append(next(seen, part.packages[0]))
+    return list(dict.fromkeys(words))  # one package may bring two parts
+
+
+def _has(package: str) -> bool:
+    done = subprocess.run(["apt-cache", "show", package], capture_output=True, check=False)
+    return done.returncode == 0 and bool(done.stdout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What a Debian package starts on its own: systemd's units, the init script, its pid file, and why it stays off."""
+
+    units: tuple[str, ...]
+    script: str
+    pid_file: Path
+    why: str
+
+
+_SERVICES: Final = {
+    "frr": _Service(
+        ("frr.service",),
+        "/etc/init.d/frr",
+        Path("/run/frr/zebra.pid"),
+        "Heddle starts its daemons itself, one set a switch",
+    ),
+    "openssh-server": _Service(
+        ("ssh.service", "ssh.socket"),
+        "/etc/init.d/ssh",
+        Path("/run/sshd.pid"),
+        "tests start an sshd of their own, on loopback",
+    ),
+}
+
+
+@contextmanager
+def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
+    """Keep the services of these parts from starting in the machine's own namespace while we install them."""
+    systemd = Path("/run/systemd/system").is_dir()
+    # What runs already is somebody's, whatever package it came from.
+    services = {name: _SERVICES[name] for name in parts if not _SERVICES[name].pid_file.exists()}
+
+    def systemctl(service: _Service, *words: str) -> None:
+        subprocess.run([*before, "systemctl", *words, *service.units], capture_output=True, check=False)
+
+    if systemd:
+        for service in services.values():
+            systemctl(service, "mask", "--runtime")
+    try:
+        yield
+    finally:
+        for name, service in services.items():
+            if systemd:
+                systemctl(service, "unmask", "--runtime")
+                systemctl(service, "disable")
+                say(f"{name}'s own service stays off on this machine: {service.why}")
+            elif service.pid_file.exists():
+                # No systemd, and no policy against starting: the init script has started it.
+                subprocess.run([*before, service.script, "stop"], capture_output=True, check=False)
+                say(f"{name}'s own service was stopped: {service.why}")
+
+
+@contextmanager
+def _no_starts(wanted: bool) -> Iterator[None]:
+    """Where systemd does not run, keep docker's package from starting an engine that fails or changes the firewall.
+
+    invoke-rc.d asks policy-rc.d, and 101 means no; a policy of the machine's own is left as it is. Heddle starts the
+    engine itself, see engine/daemon.py.
+    """
+    if not wanted or Path("/run/systemd/system").is_dir() or POLICY.exists() or os.geteuid() != 0:
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink(missing_ok=True)

@@ -1,0 +1,201 @@
+"""Whether this machine can run this fabric, found out before anything is made. Everything that is wrong, at once.
+
+In:  FabricSpec and the fabric built from it.
+Out: nothing, or MachineError with the command that mends each shortcoming.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import run
+from heddle.fabric.model import Fabric
+
+FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
+SYSCTLS: Final = Path("/proc/sys")
+SEED: Final = "net.ipv4.fib_multipath_hash_seed"
+_PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
+_THREADS_A_SWITCH: Final = 12  # zebra and bgpd have four or five each; a thread takes a process id
+_THREADS_BESIDE: Final = 2000  # what else may run here
+_FILES: Final = 256  # open files of one process: tc and ip keep some for each line of a batch
+# What a container's root often lacks; linux/capability.h.
+_CAPABILITIES: Final = {
+    "CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_ADMIN": 12,
+    "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21,
+}  # fmt: skip
+_MULTIPATH: Final = 16  # of an FRR that was configured without a word about it (configure.ac)
+BACKLOG: Final = "net.core.netdev_max_backlog"
+PACKETS_A_PORT: Final = 2  # that a shaper lets go at once (HTB's burst)
+STATUS: Final = Path("/proc/self/status")
+
+
+def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
+    """Raise MachineError with all that this machine lacks for the fabric. daemons: whether FRR runs on it itself."""
+    problems = [*_rights(), *_programs(daemons=daemons), *_kernel(fabric), *_limits(fabric)]
+    problems += _multipath(fabric) if daemons else []
+    if problems:
+        raise MachineError(*problems)
+
+
+def backlog() -> int | None:
+    """How many packets may wait for a processor between two ends of a link; None where that cannot be seen."""
+    try:
+        return int(SYSCTLS.joinpath(*BACKLOG.split(".")).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def warnings(fabric: Fabric) -> Iterator[str]:
+    """What will do, and may not do under load.
+
+    A packet that finds the backlog of its processor full is lost between two switches, by the machine: the queues it
+    has left never hear of it. The limit is one for all namespaces, so nobody but the user changes it.
+    """
+    ports, most = sum(len(node.ports) for node in fabric.nodes), backlog()
+    if most is not None and most < (need := PACKETS_A_PORT * ports):
+        step = 1 << (need - 1).bit_length()
+        yield (
+            f"{BACKLOG} = {most}: {ports} ports may have {need} packets under way at once, and what finds no room"
+            f" is lost by the machine, not by a switch; sysctl -w {BACKLOG}={step}"
+        )
+
+
+def frr_dir() -> Path | None:
+    """Where FRR's daemons are, or None."""
+    return next((path for path in FRR_DIRS if (path / "zebra").exists()), None)
+
+
+def _rights() -> Iterator[Problem]:
+    if os.geteuid() != 0:
+        yield Problem("", "network namespaces", "need root", "sudo ./inv ...")
+        return
+    try:
+        words = dict(line.split(":", 1) for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines())
+        have = int(words["CapEff"], 16)
+    except (OSError, KeyError, ValueError):
+        return  # cannot be known, so it is tried
+    lacking = [name for name, bit in _CAPABILITIES.items() if not have >> bit & 1]
+    if lacking:
+        hint = "run it on the machine itself, or start the container with --privileged"
+        yield Problem("", "this root", f"lacks {', '.join(lacking)}", hint)
+
+
+def _programs(*, daemons: bool) -> Iterator[Problem]:
+    for program, package in _PACKAGES.items():
+        if shutil.which(program) is None:
+            yield Problem("", program, "is not installed", f"apt-get install {package}")
+    directory = frr_dir()
+    if not daemons:
+        return
+    if directory is None:
+        yield Problem("frr", "zebra", "is not installed", "apt-get install frr")
+    elif not (directory / "bgpd").exists():
+        yield Problem("frr", f"{directory}/bgpd", "is missing: this FRR has no BGP", "apt-get install --reinstall frr")
+
+
+def frr_release() -> tuple[int, ...] | None:
+    """This machine's FRR, as (8, 4, 4); None when there is none, or none that says so."""
+    found = re.search(r"version (\d+(?:\.\d+)*)", _zebra_says())
+    return tuple(int(part) for part in found[1].split(".")) if found else None
+
+
+def frr_multipath() -> int | None:
+    """Next hops that a route of this machine's FRR can have, compiled in; None when it does not say."""
+    said = _zebra_says()
+    found = re.search(r"--enable-multipath=(\d+)", said)
+    if found:
+        return int(found[1])
+    return _MULTIPATH if "configured with" in said else None
+
+
+@cache
+def _zebra_says() -> str:
+    directory = frr_dir()
+    if directory is None:
+        return ""
+    try:
+        return run([str(directory / "zebra"), "--version"], check=False).out
+    except MachineError:
+        return ""  # told elsewhere
+
+
+def _multipath(fabric: Fabric) -> Iterator[Problem]:
+    """FRR's limit; the kernel's is none here: a route's message may hold 64 KB of next hops, thousands of them."""
+    most = max((len(group.ports) for groups in fabric.next_hop_groups.values() for group in groups), default=1)
+    limit = frr_multipath()
+    if limit is not None and most > limit:
+        why = f"was built for {limit} next hops a route, and this fabric has {most}"
+        yield Problem(
+            "frr", "zebra", why, f"fewer uplinks (ctsw, atsw), or an FRR built with --enable-multipath={most}"
+        )
+
+
+def _kernel(fabric: Fabric) -> Iterator[Problem]:
+    # Only the kernel's own hash needs it: in all other modes the seed is the BPF program's.
+    if not fabric.spec.routing.by_program and not SYSCTLS.joinpath(*SEED.split(".")).exists():
+        yield Problem(
+            "kernel",
+            SEED,
+            f"is missing in Linux {os.uname().release}: all switches would hash alike",
+            "boot Linux 6.11 or newer, or set routing.ecmp=e-ecmp",
+        )
+    if not (SYSCTLS / "net/ipv6").exists():
+        yield Problem("kernel", "IPv6", "is switched off, and unnumbered BGP needs it", "boot without ipv6.disable=1")
+
+
+def _limits(fabric: Fabric) -> Iterator[Problem]:
+    """Limits that all namespaces of the machine share.
+
+    FRR's inotify watch is not among them: zebra opens one only when it keeps VRFs in namespaces, which none here does.
+    """
+    hosts = sum(len(node.ports) for node in fabric.hosts)
+    between = len(fabric.links) - hosts
+    # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. Each entry
+    # has one of a multicast group beside it.
+    arp, nd = (4 * hosts, 4 * between) if fabric.spec.ip_version == 4 else (0, 4 * (hosts + between))
+    for family, table, need in (("ipv4", "arp_cache", arp), ("ipv6", "ndisc_cache", nd)):
+        yield from _at_least(f"net.{family}.neigh.default.gc_thresh3", need + _neighbours(table), "neighbours")
+    threads = _THREADS_A_SWITCH * len(fabric.switches)
+    yield from _at_least("kernel.pid_max", threads + _THREADS_BESIDE, "processes and threads")
+    yield from _at_least("kernel.threads-max", threads + _THREADS_BESIDE, "processes and threads")
+    yield from _at_least("user.max_net_namespaces", len(fabric.nodes), "network namespaces")
+    # Daemons run as user frr, whom root's exemption from this limit does not cover.
+    yield from _ulimit("-u", resource.RLIMIT_NPROC, threads, "processes and threads")
+    yield from _ulimit("-n", resource.RLIMIT_NOFILE, _FILES, "open files")
+
+
+def _ulimit(flag: str, limit: int, need: int, what: str) -> Iterator[Problem]:
+    have, most = resource.getrlimit(limit)
+    if have != resource.RLIM_INFINITY and have < need:
+        step = 1 << (need - 1).bit_length()
+        hint = f"ulimit {flag} {step}"
+        if most != resource.RLIM_INFINITY and most < step:
+            hint += ", as root and in the shell that starts ./inv"
+        yield Problem("", f"ulimit {flag} = {have}", f"is too low: {need} {what} are needed", hint)
+
+
+def _neighbours(table: str) -> int:
+    """How many neighbours all namespaces have already; the first column of each line, in hex, is the whole table's."""
+    try:
+        lines = Path("/proc/net/stat", table).read_text(encoding="ascii").splitlines()
+        return int(lines[1].split()[0], 16)
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _at_least(key: str, need: int, what: str) -> Iterator[Problem]:
+    try:
+        have = int(SYSCTLS.joinpath(*key.split(".")).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return  # not on this kernel, so not its limit
+    if have < need:
+        step = 1 << (need - 1).bit_length()
+        yield Problem("kernel", f"{key} = {have}", f"is too low: {need} {what} are needed", f"sysctl -w {key}={step}")

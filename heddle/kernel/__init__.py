@@ -1,0 +1,1 @@
+"""Linux as we use it: namespaces, netlink, FIBs, libbpf, ring buffers, offloads."""

@@ -1,0 +1,299 @@
+"""A switch's forwarding table as its kernel has it: three netlink dumps, no process.
+
+In:  a node handle.
+Out: Fib: prefix -> next hops *in the kernel's order*, since hash-threshold selection depends on that order
+     (fib_select_multipath, nexthop_select_path_hthr) and never on what a configuration says.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any, Final
+
+from heddle.base.families import Address, Network, Version
+from heddle.kernel.netlink import (
+    RTM_GETLINK,
+    RTM_GETNEXTHOP,
+    RTM_GETNEXTHOPBUCKET,
+    RTM_GETROUTE,
+    NetlinkError,
+    RouteSocket,
+    attribute,
+    attributes,
+)
+from heddle.runtimes.registry import NodeHandle
+
+RT_TABLE_MAIN: Final = 254
+RTN_UNICAST: Final = 1
+_DISCARDING: Final = frozenset({6, 7, 8})  # RTN_BLACKHOLE, RTN_UNREACHABLE, RTN_PROHIBIT
+_AF: Final[Mapping[int, int]] = {4: socket.AF_INET, 6: socket.AF_INET6}
+# What IPv6 keeps in the main table for each interface and nobody routes by: link-local (RFC 4291), and multicast.
+_OF_INTERFACES: Final = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
+_DEAD: Final = 0x1  # RTNH_F_DEAD; also set for a link without carrier when ignore_routes_with_linkdown says so
+
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID = 1, 4, 5, 6, 9, 18, 30
+_NHA_ID, _NHA_GROUP, _NHA_BLACKHOLE, _NHA_OIF, _NHA_GATEWAY, _NHA_RES_GROUP, _NHA_RES_BUCKET = 1, 2, 4, 5, 6, 12, 13
+_BUCKET_INDEX, _BUCKET_NH_ID = 1, 3  # NHA_RES_BUCKET_INDEX, NHA_RES_BUCKET_NH_ID
+_IFLA_IFNAME, _IFLA_EXT_MASK = 3, 29
+_SKIP_STATISTICS: Final = 1 << 3  # RTEXT_FILTER_SKIP_STATS
+
+_U32: Final = struct.Struct("=I")
+_RTMSG: Final = struct.Struct("=8BI")
+_RTNEXTHOP: Final = struct.Struct("=HBBi")
+_NHMSG: Final = struct.Struct("=4BI")
+_GROUP_ENTRY: Final = struct.Struct("=IBBH")
+
+
+@dataclass(frozen=True, slots=True)
+class NextHop:
+    """One way out. gateway is empty for a connected prefix; weight is at least 1; dead ones get no traffic."""
+
+    port: str
+    ifindex: int
+    gateway: str
+    weight: int = 1
+    dead: bool = False
+
+
+@dataclass(frozen=True)
+class Fib:
+    """The main table of one switch. A prefix without next hops discards (blackhole, unreachable, prohibit).
+
+    buckets: of prefixes that a resilient nexthop group serves, which of the next hops each bucket has now.
+    """
+
+    switch: str
+    routes: Mapping[Network, tuple[NextHop, ...]]  # all of one version of IP
+    buckets: Mapping[Network, tuple[int, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def _by_length(self) -> tuple[tuple[int, Mapping[int, Network]], ...]:
+        """(mask, network as a number -> prefix), the longest prefixes first."""
+        lengths: dict[int, dict[int, Network]] = {}
+        bits = 0
+        for network in self.routes:
+            bits = network.max_prefixlen
+            lengths.setdefault(network.prefixlen, {})[int(network.network_address)] = network
+        ones = (1 << bits) - 1
+        return tuple((ones >> (bits - length) << (bits - length), lengths[length]) for length in sorted(lengths)[::-1])
+
+    def match(self, address: Address | int) -> Network | None:
+        """The longest prefix that holds `address`, or None."""
+        number = int(address)
+        for mask, networks in self._by_length:
+            found = networks.get(number & mask)
+            if found is not None:
+                return found
+        return None
+
+    def lookup(self, address: Address | int) -> tuple[NextHop, ...]:
+        """The next hops for `address` by longest prefix; empty when nothing matches or the route discards."""
+        network = self.match(address)
+        return () if network is None else self.routes[network]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: routes: prefix -> list of [port, ifindex, gateway, weight, dead]; buckets: prefix -> indexes."""
+        return {
+            "switch": self.switch,
+            "routes": {
+                str(network): [[h.port, h.ifindex, h.gateway, h.weight, h.dead] for h in hops]
+                for network, hops in self.routes.items()
+            },
+            "buckets": {str(network): list(numbers) for network, numbers in self.buckets.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Fib:
+        """What `to_json` wrote."""
+        routes = {
+            ip_network(prefix): tuple(NextHop(str(p), int(i), str(g), int(w), bool(d)) for p, i, g, w, d in hops)
+            for prefix, hops in data["routes"].items()
+        }
+        buckets = {ip_network(prefix): tuple(map(int, numbers)) for prefix, numbers in data.get("buckets", {}).items()}
+        return cls(str(data["switch"]), routes, buckets)
+
+
+def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
+    """The main table of a node in one version of IP, with nexthop groups resolved.
+
+    Without what IPv6 has there for every interface: its link-local network, and the node's own addresses on `lo`.
+    Raises MachineError when the namespace is not there.
+    """
+    with RouteSocket(handle.netns) as netlink:
+        names = read_names(netlink)
+        objects = _Objects(netlink, names)
+        found: dict[Network, tuple[int, tuple[NextHop, ...]]] = {}
+        buckets: dict[Network, tuple[int, ...]] = {}
+        for body in _dump(netlink, RTM_GETROUTE, _RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
+            _, length, _, tos, table, _, _, kind, flags = _RTMSG.unpack_from(body)
+            if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
+                continue
+            attrs = attributes(body, _RTMSG.size)
+            network = _network(attrs.get(_RTA_DST), length, version)
+            if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
+                continue
+            metric = _u32(attrs.get(_RTA_PRIORITY))
+            if network in found and found[network][0] <= metric:
+                continue  # fib_table_lookup takes the lowest metric
+            hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
+            if hops and all(hop.port == "lo" for hop in hops):
+                continue  # an IPv6 address of the node itself: table local has it, too, and comes first
+            found[network] = (metric, hops)
+            buckets.pop(network, None)
+            if dealt := objects.buckets(_u32(attrs.get(_RTA_NH_ID))):
+                buckets[network] = dealt
+    return Fib(handle.name, {network: hops for network, (_, hops) in found.items()}, buckets)
+
+
+def port_names(handle: NodeHandle) -> dict[int, str]:
+    """ifindex -> interface name, of every interface of a node."""
+    with RouteSocket(handle.netns) as netlink:
+        return read_names(netlink)
+
+
+def route_hops(message: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
+    """The next hops of one route message that tells them all itself (an answer to RTM_F_FIB_MATCH)."""
+    attrs = attributes(message, _RTMSG.size)
+    fields = _RTMSG.unpack_from(message)
+    if fields[7] != RTN_UNICAST:
+        return ()
+    return _own_hops(attrs, fields[8], names)
+
+
+class _Objects:
+    """The namespace's nexthop objects; asked for only when a route names one (FRR installs all its routes so)."""
+
+    def __init__(self, netlink: RouteSocket, names: Mapping[int, str]) -> None:
+        self._netlink = netlink
+        self._single: dict[int, NextHop | None] = {}
+        self._group: dict[int, list[tuple[int, int]]] = {}
+        self._resilient: set[int] = set()
+        self._dealt: dict[int, dict[int, int]] | None = None  # group -> bucket -> member; read when a route asks
+        for body in _dump(netlink, RTM_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0, 0)):
+            flags = _NHMSG.unpack_from(body)[4]
+            attrs = attributes(body, _NHMSG.size)
+            number = _u32(attrs.get(_NHA_ID))
+            if _NHA_GROUP in attrs:
+                # Weights are kept less one; the high byte came with kernel 6.12 and is zero before.
+                entries = _GROUP_ENTRY.iter_unpack(attrs[_NHA_GROUP])
+                self._group[number] = [(member, low + (high << 8) + 1) for member, low, high, _ in entries]
+                if _NHA_RES_GROUP in attrs:
+                    self._resilient.add(number)
+            elif _NHA_BLACKHOLE in attrs:
+                self._single[number] = None
+            else:
+                gateway = _address(attrs.get(_NHA_GATEWAY))
+                self._single[number] = _hop(names, _u32(attrs.get(_NHA_OIF)), gateway, 1, flags)
+
+    def resolve(self, number: int) -> tuple[NextHop, ...] | None:
+        """The next hops behind a nexthop id; None when the kernel did not tell (it changed meanwhile)."""
+        if number in self._single:
+            single = self._single[number]
+            return () if single is None else (single,)
+        if number not in self._group:
+            return None
+        hops: list[NextHop] = []
+        for member, weight in self._group[number]:
+            hop = self._single.get(member)
+            if hop is None:
+                return None
+            hops.append(NextHop(hop.port, hop.ifindex, hop.gateway, weight, hop.dead))
+        return tuple(hops)
+
+    def buckets(self, number: int) -> tuple[int, ...]:
+        """Which member of a resilient group each of its buckets has, by index; empty for what is no such group."""
+        if number not in self._resilient:
+            return ()
+        if self._dealt is None:
+            self._dealt = {}
+            for body in _dump(self._netlink, RTM_GETNEXTHOPBUCKET, _NHMSG.pack(0, 0, 0, 0, 0)):
+                attrs = attributes(body, _NHMSG.size)
+                bucket = attributes(attrs[_NHA_RES_BUCKET], 0)
+                index = struct.unpack("=H", bucket[_BUCKET_INDEX])[0]
+                self._dealt.setdefault(_u32(attrs.get(_NHA_ID)), {})[index] = _u32(bucket.get(_BUCKET_NH_ID))
+        dealt = self._dealt.get(number, {})
+        members = {member: at for at, (member, _) in enumerate(self._group[number])}
+        if sorted(dealt) != list(range(len(dealt))) or not set(dealt.values()) <= set(members):
+            return ()  # it changed while it was read: the caller reads again, or finds other routes afterwards
+        return tuple(members[dealt[index]] for index in range(len(dealt)))
+
+
+def _hops(attrs: Mapping[int, bytes], flags: int, names: Mapping[int, str], objects: _Objects) -> tuple[NextHop, ...]:
+    if _RTA_NH_ID in attrs:
+        resolved = objects.resolve(_u32(attrs[_RTA_NH_ID]))
+        if resolved is not None:
+            return resolved
+    return _own_hops(attrs, flags, names)
+
+
+def _own_hops(attrs: Mapping[int, bytes], flags: int, names: Mapping[int, str]) -> tuple[NextHop, ...]:
+    if _RTA_MULTIPATH in attrs:
+        return _multipath(attrs[_RTA_MULTIPATH], names)
+    if _RTA_OIF not in attrs:
+        return ()
+    return (_hop(names, _u32(attrs[_RTA_OIF]), _gateway(attrs), 1, flags),)
+
+
+def _multipath(data: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
+    hops: list[NextHop] = []
+    offset = 0
+    while offset + _RTNEXTHOP.size <= len(data):
+        length, flags, weight, ifindex = _RTNEXTHOP.unpack_from(data, offset)
+        if length < _RTNEXTHOP.size:
+            raise ValueError(f"struct rtnexthop of {length} bytes")
+        attrs = attributes(data[offset : offset + length], _RTNEXTHOP.size)
+        hops.append(_hop(names, ifindex, _gateway(attrs), weight + 1, flags))
+        offset += (length + 3) & ~3
+    return tuple(hops)
+
+
+def _hop(names: Mapping[int, str], ifindex: int, gateway: str, weight: int, flags: int) -> NextHop:
+    return NextHop(names.get(ifindex, f"if{ifindex}"), ifindex, gateway, weight, bool(flags & _DEAD))
+
+
+def _network(raw: bytes | None, length: int, version: Version) -> Network:
+    """The destination of a route; a default route names none."""
+    if version == 4:
+        return IPv4Network((raw or bytes(4), length))
+    return IPv6Network((raw or bytes(16), length))
+
+
+def _gateway(attrs: Mapping[int, bytes]) -> str:
+    if _RTA_VIA in attrs:  # an IPv6 next hop of an IPv4 route: struct rtvia, a family and an address
+        return _address(attrs[_RTA_VIA][2:])
+    return _address(attrs.get(_RTA_GATEWAY))
+
+
+def _address(raw: bytes | None) -> str:
+    if not raw:
+        return ""
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+
+
+def _u32(raw: bytes | None) -> int:
+    return 0 if raw is None else int(_U32.unpack_from(raw)[0])
+
+
+def read_names(netlink: RouteSocket) -> dict[int, str]:
+    """ifindex -> interface name, by a socket that is open already."""
+    body = struct.pack("=BxHiII", 0, 0, 0, 0, 0) + attribute(_IFLA_EXT_MASK, _U32.pack(_SKIP_STATISTICS))
+    names: dict[int, str] = {}
+    for message in netlink.dump(RTM_GETLINK, body):
+        names[struct.unpack_from("=i", message, 4)[0]] = attributes(message, 16)[_IFLA_IFNAME].rstrip(b"\0").decode()
+    return names
+
+
+def _dump(netlink: RouteSocket, kind: int, body: bytes) -> list[bytes]:
+    """A dump, empty where the kernel has no such table yet (ENOENT) or no nexthop objects (before 5.3)."""
+    try:
+        return netlink.dump(kind, body)
+    except NetlinkError as error:
+        if error.errno in (errno.ENOENT, errno.EOPNOTSUPP):
+            return []
+        raise

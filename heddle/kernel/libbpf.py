@@ -1,0 +1,350 @@
+"""A thin layer over the system's libbpf: the dozen public functions that Heddle needs, by ctypes.
+
+In:  built objects (`bpf/*.o`), paths below /sys/fs/bpf.
+Out: Object (an ELF file being loaded), Map and Program (file descriptors that their owner closes).
+Calls release the interpreter lock, so switches load in parallel. Errors are MachineErrors that say what to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from heddle.base.problems import MachineError, Problem
+
+if TYPE_CHECKING:
+    from heddle.kernel.testrun import TestRun
+
+BPFFS: Final = Path("/sys/fs/bpf")
+BPF_ANY: Final = 0
+BPF_NOEXIST: Final = 1
+_LOG_BYTES: Final = 1 << 16
+_BATCH: Final = 4096
+# Calls between BPF functions with pointers came with 5.12, the hash fields of a fabric file with 5.14.
+_NEEDS: Final = "Heddle's programs need Linux 5.15 or newer, with CONFIG_BPF_JIT"
+
+
+class _OpenOptions(ctypes.Structure):
+    """struct bpf_object_open_opts of libbpf 1.0."""
+
+    _fields_ = [
+        ("sz", ctypes.c_size_t),
+        ("object_name", ctypes.c_char_p),
+        ("relaxed_maps", ctypes.c_bool),
+        ("pin_root_path", ctypes.c_char_p),
+        ("stub", ctypes.c_uint32),
+        ("kconfig", ctypes.c_char_p),
+        ("btf_custom_path", ctypes.c_char_p),
+        ("kernel_log_buf", ctypes.c_void_p),
+        ("kernel_log_size", ctypes.c_size_t),
+        ("kernel_log_level", ctypes.c_uint32),
+    ]
+
+
+_SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # result, arguments
+    "bpf_object__open_file": (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+    "bpf_object__load": (ctypes.c_int, ctypes.c_void_p),
+    "bpf_object__close": (None, ctypes.c_void_p),
+    "bpf_object__find_program_by_name": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p),
+    "bpf_object__find_map_by_name": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p),
+    "bpf_program__fd": (ctypes.c_int, ctypes.c_void_p),
+    "bpf_map__fd": (ctypes.c_int, ctypes.c_void_p),
+    "bpf_map__set_max_entries": (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32),
+    "bpf_obj_pin": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p),
+    "bpf_obj_get": (ctypes.c_int, ctypes.c_char_p),
+    "bpf_map_lookup_elem": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p),
+    "bpf_map_update_elem": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64),
+    "bpf_map_delete_elem": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p),
+    "bpf_map_get_next_key": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
+    "bpf_obj_get_info_by_fd": (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+    "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 6),
+    "bpf_map__reuse_fd": (ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
+    "ring_buffer__new": (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    "ring_buffer__consume": (ctypes.c_int, ctypes.c_void_p),
+    "ring_buffer__epoll_fd": (ctypes.c_int, ctypes.c_void_p),
+    "ring_buffer__free": (None, ctypes.c_void_p),
+    "bpf_prog_test_run_opts": (ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
+    "libbpf_num_possible_cpus": (ctypes.c_int,),
+    "libbpf_set_print": (ctypes.c_void_p, ctypes.c_void_p),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The system's libbpf, version 1 before 0; MachineError when there is none."""
+    for name in ("libbpf.so.1", "libbpf.so.0"):
+        try:
+            found = ctypes.CDLL(name, use_errno=True)
+        except OSError:
+            continue
+        for function, (result, *arguments) in _SIGNATURES.items():
+            try:
+                entry = getattr(found, function)
+            except AttributeError:
+                raise MachineError(Problem("", name, f"is too old: it has no {function}", _INSTALL)) from None
+            entry.restype, entry.argtypes = result, arguments
+        if name.endswith("0"):
+            found.libbpf_set_strict_mode(0x3)  # CLEAN_PTRS, DIRECT_ERRS: errors as libbpf 1 reports them
+        found.libbpf_set_print(None)  # what went wrong is in the exception, not on stderr
+        return found
+    raise MachineError(Problem("", "libbpf.so.1", "is not installed", _INSTALL))
+
+
+_INSTALL: Final = "apt-get install libbpf1 (libbpf0 on older systems)"
+
+
+def ensure_bpffs() -> None:
+    """Mount the BPF file system at /sys/fs/bpf when it is not there, as iproute2 does."""
+    with Path("/proc/self/mountinfo").open(errors="replace") as mounts:
+        for line in mounts:
+            before, _, after = line.partition(" - ")
+            if before.split()[4] == str(BPFFS) and after.split()[0] == "bpf":
+                return
+    hint = f"mount -t bpf bpf {BPFFS}"
+    if not BPFFS.is_dir():
+        raise MachineError(Problem("", str(BPFFS), "is missing: sysfs or BPF is not in this kernel", hint))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"bpf", str(BPFFS).encode(), b"bpf", ctypes.c_ulong(0), b"mode=0700") != 0:
+        raise MachineError(Problem("", str(BPFFS), f"cannot be mounted: {os.strerror(ctypes.get_errno())}", hint))
+
+
+def failed(what: str, why: str, detail: str = "", otherwise: str = "") -> MachineError:
+    """The error for the errno that libbpf left behind. otherwise: the hint where the errno tells of no better one."""
+    code = ctypes.get_errno()
+    said = f"{why}: {os.strerror(code)}" + (f"\n{detail}" if detail else "")
+    # EACCES with a log is the verifier's refusal; without one it is a pin that only root may open.
+    denied = code == errno.EPERM or (code == errno.EACCES and not detail)
+    hint = "this needs root (CAP_BPF and CAP_NET_ADMIN)" if denied else otherwise
+    if code == errno.ENOENT and what.startswith(str(BPFFS)):
+        hint = "./inv down takes the lab away, ./inv up makes it anew"
+    if code == errno.ENOMEM:
+        hint = "raise the locked-memory limit: ulimit -l unlimited"
+    return MachineError(Problem("bpf", what, said, hint))
+
+
+class _Descriptor:
+    """A file descriptor with an owner."""
+
+    def __init__(self, fd: int, owned: bool) -> None:
+        self.fd = fd
+        self._owned = owned
+
+    def close(self) -> None:
+        """Close it, once, when it is ours (those of an Object belong to the Object)."""
+        if self._owned and self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def pin(self, path: Path) -> None:
+        """Give it a name below /sys/fs/bpf that outlives this process; FileExistsError is a MachineError here."""
+        if library().bpf_obj_pin(self.fd, os.fsencode(path)) != 0:
+            raise failed(str(path), "cannot be pinned")
+
+
+def _get(path: Path) -> int:
+    fd = int(library().bpf_obj_get(os.fsencode(path)))
+    if fd < 0:
+        raise failed(str(path), "cannot be opened")
+    return fd
+
+
+class Map(_Descriptor):
+    """A BPF map. Sizes in bytes; with per_cpu a value is one slot (of 8 n bytes) for each possible CPU."""
+
+    def __init__(self, fd: int, key_size: int, value_size: int, *, per_cpu: bool = False, owned: bool = False) -> None:
+        super().__init__(fd, owned)
+        self.key_size = key_size
+        self.value_size = (value_size + 7 & ~7) * int(library().libbpf_num_possible_cpus()) if per_cpu else value_size
+
+    @classmethod
+    def pinned(cls, path: Path, key_size: int, value_size: int, *, per_cpu: bool = False) -> Self:
+        """Open a pinned map; the caller closes it. MachineError when there is none."""
+        return cls(_get(path), key_size, value_size, per_cpu=per_cpu, owned=True)
+
+    def lookup(self, key: bytes) -> bytes | None:
+        """The value of `key`, or None."""
+        value = ctypes.create_string_buffer(self.value_size)
+        if library().bpf_map_lookup_elem(self.fd, self._key(key), value) == 0:
+            return value.raw
+        if ctypes.get_errno() == errno.ENOENT:
+            return None
+        raise failed("map", "cannot be read")
+
+    def update(self, key: bytes, value: bytes, flags: int = BPF_ANY) -> None:
+        """Write one value."""
+        if len(value) != self.value_size:
+            raise ValueError(f"a value of {len(value)} bytes for a map of {self.value_size}")
+        if library().bpf_map_update_elem(self.fd, self._key(key), value, flags) != 0:
+            raise failed("map", "cannot be written")
+
+    def delete(self, key: bytes) -> bool:
+        """Remove one key; False when it was not there."""
+        if library().bpf_map_delete_elem(self.fd, self._key(key)) == 0:
+            return True
+        if ctypes.get_errno() == errno.ENOENT:
+            return False
+        raise failed("map", "cannot be written")
+
+    def all_keys(self) -> list[bytes]:
+        """All keys, a system call each: for tries, which older kernels do not read in batches, and small tables."""
+        found: list[bytes] = []
+        after = ctypes.create_string_buffer(self.key_size)
+        while library().bpf_map_get_next_key(self.fd, found[-1] if found else None, after) == 0:
+            found.append(after.raw)
+        if ctypes.get_errno() != errno.ENOENT:
+            raise failed("map", "cannot be read")
+        return found
+
+    def max_entries(self) -> int:
+        """How many entries it has room for."""
+        info = (ctypes.c_uint32 * 5)()  # struct bpf_map_info: type, id, key_size, value_size, max_entries
+        size = ctypes.c_uint32(ctypes.sizeof(info))
+        if library().bpf_obj_get_info_by_fd(self.fd, info, ctypes.byref(size)) != 0:
+            raise failed("map", "cannot be asked for its size")
+        return int(info[4])
+
+    def memory(self) -> mmap.mmap:
+        """All values of an array that may be mapped (BPF_F_MMAPABLE), writable, each rounded up to 8 bytes.
+
+        It outlives the descriptor. MachineError where the kernel refuses.
+        """
+        size = self.max_entries() * (self.value_size + 7 & ~7)
+        try:
+            return mmap.mmap(self.fd, size)
+        except OSError as error:
+            raise MachineError(Problem("bpf", "map", f"cannot be mapped into memory: {error.strerror}")) from None
+
+    def items(self) -> tuple[bytes, bytes]:
+        """All keys and all values, each as one run of bytes; a few system calls however many there are."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size = max(4, self.key_size)
+        position, after = ctypes.create_string_buffer(size), ctypes.create_string_buffer(size)
+        room, first, ended = _BATCH, True, False
+        while not ended:
+            key_buffer = ctypes.create_string_buffer(room * self.key_size)
+            value_buffer = ctypes.create_string_buffer(room * self.value_size)
+            count = ctypes.c_uint32(room)
+            at = None if first else position
+            code = library().bpf_map_lookup_batch(
+                self.fd, at, after, key_buffer, value_buffer, ctypes.byref(count), None
+            )
+            reason = ctypes.get_errno() if code != 0 else 0
+            if reason == errno.ENOSPC:  # one bucket holds more than there is room for
+                room *= 2
+                continue
+            if reason not in (0, errno.ENOENT):
+                raise failed("map", "cannot be read in a batch")
+            keys.append(key_buffer.raw[: count.value * self.key_size])
+            values.append(value_buffer.raw[: count.value * self.value_size])
+            position, after, first, ended = after, position, False, reason == errno.ENOENT
+        return b"".join(keys), b"".join(values)
+
+    def _key(self, key: bytes) -> bytes:
+        if len(key) != self.key_size:
+            raise ValueError(f"a key of {len(key)} bytes for a map of {self.key_size}")
+        return key
+
+
+class Program(_Descriptor):
+    """A loaded BPF program."""
+
+    @classmethod
+    def pinned(cls, path: Path) -> Self:
+        """Open a pinned program; the caller closes it. MachineError when there is none."""
+        return cls(_get(path), True)
+
+    def test_run(self, frame: bytes, **words: Any) -> TestRun:
+        """Run it on a frame, as BPF_PROG_TEST_RUN does: see testrun.run_on, which takes the same words."""
+        from heddle.kernel.testrun import run_on
+
+        return run_on(self.fd, frame, **words)
+
+
+class Object:
+    """An ELF object on its way into the kernel: open, adjust, load, pin, close. Close frees what is not pinned."""
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+        self._log = ctypes.create_string_buffer(_LOG_BYTES)
+        options = None
+        if hasattr(library(), "libbpf_major_version"):  # 1.0 on; the log fields are younger than libbpf 0.5
+            opened = _OpenOptions(sz=ctypes.sizeof(_OpenOptions), kernel_log_size=_LOG_BYTES)
+            opened.kernel_log_buf = ctypes.addressof(self._log)
+            options = ctypes.byref(opened)
+        self._object: int | None = library().bpf_object__open_file(os.fsencode(path), options)
+        if not self._object:
+            raise failed(str(path), "cannot be opened as a BPF object")
+
+    def load(self) -> None:
+        """Create its maps and load its programs; MachineError carries the end of the verifier's log."""
+        if library().bpf_object__load(self._object) != 0:
+            log = self._log.value.decode(errors="replace").strip().splitlines()
+            raise failed(self._name, "was refused by the kernel", "\n".join(log[-12:]), _NEEDS)
+
+    def set_max_entries(self, name: str, entries: int) -> None:
+        """Size a map before `load`."""
+        if library().bpf_map__set_max_entries(self._find("map", name), entries) != 0:
+            raise failed(f"{self._name}: {name}", "cannot be sized")
+
+    def reuse(self, name: str, existing: Map) -> None:
+        """Let a map of this object be one that is there already, before `load`."""
+        if library().bpf_map__reuse_fd(self._find("map", name), existing.fd) != 0:
+            raise failed(f"{self._name}: {name}", "cannot be shared")
+
+    def map(self, name: str, key_size: int, value_size: int, *, per_cpu: bool = False) -> Map:
+        """A map of a loaded object; valid until `close`."""
+        fd = int(library().bpf_map__fd(self._find("map", name)))
+        return Map(fd, key_size, value_size, per_cpu=per_cpu)
+
+    def program(self, name: str) -> Program:
+        """A program of a loaded object; valid until `close`."""
+        return Program(int(library().bpf_program__fd(self._find("program", name))), False)
+
+    def close(self) -> None:
+        """Free the object and its descriptors."""
+        if self._object:
+            library().bpf_object__close(self._object)
+        self._object = None
+
+    def _find(self, kind: str, name: str) -> int:
+        found = getattr(library(), f"bpf_object__find_{kind}_by_name")(self._object, name.encode())
+        if not found:
+            raise failed(f"{self._name}: {name}", f"is no {kind} of this object")
+        return int(found)
+
+
+@contextmanager
+def loaded(
+    path: Path, sizes: dict[str, int] | None = None, shared: Mapping[str, Map] | None = None
+) -> Iterator[Object]:
+    """An object, loaded, for the length of a with block.
+
+    sizes: map name -> max entries. shared: map name -> a map that is there already, to be used in its place.
+    """
+    found = Object(path)
+    try:
+        for name, existing in (shared or {}).items():
+            found.reuse(name, existing)
+        for name, entries in (sizes or {}).items():
+            found.set_max_entries(name, entries)
+        found.load()
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,71 @@
+"""Offloads off: a port must carry packets as they are on a wire, not what a NIC would cut later.
+
+With GRO or GSO a queue counts one 64 KB lump where a wire has sixteen packets, and list receive lets a batch share
+one next hop on kernels 5.5 to 6.5. Checksums must be in the packet, since BPF and captures read it.
+One ioctl socket in each namespace; no process.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import MachineError, Problem
+from heddle.kernel.namespace import inside
+
+_SIOCETHTOOL: Final = 0x8946
+# Feature -> (ETHTOOL_G*, ETHTOOL_S*), in the order to switch off: what depends on another goes first.
+FEATURES: Final[Mapping[str, tuple[int, int]]] = {
+    "gro": (0x2B, 0x2C),
+    "gso": (0x23, 0x24),
+    "tso": (0x1E, 0x1F),
+    "tx-checksum": (0x16, 0x17),
+    "scatter-gather": (0x18, 0x19),
+}
+
+
+def switch_off(netns: Path, ports: Iterable[str]) -> None:
+    """Switch every feature of FEATURES off on these ports. MachineError names the port that refuses."""
+    with _control_socket(netns) as control:
+        for port in ports:
+            for feature, (_, off) in FEATURES.items():
+                try:
+                    _ethtool(control, port, off, 0)
+                except OSError as error:
+                    if error.errno == errno.EOPNOTSUPP:
+                        continue  # the device never has it
+                    why = f"cannot be switched off: {os.strerror(error.errno or 0)}"
+                    raise MachineError(Problem(netns.name, f"{port}: {feature}", why)) from None
+
+
+def read(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Port -> the features of FEATURES that are on. MachineError names a port that is not there."""
+    found: dict[str, tuple[str, ...]] = {}
+    with _control_socket(netns) as control:
+        for port in ports:
+            try:
+                found[port] = tuple(name for name, (get, _) in FEATURES.items() if _ethtool(control, port, get, 0))
+            except OSError as error:
+                why = f"tells no features: {os.strerror(error.errno or 0)}"
+                raise MachineError(Problem(netns.name, port, why)) from None
+    return found
+
+
+def _control_socket(netns: Path) -> socket.socket:
+    with inside(netns):
+        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+def _ethtool(control: socket.socket, port: str, command: int, value: int) -> int:
+    """SIOCETHTOOL with a struct ethtool_value; its data afterwards."""
+    data = array.array("I", [command, value])
+    address, _ = data.buffer_info()
+    fcntl.ioctl(control.fileno(), _SIOCETHTOOL, struct.pack("16sP16x", port.encode(), address))
+    return data[1]

@@ -1,0 +1,69 @@
+"""Events that the queue programs report: a ring buffer in memory that the kernel fills.
+
+In:  the map `events` of a lab.
+Out: Event, in the order in which the programs wrote them. A descriptor that becomes readable when there are some.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from heddle.base.problems import MachineError, Problem
+from heddle.kernel.libbpf import Map, library
+
+_EVENT: Final = struct.Struct("=QIBBxx8H")
+_KINDS: Final[dict[int, Literal["xoff", "xon", "pfc"]]] = {1: "xoff", 2: "xon", 3: "pfc"}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a program saw, and when (CLOCK_MONOTONIC). number: the class; of `pfc` the vector, of lossless classes.
+
+    xoff, xon: an ingress port's occupancy crossed a threshold; its peer is to pause or to go on. pfc: a pause frame
+    came in by `port`; quanta by class, 0: go on.
+    """
+
+    ns: int
+    port: int
+    kind: Literal["xoff", "xon", "pfc"]
+    number: int
+    quanta: tuple[int, ...]
+
+
+class Events:
+    """The reader. Only one process may have one at a time: the place that was read up to is in the map."""
+
+    def __init__(self, ring: Map) -> None:
+        self._found: list[Event] = []
+        self._callback = _Sample(self._take)  # libbpf keeps the pointer
+        self._ring: int | None = library().ring_buffer__new(ring.fd, self._callback, None, None)
+        if not self._ring:
+            raise MachineError(Problem("bpf", "the ring of events", "cannot be mapped into memory"))
+
+    def fileno(self) -> int:
+        """For select, poll and epoll: readable when events wait."""
+        return int(library().ring_buffer__epoll_fd(self._ring))
+
+    def read(self) -> list[Event]:
+        """All that wait; empty when none do."""
+        if library().ring_buffer__consume(self._ring) < 0:
+            raise MachineError(Problem("bpf", "the ring of events", "cannot be read"))
+        found, self._found = self._found, []
+        return found
+
+    def close(self) -> None:
+        """Unmap it, once."""
+        if self._ring:
+            library().ring_buffer__free(self._ring)
+        self._ring = None
+
+    def _take(self, _: Any, data: int, size: int) -> int:
+        ns, port, kind, number, *quanta = _EVENT.unpack(ctypes.string_at(data, size)[: _EVENT.size])
+        self._found.append(Event(ns, port, _KINDS[kind], number, tuple(quanta)))
+        return 0
+
+
+_Sample = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

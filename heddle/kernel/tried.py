@@ -1,0 +1,46 @@
+"""Whether this kernel has a queueing discipline: by making one, in a namespace that nobody sees.
+
+In:  the discipline's name and its options, as netlink takes them. Out: nothing, or the kernel's reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from heddle.kernel.namespace import nameless
+from heddle.kernel.netlink import NLM_F_CREATE, RTM_NEWQDISC, NetlinkError, RouteSocket, attribute
+
+TCMSG: Final = struct.Struct("=B3xiIII")  # family, ifindex, handle, parent, info
+TCA_KIND, TCA_OPTIONS = 1, 2
+_NLA_F_NESTED: Final = 0x8000
+_ROOT: Final = 0xFFFFFFFF  # TC_H_ROOT
+_LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
+_HERE: Final = Path("/proc/thread-self/ns/net")
+
+
+def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes, *, nested: bool = True) -> bytes:
+    """What RTM_NEWQDISC is told of one queueing discipline. nested: options are attributes, and no struct."""
+    what = attribute(TCA_KIND, kind.encode() + b"\0")
+    what += attribute(TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # which sch_ets insists on
+    return TCMSG.pack(0, ifindex, handle, parent, 0) + what
+
+
+def refusal(kind: str, options: bytes) -> str:
+    """Empty when the kernel makes one with these options, else why it does not: `this kernel has no sch_ets`.
+
+    The namespace is this thread's own and is gone afterwards.
+    """
+    if os.geteuid() != 0:
+        return "that can only be tried by root"
+    with nameless(), RouteSocket(_HERE) as netlink:
+        try:
+            netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, _ROOT, kind, options), NLM_F_CREATE)
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return f"this kernel has no sch_{kind}"
+            return f"this kernel's sch_{kind} refuses it: {os.strerror(error.errno or errno.EIO)}"
+    return ""

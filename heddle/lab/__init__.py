@@ -1,0 +1,1 @@
+"""A running fabric: lifecycle, convergence, status, faults, live changes, captures."""

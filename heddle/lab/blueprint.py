@@ -1,0 +1,186 @@
+"""What a lab is made from, and so what it should be: one protocol, two members.
+
+In:  a FabricSpec (Rendered, below), or somebody's containerlab file (Brought, in adopt/brought.py).
+Out: the files that run, and answers to what differs between the two: what is waited for, and what still lacks.
+The life of a lab (lab.py), status and validate ask these, and know of no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from heddle.base.events import Observer
+from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.shapes import build
+from heddle.lab import convergence
+from heddle.lab import daemons as bgp
+from heddle.render.render import host_sysctls, render, switch_sysctls
+from heddle.spec.plain import differences, dump_spec, load_spec
+
+if TYPE_CHECKING:
+    from heddle.base.state import Record
+    from heddle.lab.lifecycle import Lab
+    from heddle.render.dialects import RenderOptions
+    from heddle.spec.schema import FabricSpec
+
+Difference = tuple[str, Any, Any]  # what, as it runs, as it was asked for
+
+
+class Blueprint(Protocol):
+    """What a lab is made from."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """All that is above the runtime takes."""
+
+    @property
+    def rendered(self) -> bool:
+        """True when Heddle has written all of it, so that everything about it is known beforehand."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know before it is made, a sentence each."""
+
+    def write(self, out: Path, options: RenderOptions) -> Path:
+        """Write the topology and what it binds into `out`; the topology's path."""
+
+    def recorded(self) -> Mapping[str, Any]:
+        """What the lab's record keeps beside the spec, so that `reopened` has the same again."""
+
+    def differences(self, record: Record) -> list[Difference]:
+        """How a running lab of that name differs from this one."""
+
+    def kept(self) -> Mapping[str, Mapping[str, str]]:
+        """Switch -> sysctls of hashing that its topology sets in its own way, with their values."""
+
+    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+        """Node -> sysctls that it was given, those of hashing aside."""
+
+    def settled(self, lab: Lab) -> Blueprint:
+        """The same, with what can be known only when nodes run."""
+
+    def daemons(self, switch: str) -> tuple[str, ...]:
+        """The daemons that have to answer on a switch."""
+
+    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
+        """Return when the lab has converged; CheckError with what is missing after `timeout` seconds."""
+
+    def gaps(self, lab: Lab) -> list[str]:
+        """What the kernels lack of the routes that there should be, in lines."""
+
+    def routes_said(self) -> str:
+        """What `gaps` looks for, when nothing lacks; empty where nothing is known that should be there."""
+
+    def sessions(self, lab: Lab) -> tuple[int, int]:
+        """BGP sessions established, and expected."""
+
+    def session_faults(self, lab: Lab) -> list[str]:
+        """Ends of sessions that are not established, in lines."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A fabric file, rendered."""
+
+    spec: FabricSpec
+    rendered: bool = True
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        """Drawn from the spec alone."""
+        return build(self.spec)
+
+    def write(self, out: Path, options: RenderOptions) -> Path:
+        """Render it."""
+        return render(self.fabric, out, options)
+
+    def recorded(self) -> Mapping[str, Any]:
+        """The spec says it all."""
+        return {}
+
+    def differences(self, record: Record) -> list[Difference]:
+        """Keys of the fabric file."""
+        if record.brought:
+            return [("the lab", f"one of {record.source}", "a fabric file's")]
+        return differences(load_spec(record.spec), self.spec)
+
+    def kept(self) -> Mapping[str, Mapping[str, str]]:
+        """Rendered sysctls and Heddle's are the same ones."""
+        return {}
+
+    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+        """As rendered."""
+        switch, host = switch_sysctls(self.fabric), host_sysctls(self.fabric)
+        return {node.name: host if node.tier is Tier.HOST else switch for node in self.fabric.nodes}
+
+    def settled(self, lab: Lab) -> Rendered:
+        """Everything was known."""
+        return self
+
+    def daemons(self, switch: str) -> tuple[str, ...]:
+        """What start.sh starts and everything hangs on."""
+        return bgp.DAEMONS
+
+    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
+        """Until every kernel has all next hops of all shortest paths."""
+        seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
+        convergence.wait(self.fabric, lab.handles(), lab.neighbours, observer, seconds)
+
+    def gaps(self, lab: Lab) -> list[str]:
+        """Prefixes without exactly their next hops, or with other weights."""
+        found = convergence.gaps(self.fabric, lab.handles())
+        if not found:
+            return []
+        from heddle.lab.faults import state_of
+
+        state = state_of(lab)
+        said = [state.text()] if state.text() else []
+        if said:  # what that explains is named once, and not again for each prefix
+            wanted = convergence.Wanted.of(self.fabric, state.dead, state.drained)
+            found = convergence.gaps(self.fabric, lab.handles(), None, wanted)
+        return [*said, *(gap.text() for gap in found)]
+
+    def routes_said(self) -> str:
+        """All shortest paths."""
+        count = sum(len(table) for table in self.fabric.expected_next_hops.values())
+        return f"{count} prefixes with all their next hops, in every kernel"
+
+    def session_faults(self, lab: Lab) -> list[str]:
+        """Both ends of every link between switches."""
+        faults: list[str] = []
+        for node in self.fabric.switches:
+            states = lab.neighbours(node.name)
+            if states is None:
+                faults.append(f"{node.name}: bgpd does not answer")
+                continue
+            wanted = [p for p in node.ports if self.fabric.by_name[p.peer_node].tier is not Tier.HOST]
+            now = {port.ref: states.get(port.name, "not configured") for port in wanted}
+            faults += [f"{ref}: {state}" for ref, state in now.items() if state != bgp.ESTABLISHED]
+        return faults
+
+    def sessions(self, lab: Lab) -> tuple[int, int]:
+        """A link each; one counts as established when both of its ends say so."""
+        states = {node.name: lab.neighbours(node.name) or {} for node in self.fabric.switches}
+        tiers = {node.name: node.tier for node in self.fabric.nodes}
+        between = [x for x in self.fabric.links if Tier.HOST not in (tiers[x.a[0]], tiers[x.b[0]])]
+        up = sum(all(states[node].get(port) == bgp.ESTABLISHED for node, port in (x.a, x.b)) for x in between)
+        return up, len(between)
+
+
+def reopened(record: Record) -> Blueprint:
+    """What a running lab was made from; MachineError when another version of Heddle recorded it."""
+    if not record.brought:
+        return Rendered(load_spec(record.spec))
+    from heddle.lab.imported.imported import Brought
+
+    return Brought.of_record(record)
+
+
+def spec_of(made: Blueprint) -> dict[str, Any]:
+    """The spec as the record has it."""
+    return dump_spec(made.fabric.spec)

@@ -1,0 +1,392 @@
+"""Captures at ports of a running lab: tcpdump in each port's namespace, and their packets in the order of time.
+
+In:  a lab, ports as `rtsw1:eth1`, a filter, and two bounds: packets and seconds.
+Out: Frames, handed on as they come; then Captured: how many, for how long, why it ended, what the kernel dropped.
+Only the namespace's path is used, so a capture is the same in every runtime. tcpdump stands in the namespace: `down`
+ends it with the lab, and it dies with this process.
+What a capture sees of queues and BPF programs: docs/capture.md.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import os
+import re
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest, trouble
+from heddle.base.process import run
+from heddle.kernel.namespace import inside
+from heddle.wire.pcapng import SNAP_BYTES, Frame, PcapReader
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+FILTERS: Final[Mapping[str, str]] = {"all": "", "roce": "udp dst port 4791", "bgp": "tcp port 179"}
+_EXAMPLE: Final = "or an expression as tcpdump takes it: --filter 'udp port 4791 and host 10.0.1.2'"
+_MOST_PORTS: Final = 64  # a process each
+_MOST_PACKETS: Final = 10_000_000
+_MOST_SECONDS: Final = 86_400.0
+_RING_KIB: Final = 32_768  # for packets that wait for tcpdump, all ports together
+_HEAD_BYTES: Final = 192  # all headers that a line is made of; the rest is not copied
+_MERGE_NS: Final = 50_000_000  # a packet of one port waits so long for earlier ones of another
+_LOOK_S: Final = 0.1  # how soon Ctrl-C, and a namespace that is gone, are seen
+_START_S: Final = 10.0
+_END_S: Final = 3.0  # for tcpdump to hand on what it has and to say what was dropped
+_GONE_S: Final = 2.0  # between the end of tcpdump and that of its namespace when a lab goes down
+_SIOCGIFHWADDR: Final = 0x8927  # linux/sockios.h
+_DROPPED = re.compile(r"^(\d+) packets? dropped by kernel", re.MULTILINE)
+
+Ended = Literal["count", "time", "asked", "lost"]
+Sink = Callable[[Sequence[Frame]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """A port to capture at. mac: what its own frames come from, which tells those that leave from those that come."""
+
+    ref: str
+    netns: Path
+    name: str
+    mac: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """When a capture ends, whichever is first. InputError for bounds that are none."""
+
+    packets: int = 1000
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        if not 0 < self.packets <= _MOST_PACKETS:
+            why = "is no number of packets to capture"
+            problems.add(where="", what=f"--count {self.packets}", why=why, hint=f"from 1 to {_MOST_PACKETS}")
+        if not 0 < self.seconds <= _MOST_SECONDS:
+            why, hint = "is no time to capture for", f"more than 0, and at most {_MOST_SECONDS:g} (a day)"
+            problems.add(where="", what=f"--seconds {self.seconds:g}", why=why, hint=hint)
+        problems.raise_if_any()
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """How a capture went. dropped: packets that the kernel had no room for, by port; without an entry it is not known.
+
+    bytes: on the wire, without FCS. ended: by `count` or `time`, because it was `asked` to, or it `lost` a port, which
+    `problems` then names.
+    """
+
+    packets: int
+    bytes: int
+    seconds: float
+    ended: Ended
+    ended_ns: int
+    dropped: Mapping[str, int]
+    problems: tuple[Problem, ...] = ()
+
+
+def find_ports(lab: Lab, text: str) -> list[Tapped]:
+    """The ports meant by `rtsw1:eth1`, `rtsw1` (all of its ports) or several with commas; InputError says what is none.
+
+    MachineError when a port should be there and is not.
+    """
+    problems = Problems()
+    found: dict[str, Tapped] = {}
+    for word in text.split(","):
+        node, colon, name = word.strip().partition(":")
+        try:
+            taps = _of_node(lab, node, name if colon else None)
+        except InputError as error:
+            problems.found += error.problems
+            continue
+        found |= {tap.ref: tap for tap in taps}
+    problems.raise_if_any()
+    if len(found) > _MOST_PORTS:
+        why = f"are {len(found)} ports, and a capture takes at most {_MOST_PORTS}"
+        raise InputError(Problem("", text, why, f"name those that matter: {next(iter(found))},..."))
+    return list(found.values())
+
+
+def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
+    if not node:
+        example = lab.fabric.nodes[0].ports[0].ref
+        raise InputError(Problem("", repr(f"{node}:{name}" if name else ""), "is no port", f"write {example}"))
+    netns = lab.handle(node).netns
+    wanted = [port.name for port in lab.fabric.by_name[node].ports] if node in lab.fabric.by_name else []
+    with inside(netns):
+        there = [each for _, each in socket.if_nameindex()]
+        chosen = wanted if name is None else [name]
+        macs = {each: _mac(each) for each in chosen if each in there}
+    for each in chosen:
+        if each in macs:
+            continue
+        if each not in wanted:
+            hint = did_you_mean(f"{node}:{each}", [f"{node}:{port}" for port in wanted or there])
+            raise InputError(Problem("", f"{node}:{each}", f"is no port of {node}", hint))
+        hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, makes it anew"
+        raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
+    return [Tapped(f"{node}:{each}", netns, each, macs[each]) for each in chosen]
+
+
+def _mac(interface: str) -> bytes:
+    """The hardware address of an interface of the namespace that this thread stands in."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, _SIOCGIFHWADDR, struct.pack("256s", interface.encode()))
+    return answer[18:24]
+
+
+def read_filter(text: str) -> str:
+    """The pcap-filter expression that a name (roce, bgp, all) stands for, or the expression itself when it is one.
+
+    InputError with tcpdump's words when it is not.
+    """
+    if text in FILTERS:
+        return FILTERS[text]
+    done = run(["tcpdump", "-y", "EN10MB", "-d", "--", text], check=False, timeout=20)
+    if done.code != 0:
+        said = _said(done.err) or f"tcpdump ends with {done.code}"
+        near = nearest(text, FILTERS)
+        hint = f"did you mean {near}?" if near else f"{', '.join(sorted(FILTERS))}; {_EXAMPLE}"
+        raise InputError(Problem("", f"--filter {text}", f"is no filter: {said}", hint))
+    return text
+
+
+def capture(
+    taps: Sequence[Tapped],
+    expression: str,
+    bounds: Bounds,
+    sink: Sink,
+    *,
+    whole: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    listening: Callable[[], None] = lambda: None,
+) -> Captured:
+    """Capture at these ports until a bound is reached, `stop` says so, or a port is lost.
+
+    sink: gets the frames, a few at a time, in the order of their time. whole: keep all bytes of a frame, else those
+    that its headers are in. listening: called when every port is listened at, which is when the time begins to run.
+    MachineError when tcpdump cannot be started.
+    """
+    with ExitStack() as stack:
+        children = []
+        for tap in taps:
+            children.append(_Child(tap, expression, SNAP_BYTES if whole else _HEAD_BYTES, _RING_KIB // len(taps)))
+            stack.callback(children[-1].close)
+        _await_start(children)
+        work = _Work(children, bounds, sink, stop)
+        listening()
+        return work.run()
+
+
+class _Child:
+    """tcpdump at one port, its packets on a pipe."""
+
+    def __init__(self, tap: Tapped, expression: str, snap_bytes: int, ring_kib: int) -> None:
+        self.tap = tap
+        self._reader = PcapReader()
+        self._errors = os.memfd_create("tcpdump", os.MFD_CLOEXEC)
+        # As root still: becoming another user would take away the signal that ends it when we are killed.
+        argv = [
+            *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={tap.netns}"),
+            *("tcpdump", "-i", tap.name, "-n", "-w", "-", "-U", "--immediate-mode", "--nano", "-Z", "root"),
+            *("-s", str(snap_bytes), "-B", str(ring_kib), "--", *([expression] if expression else [])),
+        ]
+        try:
+            self.proc = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,  # Ctrl-C reaches us, and we end it
+            )
+        except OSError as error:
+            os.close(self._errors)
+            raise trouble(error, argv[0]) from None
+        assert self.proc.stdout is not None  # noqa: S101  (a pipe was asked for)
+        self.out = self.proc.stdout.fileno()
+
+    @property
+    def started(self) -> bool:
+        """True once it listens."""
+        return self._reader.started
+
+    @property
+    def said(self) -> str:
+        """All that it has said so far."""
+        return os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
+
+    def read(self) -> list[tuple[int, int, bytes]] | None:
+        """The records that have come; None when there is nothing more to come."""
+        piece = os.read(self.out, 1 << 18)
+        return list(self._reader.feed(piece)) if piece else None
+
+    def end(self) -> None:
+        """Ask it to end: it hands on what it has, and says what was dropped."""
+        with suppress(ProcessLookupError):
+            self.proc.send_signal(signal.SIGINT)
+
+    @property
+    def dropped(self) -> int | None:
+        """Packets that the kernel had no room for, as it says at its end; None when it could not say."""
+        found = _DROPPED.search(self.said)
+        return int(found[1]) if found else None
+
+    def close(self) -> None:
+        """End it now."""
+        with suppress(ProcessLookupError):
+            self.proc.kill()
+        self.proc.wait()
+        if self.proc.stdout is not None:
+            self.proc.stdout.close()
+        os.close(self._errors)
+
+
+def _await_start(children: Sequence[_Child]) -> None:
+    """Return when all listen; MachineError when one does not."""
+    deadline = time.monotonic() + _START_S
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            selector.register(child.out, selectors.EVENT_READ, child)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = ", ".join(key.data.tap.ref for key in selector.get_map().values())
+                why, hint = f"does not listen after {_START_S:g} s", "names in a filter are looked up: write addresses"
+                raise MachineError(Problem("", f"tcpdump at {late}", why, hint))
+            for key, _ in ready:
+                # What comes before all of them listen is not of this capture.
+                if key.data.read() is None:
+                    code = key.data.proc.wait()
+                    why = f"cannot capture: {_said(key.data.said) or f'it ended with {code}'}"
+                    raise MachineError(Problem("", f"tcpdump at {key.data.tap.ref}", why))
+                if key.data.started:
+                    selector.unregister(key.fd)
+
+
+class _Work:
+    """One capture under way."""
+
+    def __init__(self, children: Sequence[_Child], bounds: Bounds, sink: Sink, stop: Callable[[], bool]) -> None:
+        self._children, self._bounds, self._sink, self._stop = children, bounds, sink, stop
+        self._waiting: list[tuple[int, int, Frame]] = []  # a heap: time, order of arrival
+        self._arrived = 0
+        self._packets = self._bytes = 0
+        self._began = time.monotonic()
+        self._began_ns = time.time_ns()
+        self._last_ns = self._began_ns + round(bounds.seconds * 1e9)
+        self._lost: list[_Child] = []
+
+    def run(self) -> Captured:
+        """Until it ends, and then what there is to say of it."""
+        with selectors.DefaultSelector() as selector:
+            for child in self._children:
+                selector.register(child.out, selectors.EVENT_READ, child)
+            ended = self._until_end(selector)
+            seconds = min(time.monotonic() - self._began, self._bounds.seconds)
+            self._last_ns = min(self._last_ns, time.time_ns())
+            for child in self._children:
+                child.end()
+            deadline = time.monotonic() + _END_S
+            while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+                self._take(selector, left)
+        self._hand_on(self._last_ns)
+        problems = tuple(_loss(child) for child in self._lost[:1]) if ended == "lost" else ()
+        dropped = {c.tap.ref: c.dropped for c in self._children}
+        known = {ref: count for ref, count in dropped.items() if count is not None}
+        return Captured(self._packets, self._bytes, seconds, ended, self._last_ns, known, problems)
+
+    def _until_end(self, selector: selectors.BaseSelector) -> Ended:
+        deadline = self._began + self._bounds.seconds
+        # Packets of one port come in order; those of several have to be put in order.
+        wait_ns = _MERGE_NS if len(self._children) > 1 else 0
+        while True:
+            if self._stop():
+                return "asked"
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return "time"
+            self._lost += self._take(selector, min(left, _LOOK_S))
+            self._hand_on(time.time_ns() - wait_ns if wait_ns else self._last_ns)
+            if self._packets >= self._bounds.packets:
+                return "count"
+            if not self._lost:
+                # A namespace lives while tcpdump stands in it; without its name its lab is gone all the same.
+                self._lost = [child for child in self._children if not child.tap.netns.exists()]
+            if self._lost:
+                return "lost"
+
+    def _take(self, selector: selectors.BaseSelector, seconds: float) -> list[_Child]:
+        """Take in what has come within so many seconds; returns who will not say more."""
+        ended = []
+        for key, _ in selector.select(seconds):
+            child: _Child = key.data
+            records = child.read()
+            if records is None:
+                selector.unregister(key.fd)
+                ended.append(child)
+                continue
+            for frame in self._frames(child.tap, records):
+                heapq.heappush(self._waiting, (frame.time_ns, self._arrived, frame))
+                self._arrived += 1
+        return ended
+
+    def _frames(self, tap: Tapped, records: Sequence[tuple[int, int, bytes]]) -> Iterator[Frame]:
+        for time_ns, wire_bytes, data in records:
+            if self._began_ns <= time_ns <= self._last_ns:
+                since = (time_ns - self._began_ns) / 1e9
+                yield Frame(tap.ref, time_ns, since, data[6:12] == tap.mac, wire_bytes, data)
+
+    def _hand_on(self, until_ns: int) -> None:
+        """Give the sink what is not later than that, as far as the bound allows."""
+        frames: list[Frame] = []
+        room = self._bounds.packets - self._packets
+        while self._waiting and len(frames) < room and self._waiting[0][0] <= until_ns:
+            frames.append(heapq.heappop(self._waiting)[2])
+        if frames:
+            self._packets += len(frames)
+            self._bytes += sum(frame.wire_bytes for frame in frames)
+            self._sink(frames)
+
+
+def _loss(child: _Child) -> Problem:
+    """Why a port could not be listened at any longer."""
+    tap = child.tap
+    what = f"the capture at {tap.ref}"
+    deadline = time.monotonic() + _GONE_S
+    while tap.netns.exists() and time.monotonic() < deadline:  # ports go before it, too
+        time.sleep(0.05)
+    if not tap.netns.exists():
+        return Problem("", what, "ended early: its node is gone, most likely with its lab", "./inv status shows labs")
+    if not _has(tap):
+        return Problem("", what, "ended early: the port is gone", "./inv validate says what else is wrong")
+    code = child.proc.poll()
+    said = "" if code == 0 else _said(child.said)
+    why = f"ended early: tcpdump {f'says: {said}' if said else 'was ended by somebody else'}"
+    return Problem("", what, why)
+
+
+def _has(tap: Tapped) -> bool:
+    """Whether the port is there; a namespace that goes away just now has none."""
+    try:
+        with inside(tap.netns):
+            return tap.name in (name for _, name in socket.if_nameindex())
+    except (MachineError, OSError):
+        return False
+
+
+def _said(text: str) -> str:
+    """tcpdump's complaint, without its name before it and without its statistics."""
+    lines = [line.removeprefix("tcpdump: ") for line in text.splitlines() if line.startswith("tcpdump: ")]
+    return "; ".join(line for line in lines if not line.startswith(("listening on", "verbose output")))

@@ -1,0 +1,222 @@
+"""Convergence is awaited, and it is judged where packets are forwarded: in every switch's kernel.
+
+In:  the fabric, and a handle per switch.
+Out: nothing once every switch has every rack prefix over exactly the ports on its shortest paths; otherwise what is
+missing, where, and what BGP says of the ports concerned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from heddle.base.events import Observer
+from heddle.base.families import Network
+from heddle.base.problems import CheckError, Problem
+from heddle.fabric.model import Fabric
+from heddle.fabric.nexthops import next_hop_groups, racks_of
+from heddle.fabric.ucmp import RELEASES, weights_of
+from heddle.kernel.fib import NextHop, read_fib
+from heddle.lab.daemons import ESTABLISHED
+from heddle.runtimes.registry import NodeHandle
+
+_STEP: Final = "converge"
+_PAUSE_S: Final = 0.05
+_SHARE: Final = 4  # pause this many times as long as a look took: the processors are FRR's now
+_SHOWN: Final = 12  # problems, and ports in one of them
+_SHOWN_PORTS: Final = 4
+
+# Switch -> port -> BGP state; None when the switch's bgpd does not answer.
+Neighbours = Callable[[str], Mapping[str, str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One prefix that one switch does not forward as it should: ports that are missing, and ports too many.
+
+    skewed: the kernel's weights, where they are not those of the bandwidths that stand behind it.
+    """
+
+    switch: str
+    prefix: Network
+    missing: frozenset[str]
+    extra: frozenset[str]
+    skewed: str = ""
+
+    def text(self) -> str:
+        """`rtsw1: 10.0.1.0/24 lacks eth2`."""
+        wrong = [f"lacks {port}" for port in sorted(self.missing)] + [f"has {port} too" for port in sorted(self.extra)]
+        return f"{self.switch}: {self.prefix} {', '.join([*wrong, *([self.skewed] if self.skewed else [])])}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What kernels should have: switch -> prefix -> ports; and with `routing.ucmp` port -> bandwidth."""
+
+    ports: Mapping[str, Mapping[Network, frozenset[str]]]
+    bandwidths: Mapping[str, Mapping[Network, Mapping[str, int]]]
+
+    @classmethod
+    def of(cls, fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()) -> Wanted:
+        """Of a fabric some of whose links are dead and some of whose switches are drained; see nexthops.py."""
+        groups = next_hop_groups(fabric, dead, drained) if dead or drained else fabric.next_hop_groups
+        bandwidths = {
+            switch: {
+                fabric.prefixes[rack]: dict(zip(group.ports, group.bandwidths, strict=True))
+                for group in parts
+                if group.bandwidths
+                for rack in racks_of(group.racks)
+            }
+            for switch, parts in groups.items()
+        }
+        if not dead and not drained:
+            return cls(fabric.expected_next_hops, bandwidths)
+        ports = fabric.next_hops(groups)
+        for node in fabric.switches:
+            for port in node.ports:
+                if port.address is not None and (port.ref in dead or port.peer_ref in dead):
+                    del ports[node.name][port.address.network]
+        return cls(ports, bandwidths)
+
+
+def default_timeout(fabric: Fabric) -> float:
+    """Seconds to wait: it grows with links (4,536 of them: 110 s on two cores), with room for a busy machine."""
+    return 30 + len(fabric.links) / 20
+
+
+def gaps(
+    fabric: Fabric,
+    handles: Mapping[str, NodeHandle],
+    switches: Iterable[str] | None = None,
+    wanted: Wanted | None = None,
+    *,
+    strict: bool = False,
+) -> list[Gap]:
+    """What is not as it should be, in the kernels of these switches (all of them by default).
+
+    wanted: what should be; as the file has it by default. strict: dead next hops must be gone from routes, too.
+    """
+    wanted = wanted or Wanted.of(fabric)
+    prefixes = set(fabric.prefixes.values())
+    found = []
+    for switch in wanted.ports if switches is None else switches:
+        routes = read_fib(handles[switch], fabric.spec.ip_version).routes
+        for prefix, ports in wanted.ports[switch].items():
+            hops = [hop for hop in routes.get(prefix, ()) if strict or not hop.dead]
+            have = frozenset(hop.port for hop in hops)
+            if have != ports:
+                found.append(Gap(switch, prefix, ports - have, have - ports))
+            elif skewed := _skewed(hops, wanted.bandwidths[switch].get(prefix, {})):
+                found.append(Gap(switch, prefix, frozenset(), frozenset(), skewed))
+        # A prefix that nothing should lead to: dead links leave none.
+        own = fabric.by_name[switch].prefix
+        for prefix in prefixes - wanted.ports[switch].keys() - {own}:
+            have = frozenset(hop.port for hop in routes.get(prefix, ()) if not hop.dead)
+            if have:
+                found.append(Gap(switch, prefix, frozenset(), have))
+    return found
+
+
+def _skewed(hops: Sequence[NextHop], bandwidths: Mapping[str, int]) -> str:
+    """What is wrong with the weights of next hops; whichever release of FRR made them of the bandwidths is right."""
+    if len(hops) < 2:
+        return ""
+    now = tuple(hop.weight for hop in hops)
+    wanted = [bandwidths.get(hop.port, 1) for hop in hops]
+    rights = [weights_of(wanted, release) for release in RELEASES] if bandwidths else [(1,) * len(hops)]
+    if now in rights:
+        return ""
+    said = ", ".join(f"{hop.port} {hop.weight}" for hop in hops)
+    return (
+        f"has weights {said}, and bandwidths are {', '.join(map(str, wanted))}" if bandwidths else f"has weights {said}"
+    )
+
+
+def wait(
+    fabric: Fabric,
+    handles: Mapping[str, NodeHandle],
+    neighbours: Neighbours,
+    observer: Observer,
+    timeout: float,
+    wanted: Wanted | None = None,
+) -> None:
+    """Return when the fabric has converged; CheckError with what is missing after `timeout` seconds.
+
+    wanted: what it should converge to; to what the file says by default.
+
+    A switch that has all its routes is not looked at again until all have them: then all are, once more.
+    """
+    total = len(fabric.switches)
+    observer.begin(_STEP, total)
+    end = time.monotonic() + timeout
+    pending = {gap.switch for gap in gaps(fabric, handles, None, wanted)}
+    while pending:
+        observer.advance(_STEP, total - len(pending))
+        start = time.monotonic()
+        found = gaps(fabric, handles, sorted(pending), wanted)
+        pending = {gap.switch for gap in found}
+        if not pending:
+            found = gaps(fabric, handles, None, wanted)
+            pending = {gap.switch for gap in found}
+        now = time.monotonic()
+        if pending and now > end:
+            raise CheckError(*explain(fabric, found, neighbours, timeout))
+        if pending:
+            time.sleep(max(_PAUSE_S, _SHARE * (now - start)))
+    observer.end(_STEP, f"{total} switches have all next hops")
+
+
+def explain(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:
+    """Gaps as problems: one for each switch and set of ports, switches without a working bgpd first."""
+    groups: dict[tuple[str, frozenset[str], frozenset[str], str], list[Network]] = {}
+    for gap in found:
+        groups.setdefault((gap.switch, gap.missing, gap.extra, gap.skewed), []).append(gap.prefix)
+    states = {switch: neighbours(switch) for switch in dict.fromkeys(each[0] for each in groups)}
+    silent = [switch for switch, state in states.items() if state is None]
+    problems = [
+        Problem(switch, "bgpd", "does not answer", f"./inv exec --lab {fabric.name} {switch} cat /var/log/frr/bgpd.log")
+        for switch in silent
+    ]
+    for (switch, missing, extra, skewed), prefixes in groups.items():
+        if switch in silent:
+            continue
+        if skewed:
+            what = str(prefixes[0]) + (f" and {len(prefixes) - 1} more" if len(prefixes) > 1 else "")
+            problems.append(Problem(switch, what, skewed))
+        else:
+            problems.append(_group_problem(fabric, switch, prefixes, (missing, extra), states[switch] or {}))
+    shown = problems[:_SHOWN]
+    if len(problems) > _SHOWN:
+        shown.append(Problem("", f"and {len(problems) - _SHOWN} more", "like these"))
+    count = len(dict.fromkeys(gap.switch for gap in found))
+    head = f"{count} of {len(fabric.switches)} switches lack routes after {timeout:g} s"
+    look = f"./inv exec --lab {fabric.name} {found[0].switch} vtysh -c 'show bgp summary'"
+    return [Problem(fabric.name, "convergence", f"did not come: {head}", look), *shown]
+
+
+def _group_problem(
+    fabric: Fabric,
+    switch: str,
+    prefixes: list[Network],
+    ports: tuple[frozenset[str], frozenset[str]],
+    states: Mapping[str, str],
+) -> Problem:
+    """`10.0.1.0/24 and 6 more lack next hops over eth1 to ctsw1 (BGP Active)`."""
+    node = fabric.by_name[switch]
+
+    def named(port: str) -> str:
+        state = states.get(port, "no neighbour")
+        note = "" if state == ESTABLISHED else f" (BGP: {state})"
+        return f"{port} to {node.port(port).peer_node}{note}"
+
+    what = str(prefixes[0]) + (f" and {len(prefixes) - 1} more" if len(prefixes) > 1 else "")
+    verb = "lacks" if len(prefixes) == 1 else "lack"
+    parts = []
+    for word, some in ((f"{verb} next hops over", ports[0]), ("should not go over", ports[1])):
+        if some:
+            order = [port.name for port in node.ports if port.name in some]
+            rest = f" and {len(order) - _SHOWN_PORTS} more" if len(order) > _SHOWN_PORTS else ""
+            parts.append(f"{word} {', '.join(named(p) for p in order[:_SHOWN_PORTS])}{rest}")
+    return Problem(switch, what, "; ".join(parts))

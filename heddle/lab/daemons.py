@@ -1,0 +1,83 @@
+"""What a switch's daemons say, asked through their own sockets: no vtysh process, a millisecond a question.
+
+The protocol is vtysh's own (lib/vty.c, vtysh_read): the command and a NUL go in; the text, three NULs and one byte of
+result come out.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from heddle.base.families import Version
+from heddle.base.problems import MachineError
+from heddle.runtimes.registry import Runtime
+
+ESTABLISHED: Final = "Established"
+DAEMONS: Final = ("zebra", "bgpd")
+_COMMAND: Final = "show bgp ipv{} unicast summary json"
+_ALL_FAMILIES: Final = "show bgp summary json"
+
+
+def neighbours(runtime: Runtime, lab: str, topology: Path, node: str, version: Version = 4) -> Mapping[str, str] | None:
+    """Port -> state of the BGP session over it (`Established`, `Active`, ...); None when bgpd does not answer."""
+    try:
+        peers = json.loads(answer(runtime, lab, topology, node, "bgpd", _COMMAND.format(version))).get("peers", {})
+        return {str(port): str(peer["state"]) for port, peer in peers.items()}
+    except (OSError, MachineError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, str] | None:
+    """Peer (an address, or a port) -> state of its session, whatever address families it is for; None as above.
+
+    A bgpd without BGP configured has no peers.
+    """
+    try:
+        said = answer(runtime, lab, topology, node, "bgpd", _ALL_FAMILIES)
+        families = json.loads(said) if said.lstrip().startswith("{") else {}
+        tables = [each.get("peers", {}) for each in families.values() if isinstance(each, dict)]
+        return {str(peer): str(row["state"]) for table in tables for peer, row in table.items()}
+    except (OSError, MachineError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def silent(runtime: Runtime, lab: str, topology: Path, node: str, daemons: Iterable[str] = DAEMONS) -> list[str]:
+    """Those of a switch's daemons that do not answer. Without zebra the kernel keeps its routes, right or wrong."""
+    found = []
+    for daemon in daemons:
+        try:
+            answer(runtime, lab, topology, node, daemon, "show version")
+        except (OSError, MachineError):
+            found.append(daemon)
+    return found
+
+
+def answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, command: str) -> str:
+    """What a node's daemon prints for a command of its view mode; OSError or MachineError when it does not answer."""
+    spot = runtime.find(lab, topology, node, f"/run/frr/{daemon}.vty")
+    if spot is not None:
+        return ask(spot, command)
+    return runtime.capture(lab, topology, node, ["vtysh", "-d", daemon, "-c", command])
+
+
+def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
+    """Give a daemon one command in its view mode and return what it prints; OSError when it does not answer.
+
+    timeout: seconds of silence.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(timeout)
+        link.connect(str(vty))
+        link.sendall(command.encode() + b"\0")
+        answer = bytearray()
+        # The end is three NULs and the result byte, which may itself be NUL (success).
+        while len(answer) < 4 or answer[-4:-1] != b"\0\0\0":
+            part = link.recv(1 << 16)
+            if not part:
+                raise ConnectionResetError(f"{vty} closed")
+            answer += part
+    return answer[:-4].decode(errors="replace")

@@ -1,0 +1,280 @@
+"""Faults on purpose: links and switches that are down, switches that BGP drains; and how to undo them.
+
+In:  a running Lab of a fabric file, a port (`rtsw1:eth3`) or a switch.
+Out: a Fault that can be undone, once every kernel forwards as the fabric then should; CheckError with what lacks
+where that does not come in time. What fails or is interrupted on the way is put back; a Fault undoes what it changed.
+
+    with link_down(lab, "rtsw1:eth3"):
+        ...                          # undone at the end, and awaited
+    fault = drain(lab, "ctsw2")
+    fault.undo()
+
+What is wrong now is read from the kernels and from BGP, never remembered: a fault made by hand counts as well.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.process import run
+from heddle.base.state import lock
+from heddle.fabric.model import Node, Tier
+from heddle.kernel.carrier import down_ports
+from heddle.kernel.namespace import inside
+from heddle.lab import convergence
+from heddle.lab import daemons as bgp
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+_SECONDS: Final = 60.0
+_PAUSE_S: Final = 0.1
+_LOOKS: Final = 2
+_SHOWN: Final = 4  # ports named in a line
+_COMMUNITY: Final = "graceful-shutdown"  # RFC 8326, 65535:0
+
+
+@dataclass
+class Fault:
+    """Something that is down or drained. Leaving a `with` block, or `undo`, puts it back and waits for the routes."""
+
+    what: str
+    _put_back: Callable[[], None] = field(repr=False)
+    _done: bool = False
+
+    def undo(self) -> None:
+        """Put it back, once; CheckError when the routes do not come back in time."""
+        if not self._done:
+            self._done = True
+            self._put_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What of a running lab is not as its file has it. dead: a port a link, the end that was taken down."""
+
+    dead: tuple[str, ...]
+    drained: tuple[str, ...]
+
+    def text(self) -> str:
+        """`rtsw1:eth3 is down; ctsw2 is drained (BGP graceful-shutdown)`; empty when nothing is."""
+        parts = []
+        if self.dead:
+            more = f" and {len(self.dead) - _SHOWN} more" if len(self.dead) > _SHOWN else ""
+            verb = "is" if len(self.dead) == 1 else "are"
+            parts.append(f"{', '.join(self.dead[:_SHOWN])}{more} {verb} down")
+        if self.drained:
+            verb = "is" if len(self.drained) == 1 else "are"
+            parts.append(f"{', '.join(self.drained)} {verb} drained (BGP graceful-shutdown)")
+        return "; ".join(parts)
+
+    def problems(self) -> list[Problem]:
+        """The same, one by one."""
+        links = [
+            Problem(ref, "the link", "is down", "ip link set dev ... up, where it was taken down") for ref in self.dead
+        ]
+        hint = "vtysh: no bgp graceful-shutdown, in router bgp"
+        return [*links, *(Problem(name, "BGP", f"drains the switch ({_COMMUNITY})", hint) for name in self.drained)]
+
+
+def link_down(lab: Lab, port: str, timeout: float = _SECONDS) -> Fault:
+    """Take a link down at one end (`rtsw1:eth3`) and wait until no kernel forwards over it. timeout: seconds.
+
+    A host's link goes down at its switch. InputError for a port that the fabric does not have.
+    """
+    node, name = _port(lab, port)
+    return _taken_down(lab, f"{port} down", node, [name], timeout)
+
+
+def link_up(lab: Lab, port: str, timeout: float = _SECONDS) -> None:
+    """Take a link up at that end, and wait until it is used again."""
+    node, name = _port(lab, port)
+    _set(lab, node, [name], "up")
+    wait(lab, timeout)
+
+
+def switch_down(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
+    """Take all links of a switch down at its own end, and wait until no kernel forwards to it.
+
+    InputError for what is no switch of the fabric.
+    """
+    node = _switch(lab, switch)
+    return _taken_down(lab, f"{switch} down", node, [port.name for port in node.ports], timeout)
+
+
+def switch_up(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
+    """Take all links of a switch up at its own end, and wait until it is used again."""
+    node = _switch(lab, switch)
+    _set(lab, node, [port.name for port in node.ports], "up")
+    wait(lab, timeout)
+
+
+def drain(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
+    """Drain a switch by BGP (RFC 8326), and wait until kernels forward round it; it forwards what still comes.
+
+    InputError for what is no switch of the fabric. A rack stays reachable through its own RTSW, drained or not.
+    """
+    node = _switch(lab, switch)
+    _known(lab)
+    # One that is drained already is not drained by this fault, and stays so behind it.
+    words = ("", "") if _is_drained(lab, node) else ("", "no ")
+    do, undo = (partial(_graceful, lab, node, word) for word in words)
+    return _made(lab, f"{switch} drained", do, undo, timeout)
+
+
+def undrain(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
+    """End a drain, and wait until the switch is used again."""
+    _graceful(lab, _switch(lab, switch), "no ")
+    wait(lab, timeout)
+
+
+def state_of(lab: Lab) -> State:
+    """Which links are down, and which switches are drained, as kernels and BGP have it now."""
+    down = {
+        port.ref: (port, taken[port.name])
+        for node in lab.fabric.switches
+        if (taken := down_ports(lab.handle(node.name)))
+        for port in node.ports
+        if port.name in taken
+    }
+    dead = []
+    for ref, (port, here) in down.items():
+        # A link is named by the end where somebody took it down; hosts' ends are known by what is left at the switch.
+        there = port.peer_ref in down and down[port.peer_ref][1]
+        if here or not there:
+            dead.append(ref if here or lab.fabric.by_name[port.peer_node].tier is not Tier.HOST else port.peer_ref)
+    return State(tuple(dead), tuple(node.name for node in lab.fabric.switches if _is_drained(lab, node)))
+
+
+def _is_drained(lab: Lab, node: Node) -> bool:
+    """bgpd under graceful shutdown puts the community on what it originates, as its own loopback."""
+    command = f"show bgp {lab.fabric.spec.ip.word} unicast {node.loopback}/{lab.fabric.spec.ip.bits} json"
+    try:
+        paths = json.loads(bgp.answer(lab.runtime, lab.name, lab.topology, node.name, "bgpd", command))["paths"]
+        return any(_COMMUNITY in _communities(path) for path in paths)
+    except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # bgpd does not answer, which is told elsewhere
+
+
+def _communities(path: Mapping[str, Any]) -> str:
+    return str(path.get("community", {}).get("string", ""))
+
+
+def wait(lab: Lab, timeout: float = _SECONDS) -> None:
+    """Wait until every kernel forwards as it should with what is down and drained now; CheckError when it does not.
+
+    It has come when two looks in a row say so: bgpd takes what it hears in portions.
+    """
+    end = time.monotonic() + timeout
+    settled = 0
+    while settled < _LOOKS:
+        state = state_of(lab)
+        wanted = convergence.Wanted.of(lab.fabric, state.dead, state.drained)
+        found = convergence.gaps(lab.fabric, lab.handles(), None, wanted, strict=True)
+        late = _unsettled(lab, state)
+        settled = 0 if found or late else settled + 1
+        if time.monotonic() > end and found:
+            raise CheckError(*convergence.explain(lab.fabric, found, lab.neighbours, timeout))
+        if time.monotonic() > end and late:
+            raise CheckError(
+                Problem(lab.name, "BGP", f"has not followed after {timeout:g} s: {', '.join(late[:_SHOWN])}")
+            )
+        if settled < _LOOKS:
+            time.sleep(_PAUSE_S)
+
+
+def _unsettled(lab: Lab, state: State) -> list[str]:
+    """Ends of links between switches whose BGP has not noticed yet: sessions over dead ones, none over others."""
+    ends = {port.ref: port for node in lab.fabric.switches for port in node.ports}
+    dead = set(state.dead) | {ends[ref].peer_ref for ref in state.dead if ref in ends}
+    found = []
+    for node in lab.fabric.switches:
+        sessions = lab.neighbours(node.name) or {}
+        for port in node.ports:
+            if lab.fabric.by_name[port.peer_node].tier is not Tier.HOST:
+                up = sessions.get(port.name) == bgp.ESTABLISHED
+                if up == (port.ref in dead):
+                    found.append(f"{port.ref}: {'BGP has not noticed' if up else 'no BGP session'}")
+    return found
+
+
+def _taken_down(lab: Lab, what: str, node: Node, names: Sequence[str], timeout: float) -> Fault:
+    """Ports of one switch down. What was down already is not this fault's, and stays down behind it."""
+    _known(lab)
+    down = down_ports(lab.handle(node.name))
+    fresh = [name for name in names if not down.get(name)]
+    do, undo = (partial(_set, lab, node, fresh, word) for word in ("down", "up"))
+    return _made(lab, what, do, undo, timeout)
+
+
+def _made(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None], timeout: float) -> Fault:
+    """Do it and wait. Where that fails or is interrupted, nobody holds a Fault to undo, so it is put back at once."""
+    try:
+        do()
+        wait(lab, timeout)
+    except BaseException:  # Ctrl-C above all
+        undo()
+        raise
+
+    def put_back() -> None:
+        undo()
+        wait(lab, timeout)
+
+    return Fault(what, put_back)
+
+
+def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
+    _known(lab)
+    lines = "".join(f"link set dev {name} {word}\n" for name in names)
+    with lock(lab.name), inside(lab.handle(node.name).netns):
+        done = run(["ip", "-batch", "-"], stdin=lines, check=False)
+    if done.code != 0:
+        raise MachineError(Problem(node.name, f"ports {word}", f"failed: {done.err.strip()}"))
+
+
+def _graceful(lab: Lab, node: Node, word: str) -> None:
+    _known(lab)
+    commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
+    lab.capture(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
+
+
+def _known(lab: Lab) -> None:
+    if not lab.made.rendered:
+        why = "was brought, and what its routes should be without a link is not known"
+        raise InputError(Problem("", f"lab {lab.name}", why, "faults are for labs of a fabric file"))
+
+
+def _port(lab: Lab, ref: str) -> tuple[Node, str]:
+    name, colon, port = ref.partition(":")
+    nodes = lab.fabric.by_name
+    if name not in nodes:
+        raise InputError(Problem("", ref, f"is no port: {lab.name} has no {name}", did_you_mean(name, nodes)))
+    names = [each.name for each in nodes[name].ports]
+    if not colon or port not in names:
+        hint = f"{name} has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        raise InputError(Problem("", ref, "is no port", hint))
+    if nodes[name].tier is not Tier.HOST:
+        return nodes[name], port
+    # A host's routes go with its port and nothing brings them back, so its link is taken down at the switch.
+    end = nodes[name].port(port)
+    return nodes[end.peer_node], end.peer_port
+
+
+def _switch(lab: Lab, name: str) -> Node:
+    node = lab.fabric.by_name.get(name)
+    if node is None or node.tier is Tier.HOST:
+        names = [each.name for each in lab.fabric.switches]
+        raise InputError(Problem("", name, f"is no switch of {lab.name}", did_you_mean(name, names)))
+    return node

@@ -1,0 +1,47 @@
+"""What `up` was asked for: a fabric, or a topology of somebody's own.
+
+In:  words of the command line. Out: a Blueprint, and what `status` is to say it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.lab.blueprint import Blueprint, Rendered
+from heddle.runtimes.registry import RUNTIMES
+from heddle.spec.load import load_fabric
+
+_ONE: Final = "./inv up zone, or ./inv up --topology mylab.clab.yml"
+
+
+def blueprint_of(
+    fabric: str | None,
+    topology: str | None,
+    runtime: str,
+    *,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    dialect: str | None = None,
+) -> tuple[Blueprint, str]:
+    """The blueprint and its source; InputError when both or neither are given, or flags do not go with a topology."""
+    if topology is None:
+        if fabric is None:
+            raise InputError(Problem("", "./inv up", "needs a fabric, or --topology FILE", _ONE))
+        return Rendered(load_fabric(fabric, name=name, overrides=overrides)), fabric
+    if fabric is not None:
+        why = f"is a fabric, and --topology {topology} says all that one would"
+        raise InputError(Problem("", fabric, why, _ONE))
+    if overrides:
+        why = "changes a key of a fabric file, and a topology has none"
+        raise InputError(Problem("", f"--set {overrides[0]}", why, f"change {topology} itself"))
+    if dialect is not None:
+        why = "is for what Heddle renders, and this topology is written already"
+        raise InputError(Problem("", f"--dialect {dialect}", why, "leave --dialect out"))
+    if runtime not in RUNTIMES:
+        raise InputError(Problem("", f"--runtime {runtime}", "is no runtime", did_you_mean(runtime, RUNTIMES)))
+    from heddle.base.files import real, told
+    from heddle.lab.imported.imported import adopt
+
+    return adopt(real(topology), runtime, name, shown=topology), told(topology)

@@ -1,0 +1,150 @@
+"""The copy that runs: somebody's topology as both runtimes take it, with nothing left to look up.
+
+In:  Wanted and its Fabric, where to write, RenderOptions, the runtime.
+Out: NAME.clab.yml, and a start script for FRR where Heddle starts it. Every node has all that it inherits, every path
+is absolute, every link has its MACs; the management network is Heddle's. An ordinary containerlab topology again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from heddle.base.problems import machine_errors
+from heddle.fabric.model import Fabric, Tier
+from heddle.host.engine import images
+from heddle.lab.imported import frr
+from heddle.lab.imported.description import Wanted, WantedNode
+from heddle.lab.imported.variables import literal
+from heddle.render.dialects import PRIVILEGED, SKIP_WHEN_UNUSED, RenderOptions
+from heddle.render.render import TEMPLATES, mgmt_subnet, topology_name
+from heddle.runtimes.clab_containers import LABEL
+from heddle.spec.yamlfile import Word
+
+_START: Final = "start.sh"
+_CAPABILITIES: Final = ("NET_ADMIN", "SYS_ADMIN", "NET_RAW")  # what FRR needs; `privileged` is containerlab's default
+# What docker gives a container on a machine that forwards, and containerlab every node of kind linux.
+_SWITCH_SYSCTLS: Final = {"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
+_NODE_SYSCTLS: Final = {"net.ipv6.conf.all.disable_ipv6": "0"}
+
+
+def write_copy(wanted: Wanted, fabric: Fabric, out: Path, options: RenderOptions, runtime: str) -> Path:
+    """Write the files into `out`; the topology's path. MachineError when they cannot be written."""
+    path = out / topology_name(wanted.name)
+    with machine_errors(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        if any(heddle_starts(node, runtime) for node in wanted.nodes.values()):
+            (out / _START).write_text(_start_script(), encoding="utf-8")
+            (out / _START).chmod(0o755)
+        path.write_text(copied(wanted, fabric, out, options, runtime), encoding="utf-8")
+    return path
+
+
+def copied(wanted: Wanted, fabric: Fabric, out: Path, options: RenderOptions, runtime: str) -> str:
+    """The text of the topology."""
+    defaults: dict[str, Any] = {"privileged": False} if options.takes(PRIVILEGED) else {}
+    defaults |= {"restart-policy": "no", "cap-add": list(_CAPABILITIES)}
+    mgmt: dict[str, Any] = {"network": f"heddle-{wanted.name}"}
+    if options.mgmt == "none":
+        defaults["network-mode"] = "none"
+    if options.mgmt == "none" and options.takes(SKIP_WHEN_UNUSED):
+        mgmt["skip-when-unused"] = True
+    else:
+        mgmt |= {"ipv4-subnet": str(options.subnet or mgmt_subnet(fabric)), "external-access": False}
+    defaults["labels"] = {LABEL: wanted.name}
+    nodes = {name: _node(node, fabric, out, runtime) for name, node in wanted.nodes.items()}
+    links = [
+        {
+            "type": "veth",
+            "mtu": link.mtu,
+            "vars": {"rate_bps": fabric.by_name[link.ends[0].node].port(link.ends[0].interface).rate_bps},
+            "endpoints": [
+                {
+                    "node": end.node,
+                    "interface": end.interface,
+                    "mac": fabric.by_name[end.node].port(end.interface).mac,
+                }
+                for end in link.ends
+            ],
+        }
+        for link in wanted.links
+    ]
+    data = {"name": wanted.name, "mgmt": mgmt, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
+    head = f"# {wanted.path}, as Heddle runs it: all that a node inherits written out, paths absolute.\n"
+    return literal(head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True))
+
+
+def heddle_starts(node: WantedNode, runtime: str) -> bool:
+    """Whether Heddle starts the node's daemons: where no image does, and no command of the file's own."""
+    return node.frr and not node.starts_itself and (runtime == "netns" or is_heddles(node.image))
+
+
+def is_heddles(image: str) -> bool:
+    """Whether an image is one of Heddle's, which start nothing by themselves; without any, Heddle's is taken."""
+    return not image or any(image.startswith(f"{name}:") or image == name for name in images.REPOSITORIES.values())
+
+
+def _node(node: WantedNode, fabric: Fabric, out: Path, runtime: str) -> dict[str, Any]:
+    switch = fabric.by_name[node.name].tier is not Tier.HOST
+    starts = heddle_starts(node, runtime)
+    binds = [bind.text for bind in node.binds]
+    commands = list(node.exec)
+    if starts:
+        binds.append(f"{out / _START}:{frr.START}:ro")
+        commands = _with_start(commands)
+    image = node.image or images.image_names()["switch" if switch else "host"]
+    data: dict[str, Any] = {"kind": "linux", "group": node.group, "image": image}
+    data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls}
+    data |= {"labels": dict(node.labels), "env": dict(node.env), "binds": binds, "exec": commands}
+    data["network-mode"] = "none" if node.isolated else ""
+    if runtime != "netns":
+        data |= {key: value for key, value in node.passed.items() if key != "image"}
+    return {key: value for key, value in data.items() if value not in ("", {}, [])}
+
+
+def _with_start(commands: list[str]) -> list[str]:
+    """The start script where the file starts FRR; else after the first `ip` commands, as an image would be quicker."""
+    start = f"sh {frr.START}"
+    services = [place for place, line in enumerate(commands) if frr.is_service(line)]
+    if services:
+        return [start if i == services[0] else line for i, line in enumerate(commands) if i not in services[1:]]
+    place = next((i for i, line in enumerate(commands) if not line.startswith("ip ")), len(commands))
+    return [*commands[:place], start, *commands[place:]]
+
+
+def _start_script() -> str:
+    env = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - a shell script, of our own words alone
+    )
+    return env.get_template("imported/start.sh.j2").render(daemons=frr.DAEMONS, always=frr.ALWAYS)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Values of the file keep their type: what stood there without quotes is written without."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Everything is written out."""
+        return True
+
+
+def _word(dumper: yaml.SafeDumper, word: Word) -> yaml.Node:
+    text = "tag:yaml.org,2002:str"
+    tag = dumper.resolve(yaml.ScalarNode, str(word), (True, False)) if word.plain else text  # type: ignore[no-untyped-call]
+    return dumper.represent_scalar(tag, str(word))
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """containerlab reads YAML 1.1, where `1_000` and `12:30` are numbers to it: texts with digits get quotes."""
+    style = '"' if any(c.isdigit() for c in text) and not text[:1].isalpha() else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(Word, _word)
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,99 @@
+"""A containerlab file of somebody's own, as plain values: every node with all that it inherits, every link.
+
+The reader (reader.py) makes these; nothing here knows of YAML, and nothing hangs on this machine but paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from heddle.lab.imported import frr
+
+
+@dataclass(frozen=True, slots=True)
+class WantedBind:
+    """A file or directory for a node. source: absolute, or one of containerlab's own, which only it knows."""
+
+    source: Path
+    target: str
+    mode: str = ""
+
+    @property
+    def text(self) -> str:
+        """As containerlab writes it."""
+        return ":".join(word for word in (str(self.source), self.target, self.mode) if word)
+
+
+@dataclass(frozen=True)
+class WantedNode:
+    """A node of kind linux. passed: keys that only an engine reads, as the file has them."""
+
+    name: str
+    where: str  # lab.clab.yml:12
+    binds: tuple[WantedBind, ...] = ()
+    exec: tuple[str, ...] = ()
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    group: str = ""
+    image: str = ""
+    command: str = ""  # entrypoint and cmd: what the image's container would run
+    isolated: bool = False  # network-mode: none
+    passed: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def sources(self) -> Mapping[str, Path]:
+        """Target of each bind -> its source."""
+        return {bind.target: bind.source for bind in self.binds}
+
+    @cached_property
+    def frr(self) -> bool:
+        """Whether FRR runs in it, which makes it a switch."""
+        below = any(t == frr.FRR_DIR or t.startswith(f"{frr.FRR_DIR}/") for t in self.sources)
+        return below or any(frr.is_service(line) for line in (*self.exec, self.command))
+
+    @cached_property
+    def starts_itself(self) -> bool:
+        """Whether a command of its own starts the daemons in its own way."""
+        return any(frr.starts_itself(line, self.sources) for line in self.exec)
+
+    def text(self, name: str) -> str | None:
+        """The text of a file below /etc/frr, or None when the topology binds none that can be read."""
+        path = frr.bound_file(self.sources, name)
+        try:
+            return None if path is None else path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEnd:
+    """One end of a link. An empty mac is Heddle's to choose."""
+
+    node: str
+    interface: str
+    mac: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLink:
+    """A link between two nodes. mtu in bytes; rate_bps None where the file names no rate."""
+
+    ends: tuple[WantedEnd, WantedEnd]
+    mtu: int
+    rate_bps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A whole file. notes: what is done otherwise than it says, or left out, a sentence each."""
+
+    name: str
+    path: Path
+    nodes: Mapping[str, WantedNode]
+    links: tuple[WantedLink, ...]
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,243 @@
+"""A lab from a containerlab file of somebody's own: the other member of Blueprint.
+
+In:  the file (adopt), or a record of a running lab (of_record).
+Out: Brought: its fabric, the copy that runs, and what it should be as far as its own files tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem
+from heddle.base.state import Record, check_name
+from heddle.base.units import format_rate
+from heddle.fabric.model import Fabric, Node
+from heddle.lab.blueprint import Difference
+from heddle.lab.imported import frr
+from heddle.lab.imported import reachability as convergence
+from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
+from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
+from heddle.lab.imported.description import Wanted, WantedNode
+from heddle.lab.imported.interfaces import read_interfaces
+from heddle.lab.imported.reader import read_wanted
+from heddle.lab.imported.record import dump_fabric, load_fabric
+from heddle.render.dialects import RenderOptions
+from heddle.runtimes.netns_topology import read_topology
+from heddle.spec.queuespec import LARGEST_PFC_MTU
+from heddle.switch.hashing import hashing
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+_ADDRESSES_COME_S: Final = 20.0  # an image that starts FRR by itself has not done so yet when its node is up
+_PAUSE_S: Final = 0.2
+_FRR_FILES: Final = ("daemons", "frr.conf", "vtysh.conf")  # what daemons read when they start
+_SHOWN: Final = 70  # letters of a value that differs
+_HASHING: Final = "net.ipv4.fib_multipath_hash_"
+
+
+def adopt(path: Path, runtime: str, name: str | None = None, shown: str = "") -> Brought:
+    """Read somebody's topology for a runtime; InputError lists everything in it that cannot be honoured, by line.
+
+    name: the lab's, in place of one made from the file's. shown: what errors call the file.
+    """
+    if name is not None:
+        check_name(name)
+    wanted = read_wanted(path, runtime, name, shown or str(path))
+    fabric = derive(wanted)
+    daemons = {node.name: _daemons(wanted.nodes[node.name], runtime) for node in fabric.switches}
+    sysctls = {
+        node.name: {k: v for k, v in wanted.nodes[node.name].sysctls.items() if k.startswith(_HASHING)}
+        for node in fabric.switches
+    }
+    owners = {str(p.address.ip): p.node for n in fabric.nodes for p in n.ports if p.address is not None}
+    notes = (*wanted.notes, *_notes(wanted, fabric, sysctls, runtime))
+    return Brought(fabric, runtime, daemons, sysctls, owners, _parts(wanted, fabric, runtime), notes, wanted)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """Implements heddle.lab.blueprint.Blueprint.
+
+    daemons: switch -> those that its files switch on; hashing: switch -> its sysctls that the file sets; owners:
+    address -> node; parts: what of the file makes another lab of it. wanted: None for one that was opened again.
+    """
+
+    fabric: Fabric
+    runtime: str
+    known_daemons: Mapping[str, tuple[str, ...]]
+    hashing: Mapping[str, Mapping[str, str]]
+    owners: Mapping[str, str]
+    parts: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    wanted: Wanted | None = None
+    rendered: bool = False
+
+    @classmethod
+    def of_record(cls, record: Record) -> Brought:
+        """As it was when the lab was made; MachineError when this version cannot read that."""
+        data = record.brought
+        try:
+            fabric = load_fabric(record.spec, data["fabric"])
+            daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
+            return cls(fabric, record.runtime, daemons, data["hashing"], data["owners"], data["parts"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            why = "was made by another version of Heddle, whose fabric this one cannot read"
+            raise MachineError(
+                Problem("", f"lab {record.name}", why, f"./inv down {record.name}, then up again")
+            ) from None
+
+    def recorded(self) -> Mapping[str, Any]:
+        """All but the spec."""
+        return {
+            "fabric": dump_fabric(self.fabric),
+            "daemons": {name: list(names) for name, names in self.known_daemons.items()},
+            "hashing": {name: dict(rules) for name, rules in self.hashing.items()},
+            "owners": dict(self.owners),
+            "parts": dict(self.parts),
+        }
+
+    def write(self, out: Path, options: RenderOptions) -> Path:
+        """Write the copy that runs."""
+        if self.wanted is None:
+            raise ValueError("a lab that was opened again is not written again")
+        return write_copy(self.wanted, self.fabric, out, options, self.runtime)
+
+    def differences(self, record: Record) -> list[Difference]:
+        """What stands otherwise in the file than in the one that runs."""
+        if not record.brought:
+            return [("the lab", f"one of {record.source}, rendered", "one of a topology of your own")]
+        old = record.brought.get("parts", {})
+        keys = [key for key in dict.fromkeys([*old, *self.parts]) if old.get(key) != self.parts.get(key)]
+        return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
+
+    def kept(self) -> Mapping[str, Mapping[str, str]]:
+        """The file's own sysctls of hashing win over Heddle's."""
+        return self.hashing
+
+    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+        """As the copy that runs has them."""
+        return {node.name: node.sysctls for node in read_topology(lab.topology).nodes.values()}
+
+    def daemons(self, switch: str) -> tuple[str, ...]:
+        """Those whose sockets must answer."""
+        return self.known_daemons.get(switch, ())
+
+    def settled(self, lab: Lab) -> Brought:
+        """With the addresses and MACs that the nodes have; those that files promise are waited for a while."""
+        end = time.monotonic() + _ADDRESSES_COME_S
+        promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
+        while True:
+            nodes, owners = self._alive(lab)
+            here = {port.ref for node in nodes for port in node.ports if port.address is not None}
+            if promised <= here or time.monotonic() > end:
+                return replace(self, fabric=replace(self.fabric, nodes=nodes), owners=owners)
+            time.sleep(_PAUSE_S)
+
+    def _alive(self, lab: Lab) -> tuple[tuple[Node, ...], dict[str, str]]:
+        owners: dict[str, str] = {}
+        nodes = []
+        handles = lab.handles()
+        for node in self.fabric.nodes:
+            now = read_interfaces(handles[node.name])
+            owners |= {str(a.ip): node.name for rows in now.addresses.values() for a in rows if not a.is_loopback}
+            ports = tuple(
+                replace(port, address=_first(now.addresses.get(port.name)), mac=now.macs.get(port.name) or port.mac)
+                for port in node.ports
+            )
+            nodes.append(replace(node, ports=ports))
+        return tuple(nodes), owners
+
+    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
+        """Until sessions stand and hosts can be reached, see convergence.py."""
+        convergence.wait(lab, self.owners, observer, timeout)
+
+    def gaps(self, lab: Lab) -> list[str]:
+        """Switches that have no route to a host."""
+        unreached = convergence.look(lab, self.owners).unreached
+        return [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
+
+    def routes_said(self) -> str:
+        """Routes to the hosts."""
+        hosts = convergence.host_addresses(self.fabric)
+        return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
+
+    def session_faults(self, lab: Lab) -> list[str]:
+        """Sessions that both ends are in the lab for."""
+        now = convergence.look(lab, self.owners)
+        silent = [f"{switch}: bgpd does not answer" for switch in now.silent]
+        return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in now.down]
+
+    def sessions(self, lab: Lab) -> tuple[int, int]:
+        """Sessions configured over the lab's own links and addresses."""
+        return convergence.look(lab, self.owners).count()
+
+
+def _first(addresses: tuple[IPv4Interface, ...] | None) -> IPv4Interface | None:
+    return addresses[0] if addresses else None
+
+
+def _daemons(node: WantedNode, runtime: str) -> tuple[str, ...]:
+    """Daemons that have to answer: mgmtd and staticd are not in every FRR, so nothing hangs on them."""
+    text = node.text("daemons")
+    if text is None and not heddle_starts(node, runtime):
+        return ()  # the image's own file says, which cannot be seen
+    return tuple(each for each in frr.daemons_of(text) if each not in ("mgmtd", "staticd"))
+
+
+def _parts(wanted: Wanted, fabric: Fabric, runtime: str) -> dict[str, str]:
+    """Path -> value of all that makes the lab, as text; the same whatever directory and subnet are chosen."""
+    data = yaml.safe_load(copied(wanted, fabric, Path("/"), RenderOptions(), runtime))
+    found = {"links": json.dumps(data["topology"]["links"])}
+    for name, node in data["topology"]["nodes"].items():
+        found |= {f"nodes.{name}.{key}": json.dumps(value) for key, value in node.items()}
+    for name, wanted_node in wanted.nodes.items():
+        texts = {file: text for file in _FRR_FILES if (text := wanted_node.text(file)) is not None}
+        found |= {f"nodes.{name}.{frr.FRR_DIR}/{file}": _digest(text) for file, text in texts.items()}
+    return found
+
+
+def _digest(text: str) -> str:
+    """A file's text, told from others."""
+    return f"{len(text.splitlines())} lines, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _notes(wanted: Wanted, fabric: Fabric, sysctls: Mapping[str, Mapping[str, str]], runtime: str) -> list[str]:
+    """What Heddle adds or assumes."""
+    notes = []
+    if unrated := sum(link.rate_bps is None for link in wanted.links):
+        rate = format_rate(DEFAULT_RATE_BPS)
+        notes.append(f"{unrated} links name no rate and get {rate} each way; vars: {{rate_bps: N}} of a link names one")
+    if not fabric.spec.queues.lossless:
+        notes.append(f"no class is lossless: a link's mtu is above {LARGEST_PFC_MTU}, the most that PFC can hold back")
+    own = [name for name, rules in sysctls.items() if rules]
+    if fabric.switches and len(own) < len(fabric.switches):
+        rules = hashing.sysctls("flow", 1)
+        notes.append(
+            f"{len(fabric.switches) - len(own)} switches hash as Heddle's own do: policy "
+            f"{rules['net.ipv4.fib_multipath_hash_policy']} over the 5-tuple, a seed for each"
+        )
+    if own:
+        words = ", ".join(own[:4]) + (", ..." if own[4:] else "")
+        notes.append(f"{len(own)} switches keep what their sysctls say of hashing: {words}")
+    bare = [node.name for node in wanted.nodes.values() if not node.image]
+    if bare and runtime != "netns":
+        notes.append(f"{len(bare)} nodes name no image and get Heddle's")
+    started = [n for n in wanted.nodes.values() if n.frr and heddle_starts(n, runtime)]
+    if started and any(not is_heddles(node.image) for node in started):
+        notes.append(f"Heddle starts the daemons of {len(started)} switches, this machine's FRR in place of an image's")
+    return notes

@@ -1,0 +1,176 @@
+"""Convergence of a lab whose routes nobody has worked out: judged by sessions, and by where hosts can be reached.
+
+In:  a running lab, and which daemons have to answer on which switch.
+Out: nothing once every BGP session that has both ends in the lab stands, every switch has a route to every host's
+address, and nothing of that has changed for a while; otherwise what is missing, where.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.events import Observer
+from heddle.base.families import Address
+from heddle.base.problems import CheckError, Problem
+from heddle.fabric.model import Fabric, Tier
+from heddle.kernel.fib import Fib, read_fib
+from heddle.lab import daemons as bgp
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+_STEP: Final = "converge"
+_PAUSE_S: Final = 0.3
+# bgpd holds its first updates back by coalesce-time, 1 s by default: before that, a route may have half its next hops.
+_STILL_S: Final = 1.5
+_TIMEOUT_S: Final = 180.0  # a connect that missed its peer is tried again after 120 s, FRR's default
+_SHOWN: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One end of a BGP session: the switch, its peer as configured, the node that the peer is, and its state."""
+
+    switch: str
+    peer: str
+    node: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """The lab at one moment. silent: switches whose bgpd should answer and does not; unreached: (switch, host port)."""
+
+    sessions: tuple[Session, ...]
+    silent: tuple[str, ...]
+    unreached: tuple[tuple[str, str, str], ...]  # switch, address, host port
+    fibs: Mapping[str, Fib]
+
+    @property
+    def down(self) -> tuple[Session, ...]:
+        """Sessions that are not established."""
+        return tuple(each for each in self.sessions if each.state != bgp.ESTABLISHED)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing lacks."""
+        return not self.down and not self.silent and not self.unreached
+
+    def count(self) -> tuple[int, int]:
+        """Sessions established and expected, by pairs of nodes: the end that knows of more says how many there are, and
+        one stands when both ends say so, or the only one that can be asked.
+        """
+        ends: dict[tuple[str, str], list[bool]] = {}
+        for each in self.sessions:
+            ends.setdefault((each.switch, each.node), []).append(each.state == bgp.ESTABLISHED)
+        up = expected = 0
+        for (here, there), mine in ends.items():
+            theirs = ends.get((there, here), [])
+            if here > there and theirs:
+                continue  # counted from the other end
+            expected += max(len(mine), len(theirs))
+            up += min(sum(mine), sum(theirs)) if there in self.fibs else sum(mine)
+        return up, expected
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """What lacks, as (where, what, why)."""
+        found = [(switch, "bgpd", "does not answer") for switch in self.silent]
+        found += [(s.switch, f"the BGP session with {s.peer} ({s.node})", f"is {s.state}") for s in self.down]
+        found += [(switch, f"{address} ({port})", "has no route") for switch, address, port in self.unreached]
+        return found
+
+
+def look(lab: Lab, owners: Mapping[str, str]) -> Look:
+    """Ask daemons and kernels now. owners: address -> node, of all addresses in the lab."""
+    fabric = lab.fabric
+    handles = lab.handles()
+    sessions: list[Session] = []
+    silent: list[str] = []
+    for switch in fabric.switches:
+        states = bgp.peers(lab.runtime, lab.name, lab.topology, switch.name)
+        if states is None and "bgpd" in lab.made.daemons(switch.name):
+            silent.append(switch.name)
+        for peer, state in (states or {}).items():
+            if node := _owner(fabric, switch.name, peer, owners):
+                sessions.append(Session(switch.name, peer, node, state))
+    fibs = {switch.name: read_fib(handles[switch.name]) for switch in fabric.switches}
+    unreached = tuple(
+        (name, str(address), port)
+        for address, port in host_addresses(fabric)
+        for name, fib in fibs.items()
+        if all(hop.dead for hop in fib.lookup(address))
+    )
+    return Look(tuple(sessions), tuple(silent), unreached, fibs)
+
+
+def host_addresses(fabric: Fabric) -> list[tuple[Address, str]]:
+    """Address and port of every host port that has one and leads to a switch."""
+    return [
+        (port.address.ip, port.ref)
+        for host in fabric.hosts
+        for port in host.ports
+        if port.address is not None and fabric.by_name[port.peer_node].tier is not Tier.HOST
+    ]
+
+
+def _owner(fabric: Fabric, switch: str, peer: str, owners: Mapping[str, str]) -> str:
+    """The node of the lab that a peer is; empty for one outside of it."""
+    try:
+        return owners.get(str(ip_address(peer)), "")
+    except ValueError:  # an interface: unnumbered
+        ports = {port.name: port.peer_node for port in fabric.by_name[switch].ports}
+        return ports.get(peer, "")
+
+
+def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float | None) -> None:
+    """Return when nothing lacks and nothing has changed for _STILL_S; CheckError after `timeout` seconds."""
+    seconds = _TIMEOUT_S + len(lab.fabric.links) / 20 if timeout is None else timeout
+    total = len(lab.fabric.switches)
+    observer.begin(_STEP, total)
+    end = time.monotonic() + seconds
+    last: Look | None = None
+    since = time.monotonic()
+    while total:
+        now = look(lab, owners)
+        moment = time.monotonic()
+        if last is None or now.fibs != last.fibs or not now.complete:
+            since = moment
+        elif moment - since >= _STILL_S:
+            break
+        last = now
+        lacking = {where for where, _, _ in now.lines()}
+        observer.advance(_STEP, total - len(lacking))
+        if moment > end:
+            raise CheckError(*_explained(lab, now, seconds))
+        time.sleep(_PAUSE_S)
+    observer.end(_STEP, _said(lab, last))
+
+
+def _said(lab: Lab, last: Look | None) -> str:
+    """What was waited for."""
+    if last is None:
+        return "no switch, so nothing to wait for"
+    hosts = len(host_addresses(lab.fabric))
+    expected = last.count()[1]
+    parts = [f"{expected} BGP sessions"] if expected else []
+    parts.append(f"routes to {hosts} addresses of hosts in {len(lab.fabric.switches)} switches")
+    return ", ".join(parts) if hosts or expected else "neither BGP sessions nor addresses of hosts to wait for"
+
+
+def _explained(lab: Lab, now: Look, seconds: float) -> list[Problem]:
+    lines = now.lines()
+    if not lines:
+        why = f"did not come: routes still change after {seconds:g} s"
+        hint = f"./inv exec --lab {lab.name} {lab.fabric.switches[0].name} ip monitor route"
+        return [Problem(lab.name, "convergence", why, hint)]
+    count = len({where for where, _, _ in lines})
+    head = f"did not come: {count} of {len(lab.fabric.switches)} switches lack something after {seconds:g} s"
+    hint = f"./inv exec --lab {lab.name} {lines[0][0]} vtysh -c 'show bgp summary' -c 'show ip route'"
+    problems = [Problem(where, what, why) for where, what, why in lines[:_SHOWN]]
+    if len(lines) > _SHOWN:
+        problems.append(Problem("", f"and {len(lines) - _SHOWN} more", "like these"))
+    return [Problem(lab.name, "convergence", head, hint), *problems]

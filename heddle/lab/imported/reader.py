@@ -1,0 +1,241 @@
+"""Reading somebody's containerlab file: what Heddle can run of it, or everything that it cannot, by line.
+
+In:  the file, the lab's name, the runtime.
+Out: Wanted. InputError with all kinds, keys and values that cannot be honoured, each with file and line.
+Inheritance is containerlab's (types/topology.go of 0.79): node, then group, kind, defaults; groups merge, lists add up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.lab.imported import frr, grammar
+from heddle.lab.imported.description import Wanted, WantedBind, WantedNode
+from heddle.lab.imported.linkreader import LinkReader
+from heddle.lab.imported.sections import Sections
+from heddle.lab.imported.variables import DIRECTORIES, expand, lab_name, magic, resolved
+from heddle.runtimes.netns_space import PROVIDED
+from heddle.runtimes.netns_topology import BIND_MODES
+from heddle.spec.yamlfile import Document, Reading, Trail, parse, read_text
+
+_READING: Final = Reading(
+    max_bytes=4 * 1024 * 1024,
+    values=400_000,
+    words=True,
+    merges=True,
+    kind="topology",
+    example="docs/bring-your-own.md",
+)
+_IDLE: Final = frozenset({"sleep", "tail", "cat", "tini", "sh", "bash", "ash", "true"})
+
+
+def read_wanted(path: Path, runtime: str, name: str | None, source: str) -> Wanted:
+    """Read the file. name: the lab's, in place of one made of the file's own. source: what errors call the file."""
+    document = parse(expand(read_text(path, source, _READING), source), source, _READING)
+    if "racks" in document.data and "topology" not in document.data:
+        hint = f"./inv up {shlex.quote(source)} brings it up"
+        raise InputError(Problem(source, "the file", "is a fabric file, not a containerlab topology", hint))
+    return _Reader(document, path.absolute(), runtime).wanted(name)
+
+
+class _Reader:
+    """Notes problems as it goes; raises them all at the end."""
+
+    def __init__(self, document: Document, path: Path, runtime: str) -> None:
+        self.document = document
+        self.path = path
+        self.runtime = runtime
+        self.problems = Problems()
+        self.left: dict[str, dict[str, None]] = {}  # why -> keys, in order of appearance
+        self._judged: set[Trail] = set()
+
+    def wanted(self, name: str | None) -> Wanted:
+        """The whole file, or InputError."""
+        for key in self.document.data:
+            if key not in grammar.TOP_KEYS:
+                self.add((key,), key, "is no key of a topology", did_you_mean(key, grammar.TOP_KEYS))
+            elif key in grammar.TOP_LEFT:
+                self.left.setdefault(grammar.TOP_LEFT[key], {})[key] = None
+        notes: list[str] = []
+        lab = name or self._name(notes)
+        part = self.document.data.get("topology")
+        if not isinstance(part, dict) or not isinstance(part.get("nodes"), dict) or not part["nodes"]:
+            self.add(("topology",), "topology.nodes", "has no nodes", "docs/bring-your-own.md has an example")
+            self.problems.raise_if_any()
+            raise AssertionError
+        for key in part:
+            if key not in grammar.TOPOLOGY_KEYS:
+                hint = did_you_mean(key, grammar.TOPOLOGY_KEYS)
+                self.add(("topology", key), f"topology.{key}", "is no key of a topology", hint)
+        sections = Sections(part, self.add)
+        nodes = {each: node for each in part["nodes"] if (node := self._node(each, sections, lab)) is not None}
+        links = LinkReader(self.add, self.left, set(part["nodes"])).links(part.get("links") or [])
+        self.problems.raise_if_any()
+        notes += [f"left out: {', '.join(keys)} ({why})" for why, keys in self.left.items()]
+        return Wanted(lab, self.path, nodes, links, tuple(notes))
+
+    def _name(self, notes: list[str]) -> str:
+        """The file's own name, brought to Heddle's rule."""
+        own = self.document.data.get("name")
+        if not isinstance(own, str) or not own:
+            self.add(("name",), "name", "is missing", "name: mylab, or --name mylab")
+            return ""
+        lab = lab_name(own)
+        if not lab:
+            why = "has no letter that a lab's name could begin with"
+            self.add(("name",), f"name: {own}", why, "--name gives the lab another name")
+        elif lab != own:
+            notes.append(f"{own} is called {lab} here: names of labs are small letters and digits, 12 at most")
+        return lab
+
+    def add(self, trail: Trail, what: str, why: str, hint: str = "") -> None:
+        """Note a problem at the line of a key, or of the nearest one above it."""
+        self.problems.add(where=self.document.where(trail), what=what, why=why, hint=hint)
+
+    def _node(self, name: str, sections: Sections, lab: str) -> WantedNode | None:
+        at: Trail = ("topology", "nodes", name)
+        if not name[:1].isalnum() or not name.isascii() or set(name) - _NAME_LETTERS:
+            why = "cannot name a node here: letters, digits, - and _ can, since BPF programs are pinned by it"
+            self.add(at, f"nodes.{name}", why)
+        kind = sections.kind_of(name)
+        if kind != grammar.LINUX:
+            trail = sections.kind_trail(name)
+            what = f"nodes.{name}: kind {kind}" if kind else f"nodes.{name}"
+            why, hint = grammar.kind_refused(kind) if kind else ("has no kind", "kind: linux")
+            self.add(trail, what, why, hint)
+            return None
+        layers = sections.layers(name)
+        for trail, layer in layers:
+            self._judge(trail, layer)
+        merged = sections.merged(layers)
+        passed = {k: v for k, v in merged.items() if k in grammar.NODE_KEYS and self._verdict(k) == "taken"}
+        command = " ".join(str(passed[key]) for key in ("entrypoint", "cmd") if passed.get(key))
+        binds = [self._bind(*each, name, lab) for each in sections.listed(layers, "binds")]
+        return WantedNode(
+            name=name,
+            where=self.document.where(at),
+            # By target, so that a node's own bind takes the place of its group's.
+            binds=tuple({bind.target: bind for bind in binds if bind is not None}.values()),
+            exec=tuple(self._exec(sections.listed(layers, "exec"), name, lab)),
+            sysctls=merged.get("sysctls", {}),
+            labels=merged.get("labels", {}),
+            env=merged.get("env", {}),
+            group=sections.group_of(name),
+            image=str(merged.get("image") or ""),
+            command=command,
+            isolated=merged.get("network-mode") == "none",
+            passed={k: v for k, v in passed.items() if k not in _OWN_FIELDS},
+        )
+
+    def _verdict(self, key: str) -> str:
+        verdict = grammar.node_key(key, self.runtime)
+        return verdict.fate if verdict else "refused"
+
+    def _judge(self, trail: Trail, layer: Mapping[str, Any]) -> None:
+        """Every key of a section, once, however many nodes inherit from it."""
+        if trail in self._judged:
+            return
+        self._judged.add(trail)
+        for key, value in layer.items():
+            what = ".".join(str(step) for step in (*trail[1:], key))
+            verdict = grammar.node_key(key, self.runtime)
+            if verdict is None:
+                hint = did_you_mean(key, sorted(grammar.ALL_NODE_KEYS))
+                self.add((*trail, key), what, "is no key of a node", hint if "did you" in hint else "")
+            elif verdict.fate == "refused":
+                self.add((*trail, key), what, verdict.why, verdict.hint)
+            elif verdict.fate == "left":
+                self.left.setdefault(verdict.why, {})[key] = None
+            elif key == "network-mode" and value not in ("none", "bridge"):
+                why = "shares another network, and Heddle's nodes have one each"
+                self.add((*trail, key), f"{what}: {value}", why, "network-mode: none, or leave it out")
+            elif key == "sysctls" and self.runtime == "netns":
+                for name in value if isinstance(value, dict) else ():
+                    if not _SYSCTL.fullmatch(name):
+                        why = "is this whole machine's; a namespace has its own of those below net. alone"
+                        hint = f"sysctl -w {name} on the machine, or leave it out"
+                        self.add((*trail, key, name), f"{what}.{name}", why, hint)
+            elif key in ("cmd", "entrypoint") and self.runtime == "netns":
+                self._command((*trail, key), what, str(value or ""))
+
+    def _command(self, trail: Trail, what: str, command: str) -> None:
+        """A namespace has no process of its own: FRR is started by Heddle, and what only waits is not missed."""
+        program = command.split(" ", 1)[0].rpartition("/")[2]
+        if frr.is_service(command) or (program in _IDLE and "-c" not in command.split()):
+            self.left.setdefault("a namespace needs no process to stay", {})[str(trail[-1])] = None
+            return
+        why = "is what a container runs for as long as it lives; a namespace has no such process"
+        self.add(trail, f"{what}: {command}", why, "start it from exec: sh -c '... &'; --runtime containerlab runs it")
+
+    def _bind(self, trail: Trail, text: str, node: str, lab: str) -> WantedBind | None:
+        source, _, rest = magic(text, lab, node).partition(":")
+        target, _, mode = rest.partition(":")
+        what = f"binds: {text}"
+        if not source or not target.startswith("/") or set(mode.split(",")) - BIND_MODES:
+            self.add(trail, what, "is not SOURCE:/TARGET or SOURCE:/TARGET:ro")
+            return None
+        if any(word in source for word in DIRECTORIES):
+            if self.runtime == "netns":
+                why = "is in a directory that containerlab makes; a namespace has none"
+                self.add(trail, what, why, "bind a file of your own; --runtime containerlab takes it")
+            return WantedBind(Path(source), target, mode)
+        path = resolved(source, self.path.parent)
+        if target.startswith("/var/run/"):  # a link to /run, everywhere
+            target = target.removeprefix("/var")
+        if self.runtime == "netns" and (str(path) == os.path.normpath(target) or target == "/lib/modules"):
+            return None  # this machine's own, which a namespace sees anyway
+        if not path.exists():
+            self.add(trail, what, f"names {path}, which is not there", "paths begin beside the topology file")
+        elif self.runtime == "netns" and not _has_spot(path, target):
+            why = f"cannot be: a namespace sees this machine's files, and there is no {target} of that sort to cover"
+            dirs = ", ".join(PROVIDED)
+            self.add(trail, what, why, f"bind below {dirs}; --runtime containerlab takes it")
+        return WantedBind(path, target, mode)
+
+    def _exec(self, lines: list[tuple[Trail, str]], node: str, lab: str) -> list[str]:
+        kept = []
+        for trail, line in lines:
+            text = magic(line, lab, node)
+            if any(word in text for word in DIRECTORIES) and self.runtime == "netns":
+                self.add(trail, f"exec: {line}", "names a directory that containerlab makes; a namespace has none")
+            elif _sets_queue(text):
+                why = "sets a queue, and Heddle's own stand at the root of every port"
+                hint = "a link's vars: {rate_bps: 100000000} gives its rate; other queues cannot be"
+                self.add(trail, f"exec: {line}", why, hint)
+            elif _drops_default(text):
+                why = "nodes have no way out of the lab that could be deleted"
+                self.left.setdefault(why, {})[line] = None
+            else:
+                kept.append(text)
+        return kept
+
+
+_SYSCTL: Final = re.compile(r"net(\.[A-Za-z0-9_-]+)+")
+_NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_OWN_FIELDS: Final = frozenset({"kind", "group", "binds", "exec", "sysctls", "labels", "env", "network-mode"})
+
+
+def _has_spot(source: Path, target: str) -> bool:
+    """Whether a namespace can show `source` at `target`: in a directory of its own, or over something of that sort."""
+    if any(target.startswith(f"{each}/") for each in PROVIDED):
+        return True
+    there = Path(target)
+    return there.exists() and there.is_dir() == source.is_dir()
+
+
+def _sets_queue(command: str) -> bool:
+    words = command.replace(";", " ").replace("&", " ").split()
+    places = [i for i, word in enumerate(words) if word.rpartition("/")[2].strip("'\"") == "tc"]
+    return any({"qdisc", "class", "filter"} & set(words[i + 1 : i + 4]) and "show" not in words for i in places)
+
+
+def _drops_default(command: str) -> bool:
+    words = [word for word in command.split() if not word.startswith("-")]
+    routes = words[:2] in (["ip", "route"], ["ip", "r"])
+    return routes and words[2:3] in (["del"], ["delete"]) and words[3:4] == ["default"]

@@ -1,0 +1,371 @@
+"""What every queue of a lab is doing and has done: one reading of the shared maps, and what follows from it.
+
+In:  a running lab. Out: QueuesResult: a row a port and class, a row a switch, headroom, and who sends the pauses.
+Counters run from when the lab came up; sizes are bytes of frames, Ethernet header included. The maps are memory and
+are read while packets pass, so numbers of one row may be a packet apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from heddle.base.units import parse_duration
+from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
+from heddle.switch.queues.classes import Policies, Policy
+from heddle.switch.queues.portids import numbered_ports, row
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from heddle.fabric.model import Fabric, Port
+    from heddle.lab.lifecycle import Lab
+    from heddle.spec.queuespec import PfcSpec
+
+WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
+REACTION_STEP_NS: Final = 62_500
+REACTION_BINS: Final = 10  # u32 each, in `spare` of the agent's rows
+_WAITING: Final = 2  # packets: a queue that never held more had nothing to wait for
+_HEADER: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One class of one port, by what leaves there; `held...`, `xoffs` and `beyond` by what came in there.
+
+    paused_ms: how long its gate was closed, until now where it is. held: bytes that came in by this port and have not
+    left the switch; beyond: the most of them above Xoff that there ever were, and `short` bytes more that were dropped
+    in one pause for want of headroom.
+    """
+
+    port: str
+    traffic_class: int
+    kind: str
+    depth: int
+    high_water: int
+    packets: int
+    bytes: int
+    marks: int
+    drops: Mapping[str, int]  # cause -> packets, where there were any
+    drop_bytes: int
+    held: int
+    held_high: int
+    xoffs: int
+    beyond: int
+    short: int
+    pfc_sent: int
+    pfc_received: int
+    paused: bool
+    paused_ms: float
+    watchdog: str
+    storms: int
+    quiet: bool  # nothing ever waited, was marked, dropped or paused
+
+    @property
+    def dropped(self) -> int:
+        """Packets, of all causes."""
+        return sum(self.drops.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `ports`."""
+        return {
+            "port": self.port, "class": self.traffic_class, "kind": self.kind,
+            "depth": self.depth, "high_water": self.high_water, "packets": self.packets, "bytes": self.bytes,
+            "marks": self.marks, "drops": self.dropped, "drops_by_cause": dict(self.drops),
+            "drop_bytes": self.drop_bytes, "occupancy": self.held, "occupancy_high": self.held_high,
+            "xoffs": self.xoffs, "headroom_high": self.beyond,
+            "pfc_sent": self.pfc_sent, "pfc_received": self.pfc_received,
+            "paused": self.paused, "paused_ms": self.paused_ms, "watchdog": self.watchdog, "storms": self.storms,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRow:
+    """A switch's buffer in bytes: what it has, what of it is in use, and the most that ever was."""
+
+    switch: str
+    buffer: int
+    shared: int  # what is nobody's own
+    used: int
+    high_water: int
+    shared_used: int
+    headroom_used: int
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `switches`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Room for what arrives after Xoff, of all ports of one rate: what was assumed, and what was needed.
+
+    ports: of switches. bytes: for each lossless class of each. highest: the most needed, at the port `highest_at`.
+    lacking: bytes that were missing in the worst pause. drops: packets for want of it, in all. reaction_ns: as assumed,
+    None where the file gives bytes.
+    """
+
+    ports: int
+    rate_bps: int
+    mtu: int
+    bytes: int
+    reaction_ns: int | None
+    highest: int
+    highest_at: str
+    lacking: int
+    drops: int
+
+    def needed_for(self, reaction_ns: int) -> int:
+        """Bytes that a reaction time asks for: what the peer sends until it stops, and a frame each way."""
+        return -(-self.rate_bps * reaction_ns // (8 * 10**9)) + 2 * (self.mtu + _HEADER)
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `headroom`."""
+        return {
+            "ports": self.ports, "rate_bps": self.rate_bps, "mtu": self.mtu, "bytes": self.bytes,
+            "reaction_assumed_ms": None if self.reaction_ns is None else self.reaction_ns / 1e6,
+            "highest": self.highest, "highest_at": self.highest_at, "lacking": self.lacking, "drops": self.drops,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reactions:
+    """How long senders took to stop: from the pause frame's arrival to the last packet. Of all ports together, ns."""
+
+    count: int
+    median_ns: int
+    max_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRow:
+    """The processes that carry pauses out: their ids, None where one does not run."""
+
+    agent: int | None
+    keeper: int | None
+
+    @property
+    def alive(self) -> bool:
+        """Whether both run."""
+        return self.agent is not None and self.keeper is not None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesResult:
+    """Everything that the verb `queues` has to say. settings: node -> what was set there since the lab came up."""
+
+    lab: str
+    k: int
+    rows: tuple[QueueRow, ...]
+    switches: tuple[SwitchRow, ...]
+    headroom: tuple[Headroom, ...]
+    reactions: Reactions
+    agent: AgentRow
+    settings: Mapping[str, Mapping[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `--format json` prints."""
+        seen = self.reactions
+        reaction = {
+            "reactions": seen.count,
+            "reaction_median_ms": seen.median_ns / 1e6 if seen.count else None,
+            "reaction_max_ms": seen.max_ns / 1e6 if seen.count else None,
+        }
+        return {
+            "lab": self.lab,
+            "ports": [each.to_json() for each in self.rows],
+            "switches": [each.to_json() for each in self.switches],
+            "headroom": [{**each.to_json(), **reaction} for each in self.headroom],
+            "agent": {"agent": self.agent.agent, "keeper": self.agent.keeper, "alive": self.agent.alive},
+            "set": {node: dict(values) for node, values in self.settings.items()},
+            "emulated": {"k": self.k},
+        }
+
+
+def read_queues(lab: Lab) -> QueuesResult:
+    """One reading of a lab; MachineError when its maps are gone."""
+    with LabQueues.pinned(lab.fabric) as live:
+        return Reader(lab, live).read()
+
+
+class Reader:
+    """Reads a lab again and again, as `--watch` does; what cannot change in between is read once."""
+
+    def __init__(self, lab: Lab, live: LabQueues) -> None:
+        self._lab, self._live = lab, live
+
+    def read(self) -> QueuesResult:
+        """One reading."""
+        from heddle.lab.requeue import own_settings, wanted_policies
+        from heddle.switch.pfc import control as pfc
+
+        state = pfc.alive(self._lab.name)
+        return result_of(
+            self._lab.fabric, self._live, wanted_policies(self._lab), AgentRow(state.agent, state.keeper),
+            own_settings(self._lab), time.monotonic_ns(),
+        )  # fmt: skip
+
+
+def result_of(
+    fabric: Fabric,
+    live: LabQueues,
+    policies: Policies,
+    agent: AgentRow,
+    settings: Mapping[str, Mapping[str, Any]],
+    now_ns: int,
+) -> QueuesResult:
+    """What maps say of a fabric; a function of its arguments alone. now_ns: CLOCK_MONOTONIC."""
+    copies = _Copies(live, now_ns)
+    rows = tuple(
+        copies.row(number, port, traffic_class, policy)
+        for number, port in numbered_ports(fabric)
+        for traffic_class, policy in enumerate(policies[port.node, port.name])
+        if policy.kind != "unused"
+    )
+    switches = tuple(
+        copies.switch(index, node.name, policies[node.name, node.ports[0].name])
+        for index, node in enumerate(fabric.nodes)
+        if node in fabric.switches and node.ports
+    )
+    return QueuesResult(
+        fabric.name,
+        fabric.spec.k,
+        rows,
+        switches,
+        _headroom(fabric, policies, rows, copies.lost, settings),
+        copies.reactions(),
+        agent,
+        settings,
+    )
+
+
+class _Copies:
+    """The maps at one moment, so that one row's numbers are of one time."""
+
+    def __init__(self, live: LabQueues, now_ns: int) -> None:
+        self.cells, self.ingress = live.cells.copy(), live.ingress.copy()
+        self.gates, self.agent, self.switches = live.gates.copy(), live.agent.copy(), live.switches.copy()
+        self.now_ns = now_ns
+        self.lost: dict[tuple[str, int], int] = {}  # packets that headroom lacked for, by the port that they came by
+
+    def row(self, number: int, port: Port, traffic_class: int, policy: Policy) -> QueueRow:
+        at = row(number, traffic_class)
+        cell, inward, gate, agent = self.cells[at], self.ingress[at], self.gates[at], self.agent[at]
+        drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
+        if gate["lost"]:
+            drops[LOST] = int(gate["lost"])
+        closed_since = int(agent["closed_since_ns"])
+        paused_ns = int(agent["paused_ns"]) + (max(0, self.now_ns - closed_since) if closed_since else 0)
+        # highest has the packet in it that was dropped first, which short has, too; headroom may have been less then.
+        short, highest = int(inward["lost_high"]), int(inward["headroom_high"])
+        self.lost[port.ref, traffic_class] = int(inward["drops"])
+        counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
+        waited = int(cell["high_water"]) > _WAITING * (port.mtu + _HEADER)
+        return QueueRow(
+            port=port.ref,
+            traffic_class=traffic_class,
+            kind=policy.kind,
+            depth=int(cell["depth"]),
+            high_water=int(cell["high_water"]),
+            packets=int(cell["out_packets"]),
+            bytes=int(cell["out_bytes"]),
+            marks=int(cell["marks"]),
+            drops=drops,
+            drop_bytes=int(cell["drop_bytes"]),
+            held=int(inward["occupancy"]),
+            held_high=int(inward["high_water"]),
+            xoffs=int(inward["xoffs"]),
+            beyond=max(highest, min(highest, policy.headroom) + short),
+            short=short,
+            pfc_sent=int(agent["pfc_sent"]),
+            pfc_received=int(gate["pfc_received"]),
+            paused=closed_since > 0,
+            paused_ms=round(paused_ns / 1e6, 3),
+            watchdog=WATCHDOG[int(agent["watchdog"])],
+            storms=int(agent["storms"]),
+            quiet=not (counted or waited or paused_ns or int(agent["storms"]) or int(agent["watchdog"])),
+        )
+
+    def switch(self, index: int, name: str, policies: Sequence[Policy]) -> SwitchRow:
+        found = self.switches[index]
+        any_policy = next(policy for policy in policies if policy.kind != "unused")
+        return SwitchRow(
+            name, any_policy.buffer, any_policy.shared, int(found["used"]), int(found["high_water"]),
+            int(found["shared_used"]), int(found["headroom_used"]),
+        )  # fmt: skip
+
+    def reactions(self) -> Reactions:
+        return reactions_of(self.agent)
+
+
+def reactions_of(agent: npt.NDArray[Any]) -> Reactions:
+    """Of all gates together; the median within a bin of the histogram by a straight line."""
+    count = int(agent["reactions"].sum())
+    if not count:
+        return Reactions(0, 0, 0)
+    most = int(agent["reaction_max_ns"].max())
+    return Reactions(count, min(most, _median(agent)), most)
+
+
+def reaction_bin(reaction_ns: int) -> int:
+    """The bin of a histogram in which the agent counts a reaction: 0 below 62.5 us, and each next one twice as far."""
+    return min(REACTION_BINS - 1, (reaction_ns // REACTION_STEP_NS).bit_length())
+
+
+def _median(agent: npt.NDArray[Any]) -> int:
+    """ns; within a bin by a straight line."""
+    bins = np.ascontiguousarray(agent["spare"]).view("<u4").reshape(-1, REACTION_BINS).sum(axis=0, dtype=np.int64)
+    passed = np.cumsum(bins)
+    half = passed[-1] / 2
+    at = int(np.searchsorted(passed, half))
+    low = 0 if at == 0 else REACTION_STEP_NS << (at - 1)
+    within = (half - (passed[at] - bins[at])) / max(1, bins[at])
+    return round(float(low + within * ((REACTION_STEP_NS << at) - low)))
+
+
+def _headroom(
+    fabric: Fabric,
+    policies: Policies,
+    rows: Sequence[QueueRow],
+    lost: Mapping[tuple[str, int], int],
+    settings: Mapping[str, Mapping[str, Any]],
+) -> tuple[Headroom, ...]:
+    """A line for each rate, mtu and headroom that lossless classes of switch ports have.
+
+    lost: packets by ingress. settings: node -> path -> value, of what was set while the lab ran.
+    """
+    by_row = {(each.port, each.traffic_class): each for each in rows}
+    switches = {node.name for node in fabric.switches}
+    groups: dict[tuple[int, int, int, int | None], list[QueueRow]] = {}
+    for (node, name), classes in policies.items():
+        port = fabric.by_name[node].port(name)
+        assumed = _assumed_ns(fabric.spec.queues.pfc, settings.get(node, {}))
+        for traffic_class, policy in enumerate(classes):
+            if policy.pfc and node in switches:
+                group = groups.setdefault((port.rate_bps, port.mtu, policy.headroom, assumed), [])
+                group.append(by_row[port.ref, traffic_class])
+    return tuple(
+        Headroom(
+            ports=len({each.port for each in found}),
+            rate_bps=rate,
+            mtu=mtu,
+            bytes=size,
+            reaction_ns=assumed,
+            highest=(most := max(found, key=lambda each: each.beyond)).beyond,
+            highest_at=most.port if most.beyond else "",
+            lacking=most.short,
+            drops=sum(lost[each.port, each.traffic_class] for each in found),
+        )
+        for (rate, mtu, size, assumed), found in sorted(groups.items(), key=lambda each: (each[0][:3], each[0][3] or 0))
+    )
+
+
+def _assumed_ns(pfc: PfcSpec, own: Mapping[str, Any]) -> int | None:
+    """The reaction time that a node's headroom is made for; None where bytes were given. own: what was set on it."""
+    if own.get("pfc.headroom", pfc.headroom) != "auto":
+        return None
+    return parse_duration(own["pfc.reaction"]) if "pfc.reaction" in own else pfc.reaction

@@ -1,0 +1,288 @@
+"""Changing how switches hash while packets pass: each of them meets the old rule or the new one, and none is lost.
+
+In:  a running lab, and what its switches should do from now on.
+Out: nothing but the switches' maps and sysctls, and a line in the lab's record, so that `validate` and `run` know.
+Everything is checked, and every new table written, before the first switch changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base import state
+from heddle.base.families import Network
+from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
+from heddle.fabric.seeds import seed_for
+from heddle.kernel.fib import port_names
+from heddle.kernel.namespace import inside
+from heddle.runtimes.registry import NodeHandle
+from heddle.switch.hashing import hashing
+from heddle.switch.hashing.hashing import HashOptions, SwitchHashing, hashing_of, options_of, pin_dir, programmed
+from heddle.switch.hashing.steering import DEFAULT_OPTIONS
+from heddle.switch.hashing.tables import Tables
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Node
+    from heddle.lab.lifecycle import Lab
+
+Exact = Mapping[tuple[int, Network], str]  # (UDP source port, destination prefix) -> port
+_MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}  # the system call's number
+_MEMBARRIER_CMD_GLOBAL: Final = 1
+_SHOWN: Final = 3  # switches that a label names
+
+
+def wanted(lab: Lab) -> dict[str, SwitchHashing]:
+    """Switch -> what it should do: as it was set last, and as the fabric file says where nobody has set anything."""
+    record = state.read_record(lab.name)
+    live = record.hashing if record is not None else {}
+    return {node.name: _wanted(lab, node, live.get(node.name)) for node in lab.fabric.switches}
+
+
+def set_live(lab: Lab) -> frozenset[str]:
+    """The switches whose hashing was set while the lab ran."""
+    record = state.read_record(lab.name)
+    return frozenset(record.hashing if record is not None else ())
+
+
+def label(lab: Lab) -> str:
+    """The lab's mode, as tables name it: `e-ecmp`; where switches differ `e-ecmp, rtsw1: spray`."""
+    return label_of(wanted(lab).values())
+
+
+def label_of(rows: Iterable[SwitchHashing]) -> str:
+    """The mode of most switches, and the others by name; a fabric without switches has none."""
+    words = {row.switch: row.mode + (" resilient" if row.options.resilient else "") for row in rows}
+    if not words:
+        return "none"
+    (most, _), *_ = Counter(words.values()).most_common(1)
+    others = [f"{switch}: {mode}" for switch, mode in words.items() if mode != most]
+    more = [f"and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
+    return ", ".join([most, *others[:_SHOWN], *more])
+
+
+def set_hashing(
+    lab: Lab,
+    mode: str,
+    options: HashOptions | None = None,
+    *,
+    seed: str | int | None = None,
+    switches: Sequence[str] | None = None,
+    exact: Mapping[str, Exact] | None = None,
+    added: Mapping[str, Exact] | None = None,
+) -> None:
+    """Switch a running lab, or some of its switches, to a mode.
+
+    options, seed: as the fabric file has them by default; a seed is a number, or per-switch, per-tier or shared.
+    exact: switch -> its whole exact-match table; the tables of others stay. added: switch -> rows to add or change.
+    InputError when anything of it cannot be, with every problem; MachineError when this kernel cannot do it. The
+    switches go on by their old rule in both cases.
+    """
+    nodes = _nodes(lab, switches)
+    _check_steerable(lab, mode, options or options_of(lab.fabric.spec.routing))
+    check_exact(lab, exact or {})
+    check_exact(lab, added or {})
+    names = {node.name for node in nodes} | set(exact or {}) | set(added or {})
+    with state.lock(lab.name, state.HASHING):
+        now = wanted(lab)
+        rows = []
+        for node in lab.fabric.switches:
+            if node.name not in names:
+                continue
+            row = now[node.name]
+            if node in nodes:
+                chosen = node.hash_seed if seed is None else seed_for(seed, node.tier.value, node.name)
+                row = _with_exact(hashing_of(lab.fabric, node, mode, options, chosen), row.steering.exact)
+            whole = (exact or {}).get(node.name, row.steering.exact)
+            rows.append(_with_exact(row, {**whole, **(added or {}).get(node.name, {})}))
+        _change_and_remember(lab, rows)
+
+
+def set_exact(lab: Lab, switch: str, entries: Exact) -> None:
+    """Replace a switch's whole exact-match table, in one swap; its mode stays. Raises as set_hashing does."""
+    check_exact(lab, {switch: entries})
+    with state.lock(lab.name, state.HASHING):
+        _change_and_remember(lab, [_with_exact(wanted(lab)[switch], entries)])
+
+
+def check_exact(
+    lab: Lab, tables: Mapping[str, Exact], where: Mapping[tuple[str, int, Network], str] | None = None
+) -> None:
+    """InputError with every row that cannot be. where: (switch, source port, prefix) -> where the row was written."""
+    if any(tables.values()):
+        _check_steerable(lab, "exact-match", DEFAULT_OPTIONS)
+    problems: list[Problem] = []
+    for switch, entries in tables.items():
+        node = lab.fabric.by_name.get(switch)
+        if node is None or node not in lab.fabric.switches:
+            names = [each.name for each in lab.fabric.switches]
+            place = next((at for (name, *_), at in (where or {}).items() if name == switch), "")
+            problems.append(Problem(place, switch, f"is no switch of {lab.name}", did_you_mean(switch, names)))
+            continue
+        for (sport, prefix), port in entries.items():
+            place = (where or {}).get((switch, sport, prefix), "")
+            problems += [replace(wrong, where=place) for wrong in _wrong_entry(lab, node, sport, prefix, port)]
+    if problems:
+        raise InputError(*problems)
+
+
+def _wrong_entry(lab: Lab, node: Node, sport: int, prefix: Network, port: str) -> Iterable[Problem]:
+    what = f"{node.name} {sport} {prefix} {port}"
+    if not 1 <= sport <= 65535:
+        yield Problem("", what, f"has the source port {sport}", "UDP source ports are 1 to 65535")
+    hops = lab.fabric.expected_next_hops[node.name]
+    if port not in {each.name for each in node.ports}:
+        names = [each.name for each in node.ports]
+        yield Problem("", what, f"names the port {port}, which {node.name} does not have", did_you_mean(port, names))
+    elif prefix in hops and len(hops[prefix]) > 1 and port not in hops[prefix]:
+        some = ", ".join(sorted(hops[prefix]))
+        yield Problem("", what, f"names the port {port}, which is no way to {prefix}", f"one of: {some}")
+    if prefix not in hops:
+        known = [str(each) for each, ports in hops.items() if len(ports) > 1]
+        hint = did_you_mean(str(prefix), known) if known else f"{node.name} has one way only to every prefix"
+        yield Problem("", what, f"names the prefix {prefix}, which {node.name} has no route to", hint)
+    elif len(hops[prefix]) < 2:
+        (only,) = hops[prefix]
+        yield Problem("", what, f"chooses nothing: {node.name} has one way only to {prefix}", f"it is {only}")
+
+
+def change(lab: str, rows: Sequence[tuple[NodeHandle, SwitchHashing]], version: int = 4) -> None:
+    """Give switches their new rules. version: of IP, of the fabric's hosts.
+
+    A packet's way through a switch, from the program to the kernel's choice, lies within one RCU read-side section. So
+    after `grace` no packet is under way that has seen what held before; that is what the order here rests on.
+    """
+    with ExitStack() as stack:
+        jobs = [_Job.of(lab, handle, row, version, stack) for handle, row in rows]
+        for job in jobs:
+            hashing.check_sysctls(job.handle.netns, job.rules)
+        grace()  # the halves that are filled now may have held until a moment ago
+        for job in jobs:
+            job.tables.fill(hashing.rule_of(job.row, version), {name: index for index, name in job.names.items()})
+        for job in jobs:
+            job.flip()
+        if any(job.rest for job in jobs):
+            grace()
+        for job in jobs:
+            hashing.write_sysctls(job.handle.netns, job.rest)
+
+
+@dataclass(slots=True)
+class _Job:
+    """One switch on its way to a new rule. rest: sysctls that are written when no packet follows the old one."""
+
+    handle: NodeHandle
+    row: SwitchHashing
+    tables: Tables
+    names: Mapping[int, str]
+    rules: Mapping[str, str]
+    rest: Mapping[str, str]
+
+    @classmethod
+    def of(cls, lab: str, handle: NodeHandle, row: SwitchHashing, version: int, stack: ExitStack) -> _Job:
+        tables = stack.enter_context(Tables.pinned(pin_dir(lab, handle.name)))
+        rules = hashing.sysctls(row.mode, row.seed, row.options, version)
+        return cls(handle, row, tables, port_names(handle), rules, {})
+
+    def flip(self) -> None:
+        """Let the new half hold, and write the sysctls that have to be written before.
+
+        The kernel's numbers, seed and fields, count only while the kernel alone hashes RoCEv2. Under the policies of
+        `flow` other than l4 the kernel heeds no hash of the program's, so there the policy alone decides.
+        """
+        policy = {name: value for name, value in self.rules.items() if name.endswith("_policy")}
+        numbers = {name: value for name, value in self.rules.items() if name not in policy}
+        (path,) = policy
+        with inside(self.handle.netns):
+            before = hashing.number(hashing.sysctl_path(path).read_text())
+        old = self.tables.read(self.names)
+        by_program = programmed(old.mode, old.options) and before == hashing.POLICY_L4
+        netns = self.handle.netns
+        if policy[path] == str(hashing.POLICY_L4):
+            if by_program and not programmed(self.row.mode, self.row.options):
+                hashing.write_sysctls(netns, numbers)
+            self.tables.flip()
+            self.rest = self.rules if self._differs() else {}
+            return
+        first = numbers if by_program or before != hashing.POLICY_CUSTOM else policy
+        hashing.write_sysctls(netns, first)
+        hashing.write_sysctls(netns, self.rules)
+        self.tables.flip()
+
+    def _differs(self) -> bool:
+        """Whether any sysctl is not yet as the new rule has it."""
+        with inside(self.handle.netns):
+            now = {name: hashing.number(hashing.sysctl_path(name).read_text()) for name in self.rules}
+        return now != {name: hashing.number(value) for name, value in self.rules.items()}
+
+
+def grace() -> None:
+    """Return when no packet is under way that the kernel had begun to handle before (synchronize_rcu).
+
+    MachineError where the kernel does not offer that to programs.
+    """
+    number = _MEMBARRIER.get(platform.machine())
+    libc = ctypes.CDLL(None, use_errno=True)
+    if number is not None and libc.syscall(number, _MEMBARRIER_CMD_GLOBAL, 0, 0) == 0:
+        return
+    why = os.strerror(ctypes.get_errno()) if number is not None else f"is not known on {platform.machine()}"
+    hint = "boot without nohz_full, or take the lab down and up again with routing.ecmp as it should be"
+    raise MachineError(Problem("kernel", "membarrier", f"{why}: a switch cannot be changed while packets pass", hint))
+
+
+def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:
+    if switches is None:
+        return list(lab.fabric.switches)
+    names = {node.name: node for node in lab.fabric.switches}
+    unknown = [name for name in dict.fromkeys(switches) if name not in names]
+    if unknown:
+        raise InputError(
+            *(Problem("--switch", name, f"is no switch of {lab.name}", did_you_mean(name, names)) for name in unknown)
+        )
+    return [names[name] for name in dict.fromkeys(switches)]
+
+
+def _check_steerable(lab: Lab, mode: str, options: HashOptions) -> None:
+    """InputError where a mode needs to know a route's ways beforehand, and a topology of somebody's own tells none."""
+    by_hash = {"spray": options.choice == "random", "flowlet": options.first == "hash"}
+    needs = options.resilient or mode in ("pinned", "exact-match", "adaptive") or not by_hash.get(mode, True)
+    if needs and not any(row.steering.groups for row in wanted(lab).values()) and not lab.made.rendered:
+        why = "needs to know every route beforehand, and this topology is not of Heddle's making"
+        hint = "flow, e-ecmp, spray by chance and flowlet by hash need not"
+        raise InputError(Problem("", f"mode {mode}" if not options.resilient else "resilient", why, hint))
+
+
+def _with_exact(row: SwitchHashing, entries: Exact) -> SwitchHashing:
+    return replace(row, steering=replace(row.steering, exact=dict(entries)))
+
+
+def _wanted(lab: Lab, node: Node, live: Mapping[str, Any] | None) -> SwitchHashing:
+    if live is None:
+        return hashing_of(lab.fabric, node)
+    row = hashing_of(lab.fabric, node, live["mode"], HashOptions.from_json(live["options"]), int(live["seed"]))
+    return _with_exact(row, {(int(sport), ip_network(prefix)): port for sport, prefix, port in live["exact"]})
+
+
+def _change_and_remember(lab: Lab, rows: Sequence[SwitchHashing]) -> None:
+    handles = lab.handles()
+    change(lab.name, [(handles[row.switch], row) for row in rows], lab.fabric.spec.ip_version)
+    record = state.read_record(lab.name)
+    if record is None:
+        return
+    live = {
+        row.switch: {
+            "mode": row.mode,
+            "seed": row.seed,
+            "options": row.options.to_json(),
+            "exact": [[sport, str(prefix), port] for (sport, prefix), port in row.steering.exact.items()],
+        }
+        for row in rows
+    }
+    state.write_record(replace(record, hashing={**record.hashing, **live}))

@@ -1,0 +1,84 @@
+"""How the running labs do: what `./inv status` prints.
+
+In:  a lab's name, or None for all.
+Out: LabStatus, one a lab. Convergence is read from the kernels now, BGP and silence from the daemons' sockets now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from heddle.base import state
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.lab.lifecycle import open_lab
+
+
+@dataclass(frozen=True, slots=True)
+class BgpStatus:
+    """Sessions between the lab's switches: one counts as established when both of its ends say so."""
+
+    established: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabStatus:
+    """One lab. `broken`: half-made by an `up` that was killed, or nodes are gone or stopped; `down` removes it.
+
+    converged: every route is in every kernel, and every daemon is there to keep it so. faults: what is wrong, in lines.
+    """
+
+    lab: str
+    runtime: str
+    state: Literal["up", "broken"]
+    converged: bool
+    switches: int
+    hosts: int
+    links: int
+    bgp: BgpStatus
+    source: str = ""
+    faults: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As `./inv status --format json` has it; `faults` only where there are any."""
+        data = asdict(self)
+        faults = list(data.pop("faults"))
+        return data | ({"faults": faults} if faults else {})
+
+
+def status(name: str | None = None) -> list[LabStatus]:
+    """All labs that there is a record of, or the one named; InputError when that one does not exist."""
+    names = state.labs()
+    if name is not None and name not in names:
+        hint = did_you_mean(name, names) if names else "no lab is running; ./inv up zone brings one up"
+        raise InputError(Problem("", f"lab {name}", "is not running", hint))
+    return [_status(each) for each in ([name] if name is not None else names)]
+
+
+def _status(name: str) -> LabStatus:
+    try:
+        lab = open_lab(name)
+        record = state.read_record(name)
+        lost = lab.runtime.lacking(name, lab.topology)
+        faults = lost or lab.faults()
+        missing = lost or lab.made.gaps(lab)
+    except HeddleError as error:  # any reason why it cannot be opened or read: it is shown, and `down` works
+        return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
+    return LabStatus(
+        lab=name,
+        runtime=lab.runtime.name,
+        state="broken" if lost else "up",
+        converged=not missing and not faults,
+        switches=len(lab.fabric.switches),
+        hosts=len(lab.fabric.hosts),
+        links=len(lab.fabric.links),
+        bgp=BgpStatus(*lab.made.sessions(lab)),
+        source=record.source if record else "",
+        faults=_lines(faults),
+    )
+
+
+def _lines(problems: Sequence[Problem]) -> tuple[str, ...]:
+    return tuple(str(problem).partition("\n")[0] for problem in problems)

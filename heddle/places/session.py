@@ -1,0 +1,291 @@
+"""One verb on a lab server: the project brought over, the verb run, what it says passed on, what it wrote brought back.
+
+In:  a Call, and the Console that called.
+Out: the verb's exit code. MachineError when the server cannot be used, or the connection breaks.
+A lasting verb (`up`, `down`) goes on to its end there when the connection breaks, so that what it leaves is whole; any
+other is hung up on, and takes back what was half made.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import queue
+import shutil
+import signal
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from heddle.base.files import PLACE
+from heddle.base.problems import InputError, MachineError, Problem, machine_errors
+from heddle.cli.console import written
+from heddle.places import Call
+from heddle.places.address import Address
+from heddle.places.channel import Broken, Link, open_link
+from heddle.places.keyboard import Keyboard
+from heddle.places.store import digest_of, unpack
+
+if TYPE_CHECKING:
+    from heddle.cli.console import Console
+
+# What makes a difference to how a verb speaks.
+_PASSED: Final = ("CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM")
+_MOST: Final = 64 * 1024 * 1024  # bytes of a file that a verb is to read
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A file that goes along with a verb: the path that it has in the tar, what is in it, and its mode."""
+
+    path: str
+    content: bytes
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class SshPlace:
+    """A server that verbs run on."""
+
+    address: Address
+
+    def run(self, call: Call, out: Console) -> int:
+        """Run the verb there."""
+        from heddle.places import sync
+        from heddle.places.ssh import connect
+
+        files = _read(call.files_in)
+        manifest = sync.manifest_of()
+        transport, _ = connect(self.address)
+        try:
+            link = open_link(transport, str(self.address))
+            try:
+                return _Session(self.address, call, out, link).run(manifest, files)
+            finally:
+                link.close()
+        finally:
+            transport.close()
+
+
+def _read(names: Sequence[str]) -> dict[str, Brought]:
+    """What is at these names. A preset's name is no file, and goes as it is."""
+    from heddle.spec.load import find_fabric, presets
+
+    found = {}
+    for name in names:
+        if name in presets():
+            continue
+        path, _ = find_fabric(name)
+        if path.is_dir():
+            raise InputError(Problem("", name, "is a directory", "name the .yml file in it"))
+        with machine_errors(name, "take a copy of it that this user can read"), path.open("rb") as file:
+            content = file.read(_MOST + 1)
+        if len(content) > _MOST:
+            raise InputError(Problem("", name, f"is larger than {_MOST >> 20} MiB", "no file for Heddle needs that"))
+        # The whole path is kept, so that files that name each other still find each other.
+        there = "in" + str(Path(os.path.abspath(path)))  # noqa: PTH100  (not through links)
+        found[name] = Brought(there, content, 0o755 if os.access(path, os.X_OK) else 0o644)
+    return found
+
+
+class _Frames(io.RawIOBase):
+    """A file that writes frames of one kind."""
+
+    def __init__(self, link: Link, kind: bytes) -> None:
+        self.link, self.kind, self.count = link, kind, 0
+
+    def write(self, data: Any) -> int:
+        self.link.send(self.kind, bytes(data))
+        self.count += len(data)
+        return len(data)
+
+
+@dataclass(slots=True)
+class _Session:
+    address: Address
+    call: Call
+    out: Console
+    link: Link
+    printed: bytearray = field(default_factory=bytearray)  # with --format json: one document, or none
+    interrupts: int = 0
+    ending: int = 0  # SIGTERM or SIGHUP, when one came
+
+    def run(self, manifest: dict[str, list[str]], files: dict[str, Brought]) -> int:
+        try:
+            self._bring(manifest, bool(files))
+        except Broken:
+            hint = "run the same line again: it goes on where it stopped"
+            why = "broke the connection while the project was brought over"
+            raise MachineError(Problem("", str(self.address), why, hint)) from None
+        try:
+            return self._perform(files)
+        except Broken:
+            after = "goes on there" if self.call.lasting else "was hung up on there"
+            why = f"is not connected any more: the connection broke during {self.call.verb}"
+            hint = f"{self.call.verb} {after}; ./inv status --place {self.address} shows what is there"
+            raise MachineError(Problem("", str(self.address), why, hint)) from None
+
+    def _bring(self, manifest: dict[str, list[str]], files: bool) -> None:
+        from heddle.places import sync
+
+        request = {"id": sync.checkout_id(), "hash": digest_of(manifest), "files": files}
+        self.link.say(b"R", request)
+        if self.link.expect(b"q")["same"]:
+            return
+        self.link.say(b"M", manifest)
+        needed = self.link.expect(b"n")
+        if needed:
+            sink = _Frames(self.link, b"T")
+            sync.send(sync.ROOT, needed, sink)
+            self.link.send(b"T")
+            self.out.say(f"{self.address}: {len(needed)} files brought over ({sink.count / 1000:.0f} kB)")
+        if not self.link.expect(b"q")["whole"]:
+            self.out.say(f"{self.address}: files changed while they were brought over")
+
+    def _perform(self, files: dict[str, Brought]) -> int:
+        if files:
+            with tarfile.open(fileobj=_Frames(self.link, b"F"), mode="w|gz") as tar:
+                for file in {file.path: file for file in files.values()}.values():
+                    member = tarfile.TarInfo(file.path)
+                    member.size, member.mode = len(file.content), file.mode
+                    tar.addfile(member, io.BytesIO(file.content))
+            self.link.send(b"F")
+        outs = {name: f"out/{i}/{_last(name)}" for i, name in enumerate(self.call.files_out)}
+        typed = self.call.typed_in and not self.out.json and sys.stdin.isatty() and sys.stdout.isatty()
+        order = {
+            "argv": ["./inv", *self.call.words],
+            "env": {**_environment(), PLACE: str(self.address)},
+            "ins": {name: file.path for name, file in files.items()},
+            "outs": outs,
+            "lasting": self.call.lasting,
+            "input": self.call.typed_in,
+            "terminal": list(shutil.get_terminal_size()[::-1]) if typed else None,
+        }
+        self.out.close()
+        self.link.say(b"G", order)
+        with self._signals(), Keyboard(self.link, typed=typed, wanted=self.call.typed_in) as keyboard:
+            code = self._follow(keyboard, outs)
+        if self.printed:
+            written(self.printed.decode(errors="replace"))
+        return 128 + self.ending if self.ending else code
+
+    def _follow(self, keyboard: Keyboard, outs: dict[str, str]) -> int:
+        """Pass on what the verb says until it has ended, and what happens here to it."""
+        told = 0
+        with tempfile.TemporaryFile() as tar:
+            while True:
+                try:
+                    frame = self.link.frames.get(timeout=0.1)
+                except queue.Empty:
+                    frame = (b"", b"")
+                if self.interrupts + self.ending and not told:
+                    told = 1
+                    self.link.send(b"H" if self.ending else b"C")
+                    print(f"{self.call.verb} is being ended there; Ctrl-C again leaves at once", file=sys.stderr)
+                if frame is None:
+                    raise Broken
+                kind, data = frame
+                if kind == b"x":
+                    return int(json.loads(data))
+                if kind == b"p":
+                    raise self.link.problem(json.loads(data))
+                if kind == b"o":
+                    self._print(data)
+                elif kind == b"e":
+                    _write(sys.stderr, data)
+                elif kind == b"a":
+                    keyboard.taken(json.loads(data))
+                elif kind == b"t" and data:
+                    tar.write(data)
+                elif kind == b"t":
+                    tar.seek(0)
+                    for name in land(tar, outs, self.call.endings_here):
+                        print(f"{name}: written there and not brought back, as no --out names it", file=sys.stderr)
+
+    def _print(self, data: bytes) -> None:
+        if self.out.json:
+            self.printed += data
+            return
+        try:
+            _write(sys.stdout, data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            hint = "free some space where the output goes"
+            raise MachineError(Problem("", "stdout", f"cannot be written: {error.strerror}", hint)) from None
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals are passed on, and the verb's end is waited for; a second Ctrl-C leaves at once."""
+
+        def come(number: int, frame: object) -> None:
+            if number != signal.SIGINT:
+                self.ending = number
+                return
+            self.interrupts += 1
+            if self.interrupts > 1:
+                where = f"./inv status --place {self.address}"
+                print(f"left; {self.call.verb} may still be ending there: {where} shows it", file=sys.stderr)
+                raise KeyboardInterrupt
+
+        before = {n: signal.signal(n, come) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _environment() -> dict[str, str]:
+    env = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    if sys.stdout.isatty() or sys.stderr.isatty():
+        env["COLUMNS"] = str(shutil.get_terminal_size().columns)
+    return env
+
+
+def _write(stream: Any, data: bytes) -> None:
+    stream.buffer.write(data)
+    stream.buffer.flush()
+
+
+def _last(name: str) -> str:
+    """The last part of a path: verbs look at endings (`.svg`)."""
+    last = Path(name).name
+    return "out" if last in ("", ".", "..") else last
+
+
+def land(tar: IO[bytes], outs: Mapping[str, str], endings: Sequence[str]) -> list[str]:
+    """Put what the verb wrote where its names say; names of files that nobody asked for, which stay out.
+
+    A server is not trusted with more than that: no link of its making comes here, nor any file in the working directory
+    (which may be a home, or a checkout) but a plain one with one of these endings.
+    """
+    unasked = []
+    with tempfile.TemporaryDirectory(prefix="heddle-") as spot, machine_errors():
+        try:
+            unpack(tar, Path(spot), links=False)
+        except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+            names = ", ".join(outs) or "what it wrote"
+            raise MachineError(Problem("", names, f"did not come back whole: {error}", "try again")) from None
+        here = Path(spot, "here")
+        for source in sorted(here.iterdir()) if here.is_dir() else ():
+            if source.is_file() and source.suffix in endings and not source.name.startswith("."):
+                shutil.copy(source, source.name)
+            else:
+                unasked.append("".join(c if c.isprintable() else "?" for c in source.name))
+        for name, path in outs.items():
+            source, target = Path(spot, path), Path(name).expanduser()
+            if source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True)
+            elif source.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, target)
+    return unasked

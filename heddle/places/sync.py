@@ -1,0 +1,75 @@
+"""What of the project is brought to a lab server: every file that git knows or does not ignore, by its content.
+
+In:  the root of this checkout.
+Out: its Manifest, and a tar of the files that the server asks for. Without git all files count but what tools keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import trouble
+from heddle.places.store import Manifest, Sink, is_kept, look, pack, walk
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+_FRONT_DOOR: Final = "inv"
+
+
+def checkout_id(root: Path = ROOT) -> str:
+    """A name for this checkout that no other one has on the lab server, whoever it belongs to."""
+    try:
+        machine = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        machine = ""
+    told = "\0".join([machine, socket.gethostname(), str(os.getuid()), str(root)])
+    return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def manifest_of(root: Path = ROOT) -> Manifest:
+    """Every file of the project with its content's hash; MachineError for one that cannot be read."""
+    manifest = {}
+    for name in _names(root):
+        path = root / name
+        if path.is_symlink() or path.is_file():  # git also knows files that were deleted here, and submodules
+            try:
+                manifest[name] = look(path)
+            except OSError as error:
+                raise trouble(error, str(path)) from None
+    return manifest
+
+
+def send(root: Path, names: Sequence[str], sink: Sink) -> None:
+    """Write these files of the project as a tar."""
+    try:
+        pack([(root / name, name) for name in names], sink)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise trouble(error) from None
+
+
+def _names(root: Path) -> list[str]:
+    known = _git(root)
+    # A checkout inside of somebody's own repository, which ignores it: git then knows nothing of it.
+    if known is None or _FRONT_DOOR not in known:
+        return [n for n in walk(root) if n.split("/")[0] != "out"]
+    return sorted(name for name in known if not is_kept(name))
+
+
+def _git(root: Path) -> set[str] | None:
+    """Files that git knows, and those it does not but would not ignore; None where there is no git to ask."""
+    argv = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    try:
+        done = subprocess.run(argv, capture_output=True, env=env, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    return {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}

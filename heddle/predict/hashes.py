@@ -1,0 +1,325 @@
+"""The hashes by which switches choose among equal paths, for arrays of flows.
+
+In:  arrays with one row a flow: addresses as numbers (10.0.0.1 is 0x0a000001; IPv6 as four words, the first one first),
+     ports, destination QPs; seeds, one for all rows or one a row.
+Out: uint32 arrays; the kernel's selection uses them shifted right by one (31 bits).
+Sources: net/ipv4/route.c fib_multipath_hash, net/ipv6/route.c rt6_multipath_hash, include/net/ip_fib.h,
+net/core/flow_dissector.c, lib/siphash.c, include/linux/jhash.h, and heddle/switch/bpf/hash.c. Agreement with the
+kernel that runs is what selftest.py asks.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, POLICY_CUSTOM, POLICY_L4
+
+if TYPE_CHECKING:
+    from heddle.traffic.plan import Flow
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+Seed = int | U32  # one for all rows, or one a row
+
+IPPROTO_UDP: Final = 17
+POLICY_L3: Final = 0
+POLICY_INNER: Final = 2
+POLICIES: Final = (POLICY_L3, POLICY_L4, POLICY_INNER, POLICY_CUSTOM)
+FIELD_SRC: Final = 0x1  # FIB_MULTIPATH_HASH_FIELD_SRC_IP and the other bits of the outer packet
+FIELD_DST: Final = 0x2
+FIELD_PROTO: Final = 0x4
+FIELD_LABEL: Final = 0x8
+FIELD_SPORT: Final = 0x10
+FIELD_DPORT: Final = 0x20
+OUTER_FIELDS: Final = 0x3F
+_L3_IPV6: Final = FIELD_SRC | FIELD_DST | FIELD_PROTO | FIELD_LABEL
+_JHASH_INITVAL: Final = 0xDEADBEEF
+_KEYS_WORDS: Final = {4: 12, 6: 18}  # struct flow_keys from its hashed part on: 48 bytes, and 72 with IPv6 addresses
+_IPV6_WORDS: Final = 4
+
+
+class UdfLike(Protocol):
+    """A user-defined field of a switch's hash: so many bytes from an offset in a header on."""
+
+    @property
+    def base(self) -> str:
+        """`l3` (the IP header), `l4` (UDP) or `bth`."""
+
+    @property
+    def offset(self) -> int:
+        """In bytes."""
+
+    @property
+    def bytes(self) -> int:
+        """1 to 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowArrays:
+    """Flows as columns, each of shape (flows,) and dtype uint32; addresses of IPv6 have shape (flows, 4).
+
+    label: the IPv6 flow label of the packets; zero when it is not named.
+    """
+
+    src: U32
+    dst: U32
+    sport: U32
+    dport: U32
+    qpn: U32
+    label: U32 = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
+
+    @classmethod
+    def of(cls, flows: Sequence[Flow]) -> Self:
+        """The columns of some flows, all of one address family."""
+        src, dst = address_words([f.src_ip for f in flows]), address_words([f.dst_ip for f in flows])
+        rows = np.array([(f.sport, f.dport, f.qpn) for f in flows], dtype=np.uint32).reshape(len(flows), 3)
+        return cls(src, dst, *(np.ascontiguousarray(rows[:, i]) for i in range(3)))
+
+    def __len__(self) -> int:
+        return len(self.sport)
+
+    @property
+    def ipv6(self) -> bool:
+        """Whether addresses are IPv6 ones."""
+        return self.src.ndim == 2
+
+    def take(self, rows: npt.NDArray[np.integer]) -> FlowArrays:
+        """Some of the rows."""
+        columns = (getattr(self, each.name) for each in fields(self))
+        return FlowArrays(*(column[rows] if len(column) else column for column in columns))
+
+    def part(self, start: int, stop: int) -> FlowArrays:
+        """A run of rows, without a copy."""
+        return FlowArrays(*(getattr(self, each.name)[start:stop] for each in fields(self)))
+
+
+def address_words(addresses: Sequence[str]) -> U32:
+    """Addresses as numbers: shape (n,) for IPv4, (n, 4) for IPv6. OSError when one is not of the first's family."""
+    family = socket.AF_INET6 if addresses and ":" in addresses[0] else socket.AF_INET
+    raw = b"".join(socket.inet_pton(family, each) for each in addresses)
+    words = np.frombuffer(raw, dtype=">u4").astype(np.uint32)
+    return words.reshape(-1, _IPV6_WORDS) if family == socket.AF_INET6 else words
+
+
+def kernel_hash(flows: FlowArrays, seed: Seed, policy: int, chosen: int = FIELDS_5_TUPLE) -> U32:
+    """fib_multipath_hash() or rt6_multipath_hash() for forwarded UDP packets, before the shift by one.
+
+    policy: 0 (addresses; with IPv6 flow label and protocol, too; 2 is the same for packets that carry no other IP
+    packet), 1 (5-tuple), or 3 with `chosen` fields, a mask of FIELD_*: what is chosen is hashed, and then once more.
+    ValueError for other policies.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"fib_multipath_hash_policy {policy} is not modelled; {POLICIES} are")
+    if policy == POLICY_CUSTOM and not chosen & OUTER_FIELDS:
+        # fib_multipath_custom_hash_outer has nothing to hash; inner fields are not there without an inner packet.
+        return jhash_2words(np.zeros(len(flows), np.uint32), np.zeros(len(flows), np.uint32), 0)
+    seeds = np.asarray(seed, dtype=np.uint64)
+    key = seeds << np.uint64(32) | seeds  # fib_multipath_hash_construct_key: both halves alike
+    low = (siphash24(flow_keys(flows, policy, chosen), key, key) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    low[low == 0] = 1  # __flow_hash_from_keys
+    if policy == POLICY_CUSTOM:
+        # fib_multipath_custom_hash_skb: outer and inner hash are mixed even when there is no inner one.
+        return jhash_2words(low, np.zeros_like(low), 0)
+    return low
+
+
+def e_ecmp_hash(flows: FlowArrays, seed: Seed, udf: UdfLike | None = None) -> U32:
+    """What hash.c computes: jhash2 of e_ecmp_words. ValueError when the field differs from packet to packet."""
+    return jhash2(e_ecmp_words(flows, udf), seed)
+
+
+def e_ecmp_words(flows: FlowArrays, udf: UdfLike | None = None, *, qpn: bool = True) -> U32:
+    """Source, destination (a word each, or four), ports (source << 16 | destination), and the user-defined field.
+
+    udf: None for the destination QP, or for zeros without `qpn`.
+    """
+    last = udf_values(flows, udf) if udf is not None else flows.qpn if qpn else np.zeros_like(flows.qpn)
+    if last is None:
+        raise ValueError("this field differs between packets of one flow")
+    ports = flows.sport << np.uint32(16) | flows.dport
+    return np.column_stack([flows.src, flows.dst, ports, last])
+
+
+def udf_values(flows: FlowArrays, udf: UdfLike) -> U32 | None:
+    """The field of each flow's packets as a big-endian number; None when it differs between packets of one flow."""
+    value = np.zeros(len(flows), dtype=np.uint32)
+    for at in range(udf.offset, udf.offset + udf.bytes):
+        byte = _header_byte(flows, udf.base, at)
+        if byte is None:
+            return None
+        value = value << np.uint32(8) | byte
+    return value
+
+
+def _header_byte(flows: FlowArrays, base: str, at: int) -> U32 | None:
+    """A byte of every packet's headers, counted from a base; None where packets of one flow differ."""
+    before = {"l3": 0, "l4": 40 if flows.ipv6 else 20, "bth": 48 if flows.ipv6 else 28}
+    at += before[base]
+    if at >= before["bth"]:
+        at -= before["bth"]
+        if at in (2, 3):
+            return np.full(len(flows), 0xFF, dtype=np.uint32)  # the default partition key
+        return _byte(flows.qpn, at - 4) if at in (5, 6, 7) else None  # 4 has FECN and BECN, 8 on differs
+    if at >= before["l4"]:
+        at -= before["l4"]
+        return _byte(flows.sport << np.uint32(16) | flows.dport, at) if at < 4 else None
+    first, fixed = (8, {2: 0, 3: 0, 6: IPPROTO_UDP}) if flows.ipv6 else (12, {0: 0x45, 6: 0x40, 7: 0, 9: IPPROTO_UDP})
+    if at >= first:
+        return _byte(np.column_stack([flows.src, flows.dst])[:, (at - first) // 4], (at - first) % 4)
+    # Length, identification, TTL and checksum differ, and of the traffic class a switch may set bits.
+    return np.full(len(flows), fixed[at], dtype=np.uint32) if at in fixed else None
+
+
+def _byte(words: U32, at: int) -> U32:
+    """Byte `at`, from 0, of big-endian words."""
+    return words >> np.uint32(24 - 8 * at) & np.uint32(0xFF)
+
+
+def flow_keys(flows: FlowArrays, policy: int, chosen: int = FIELDS_5_TUPLE) -> U64:
+    """struct flow_keys from its hashed part on, as (flows, 6) little-endian words, (flows, 9) with IPv6.
+
+    Made direction-symmetric as __flow_hash_consistentify does: addresses and ports lie in network order and are
+    compared as a little-endian machine reads them (IPv6 addresses byte by byte); the two swaps are independent.
+    """
+    if policy in (POLICY_L3, POLICY_INNER):
+        chosen = _L3_IPV6 if flows.ipv6 else FIELD_SRC | FIELD_DST
+    elif policy == POLICY_L4:
+        chosen = FIELDS_5_TUPLE
+    words = np.zeros((len(flows), _KEYS_WORDS[6 if flows.ipv6 else 4]), dtype="<u4")
+    if chosen & FIELD_PROTO:
+        words[:, 0] = IPPROTO_UDP << 16  # byte 2: basic.ip_proto
+    if chosen & FIELD_LABEL and flows.ipv6 and len(flows.label):
+        # ip6_flowlabel() is in network order, what the dissector leaves in host order.
+        words[:, 1] = flows.label.byteswap() if policy == POLICY_L3 else flows.label
+    if chosen & (FIELD_SPORT | FIELD_DPORT):
+        none = np.zeros(len(flows), dtype=np.uint16)
+        sport = flows.sport.astype(np.uint16).byteswap() if chosen & FIELD_SPORT else none
+        dport = flows.dport.astype(np.uint16).byteswap() if chosen & FIELD_DPORT else none
+        low, high = np.minimum(sport, dport).astype(np.uint32), np.maximum(sport, dport).astype(np.uint32)
+        words[:, 7] = low | high << np.uint32(16)  # bytes 28 to 31
+    src = flows.src if chosen & FIELD_SRC else np.zeros_like(flows.src)
+    dst = flows.dst if chosen & FIELD_DST else np.zeros_like(flows.dst)
+    if flows.ipv6:
+        swap = _less(dst, src)[:, None]
+        words[:, 9:13] = np.where(swap, dst, src).byteswap()
+        words[:, 13:17] = np.where(swap, src, dst).byteswap()
+    else:
+        words[:, 9] = np.minimum(src.byteswap(), dst.byteswap())  # bytes 36 to 39
+        words[:, 10] = np.maximum(src.byteswap(), dst.byteswap())  # bytes 40 to 43
+    return words.view("<u8").astype(np.uint64, copy=False)
+
+
+def _less(a: U32, b: U32) -> npt.NDArray[np.bool_]:
+    """Rows of four words where a < b, as memcmp() of network order has it."""
+    less: npt.NDArray[np.bool_] = np.zeros(len(a), dtype=bool)
+    for word in reversed(range(_IPV6_WORDS)):
+        less = (a[:, word] < b[:, word]) | ((a[:, word] == b[:, word]) & less)
+    return less
+
+
+def _rotl64(x: U64, n: int) -> U64:
+    return x << np.uint64(n) | x >> np.uint64(64 - n)
+
+
+def siphash24(words: U64, key0: int | U64, key1: int | U64) -> U64:
+    """SipHash-2-4 of messages of whole 64-bit words; words has shape (messages, n), n below 32.
+
+    The two halves of the key are for all messages, or have one for each.
+    Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012; lib/siphash.c.
+    """
+    count, length = words.shape
+    state: list[U64] = [
+        np.zeros(count, dtype=np.uint64) + (np.asarray(key, dtype=np.uint64) ^ np.uint64(constant))
+        for key, constant in (
+            (key0, 0x736F6D6570736575),
+            (key1, 0x646F72616E646F6D),
+            (key0, 0x6C7967656E657261),
+            (key1, 0x7465646279746573),
+        )
+    ]
+    last = np.full(count, (length * 8) << 56, dtype=np.uint64)
+    for word in (*(words[:, i] for i in range(length)), last):
+        state[3] ^= word
+        _sip_rounds(state, 2)
+        state[0] ^= word
+    state[2] ^= np.uint64(0xFF)
+    _sip_rounds(state, 4)
+    result: U64 = state[0] ^ state[1] ^ state[2] ^ state[3]
+    return result
+
+
+def _sip_rounds(state: list[U64], rounds: int) -> None:
+    v0, v1, v2, v3 = state
+    for _ in range(rounds):
+        v0 = v0 + v1
+        v1 = _rotl64(v1, 13) ^ v0
+        v0 = _rotl64(v0, 32)
+        v2 = v2 + v3
+        v3 = _rotl64(v3, 16) ^ v2
+        v0 = v0 + v3
+        v3 = _rotl64(v3, 21) ^ v0
+        v2 = v2 + v1
+        v1 = _rotl64(v1, 17) ^ v2
+        v2 = _rotl64(v2, 32)
+    state[:] = [v0, v1, v2, v3]
+
+
+def _rotl32(x: U32, n: int) -> U32:
+    return x << np.uint32(n) | x >> np.uint32(32 - n)
+
+
+def jhash2(words: U32, initval: Seed) -> U32:
+    """jhash2() of messages of 32-bit words; words has shape (messages, n). initval: for all, or one for each."""
+    count, length = words.shape
+    start = np.zeros(count, np.uint32) + np.asarray(initval, dtype=np.uint32)
+    start += np.uint32(_JHASH_INITVAL + (length << 2))
+    a, b, c = start, start, start
+    at = 0
+    while length - at > 3:
+        a, b, c = _jhash_mix(a + words[:, at], b + words[:, at + 1], c + words[:, at + 2])
+        at += 3
+    left = length - at
+    if left == 0:
+        return c
+    a = a + words[:, at]
+    b = b + words[:, at + 1] if left > 1 else b
+    c = c + words[:, at + 2] if left > 2 else c
+    return _jhash_final(a, b, c)
+
+
+def jhash_2words(a: U32, b: U32, initval: int) -> U32:
+    """jhash_2words(): two words and an implied third of zero."""
+    start = np.uint32((_JHASH_INITVAL + (2 << 2) + initval) & 0xFFFFFFFF)
+    return _jhash_final(a + start, b + start, np.full_like(a, start))
+
+
+def _jhash_mix(a: U32, b: U32, c: U32) -> tuple[U32, U32, U32]:
+    a = a - c ^ _rotl32(c, 4)
+    c = c + b
+    b = b - a ^ _rotl32(a, 6)
+    a = a + c
+    c = c - b ^ _rotl32(b, 8)
+    b = b + a
+    a = a - c ^ _rotl32(c, 16)
+    c = c + b
+    b = b - a ^ _rotl32(a, 19)
+    a = a + c
+    c = c - b ^ _rotl32(b, 4)
+    b = b + a
+    return a, b, c
+
+
+def _jhash_final(a: U32, b: U32, c: U32) -> U32:
+    c = (c ^ b) - _rotl32(b, 14)
+    a = (a ^ c) - _rotl32(c, 11)
+    b = (b ^ a) - _rotl32(a, 25)
+    c = (c ^ b) - _rotl32(b, 16)
+    a = (a ^ c) - _rotl32(c, 4)
+    b = (b ^ a) - _rotl32(a, 14)
+    return (c ^ b) - _rotl32(b, 24)

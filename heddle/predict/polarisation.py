@@ -1,0 +1,238 @@
+"""Polarisation: does the choice at one tier tell the choice at the next, so that the next one has less to choose from?
+
+In:  the next hops of a fabric and the rules of its switches, as they are now; some thousand made-up flows.
+Out: for each switch that chooses behind another one, the mutual information of the two choices, and how many of its
+ways it uses for what really comes.
+Imbalance is another thing: few flows are uneven by chance, and hashes that know nothing of each other are not polarised
+however uneven they are. So both choices are computed for the same flows, also those that the first choice sends
+elsewhere: two functions of a packet, independent or not (Cao, Wang, Zegura, "Performance of hashing-based schemes for
+Internet load balancing", INFOCOM 2000, for why hashing alike twice is none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.fabric.model import Fabric
+from heddle.kernel.fib import Fib
+from heddle.predict.forwarding import Forwarding, walk
+from heddle.predict.hashes import FlowArrays
+from heddle.predict.predict import forwarding_for, rules_for
+from heddle.predict.rules import Rules
+from heddle.predict.statistics import DEPENDENT, TOO_FEW, Dependence, dependence, entropy_bits
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.traffic.plan import Flow
+
+FLOWS: Final = 4096  # at least
+_A_CELL: Final = 12  # flows of each zone for every pair of choices: the G-test wants five in four pairs of five
+_MOST_FLOWS: Final = 1 << 17
+_SEED: Final = 326  # of the made-up flows: the same ones every time
+_PORTS: Final = (49152, 65536)  # UDP source ports
+_QPNS: Final = (2, 1 << 24)
+# Of what the poorer of the two choices could tell. Less is real, and harmless: hash.udf may share a bit or two.
+_HARMFUL: Final = 0.1
+
+I32 = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A switch that chooses behind others. before: one of those, the first. ways: of its group; used: by what comes.
+
+    share: the mutual information, less what chance gives, of what the poorer choice could tell: 0 to 1.
+    """
+
+    switch: str
+    before: str
+    ways: int
+    used: int
+    arrived: int
+    share: float
+    dependence: Dependence
+
+    @property
+    def polarised(self) -> bool:
+        """The choices depend on each other, beyond chance and beyond a trifle."""
+        return self.dependence.verdict == DEPENDENT and self.share >= _HARMFUL
+
+    @property
+    def too_few(self) -> bool:
+        """No verdict: the flows are too few for so many ways."""
+        return self.dependence.verdict == TOO_FEW
+
+    def text(self) -> str:
+        """`ctsw1 uses 1 of its 2 uplinks: ...`."""
+        bits = f"{self.dependence.bits:.2f} bits of mutual information over {self.dependence.flows} flows"
+        return (
+            f"{self.switch} uses {self.used} of its {self.ways} ways: what comes from {self.before} and its like "
+            f"has been sorted by the same rule already ({bits}, {self.dependence.by_chance:.4f} by chance)"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "switch": self.switch, "before": self.before, "ways": self.ways, "used": self.used,
+            "arrived": self.arrived, "share": round(self.share, 6), "polarised": self.polarised,
+            "dependence": self.dependence.to_json(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Polarisation:
+    """All pairs of switches that choose one behind the other. reason: why there are none, or were not looked at."""
+
+    pairs: tuple[Pair, ...]
+    reason: str = ""
+
+
+def polarisation(
+    fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], count: int | None = None
+) -> Polarisation:
+    """Of a running fabric, as its FIBs and its hashing are now; CheckError where a switch's hash is not modelled.
+
+    count: of made-up flows; by default as many as its ways take for a verdict.
+    """
+    flows = made_up(fabric, enough(fabric) if count is None else count)
+    if not flows:
+        return Polarisation((), "fewer than two racks with hosts: no flow passes two switches that choose")
+    addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
+    forwarding = forwarding_for(fabric, fibs, addresses)
+    rules = rules_for(forwarding, hashing, addresses)
+    classes = {address: number for number, address in enumerate(addresses)}
+    ids = {name: number for number, name in enumerate(forwarding.switches)}
+    destination = np.array([classes[flow.dst_ip] for flow in flows], dtype=np.int32)
+    first = np.array([ids[flow.first_hop.partition(":")[0]] for flow in flows], dtype=np.int32)
+    return polarisation_of(forwarding, rules, FlowArrays.of(flows), destination, first)
+
+
+def polarisation_of(
+    forwarding: Forwarding, rules: Rules, flows: FlowArrays, destination: I32, first: I32
+) -> Polarisation:
+    """Of a fabric as arrays, on paper or live; arguments as those of `walk`."""
+    hops = walk(forwarding, rules, flows, destination, first)
+    ports = hops.ports
+    here = first
+    pairs: list[Pair] = []
+    spread = False
+    for step in range(ports.shape[1] - 1):
+        group = np.where(here >= 0, forwarding.group[np.maximum(here, 0), destination], -1)
+        choosing = (ports[:, step] >= 0) & (forwarding.ways[group] > 1)
+        if hops.fan[choosing, step].any():
+            spread = True
+            choosing &= ~hops.fan[:, step]
+        for switch, rows in _behind(forwarding, group, choosing):
+            pair = _pair(forwarding, rules, flows, destination, (here, ports[:, step], group), switch, rows)
+            if pair is None:
+                continue
+            if isinstance(pair, bool):
+                spread = True
+            else:
+                pairs.append(pair)
+        port = ports[:, step]
+        here = np.where(port >= 0, forwarding.peer[np.maximum(port, 0)], -1).astype(np.int32)
+    if pairs:
+        return Polarisation(tuple(pairs))
+    if spread:
+        return Polarisation((), "packets of one flow are spread: no choice stays, so none follows from another")
+    return Polarisation((), "no flow passes two switches that choose: two tiers, or one way further on")
+
+
+def _behind(forwarding: Forwarding, group: I32, choosing: Bools) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Each switch that some choosing flows could go to next, and those flows."""
+    reach: dict[int, list[int]] = {}
+    for each in np.unique(group[choosing]):
+        for peer in np.unique(forwarding.peer[_members(forwarding, each)]):
+            if peer >= 0:
+                reach.setdefault(int(peer), []).append(int(each))
+    for switch in sorted(reach):
+        yield switch, np.flatnonzero(choosing & np.isin(group, reach[switch]))
+
+
+def _pair(
+    forwarding: Forwarding,
+    rules: Rules,
+    flows: FlowArrays,
+    destination: I32,
+    before: tuple[I32, I32, I32],
+    switch: int,
+    rows: npt.NDArray[np.intp],
+) -> Pair | bool | None:
+    """The choices of some flows before a switch, and what it would choose for them; None where it has no choice.
+
+    before: switch, port and group of each flow at the step before. True where the switch spreads packets.
+    """
+    here, port, group = before
+    next_group = forwarding.group[switch, destination[rows]]
+    rows = rows[forwarding.ways[next_group] > 1]
+    if not len(rows):
+        return None
+    asked = np.full(len(destination), -1, dtype=np.int32)
+    asked[rows] = switch
+    would = walk(forwarding, rules, flows, destination, asked, max_hops=1)
+    if would.fan[rows, 0].any():
+        return True
+    chosen = would.ports[rows, 0]
+    next_groups = forwarding.group[switch, destination[rows]]
+    index = _place(forwarding, group[rows], port[rows])
+    next_index = _place(forwarding, next_groups, chosen)
+    comes = forwarding.peer[port[rows]] == switch
+    found = dependence(index, next_index)
+    could = min(entropy_bits(np.bincount(index)), entropy_bits(np.bincount(next_index)))
+    share = max(0.0, found.bits - found.by_chance) / could if could else 0.0
+    return Pair(
+        switch=forwarding.switches[switch],
+        before=forwarding.switches[int(here[rows[comes][0]] if comes.any() else here[rows[0]])],
+        ways=len(np.unique(np.concatenate([_members(forwarding, each) for each in np.unique(next_groups)]))),
+        used=len(np.unique(chosen[comes])),
+        arrived=int(comes.sum()),
+        share=share,
+        dependence=found,
+    )
+
+
+def _members(forwarding: Forwarding, group: int) -> I32:
+    return forwarding.member[forwarding.start[group] : forwarding.start[group + 1]]
+
+
+def _place(forwarding: Forwarding, group: I32, port: I32) -> I32:
+    """Which member of its group each port is."""
+    place = np.zeros(len(group), dtype=np.int32)
+    start, size = forwarding.start[group], forwarding.size[group]
+    for at in range(int(size.max())):
+        inside = at < size
+        place[inside & (forwarding.member[np.where(inside, start + at, start)] == port)] = at
+    return place
+
+
+def enough(fabric: Fabric) -> int:
+    """Flows for a verdict on every switch of a fabric file: a CTSW sees those of its zone, in so many pairs of ways."""
+    spec = fabric.spec
+    return min(_MOST_FLOWS, max(FLOWS, _A_CELL * spec.ctsw * max(spec.ctsw, spec.atsw or 0) * spec.zones))
+
+
+def made_up(fabric: Fabric, count: int) -> list[Flow]:
+    """Flows between random NICs of different zones, or of racks where there is one zone; the same ones every time."""
+    ends = [(host, port) for host in fabric.hosts for port in host.ports if port.address is not None]
+    zones = len({host.zone for host, _ in ends}) > 1
+    kind = np.array([(host.zone if zones else host.rack) or 0 for host, _ in ends])
+    if len(set(kind.tolist())) < 2:
+        return []
+    random = np.random.default_rng(_SEED)
+    pairs = random.integers(0, len(ends), (0, 2))
+    while len(pairs) < count:
+        more = random.integers(0, len(ends), (2 * count, 2))
+        pairs = np.concatenate([pairs, more[kind[more[:, 0]] != kind[more[:, 1]]]])[:count]
+    sports = random.integers(*_PORTS, count)
+    qpns = random.integers(*_QPNS, count)
+    flows = []
+    for (a, b), sport, qpn in zip(pairs.tolist(), sports.tolist(), qpns.tolist(), strict=True):
+        (src, out), (dst, back) = ends[a], ends[b]
+        addresses = [str(each.address.ip) for each in (out, back) if each.address is not None]
+        flows.append(Flow(src.name, dst.name, addresses[0], addresses[1], sport, qpn, out.peer_ref))
+    return flows

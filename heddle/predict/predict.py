@@ -1,0 +1,165 @@
+"""Path prediction for a running fabric: which egress ports a flow takes, with no kernel asked.
+
+In:  Fib and SwitchHashing of every switch (read once), and flows.
+Out: for each flow the ordered egress ports, from its source's RTSW to the port that its destination host hangs on;
+     where packets of one flow are spread, all ports of that step in one word (spread.py).
+The hashes are in hashes.py, how modes choose in rules.py, the kernel's selection and the walk in forwarding.py; here
+the FIBs and tables that were read become their arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.base.families import Network
+from heddle.fabric.model import Fabric
+from heddle.kernel.fib import Fib, NextHop
+from heddle.predict.forwarding import Forwarding, Hops, forwarding_of, walk
+from heddle.predict.hashes import FlowArrays
+from heddle.predict.rules import NO_PORT, Rule, Rules, SteeringTables, exact_keys
+from heddle.predict.spread import element
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.traffic.plan import Flow
+
+Path = tuple[str, ...]
+Group = tuple[tuple[int, ...], tuple[int, ...], bool]  # port ids, weights, whether a bucket chooses
+
+I32 = npt.NDArray[np.int32]
+
+
+def predict(
+    fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]
+) -> list[Path]:
+    """The path of every flow, in their order.
+
+    A path ends early at a switch that has no route, no live next hop, or is met after MAX_HOPS: compare its last port's
+    peer with the destination. KeyError when fibs or hashing lack a switch, CheckError when a switch that has to choose
+    hashes in a way that is not modelled.
+    """
+    if not flows:
+        return []
+    forwarding, hops = walk_of(fabric, fibs, hashing, flows)
+    return paths_of(forwarding, hops)
+
+
+def walk_of(
+    fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]
+) -> tuple[Forwarding, Hops]:
+    """The same as arrays: the fabric's next hops for these flows' destinations, and the flows' hops."""
+    addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
+    forwarding = forwarding_for(fabric, fibs, addresses)
+    rules = rules_for(forwarding, hashing, addresses)
+    classes = {address: number for number, address in enumerate(addresses)}
+    ids = {name: number for number, name in enumerate(forwarding.switches)}
+    destination = np.array([classes[flow.dst_ip] for flow in flows], dtype=np.int32)
+    first = np.array([ids[flow.first_hop.partition(":")[0]] for flow in flows], dtype=np.int32)
+    return forwarding, walk(forwarding, rules, FlowArrays.of(flows), destination, first)
+
+
+def forwarding_for(fabric: Fabric, fibs: Mapping[str, Fib], addresses: Sequence[str]) -> Forwarding:
+    """What FIBs say about some addresses, each a destination of its own. Dead next hops are left out."""
+    names = [switch.name for switch in fabric.switches]
+    ids = {name: number for number, name in enumerate(names)}
+    ports = {port.ref: ids.get(port.peer_node, NO_PORT) for switch in fabric.switches for port in switch.ports}
+    number = {ref: at for at, ref in enumerate(ports)}
+    groups: dict[Group, int] = {}
+    table = np.full((len(names), len(addresses)), NO_PORT, dtype=np.int32)
+    wanted = [ip_address(address) for address in addresses]
+    for row, name in enumerate(names):
+        fib = fibs[name]
+        known: dict[Network, int] = {}
+        for column, address in enumerate(wanted):
+            prefix = fib.match(address)
+            if prefix is None:
+                continue
+            if prefix not in known:
+                for hop in fib.routes[prefix]:  # a port that no link of the fabric has: it leads nowhere
+                    if number.setdefault(f"{name}:{hop.port}", len(number)) == len(ports):
+                        ports[f"{name}:{hop.port}"] = NO_PORT
+                known[prefix] = groups.setdefault(_group(name, fib, prefix, number), len(groups))
+            table[row, column] = known[prefix]
+    return forwarding_of(names, tuple(ports), tuple(ports.values()), table, tuple(groups))
+
+
+def _group(switch: str, fib: Fib, prefix: Network, number: Mapping[str, int]) -> Group:
+    hops = fib.routes[prefix]
+    buckets = fib.buckets.get(prefix)
+    members: Iterable[NextHop] = [hops[at] for at in buckets] if buckets else [hop for hop in hops if not hop.dead]
+    ids = tuple(number[f"{switch}:{hop.port}"] for hop in members)
+    return ids, tuple(1 if buckets else hop.weight for hop in members), bool(buckets)
+
+
+def rule_of(hashing: SwitchHashing) -> Rule:
+    """How a switch chooses, as its hashing was read."""
+    options = hashing.options
+    return Rule(hashing.mode, hashing.policy, hashing.fields, options.udf, options.resilient, options.buckets)
+
+
+def rules_for(forwarding: Forwarding, hashing: Mapping[str, SwitchHashing], addresses: Sequence[str]) -> Rules:
+    """The rules of all switches, and what their programs steer packets to these addresses by."""
+    rules = {name: rule_of(hashing[name]) for name in forwarding.switches}
+    seeds = {name: hashing[name].seed for name in forwarding.switches}
+    return Rules.of(forwarding.switches, rules, seeds, _steering(forwarding, hashing, addresses))
+
+
+def _steering(
+    forwarding: Forwarding, hashing: Mapping[str, SwitchHashing], addresses: Sequence[str]
+) -> SteeringTables | None:
+    if not any(row.steering.prefixes or row.steering.exact for row in hashing.values()):
+        return None
+    number = {ref: at for at, ref in enumerate(forwarding.ports)}
+    shape = (len(forwarding.switches), len(addresses))
+    group, slices = np.full(shape, NO_PORT, dtype=np.int32), np.zeros(shape, dtype=np.int32)
+    members: list[list[int]] = []
+    slots: list[list[int]] = []
+    exact: dict[tuple[int, int, int], int] = {}
+    wanted = [ip_address(address) for address in addresses]
+    for row, name in enumerate(forwarding.switches):
+        table = hashing[name].steering
+        before = len(members)
+        members += [[number.get(f"{name}:{port}", NO_PORT) for port in ports] for ports in table.groups]
+        slots += [[number.get(f"{name}:{port}", NO_PORT) for port in ports] for ports in table.slots]
+        prefixes = Fib(name, dict.fromkeys(table.prefixes, ()))
+        entries: dict[Network, dict[int, str]] = {}
+        for (sport, prefix), port in table.exact.items():
+            entries.setdefault(prefix, {})[sport] = port
+        for column, address in enumerate(wanted):
+            if (held := prefixes.match(address)) is not None:
+                rule = table.prefixes[held]
+                group[row, column] = before + rule.group
+                slices[row, column] = rule.slice + ((int(address) - int(held.network_address)) >> rule.shift)
+                for sport, port in entries.get(held, {}).items():
+                    exact[row, column, sport] = number.get(f"{name}:{port}", NO_PORT)
+    keys = np.array(sorted(exact), dtype=np.int64).reshape(-1, 3)
+    return SteeringTables(
+        group, _starts(members), _flat(members), _starts(slots), _flat(slots), slices,
+        exact_keys(keys[:, 0], keys[:, 1], keys[:, 2], shape[1]),
+        np.array([exact[key] for key in sorted(exact)], dtype=np.int32),
+    )  # fmt: skip
+
+
+def _starts(lists: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    return np.cumsum([0, *map(len, lists)], dtype=np.int64)
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> I32:
+    return np.array([each for one in lists for each in one], dtype=np.int32)
+
+
+def paths_of(forwarding: Forwarding, hops: Hops) -> list[Path]:
+    """A walk in words: a tuple of steps for each flow."""
+    names = forwarding.ports
+    if not hops.fan.any():
+        return [tuple(names[port] for port in row if port >= 0) for row in hops.ports.tolist()]
+    paths: list[list[str]] = [[] for _ in range(hops.count)]
+    for step in hops.steps:
+        at: dict[int, list[str]] = {}
+        for flow, port in zip(step.flow.tolist(), step.port.tolist(), strict=True):
+            at.setdefault(flow, []).append(names[port])
+        for flow, ports in at.items():
+            paths[flow].append(element(ports))
+    return [tuple(path) for path in paths]

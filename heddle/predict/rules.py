@@ -1,0 +1,234 @@
+"""How switches choose among equal next hops, as arrays: one Rule for all that choose alike, a seed a switch.
+
+In:  what a switch's hashing is (mode, kernel policy, options), its tables of steering.
+Out: Rules.choose: the port of each flow at each switch, or FAN where packets of one flow go several ways.
+What the modes do is in heddle/switch/bpf/hash.c and docs/hashing.md; the kernel's selection is in forwarding.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.base.problems import Problem
+from heddle.predict.hashes import POLICIES, U32, FlowArrays, e_ecmp_words, jhash2, kernel_hash, udf_values
+from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, POLICY_CUSTOM, POLICY_L4
+
+if TYPE_CHECKING:
+    from heddle.predict.forwarding import Forwarding
+    from heddle.predict.hashes import UdfLike
+
+FAN: Final = -2  # instead of a port id: any of the group's members
+NO_PORT: Final = -1
+SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})
+BY_PROGRAM: Final = frozenset({"e-ecmp", "pinned", "exact-match"})  # hash by the program, under policy 1
+MODES: Final = frozenset({"flow"}) | SPREADING | BY_PROGRAM
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What switches that choose alike have in common. policy, fields: the kernel's; udf None: the destination QP.
+
+    resilient: a bucket (value % buckets) keeps its port while that one lives.
+    """
+
+    mode: str = "flow"
+    policy: int = POLICY_CUSTOM
+    fields: int = FIELDS_5_TUPLE
+    udf: UdfLike | None = None
+    resilient: bool = False
+    buckets: int = 256
+
+    @property
+    def by_program(self) -> bool:
+        """Whether the kernel takes the program's value: it heeds one under policy 1 only."""
+        return self.policy == POLICY_L4 and (self.mode in BY_PROGRAM or self.resilient)
+
+    def words(self, flows: FlowArrays) -> U32 | None:
+        """What the program hashes, (flows, 4) or (flows, 10); None when it differs between packets of one flow."""
+        if self.mode == "flow":  # resilient: the 5-tuple alone
+            return e_ecmp_words(flows, None, qpn=False)
+        if self.udf is not None and udf_values(flows, self.udf) is None:
+            return None
+        return e_ecmp_words(flows, self.udf)
+
+    def problem(self, switch: str, seed: int) -> Problem | None:
+        """Why a switch's choice cannot be computed; None when it can."""
+        if self.mode not in MODES or self.policy not in POLICIES:
+            why = f"hashes by {self.mode} under fib_multipath_hash_policy {self.policy}, which is not modelled"
+            return Problem("", switch, why, "./inv validate says what was to be expected")
+        if seed == 0 and not self.by_program and self.mode not in SPREADING:
+            why = "hashes with a seed that Linux made up and tells nobody: fib_multipath_hash_seed is 0"
+            return Problem("", switch, why, set_hint("seed", 1))
+        return None
+
+
+def set_hint(key: str, value: int) -> str:
+    """A container's processes may not write sysctls, so it takes the topology."""
+    return f"down, then up again with net.ipv4.fib_multipath_hash_{key}: {value} in the topology's sysctls, and a run"
+
+
+@dataclass(frozen=True)
+class SteeringTables:
+    """Where programs steer to, for all switches and destinations of a Forwarding.
+
+    group (switches, destinations): id of a set of equal ports, -1: none, such packets are never steered.
+    start, member: its ports in order (CSR); slot_start, slot: the same with each port as often as its weight says.
+    slice (switches, destinations): of the destination behind its prefix; or what is added there to `walk`'s `slices`.
+    exact_key, exact_port: `exact_keys` of (switch, destination, UDP source port), ascending, and the port for each.
+    """
+
+    group: I32
+    start: I64
+    member: I32
+    slot_start: I64
+    slot: I32
+    slice: I32 | None = None
+    exact_key: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    exact_port: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+
+    def pinned(self, here: I32, destination: I32, slices: I32 | None) -> I32:
+        """member[slice % n], or -1. Where there are slices of flows and of the table, they add up."""
+        if self.slice is not None:
+            table = self.slice[here, destination]
+            slices = table if slices is None else table + slices
+        if slices is None:
+            raise ValueError("pinned paths need the slice of each destination")
+        return self._at(self.start, self.member, here, destination, slices)
+
+    def bucket(self, here: I32, destination: I32, bucket: I64) -> I32:
+        """slot[bucket % n], or -1."""
+        return self._at(self.slot_start, self.slot, here, destination, bucket)
+
+    def exact(self, here: I32, destination: I32, sport: U32) -> I32:
+        """The port of each (switch, destination, source port) that the table names, or -1."""
+        found = np.full(len(here), NO_PORT, dtype=np.int32)
+        if not len(self.exact_key):
+            return found
+        keys = exact_keys(here, destination, sport, self.group.shape[1])
+        at = np.minimum(np.searchsorted(self.exact_key, keys), len(self.exact_key) - 1)
+        hit = self.exact_key[at] == keys
+        found[hit] = self.exact_port[at[hit]]
+        return found
+
+    def _at(self, start: I64, member: I32, here: I32, destination: I32, index: npt.NDArray[np.integer]) -> I32:
+        group = self.group[here, destination]
+        found = np.full(len(group), NO_PORT, dtype=np.int32)
+        has = np.flatnonzero(group >= 0)
+        has = has[start[group[has] + 1] > start[group[has]]]
+        first = start[group[has]]
+        found[has] = member[first + index[has] % (start[group[has] + 1] - first)]
+        return found
+
+
+def exact_keys(
+    here: npt.NDArray[np.integer],
+    destination: npt.NDArray[np.integer],
+    sport: npt.NDArray[np.integer],
+    destinations: int,
+) -> I64:
+    """(switch, destination, UDP source port) as one number."""
+    keys: I64 = (here.astype(np.int64) * destinations + destination) << 16 | sport.astype(np.int64)
+    return keys
+
+
+def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> SteeringTables:
+    """Tables that steer over exactly the groups of a Forwarding, members in the order of their ports.
+
+    For a fabric that does not say what its next hops should be; others have steering_of (switch/steering.py).
+    """
+    group = np.where(forwarding.size[forwarding.group] > 1, forwarding.group, NO_PORT).astype(np.int32)
+    group[forwarding.group < 0] = NO_PORT
+    owner = np.repeat(np.arange(len(forwarding.size)), forwarding.size)
+    member = forwarding.member[np.lexsort((forwarding.member, owner))]
+    return SteeringTables(group, forwarding.start, member, forwarding.start, member, slices)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rule of each switch of a Forwarding. kind (switches,): index into rules; seed (switches,): uint32."""
+
+    switches: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    kind: I32
+    seed: U32
+    steering: SteeringTables | None = None
+
+    @classmethod
+    def of(
+        cls, switches: Sequence[str], rule: Mapping[str, Rule] | Rule, seed: Mapping[str, int],
+        steering: SteeringTables | None = None,
+    ) -> Rules:  # fmt: skip
+        """From a rule for all switches, or one for each; seed: one for each."""
+        each = [rule if isinstance(rule, Rule) else rule[name] for name in switches]
+        distinct = tuple(dict.fromkeys(each))
+        kind = np.array([distinct.index(one) for one in each], dtype=np.int32)
+        return cls(tuple(switches), distinct, kind, np.array([seed[name] for name in switches], np.uint32), steering)
+
+    @cached_property
+    def problems(self) -> tuple[Problem | None, ...]:
+        """For each switch, why its choice cannot be computed; None when it can."""
+        return tuple(
+            self.rules[kind].problem(name, int(seed))
+            for name, kind, seed in zip(self.switches, self.kind, self.seed, strict=True)
+        )
+
+    def choose(
+        self, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32, slices: I32 | None
+    ) -> I32:
+        """The port of each flow at the switch where it is, FAN where its packets go several ways."""
+        found = np.empty(len(here), dtype=np.int32)
+        kinds = self.kind[here]
+        for kind in np.unique(kinds):
+            rows = np.flatnonzero(kinds == kind)
+            found[rows] = self._by(
+                self.rules[kind], forwarding, flows.take(rows), here[rows], group[rows], destination[rows],
+                None if slices is None else slices[rows],
+            )  # fmt: skip
+        return found
+
+    def _by(
+        self, rule: Rule, forwarding: Forwarding, flows: FlowArrays,
+        here: I32, group: I32, destination: I32, slices: I32 | None,
+    ) -> I32:  # fmt: skip
+        if rule.mode in SPREADING:
+            return np.full(len(here), FAN, dtype=np.int32)
+        steered = np.full(len(here), NO_PORT, dtype=np.int32)
+        if self.steering is not None and rule.mode == "pinned":
+            steered = self.steering.pinned(here, destination, slices)
+        elif self.steering is not None and rule.mode == "exact-match":
+            steered = self.steering.exact(here, destination, flows.sport)
+        live = forwarding.holds(group, steered)
+        if live.all():
+            return steered
+        rest = np.flatnonzero(~live)
+        steered[rest] = self._hashed(rule, forwarding, flows.take(rest), here[rest], group[rest], destination[rest])
+        return steered
+
+    def _hashed(
+        self, rule: Rule, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32
+    ) -> I32:
+        """The choice by hash: of what is not steered, or steered to a port that is no live next hop."""
+        seed = self.seed[here]
+        if not rule.by_program:
+            return forwarding.choose(group, kernel_hash(flows, seed, rule.policy, rule.fields) >> np.uint32(1))
+        words = rule.words(flows)
+        if words is None:
+            return np.full(len(here), FAN, dtype=np.int32)
+        value = jhash2(words, seed)
+        if not rule.resilient or self.steering is None:
+            return forwarding.choose(group, value >> np.uint32(1))
+        kept = self.steering.bucket(here, destination, value.astype(np.int64) % rule.buckets)
+        again = jhash2(value[:, None], seed)  # a bucket's port is dead: its flows are spread over the living
+        live = forwarding.holds(group, kept)
+        # Where there is nothing to steer over, the first value counts.
+        second = np.where(kept >= 0, again, value)
+        return np.where(live, kept, forwarding.choose(group, second >> np.uint32(1))).astype(np.int32)

@@ -1,0 +1,320 @@
+"""Statistics of path choice, for where exactness is not the question: is it even, is it independent, or too few to say?
+
+In:  counts of flows per link, labels of choices, columns of flows.
+Out: numbers with their verdict. A test whose expected counts are too small gives TOO_FEW, never a yes or a no.
+Sources: Pearson's chi-square and the G-test as in Sokal and Rohlf, "Biometry", chapter 17; the rule for small counts is
+Cochran's (Biometrics 10, 1954); the incomplete gamma function is evaluated as in DLMF 8.11.4 and 8.9.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from heddle.predict.hashes import FlowArrays
+
+Counts = npt.NDArray[np.int64]
+
+EVEN: Final = "even"
+UNEVEN: Final = "uneven"
+INDEPENDENT: Final = "independent"
+DEPENDENT: Final = "dependent"
+TOO_FEW: Final = "too few to judge"
+
+ALPHA: Final = 0.001  # a test that is run on every run of every lab must not cry wolf
+_LEAST: Final = 5.0  # Cochran: four cells in five expect so many, and none expects less than one
+_SHARE: Final = 0.2
+_STEPS: Final = 100_000
+_EPSILON: Final = 1e-15
+
+
+@dataclass(frozen=True, slots=True)
+class Evenness:
+    """Flows over links. mmr: max/mean, None without flows. expected: the least expected count of a link.
+
+    p_value: the chance that random choice is at least as uneven; None where there is nothing to compare.
+    """
+
+    flows: int
+    links: int
+    mmr: float | None
+    chi_square: float
+    degrees: int
+    p_value: float | None
+    expected: float
+    verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """How much one choice tells of another. bits: mutual information; by_chance: what independent choices would show.
+
+    g: of the G-test, chi-square distributed with `degrees` when the choices are independent.
+    """
+
+    flows: int
+    bits: float
+    by_chance: float
+    g: float
+    degrees: int
+    p_value: float | None
+    expected: float
+    verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy:
+    """Shannon entropy in bits of what a hash over 5-tuples sees; at most log2(flows)."""
+
+    flows: int
+    distinct: int
+    bits: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def max_over_mean(loads: npt.ArrayLike) -> float | None:
+    """MMR: load of the fullest link / mean load of all; None when nothing is on any."""
+    values = np.asarray(loads, dtype=np.float64)
+    total = float(values.sum()) if values.size else 0.0
+    return float(values.max()) * values.size / total if total > 0 else None
+
+
+def evenness(counts: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, alpha: float = ALPHA) -> Evenness:
+    """Are flows spread over links as by chance? counts: flows per link; weights: the links' shares, equal by default.
+
+    Chi-square with links - 1 degrees of freedom. Counts must be of flows that choose for themselves, not of packets or
+    bytes. ValueError for counts below zero and weights that are not above zero.
+    """
+    return evenness_of_groups([(counts, weights)], alpha=alpha)
+
+
+def evenness_of_groups(
+    groups: Sequence[tuple[npt.ArrayLike, npt.ArrayLike | None]], *, alpha: float = ALPHA
+) -> Evenness:
+    """As `evenness`, for switches that each spread their own flows over their own links: (counts, weights) of each.
+
+    How many flows a switch has is no choice of its hash, so each one costs a degree of freedom; one without flows, or
+    with a single link, has none to give.
+    """
+    chi, degrees, flows, links = 0.0, 0, 0, 0
+    expected: list[npt.NDArray[np.float64]] = []
+    every: list[npt.NDArray[np.float64]] = []
+    for counts, weights in groups:
+        seen = np.asarray(counts, dtype=np.float64)
+        share = np.ones_like(seen) if weights is None else np.asarray(weights, dtype=np.float64)
+        if share.shape != seen.shape or (seen < 0).any() or (share <= 0).any():
+            raise ValueError("counts are not below 0, weights above 0, and there are as many of these as of those")
+        links += seen.size
+        flows += int(seen.sum())
+        every.append(seen / share)
+        if seen.size < 2 or not seen.any():
+            continue
+        hoped = seen.sum() * share / share.sum()
+        expected.append(hoped)
+        chi += float(((seen - hoped) ** 2 / hoped).sum())
+        degrees += seen.size - 1
+    cells = np.concatenate(expected) if expected else np.zeros(0)
+    p = chi_square_p(chi, degrees) if degrees else None
+    verdict = _verdict(p, cells, alpha, EVEN, UNEVEN)
+    least = float(cells.min()) if cells.size else 0.0
+    mmr = max_over_mean(np.concatenate(every)) if every else None
+    return Evenness(flows, links, mmr, chi, degrees, p, least, verdict)
+
+
+def dependence(first: npt.ArrayLike, second: npt.ArrayLike, *, alpha: float = ALPHA) -> Dependence:
+    """Does the choice at one tier tell the choice at the next? Labels (whole numbers), one a flow, in both.
+
+    Mutual information, and the G-test with (kinds - 1) x (kinds - 1) degrees of freedom over kinds that occur.
+    ValueError when there are not as many of these as of those.
+    """
+    a, b = np.asarray(first), np.asarray(second)
+    if a.shape != b.shape or a.ndim != 1:
+        raise ValueError("a label of each choice for every flow")
+    rows, row = np.unique(a, return_inverse=True)
+    columns, column = np.unique(b, return_inverse=True)
+    shape = (len(rows), len(columns))
+    table = np.bincount(row.ravel() * max(1, shape[1]) + column.ravel(), minlength=shape[0] * shape[1])
+    return dependence_of_table(table.reshape(shape), alpha=alpha)
+
+
+def dependence_of_table(table: npt.ArrayLike, *, alpha: float = ALPHA) -> Dependence:
+    """As `dependence`, of a table of counts: how many flows made each pair of choices."""
+    seen = np.asarray(table, dtype=np.float64)
+    seen = seen[seen.sum(axis=1) > 0][:, seen.sum(axis=0) > 0] if seen.any() else np.zeros((0, 0))
+    total = float(seen.sum())
+    if not total:
+        return Dependence(0, 0.0, 0.0, 0.0, 0, None, 0.0, TOO_FEW)
+    hoped = np.outer(seen.sum(axis=1), seen.sum(axis=0)) / total
+    there = seen > 0
+    nats = max(0.0, float((seen[there] * np.log(seen[there] / hoped[there])).sum()) / total)
+    degrees = (seen.shape[0] - 1) * (seen.shape[1] - 1)
+    g = 2 * total * nats
+    p = chi_square_p(g, degrees) if degrees else None
+    verdict = _verdict(p, hoped.ravel(), alpha, INDEPENDENT, DEPENDENT)
+    # E[G] is the number of degrees of freedom: what is measured of choices that know nothing of each other.
+    by_chance = degrees / (2 * total * math.log(2))
+    return Dependence(int(total), nats / math.log(2), by_chance, g, degrees, p, float(hoped.min()), verdict)
+
+
+def _verdict(p: float | None, expected: npt.NDArray[np.float64], alpha: float, yes: str, no: str) -> str:
+    if p is None or float(expected.min()) < 1 or float((expected < _LEAST).mean()) > _SHARE:
+        return TOO_FEW
+    return no if p < alpha else yes
+
+
+def entropy_bits(counts: npt.ArrayLike) -> float:
+    """Shannon entropy of a distribution that is given by counts, in bits."""
+    values = np.asarray(counts, dtype=np.float64)
+    values = values[values > 0]
+    if not values.size:
+        return 0.0
+    share = values / values.sum()
+    return max(0.0, float(-(share * np.log2(share)).sum()))
+
+
+def tuple_entropy(flows: FlowArrays) -> Entropy:
+    """Entropy of the 5-tuples of some flows: what ECMP has to tell them apart by, QP numbers not being part of it."""
+    if not len(flows.sport):
+        return Entropy(0, 0, 0.0)
+    columns = [np.asarray(column).reshape(len(flows.sport), -1) for column in (flows.src, flows.dst)]
+    ports = (flows.sport.astype(np.uint32) << np.uint32(16) | flows.dport.astype(np.uint32)).reshape(-1, 1)
+    return entropy_of(np.concatenate([*columns, ports], axis=1))
+
+
+def entropy_of(rows: npt.NDArray[Any]) -> Entropy:
+    """Entropy of equal rows of a table of whole numbers, one row a flow."""
+    if not len(rows):
+        return Entropy(0, 0, 0.0)
+    order = np.lexsort(rows.T)
+    ranked = rows[order]
+    starts = np.flatnonzero(np.concatenate([[True], (ranked[1:] != ranked[:-1]).any(axis=1)]))
+    counts = np.diff(np.concatenate([starts, [len(rows)]]))
+    return Entropy(len(rows), len(counts), entropy_bits(counts))
+
+
+def chi_square_p(value: float, degrees: int) -> float:
+    """The chance that a chi-square variable with so many degrees of freedom is at least `value`."""
+    if degrees < 1 or value < 0:
+        raise ValueError("chi-square is not below 0 and has at least one degree of freedom")
+    return upper_gamma(degrees / 2, value / 2)
+
+
+def upper_gamma(a: float, x: float) -> float:
+    """The regularised upper incomplete gamma function Q(a, x), a > 0, x >= 0."""
+    if x == 0:
+        return 1.0
+    scale = math.exp(a * math.log(x) - x - math.lgamma(a))
+    if x < a + 1:
+        return min(1.0, max(0.0, 1.0 - scale * _gamma_series(a, x)))
+    return min(1.0, scale * _gamma_fraction(a, x))
+
+
+def _gamma_series(a: float, x: float) -> float:
+    """DLMF 8.11.4 without its leading factor: the sum of x^n / (a (a+1) ... (a+n))."""
+    term = total = 1 / a
+    for n in range(1, _STEPS):
+        term *= x / (a + n)
+        total += term
+        if term < total * _EPSILON:
+            break
+    return total
+
+
+def _gamma_fraction(a: float, x: float) -> float:
+    """DLMF 8.9.2's continued fraction without its leading factor, by Lentz's method."""
+    tiny = 1e-300
+    b = x + 1 - a
+    c, d = 1 / tiny, 1 / b
+    value = d
+    for n in range(1, _STEPS):
+        step = -n * (n - a)
+        b += 2
+        d = 1 / (_off_zero(step * d + b, tiny))
+        c = _off_zero(b + step / c, tiny)
+        value *= c * d
+        if abs(c * d - 1) < _EPSILON:
+            break
+    return value
+
+
+def _off_zero(value: float, tiny: float) -> float:
+    return value if abs(value) > tiny else tiny
+
+
+@dataclass(frozen=True)
+class MaxLoad:
+    """Flows on the fullest of some links, when each flow takes any link by chance. chance[m] is P(max = m)."""
+
+    flows: int
+    links: int
+    chance: npt.NDArray[np.float64]
+
+    @property
+    def mean(self) -> float:
+        """Expected flows on the fullest link."""
+        return float((np.arange(len(self.chance)) * self.chance).sum())
+
+    @property
+    def mmr(self) -> float:
+        """Expected max/mean; 1 without flows."""
+        return self.mean * self.links / self.flows if self.flows else 1.0
+
+    def quantile(self, share: float) -> int:
+        """The least number of flows that the fullest link does not exceed with that chance."""
+        return int(np.searchsorted(np.cumsum(self.chance), share - 1e-12))
+
+    def mean_of(self, value: npt.NDArray[np.float64]) -> float:
+        """The expectation of some function of the maximum; value[m] for every m."""
+        return float((value[: len(self.chance)] * self.chance).sum())
+
+
+def max_load(flows: int, links: int) -> MaxLoad:
+    """Exactly, not by simulation: the maximum of `flows` balls in `links` bins. Cost grows with flows^2.
+
+    P(max <= m) is the coefficient of x^n in (sum over i <= m of x^i/i!)^k, times n!/k^n. With Poisson weights of mean
+    n/k in place of x^i/i! all numbers stay near 1.
+    """
+    if flows < 0 or links < 1:
+        raise ValueError("flows on at least one link")
+    mean = flows / links
+    index = np.arange(flows + 1, dtype=np.float64)
+    lgamma = np.array([math.lgamma(i + 1) for i in range(flows + 1)])
+    weights = np.exp(index * math.log(mean) - mean - lgamma) if flows else np.ones(1)
+    whole = math.exp(flows * math.log(flows) - flows - math.lgamma(flows + 1)) if flows else 1.0
+    at_most = np.zeros(flows + 1)
+    for most in range(-(-flows // links), flows + 1):
+        at_most[most] = min(1.0, _power(weights[: most + 1], links, flows) / whole)
+        if at_most[most] > 1 - 1e-13:
+            at_most[most:] = 1.0
+            break
+    return MaxLoad(flows, links, np.diff(at_most, prepend=0.0))
+
+
+def _power(poly: npt.NDArray[np.float64], exponent: int, degree: int) -> float:
+    """The coefficient of x^degree in a polynomial's power, by repeated squaring of what is not above that degree."""
+    result = np.ones(1)
+    base = poly
+    while exponent:
+        if exponent & 1:
+            result = np.convolve(result, base)[: degree + 1]
+        exponent >>= 1
+        if exponent:
+            base = np.convolve(base, base)[: degree + 1]
+    return float(result[degree]) if len(result) > degree else 0.0

@@ -1,0 +1,99 @@
+"""Whether counts prove a path: what is wrong with a flow's, and what was lost where.
+
+In:  Measured flows, the path that was foretold for each, and what queues and the machine say that they dropped.
+Out: a sentence for what is not proven, '' for what is; port -> packets lost behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from heddle.predict.spread import ports_of
+from heddle.proof.evidence import Evidence, SentFlow
+from heddle.proof.measure import Measured, Passage, passages
+
+Path = tuple[str, ...]
+
+
+def measured_why(
+    sent: SentFlow, foretold: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
+) -> str:
+    """Why the counters do not prove a path; empty when they do."""
+    if seen.stray:
+        return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
+    if not sent.packets and not seen.steps:
+        return ""  # a QP that had nothing to send has no measured path
+    outside = _outside_why(foretold, seen)
+    return outside or _count_why(sent, seen, unexplained, peers) or _way_why(foretold, seen)
+
+
+def _outside_why(foretold: Path, seen: Measured) -> str:
+    """Where a flow that is spread was counted outside its ways; empty when it was not."""
+    for word, step in zip(foretold, seen.steps, strict=False):
+        allowed = ports_of(word)
+        if len(allowed) > 1 and (outside := [count.port for count in step if count.port not in allowed]):
+            return f"seen at {', '.join(outside)}, outside {word}"
+    return ""
+
+
+def _way_why(foretold: Path, seen: Measured) -> str:
+    """Whether a flow was counted elsewhere than at the ports foretold; empty when each step is one of them."""
+    steps = zip(foretold, seen.steps, strict=False)
+    within = all(count.port in ports_of(word) for word, step in steps for count in step)
+    return "" if within and len(foretold) == len(seen.steps) else "the counters saw another path"
+
+
+def _count_why(sent: SentFlow, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
+    """What is wrong with the counts along a measured path; empty when they sum."""
+    if seen.packets[:1] != (sent.packets,):
+        return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
+    if seen.bytes[:1] != (sent.bytes,):
+        return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
+    for passage in passages(seen, peers):
+        if passage.packets_out > passage.packets_in:
+            return f"more packets after {passage.said} than at it"
+        if passage.lost:
+            reasons = [unexplained[port] for port in passage.ports if port in unexplained]
+            if reasons:
+                return "; ".join(reasons)
+        elif passage.bytes_out != passage.bytes_in:
+            return f"other packets after {passage.said} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
+    return ""
+
+
+def lost_behind(measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence) -> dict[str, int]:
+    """Port -> packets that it counted and the next switch on their path did not.
+
+    Where several ports led a flow to a switch, the loss is put down to those whose queues say that they dropped.
+    """
+    lost: dict[str, int] = {}
+    shared: list[Passage] = []
+    for passage in (each for seen in measured for each in passages(seen, peers) if each.lost):
+        if len(passage.ports) == 1:
+            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + passage.lost
+        else:
+            shared.append(passage)
+    for passage in shared:
+        left = passage.lost
+        for port in passage.ports:
+            part = min(left, max(0, evidence.drops.get(port, 0) - lost.get(port, 0)))
+            if part:
+                lost[port] = lost.get(port, 0) + part
+            left -= part
+        if left:
+            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + left
+    return lost
+
+
+def unexplained_losses(lost: Mapping[str, int], evidence: Evidence) -> dict[str, str]:
+    """Port -> what is to be said when more was lost behind it than its queue and the machine say they dropped.
+
+    The machine's drops are of all ports together: a packet that its backlog lost cannot explain two losses.
+    """
+    beyond = {port: count for port, count in lost.items() if count > evidence.drops.get(port, 0)}
+    if sum(count - evidence.drops.get(port, 0) for port, count in beyond.items()) <= evidence.backlog_drops:
+        return {}
+    return {
+        port: f"{count} packets vanished after {port}, whose queue dropped {evidence.drops.get(port, 0)}"
+        for port, count in beyond.items()
+    }

@@ -1,0 +1,324 @@
+"""The verdict on paths: three sources side by side, and how evenly the links were used.
+
+In:  a lab's fabric, Evidence of a run, and what every sender sent.
+Out: PathsResult: `agree` is true only if prediction, oracle and measurement name the same ports for every QP that sent
+packets, these lead to its destination, the first hop counted exactly the packets and bytes that were sent, and every
+packet missing further on is found in a drop counter. Where a QP is spread over several ports, prediction and oracle
+name all that it may take, no other port may have counted it, and the counts of each step must sum all the same.
+On a kernel that chooses otherwise than our arithmetic (selftest.py) there is no prediction, and none is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from heddle.fabric.model import Fabric, Tier
+from heddle.kernel.fib import Fib
+from heddle.predict.hashes import FlowArrays
+from heddle.predict.predict import predict
+from heddle.predict.selftest import SelfTest, verdict
+from heddle.predict.spread import ports_of, spreads
+from heddle.predict.statistics import Entropy, tuple_entropy
+from heddle.proof import oracle
+from heddle.proof.counts import lost_behind, measured_why, unexplained_losses
+from heddle.proof.evidence import Evidence, RunningLab, SentFlow, read_routing, switch_handles
+from heddle.proof.measure import Measured, measure, peers_of
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.traffic.plan import Flow
+
+Path = tuple[str, ...]
+Routing = tuple[Mapping[str, Fib], Mapping[str, SwitchHashing]]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowProof:
+    """One QP: its path by three sources, packets at each measured step, and why it is not proven ('' when it is).
+
+    predicted is None on a kernel that the prediction does not hold for. by_port: of a QP that was spread, what each
+    port counted.
+    """
+
+    flow: Flow
+    sent: int
+    predicted: Path | None
+    oracle: Path
+    measured: Path
+    counted: tuple[int, ...]
+    why: str
+    by_port: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def foretold(self) -> Path:
+        """The path that was to be expected: predicted, or the kernels' own answer."""
+        return self.oracle if self.predicted is None else self.predicted
+
+    @property
+    def spread(self) -> bool:
+        """Whether its packets may go several ways."""
+        return spreads(self.foretold) or spreads(self.oracle)
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `paths`."""
+        row = {
+            "src": self.flow.src, "dst": self.flow.dst, "qpn": self.flow.qpn, "sport": self.flow.sport,
+            "predicted": None if self.predicted is None else list(self.predicted),
+            "oracle": list(self.oracle), "measured": list(self.measured),
+            "packets": self.sent, "counted": list(self.counted), "agree": not self.why, "why": self.why,
+            "spread": self.spread,
+        }  # fmt: skip
+        return {**row, "by_port": dict(self.by_port)} if self.spread else row
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """A switch's egress port: the proven flows on it, their packets and bytes, and all else that left by it."""
+
+    port: str
+    uplink: bool
+    packets: int
+    bytes: int
+    flows: int
+    other_packets: int = 0
+    other_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `links`."""
+        return {
+            "port": self.port, "uplink": self.uplink, "packets": self.packets, "bytes": self.bytes,
+            "flows": self.flows, "other_packets": self.other_packets, "other_bytes": self.other_bytes,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mmr:
+    """Maximum over mean of flows and of bytes over a set of links, idle ones too; None when nothing was on them."""
+
+    flows: float | None
+    bytes: float | None
+
+    @classmethod
+    def of(cls, links: Sequence[LinkUse]) -> Mmr:
+        """The MMR over these links."""
+        return cls(_max_over_mean([link.flows for link in links]), _max_over_mean([link.bytes for link in links]))
+
+
+@dataclass(frozen=True, slots=True)
+class PathsResult:
+    """What `./inv paths` says. lost: port -> packets of proven flows that vanished between it and the next port.
+
+    sources: what the verdict is about, of prediction, oracle and counters. selftest: whether the prediction holds here.
+    """
+
+    agree: bool
+    flows: tuple[FlowProof, ...]
+    links: tuple[LinkUse, ...]
+    mmr: Mmr
+    per_rtsw: Mapping[str, Mmr]
+    lost: Mapping[str, int]
+    notes: tuple[str, ...]
+    sources: tuple[str, ...] = ("prediction", "oracle", "counters")
+    selftest: SelfTest | None = None
+
+    @property
+    def said(self) -> str:
+        """The sources in words: `prediction, oracle and counters`."""
+        return " and ".join(filter(None, (", ".join(self.sources[:-1]), self.sources[-1])))
+
+    @property
+    def entropy(self) -> Entropy:
+        """Of the 5-tuples: what `flow` can tell the QPs apart by."""
+        return tuple_entropy(FlowArrays.of(tuple(proof.flow for proof in self.flows)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `paths`; packets and bytes are counts, paths are lists of egress ports."""
+        per_rtsw = {name: {"flows": m.flows, "bytes": m.bytes} for name, m in self.per_rtsw.items()}
+        return {
+            "agree": self.agree,
+            "flows": [row.to_json() for row in self.flows],
+            "links": [row.to_json() for row in self.links],
+            "mmr": {"flows": self.mmr.flows, "bytes": self.mmr.bytes, "per_rtsw": per_rtsw},
+            "entropy": self.entropy.to_json(),
+            "lost": dict(self.lost),
+            "notes": list(self.notes),
+            "sources": list(self.sources),
+            "selftest": self.selftest.to_json() if self.selftest else None,
+        }
+
+    def text(self) -> str:
+        """Tables of at most 100 columns: verdict, uplink bars, then flows (disagreeing ones first)."""
+        from heddle.views.pathstext import render
+
+        return render(self)
+
+
+def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> PathsResult:
+    """Lay the three sources side by side. flows in the order that `collect_after` had them."""
+    wanted = [sent.flow for sent in flows]
+    trusted = verdict()
+    predicted = _predicted(lab.fabric, (evidence.fibs, evidence.hashing), wanted, trusted)
+    foretold = [asked if own is None else own for own, asked in zip(predicted, evidence.oracle, strict=True)]
+    measured = measure(lab.fabric, evidence.counters, wanted, [spreads(path) for path in foretold])
+    peers = peers_of(lab.fabric)
+    lost = lost_behind(measured, peers, evidence)
+    unexplained = unexplained_losses(lost, evidence)
+    doors = _doors(lab.fabric)
+    proofs = tuple(
+        _proof(sent, own, asked, seen, (unexplained, peers), doors)
+        for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
+    )
+    misses = sum(table.misses for table in evidence.counters.values())
+    notes = _notes(evidence, misses, lost, sum(not sent.packets for sent in flows)) + _said(trusted, proofs)
+    # Packets that went by two rules prove neither, also where what was counted lies within both.
+    agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
+    links = _links(lab.fabric, evidence, flows)
+    return _result(lab.fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
+
+
+def foresee(lab: RunningLab, flows: Sequence[Flow], routing: Routing | None = None) -> PathsResult:
+    """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only.
+
+    routing: FIBs and hashing that were read already.
+    """
+    handles = switch_handles(lab)
+    fibs, hashing = routing or read_routing(lab.fabric, handles)
+    trusted = verdict()
+    predicted = _predicted(lab.fabric, (fibs, hashing), flows, trusted)
+    asked = oracle.ask(lab.fabric, handles, hashing, flows)
+    doors = _doors(lab.fabric)
+    proofs = tuple(
+        FlowProof(flow, 0, own, other, (), (), _path_why(flow, own, other, doors))
+        for flow, own, other in zip(flows, predicted, asked, strict=True)
+    )
+    counts: dict[str, int] = {}
+    for proof in proofs:
+        for port in (port for step in proof.foretold for port in ports_of(step)):
+            counts[port] = counts.get(port, 0) + 1
+    links = [LinkUse(ref, uplink, 0, 0, counts.get(ref, 0)) for ref, uplink in _ports(lab.fabric)]
+    notes = ("no packet was sent: this is what the FIBs and the kernels say", *_said(trusted, proofs))
+    agree = all(not proof.why for proof in proofs)
+    return _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
+
+
+def _predicted(fabric: Fabric, routing: Routing, flows: Sequence[Flow], trusted: SelfTest) -> Sequence[Path | None]:
+    """The prediction, where it holds; None for every flow where it does not."""
+    return [None] * len(flows) if trusted.differs else predict(fabric, *routing, flows)
+
+
+def _sources(trusted: SelfTest, *more: str) -> tuple[str, ...]:
+    return (*(() if trusted.differs else ("prediction",)), "oracle", *more)
+
+
+def _said(trusted: SelfTest, proofs: Sequence[FlowProof]) -> tuple[str, ...]:
+    """What is to be known about the prediction, and about flows that go several ways."""
+    notes = []
+    if trusted.differs:
+        notes.append(f"{trusted.text()}; the kernels' own answers stand in its place")
+    elif trusted.state == "unchecked":
+        notes.append(trusted.text())
+    if wide := sum(proof.spread for proof in proofs):
+        said = "1 QP is" if wide == 1 else f"{wide} QPs are"
+        notes.append(f"{said} spread: no single path is known, but the ports that packets may take are")
+    return tuple(notes)
+
+
+def _result(
+    fabric: Fabric,
+    agree: bool,
+    proofs: tuple[FlowProof, ...],
+    links: Sequence[LinkUse],
+    lost: Mapping[str, int],
+    notes: tuple[str, ...],
+    sources: tuple[tuple[str, ...], SelfTest],
+) -> PathsResult:
+    uplinks = [link for link in links if link.uplink]
+    per_rtsw = {
+        switch.name: Mmr.of([link for link in uplinks if link.port.partition(":")[0] == switch.name])
+        for switch in fabric.switches
+        if switch.tier is Tier.RTSW
+    }
+    return PathsResult(agree, proofs, tuple(links), Mmr.of(uplinks), per_rtsw, lost, notes, *sources)
+
+
+def _proof(
+    sent: SentFlow,
+    own: Path | None,
+    asked: Path,
+    seen: Measured,
+    losses: tuple[Mapping[str, str], Mapping[str, str]],
+    doors: Mapping[str, str],
+) -> FlowProof:
+    foretold = asked if own is None else own
+    why = _path_why(sent.flow, own, asked, doors) or measured_why(sent, foretold, seen, *losses)
+    by_port = {count.port: count.packets for step in seen.steps for count in step}
+    return FlowProof(sent.flow, sent.packets, own, asked, seen.path, seen.packets, why, by_port)
+
+
+def _doors(fabric: Fabric) -> dict[str, str]:
+    """Switch port -> the address of the NIC that hangs on it."""
+    return {port.peer_ref: str(port.address.ip) for host in fabric.hosts for port in host.ports if port.address}
+
+
+def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str]) -> str:
+    if own is not None and own != asked:
+        return "the prediction is not what the kernels say"
+    if not asked:
+        return f"{flow.first_hop.partition(':')[0]} has no route to {flow.dst_ip}"
+    if {doors.get(port) for port in ports_of(asked[-1])} != {flow.dst_ip}:
+        return f"the path ends after {asked[-1]}, which does not lead to {flow.dst_ip}"
+    return ""
+
+
+def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) -> tuple[str, ...]:
+    notes: list[str] = []
+    if idle:
+        notes.append(f"{idle} QPs had nothing to send and so have no measured path")
+    if evidence.switched:
+        notes.append(f"hashing was switched during the run, and no path is of one rule: {', '.join(evidence.switched)}")
+    elif evidence.changed:
+        notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
+    for port, count in sorted(lost.items()):
+        notes.append(f"{count} packets were lost after {port}; its queue dropped {evidence.drops.get(port, 0)}")
+    if evidence.backlog_drops:
+        notes.append(
+            f"this machine dropped {evidence.backlog_drops} packets before a switch saw them: "
+            "the machine, not the fabric, was the limit (net.core.netdev_max_backlog)"
+        )
+    if misses:
+        notes.append(f"{misses} packets were not counted: a counter map was full")
+    return tuple(notes)
+
+
+def _ports(fabric: Fabric) -> list[tuple[str, bool]]:
+    """Every switch port, and whether it is an uplink of an RTSW."""
+    return [
+        (port.ref, switch.tier is Tier.RTSW and fabric.by_name[port.peer_node].tier is not Tier.HOST)
+        for switch in fabric.switches
+        for port in switch.ports
+    ]
+
+
+def _links(fabric: Fabric, evidence: Evidence, flows: Sequence[SentFlow]) -> list[LinkUse]:
+    ours = {(sent.flow.src_ip, sent.flow.dst_ip, sent.flow.qpn) for sent in flows}
+    used: dict[str, list[int]] = {}  # port -> packets, bytes, flows
+    for switch, table in evidence.counters.items():
+        for row in table.flows:
+            if (row.src, row.dst, row.qpn) in ours:
+                cell = used.setdefault(f"{switch}:{row.port}", [0, 0, 0])
+                cell[0] += row.packets
+                cell[1] += row.bytes
+                cell[2] += 1
+    totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
+    links: list[LinkUse] = []
+    for ref, uplink in _ports(fabric):
+        packets, size, count = used.get(ref, (0, 0, 0))
+        total = totals.get(ref)
+        others = (total.packets - packets, total.bytes - size) if total else (0, 0)
+        links.append(LinkUse(ref, uplink, packets, size, count, *others))
+    return links
+
+
+def _max_over_mean(values: Sequence[int]) -> float | None:
+    total = sum(values)
+    return round(max(values) * len(values) / total, 4) if total else None

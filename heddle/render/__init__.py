@@ -1,0 +1,1 @@
+"""Fabric -> containerlab topology and FRR configuration, in a dialect."""

@@ -1,0 +1,310 @@
+"""Fabric -> files: the containerlab topology and what its binds point at.
+
+In:  Fabric, RenderOptions.
+Out: a directory with `NAME.clab.yml` and one directory per switch (frr.conf, daemons, vtysh.conf, start.sh).
+The same fabric and options give the same bytes. Every runtime starts from these files, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from heddle.base.problems import HeddleError, InputError, Problem, trouble
+from heddle.fabric.model import Fabric, Node, Tier
+from heddle.fabric.nexthops import racks_of
+from heddle.host.engine.images import image_names
+from heddle.render.dialects import DEPLOY, KIND_KEYS, PRIVILEGED, SKIP_WHEN_UNUSED, Dialect, RenderOptions
+
+DEFAULT: Final = RenderOptions()
+TEMPLATES: Final = Path(__file__).resolve().parents[2] / "templates"
+# What a switch's directory has, and which of it the topology binds; containerlab's FRR kind makes and binds the others.
+SWITCH_FILES: Final[Mapping[Dialect, Sequence[str]]] = {
+    "linux": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),
+    "frr": ("frr.conf", "start.sh"),
+    "c9s": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),
+}
+BOUND_FILES: Final[Mapping[Dialect, Sequence[str]]] = {**SWITCH_FILES, "frr": ("start.sh",)}
+# containerlab's graph sorts its rows by these names.
+GROUPS: Final[Mapping[str, str]] = {
+    Tier.HOST.value: "server", Tier.RTSW.value: "leaf", Tier.CTSW.value: "spine", Tier.ATSW.value: "superspine",
+}  # fmt: skip
+# 90 MB of netlink receive buffer is Debian's own default: a burst of links and routes must not overrun zebra.
+MGMTD_OPTIONS: Final = "-P 0"
+ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
+BGPD_OPTIONS: Final = "-P 0"
+
+
+def render(fabric: Fabric, out: Path, options: RenderOptions = DEFAULT) -> Path:
+    """Write all files of the fabric into `out` and return the topology's path.
+
+    Everything is made beside `out` first, so an error writes nothing; into a directory that exists, files are moved
+    one by one, the topology last. InputError when `out` cannot be such a directory.
+    """
+    files = rendered(fabric, options)
+    out = Path(out)
+    try:
+        if out.exists() and not out.is_dir():
+            raise InputError(Problem("", f"--out {out}", "is a file", "name a directory; it is made when missing"))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise _refused(error, out) from None
+    try:
+        for name, text in files.items():
+            _write(staging / name, text)
+        staging.chmod(0o755)
+        _place(staging, out, list(files))
+    except OSError as error:
+        raise _refused(error, out) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return out / topology_name(fabric.name)
+
+
+def _refused(error: OSError, out: Path) -> HeddleError:
+    """A full disk is the machine's fault; a place that cannot be written is the user's."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):
+        return trouble(error, str(out))
+    return InputError(Problem("", f"--out {out}", f"cannot be written: {error.strerror}", "name another directory"))
+
+
+def topology_name(lab: str) -> str:
+    """`zone.clab.yml`: containerlab finds topologies by this ending."""
+    return f"{lab}.clab.yml"
+
+
+def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]:
+    """Relative path -> text of every file, the topology last."""
+    env = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - YAML and FRR configuration, not HTML
+    )
+    announced = _announced(fabric)
+    shared = {
+        "family": fabric.spec.ip,
+        "fabric": fabric,
+        "announced": announced,
+        # What only bgpd understands.
+        "bgp_blocks": r"router bgp\|route-map" if announced else "router bgp",
+        "ra_interval": ra_interval(fabric),
+        "mgmtd_options": MGMTD_OPTIONS,
+        "zebra_options": ZEBRA_OPTIONS,
+        "bgpd_options": BGPD_OPTIONS,
+    }
+    files: dict[str, str] = {}
+    templates = {name: env.get_template(f"frr/{name}.j2") for name in SWITCH_FILES[options.dialect]}
+    for node in fabric.switches:
+        own = {"node": node, "maximum_paths": _maximum_paths(fabric, node)}
+        files |= {f"{node.name}/{name}": template.render(shared, **own) for name, template in templates.items()}
+    files[topology_name(fabric.name)] = env.get_template("clab/topology.clab.yml.j2").render(
+        shared,
+        options=options,
+        deploy=DEPLOY[options.dialect],
+        kind_keys=options.takes(KIND_KEYS),
+        skip_when_unused=options.takes(SKIP_WHEN_UNUSED),
+        unprivileged=options.takes(PRIVILEGED),
+        images=image_names(),
+        groups=GROUPS,
+        switch_groups=[
+            GROUPS[tier] for tier in (Tier.ATSW, Tier.CTSW, Tier.RTSW) if any(n.tier is tier for n in fabric.nodes)
+        ],
+        zones=fabric.spec.zones > 1,
+        mgmt_subnet=options.subnet or mgmt_subnet(fabric),
+        switch_sysctls=switch_sysctls(fabric),
+        host_sysctls=host_sysctls(fabric),
+        bound_files=BOUND_FILES[options.dialect],
+        switch_commands=lambda node: _plain([*mac_commands(node, options.dialect), *switch_commands(node)]),
+        host_commands=lambda node: _plain([*mac_commands(node, options.dialect), *host_commands(fabric, node)]),
+    )
+    return files
+
+
+def ra_interval(fabric: Fabric) -> str:
+    """Seconds between router advertisements, which unnumbered BGP learns its peers from.
+
+    Short ones bring sessions up sooner; on thousands of ports they are load of their own.
+    """
+    ports = sum(len(node.ports) for node in fabric.switches)
+    return "1" if ports <= 1024 else "2" if ports <= 4096 else "4"
+
+
+def mgmt_subnet(fabric: Fabric) -> IPv4Network:
+    """The lab's own management network: a function of its name, large enough for a node each, clear of the pool.
+
+    172.24.0.0/13 leaves alone what Docker hands out first; when the pool lies there, 192.168.0.0/16 takes its place.
+    """
+    pool = fabric.spec.addressing.network
+    space = IPv4Network("172.24.0.0/13")
+    if isinstance(pool, IPv4Network) and space.overlaps(pool):
+        space = IPv4Network("192.168.0.0/16")
+    length = min(24, 32 - (len(fabric.nodes) + 3).bit_length())
+    slots = 2 ** (length - space.prefixlen)
+    slot = zlib.crc32(fabric.name.encode()) % slots
+    return IPv4Network((int(space.network_address) + (slot << (32 - length)), length))
+
+
+def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
+    """What makes a namespace a router; the per-switch hash seed is set at the node.
+
+    `flow` lets the kernel hash the five-tuple; in other modes a BPF program sets the packet's hash: policy 1 takes it.
+    """
+    hashing = _hashing_sysctls(fabric)
+    if fabric.spec.ip_version == 6:
+        return {
+            "net.ipv6.conf.all.forwarding": "1",
+            "net.ipv6.conf.all.disable_ipv6": "0",
+            "net.ipv6.conf.all.accept_dad": "0",
+            "net.ipv6.conf.default.accept_dad": "0",
+            **_KEPT_ADDRESSES,
+            "net.ipv6.conf.all.ignore_routes_with_linkdown": "1",
+            "net.ipv6.conf.default.ignore_routes_with_linkdown": "1",
+            **hashing,
+        }
+    return {
+        "net.ipv4.ip_forward": "1",
+        "net.ipv6.conf.all.forwarding": "1",
+        "net.ipv6.conf.all.disable_ipv6": "0",  # unnumbered BGP lives on link-local addresses
+        # Duplicate address detection would hold every link-local address, so every session, back by a second.
+        "net.ipv6.conf.all.accept_dad": "0",
+        "net.ipv6.conf.default.accept_dad": "0",
+        "net.ipv4.conf.all.rp_filter": "0",
+        "net.ipv4.conf.default.rp_filter": "0",
+        "net.ipv4.conf.all.ignore_routes_with_linkdown": "1",
+        "net.ipv4.conf.default.ignore_routes_with_linkdown": "1",
+        **hashing,
+    }
+
+
+def _hashing_sysctls(fabric: Fabric) -> dict[str, str]:
+    from heddle.switch.hashing.hashing import POLICY_CUSTOM, SEED, options_of, sysctls
+
+    routing = fabric.spec.routing
+    rules = sysctls(routing.ecmp, 1, options_of(routing), fabric.spec.ip_version)
+    custom = str(POLICY_CUSTOM) in (value for key, value in rules.items() if key.endswith("policy"))
+    return {key: value for key, value in rules.items() if key != SEED and (custom or not key.endswith("fields"))}
+
+
+# A link that goes down and up again must not cost it its IPv6 addresses; IPv4 keeps them anyway.
+_KEPT_ADDRESSES: Final[Mapping[str, str]] = {
+    "net.ipv6.conf.all.keep_addr_on_down": "1",
+    "net.ipv6.conf.default.keep_addr_on_down": "1",
+}
+
+
+def host_sysctls(fabric: Fabric) -> Mapping[str, str]:
+    """What makes a namespace a host."""
+    return _HOST_SYSCTLS if fabric.spec.ip_version == 4 else {**_HOST_SYSCTLS, **_KEPT_ADDRESSES}
+
+
+# A host with several NICs answers on the one it was asked on, so no reverse path filter. IPv6 stays on, as containerlab
+# forces it, but hosts take no part in the switches' router advertisements.
+_HOST_SYSCTLS: Final[Mapping[str, str]] = {
+    "net.ipv4.conf.all.rp_filter": "0",
+    "net.ipv4.conf.default.rp_filter": "0",
+    "net.ipv6.conf.all.disable_ipv6": "0",
+    "net.ipv6.conf.default.accept_ra": "0",
+    "net.ipv6.conf.default.router_solicitations": "0",
+    "net.ipv6.conf.all.accept_dad": "0",
+    "net.ipv6.conf.default.accept_dad": "0",
+}
+
+
+def _plain(commands: list[str]) -> list[str]:
+    """Commands as YAML reads them as text: `via fd00:: dev eth1` would be a key and its value without quotes."""
+    return [f'"{command}"' if ": " in command else command for command in commands]
+
+
+def mac_commands(node: Node, dialect: Dialect) -> list[str]:
+    """What gives a node's ports their MACs where links cannot say them, as `ip` commands.
+
+    Down and up again, so that link-local addresses are made of the new MAC: zebra works out a neighbour's MAC from its
+    link-local address (zebra/interface.c, ipv6_ll_address_to_mac), and would send IPv4 to the one that is gone.
+    """
+    if dialect != "c9s":
+        return []
+    return [f"ip link set dev {p.name} {word}" for p in node.ports for word in (f"address {p.mac} down", "up")]
+
+
+def switch_commands(switch: Node) -> list[str]:
+    """The switch's loopback and its ends of the routed host links, as `ip` commands, then its daemons."""
+    length = 32 if switch.loopback is None else switch.loopback.max_prefixlen
+    addresses = [f"ip addr add {switch.loopback}/{length} dev lo"]
+    addresses += [f"ip addr add {p.address} dev {p.name}" for p in switch.ports if p.address is not None]
+    return [*addresses, "sh /etc/frr/start.sh"]
+
+
+def host_commands(fabric: Fabric, host: Node) -> list[str]:
+    """The host's addresses and its way to the pool, as `ip` commands.
+
+    There is no default route: what is not in the fabric must fail at once. With several NICs the pool is reached over
+    all of them, and a socket bound to one NIC's address leaves through that NIC (a table each).
+    """
+    pool = fabric.spec.addressing.network
+    ways: list[tuple[str, str, str]] = []
+    for port in host.ports:
+        peer = fabric.by_name[port.peer_node].port(port.peer_port)
+        if port.address is not None and peer.address is not None:
+            ways.append((port.name, str(port.address), str(peer.address.ip)))
+    commands = [f"ip addr add {address} dev {name}" for name, address, _ in ways]
+    ip = "ip" if fabric.spec.ip_version == 4 else "ip -6"
+    if len(ways) == 1:
+        return [*commands, f"{ip} route add {pool} via {ways[0][2]} dev {ways[0][0]}"]
+    hops = " ".join(f"nexthop via {gateway} dev {name}" for name, _, gateway in ways)
+    commands.append(f"{ip} route add {pool} {hops}")
+    for table, (name, address, gateway) in enumerate(ways, 101):
+        commands.append(f"{ip} route add {pool} via {gateway} dev {name} table {table}")
+        commands.append(f"{ip} rule add from {address.split('/')[0]} table {table}")
+    return commands
+
+
+def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
+    """Port -> what BGP says of the bandwidth behind it: prefixes, and Mbit/s. Empty without `routing.ucmp`."""
+    if not fabric.spec.routing.ucmp:
+        return {}
+    from heddle.fabric.ucmp import announcements
+
+    return {
+        ref: [
+            {"mbit": rule.mbit, "prefixes": [fabric.prefixes[rack] for rack in racks_of(rule.racks)]} for rule in rules
+        ]
+        for ref, rules in announcements(fabric).items()
+    }
+
+
+def _maximum_paths(fabric: Fabric, node: Node) -> int:
+    """As many as there are equal paths to any rack, and no more: FRR sizes its next-hop tables by it."""
+    return max((len(hops) for hops in fabric.expected_next_hops[node.name].values()), default=1)
+
+
+def _write(path: Path, text: str) -> None:
+    """One file, with modes that do not hang on the user's umask."""
+    if not path.parent.exists():
+        path.parent.mkdir()
+        path.parent.chmod(0o755)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755 if path.suffix == ".sh" else 0o644)
+
+
+def _place(staging: Path, out: Path, names: list[str]) -> None:
+    """Move the finished files to where they belong."""
+    if not out.exists():
+        staging.rename(out)
+        return
+    for name in names:
+        target = out / name
+        target.parent.mkdir(exist_ok=True)
+        os.replace(staging / name, target)  # noqa: PTH105 - the atomic one

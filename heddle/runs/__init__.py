@@ -1,0 +1,1 @@
+"""One run: plan + lab -> record, series, results."""

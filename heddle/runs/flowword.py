@@ -1,0 +1,86 @@
+"""A flow as people name it: a QP number of the last run, or `host1,host5,qpn=0x101,sport=50000`.
+
+In:  a lab, and the word. Out: a Flow; InputError says what is wrong with the word, and what could be meant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.fabric.model import Fabric, Port, Tier
+from heddle.traffic.plan import ROCE_PORT, Flow
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+_LIMITS: Final = {"qpn": (1 << 24) - 1, "sport": (1 << 16) - 1}
+_DEFAULTS: Final = {"qpn": 0x100, "sport": 0xC000}
+_HINT: Final = "a QP number of the last run, or host1,host5,qpn=0x101,sport=50000"
+
+
+def flow_of(lab: Lab, word: str) -> Flow:
+    """The flow that a word names."""
+    if "," in word:
+        return made_up(lab.fabric, word)
+    return _of_run(lab, word, _number(word, word, "qpn"))
+
+
+def made_up(fabric: Fabric, word: str) -> Flow:
+    """`SRC,DST` and what differs from QP 0x100 and source port 49152; hosts, or ports of hosts as host1:eth2."""
+    names = [part.strip() for part in word.split(",") if "=" not in part and part.strip()]
+    values = dict(_DEFAULTS)
+    for key, _, text in (part.partition("=") for part in word.split(",") if "=" in part):
+        if key not in values:
+            raise InputError(Problem("", f"--explain {word}", f"has {key!r}, which is no key", "qpn and sport are"))
+        values[key] = _number(word, text, key)
+    if len(names) != 2:
+        raise InputError(Problem("", f"--explain {word}", f"names {len(names)} ends of a flow, not two", _HINT))
+    (src, src_ip), (dst, dst_ip) = (_nic(fabric, word, name) for name in names)
+    if src.ref == dst.ref:
+        raise InputError(Problem("", f"--explain {word}", "goes nowhere: both ends are one NIC", _HINT))
+    return Flow(
+        src.node, dst.node, src_ip, dst_ip,
+        sport=values["sport"], qpn=values["qpn"], first_hop=src.peer_ref, dport=ROCE_PORT,
+    )  # fmt: skip
+
+
+def _nic(fabric: Fabric, word: str, name: str) -> tuple[Port, str]:
+    """A host's port, the first when none is named, and its address."""
+    host, _, port = name.partition(":")
+    node = fabric.by_name.get(host)
+    if node is None or node.tier is not Tier.HOST:
+        hint = did_you_mean(host, [each.name for each in fabric.hosts])
+        raise InputError(Problem("", f"--explain {word}", f"names {host}, which is no host here", hint))
+    ports = [(each, str(each.address.ip)) for each in node.ports if each.address and port in ("", each.name)]
+    if not ports:
+        why = f"names {name}, which is no port with an address"
+        raise InputError(Problem("", f"--explain {word}", why, f"{host} has {', '.join(p.name for p in node.ports)}"))
+    return ports[0]
+
+
+def _number(word: str, text: str, key: str) -> int:
+    try:
+        number = int(text, 0)
+    except ValueError:
+        raise InputError(Problem("", f"--explain {word}", f"has {text!r}, which is no number", _HINT)) from None
+    if not 0 <= number <= _LIMITS[key]:
+        why = f"has {text}, and a {'QP number' if key == 'qpn' else 'UDP port'} is 0 to {_LIMITS[key]}"
+        raise InputError(Problem("", f"--explain {word}", why))
+    return number
+
+
+def _of_run(lab: Lab, word: str, qpn: int) -> Flow:
+    from heddle.proof.evidence import SentFlow
+    from heddle.runs.lastrun import load
+
+    flows = [SentFlow.from_json(row).flow for row in load(lab)[0]["flows"]]
+    found = [flow for flow in flows if flow.qpn == qpn]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        some = ", ".join(str(flow.qpn) for flow in flows[:4])
+        hint = f"it had {some}{', ...' if len(flows) > 4 else ''}; or {_HINT.partition(', or ')[2]}"
+        raise InputError(Problem("", f"--explain {word}", "is no QP number of the last run", hint))
+    hint = "; or ".join(f"{f.src},{f.dst},qpn={f.qpn},sport={f.sport}" for f in found[:4])
+    raise InputError(Problem("", f"--explain {word}", f"is a QP number of {len(found)} hosts", hint))

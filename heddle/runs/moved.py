@@ -1,0 +1,208 @@
+"""The last run's queue pairs over the fabric as it is now: where they would go, and which another way than then.
+
+In:  a running lab with a run; FIBs and hashing of that run from its evidence, and as they are now.
+Out: Now: paths by prediction and oracle, and Moved: how many changed their way since the run, how many had to because
+     theirs is gone, and how many would have under hash-threshold and under resilient hashing (docs/hashing.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.fabric.model import Fabric
+from heddle.predict.forwarding import NOWHERE, Forwarding, Hops, walk
+from heddle.predict.hashes import FlowArrays
+from heddle.predict.predict import forwarding_for, predict, rules_for
+from heddle.predict.rules import Rules, steering_like
+from heddle.predict.spread import spreads
+from heddle.proof.evidence import SentFlow, read_routing, switch_handles
+from heddle.proof.verdict import Path, PathsResult, Routing, foresee
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
+from heddle.traffic.plan import Flow
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+THRESHOLD: Final = "hash-threshold"
+RESILIENT: Final = "resilient"
+_SHOWN: Final = 8
+
+Bools = npt.NDArray[np.bool_]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Numbers of QPs. spread: those without a path of their own, which are in no other number.
+
+    moved: they go another way now than in the run. gone: the way they took is no more, so they had to. by_rule: how
+    many would have changed their way with every switch hashing so, and how many of these had to; empty where this
+    kernel is not predicted.
+    in_force: the rule of the fabric as it is now, or `mixed`.
+    """
+
+    flows: int
+    spread: int
+    moved: int
+    gone: int
+    by_rule: Mapping[str, tuple[int, int]]
+    in_force: str
+
+    def share(self, count: int) -> float:
+        """Of the QPs that have a path."""
+        return count / self.flows if self.flows else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """`moved` of `paths --now`; shares are of 1."""
+        return {
+            "flows": self.flows, "spread": self.spread, "moved": self.moved, "gone": self.gone,
+            "share_moved": self.share(self.moved), "share_gone": self.share(self.gone),
+            "by_rule": {
+                name: {"moved": count, "gone": gone, "share": self.share(count)}
+                for name, (count, gone) in self.by_rule.items()
+            },
+            "in_force": self.in_force,
+        }  # fmt: skip
+
+    def text(self) -> str:
+        """A few lines."""
+        lines = [
+            f"{self.moved} of {self.flows} QPs ({self.share(self.moved):.1%}) would go another way than in the run; "
+            f"{self.gone} ({self.share(self.gone):.1%}) have to, their way is gone"
+        ]
+        if self.spread:
+            lines.append(f"  {self.spread} more are spread and have no way of their own")
+        for name, (count, gone) in self.by_rule.items():
+            mark = f", {gone} had to{' (in force)' if name == self.in_force else ''}"
+            words = f"{name} hashing" if name == RESILIENT else name
+            lines.append(f"  by {words:<18} {count:>6} {self.share(count):>6.1%}{mark}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What `./inv paths --now` says. was: each QP's path in the run, in the order of result.flows."""
+
+    result: PathsResult
+    moved: Moved
+    was: tuple[Path, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `paths`, `moved`, and in each row of `flows` where the QP went in the run."""
+        data = self.result.to_json()
+        for row, proof, was in zip(data["flows"], self.result.flows, self.was, strict=True):
+            row |= {"was": list(was), "moved": not spreads(was) and not proof.spread and proof.foretold != was}
+        return {**data, "moved": self.moved.to_json()}
+
+    def text(self) -> str:
+        """How much moved, where to, and the paths as they are now."""
+        rows = [
+            f"  {proof.flow.src} to {proof.flow.dst}, QP {proof.flow.qpn}: {' '.join(was)} -> "
+            + (" ".join(proof.foretold) or "nowhere")
+            for proof, was in zip(self.result.flows, self.was, strict=True)
+            if not proof.spread and not spreads(was) and proof.foretold != was
+        ]
+        more = [f"  and {len(rows) - _SHOWN} more: --format json lists all"] if len(rows) > _SHOWN else []
+        return "\n".join([self.moved.text(), *rows[:_SHOWN], *more, "", self.result.text()])
+
+
+def now(lab: Lab) -> Now:
+    """The last run's QPs over the fabric as it is. InputError when it has had no run."""
+    from heddle.runs.lastrun import load
+
+    run, evidence = load(lab)
+    flows = [SentFlow.from_json(row).flow for row in run["flows"]]
+    routing = read_routing(lab.fabric, switch_handles(lab))
+    result = foresee(lab, flows, routing)
+    predicted = result.selftest is None or not result.selftest.differs
+    before: Routing = (evidence.fibs, evidence.hashing)
+    was = predict(lab.fabric, *before, flows) if predicted else evidence.oracle
+    return Now(result, moved_of(lab.fabric, before, routing, flows, (was, result)), tuple(was))
+
+
+def moved_of(
+    fabric: Fabric, before: Routing, after: Routing, flows: Sequence[Flow], paths: tuple[Sequence[Path], PathsResult]
+) -> Moved:
+    """Compare two states of a fabric. paths: of the flows, before and after."""
+    was, result = paths
+    pairs = [(then, proof.foretold) for then, proof in zip(was, result.flows, strict=True)]
+    own = [not spreads(then) and not spreads(since) for then, since in pairs]
+    moved = sum(then != since for (then, since), single in zip(pairs, own, strict=True) if single)
+    kinds = {row.options.resilient for row in after[1].values()}
+    in_force = "mixed" if len(kinds) > 1 else RESILIENT if kinds == {True} else THRESHOLD
+    compared = _Compared(fabric, before, after, flows)
+    singles = np.array(own, dtype=bool)
+    gone = int((compared.gone(was) & singles).sum())
+    by_rule: dict[str, tuple[int, int]] = {}
+    if result.selftest is None or not result.selftest.differs:
+        for name in (THRESHOLD, RESILIENT):
+            changed, forced = compared.moved(resilient=name == RESILIENT)
+            by_rule[name] = int((changed & singles).sum()), int((forced & singles).sum())
+    return Moved(sum(own), len(own) - sum(own), moved, gone, by_rule, in_force)
+
+
+class _Compared:
+    """Two states of a fabric as arrays with the same ports and destinations."""
+
+    def __init__(self, fabric: Fabric, before: Routing, after: Routing, flows: Sequence[Flow]) -> None:
+        self._fabric = fabric
+        self._before, self._after = before, after
+        self._flows = flows
+        self._addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
+        classes = {address: number for number, address in enumerate(self._addresses)}
+        self._destination = np.array([classes[flow.dst_ip] for flow in flows], dtype=np.int32)
+        self._then = forwarding_for(fabric, before[0], self._addresses)
+        self._now = forwarding_for(fabric, after[0], self._addresses)
+
+    def gone(self, was: Sequence[Path]) -> Bools:
+        """Which flows took a port that is no live next hop for their destination any more."""
+        ports = {ref: at for at, ref in enumerate(self._now.ports)}
+        table = np.full((len(was), max([1, *map(len, was)])), NOWHERE, dtype=np.int32)
+        lacking = np.zeros(len(was), dtype=bool)
+        for row, path in enumerate(was):
+            known = [ports.get(ref, NOWHERE) for ref in path]
+            lacking[row] = NOWHERE in known
+            table[row, : len(known)] = known
+        return lacking | self._lost(table)
+
+    def _lost(self, ports: I32) -> Bools:
+        """The same of port ids (flows, hops), -1 behind the end."""
+        switches = {name: at for at, name in enumerate(self._now.switches)}
+        owner = np.array([switches[ref.partition(":")[0]] for ref in self._now.ports], dtype=np.int32)
+        group = self._now.group[owner[np.maximum(ports, 0)], self._destination[:, None]]
+        held = (group >= 0) & self._now.holds(np.maximum(group, 0), ports)
+        lost: Bools = np.any((ports >= 0) & ~held, axis=1)
+        return lost
+
+    def moved(self, *, resilient: bool) -> tuple[Bools, Bools]:
+        """Which flows would go another way after than before, if every switch hashed so in both states; who had to."""
+        homes = steering_like(self._then)  # for a fabric that does not say what its next hops should be
+        tables = []
+        for forwarding, (_, hashing) in ((self._then, self._before), (self._now, self._after)):
+            rules = rules_for(
+                forwarding, {name: self._with(row, resilient) for name, row in hashing.items()}, self._addresses
+            )
+            made = rules if rules.steering is not None else replace(rules, steering=homes)
+            tables.append(self._walk(forwarding, made).ports)
+        width = max(table.shape[1] for table in tables)
+        then, since = (np.pad(t, ((0, 0), (0, width - t.shape[1])), constant_values=NOWHERE) for t in tables)
+        changed: Bools = (then != since).any(axis=1)
+        return changed, self._lost(tables[0])
+
+    def _with(self, row: SwitchHashing, resilient: bool) -> SwitchHashing:
+        """A switch's hashing under the one rule or the other."""
+        if row.options.resilient == resilient:
+            return row
+        options = replace(row.options, resilient=resilient)
+        wanted = hashing_of(self._fabric, self._fabric.by_name[row.switch], row.mode, options, row.seed or 1)
+        return replace(wanted, steering=replace(wanted.steering, exact=row.steering.exact))
+
+    def _walk(self, forwarding: Forwarding, rules: Rules) -> Hops:
+        ids = {name: number for number, name in enumerate(forwarding.switches)}
+        first = np.array([ids[flow.first_hop.partition(":")[0]] for flow in self._flows], dtype=np.int32)
+        return walk(forwarding, rules, FlowArrays.of(self._flows), self._destination, first)

@@ -1,0 +1,75 @@
+"""The queues of a lab through one run: read before it, sampled during it, read after it, and kept.
+
+In:  a running lab whose lock is held, and the length of a bucket.
+Out: QueueUse for the run's result, and the file that `plot` draws (seriesfile.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from heddle.base.problems import CheckError, HeddleError
+from heddle.lab.requeue import wanted_policies
+from heddle.runs import seriesfile
+from heddle.runs.queueuse import QueueUse, Reading, labels_of, use_of
+from heddle.runs.series import Sampler, Series
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues.cells import LabQueues
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+
+
+class Recording:
+    """One run's. `during` goes around the run itself, `kept` comes when nothing of it is under way any more.
+
+    remarks: what is to be said of the run beside its result.
+    """
+
+    def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str) -> None:
+        self._lab, self._live, self._what = lab, live, what
+        self._before = Reading.of(live)
+        self._sampler = Sampler(live, bucket_ns / 1e9, self._mend)
+        self.remarks: list[str] = []
+
+    def _mend(self) -> None:
+        """Start the agent of PFC again when it and its keeper were killed: nobody else would open its gates."""
+        try:
+            if not self.remarks and pfc.mend(self._lab):
+                self.remarks.append("agent and keeper of PFC ended during the run, and were started again")
+        except HeddleError as error:
+            self.remarks.append(f"agent and keeper of PFC ended during the run: {error.problems[0]}")
+
+    @contextmanager
+    def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
+        """Sample for the length of a with block. Of a run that fails in it queues are kept, too: they may say why.
+
+        began_ns: when its packets could flow (CLOCK_MONOTONIC), 0 before that.
+        """
+        try:
+            with self._sampler:
+                yield
+        except CheckError:
+            self._save(f"{self._what} (which failed)", began_ns())
+            raise
+
+    def kept(self, start_ns: int) -> QueueUse:
+        """Write down what was sampled from `start_ns` (CLOCK_MONOTONIC) on; what all of the run did."""
+        after = Reading.of(self._live)
+        return use_of(self._lab.fabric, self._before, after, self._save(self._what, start_ns))
+
+    def _save(self, what: str, start_ns: int) -> Series:
+        series = self._sampler.series(start_ns)
+        labels = labels_of(self._lab.fabric, wanted_policies(self._lab), series.rows.tolist())
+        seriesfile.save(self._lab, what, labels, series)
+        return series
+
+
+@contextmanager
+def recording(lab: Lab, bucket_ns: int, what: str) -> Iterator[Recording]:
+    """A recording for a with block; what an earlier run left is forgotten. MachineError when the lab has no queues."""
+    seriesfile.clear(lab)
+    with LabQueues.pinned(lab.fabric) as live:
+        yield Recording(lab, live, bucket_ns, what)

@@ -1,0 +1,235 @@
+"""What a run gave: the nccl-tests table, a row per QP, and JSON.
+
+Time is the mean over ranks of what one iteration took, as nccl-tests reports it by default; algbw = size / time and
+busbw = algbw x the pattern's factor (nccl-tests doc/PERFORMANCE.md). GB is 10^9 bytes. All of it is emulated: rates are
+those of the fabric file, 1/k of the hardware's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from heddle.runs.queueuse import QueueUse
+from heddle.traffic.collectives import find_pattern
+from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
+from heddle.traffic.plan import Endpoint
+
+_COLUMNS: Final = (
+    "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
+    "#        (B)    (elements)                              (us)  (GB/s)  (GB/s)        ",
+)
+_IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        ")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRow:
+    """One line of the table: bytes, microseconds an iteration, GB/s, wrong elements over all ranks."""
+
+    size: int
+    time_us: float
+    algbw: float
+    busbw: float
+    wrong: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRow:
+    """The data direction of one QP, and what became of its packets. `bytes` are those of frames."""
+
+    src: str
+    dst: str
+    src_rank: int
+    dst_rank: int
+    src_ip: str
+    dst_ip: str
+    sport: int
+    dport: int
+    qpn: int
+    first_hop: str
+    packets: int
+    bytes: int
+    retransmitted: int
+    naks: int
+    timeouts: int
+    out_of_order: int
+    duplicates: int
+    ce: int  # data packets that arrived with a mark: congestion experienced
+
+
+_SPREADING: Final = ("spray", "flowlet", "adaptive")  # modes in which the packets of a QP may take many ways
+_ALL: Final = 0.97  # of a processor's time, as good as all of it
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """Whether the machine, not the fabric, was the limit. Shares are of all cores, 0 to 1."""
+
+    cpu_share: float
+    worker_share: float  # of one core, of the busiest worker
+    waited_share: float  # of the time: the worker that waited most for a processor while it had work to do
+    backlog_drops: int  # /proc/net/softnet_stat, whole machine
+    socket_drops: int
+    wanted_pps: int
+    budget_pps: int
+
+    @property
+    def limited(self) -> bool:
+        """True when the result may say more about this machine than about the fabric."""
+        return self.overrun or self.cpu_share > _ALL
+
+    @property
+    def overrun(self) -> bool:
+        """True when it surely does: a worker that was never at rest was late with all it did, or packets were lost."""
+        return self.worker_share + self.waited_share > _ALL or self.backlog_drops > 0 or self.socket_drops > 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Everything that a run has to say."""
+
+    lab: str
+    k: int
+    ecmp: str
+    options: RunOptions
+    endpoints: tuple[Endpoint, ...]
+    rows: tuple[SizeRow, ...]
+    flows: tuple[FlowRow, ...]
+    machine: MachineUse
+    icrc_errors: int
+    stray: int
+    warnings: tuple[str, ...] = field(default=())
+    queues: QueueUse | None = None
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements over all sizes and ranks."""
+        return sum(row.wrong for row in self.rows)
+
+    @property
+    def busbw(self) -> float:
+        """The average over sizes, GB/s, as nccl-tests' last line has it."""
+        return sum(row.busbw for row in self.rows) / len(self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `--format json` prints."""
+        return {
+            "lab": self.lab,
+            "ecmp": self.ecmp,
+            "options": asdict(self.options),
+            "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.endpoints],
+            "results": [asdict(row) for row in self.rows],
+            "avg_busbw": self.busbw,
+            "flows": [asdict(flow) for flow in self.flows],
+            "emulated": {"k": self.k},
+            "machine": {**asdict(self.machine), "limited": self.machine.limited},
+            "icrc_errors": self.icrc_errors,
+            "stray": self.stray,
+            "queues": self.queues.to_json() if self.queues is not None else None,
+            "warnings": list(self.warnings),
+        }
+
+    def table(self, short: bool = False) -> str:
+        """The whole in nccl-tests' text format, with lines of our own behind `#`.
+
+        `short` leaves out the ranks and the in-place columns (which are never measured here), to fit 90 columns.
+        """
+        head = self._short_head() if short else self._head()
+        pattern = find_pattern(self.options.collective, self.options.algorithm)
+        kind = f"{pattern.redop:>6s}  {pattern.root:6d}"
+        lines = [*head, *(_table_line(row, kind, short) for row in self.rows), *self._foot()]
+        return "\n".join(lines) + "\n"
+
+    def _head(self) -> list[str]:
+        o = self.options
+        step = f"{o.sizes[1] / o.sizes[0]:g}(factor)" if len(o.sizes) > 1 else "1(factor)"
+        return [
+            f"# Collective test starting: {o.collective}",
+            f"# nThread 1 nGpus 1 minBytes {o.sizes[0]} maxBytes {o.sizes[-1]} step: {step} "
+            f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
+            "#",
+            f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
+            *_rank_lines(self.endpoints),
+            "#",
+            f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}",
+            *(left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True)),
+        ]
+
+    def _short_head(self) -> list[str]:
+        columns = (left.rstrip() for left in _COLUMNS)
+        o = self.options
+        what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
+        return [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}", *columns]
+
+    def _foot(self) -> list[str]:
+        lost = sum(f.retransmitted for f in self.flows)
+        lines = [
+            f"# Out of bounds values : {self.wrong} {'FAILED' if self.wrong else 'OK'}",
+            f"# Avg bus bandwidth    : {self.busbw:g}",
+            f"#emulated : k = {self.k}: rates are 1/{self.k} of the hardware's, "
+            f"so {self.busbw:.4g} GB/s here stands for {self.busbw * self.k:.4g} GB/s",
+        ]
+        if lost or self.icrc_errors or self.stray:
+            lines.append(f"#packets  : {lost} sent again, {self.icrc_errors} with a wrong ICRC, {self.stray} stray")
+        lines += self.queues.lines() if self.queues is not None else []
+        late = [flow.out_of_order for flow in self.flows if flow.out_of_order]
+        if late:
+            packets = f"{sum(late)} packet{'' if sum(late) == 1 else 's'} out of order"
+            lines.append(f"#order    : {packets} on {len(late)} of {len(self.flows)} QPs")
+            if not any(mode in self.ecmp for mode in _SPREADING):
+                lines.append("#order    : each keeps to one way; lost packets, or two busy processors, can do that")
+        if self.machine.limited:
+            verdict = "was the limit, not the fabric" if self.machine.overrun else "may have been the limit"
+            lines.append(f"#machine  : {verdict} ({_why_limited(self.machine)})")
+        lines.extend(f"#warning  : {w}" for w in self.warnings)
+        lines.append(f"# Collective test concluded: {self.options.collective}")
+        return lines
+
+
+def size_row(size: int, iters: int, factor: float, seconds: Sequence[float], wrong: int) -> SizeRow:
+    """One line from each rank's seconds for `iters` iterations."""
+    time_s = sum(seconds) / len(seconds) / iters
+    algbw = size / time_s / 1e9
+    return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong)
+
+
+def _rank_lines(endpoints: Sequence[Endpoint]) -> list[str]:
+    """One line a rank up to 16, then only how many there are."""
+    shown = [f"#  Rank {e.rank:2d} on {e.host:>10s} device {e.port} [{e.ip}] behind {e.first_hop}" for e in endpoints]
+    return shown if len(shown) <= 16 else [*shown[:4], f"#  ... {len(shown) - 5} more ranks", shown[-1]]
+
+
+def _table_line(row: SizeRow, kind: str, short: bool) -> str:
+    """kind: the columns redop and root."""
+    head = f"{row.size:12d}  {row.size // ELEMENT_BYTES:12d}  {'float':>8s}  {kind}"
+    body = f"  {_number(row.time_us, 7)}  {_number(row.algbw, 6)}  {_number(row.busbw, 6)}  {row.wrong:6g}"
+    return head + body + ("" if short else f"  {'N/A':>7s}  {'N/A':>6s}  {'N/A':>6s}  {'N/A':>6s}")
+
+
+def _number(value: float, width: int) -> str:
+    """As many decimals as fit, four at most below 1: emulated bandwidths are small, and 0.01 would say nothing.
+
+    What is smaller still is written as 1.4e-5, since 0.0000 would be wrong.
+    """
+    if 0 < value < 0.001:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}".rjust(width)
+    for digits in (4, 3, 2, 1, 0) if value < 1 else (2, 1, 0):
+        text = f"{value:{width}.{digits}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
+
+
+def _why_limited(use: MachineUse) -> str:
+    why = []
+    if use.cpu_share > _ALL:
+        why.append(f"{use.cpu_share:.0%} of its processors busy")
+    if use.worker_share + use.waited_share > _ALL:
+        why.append("a worker was never at rest")
+    if use.backlog_drops:
+        why.append(f"{use.backlog_drops} packets lost in its backlog: raise net.core.netdev_max_backlog")
+    if use.socket_drops:
+        why.append(f"{use.socket_drops} packets lost at its sockets")
+    return ", ".join(why)

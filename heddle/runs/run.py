@@ -1,0 +1,184 @@
+"""Plan + lab -> results: one collective on a running lab.
+
+In:  a Lab (see heddle/lab/lifecycle.py), RunOptions, an observer.
+Out: RunResult, also stored below the lab's directory, with the evidence that `paths` judges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heddle.base import state
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem
+from heddle.base.units import format_size
+from heddle.endpoints.crew import crew_of, worker_count
+from heddle.endpoints.ranks import part_sizes
+from heddle.host import capacity as machine
+from heddle.lab.lifecycle import Lab
+from heddle.lab.rehash import label
+from heddle.proof.evidence import SentFlow, collect_after, collect_before
+from heddle.runs.lastrun import clear, save
+from heddle.runs.recording import recording
+from heddle.runs.results import FlowRow, MachineUse, RunResult, size_row
+from heddle.switch.pfc import control as pfc
+from heddle.traffic.collectives import Pattern, find_pattern
+from heddle.traffic.options import ELEMENT_BYTES, RunOptions
+from heddle.traffic.plan import ROCE_PORT, Flow, Plan, build_plan, longest_transfer
+from heddle.wire.layout import LAYOUTS
+
+
+def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
+    """Carry a plan out; CheckError when a queue pair dies or a port is not as it was made, MachineError when a worker
+    does.
+
+    A result with wrong elements is returned, not raised: `#wrong` is a result. The lab is locked meanwhile.
+    """
+    plan = build_plan(lab.fabric, options)
+    handles = lab.handles()
+    netns = {e.host: handles[e.host].netns for e in plan.endpoints}
+    wanted, budget = _budget(plan)
+    if wanted > budget and total_packets(plan) > budget:  # a shorter run is over before a queue could build up
+        observer.warn(
+            f"{wanted:,} packets/s at line rate, and this machine carries about {budget:,}: "
+            f"it may become the limit; lower link.host or --ranks"
+        )
+    workers = worker_count(plan)
+    _check_memory(plan, workers)
+    with state.lock(lab.name):
+        lab.check_ports()
+        if pfc.mend(lab):
+            observer.warn("agent and keeper of PFC had ended, and were started again")
+        clear(lab)
+        evidence_before = collect_before(lab)
+        with recording(lab, options.bucket_ns, _said(plan)) as queues:
+            with crew_of(plan, netns, workers) as crew, queues.during(lambda: crew.began_ns):
+                reports = crew.run(observer)
+            result = _result(lab, plan, reports, MachineReadings(crew.before, crew.after, wanted, budget))
+            evidence = collect_after(lab, evidence_before, sent_flows(result))
+            result = replace(result, queues=queues.kept(crew.began_ns), warnings=tuple(queues.remarks))
+        save(lab, result, evidence)
+    return result
+
+
+def _said(plan: Plan) -> str:
+    """A run in a few words: `incast over 16 ranks, 4 MiB, 1 QP`."""
+    o = plan.options
+    sizes = " to ".join(format_size(size) for size in dict.fromkeys((o.sizes[0], o.sizes[-1])))
+    qps = f"{o.qps} QP{'' if o.qps == 1 else 's'}"
+    return f"{o.collective} over {len(plan.endpoints)} ranks, {sizes}, {qps}"
+
+
+def sent_flows(result: RunResult) -> list[SentFlow]:
+    """What the senders of a run put on the wire."""
+    return [
+        SentFlow(Flow(f.src, f.dst, f.src_ip, f.dst_ip, f.sport, f.qpn, f.first_hop, f.dport), f.packets, f.bytes)
+        for f in result.flows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReadings:
+    """The machine before and after a run; packets a second that were wanted, and that it can carry."""
+
+    before: machine.Reading
+    after: machine.Reading
+    wanted_pps: int
+    budget_pps: int
+
+
+def _budget(plan: Plan) -> tuple[int, int]:
+    rates = [e.rate_bps for e in plan.endpoints]
+    every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
+    return every * _pattern(plan).receivers(len(rates)) // len(rates), machine.budget_pps()
+
+
+def _pattern(plan: Plan) -> Pattern:
+    return find_pattern(plan.options.collective, plan.options.algorithm)
+
+
+def payload_bytes(plan: Plan) -> int:
+    """What a data packet of the largest size carries, on the whole: messages split over many QPs make small ones."""
+    options = plan.options
+    count = max(options.sizes) // ELEMENT_BYTES
+    longest = longest_transfer(_pattern(plan), len(plan.endpoints), count) * ELEMENT_BYTES
+    message = min(longest, options.chunk)
+    part = part_sizes(message, options.qps)[0][1] if options.qp_mode == "split" else message
+    return part // -(-part // plan.ib_mtu)
+
+
+def total_packets(plan: Plan) -> int:
+    """About how many data packets all ranks together send in the whole run."""
+    o, pattern, ranks = plan.options, _pattern(plan), len(plan.endpoints)
+    each = pattern.busbw_factor(ranks) * sum(o.sizes) * (o.iters + o.warmup)
+    return int(each * pattern.receivers(ranks)) // max(1, payload_bytes(plan))
+
+
+def _check_memory(plan: Plan, workers: int) -> None:
+    """MachineError when the arrays do not fit: a worker that the kernel kills for it says nothing."""
+    needed = machine.memory_bytes(plan.options.sizes, len(plan.endpoints), workers, _pattern(plan).in_place)
+    free = machine.free_bytes()
+    if needed > free:
+        what = f"--size {max(plan.options.sizes)} on {len(plan.endpoints)} ranks"
+        why = f"needs {format_size(needed)} of memory for its arrays, and {format_size(free)} are free"
+        raise MachineError(Problem("", what, why, "lower --size or --ranks"))
+
+
+def _result(lab: Lab, plan: Plan, reports: list[dict[str, Any]], readings: MachineReadings) -> RunResult:
+    """Put what the workers said together: rows in order of size, flows in order of the plan's QPs."""
+    ranks: dict[int, list[dict[str, Any]]] = {}
+    ends: dict[tuple[int, int], dict[str, Any]] = {}
+    nics: list[dict[str, Any]] = []
+    for report in reports:
+        ranks.update({int(rank): sizes for rank, sizes in report["ranks"].items()})
+        ends.update({(end["rank"], end["qpn"]): end for end in report["qps"]})
+        nics.extend(report["nics"].values())
+    factor = _pattern(plan).busbw_factor(len(plan.endpoints))
+    rows = []
+    for index, size in enumerate(plan.options.sizes):
+        seen = [sizes[index] for _, sizes in sorted(ranks.items())]
+        seconds = [s["seconds"] for s in seen]
+        rows.append(size_row(size, plan.options.iters, factor, seconds, sum(s["wrong"] for s in seen)))
+    return RunResult(
+        lab=lab.name,
+        k=plan.k,
+        ecmp=label(lab),
+        options=plan.options,
+        endpoints=plan.endpoints,
+        rows=tuple(rows),
+        flows=_flow_rows(plan, ends),
+        machine=_machine_use(reports, nics, readings),
+        icrc_errors=sum(n["icrc_errors"] + n["malformed"] for n in nics),
+        stray=sum(n["stray"] for n in nics),
+    )
+
+
+def _flow_rows(plan: Plan, ends: dict[tuple[int, int], dict[str, Any]]) -> tuple[FlowRow, ...]:
+    rows = []
+    for qp in plan.qps:
+        src, dst = plan.endpoints[qp.src_rank], plan.endpoints[qp.dst_rank]
+        sent = ends[qp.src_rank, qp.src_qpn]["requester"]
+        took = ends[qp.dst_rank, qp.dst_qpn]["responder"]
+        rows.append(
+            FlowRow(
+                src=src.host, dst=dst.host, src_rank=qp.src_rank, dst_rank=qp.dst_rank, src_ip=src.ip, dst_ip=dst.ip,
+                sport=qp.sport, dport=ROCE_PORT, qpn=qp.dst_qpn, first_hop=src.first_hop,
+                packets=sent["sent"], bytes=sent["sent_bytes"], retransmitted=sent["retransmitted"],
+                naks=sent["naks"], timeouts=sent["timeouts"],
+                out_of_order=took["out_of_order"], duplicates=took["duplicates"], ce=took["ce"],
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _machine_use(reports: list[dict[str, Any]], nics: list[dict[str, Any]], readings: MachineReadings) -> MachineUse:
+    return MachineUse(
+        cpu_share=machine.cpu_share(readings.before, readings.after),
+        worker_share=max(report["busy"] for report in reports),
+        waited_share=max(report["waited"] for report in reports),
+        backlog_drops=readings.after.backlog_drops - readings.before.backlog_drops,
+        socket_drops=sum(n["socket_drops"] for n in nics),
+        wanted_pps=readings.wanted_pps,
+        budget_pps=readings.budget_pps,
+    )

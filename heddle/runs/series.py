@@ -1,0 +1,330 @@
+"""Queues over the time of a run: a thread of the run's own process reads the shared maps once a bucket.
+
+In:  a lab's queues, mapped into memory (heddle/switch/queues/cells.py), and the length of a bucket.
+Out: Series: for every port and class that moved, what each column was in each bucket.
+Nothing is asked of the kernel: the maps are memory, so a reading costs some copies. Rows that stand still are not kept,
+and when a run is long, two buckets become one, so that memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+F64 = npt.NDArray[np.float64]
+
+CLASSES: Final = 8
+# Values at a bucket's end; most within it; and what was added in it.
+LEVELS: Final = ("depth", "occupancy")
+PEAKS: Final = ("peak", "occupancy_peak")
+COUNTS: Final = ("out_bytes", "marks", "drops", "pfc_sent", "pfc_received", "paused_ns")
+COLUMNS: Final = (*LEVELS, *PEAKS, *COUNTS)
+_LEVELS: Final = slice(0, len(LEVELS))
+_PEAKS: Final = slice(len(LEVELS), len(LEVELS) + len(PEAKS))
+_COUNTS: Final = slice(len(LEVELS) + len(PEAKS), len(COLUMNS))
+_PAUSED: Final = COLUMNS.index("paused_ns")
+
+_MOST: Final = 4096  # buckets; then each two become one
+_SHARE: Final = 0.1  # of a processor that reading may take: where it would take more, buckets are longer
+_LOOK_S: Final = 0.2
+_END_S: Final = 5.0
+
+
+class LiveQueues(Protocol):
+    """What of a lab's mapped queues is read here: structured arrays, a row a port and class (port id * 8 + class)."""
+
+    @property
+    def cells(self) -> npt.NDArray[Any]:
+        """By egress port: depth, peak, out_bytes, marks, drops, ..."""
+
+    @property
+    def ingress(self) -> npt.NDArray[Any]:
+        """By ingress port: occupancy, peak, ..."""
+
+    @property
+    def gates(self) -> npt.NDArray[Any]:
+        """Pause frames that a port took, counted by the program."""
+
+    @property
+    def agent(self) -> npt.NDArray[Any]:
+        """Pause frames that the agent sent out of a port, and how long it held the port's gates closed."""
+
+
+class _Words:
+    """The maps as words of 8 bytes, and which of them are read: numpy is quick with few large steps, not many small."""
+
+    _READ: Final = {
+        "cells": ("depth", "peak", "out_bytes", "marks", "drops"),
+        "ingress": ("occupancy", "peak"),
+        "gates": ("pfc_received", "last_ns"),
+        "agent": ("pfc_sent", "paused_ns", "closed_since_ns"),
+    }
+
+    def __init__(self, live: LiveQueues) -> None:
+        self.tables: list[I64] = []
+        self.rows = len(live.cells)
+        self._taken: list[int] = []  # words of all tables side by side that are read
+        self._at: dict[str, slice] = {}  # `cells.drops` -> which of those read
+        side = 0
+        for name, fields in self._READ.items():
+            table: npt.NDArray[Any] = getattr(live, name)
+            words = table.dtype.itemsize // 8
+            self.tables.append(table.view("<i8").reshape(self.rows, words))
+            for field in fields:
+                layout, offset = table.dtype[field], _offset(table.dtype, field)
+                first, count = side + offset // 8, layout.itemsize // 8
+                self._at[f"{name}.{field}"] = slice(len(self._taken), len(self._taken) + count)
+                self._taken += range(first, first + count)
+            side += words
+
+    def read(self, rows: I64) -> I64:
+        """The words of some rows, shape (rows, words)."""
+        return np.concatenate([table.take(rows, axis=0) for table in self.tables], axis=1)[:, self._taken]
+
+    def column(self, raw: I64, name: str) -> I64:
+        """One field, summed where it is several words (drops by cause)."""
+        part = raw[:, self._at[name]]
+        return part[:, 0] if part.shape[1] == 1 else part.sum(axis=1)
+
+    def columns(self, raw: I64, now_ns: int) -> I64:
+        """COLUMNS of what was read at a time: levels, peaks, and counters since the lab came up.
+
+        A gate that was closed at that time counts as paused until then.
+        """
+        table = np.empty((len(raw), len(COLUMNS)), np.int64)
+        closed = self.column(raw, "agent.closed_since_ns")
+        names = {"occupancy": "ingress.occupancy", "occupancy_peak": "ingress.peak", "pfc_sent": "agent.pfc_sent",
+                 "pfc_received": "gates.pfc_received", "paused_ns": "agent.paused_ns"}  # fmt: skip
+        for index, name in enumerate(COLUMNS):
+            table[:, index] = self.column(raw, names.get(name, f"cells.{name}"))
+        table[:, COLUMNS.index("paused_ns")] += np.where(closed > 0, np.maximum(0, now_ns - closed), 0)
+        return table
+
+
+def _offset(layout: np.dtype[Any], field: str) -> int:
+    fields = layout.fields
+    assert fields is not None  # noqa: S101  (a map's row is a struct)
+    return int(fields[field][1])
+
+
+def counted(live: LiveQueues, now_ns: int) -> I64:
+    """All columns of all rows, shape (rows, columns): counters since the lab came up. now_ns: CLOCK_MONOTONIC."""
+    words = _Words(live)
+    return words.columns(words.read(np.arange(words.rows)), now_ns)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """end_ns: CLOCK_MONOTONIC. rows: those in which something can have changed. values: (rows, columns), `counted`."""
+
+    end_ns: int
+    rows: I64
+    values: I64
+
+
+@dataclass(frozen=True)
+class Series:
+    """Queues over time. Everything by bucket is of shape (rows, buckets); times are emulated time, which is wall time.
+
+    start_s: 0 is the moment the first packet could be sent; ends_s: the end of each bucket, seconds. rows: indices of
+    the maps, port id * 8 + class. columns: depth, occupancy, peak and occupancy_peak in bytes; out_bytes, marks, drops,
+    pfc_sent, pfc_received and paused_ns of that bucket alone.
+    """
+
+    ends_s: F64
+    rows: I32
+    columns: dict[str, I64]
+    asked_s: float  # the bucket that was asked for; those that are there may be longer
+    readings: int
+    cost_s: float  # processor time that all readings took
+
+    @property
+    def starts_s(self) -> F64:
+        """The beginning of each bucket."""
+        return np.concatenate([[0.0], self.ends_s[:-1]])
+
+    @property
+    def bucket_s(self) -> float:
+        """The usual length of a bucket, seconds."""
+        return float(np.median(self.ends_s - self.starts_s)) if len(self.ends_s) else self.asked_s
+
+    def coarser(self, most: int) -> Series:
+        """The same in at most so many buckets: as many together as it takes, with the last level and the highest peak.
+
+        Sums stay what they are, and times are those of the buckets that are left.
+        """
+        count = len(self.ends_s)
+        if count <= most:
+            return self
+        firsts = np.arange(0, count, -(-count // most))
+        lasts = np.append(firsts[1:], count) - 1
+        columns = {}
+        for name, values in self.columns.items():
+            if name in LEVELS:
+                columns[name] = values[:, lasts]
+            elif name in PEAKS:
+                columns[name] = np.maximum.reduceat(values, firsts, axis=1)
+            else:
+                columns[name] = np.add.reduceat(values, firsts, axis=1)
+        return replace(self, ends_s=self.ends_s[lasts], columns=columns)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """For a .npz file; `of_arrays` reads them."""
+        about = np.array([self.asked_s, self.readings, self.cost_s])
+        return {"ends_s": self.ends_s, "rows": self.rows, "about": about, **self.columns}
+
+    @classmethod
+    def of_arrays(cls, data: Any) -> Series:
+        """What `arrays` gave, or a file of them; KeyError or ValueError when it is something else."""
+        ends, rows, about = (np.asarray(data[name]) for name in ("ends_s", "rows", "about"))
+        columns = {name: np.asarray(data[name], np.int64) for name in COLUMNS}
+        if about.shape != (3,) or any(each.shape != (len(rows), len(ends)) for each in columns.values()):
+            raise ValueError("its arrays do not fit together")
+        asked, readings, cost = (float(each) for each in about)
+        return cls(ends.astype(np.float64), rows.astype(np.int32), columns, asked, int(readings), cost)
+
+
+class Sampler:
+    """Reads a lab's queues in a thread of its own, for the length of a with block.
+
+    bucket_s: seconds. Peaks are taken back to 0 at the end of each bucket, so there may be but one sampler a lab:
+    whoever runs holds the lab's lock. watch: called some times a second, too, in the same thread.
+    """
+
+    def __init__(self, live: LiveQueues, bucket_s: float = 0.01, watch: Callable[[], None] = lambda: None) -> None:
+        self._watch = watch
+        self._live, self._words = live, _Words(live)
+        self._asked = self._length = bucket_s
+        self._raw: list[tuple[int, I64, I64]] = []  # end, rows, words
+        self._buckets: list[_Bucket] = []  # older ones
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="queues", daemon=True)
+        self._start_ns = self._at_ns = 0
+        self._first = np.zeros((0, len(COLUMNS)), np.int64)
+        self._full = np.zeros(0, np.int64)  # rows that held something at the last reading
+        self._readings = 0
+        self._cost = self._usual = 0.0  # seconds, of all readings and of one
+
+    def __enter__(self) -> Self:
+        self._start_ns = self._at_ns = time.monotonic_ns()
+        every = np.arange(self._words.rows)
+        self._first = counted(self._live, self._start_ns)
+        self._forget_peaks(every)
+        self._full = np.flatnonzero(self._first[:, _LEVELS].any(axis=1))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join(_END_S)
+
+    def _work(self) -> None:
+        due = self._start_ns / 1e9 + self._length
+        look = 0.0
+        while not self._end.wait(max(0.0, due - time.monotonic())):
+            began = time.thread_time()
+            self._read(self._awake())
+            cost = time.thread_time() - began
+            self._cost += cost
+            self._usual += (cost - self._usual) / 16
+            self._length = max(self._length, self._usual / _SHARE)
+            if time.monotonic() >= look:
+                self._watch()
+                look = time.monotonic() + _LOOK_S
+            due += self._length
+            if due < (now := time.monotonic()):  # busy elsewhere: no readings in a row to make up
+                due = now + self._length
+        self._read(np.arange(self._words.rows))  # what has happened since the last, wherever that was
+
+    def _awake(self) -> I64:
+        """Rows in which anything can have changed: a packet came or is there, a pause came or holds.
+
+        So idle ports cost six numbers a reading, and not all that there is to know of them.
+        """
+        live = self._live
+        awake = (live.cells["peak"] != 0) | (live.cells["depth"] != 0) | (live.ingress["occupancy"] != 0)
+        awake |= (live.ingress["peak"] != 0) | (live.agent["closed_since_ns"] != 0)
+        awake |= live.gates["last_ns"] >= self._at_ns
+        awake[self._full] = True
+        return np.flatnonzero(awake)
+
+    def _read(self, rows: I64) -> None:
+        now_ns = time.monotonic_ns()
+        raw = self._words.read(rows)
+        self._forget_peaks(rows)
+        self._full = rows[(self._words.column(raw, "cells.depth") | self._words.column(raw, "ingress.occupancy")) != 0]
+        self._raw.append((now_ns, rows, raw))
+        self._at_ns = now_ns
+        self._readings += 1
+        if len(self._buckets) + len(self._raw) >= _MOST:
+            self._buckets = halved(self._all())
+            self._raw.clear()
+            self._length *= 2
+
+    def _forget_peaks(self, rows: I64) -> None:
+        self._live.cells["peak"][rows] = 0
+        self._live.ingress["peak"][rows] = 0
+
+    def _all(self) -> list[_Bucket]:
+        """Everything so far, in columns."""
+        return [*self._buckets, *(_Bucket(now, rows, self._words.columns(raw, now)) for now, rows, raw in self._raw)]
+
+    def series(self, start_ns: int = 0) -> Series:
+        """What was seen, after the with block. start_ns: what ended before is left out, and time is counted from it."""
+        buckets, last = self._all(), self._first.copy()
+        began = max(start_ns, self._start_ns)
+        kept: list[_Bucket] = []
+        for bucket in buckets:
+            change = changes(bucket.values, last[bucket.rows])
+            paused = np.maximum(last[bucket.rows, _PAUSED], bucket.values[:, _PAUSED])
+            last[bucket.rows] = bucket.values
+            # A reading while the agent opens the gate may have it twice, or go on for a moment: the next has it less.
+            last[bucket.rows, _PAUSED] = paused
+            if bucket.end_ns > began:
+                moved = change.any(axis=1)
+                kept.append(_Bucket(bucket.end_ns, bucket.rows[moved], change[moved]))
+        ends = np.array([(each.end_ns - began) / 1e9 for each in kept])
+        rows = np.unique(np.concatenate([each.rows for each in kept] or [np.zeros(0, np.int64)]))
+        dense = np.zeros((len(COLUMNS), len(rows), len(ends)), np.int64)
+        for at, bucket in enumerate(kept):
+            dense[:, np.searchsorted(rows, bucket.rows), at] = bucket.values.T
+        columns = {name: dense[index] for index, name in enumerate(COLUMNS)}
+        return Series(ends, rows.astype(np.int32), columns, self._asked, self._readings, self._cost)
+
+
+def changes(now: I64, last: I64) -> I64:
+    """What a bucket's columns are, from two readings of `counted`: levels as they are, and what counters went on by."""
+    change = now - last
+    change[:, _LEVELS] = now[:, _LEVELS]
+    # A packet that came between the reading and the forgetting of peaks is in the depth, though not in the peak.
+    change[:, _PEAKS] = np.maximum(now[:, _PEAKS], np.maximum(now[:, _LEVELS], last[:, _LEVELS]))
+    change[:, _COUNTS] = np.maximum(change[:, _COUNTS], 0)  # a port that was reset; a pause that ended meanwhile
+    return change
+
+
+def halved(buckets: Sequence[_Bucket]) -> list[_Bucket]:
+    """Each two buckets as one: the later one's levels and counters, and the higher peaks."""
+    merged = [_merged(one, two) for one, two in zip(buckets[::2], buckets[1::2], strict=False)]
+    return merged + ([buckets[-1]] if len(buckets) % 2 else [])
+
+
+def _merged(one: _Bucket, two: _Bucket) -> _Bucket:
+    rows = np.union1d(one.rows, two.rows)
+    values = np.zeros((len(rows), len(COLUMNS)), np.int64)
+    first, second = np.searchsorted(rows, one.rows), np.searchsorted(rows, two.rows)
+    values[first] = one.values
+    peaks = values[second, _PEAKS]
+    values[second] = two.values
+    values[second, _PEAKS] = np.maximum(peaks, two.values[:, _PEAKS])
+    return _Bucket(two.end_ns, rows, values)

@@ -1,0 +1,1 @@
+"""Where a rendered topology runs: namespaces of our own, or containerlab."""

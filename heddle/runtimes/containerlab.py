@@ -1,0 +1,189 @@
+"""The containerlab runtime: the same rendered topology, deployed by the real `containerlab` into containers.
+
+In:  a containerlab topology, as rendered or as somebody wrote it.
+Out: a container per node, `clab-LAB-NODE`, whose network namespace stands below /run/netns by that name.
+Everything above works on that namespace and does not know of containers. Links, sysctls and `exec` are containerlab's;
+Heddle chooses its flags, reads what it says, and sees to it that nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import Journal, left_to_child
+from heddle.fabric.model import Fabric
+from heddle.host.engine import binary, images
+from heddle.host.engine import docker as engine
+from heddle.host.engine.docker import docker
+from heddle.kernel.namespace import NETNS_DIR
+from heddle.render.dialects import RenderOptions, check_deployable
+from heddle.render.render import mgmt_subnet
+from heddle.runtimes.clab_cleanup import remove_lab
+from heddle.runtimes.clab_containers import (
+    Container,
+    containers_of,
+    mark,
+    marker,
+    namespace_of,
+    ours,
+    own_namespaces,
+    same_space,
+)
+from heddle.runtimes.clab_deploy import deploy, note
+from heddle.runtimes.clab_network import free_subnet
+from heddle.runtimes.netns_topology import read_topology
+from heddle.runtimes.registry import NodeHandle
+
+_SHOWN: Final = 5  # nodes that are named one by one
+_PROC: Final = Path("/proc")
+# The node's own shell starts the command: engines tell of one that is not there on stdout, and by codes of their own.
+_AS_SHELL: Final = ("sh", "-c", 'exec "$0" "$@"')
+
+
+class ContainerlabRuntime:
+    """Implements heddle.runtimes.registry.Runtime."""
+
+    name = "containerlab"
+    daemons_here = False
+
+    def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
+        """An engine, a containerlab, images (built when need be), and a management network that is free."""
+        if (fault := engine.trouble()) is not None:
+            raise MachineError(fault)
+        version = binary.version(binary.require())
+        check_deployable(options, self.name, version)
+        images.ensure_images(observer, Journal())
+        if options.mgmt == "own" and options.subnet is None:
+            options = replace(options, subnet=free_subnet(mgmt_subnet(fabric), _networks(fabric)))
+        return replace(options, version=version)
+
+    def exists(self, lab: str) -> bool:
+        """True when a container of that lab that Heddle deployed is here, or a trace of its deploying."""
+        return marker(lab).exists() or any(ours(each, lab) for each in containers_of(lab))
+
+    def stranger(self, lab: str) -> Problem | None:
+        """A containerlab lab of that name which is not Heddle's."""
+        for each in containers_of(lab):
+            if not ours(each, lab):
+                why = f"is a containerlab lab already, not Heddle's, deployed from {each.topology}"
+                hint = f"take another --name, or end that one: containerlab destroy -t {shlex.quote(each.topology)}"
+                return Problem("", f"lab {lab}", why, hint)
+        return None
+
+    def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
+        """Handles of all nodes, in the topology's order."""
+        return {name: NodeHandle(name, _netns(lab, name)) for name in read_topology(topology).nodes}
+
+    def lacking(self, lab: str, topology: Path) -> list[Problem]:
+        """Nodes that do not run, a problem each: stopped or removed by hand, or died."""
+        here = {each.node: each for each in containers_of(lab)}
+        nodes = read_topology(topology).nodes
+        spaces = own_namespaces([each for each in here.values() if each.running])
+        found = [name for name, each in here.items() if _stands(each, spaces.get(each.name))]
+        return [_why_not(lab, name, here.get(name)) for name in nodes if name not in found]
+
+    def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
+        """Where on this machine a node's file is: below its first process's root; None when it is not there."""
+        try:
+            process = _netns(lab, node).readlink().parent.parent  # /proc/PID of /proc/PID/ns/net
+        except OSError:
+            return None
+        spot = process / "root" / path.lstrip("/")
+        return spot if process.parent == _PROC and spot.exists() else None
+
+    def explain(self, lab: str, topology: Path, journal: Journal) -> None:
+        """Note what create would run, without running it."""
+        journal.comment("containerlab makes the containers and links, and runs each node's exec, daemons included.")
+        note(lab, topology, journal)
+
+    def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
+        """Deploy: containers, links, sysctls, and every node's `exec`, so that daemons run when this returns."""
+        topo = read_topology(topology)
+        total = len(topo.nodes) + len(topo.links)
+        observer.begin("create", total)
+        mark(lab, topology, topo.nodes)
+        note(lab, topology, journal)
+        done = 0
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            observer.advance("create", min(done, total))
+
+        deploy(lab, topology, step)
+        if lost := self.lacking(lab, topology):
+            raise MachineError(*lost[:_SHOWN])
+        observer.end("create", f"{len(topo.nodes)} containers, {len(topo.links)} links")
+
+    def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
+        """Nothing is left to do: containerlab has run every node's `exec`."""
+
+    def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
+        """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
+        self._check(lab, topology, node)
+        flags = ["-i", "-t"] if sys.stdin.isatty() and os.isatty(1) else ["-i"]
+        process = subprocess.Popen([*engine.client(), "exec", *flags, _container(lab, node), *_AS_SHELL, *argv])
+        with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
+            code = process.wait()
+        return 128 - code if code < 0 else code
+
+    def capture(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+        """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
+        done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)
+        if done.code != 0:
+            self._check(lab, topology, node)  # perhaps it is the node that does not run
+            said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
+            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))
+        return done.out
+
+    def destroy(self, lab: str, observer: Observer) -> int:
+        """Everything of that lab, whatever made it and however it ended; how many objects were removed."""
+        return remove_lab(lab, observer)
+
+    def _check(self, lab: str, topology: Path, node: str) -> None:
+        nodes = read_topology(topology).nodes
+        if node not in nodes:
+            raise MachineError(Problem("", node, f"is no node of {lab}", "its nodes: " + ", ".join(nodes)))
+        if lost := [problem for problem in self.lacking(lab, topology) if problem.where == node]:
+            raise MachineError(*lost)
+
+
+def _networks(fabric: Fabric) -> set[IPv4Network]:
+    """What a fabric uses of IPv4, as the engine does: its pool, and in somebody's own topology what its ports have."""
+    ports = (port.address.network for node in fabric.nodes for port in node.ports if port.address is not None)
+    return {each for each in (fabric.spec.addressing.network, *ports) if isinstance(each, IPv4Network)}
+
+
+def _container(lab: str, node: str) -> str:
+    return f"clab-{lab}-{node}"
+
+
+def _netns(lab: str, node: str) -> Path:
+    return NETNS_DIR / _container(lab, node)
+
+
+def _stands(container: Container, space: Path | None) -> bool:
+    """Whether a node runs, and its name below /run/netns leads to it: all that Heddle does, it does there."""
+    return container.running and space is not None and same_space(namespace_of(container), space)
+
+
+def _why_not(lab: str, node: str, container: Container | None) -> Problem:
+    """Why a node does not run. Started again by hand it has its links, but not what Heddle had put on them."""
+    anew = f"./inv down {lab}, then up again, makes it anew"
+    if container is None:
+        return Problem(node, "its container", "is gone: somebody removed it", anew)
+    if container.running:
+        return Problem(node, "its container", f"runs, but its namespace is not at {_netns(lab, node)}", anew)
+    why = f"does not run: {container.status}"
+    return Problem(node, "its container", why, f"docker logs {container.name} may say why; {anew}")

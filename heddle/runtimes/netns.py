@@ -1,0 +1,294 @@
+"""The namespace runtime: a fabric in seconds, without a container engine.
+
+In:  a rendered containerlab topology.
+Out: a namespace per node, `heddle-LAB-NODE`, with links, sysctls, addresses and running daemons.
+A phase is one process for the whole lab where that can be, else one per node; never one per link. A node has no
+process that keeps it alive: its namespace is pinned by name, its path space is made for whoever enters (enter.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import Done, Journal, left_to_child, run
+from heddle.fabric.model import Fabric
+from heddle.kernel.namespace import NETNS_DIR, inside
+from heddle.render.dialects import RenderOptions, check_deployable
+from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
+from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
+from heddle.runtimes.netns_topology import NodeDef, Topology, read_topology
+from heddle.runtimes.registry import NodeHandle
+
+_ENTER: Final = Path(__file__).with_name("enter.py")
+# Isolated and without site-packages: the helper starts in some 15 ms.
+_HELPER: Final = (sys.executable, "-I", "-S", str(_ENTER))
+_BATCH_LINE: Final = re.compile(r"Command failed -:(\d+)")
+# The signal comes only to who has asked for it: a parent that died before that is noticed by its number.
+_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
+_WORKERS: Final = 4  # per-node batches wait for the kernel's one rtnl lock; more would only queue
+# ip keeps what it opens for each `netns NAME` until it ends, two files a link: under the usual limit of 1,024 open
+# files one batch could not make more than 500 links.
+_LINKS_A_BATCH: Final = 100
+_SHOWN: Final = 5  # failures that are printed one by one
+
+
+class NetnsRuntime:
+    """Implements heddle.runtimes.registry.Runtime."""
+
+    name = "netns"
+    daemons_here = True
+
+    def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
+        """The namespaces of this machine are all it takes; the preflight has looked at those."""
+        check_deployable(options, self.name, None)
+        return options
+
+    def stranger(self, lab: str) -> Problem | None:
+        """Namespaces called heddle-LAB-* are Heddle's, if perhaps another user's: `exists` tells of those."""
+        return None
+
+    def lacking(self, lab: str, topology: Path) -> list[Problem]:
+        """Nodes whose namespace is gone."""
+        hint = f"./inv down {lab}, then up again, makes it anew"
+        return [
+            Problem(name, "its namespace", "is gone: somebody removed it", hint)
+            for name in read_topology(topology).nodes
+            if not _netns(lab, name).exists()
+        ]
+
+    def exists(self, lab: str) -> bool:
+        """True when a namespace or a run directory of that lab is here."""
+        return bool(namespaces_of(lab)) or (RUN_DIR / lab).exists()
+
+    def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
+        """Handles of all nodes, in the topology's order."""
+        return {name: NodeHandle(name, _netns(lab, name)) for name in read_topology(topology).nodes}
+
+    def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
+        """Where on this machine a file of the node's path space is: `/run/frr/bgpd.vty`; None when it is not there."""
+        spot = Space(lab, node).outside(path)
+        return spot if spot is not None and spot.exists() else None
+
+    def explain(self, lab: str, topology: Path, journal: Journal) -> None:
+        """Note what create and start would run, without running it."""
+        topo = read_topology(topology)
+        topo.check_honoured()
+        journal.note(["ip", "-batch", "-"], "\n".join(line for line, _ in _namespace_lines(lab, topo)))
+        for node in topo.nodes.values():
+            if node.sysctls:
+                journal.note(_sysctl_argv(lab, node))
+        journal.note(["ip", "-batch", "-"], "\n".join(line for line, _ in _link_lines(lab, topo)))
+        for name, lines in _node_lines(topo).items():
+            journal.note(["ip", "-n", _netns(lab, name).name, "-batch", "-"], "\n".join(line for line, _ in lines))
+        for node in topo.nodes.values():
+            self._note_commands(lab, node, journal)
+
+    def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
+        """Namespaces, sysctls, links, addresses: everything but daemons."""
+        topo = read_topology(topology)
+        topo.check_honoured()
+        observer.begin("create", len(topo.nodes) + len(topo.links))
+        for node in topo.nodes.values():
+            make_space(lab, node)
+        _batch(["ip", "-batch", "-"], _namespace_lines(lab, topo), journal)
+        observer.advance("create", len(topo.nodes))
+        # Before the links: an interface takes its defaults (rp_filter, accept_dad) at birth.
+        for node in topo.nodes.values():
+            _set_sysctls(lab, node, journal)
+        links = _link_lines(lab, topo)
+        for start in range(0, len(links), _LINKS_A_BATCH):
+            _batch(["ip", "-batch", "-"], links[start : start + _LINKS_A_BATCH], journal)
+            observer.advance("create", len(topo.nodes) + start)
+        observer.advance("create", len(topo.nodes) + len(topo.links))
+        lines = _node_lines(topo)
+        _in_parallel(
+            lambda node: _batch(["ip", "-n", _netns(lab, node).name, "-batch", "-"], lines[node], journal), lines
+        )
+        observer.end("create", f"{len(topo.nodes)} namespaces, {len(topo.links)} links")
+
+    def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
+        """Run what the nodes' `exec` leaves after their addresses: the start scripts, by one helper process."""
+        topo = read_topology(topology)
+        jobs = [self._job(lab, node, commands) for node in topo.nodes.values() if (commands := _commands(node))]
+        observer.begin("start", len(jobs))
+        for node in topo.nodes.values():
+            self._note_commands(lab, node, journal)
+        if jobs:
+            # A minute, and a second for every node: 250 switches take half a minute on two cores.
+            done = run([*_HELPER, "many", str(os.getpid())], stdin=json.dumps(jobs), timeout=60 + len(jobs))
+            _raise_failures(json.loads(done.out))
+        observer.end("start", f"{len(jobs)} nodes")
+
+    def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
+        """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
+        process = subprocess.Popen([*_HELPER, "one", json.dumps(self._job_of(lab, topology, node, argv))])
+        with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
+            code = process.wait()
+        return 128 - code if code < 0 else code
+
+    def capture(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+        """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
+        job = self._job_of(lab, topology, node, argv)
+        done = run([*_HELPER, "one", json.dumps(job)], check=False, timeout=timeout)
+        if done.code != 0:
+            said = _first_lines(done.err or done.out)
+            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))
+        return done.out
+
+    def destroy(self, lab: str, observer: Observer) -> int:
+        """Everything of that lab, whatever made it and however it ended; how many objects were removed."""
+        return remove_lab(lab, RUN_DIR / lab, observer)
+
+    @staticmethod
+    def _note_commands(lab: str, node: NodeDef, journal: Journal) -> None:
+        """A plain `ip netns exec` stands for enter.py, whose mounts are named beside it."""
+        commands = _commands(node)
+        if commands and node.binds:
+            journal.comment(f"{node.name} sees {RUN_DIR / lab / node.name}/{{etc,run,log}} as FRR's directories")
+        for argv in commands:
+            journal.note(["ip", "netns", "exec", _netns(lab, node.name).name, *argv])
+
+    def _job_of(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> dict[str, Any]:
+        nodes = read_topology(topology).nodes
+        if node not in nodes:
+            raise MachineError(Problem("", node, f"is no node of {lab}", "its nodes: " + ", ".join(nodes)))
+        if not _netns(lab, node).exists():
+            raise MachineError(Problem("", node, "does not run", f"./inv down {lab}, then up again"))
+        return self._job(lab, nodes[node], [list(argv)])
+
+    @staticmethod
+    def _job(lab: str, node: NodeDef, commands: list[list[str]]) -> dict[str, Any]:
+        mounts = Space(lab, node.name).mounts(node)
+        netns = str(_netns(lab, node.name))
+        return {"node": node.name, "netns": netns, "mounts": mounts, "env": dict(node.env), "commands": commands}
+
+
+def _netns(lab: str, node: str) -> Path:
+    return NETNS_DIR / f"heddle-{lab}-{node}"
+
+
+def _namespace_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
+    return [(f"netns add {_netns(lab, node).name}", node) for node in topo.nodes]
+
+
+def _link_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
+    """Each end is born in its namespace with its last name, MAC and MTU; nothing is moved or renamed afterwards."""
+    lines = []
+    for link in topo.links:
+        ends = []
+        for end in (link.a, link.b):
+            mac = f" address {end.mac}" if end.mac else ""
+            ends.append(f"{end.interface} netns heddle-{lab}-{end.node}{mac} mtu {link.mtu}")
+        what = f"{link.a.node}:{link.a.interface} to {link.b.node}:{link.b.interface}"
+        lines.append((f"link add {ends[0]} type veth peer name {ends[1]}", what))
+    return lines
+
+
+def _node_lines(topo: Topology) -> dict[str, list[tuple[str, str]]]:
+    """Node -> links up, then its leading `ip` commands."""
+    lines = {name: [("link set lo up", name)] for name in topo.nodes}
+    for link in topo.links:
+        for end in (link.a, link.b):
+            lines[end.node].append((f"link set {end.interface} up", f"{end.node}:{end.interface}"))
+    for node in topo.nodes.values():
+        lines[node.name] += [(line.removeprefix("ip "), node.name) for line in node.exec[: _leading_ip(node)]]
+    return lines
+
+
+def _leading_ip(node: NodeDef) -> int:
+    """How many of the node's first commands are plain `ip` ones, which one batch can take."""
+    count = 0
+    while count < len(node.exec) and re.match(r"ip [a-z]", node.exec[count]):
+        count += 1
+    return count
+
+
+def _commands(node: NodeDef) -> list[list[str]]:
+    """What is left to be executed, split as containerlab splits it (no shell)."""
+    return [shlex.split(line) for line in node.exec[_leading_ip(node) :]]
+
+
+def _sysctl_argv(lab: str, node: NodeDef) -> list[str]:
+    pairs = [f"{key}={value}" for key, value in node.sysctls.items()]
+    return ["ip", "netns", "exec", _netns(lab, node.name).name, "sysctl", "-q", "-w", *pairs]
+
+
+def _set_sysctls(lab: str, node: NodeDef, journal: Journal) -> None:
+    """Write the node's sysctls from a thread inside it."""
+    if not node.sysctls:
+        return
+    journal.note(_sysctl_argv(lab, node))
+    with inside(_netns(lab, node.name)):
+        for key, value in node.sysctls.items():
+            try:
+                Path("/proc/sys", *key.split(".")).write_text(value, encoding="ascii")
+            except OSError as error:
+                what, why = f"{key}={value}", f"cannot be set: {error.strerror}"
+                lacks = isinstance(error, FileNotFoundError)
+                hint = "./inv doctor names what the kernel lacks" if lacks else "the kernel takes no such value"
+                raise MachineError(Problem(node.name, what, why, hint)) from None
+
+
+def _batch(argv: list[str], lines: Iterable[tuple[str, str]], journal: Journal) -> None:
+    """One `ip -batch`; MachineError names the node or link whose line failed, and the line.
+
+    It dies with this process: a killed `up` must not go on making things behind the back of the `down` that follows.
+    """
+    pairs = list(lines)
+    text = "".join(line + "\n" for line, _ in pairs)
+    journal.note(argv, text)
+    done = run([*_DIES_WITH_US, str(os.getpid()), *argv], stdin=text, check=False, timeout=60 + len(pairs) / 10)
+    if done.code != 0:
+        raise MachineError(_batch_problem(done, argv, pairs))
+
+
+def _batch_problem(done: Done, argv: list[str], pairs: list[tuple[str, str]]) -> Problem:
+    said = _first_lines("\n".join(line for line in done.err.splitlines() if not _BATCH_LINE.match(line)))
+    if match := _BATCH_LINE.search(done.err):
+        culprits = pairs[int(match.group(1)) - 1 :]
+    else:  # a word that ip cannot read ends it at once: the number is not said, but the word is
+        words = re.findall(r'"([^"]+)"', done.err)
+        culprits = [pair for pair in pairs if any(word in pair[0].split() for word in words)]
+    if not culprits:
+        return Problem("", shlex.join(argv), f"failed with exit code {done.code}: {said}")
+    line, where = culprits[0]
+    return Problem(where, f"ip {line}", f"failed: {said}")
+
+
+def _raise_failures(failed: Mapping[str, Mapping[str, Any]]) -> None:
+    problems = []
+    for node, f in failed.items():
+        why = f"failed with exit code {f['code']}: {_first_lines(f['output'])}"
+        problems.append(Problem(node, shlex.join(f["command"]) or "entering", why))
+    if len(problems) > _SHOWN:
+        problems[_SHOWN:] = [Problem("", f"and {len(problems) - _SHOWN} more nodes", "failed as well")]
+    if problems:
+        raise MachineError(*problems)
+
+
+def _first_lines(text: str) -> str:
+    return "; ".join(text.strip().splitlines()[:3]) or "it printed nothing"
+
+
+def _in_parallel(work: Callable[[str], None], nodes: Iterable[str]) -> None:
+    """Do `work` for each node; the first error is raised when all that began have ended."""
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        futures = [pool.submit(work, node) for node in nodes]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

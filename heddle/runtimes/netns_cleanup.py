@@ -1,0 +1,153 @@
+"""Removing a lab from this machine, whatever made it and wherever that was killed.
+
+What belongs to a lab is found by what it *is*, never by a process's name: namespaces called heddle-LAB-*, the
+processes that stand in one of them, and those that stand in a namespace without a name (somebody removed it) and have
+a directory of the lab mounted over FRR's. Lab names have no dash, so no lab's prefix is another's.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from heddle.base import mounts as trees
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import run
+from heddle.kernel.namespace import NETNS_DIR
+from heddle.runtimes.netns_space import PROVIDED
+
+BPF_DIR: Final = Path("/sys/fs/bpf/heddle")
+_PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL: time for a capture to write its last packets
+_ROUNDS: Final = 20  # a process may fork while it is looked for; look until nothing is found
+_AT_ONCE: Final = 100  # processes that are ended together: each takes an open file, and 1,024 are the usual limit
+
+
+def namespaces_of(lab: str) -> list[Path]:
+    """The lab's namespaces, by name; half-made ones too."""
+    return sorted(NETNS_DIR.glob(f"heddle-{glob.escape(lab)}-*"))
+
+
+def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
+    """End the lab's processes, then remove its namespaces, pins and run directory; how many objects that were."""
+    if not lab.isalnum():  # whatever called: a path or an empty name would remove what is no lab's
+        raise ValueError(f"{lab!r} is no lab's name")
+    spaces = namespaces_of(lab)
+    if spaces:
+        observer.begin("remove", len(spaces))
+    count = end_processes(lab, spaces)
+    if spaces:
+        text = "".join(f"netns del {path.name}\n" for path in spaces)
+        run(["ip", "-force", "-batch", "-"], stdin=text, check=False, timeout=60 + len(spaces))
+        left = namespaces_of(lab)
+        if left:
+            names = ", ".join(path.name for path in left[:3])
+            raise MachineError(Problem(lab, names, "cannot be removed", f"ip netns del {left[0].name} says why"))
+        count += len(spaces)
+    for directory in (run_dir, BPF_DIR / lab):
+        if directory.exists() and not directory.parent.is_symlink():
+            trees.remove(directory)
+            count += 1
+    for parent in (run_dir.parent, BPF_DIR):
+        with suppress(OSError):  # another lab's are in it, or it is not there
+            parent.rmdir()
+    if spaces:
+        observer.end("remove", f"{len(spaces)} namespaces")
+    return count
+
+
+def end_processes(lab: str, spaces: list[Path], *, of_containers: bool = True) -> int:
+    """SIGTERM to whoever stands in the namespaces, SIGKILL to who stays; how many there were.
+
+    of_containers: also those that count their processes for themselves, which an engine ends in its own way.
+    """
+    wanted = {identity for path in spaces if (identity := _identity(path)) is not None}
+    ended = rounds = 0
+    while rounds < _ROUNDS:
+        found = _inside(lab, wanted, of_containers)
+        if not found:
+            return ended
+        rounds += len(found) < _AT_ONCE
+        ended += len(found)
+        _end(found)
+    raise MachineError(Problem("", "processes", "of the lab keep starting others", "./inv down again"))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list[int]:
+    """pidfds of the lab's processes, _AT_ONCE of them at most; never this process."""
+    ours = _identity(Path("/proc/self/ns/pid"))
+    named = (*NETNS_DIR.glob("*"), Path("/proc/self/ns/net"))
+    others = {identity for path in named if (identity := _identity(path)) is not None} - wanted
+    found: list[int] = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        if not _belongs(Path(entry.path), lab, wanted, others):
+            continue
+        if not of_containers and _identity(Path(entry.path, "ns/pid")) != ours:
+            continue
+        with suppress(ProcessLookupError):
+            fd = os.pidfd_open(int(entry.name))
+            # Between the look and the pidfd the number may have gone to another process.
+            if _belongs(Path(entry.path), lab, wanted, others):
+                found.append(fd)
+            else:
+                os.close(fd)
+        if len(found) == _AT_ONCE:
+            break
+    return found
+
+
+def _belongs(process: Path, lab: str, wanted: set[tuple[int, int]], others: set[tuple[int, int]]) -> bool:
+    """Whether it stands in a namespace of the lab; or in none that has a name, but in the lab's directories."""
+    space = _identity(process / "ns/net")
+    if space is None or space in others:
+        return False
+    if space in wanted:
+        return True
+    try:
+        mounts = (process / "mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    fields = (line.split(" ", 5) for line in mounts)
+    return any(f"/heddle/{lab}/" in root and target in PROVIDED for _, _, _, root, target, _ in fields)
+
+
+def _end(pidfds: list[int]) -> None:
+    """End these processes and wait until they are gone; closes the pidfds."""
+    for sent, patience in ((signal.SIGTERM, _PATIENCE_S), (signal.SIGKILL, 10.0)):
+        for fd in pidfds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, sent)
+        pidfds = _wait(pidfds, patience)
+    for fd in pidfds:
+        os.close(fd)
+
+
+def _wait(pidfds: list[int], seconds: float) -> list[int]:
+    """Wait for these to end, at most so long; returns, still open, who has not."""
+    poll = select.poll()
+    left = set(pidfds)
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    end = time.monotonic() + seconds
+    while left and (rest := end - time.monotonic()) > 0:
+        for fd, _ in poll.poll(rest * 1000):
+            poll.unregister(fd)
+            left.discard(fd)
+            os.close(fd)
+    return sorted(left)

@@ -1,0 +1,197 @@
+"""The part of containerlab's grammar that the netns runtime honours.
+
+In:  a `*.clab.yml`, as rendered.
+Out: Topology, frozen, with what nodes inherit (node, then group, kind, defaults) resolved as containerlab does it.
+What only a container engine can do (images, capabilities, the management network) is known and left alone; any other
+key is an error in namespaces, since a topology that starts here with half its meaning would be a lie. The containerlab
+runtime reads by the same eyes, and leaves the judgement of keys to containerlab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+
+_HONOURED: Final = frozenset({"sysctls", "binds", "exec", "labels", "env", "group", "kind"})
+_LEFT_ALONE: Final = frozenset(
+    {"image", "image-pull-policy", "cap-add", "privileged", "restart-policy", "network-mode", "cpu", "memory"}
+)
+_LINK_KEYS: Final = frozenset({"type", "endpoints", "mtu", "vars", "labels"})
+# What may follow a bind's target. Labels of SELinux and propagation are an engine's; here they make no difference.
+BIND_MODES: Final = frozenset({"", "ro", "rw", "z", "Z", "shared", "slave", "private", "rshared", "rslave", "rprivate"})
+_DEFAULT_MTU: Final = 9500  # containerlab's own, for links that say nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A file or directory of this machine that a node sees at another path."""
+
+    source: Path
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDef:
+    """A node as the topology describes it."""
+
+    name: str
+    sysctls: Mapping[str, str]
+    binds: tuple[Bind, ...]
+    exec: tuple[str, ...]
+    labels: Mapping[str, str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a link; without a mac the kernel draws one."""
+
+    node: str
+    interface: str
+    mac: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDef:
+    """A veth pair. mtu in bytes."""
+
+    a: End
+    b: End
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A whole containerlab topology, as far as namespaces can have it."""
+
+    name: str
+    nodes: Mapping[str, NodeDef]
+    links: tuple[LinkDef, ...]
+    foreign: tuple[Problem, ...] = ()  # keys that namespaces cannot honour
+
+    def check_honoured(self) -> None:
+        """InputError when anything in it is beyond namespaces."""
+        if self.foreign:
+            raise InputError(*self.foreign)
+
+
+def read_topology(path: Path) -> Topology:
+    """Read a topology; InputError with everything that is wrong with it."""
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        raise InputError(_missing(path)) from None
+    return _read(path, stamp)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, _stamp: int) -> Topology:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # an order of magnitude on thousands of links
+    problems = Problems()
+    try:
+        # As containerlab has it; variables are replaced before a topology comes here.
+        text = path.read_text(encoding="utf-8").replace("$$", "$")
+        data = yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
+    except yaml.YAMLError as error:
+        problems.add(where=path.name, what="topology", why=f"is not YAML: {error}".replace("\n", " "))
+        problems.raise_if_any()
+    if not isinstance(data, dict) or not isinstance(data.get("topology"), dict) or "name" not in data:
+        problems.add(where=path.name, what="topology", why="needs `name` and `topology`", hint="render it anew")
+        problems.raise_if_any()
+    reader = _Reader(path, data["topology"], problems)
+    nodes = {str(name): reader.node(str(name), own or {}) for name, own in (reader.part.get("nodes") or {}).items()}
+    links = tuple(reader.link(number, item, nodes) for number, item in enumerate(reader.part.get("links") or [], 1))
+    foreign = reader.foreign.found
+    if problems.found:
+        raise InputError(*foreign, *problems.found)
+    return Topology(str(data["name"]), nodes, tuple(link for link in links if link is not None), tuple(foreign))
+
+
+def _missing(path: Path) -> Any:
+    problems = Problems()
+    problems.add(where="", what=str(path), why="is not there", hint="./inv down removes what is left of its lab")
+    return problems.found[0]
+
+
+class _Reader:
+    """Resolves nodes and links of one file, noting problems as it goes."""
+
+    def __init__(self, path: Path, part: Mapping[str, Any], problems: Problems) -> None:
+        self.path = path
+        self.part = part
+        self.problems = problems
+        self.foreign = Problems()
+
+    def node(self, name: str, own: Mapping[str, Any]) -> NodeDef:
+        """A node with all that it inherits, least specific first."""
+        group = (self.part.get("groups") or {}).get(own.get("group", ""), {})
+        kind = (self.part.get("kinds") or {}).get(own.get("kind", group.get("kind", "")), {})
+        layers = [self.part.get("defaults") or {}, kind or {}, group or {}, own]
+        for key in sorted({key for layer in layers for key in layer} - _HONOURED - _LEFT_ALONE):
+            self._unknown(self.foreign, f"nodes.{name}.{key}", key, _HONOURED)
+        binds = [self._bind(name, str(text)) for layer in layers for text in layer.get("binds") or []]
+        return NodeDef(
+            name=name,
+            sysctls=_merged(layers, "sysctls"),
+            # By target, so that a node's own bind takes the place of its group's.
+            binds=tuple({bind.target: bind for bind in binds}.values()),
+            exec=tuple(str(line) for layer in layers for line in layer.get("exec") or []),
+            labels=_merged(layers, "labels"),
+            env=_merged(layers, "env"),
+        )
+
+    def _bind(self, node: str, text: str) -> Bind:
+        source, _, rest = text.partition(":")
+        target, _, mode = rest.partition(":")
+        if not target.startswith("/") or set(mode.split(",")) - BIND_MODES:
+            self.problems.add(
+                where=self.path.name,
+                what=f"nodes.{node}.binds: {text}",
+                why="is not SOURCE:/TARGET or SOURCE:/TARGET:ro",
+            )
+        return Bind(self.path.parent / source, target, "ro" in mode.split(","))
+
+    def link(self, number: int, item: Mapping[str, Any], nodes: Mapping[str, NodeDef]) -> LinkDef | None:
+        """One link, in the extended or the brief form."""
+        for key in sorted(set(item) - _LINK_KEYS):
+            self._unknown(self.problems, f"links[{number}].{key}", key, _LINK_KEYS)
+        if item.get("type", "veth") != "veth":
+            self._add(f"links[{number}].type: {item['type']}", "is not a link that namespaces have", "use veth")
+            return None
+        ends = [_end(raw) for raw in item.get("endpoints") or []]
+        if len(ends) != 2 or None in ends:
+            self._add(f"links[{number}].endpoints", "are not two ends, each a node and an interface")
+            return None
+        a, b = (end for end in ends if end is not None)
+        for end in (a, b):
+            if end.node not in nodes:
+                self._add(f"links[{number}]: {end.node}", "is no node of this topology", did_you_mean(end.node, nodes))
+        return LinkDef(a, b, int(item.get("mtu", _DEFAULT_MTU)))
+
+    def _unknown(self, found: Problems, what: str, key: str, legal: frozenset[str]) -> None:
+        why, hint = "is nothing that the netns runtime can do", did_you_mean(key, sorted(legal))
+        found.add(where=self.path.name, what=what, why=why, hint=hint)
+
+    def _add(self, what: str, why: str, hint: str = "") -> None:
+        self.problems.add(where=self.path.name, what=what, why=why, hint=hint)
+
+
+def _end(raw: Any) -> End | None:
+    if isinstance(raw, str):
+        node, colon, interface = raw.partition(":")
+        return End(node, interface) if colon else None
+    if isinstance(raw, dict) and "node" in raw and "interface" in raw:
+        return End(str(raw["node"]), str(raw["interface"]), raw.get("mac"))
+    return None
+
+
+def _merged(layers: list[Mapping[str, Any]], key: str) -> dict[str, str]:
+    return {str(k): str(v) for layer in layers for k, v in (layer.get(key) or {}).items()}

@@ -1,0 +1,52 @@
+"""What the groups of a fabric file are made of: strict models, values with units, errors that name another key.
+
+In:  plain values of a YAML file. Out: bytes, bit/s and nanoseconds.
+Checks that need more than one key raise ValueError through `at(path, ...)`, so that the loader can name the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticCustomError
+
+from heddle.base.units import parse_duration, parse_rate, parse_size
+
+
+def at(path: str, why: str, hint: str = "", *, given: Sequence[str] = ()) -> PydanticCustomError:
+    """An error of the whole file that belongs to the key `path` (`link.mtu`), given what other keys say.
+
+    Where one of these is wrong itself, nothing is said of `path` yet.
+    """
+    return PydanticCustomError("heddle_at", "{why}", {"path": path, "why": why, "hint": hint, "given": list(given)})
+
+
+def wrong(why: str, hint: str = "") -> PydanticCustomError:
+    """An error of the very value that is looked at."""
+    return PydanticCustomError("heddle_unit", "{why}", {"why": why, "hint": hint})
+
+
+def parsed(parser: Any) -> BeforeValidator:
+    """A validator that reads a value with a unit; what `parser` says of a wrong one is the error."""
+
+    def parse(value: Any) -> int:
+        try:
+            return int(parser(value))
+        except ValueError as error:
+            why, _, hint = str(error).partition("; ")
+            raise wrong(why, hint) from None
+
+    return BeforeValidator(parse)
+
+
+Size = Annotated[int, parsed(parse_size)]
+Rate = Annotated[int, parsed(parse_rate)]
+Duration = Annotated[int, parsed(parse_duration)]  # nanoseconds
+
+
+class Strict(BaseModel):
+    """A group of keys: no other keys, no conversions, frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

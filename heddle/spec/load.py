@@ -1,0 +1,139 @@
+"""Fabric file -> FabricSpec, with every error of the file shown at once.
+
+In:  a preset's name or a path, and `--set path=value` overrides.
+Out: FabricSpec. InputError carries one Problem an error, with file, line, dotted path, value, reason and a hint.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import InputError, Problem, Problems, nearest
+from heddle.places import real
+
+if TYPE_CHECKING:
+    from heddle.spec.schema import FabricSpec
+    from heddle.spec.yamlfile import Document, Trail
+
+_SOME: Final = 8  # files that a hint names
+PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
+
+
+def presets() -> list[str]:
+    """Names of the fabrics that come with Heddle, sorted."""
+    return sorted(p.stem for p in PRESETS.glob("*.yml"))
+
+
+def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequence[str] = ()) -> FabricSpec:
+    """Read a preset or a fabric file, apply the overrides, and check everything.
+
+    name: replaces the file's name (`--name`). overrides: `path=value` each (`--set`), applied before the checks.
+    Raises InputError with all problems found.
+    """
+    from pydantic import ValidationError
+
+    from heddle.spec.schema import FabricSpec
+    from heddle.spec.wording import problems_of
+    from heddle.spec.yamlfile import parse, read_text
+
+    path, source = find_fabric(name_or_path)
+    document = parse(read_text(path, source), source)
+    if "topology" in document.data and "racks" not in document.data:
+        hint = f"./inv up --topology {shlex.quote(source)} brings it up"
+        raise InputError(Problem(source, "the file", "is a containerlab topology, not a fabric file", hint))
+    problems = Problems()
+    for text in overrides:
+        override(document, text, problems)
+    if name is not None:
+        _put(document, ("name",), name, "--name")
+    try:
+        spec = FabricSpec.model_validate(document.data)
+    except ValidationError as error:
+        problems.found += problems_of(error, document, FabricSpec)
+    problems.raise_if_any()
+    return spec
+
+
+def find_fabric(name_or_path: str) -> tuple[Path, str]:
+    """The file, and what to call it in problems: the path as typed, or a preset's path seen from here.
+
+    InputError with a hint at what was meant, when there is no such preset or file.
+    """
+    known = presets()
+    if name_or_path in known:
+        path = PRESETS / f"{name_or_path}.yml"
+        seen = os.path.relpath(path)
+        return path, seen if not seen.startswith("..") else str(path)
+    path = real(name_or_path)
+    if not name_or_path:
+        raise InputError(Problem("", "the fabric", "has no name", f"presets: {', '.join(known)}"))
+    try:
+        path.stat()
+        there = True
+    except PermissionError:  # a directory on the way that this user may not enter
+        why = "cannot be looked for: Permission denied"
+        raise InputError(Problem("", name_or_path[:200], why, "take a copy of it that this user can read")) from None
+    except (OSError, ValueError):  # not there, a name too long, a NUL in it
+        there = False
+    if there:
+        return path, name_or_path
+    if path.suffix in (".yml", ".yaml") or "/" in name_or_path:
+        beside = _beside(path)
+        near = nearest(path.name, [*known, *beside])
+        seen = near if near in known else str(path.with_name(near)) if near else ""
+        some = ", ".join(beside[:_SOME]) + (", ..." if len(beside) > _SOME else "")
+        hint = f"there are: {some}" if beside else f"or take a preset: {', '.join(known)}"
+        hint = f"did you mean {seen}?" if seen else hint
+        raise InputError(Problem("", name_or_path[:200], "is not a file here", hint))
+    beside = _beside(path)
+    near = next((b for b in beside if Path(b).stem == name_or_path), "") or nearest(name_or_path, [*beside, *known])
+    hint = f"presets: {', '.join(known)}; a file needs its path, as my/fabric.yml"
+    hint = f"did you mean {near}?" if near else hint
+    raise InputError(Problem("", name_or_path[:200], "is neither a preset nor a file", hint))
+
+
+def _beside(path: Path) -> list[str]:
+    """Names of the YAML files in the directory where this one was looked for."""
+    try:
+        return sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yml", ".yaml"))
+    except (OSError, ValueError):
+        return []
+
+
+def override(document: Document, text: str, problems: Problems) -> None:
+    """Put `path=value` into a document that is not yet checked, as --set says; what is wrong with it is a problem."""
+    from heddle.spec.yamlfile import parse_value
+
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path or not all(path.split(".")):
+        hint = "write it as --set routing.ecmp=flow"
+        problems.add(where="--set", what=text or "an empty text", why="is not path=value", hint=hint)
+        return
+    trail: Trail = tuple(path.split("."))
+    try:
+        data, marks = parse_value(value, "--set", trail)
+    except InputError as error:
+        problems.found += error.problems
+        return
+    document.marks.update(marks)
+    _put(document, trail, data, "--set", keep_marks=True)
+
+
+def _put(document: Document, trail: Trail, value: object, where: str, *, keep_marks: bool = False) -> None:
+    from heddle.spec.yamlfile import Mark
+
+    here = document.data
+    for depth, step in enumerate(trail[:-1], 1):
+        inner = here.get(str(step))
+        if not isinstance(inner, dict):  # not there, or no group: what was typed last wins
+            inner = here[str(step)] = {}
+            document.marks[trail[:depth]] = Mark(where)
+        here = inner
+    here[str(trail[-1])] = value
+    if not keep_marks:
+        document.marks[trail] = Mark(where, str(value))

@@ -1,0 +1,71 @@
+"""A spec as plain data and back, and how two of them differ.
+
+Rates and durations are written with their unit, since a fabric file wants one; everything else is as pydantic has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from heddle.base.problems import MachineError, Problem
+from heddle.base.units import format_duration, format_rate
+from heddle.spec.keys import Duration, Rate
+from heddle.spec.schema import FabricSpec
+
+# What marks a field as a rate or a duration: the parser in its annotation.
+_RATE: Final = get_args(Rate)[1]
+_DURATION: Final = get_args(Duration)[1]
+
+
+def dump_spec(spec: FabricSpec) -> dict[str, Any]:
+    """Plain data that `load_spec` and a fabric file's loader understand."""
+    return _dump(spec)
+
+
+def load_spec(data: Mapping[str, Any]) -> FabricSpec:
+    """The spec that was dumped; MachineError when another version of Heddle dumped it and this one cannot read it."""
+    try:
+        # As JSON, since strict models take lists for tuples and text for enums only there.
+        return FabricSpec.model_validate_json(json.dumps(data))
+    except ValidationError:
+        name = data.get("name", "")
+        why = "was made by another version of Heddle, whose fabric this one cannot read"
+        raise MachineError(Problem("", f"lab {name}", why, f"./inv down {name}, then up again")) from None
+
+
+def differences(old: FabricSpec, new: FabricSpec) -> list[tuple[str, Any, Any]]:
+    """(path, old value, new value) of every key that differs, in the file's order."""
+    before, after = _flat(dump_spec(old)), _flat(dump_spec(new))
+    keys = dict.fromkeys([*before, *after])
+    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+
+
+def _dump(model: BaseModel) -> dict[str, Any]:
+    data: dict[str, Any] = model.model_dump(mode="json")
+    for name, info in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            data[name] = _dump(value)
+        elif _RATE in info.metadata:
+            data[name] = format_rate(value)
+        elif _DURATION in info.metadata:
+            data[name] = format_duration(value)
+        elif isinstance(value, dict) and any(
+            _RATE in getattr(each, "__metadata__", ()) for each in get_args(info.annotation)
+        ):
+            data[name] = {key: format_rate(rate) for key, rate in value.items()}
+    return data
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

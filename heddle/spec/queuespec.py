@@ -1,0 +1,308 @@
+"""What `queues` of a fabric file may say: classes, buffers, ECN and PFC, and what of it cannot be.
+
+In:  plain data, as the rest of the file. Out: QueuesSpec, frozen; sizes in bytes, durations in nanoseconds.
+What these say to the rest of the file, and what is left of a buffer to be shared, is heddle/fabric/buffers.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from heddle.base.units import parse_size
+from heddle.spec.keys import Duration, Size, Strict, at, wrong
+
+CLASSES: Final = 8  # priorities of 802.1Q; a PFC frame has a bit and a time for each
+DSCPS: Final = 64
+HEADER: Final = 14  # Ethernet's, in every depth and threshold
+MAX_QUANTA: Final = 0xFFFF
+QUANTUM_BITS: Final = 512  # 802.1Q, clause 36: times are in units of 512 bit times of the port
+LARGEST_PFC_MTU: Final = 60_000  # a closed gate refuses what it counts as 65,535 bytes, and a packet must be less
+_BUFFERS: Final = (10_000, 2**29)  # the queues below take twice as much (disciplines.LEAF_LIMIT)
+_HEADROOMS: Final = (0, 2**31)
+Kind = Literal["control", "lossless", "lossy"]
+
+
+def _size(bounds: tuple[int, int]) -> BeforeValidator:
+    """`auto`, or a size within bounds."""
+
+    def read(value: Any) -> int | Literal["auto"]:
+        if value == "auto":
+            return "auto"
+        try:
+            size = parse_size(value)
+        except ValueError as error:
+            why, _, hint = str(error).partition("; ")
+            raise wrong(why, f"{hint}, or auto") from None
+        if not bounds[0] <= size <= bounds[1]:
+            side = "is below" if size < bounds[0] else "is above"
+            raise wrong(f"{side} {bounds[size > bounds[1]]}", f"legal here: auto, or {bounds[0]} to {bounds[1]}")
+        return size
+
+    return BeforeValidator(read)
+
+
+BufferSize = Annotated[int | Literal["auto"], _size(_BUFFERS)]
+Headroom = Annotated[int | Literal["auto"], _size(_HEADROOMS)]
+
+
+def _quanta(value: Any) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong("is not a whole number", "write 1 to 65535, or auto")
+    if not 1 <= value <= MAX_QUANTA:
+        raise wrong("is below 1" if value < 1 else f"is above {MAX_QUANTA}", f"legal here: auto, or 1 to {MAX_QUANTA}")
+    return value
+
+
+Quanta = Annotated[int | Literal["auto"], BeforeValidator(_quanta)]
+
+
+def _one_for_all(value: Any) -> Any:
+    """A buffer for every switch may be written without naming the tiers."""
+    if isinstance(value, dict | BufferSpec):
+        return value
+    read: Any = _size(_BUFFERS).func
+    return dict.fromkeys(("rtsw", "ctsw", "atsw"), read(value))
+
+
+def _words(value: Any) -> Any:
+    """Numbers as keys come as text from YAML, and from JSON; from Python they may be numbers."""
+    return {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
+
+
+_Keyed = BeforeValidator(_words)
+
+
+class BufferSpec(Strict):
+    """Bytes of one switch of each tier, shared by its ports; `host`: what waits at most in a port of a host."""
+
+    rtsw: BufferSize = "auto"
+    ctsw: BufferSize = "auto"
+    atsw: BufferSize = "auto"
+    host: Size = Field(default=1_000_000, ge=_BUFFERS[0], le=2**31 - 1)
+
+
+class CurveSpec(Strict):
+    """A class's own marking curve; what is not given is as for all."""
+
+    kmin: Size | None = None
+    kmax: Size | None = None
+    pmax: float | None = Field(default=None, ge=0, le=1)
+
+
+class EcnSpec(Strict):
+    """Marking: none below kmin, up to pmax just below kmax, all from kmax on (bytes of one class of one port)."""
+
+    enabled: bool = True
+    kmin: Size = Field(default=40_000, ge=0, le=2**40)
+    kmax: Size = Field(default=160_000, ge=0, le=2**40)
+    pmax: float = Field(default=0.2, ge=0, le=1)
+    at: Literal["enqueue", "dequeue"] = "enqueue"
+    marker: Literal["bpf", "red"] = "bpf"
+    classes: Annotated[dict[str, CurveSpec], _Keyed] = Field(default={})
+
+    def curve(self, number: int) -> tuple[int, int, float]:
+        """kmin, kmax and pmax of one class."""
+        own = self.classes.get(str(number), CurveSpec())
+        return (
+            self.kmin if own.kmin is None else own.kmin,
+            self.kmax if own.kmax is None else own.kmax,
+            self.pmax if own.pmax is None else own.pmax,
+        )
+
+    @model_validator(mode="after")
+    def _curves_rise(self) -> EcnSpec:
+        if self.kmin > self.kmax:
+            raise _above("queues.ecn.kmin", self.kmin, "kmax", self.kmax, _MARKS, given=["queues.ecn.kmax"])
+        for name in self.classes:
+            if not name.isdecimal():
+                continue  # QueuesSpec says what is wrong with it
+            path, (kmin, kmax, _) = f"queues.ecn.classes.{name}", self.curve(int(name))
+            if kmin > kmax:
+                key, given = ("kmin", "kmax") if self.classes[name].kmin is not None else ("kmax", "kmin")
+                if key == "kmin":
+                    raise _above(f"{path}.kmin", kmin, "kmax", kmax, _MARKS, given=[f"{path}.kmax", "queues.ecn.kmax"])
+                why = f"is below kmin, {shown(kmin)}"
+                raise at(f"{path}.{key}", why, f"{_MARKS}; try {shown(kmin)}", given=[f"queues.ecn.{given}"])
+        if self.marker == "red" and self.at == "dequeue":
+            why = "has no effect with marker: red, which marks what arrives"
+            raise at("queues.ecn.at", why, "leave it out, or take marker: bpf", given=["queues.ecn.marker"])
+        return self
+
+
+class WatchdogSpec(Strict):
+    """What becomes of a class that is paused and does not move: after `detect` its packets go on, or are dropped."""
+
+    enabled: bool = True
+    detect: Duration = Field(default=10**9, ge=10**7, le=10**11)
+    restore: Duration = Field(default=10**9, ge=10**7, le=10**11)
+    action: Literal["drop", "forward"] = "drop"
+
+
+class PfcSpec(Strict):
+    """When a switch asks the sender on the other end of a link to pause a lossless class, in bytes of an ingress port.
+
+    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: as many as last a quarter of the watchdog's `detect`.
+    """
+
+    enabled: bool = True
+    xoff: Size = Field(default=60_000, ge=1, le=2**40)
+    xon: Size = Field(default=40_000, ge=0, le=2**40)
+    quanta: Quanta = "auto"
+    reaction: Duration = Field(default=5 * 10**7, ge=10**4, le=10**10)
+    headroom: Headroom = "auto"
+    watchdog: WatchdogSpec = WatchdogSpec()
+
+    def headroom_bytes(self, rate_bps: int, mtu: int) -> int:
+        """Bytes that still arrive at a port after Xoff: what the sender sends until it stops, and a frame each way."""
+        if self.headroom != "auto":
+            return self.headroom
+        return -(-rate_bps * self.reaction // (8 * 10**9)) + 2 * (mtu + HEADER)
+
+    def quanta_at(self, rate_bps: int) -> int:
+        """Of a pause frame sent by a port of this rate; 1 to 65535."""
+        if self.quanta != "auto":
+            return self.quanta
+        if not self.watchdog.enabled:
+            return MAX_QUANTA
+        return max(1, min(MAX_QUANTA, rate_bps * self.watchdog.detect // (4 * QUANTUM_BITS * 10**9)))
+
+    @model_validator(mode="after")
+    def _thresholds_fall(self) -> PfcSpec:
+        if self.xon >= self.xoff:
+            why = f"is not below xoff, {shown(self.xoff)}"
+            hint = f"a class is paused at xoff and goes on at xon; try {round_down(self.xoff * 2 // 3)}"
+            raise at("queues.pfc.xon", why, hint, given=["queues.pfc.xoff"])
+        return self
+
+
+_MARKS: Final = "marking starts at kmin and is certain from kmax on"
+
+
+def _above(path: str, value: int, other: str, limit: int, what: str, *, given: list[str]) -> PydanticCustomError:
+    return at(
+        path, f"is above {other}, {shown(limit)}", f"{what}; try {round_down(min(value, limit) // 4)}", given=given
+    )
+
+
+class QueuesSpec(Strict):
+    """What stands behind every port: classes, the buffer of its switch, marking and pausing."""
+
+    lossless: list[int] = Field(default=[3])
+    control: int = Field(default=6, ge=0, le=CLASSES - 1)
+    best_effort: int = Field(default=0, ge=0, le=CLASSES - 1)
+    # Shares of a port, in whole packets a turn. A class that is named here alone is a further lossy one.
+    weights: Annotated[dict[str, int], _Keyed] = Field(default={})
+    dscp: Annotated[dict[str, int], _Keyed] = Field(default={})
+    ecn: EcnSpec = EcnSpec()
+    pfc: PfcSpec = PfcSpec()
+    buffer: Annotated[BufferSpec, BeforeValidator(_one_for_all)] = BufferSpec()
+    reserve: Size = Field(default=10_000, ge=0, le=2**31)  # bytes of each class of each port that are nobody else's
+    alpha: float = Field(default=1.0, gt=0, le=64)
+    scheduler: Literal["auto", "htb", "ets"] = "auto"
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Classes in use, ascending."""
+        named = {self.control, self.best_effort, *self.lossless, *(int(word) for word in self.weights)}
+        return tuple(sorted(named))
+
+    def kind(self, number: int) -> Kind:
+        """What a class in use is."""
+        return "control" if number == self.control else "lossless" if number in self.lossless else "lossy"
+
+    def weight(self, number: int) -> int:
+        """Its share among those that are not control: 4 for lossless ones and 1 for others, where nothing is said."""
+        return self.weights.get(str(number), 4 if number in self.lossless else 1)
+
+    @model_validator(mode="after")
+    def _classes_exist(self) -> QueuesSpec:
+        for place, number in enumerate(self.lossless):
+            path = f"queues.lossless.{place}"
+            if not 0 <= number < CLASSES:
+                raise at("queues.lossless", f"has {number}, {_NO_CLASS}", _EIGHT)
+            if number in self.lossless[:place]:
+                raise at("queues.lossless", f"has {number} twice", "keep one of the two")
+            for key, why in (("control", "goes before all others"), ("best_effort", "may be dropped")):
+                if number == getattr(self, key):
+                    hint = f"take another of 0 to {CLASSES - 1} for one of the two"
+                    given = [f"queues.{key}", path]
+                    raise at("queues.lossless", f"has {number}, which is {key}, and that {why}", hint, given=given)
+        if self.best_effort == self.control:
+            hint = "take 0, or another number for queues.control"
+            raise at("queues.best_effort", "is control's class, too", hint, given=["queues.control"])
+        for path, words in (("queues.weights", self.weights), ("queues.ecn.classes", self.ecn.classes)):
+            _classes_of(path, words)
+        for word, weight in self.weights.items():
+            path = f"queues.weights.{word}"
+            if int(word) == self.control:
+                why = "is for the control class, which is not weighed: it goes before all others"
+                raise at(path, why, "leave it out", given=["queues.control"])
+            if not 1 <= weight <= _HEAVIEST:
+                why = "is below 1" if weight < 1 else f"is above {_HEAVIEST}"
+                raise at(path, why, f"legal here: 1 to {_HEAVIEST}, packets in a turn")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_of_classes(self) -> QueuesSpec:
+        given = ["queues.lossless", "queues.control", "queues.best_effort", "queues.weights"]
+        some = "those in use are " + ", ".join(str(number) for number in self.numbers)
+        for word in self.ecn.classes:
+            if int(word) not in self.numbers or int(word) == self.control:
+                why = "is not in use" if int(word) != self.control else "is control, which is not marked"
+                raise at(f"queues.ecn.classes.{word}", why, some, given=given)
+        for word, number in self.dscp.items():
+            path = f"queues.dscp.{word}"
+            if not (word.isdecimal() and len(word) <= 2 and int(word) < DSCPS):
+                raise at(path, "is not of a DSCP", f"there are {DSCPS}: 0 to {DSCPS - 1}")
+            if number not in self.numbers:
+                hint = f"{some}; queues.weights.{number} makes one more" if 0 <= number < CLASSES else some
+                raise at(path, "is not a class in use", hint, given=given)
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_waits_under_ets(self) -> QueuesSpec:
+        if self.scheduler == "ets" and self.lossless and self.pfc.enabled:
+            which = "class " + ", ".join(str(number) for number in self.lossless)
+            why = f"cannot have {which}, which PFC may pause: while one waits, sch_ets serves no weighted class at all"
+            hint = (
+                "leave it out: auto takes htb here, and ets where queues.lossless is []; or queues.pfc.enabled: false"
+            )
+            raise at("queues.scheduler", why, hint, given=["queues.lossless", "queues.pfc.enabled"])
+        return self
+
+
+_HEAVIEST: Final = 100
+_NO_CLASS: Final = "which is no class"
+_EIGHT: Final = f"there are {CLASSES}, as a PFC frame has: 0 to {CLASSES - 1}"
+
+
+def _classes_of(path: str, words: Iterable[str]) -> None:
+    for word in words:
+        if not (word.isdecimal() and len(word) == 1 and int(word) < CLASSES):
+            raise at(f"{path}.{word}", "is not of a class", _EIGHT)
+
+
+def shown(size: int) -> str:
+    """Bytes as a file has them: `60KB`, `1MB`, `4214`."""
+    for unit, factor in (("MB", 10**6), ("KB", 10**3)):
+        if size >= factor and size * 10 % factor == 0:
+            return f"{size / factor:g}{unit}"
+    return str(size)
+
+
+def round_up(size: int) -> str:
+    """A size that people would write, not below the given one: two digits that count."""
+    factor: int = 10 ** max(0, len(str(size)) - 2)
+    return shown(-(-size // factor) * factor)
+
+
+def round_down(size: int) -> str:
+    """The same, not above it."""
+    factor: int = 10 ** max(0, len(str(size)) - 2)
+    return shown(size // factor * factor)

@@ -1,0 +1,310 @@
+"""pydantic's errors in the words of the house: file and line, path and value, a reason that ends the sentence, a hint.
+
+In:  a ValidationError, the Document that was checked, and the model.
+Out: Problems in the order of the file's lines. One table, `_WORDS`, maps pydantic's error types to reasons.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from heddle.base.problems import Problem, nearest
+from heddle.base.units import format_duration, format_rate
+from heddle.spec.yamlfile import Document, Trail, dotted
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Model = type[BaseModel]
+
+_ROUNDS: Final = 16  # more than there are checks between keys
+# What a key may hold, for the hint under `is missing`: an example says more than a type.
+_EXAMPLES: Final = {"name": "zone", "racks": "8", "ctsw": "4"}
+# Words of other tools and houses, and what they are called here.
+_SYNONYMS: Final = {
+    "spines": "ctsw", "spine": "ctsw", "leaves": "racks", "leafs": "racks", "leaf": "racks", "rtsw": "racks",
+    "servers": "hosts_per_rack", "gpus": "nics_per_host", "hash": "routing.hash", "topology": "shape",
+}  # fmt: skip
+_DURATION: Final = re.compile(r"[0-9.]+ *[num]?s")
+_OF_LISTS: Final = ("heddle_at", "list_type", "tuple_type", "too_short")
+_PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "1 to 12 small letters and digits, a letter first"}
+
+
+def problems_of(error: ValidationError, document: Document, model: Model) -> list[Problem]:
+    """Every error as a Problem, once a path, in the order of the lines.
+
+    What keys say to each other is looked at only in a file whose keys are right by themselves. So what is wrong is
+    taken out of a copy, and the rest looked at again, until nothing more is found.
+    """
+    groups = _grouped(error, model)
+    found = _problems(groups, document, model)
+    data, wrong = copy.deepcopy(document.data), set(groups)
+    for _ in range(_ROUNDS):
+        for trail in groups:
+            _take_out(data, trail)
+        try:
+            model.model_validate(data)
+            break
+        except ValidationError as later:
+            groups = _grouped(later, model)
+        if wrong & set(groups):
+            break  # taking it out did not help: no more to learn
+        given = {t: {g for d in ds for g in d.get("ctx", {}).get("given", ())} for t, ds in groups.items()}
+        spoilt = {dotted(trail) for trail in wrong}
+        found += _problems({t: ds for t, ds in groups.items() if not given[t] & spoilt}, document, model)
+        wrong |= set(groups)
+    return sorted(found, key=lambda p: _line(p.where))
+
+
+def _take_out(data: dict[str, Any], trail: Trail) -> None:
+    """Remove a key, so that its default stands there; a key that must be given gets a value that is right."""
+    here: Any = data
+    for step in trail[:-1]:
+        here = here.get(step) if isinstance(here, dict) else None
+    if isinstance(here, dict) and trail:
+        here.pop(trail[-1], None)
+    if len(trail) == 1 and trail[0] in _EXAMPLES:
+        example = _EXAMPLES[str(trail[0])]
+        data[str(trail[0])] = int(example) if example.isdigit() else example
+
+
+def _grouped(error: ValidationError, model: Model) -> dict[Trail, list[ErrorDetails]]:
+    groups: dict[Trail, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        groups.setdefault(_trail(detail, model), []).append(detail)
+    return groups
+
+
+def _problems(groups: Mapping[Trail, list[ErrorDetails]], document: Document, model: Model) -> list[Problem]:
+    # Not also missing: the key that another was written for.
+    meant = {_key_meant(trail, model) for trail, details in groups.items() if details[0]["type"] == "extra_forbidden"}
+    return [
+        _problem(trail, details, document, model)
+        for trail, details in groups.items()
+        if details[0]["type"] != "missing" or dotted(trail) not in meant
+    ]
+
+
+def paths_of(model: Model, before: str = "") -> Iterator[str]:
+    """Every dotted path that a file may say: `name`, `link`, `link.host`, ..."""
+    for key, field in model.model_fields.items():
+        yield before + key
+        inner = _model_in(field.annotation)
+        if inner is not None:
+            yield from paths_of(inner, f"{before}{key}.")
+
+
+def _line(where: str) -> int:
+    tail = where.rpartition(":")[2]
+    return int(tail) if tail.isdigit() else 1 << 30
+
+
+def _model_in(annotation: Any) -> Model | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next((m for a in typing.get_args(annotation) if (m := _model_in(a)) is not None), None)
+    return None
+
+
+def _trail(detail: ErrorDetails, model: Model) -> Trail:
+    """The path in the file: pydantic's loc without the names of union members that it appends."""
+    if detail["type"] == "heddle_at":
+        return tuple(str(detail["ctx"]["path"]).split("."))
+    trail: list[str | int] = []
+    here: Model | None = model
+    named = False  # the next step is a name that the file gave, as in link.exceptions
+    inside: Model | None = None  # what stands below such a name, as in queues.ecn.classes
+    for step in detail["loc"]:
+        if here is not None:
+            trail.append(step)
+            field = here.model_fields.get(str(step))
+            named = field is not None and typing.get_origin(field.annotation) is dict
+            here = _model_in(field.annotation) if field else None
+            inside = _model_in(typing.get_args(field.annotation)[1]) if field and named else None
+        elif named or isinstance(step, int):
+            trail.append(step)
+            here, named = inside, False
+    return tuple(trail)
+
+
+def _group_at(trail: Trail, model: Model) -> Model | None:
+    here: Model | None = model
+    inside: Model | None = None
+    for step in trail:
+        field = here.model_fields.get(str(step)) if here else None
+        here = _model_in(field.annotation) if field else inside
+        named = field is not None and typing.get_origin(field.annotation) is dict
+        inside = _model_in(typing.get_args(field.annotation)[1]) if field and named else None
+    return here
+
+
+def _problem(trail: Trail, details: list[ErrorDetails], document: Document, model: Model) -> Problem:
+    kinds = {d["type"] for d in details}
+    detail = details[0]
+    text = document.text(trail)
+    path = dotted(trail) or "the file"
+    what = f"{path}: {text}" if text else path
+    if "extra_forbidden" in kinds:
+        return Problem(document.where(trail), path, "is not a key", _key_hint(trail, model))
+    if len(details) > 1:
+        why, hint = _union(details, text)
+    elif detail["type"] == "missing":
+        example = _EXAMPLES.get(str(trail[-1]), "")
+        why, hint = "is missing", f"add {trail[-1]}: {example}" if example else "add it"
+    elif detail["input"] is None and detail["type"] not in ("heddle_at", "heddle_unit"):
+        example = _EXAMPLES.get(str(trail[-1]), "")
+        why, hint = "has no value", f"write {trail[-1]}: {example}" if example else "give it one, or leave the key out"
+    elif detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        why, hint = "is not a group of keys", _legal(_group_at(trail, model))
+    elif isinstance(detail["input"], dict | list) and detail["type"] not in _OF_LISTS:
+        why, hint = f"is a {'group' if isinstance(detail['input'], dict) else 'list'}, and takes one value", ""
+    elif detail["type"] == "string_type":
+        why, hint = "is not a text", _quoted(trail, model, text)
+    else:
+        why, hint = _WORDS.get(detail["type"], _anything)(detail, text)
+        hint = hint or _range(trail, model, text) if detail["type"] in _BOUNDS else hint
+    return Problem(document.where(trail), what, why, hint)
+
+
+def _legal(group: Model | None, words: str = "legal in it") -> str:
+    return f"{words}: {', '.join(group.model_fields)}" if group else ""
+
+
+def _key_meant(trail: Trail, model: Model) -> str:
+    """The legal key that was most likely meant, or an empty text."""
+    key = str(trail[-1])
+    legal = list((_group_at(trail[:-1], model) or model).model_fields)
+    elsewhere = [p for p in paths_of(model) if p.rpartition(".")[2] == key]
+    longer = [k for k in legal if k.startswith(key + "_")]
+    return _SYNONYMS.get(key.lower()) or next(iter([*longer, *elsewhere]), "") or nearest(key, legal)
+
+
+def _key_hint(trail: Trail, model: Model) -> str:
+    near = _key_meant(trail, model)
+    return f"did you mean {near}?" if near else _legal(_group_at(trail[:-1], model) or model, "legal here")
+
+
+def _union(details: list[ErrorDetails], text: str) -> tuple[str, str]:
+    """A key that may hold words or numbers: what each of its kinds expected, in one sentence."""
+    words: list[str] = []
+    bounds = [d for d in details if d["type"] in _BOUNDS]
+    for detail in details:
+        if detail["type"] == "literal_error":
+            words += _choices(detail)
+    if bounds:
+        why, _ = _bound(bounds[0], text)
+        end = {"is below": "from", "is above": "up to"}.get(why.rpartition(" ")[0], "")
+        return (
+            why,
+            f"legal here: {', '.join(words)}, or a number {end} {why.rpartition(' ')[2]}" if words and end else "",
+        )
+    return f"is not one of {', '.join(words)}, or a number", _near(text, words)
+
+
+def _choices(detail: ErrorDetails) -> list[str]:
+    return [w.strip().strip("'") for w in str(detail["ctx"]["expected"]).replace(" or ", ", ").split(",")]
+
+
+def _near(text: str, words: list[str]) -> str:
+    near = nearest(text, words)
+    return f"did you mean {near}?" if near else ""
+
+
+def _literal(detail: ErrorDetails, text: str) -> tuple[str, str]:
+    words = _choices(detail)
+    if len(words) == 1:
+        return f"is not {words[0]}, the only choice so far", ""
+    return f"is not one of {', '.join(words)}", _near(text, words)
+
+
+def _number(value: int, text: str) -> str:
+    if text.lower().endswith(("bit", "bit/s")):
+        return format_rate(value)
+    return format_duration(value) if _DURATION.fullmatch(text) else str(value)
+
+
+def _bound(detail: ErrorDetails, text: str) -> tuple[str, str]:
+    (side, limit), *_ = detail["ctx"].items()
+    words = {"ge": "is below", "gt": "is not above", "le": "is above", "lt": "is not below"}
+    return f"{words[side]} {_number(limit, text)}", ""
+
+
+def _range(trail: Trail, model: Model, text: str) -> str:
+    group = _group_at(trail[:-1], model)
+    field = group.model_fields.get(str(trail[-1])) if group else None
+    if field is None:
+        return ""
+    low = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
+    high = next((m.le for m in field.metadata if hasattr(m, "le")), None)
+    if low is None or high is None:
+        return ""
+    return f"legal here: {_number(low, text)} to {_number(high, text)}"
+
+
+def _pattern(detail: ErrorDetails, text: str) -> tuple[str, str]:
+    pattern = str(detail["ctx"]["pattern"])
+    return "is not a legal name", _PATTERNS.get(pattern, f"it must match {pattern}")
+
+
+def _ours(detail: ErrorDetails, text: str) -> tuple[str, str]:
+    return str(detail["ctx"]["why"]), str(detail["ctx"].get("hint", ""))
+
+
+def _boolean(detail: ErrorDetails, text: str) -> tuple[str, str]:
+    said = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text.lower())
+    return "is not true or false", f"did you mean {said}?" if said else ""
+
+
+def _quoted(trail: Trail, model: Model, text: str) -> str:
+    """Quotes make a text of anything; that is a hint only where such a text would be legal."""
+    group = _group_at(trail[:-1], model)
+    field = group.model_fields.get(str(trail[-1])) if group else None
+    patterns = [m.pattern for m in field.metadata if getattr(m, "pattern", None)] if field else []
+    if not patterns:
+        return f"write it as {field.default}" if field and isinstance(field.default, str) else ""
+    if all(re.fullmatch(p, text) for p in patterns):
+        return f'put it in quotes: "{text}"'
+    return _PATTERNS.get(patterns[0], f"it must match {patterns[0]}")
+
+
+def _anything(detail: ErrorDetails, text: str) -> tuple[str, str]:
+    return f"is wrong: {detail['msg'][:1].lower()}{detail['msg'][1:]}", ""
+
+
+def _whole(detail: ErrorDetails, text: str) -> tuple[str, str]:
+    why = "is not a whole number"
+    if text.startswith('"'):
+        return why, "leave the quotes out" if text.strip('"').isdecimal() else ""
+    for read in (float, lambda t: int(t, 0)):
+        with suppress(ValueError, OverflowError):
+            if (value := read(text)) == int(value):
+                return why, f"write {int(value)}" if len(str(int(value))) < 20 else ""
+    return why, ""
+
+
+_Wording = Callable[["ErrorDetails", str], tuple[str, str]]
+_BOUNDS: Final = frozenset({"greater_than_equal", "greater_than", "less_than_equal", "less_than"})
+_WORDS: Final[Mapping[str, _Wording]] = {
+    **dict.fromkeys(_BOUNDS, _bound),
+    "literal_error": _literal,
+    "string_pattern_mismatch": _pattern,
+    "heddle_at": _ours,
+    "heddle_unit": _ours,
+    "bool_type": _boolean,
+    "bool_parsing": _boolean,
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing", "int_parsing_size"), _whole),
+    "float_type": lambda detail, text: ("is not a number", ""),
+    **dict.fromkeys(
+        ("list_type", "tuple_type"), lambda detail, text: ("is not a list", f"write it as [{text or '3'}]")
+    ),
+    "too_short": lambda detail, text: ("is empty", "leave it out for the default"),
+}

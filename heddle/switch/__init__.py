@@ -1,0 +1,1 @@
+"""What makes a namespace a fabric switch: hashing, queues, PFC, counters."""

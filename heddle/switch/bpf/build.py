@@ -1,0 +1,71 @@
+"""Build the BPF objects that are committed here: `python heddle/switch/bpf/build.py`. Users never need this.
+
+In:  the .c files beside this one, and clang with llvm-objcopy.
+Out: a .o for each (no DWARF; BTF kept, since libbpf reads the maps from it), and `clang.txt`: what made them.
+The bytes depend on the sources and the clang version alone: headers are our own, and no path of the machine enters.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import run
+
+HERE: Final = Path(__file__).resolve().parent
+PROGRAMS: Final = ("hash", "count", "nic", "queue")
+VERSION_FILE: Final = HERE / "clang.txt"
+# bpfel: x86-64 and arm64. The prefix map keeps build paths out of the BTF, and without
+# columns there is a line of it for each line of source.
+_FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
+# v2: every kernel since 4.14. v3 has additions that return what was there before: since 5.12, on arm64 since 5.18.
+_CPU: Final = {"queue": "v3"}
+
+
+def clang_version() -> str:
+    """`14.0.6`; MachineError when there is no clang."""
+    said = run(["clang", "--version"]).out
+    match = re.search(r"clang version ([0-9]+\.[0-9]+\.[0-9]+)", said)
+    if match is None:
+        raise MachineError(Problem("clang", said.partition("\n")[0], "tells no version"))
+    return match.group(1)
+
+
+def build(name: str, out: Path) -> bytes:
+    """Compile one program to `out` and return the object's bytes. MachineError says what clang found wrong.
+
+    Without llvm-objcopy the object keeps its DWARF: it works alike, but is not the one to commit.
+    """
+    paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE))
+    run(["clang", *_FLAGS, f"-mcpu={_CPU.get(name, 'v2')}", *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
+    if strip := objcopy():
+        run([strip, "--strip-debug", str(out)])
+    return out.read_bytes()
+
+
+def objcopy() -> str | None:
+    """llvm-objcopy, or the one with clang's major version behind its name (as Debian installs it beside clang)."""
+    return shutil.which("llvm-objcopy") or shutil.which(f"llvm-objcopy-{clang_version().partition('.')[0]}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build all programs, or those that are named."""
+    if objcopy() is None:
+        raise SystemExit("llvm-objcopy is not installed: apt-get install llvm")
+    for name in argv or PROGRAMS:
+        size = len(build(name, HERE / f"{name}.o"))
+        print(f"{name}.o  {size} bytes")
+    VERSION_FILE.write_text(f"clang {clang_version()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

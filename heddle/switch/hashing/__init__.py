@@ -1,0 +1,1 @@
+"""How a switch chooses among equal-cost paths: sysctls, one BPF program, its tables."""

@@ -1,0 +1,162 @@
+"""What a switch's program may steer by: groups of ports, prefixes, exact entries; and where in a packet it reads.
+
+In:  a Fabric, one of its switches, and the options of its mode.
+Out: Steering: port names, prefixes and numbers, ready to be written into the switch's maps (tables.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from ipaddress import ip_network
+from typing import Any, Final, Literal
+
+from heddle.base.families import Network
+from heddle.fabric.model import Fabric, Node, Tier
+
+DEFAULT_BUCKETS: Final = 256
+MAX_MEMBERS: Final = 128  # steer.h: as many as FRR's multipath and a fabric file's uplinks
+
+
+@dataclass(frozen=True, slots=True)
+class Udf:
+    """Bytes of a packet that are hashed beside addresses and ports, as an ASIC's user-defined field names them.
+
+    base: the header that `offset` (bytes) counts from. Read as one big-endian number; 0 where the packet is too short.
+    """
+
+    base: Literal["l3", "l4", "bth"] = "bth"
+    offset: int = 5
+    bytes: int = 3
+
+
+DEFAULT_UDF: Final = Udf()  # the BTH's destination QP
+
+
+@dataclass(frozen=True, slots=True)
+class HashOptions:
+    """`routing.hash` and `routing.resilient` of the fabric file, as plain values."""
+
+    policy: Literal["fields", "l3", "l4"] = "fields"  # of mode flow
+    fields: int = 0x37  # FIB_MULTIPATH_HASH_FIELD_*: both addresses, protocol, both ports
+    udf: Udf = DEFAULT_UDF  # of every mode that hashes a queue pair
+    gap_ns: int = 20_000_000  # flowlet, adaptive: the silence after which a queue pair may go another way
+    first: Literal["hash", "load"] = "hash"  # flowlet: how its way is chosen
+    choice: Literal["random", "round-robin"] = "random"  # spray
+    resilient: bool = False
+    buckets: int = DEFAULT_BUCKETS
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> HashOptions:
+        """What `to_json` wrote."""
+        return cls(**{**data, "udf": Udf(**data["udf"])})
+
+
+DEFAULT_OPTIONS: Final = HashOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRule:
+    """How a prefix is steered. The slice of an address is slice + ((address - network address) >> shift).
+
+    group: index in Steering.groups. shift: bits that one NIC's addresses take; 128: all of the prefix is one slice.
+    """
+
+    group: int
+    slice: int = 0
+    shift: int = 128
+
+
+@dataclass(frozen=True)
+class Steering:
+    """What the program may steer by, as port names of that switch."""
+
+    groups: tuple[tuple[str, ...], ...] = ()  # members, in the switch's port order, which is the kernel's
+    slots: tuple[tuple[str, ...], ...] = ()  # per group: what round-robin and resilient buckets index
+    prefixes: Mapping[Network, PrefixRule] = field(default_factory=dict)
+    exact: Mapping[tuple[int, Network], str] = field(default_factory=dict)  # (UDP source port, prefix) -> port
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "groups": [list(group) for group in self.groups],
+            "slots": [list(slots) for slots in self.slots],
+            "prefixes": {str(prefix): list(_values(rule)) for prefix, rule in self.prefixes.items()},
+            "exact": [[sport, str(prefix), port] for (sport, prefix), port in self.exact.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Steering:
+        """What `to_json` wrote."""
+        return cls(
+            tuple(tuple(group) for group in data["groups"]),
+            tuple(tuple(slots) for slots in data["slots"]),
+            {ip_network(prefix): PrefixRule(*rule) for prefix, rule in data["prefixes"].items()},
+            {(int(sport), ip_network(prefix)): str(port) for sport, prefix, port in data["exact"]},
+        )
+
+
+NO_STEERING: Final = Steering()
+
+
+def _values(rule: PrefixRule) -> tuple[int, int, int]:
+    return rule.group, rule.slice, rule.shift
+
+
+def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:
+    """What a switch of a fabric may steer: a group for each distinct set of two or more next hops, no exact entries.
+
+    A prefix that its hosts' links fill from its start, one network after the other, needs one rule; of any other the
+    links have a rule each, so that a slice is the index of the downlink all the same (CTSWs: see _turn).
+    """
+    order = {port.name: index for index, port in enumerate(node.ports)}
+    groups: dict[tuple[str, ...], int] = {}
+    prefixes: dict[Network, PrefixRule] = {}
+    for prefix, ports in fabric.expected_next_hops[node.name].items():
+        if len(ports) < 2:
+            continue
+        members = tuple(sorted(ports, key=order.__getitem__))
+        group = groups.setdefault(members, len(groups))
+        prefixes |= _slices(prefix, _downlinks(fabric, prefix), group, _turn(fabric, node, prefix))
+    slots = tuple(slots_of(members, options) for members in groups)
+    return Steering(tuple(groups), slots, prefixes)
+
+
+def slots_of(members: tuple[str, ...], options: HashOptions) -> tuple[str, ...]:
+    """What round-robin and buckets index: the members in turn, as many times as there are buckets if resilient."""
+    return tuple(members[i % len(members)] for i in range(options.buckets)) if options.resilient else members
+
+
+def _downlinks(fabric: Fabric, prefix: Network) -> tuple[Network, ...]:
+    """The networks of the links to a rack's NICs, in the order of its RTSW's ports."""
+    owner = fabric.rack_prefixes.get(prefix)
+    ports = fabric.by_name[owner].ports if owner is not None else ()
+    return tuple(port.address.network for port in ports if port.address is not None)
+
+
+def _turn(fabric: Fabric, node: Node, prefix: Network) -> int:
+    """What is added to every slice of a rack: at a CTSW its ordinal, from 0.
+
+    A CTSW gets from its RTSWs only those slices that are pinned to it. By the slice alone it would use some of its
+    own ways, and others never. What an ATSW gets is sorted by that sum, so there the slice alone is new again.
+    """
+    owner = fabric.rack_prefixes.get(prefix)
+    rack = fabric.by_name[owner].rack if owner is not None and node.tier is Tier.CTSW else None
+    return (rack or 1) - 1
+
+
+def _slices(prefix: Network, links: tuple[Network, ...], group: int, turn: int) -> dict[Network, PrefixRule]:
+    shift = links[0].max_prefixlen - links[0].prefixlen if links else 128
+    start = int(prefix.network_address)
+    regular = all(
+        link.prefixlen + shift == link.max_prefixlen and int(link.network_address) == start + (index << shift)
+        for index, link in enumerate(links)
+    )
+    if regular:
+        return {prefix: PrefixRule(group, turn, shift)}
+    own = {link: PrefixRule(group, turn + index, 128) for index, link in enumerate(links)}
+    return {prefix: PrefixRule(group, turn), **own}

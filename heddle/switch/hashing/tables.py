@@ -1,0 +1,271 @@
+"""The maps of one switch's program `hash`: two halves of rule and tables, of which one holds; statistics.
+
+In:  a directory of pins, or an object that was just loaded; a SwitchHashing, and the indexes of the switch's ports.
+Out: what the maps say, as the same types. Layouts are those of bpf/rules.h and bpf/flowlet.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv6Address, IPv6Network, ip_network
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from heddle.base.families import Network
+from heddle.base.problems import MachineError, Problem
+from heddle.kernel.libbpf import Map, Object
+from heddle.switch.hashing.steering import DEFAULT_UDF, HashOptions, PrefixRule, Steering, Udf
+
+MODES: Final[Mapping[str, int]] = {  # rules.h: MODE_*
+    "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,
+}  # fmt: skip
+POLICIES: Final[Mapping[str, int]] = {"l3": 0, "l4": 1, "fields": 3}  # fib_multipath_hash_policy
+_BASES: Final = ("l3", "l4", "bth")
+_CLEAR, _RESILIENT, _LOAD, _ROUND_ROBIN, _UDF = 1, 2, 4, 8, 16  # rules.h: RULE_*
+_CELL: Final = struct.Struct("=I")
+_RULE: Final = struct.Struct("=4IQ9Ixxxx")
+_GROUP: Final = struct.Struct("=4I")
+_PREFIX_KEY: Final = struct.Struct("=2I16s")
+_PREFIX_RULE: Final = struct.Struct("=4IQ")
+_EXACT_KEY: Final = struct.Struct("=3I")
+_STATS: Final = ("steered", "fell_back", "repicks", "misses")  # rules.h: STAT_*
+_FLOWLET_BYTES: Final = 128  # of kernel memory, an entry of the LRU hash
+_FLOWLET_BUDGET: Final = 16 << 20  # bytes for all switches of a lab together
+_MOST_FLOWLETS: Final = 8192  # queue pairs that a switch knows; the least recently used make room
+_LEAST_GROUPS, _LEAST_PORTS = 64, 2048  # a half; what a topology of one's own needs is not known when it is loaded
+MOST_BUCKETS: Final = 1024
+SIZES: Final[Mapping[str, tuple[int, int]]] = {  # map -> bytes of a key and a value
+    "active": (4, 4), "rules": (4, _RULE.size), "groups": (4, _GROUP.size), "hops": (4, 4),
+    "prefixes": (_PREFIX_KEY.size, _PREFIX_RULE.size), "exact": (_EXACT_KEY.size, 4), "stats": (4, 8),
+    "ids": (4, 4),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One half of the maps: what a packet meets. version: 4 or 6, whose sysctls go with it."""
+
+    mode: str
+    seed: int
+    options: HashOptions
+    steering: Steering
+    version: Literal[4, 6] = 4
+    clears: bool = False  # mode flow under policy 1: packets bring no hash along
+
+
+def sizes(steering: Steering, switches: int) -> dict[str, int]:
+    """Entries of the maps that are sized when they are made, for a lab of so many switches."""
+    groups = 2 * max(_LEAST_GROUPS, len(steering.groups))
+    ports = 2 * max(_LEAST_PORTS, sum(len(group) + MOST_BUCKETS for group in steering.groups))
+    flowlets = max(1024, min(_MOST_FLOWLETS, _FLOWLET_BUDGET // _FLOWLET_BYTES // max(1, switches)))
+    return {"groups": groups, "turns": groups, "hops": ports, "flowlets": flowlets}
+
+
+class Tables:
+    """The maps, open."""
+
+    def __init__(self, maps: Mapping[str, Map]) -> None:
+        self._maps = maps
+
+    @classmethod
+    @contextmanager
+    def pinned(cls, pins: Path) -> Iterator[Tables]:
+        """Those of a running switch, for the length of a with block; MachineError when it was not set up."""
+        if pins.is_dir() and not (pins / "active").exists():
+            why = "were made by another version of Heddle, or removed"
+            hint = "./inv down takes the lab away, ./inv up makes it anew"
+            raise MachineError(Problem("bpf", f"the hashing maps in {pins}", why, hint))
+        with ExitStack() as stack:
+            yield cls(
+                {
+                    name: stack.enter_context(Map.pinned(pins / name, key, value, per_cpu=name == "stats"))
+                    for name, (key, value) in SIZES.items()
+                }
+            )
+
+    @classmethod
+    def of_object(cls, made: Object) -> Tables:
+        """Those of an object that was loaded; valid until it is closed."""
+        return cls({name: made.map(name, *size, per_cpu=name == "stats") for name, size in SIZES.items()})
+
+    def pin(self, pins: Path) -> None:
+        """Give every map its name below /sys/fs/bpf."""
+        for name, each in self._maps.items():
+            each.pin(pins / name)
+
+    def number(self, ids: Mapping[int, int]) -> None:
+        """Say under which number (portids.py) the queues of each port are kept. ids: interface index -> number."""
+        for index, port_id in ids.items():
+            self._maps["ids"].update(_CELL.pack(index), _CELL.pack(port_id))
+
+    @property
+    def active(self) -> int:
+        """The half that holds: 0 or 1."""
+        (half,) = _CELL.unpack(self._maps["active"].lookup(bytes(4)) or bytes(4))
+        return int(half)
+
+    @property
+    def epoch(self) -> int:
+        """Another number after each flip: two equal ones say that nothing has been switched between them."""
+        rule = self._maps["rules"].lookup(_CELL.pack(self.active)) or bytes(_RULE.size)
+        return int(_RULE.unpack(rule)[3])
+
+    def flip(self) -> None:
+        """Let the other half hold, from the next packet on."""
+        self._maps["active"].update(bytes(4), _CELL.pack(1 - self.active))
+
+    def statistics(self) -> dict[str, int]:
+        """Packets since the lab is up: steered; fell_back, to ECMP; misses, for which the exact-match table has no row.
+
+        repicks: flowlets that began after a gap.
+        """
+        found = {}
+        for index, name in enumerate(_STATS):
+            cells = self._maps["stats"].lookup(_CELL.pack(index)) or b""
+            found[name] = sum(value for (value,) in struct.iter_unpack("=Q", cells))
+        return found
+
+    def read(self, names: Mapping[int, str]) -> Rule:
+        """What holds. names: interface index -> port."""
+        half = self.active
+        (mode, seed, flags, _, gap, buckets, policy, fields, base, offset, size, version, first, count) = _RULE.unpack(
+            self._maps["rules"].lookup(_CELL.pack(half)) or bytes(_RULE.size)
+        )
+        options = HashOptions(
+            policy=_word(POLICIES, policy), fields=fields, udf=Udf(_base(base), offset, size), gap_ns=gap,
+            first="load" if flags & _LOAD else "hash", choice="round-robin" if flags & _ROUND_ROBIN else "random",
+            resilient=bool(flags & _RESILIENT), buckets=buckets,
+        )  # fmt: skip
+        return Rule(
+            _word(MODES, mode), seed, options, self._steering(half, first, count, names),
+            6 if version == 6 else 4, bool(flags & _CLEAR),
+        )  # fmt: skip
+
+    def fill(self, rule: Rule, indexes: Mapping[str, int]) -> None:
+        """Write a rule to the half that does not hold. indexes: port -> interface index.
+
+        The caller makes sure that no packet still reads that half (rehash.grace). MachineError when a port is gone, or
+        a table has no room; what holds is unchanged then.
+        """
+        half = 1 - self.active
+        first_group, first_port = (half * self._maps[name].max_entries() // 2 for name in ("groups", "hops"))
+        ports: list[str] = []
+        for index, (members, slots) in enumerate(zip(rule.steering.groups, rule.steering.slots, strict=True)):
+            start = first_port + len(ports)
+            cells = (start, len(members), start + len(members), len(slots))
+            self._write("groups", _CELL.pack(first_group + index), _GROUP.pack(*cells), first_group)
+            ports += [*members, *slots]
+        for index, port in enumerate(ports):
+            self._write("hops", _CELL.pack(first_port + index), _CELL.pack(_index(port, indexes)), first_port)
+        ids = {prefix: index for index, prefix in enumerate(rule.steering.prefixes)}
+        prefixes = {
+            _prefix_key(half, prefix): _prefix_value(prefix, each, first_group, ids[prefix])
+            for prefix, each in rule.steering.prefixes.items()
+        }
+        exact = {
+            _EXACT_KEY.pack(half, ids[prefix], sport): _CELL.pack(_index(port, indexes))
+            for (sport, prefix), port in rule.steering.exact.items()
+        }
+        if len(exact) > (room := self._maps["exact"].max_entries() // 2):
+            why = f"has room for {room} rows of a switch, and {len(exact)} were asked for"
+            raise MachineError(Problem("bpf", "the exact-match table", why, "name fewer source ports or prefixes"))
+        self._replace("prefixes", half, 4, prefixes)
+        self._replace("exact", half, 0, exact)
+        self._maps["rules"].update(_CELL.pack(half), self._packed(rule, first_group))
+
+    def _packed(self, rule: Rule, first_group: int) -> bytes:
+        o = rule.options
+        epoch = (self.epoch + 1) & 0xFFFFFFFF
+        flags = (
+            _CLEAR * rule.clears
+            | _RESILIENT * o.resilient
+            | _LOAD * (o.first == "load")
+            | _ROUND_ROBIN * (o.choice == "round-robin")
+            | _UDF * (o.udf != DEFAULT_UDF)
+        )
+        udf = (_BASES.index(o.udf.base), o.udf.offset, o.udf.bytes)
+        return _RULE.pack(
+            MODES[rule.mode], rule.seed, flags, epoch, o.gap_ns, o.buckets, POLICIES[o.policy], o.fields, *udf,
+            rule.version, first_group, len(rule.steering.groups),
+        )  # fmt: skip
+
+    def _write(self, name: str, key: bytes, value: bytes, first: int) -> None:
+        entries = self._maps[name].max_entries() // 2
+        if _CELL.unpack(key)[0] - first >= entries:
+            why = f"has room for {entries} {name} of this switch, and more were asked for"
+            raise MachineError(Problem("bpf", f"map {name}", why, "fewer hash.buckets, or down and up again"))
+        self._maps[name].update(key, value)
+
+    def _replace(self, name: str, half: int, at: int, wanted: Mapping[bytes, bytes]) -> None:
+        """Make one half of a map what is wanted, touching only what differs. at: where in a key the half stands."""
+        table, mark = self._maps[name], _CELL.pack(half)
+        for key in [key for key in table.all_keys() if key[at : at + 4] == mark and key not in wanted]:
+            table.delete(key)
+        for key, value in wanted.items():
+            if table.lookup(key) != value:
+                table.update(key, value)
+
+    def _steering(self, half: int, first: int, count: int, names: Mapping[int, str]) -> Steering:
+        groups: list[tuple[str, ...]] = []
+        slots: list[tuple[str, ...]] = []
+        for index in range(first, first + count):
+            start, size, slot, many = _GROUP.unpack(self._maps["groups"].lookup(_CELL.pack(index)) or bytes(16))
+            groups.append(self._ports(range(start, start + size), names))
+            slots.append(self._ports(range(slot, slot + many), names))
+        mark = _CELL.pack(half)
+        prefixes: dict[int, tuple[Network, PrefixRule]] = {}
+        for key in [key for key in self._maps["prefixes"].all_keys() if key[4:8] == mark]:
+            group, number, piece, shift, _ = _PREFIX_RULE.unpack(self._maps["prefixes"].lookup(key) or bytes(24))
+            prefixes[number] = _network(key), PrefixRule(group - first, piece, shift)
+        exact: dict[tuple[int, Network], str] = {}
+        for key in sorted(key for key in self._maps["exact"].all_keys() if key[:4] == mark):
+            _, number, sport = _EXACT_KEY.unpack(key)
+            (port,) = _CELL.unpack(self._maps["exact"].lookup(key) or bytes(4))
+            exact[sport, prefixes[number][0]] = names.get(port, f"if{port}")
+        return Steering(tuple(groups), tuple(slots), dict(prefixes[i] for i in sorted(prefixes)), exact)
+
+    def _ports(self, indexes: Sequence[int], names: Mapping[int, str]) -> tuple[str, ...]:
+        cells = (_CELL.unpack(self._maps["hops"].lookup(_CELL.pack(index)) or bytes(4))[0] for index in indexes)
+        return tuple(names.get(cell, f"if{cell}") for cell in cells)
+
+
+def _index(port: str, indexes: Mapping[str, int]) -> int:
+    if port not in indexes:
+        hint = "./inv down, then up again, makes it anew"
+        raise MachineError(Problem("", port, "is gone: somebody removed it", hint))
+    return indexes[port]
+
+
+def _prefix_key(half: int, prefix: Network) -> bytes:
+    address, length = _mapped(prefix)
+    return _PREFIX_KEY.pack(32 + length, half, address.packed)
+
+
+def _prefix_value(prefix: Network, rule: PrefixRule, first_group: int, number: int) -> bytes:
+    host_bits = int(prefix.hostmask) & 0xFFFFFFFFFFFFFFFF
+    return _PREFIX_RULE.pack(first_group + rule.group, number, rule.slice, rule.shift, host_bits)
+
+
+def _mapped(prefix: Network) -> tuple[IPv6Address, int]:
+    """An IPv4 prefix stands among IPv6 ones as ::ffff:a.b.c.d/96+n."""
+    start, length = int(prefix.network_address), prefix.prefixlen
+    return (IPv6Address(start), length) if prefix.version == 6 else (IPv6Address(0xFFFF << 32 | start), 96 + length)
+
+
+def _network(key: bytes) -> Network:
+    bits, _, octets = _PREFIX_KEY.unpack(key)
+    address = IPv6Address(octets)
+    if address.ipv4_mapped is not None and bits >= 128:
+        return ip_network((int(address.ipv4_mapped), bits - 128))
+    return IPv6Network((int(address), bits - 32))
+
+
+def _word(words: Mapping[str, int], number: int) -> Any:
+    return next((word for word, each in words.items() if each == number), f"mode {number}")
+
+
+def _base(number: int) -> Literal["l3", "l4", "bth"]:
+    return _BASES[number] if number < len(_BASES) else "bth"

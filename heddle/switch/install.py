@@ -1,0 +1,202 @@
+"""What makes a namespace a fabric switch, and a host's port a NIC: queues, hashing, counters.
+
+In:  a Fabric and the handles of its nodes, however a runtime made them.
+Out: nothing but the state of the namespaces, and pins below /sys/fs/bpf/heddle/LAB, which `remove` takes away.
+Only handles are used: what works for namespaces works for containers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Container, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import Journal
+from heddle.fabric.model import Fabric, Node, Tier
+from heddle.kernel import offloads
+from heddle.kernel.fib import port_names
+from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
+from heddle.runtimes.registry import NodeHandle
+from heddle.switch.hashing import hashing
+from heddle.switch.hashing.tables import Tables, sizes
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues import portqueues as queues
+from heddle.switch.queues.classes import policies_of
+from heddle.switch.queues.portids import PortRef
+
+if TYPE_CHECKING:
+    from heddle.switch.queues.cells import LabQueues
+
+_OBJECTS: Final = Path(__file__).resolve().parent / "bpf"
+_HOSTS: Final = "_hosts"  # no node can be called this, nor
+_QUEUES: Final = "_queues"  # this (cells.OWNER; that module imports numpy)
+_STEP: Final = "queues, hashing, counters"
+
+
+def apply(
+    fabric: Fabric,
+    handles: Mapping[str, NodeHandle],
+    journal: Journal,
+    observer: Observer,
+    kept: Mapping[str, Container[str]] | None = None,
+) -> None:
+    """Give every node of `handles` its port rates, offloads and programs, and every switch its hashing.
+
+    kept: switch -> sysctls of hashing that its topology has set in its own way.
+
+    The namespaces and their links must be there; daemons need not be, and may start meanwhile. What an earlier,
+    killed attempt left pinned is replaced. Raises MachineError for the first node that fails, when all have ended.
+    """
+    ensure_bpffs()
+    remove(fabric.name)
+    observer.begin(_STEP, len(handles))
+    nodes = [node for node in fabric.nodes if node.name in handles]
+    setup = queues.Setup.of(fabric)
+    with _pin_queues(fabric, setup, journal) as lab_queues:
+        if any(node.tier is Tier.HOST for node in nodes):
+            _pin_nic(fabric.name)
+        with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
+            jobs = [
+                pool.submit(_apply_node, fabric, node, setup, handles[node.name], journal, kept or {}) for node in nodes
+            ]
+        for done, job in enumerate(jobs, 1):
+            job.result()
+            observer.advance(_STEP, done)
+        # Every `dequeue` is in place: from now on what comes into a queue is counted, and so is what leaves it.
+        lab_queues.set_policies(policies_of(fabric))
+    observer.end(_STEP, f"{sum(len(n.ports) for n in nodes)} ports")
+
+
+def start_agent(fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path, journal: Journal) -> None:
+    """Start the lab's agent of PFC, where there are gates; it returns when the agent is at work.
+
+    directory: the lab's, for the agent's log. MachineError when it cannot start. `pfc.stop` ends it.
+    """
+    if queues.Setup.of(fabric).gated:
+        pfc.start(fabric.name, fabric, handles, directory)
+        journal.comment(f"the agent of PFC is started; what it says is in {directory}/pfc.log")
+
+
+def check(fabric: Fabric) -> None:
+    """Before anything is made: InputError or MachineError where `apply` could not give these queues."""
+    policies_of(fabric)
+    if queues.Setup.of(fabric).gated:
+        pfc.check(fabric)
+
+
+def remove(lab: str) -> None:
+    """Unpin everything of one lab; nothing when there is nothing. Programs go when their ports do."""
+    if not hashing.PINS.is_symlink():  # somebody else's, see _pin_dir; whatever it leads to is not ours to remove
+        shutil.rmtree(hashing.PINS / lab, ignore_errors=True)
+    try:
+        hashing.PINS.rmdir()
+    except OSError:
+        return  # other labs have pins there
+
+
+def pinned(lab: str) -> bool:
+    """True when anything of that lab is pinned."""
+    return (hashing.PINS / lab).is_dir()
+
+
+def _apply_node(
+    fabric: Fabric,
+    node: Node,
+    setup: queues.Setup,
+    handle: NodeHandle,
+    journal: Journal,
+    kept: Mapping[str, Container[str]],
+) -> None:
+    shared = hashing.pin_dir(fabric.name, _QUEUES)
+    filters = [queues.Filter("ingress", 5, shared / "dequeue", numbered=True)]
+    if node.tier is Tier.HOST:
+        filters += [queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
+    else:
+        filters += _pin_switch(fabric, node, setup.ids, handle, journal, kept.get(node.name, ()))
+    # `count` comes before it: it counts what is sent, dropped or not.
+    filters += [queues.Filter("egress", 20, shared / "enqueue", numbered=True)]
+    offloads.switch_off(handle.netns, (port.name for port in node.ports))
+    queues.apply(handle.netns, node, setup, filters, journal)
+
+
+def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQueues:
+    """Load the programs and maps that all ports of the lab share. No policy holds yet: packets pass uncounted."""
+    from heddle.switch.queues.cells import LabQueues
+
+    pins = _pin_dir(fabric.name, _QUEUES)
+    journal.comment(f"BPF programs and maps of the lab's queues pinned at {pins}")
+    return LabQueues.create(fabric, setup.plan, {}, pins, setup.discipline.priorities(setup.plan))
+
+
+def _pin_switch(
+    fabric: Fabric,
+    node: Node,
+    ids: Mapping[PortRef, int],
+    handle: NodeHandle,
+    journal: Journal,
+    kept: Container[str],
+) -> list[queues.Filter]:
+    """Load and pin a switch's own copies of `hash` and `count`; sysctls and seed as the fabric says."""
+    wanted = hashing.hashing_of(fabric, node)
+    version = fabric.spec.ip_version
+    pins = _pin_dir(fabric.name, node.name)
+    room = {**sizes(wanted.steering, len(fabric.switches)), "ids": len(node.ports) + 1}
+    with _depths(fabric) as shared, loaded(_OBJECTS / "hash.o", room, shared) as made:
+        tables = Tables.of_object(made)
+        indexes = {name: index for index, name in port_names(handle).items()}
+        tables.number({indexes[port.name]: ids[node.name, port.name] for port in node.ports if port.name in indexes})
+        tables.fill(hashing.rule_of(wanted, version), indexes)
+        tables.flip()
+        tables.pin(pins)
+        made.program("hash").pin(pins / "hash")
+    with loaded(_OBJECTS / "count.o") as made:
+        for name in ("flows", "ports", "misses"):
+            made.map(name, 0, 0).pin(pins / name)
+        made.program("count").pin(pins / "count")
+    rules = hashing.sysctls(wanted.mode, wanted.seed, wanted.options, version)
+    hashing.write_sysctls(handle.netns, rules, kept)
+    journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {wanted.mode}, seed {wanted.seed}")
+    return [queues.Filter("ingress", 10, pins / "hash"), queues.Filter("egress", 10, pins / "count")]
+
+
+@contextmanager
+def _depths(fabric: Fabric) -> Iterator[dict[str, Map]]:
+    """Maps of the lab's queues that `hash` reads, too."""
+    from heddle.switch.queues.cells import LAYOUTS
+
+    pins = hashing.pin_dir(fabric.name, _QUEUES)
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(Map.pinned(pins / name, 4, LAYOUTS[name].itemsize)) for name in ("cells", "dscp")
+        }
+
+
+def _pin_nic(lab: str) -> None:
+    pins = _pin_dir(lab, _HOSTS)
+    with loaded(_OBJECTS / "nic.o") as made:
+        made.map("taken", 4, 16).pin(pins / "taken")
+        made.program("nic").pin(pins / "nic")
+
+
+def _pin_dir(lab: str, owner: str) -> Path:
+    """The directory for an owner's pins, made; another lab's `remove` may take the empty parent away meanwhile."""
+    pins = hashing.pin_dir(lab, owner)
+    for _ in range(10):
+        try:
+            pins.mkdir(parents=True, exist_ok=True)
+            root = hashing.PINS.lstat()
+        except FileNotFoundError:
+            continue
+        if root.st_uid != 0 or not stat.S_ISDIR(root.st_mode) or root.st_mode & stat.S_IWOTH:
+            # Mounted without mode=0700 the BPF file system is everybody's, as /tmp is.
+            why = "is another user's, or everybody's to write"
+            raise MachineError(Problem("bpf", str(hashing.PINS), why, f"rm -r {hashing.PINS}, when no lab runs"))
+        return pins
+    raise MachineError(Problem("bpf", str(pins), "cannot be made: something keeps removing it"))

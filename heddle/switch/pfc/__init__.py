@@ -1,0 +1,1 @@
+"""Priority-based flow control: the agent that sends pause frames and obeys them, and its keeper."""

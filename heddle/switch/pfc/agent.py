@@ -1,0 +1,292 @@
+"""The PFC agent of a lab: what MAC control and the pause timers of a switch's ports do, in one process for all.
+
+Events of the BPF programs come by a ring buffer: ingress ports that hold too much (a pause frame leaves by that port),
+and pause frames that have come in (gates are closed for the time they say). It waits in one epoll and allocates little
+on the way. A keeper, forked from it, goes on when it dies: see keeper.py.
+
+    python -m heddle.switch.pfc < layout.json      (see world.Layout; returns when the agent is at work)
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from heddle.switch.pfc.frame import CLASSES
+from heddle.switch.pfc.linkwatch import Links
+from heddle.switch.pfc.pauses import Pauses
+from heddle.switch.pfc.thresholds import Rules
+from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.watchdog import Watchdog
+from heddle.switch.pfc.world import World
+
+REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
+TICK_NS: Final = 100_000_000
+_TICKS_A_LOOK: Final = 10  # namespaces and books are looked at so often
+_SILENT_NS: Final = 1_000_000_000
+_SILENT_TICKS: Final = 10  # in a row: a machine that was suspended stops both
+_REACTION_BINS: Final = 10
+_REACTION_STEP_NS: Final = 62_500
+
+
+class Ended(BaseException):
+    """Somebody asked this process to end."""
+
+
+class Agent:
+    """One lab's agent. `run` returns when the keeper has died, so that another can be started."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._queues = queues = world.queues
+        self._timers = Timers()
+        self._rules = Rules(queues)
+        self._pauses = Pauses(world, self._rules, self._timers, REFRESH)
+        self._watchdog = Watchdog(world, self._rules, self._timers, (DETECT, RESTORE), self._open)
+        self._links = Links(world, self._timers, LINK, self._lost)
+        table = queues.agent
+        self._since, self._until = table["closed_since_ns"], table["until_ns"]
+        self._out = queues.cells["last_out_ns"]
+        self._count, self._last = table["reactions"], table["reaction_last_ns"]
+        self._max, self._sum = table["reaction_max_ns"], table["reaction_sum_ns"]
+        self._histogram = table["spare"].view("<u4")
+        self._closing: dict[int, tuple[int, int]] = {}  # closed gate -> when its frame came, when it was shut
+        self._checked: dict[int, int] = {}  # closed gate -> its earliest timer
+        self._events = queues.events()
+        self._ticks = 0
+        self._keeper, self._silent = -1, 0
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {
+            self._events.fileno(): self._take_events,
+            self._timers.fileno(): self._timers.rang,
+        }
+        for node, space in world.spaces.items():
+            self._handlers[space.netlink.fileno()] = partial(self._take_notices, node)
+        for fd in self._handlers:
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def run(self, keeper: int) -> None:
+        """Work until the process behind the pidfd `keeper` has ended. Ended when this one is asked to."""
+        self._epoll.register(keeper, select.EPOLLIN)
+        self._keeper, self._silent = keeper, 0
+        now, handlers = time.monotonic_ns, self._handlers
+        page, timers = self._world.page, self._timers
+        while True:
+            moment = now()
+            page.heartbeat_ns = moment
+            while (due := timers.due(moment)) is not None:
+                self._due(*due, moment)
+            timers.arm()
+            for fd, _ in self._epoll.poll():
+                if fd == keeper:
+                    self._epoll.unregister(keeper)
+                    return
+                if (handler := handlers.get(fd)) is not None:  # one before it may have let a namespace go
+                    handler()
+            if page.ending:
+                raise Ended
+
+    def reload(self) -> None:
+        """Read the rules now; for a signal's handler, which interrupts the wait and everything else."""
+        self._timers.push(time.monotonic_ns(), RELOAD, 0)
+        self._timers.arm()
+
+    def close(self) -> None:
+        """Give descriptors back that a successor makes for itself."""
+        self._epoll.close()
+        self._timers.close()
+
+    def end(self) -> None:
+        """Open all gates, and let all peers go on."""
+        for index in self._until.nonzero()[0].tolist():
+            self._world.open_gate(index, time.monotonic_ns())
+        self._pauses.end()
+
+    def begin(self, *, anew: bool) -> None:
+        """Take over what is: pauses that run go on to their end, and gates that are past their time are opened.
+
+        anew: no agent was there until now; every other gate is opened then, too, whatever the table says.
+        """
+        now = time.monotonic_ns()
+        for index, (space, port, number) in self._world.gates.items():
+            until = int(self._until[index])
+            if until > now and self._rules.pfc[index]:
+                space.close(port, number)  # the one before may have been killed just before it did
+                self._watch(index, until)
+                self._watchdog.closed(index, int(self._since[index]))
+            elif until or anew:
+                self._world.open_gate(index, now)
+        self._pauses.adopt(now)
+        self._watchdog.adopt(now)
+        for node in self._world.spaces:
+            self._world.page.heartbeat_ns = time.monotonic_ns()  # the keeper is there already
+            self._links.read(node, now)
+        self._timers.push(now + TICK_NS, TICK, 0)
+
+    def _due(self, when: int, kind: int, index: int, now: int) -> None:
+        if kind == REFRESH:
+            self._pauses.due(when, index, now)
+        elif kind == EXPIRE:
+            self._expire(when, index, now)
+        elif kind == DETECT:
+            self._watchdog.look(index, now)
+        elif kind == RESTORE:
+            self._watchdog.calm(index, now)
+        elif kind == LINK:
+            self._links.due(index)
+        elif kind == TICK:
+            self._tick(now)
+        elif self._rules.load():
+            self._changed(now)
+
+    def _take_events(self) -> None:
+        for event in self._events.read():
+            if event.kind == "pfc":
+                number, vector = 0, event.number
+                while vector:
+                    if vector & 1:
+                        self._hear(event.port * CLASSES + number, event.quanta[number], event.ns)
+                    number, vector = number + 1, vector >> 1
+            else:
+                self._pauses.settle(event.port * CLASSES + event.number, time.monotonic_ns())
+
+    def _hear(self, index: int, quanta: int, heard: int) -> None:
+        """A frame that came at `heard` (ns) asks this class of this port to pause, or to go on."""
+        if index not in self._world.gates or not self._rules.pfc[index]:
+            return
+        if not quanta:
+            if self._until[index]:
+                self._open(index, time.monotonic_ns())
+            return
+        watchdog = self._watchdog
+        watchdog.heard[index] = heard
+        if index in watchdog.storming:
+            return
+        until = heard + int(quanta * self._rules.quantum_ns[index // CLASSES])
+        if self._until[index]:  # closed already: the newest frame says for how long
+            self._until[index] = until
+            if until < self._checked[index]:
+                self._watch(index, until)
+            return
+        now = time.monotonic_ns()
+        if until <= now:  # over before it was read
+            return
+        space, port, number = self._world.gates[index]
+        # Before the kernel closes it: whoever is killed in between leaves a gate that is known to be closed.
+        self._until[index] = until
+        self._since[index] = now
+        space.close(port, number)
+        self._closing[index] = (heard, time.monotonic_ns())
+        self._watch(index, until)
+        watchdog.closed(index, now)
+
+    def _watch(self, index: int, until: int) -> None:
+        self._checked[index] = until
+        self._timers.push(until, EXPIRE, index)
+
+    def _expire(self, when: int, index: int, now: int) -> None:
+        if self._checked.get(index) != when:
+            return
+        until = int(self._until[index])
+        if until > now:  # it was asked for again meanwhile
+            self._watch(index, until)
+        elif until:
+            self._open(index, now)
+
+    def _open(self, index: int, now: int) -> None:
+        """Open a gate, and note how long the port had taken to stop when it was closed.
+
+        That is from the frame until the gate was shut, or until the last packet of the class had come to the peer.
+        """
+        self._checked.pop(index, None)
+        heard, shut = self._closing.pop(index, (0, 0))
+        if heard:
+            took = max(shut, int(self._out[index])) - heard
+            self._count[index] += 1
+            self._last[index] = took
+            self._sum[index] += took
+            self._max[index] = max(took, int(self._max[index]))
+            self._histogram[index, reaction_bin(took)] += 1
+        self._world.open_gate(index, now)
+        self._watchdog.opened(index)
+
+    def _lost(self, index: int, now: int) -> None:
+        """The link of that row's port is gone: nobody there pauses it any more."""
+        if index in self._world.gates and self._until[index]:
+            self._open(index, now)
+
+    def _take_notices(self, node: str) -> None:
+        space = self._world.spaces.get(node)
+        if space is None:
+            return
+        refused = space.errors
+        for event in space.notices():
+            if event.port:
+                self._links.changed(node, event.port, event.up, time.monotonic_ns())
+            else:
+                self._links.read(node, time.monotonic_ns())
+        if space.errors > refused:
+            self._world.log.say("refused", f"{node}: the kernel did not change a gate; somebody has changed its queues")
+
+    def _tick(self, now: int) -> None:
+        self._timers.push(now + TICK_NS, TICK, 0)
+        self._ticks += 1
+        if self._rules.load():
+            self._changed(now)
+        self._pauses.look(now)
+        self._silent = self._silent + 1 if now - self._world.page.keeper_ns > _SILENT_NS else 0
+        if self._silent >= _SILENT_TICKS:
+            self._world.log.say("keeper", "the keeper does not turn")
+            with suppress(ProcessLookupError):  # its end is seen by the pidfd, as any other
+                signal.pidfd_send_signal(self._keeper, signal.SIGKILL)
+        if self._ticks % _TICKS_A_LOOK == 0:
+            self._let_go()
+            for port, number, held in self._queues.mend(self._world.asker()):
+                what = f"{held} bytes were lost behind the queue, where nothing counts; they wait no more"
+                self._world.log.say("lost", f"{self._world.ports[port].ref} class {number}: {what}")
+
+    def _changed(self, now: int) -> None:
+        """Other rules hold: a gate whose class does not pause any more is open from now on."""
+        self._pauses.changed()
+        for index in self._until.nonzero()[0].tolist():
+            if not self._rules.pfc[index]:
+                self._open(index, now)
+        for index in [index for index in self._watchdog.storming if not self._rules.detect_ns[index]]:
+            self._watchdog.end(index)
+
+    def _let_go(self) -> None:
+        """Of nodes that are gone; Ended with the last of them, which leaves nothing to do."""
+        for node in self._world.lost():
+            fd = self._world.spaces[node].netlink.fileno()
+            self._epoll.unregister(fd)
+            del self._handlers[fd]
+            self._world.let_go(node)
+            self._world.log.say("gone", f"{node} has no namespace any more")
+        if not self._world.spaces:
+            self._world.page.end()
+            raise Ended
+
+
+def reaction_bin(reaction_ns: int) -> int:
+    """The bin of the histogram in which a reaction counts: 0 below 62.5 us, and each next one twice as far.
+
+    As heddle/lab/queuestatus.py has it, which would bring half of Heddle along.
+    """
+    return min(_REACTION_BINS - 1, (reaction_ns // _REACTION_STEP_NS).bit_length())
+
+
+def quiet_signals(stop: Callable[[], None]) -> None:
+    """SIGTERM and SIGINT end both processes in an orderly way; a terminal's hangup is nothing to them."""
+
+    def ended(*_: object) -> None:
+        stop()
+        raise Ended
+
+    signal.signal(signal.SIGTERM, ended)
+    signal.signal(signal.SIGINT, ended)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

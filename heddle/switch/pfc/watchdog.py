@@ -1,0 +1,106 @@
+"""The PFC watchdog: a peer that pauses a class for ever is not heeded any more (after SONiC's pfcwd).
+
+A gate that has been closed for the detection time, with packets waiting all the while and none leaving, is a storm.
+Action `drop`: what waits is let out, to be dropped by the program at the peer, and what comes is dropped. Action
+`forward`: packets pass as if there were no pause. Once no pause has come for the restoration time, pauses count again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from heddle.switch.pfc.frame import CLASSES
+from heddle.switch.pfc.thresholds import DROP, Rules
+from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.world import World
+
+# In a detection time, while nothing waits. A storm fills the ports before it within milliseconds, and those have the
+# same detection time: whoever is late here has the watchdogs of the ports before it take its storm for theirs.
+_LOOKS: Final = 100
+
+
+class Watchdog:
+    """One for all gates. Rows as in the maps, times in ns of CLOCK_MONOTONIC."""
+
+    def __init__(
+        self, world: World, rules: Rules, timers: Timers, kinds: tuple[int, int], release: Callable[[int, int], None]
+    ) -> None:
+        """kinds: of timers, to detect and to restore. release: opens a gate (row, now)."""
+        self._world, self._rules, self._timers = world, rules, timers
+        self._detect, self._restore = kinds
+        self._release = release
+        self._depth, self._out = world.queues.cells["depth"], world.queues.cells["last_out_ns"]
+        table = world.queues.agent
+        self._state, self._storms, self._since = table["watchdog"], table["storms"], table["storm_since_ns"]
+        self._closed = table["closed_since_ns"]
+        self._waiting: dict[int, int] = {}  # closed gate -> since when packets wait; 0: none did at the last look
+        self.heard: dict[int, int] = {}  # row -> when it was last paused
+        self.storming: set[int] = set()
+
+    def adopt(self, now: int) -> None:
+        """Go on with the storms that an agent before has left."""
+        for index in self._state.nonzero()[0].tolist():
+            self.storming.add(index)
+            self.heard[index] = now
+            self._timers.push(now + self._rules.restore_ns[index], self._restore, index)
+
+    def closed(self, index: int, now: int) -> None:
+        """A gate has just been closed."""
+        detect = self._rules.detect_ns[index]
+        if detect:
+            waits = int(self._depth[index]) > 0
+            self._waiting[index] = now if waits else 0
+            self._timers.push(now + (detect if waits else detect // _LOOKS), self._detect, index)
+
+    def opened(self, index: int) -> None:
+        """A gate has been opened."""
+        self._waiting.pop(index, None)
+
+    def look(self, index: int, now: int) -> None:
+        """Time to look at a gate that was closed."""
+        detect = self._rules.detect_ns[index]
+        since = self._waiting.get(index)
+        if since is None or not detect:
+            return
+        if int(self._depth[index]) == 0:
+            self._waiting[index] = 0
+            self._timers.push(now + detect // _LOOKS, self._detect, index)
+            return
+        if not since:
+            since = self._waiting[index] = now
+        stuck = max(since, int(self._closed[index]), int(self._out[index]))
+        if now < stuck + detect:
+            self._timers.push(stuck + detect, self._detect, index)
+            return
+        self._storm(index, now)
+
+    def _storm(self, index: int, now: int) -> None:
+        action = self._rules.action[index]
+        self._state[index], self._since[index] = action, now
+        self._storms[index] += 1
+        self.storming.add(index)
+        waiting = int(self._depth[index])
+        self._release(index, now)
+        self._timers.push(self.heard.get(index, now) + self._rules.restore_ns[index], self._restore, index)
+        done = "drops" if action == DROP else "forwards"
+        port, seconds = self._world.ports[index // CLASSES], self._rules.detect_ns[index] / 1e9
+        what = f"paused by {port.peer_ref} for {seconds:g} s with {waiting} bytes waiting; {done} them"
+        self._world.log.say("storm", f"{port.ref} class {index % CLASSES}: {what}")
+
+    def calm(self, index: int, now: int) -> None:
+        """Time to look whether a storm is over."""
+        if index not in self.storming:
+            return
+        over = self.heard.get(index, 0) + self._rules.restore_ns[index]
+        if now < over:
+            self._timers.push(over, self._restore, index)
+            return
+        self.end(index)
+
+    def end(self, index: int) -> None:
+        """Pauses count again."""
+        self._state[index] = 0
+        self.storming.discard(index)
+        port = self._world.ports[index // CLASSES]
+        self._world.log.say("calm", f"{port.ref} class {index % CLASSES}: no pause any more, heeds them again")

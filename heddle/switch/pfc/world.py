@@ -1,0 +1,250 @@
+"""What the agent and its keeper share: sockets in every namespace, the lab's maps, a page of memory, a log.
+
+All of it is made once, before the first fork, and inherited: whichever of the two is left can go on with everything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from heddle.base.problems import HeddleError
+from heddle.fabric.model import Fabric, Node, Port, Tier
+from heddle.kernel.namespace import CLONE_NEWNET, setns
+from heddle.switch.pfc.frame import CLASSES
+from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues.portids import numbered_ports
+
+if TYPE_CHECKING:
+    from heddle.switch.queues.cells import LabQueues
+
+LOG: Final = "pfc.log"
+LOCKS: Final = "pfc.lock"  # byte 0 is locked by the agent, byte 1 by the keeper: who lives, and its pid
+AGENT, KEEPER = 0, 1
+_LINES_A_SECOND: Final = 5
+_CLOSING: Final = 32
+_LOG_BYTES: Final = 4 << 20  # a log that has grown so large is begun anew
+# The directory may be another user's, who called sudo: no link there leads us elsewhere.
+_OWN_FILE: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which ports there are, and where their namespaces stand. fabric: nodes and ports are enough, without a spec."""
+
+    directory: Path
+    spaces: Mapping[str, Path]
+    fabric: Fabric
+
+    def to_json(self) -> str:
+        """What the agent is told on its standard input."""
+        spaces = {node: str(path) for node, path in self.spaces.items()}
+        nodes = [
+            [n.name, n.tier.value, n.index, [[p.name, p.peer_node, p.peer_port, p.rate_bps, p.mtu] for p in n.ports]]
+            for n in self.fabric.nodes
+        ]
+        return json.dumps({"lab": self.fabric.name, "directory": str(self.directory), "spaces": spaces, "nodes": nodes})
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """What `to_json` wrote."""
+        data: Mapping[str, Any] = json.loads(text)
+        nodes = []
+        for name, tier, index, rows in data["nodes"]:
+            ports = (Port(name, own, "", node, peer, rate, mtu) for own, node, peer, rate, mtu in rows)
+            nodes.append(Node(name, Tier(tier), index, tuple(ports)))
+        spaces = {node: Path(path) for node, path in data["spaces"].items()}
+        fabric = Fabric(data["lab"], cast(Any, None), tuple(nodes), ())
+        return cls(Path(data["directory"]), spaces, fabric)
+
+
+class Log:
+    """Lines for people, at most some of a kind in a second; both processes append to one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | _OWN_FILE, 0o644)
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def say(self, kind: str, text: str) -> None:
+        """Write a line; kinds are limited each for themselves, and what was left out is told of."""
+        second = int(time.time())
+        since, count = self._seen.get(kind, (second, 0))
+        if since == second and count >= _LINES_A_SECOND:
+            self._seen[kind] = (since, count + 1)
+            return
+        missed = count - _LINES_A_SECOND if since != second else 0
+        more = f" (and {missed} more lines like the last)" if missed > 0 else ""
+        self._seen[kind] = (second, count + 1 if since == second else 1)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with suppress(OSError):  # a full disk stops no gate
+            if os.fstat(self._fd).st_size > _LOG_BYTES:
+                os.ftruncate(self._fd, 0)
+            os.write(self._fd, f"{stamp} {os.getpid()} {kind}: {text}{more}\n".encode())
+
+
+class Page:
+    """Three numbers that both processes see: when each was last about, and whether they are to end."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._words = memoryview(self._memory).cast("Q")
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """The agent's last turn, on CLOCK_MONOTONIC."""
+        return self._words[0]
+
+    @heartbeat_ns.setter
+    def heartbeat_ns(self, now: int) -> None:
+        self._words[0] = now
+
+    @property
+    def keeper_ns(self) -> int:
+        """The same of the keeper."""
+        return self._words[2]
+
+    @keeper_ns.setter
+    def keeper_ns(self, now: int) -> None:
+        self._words[2] = now
+
+    @property
+    def ending(self) -> bool:
+        """Whether somebody has asked one of the two to end."""
+        return bool(self._words[1])
+
+    def end(self) -> None:
+        """Both are to end."""
+        self._words[1] = 1
+
+
+def stand(spaces: Mapping[str, Path]) -> str:
+    """Be in a namespace of the lab, whichever is there: `down` looks for processes in those. Its node, or ""."""
+    for node, netns in spaces.items():
+        with suppress(OSError):
+            there = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                setns(there, CLONE_NEWNET)
+            finally:
+                os.close(there)
+            return node
+    return ""
+
+
+class World:
+    """Everything that both processes need. OSError or MachineError when it cannot be had."""
+
+    def __init__(self, layout: Layout, queues: LabQueues, gates: Mapping[str, Gates]) -> None:
+        self.layout, self.queues = layout, queues
+        self.log = Log(layout.directory / LOG)
+        self.page = Page()
+        self._stands = stand(layout.spaces)
+        self.tell = -1  # a pipe to whoever waits until both are at work
+        self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | _OWN_FILE, 0o644)
+        self.spaces: dict[str, Gates] = dict(gates)
+        self.ports: dict[int, Port] = dict(numbered_ports(layout.fabric))
+        self.gates: dict[int, tuple[Gates, str, int]] = {}  # row of the maps -> where, port, class
+        for number, port in self.ports.items():
+            space = gates[port.node]
+            for each in range(CLASSES):
+                if (port.name, each) in space.gates:
+                    self.gates[number * CLASSES + each] = (space, port.name, each)
+
+    def told(self, word: bytes) -> None:
+        """Say it to who waits, if anybody still does, and let go of him."""
+        if self.tell >= 0:
+            with suppress(OSError):
+                os.write(self.tell, word)
+            os.close(self.tell)
+        self.tell = -1
+
+    def lock(self, role: int) -> None:
+        """Be the one agent, or the one keeper; BlockingIOError when another is."""
+        fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, role)
+
+    def await_lock(self, role: int, seconds: float) -> None:
+        """The same, with patience: a killed process lets go of its locks a moment after its end is seen."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return self.lock(role)
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(0.005)
+
+    def lost(self) -> list[str]:
+        """Nodes whose namespaces are gone."""
+        return [node for node, space in self.spaces.items() if space.gone()]
+
+    def let_go(self, node: str) -> None:
+        """Close what is open in a namespace: it would live on by that, and so would its end of every link."""
+        space = self.spaces.pop(node)
+        space.close_sockets()
+        self.gates = {index: gate for index, gate in self.gates.items() if gate[0] is not space}
+        if node == self._stands:
+            self._stands = stand({name: each.netns for name, each in self.spaces.items()})
+
+    def close(self) -> None:
+        """Close all sockets, many at a time: one by one a large lab's would take seconds, and `down` waits for that."""
+        with ThreadPoolExecutor(_CLOSING) as pool:
+            list(pool.map(Gates.close_sockets, self.spaces.values()))
+
+    def asker(self) -> Callable[[int, int], bool]:
+        """Whether packets of a (port id, class) wait in its qdisc, as the kernel says; asked once a node.
+
+        Without its own qdisc the port's root has them. What cannot be read has packets.
+        """
+        read: dict[str, dict[tuple[str, int], int]] = {}
+
+        def waits(port_id: int, number: int) -> bool:
+            port = self.ports[port_id]
+            try:
+                if port.node not in read:
+                    read[port.node] = self.spaces[port.node].waiting()
+            except (OSError, KeyError, HeddleError):
+                return True
+            found = read[port.node]
+            return found.get((port.name, number), found.get((port.name, -1), 0)) > 0
+
+        return waits
+
+    def open_gate(self, index: int, now: int) -> None:
+        """Open one gate and account for the time that it was closed, in ns of CLOCK_MONOTONIC."""
+        if index in self.gates:  # else its node is gone
+            space, port, number = self.gates[index]
+            space.open(port, number)
+        table = self.queues.agent
+        since = int(table["closed_since_ns"][index])
+        if since:
+            table["paused_ns"][index] += max(0, now - since)
+        # After the kernel has opened it: whoever is killed in between leaves a gate that is known to be closed.
+        table["closed_since_ns"][index] = 0
+        table["until_ns"][index] = 0
+        self.queues.gates["since_ns"][index] = 0  # the programs end a pause only when Xon came
+
+
+def holder(directory: Path, role: int) -> int | None:
+    """The pid of a lab's agent or keeper, by its lock; None when there is none."""
+    try:
+        fd = os.open(directory / LOCKS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, role, 1, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return None if kind == fcntl.F_UNLCK else pid

@@ -1,0 +1,1 @@
+"""What is behind every port: classes, schedulers, markers, and the counters of all queues."""

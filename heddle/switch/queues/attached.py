@@ -1,0 +1,76 @@
+"""What stands at ports, as the kernel has it: which programs in which order, and which gates are closed.
+
+In:  a namespace and its ports. Out: values read by netlink, nothing changed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from heddle.kernel.fib import read_names
+from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTFILTER, RouteSocket, attributes
+from heddle.switch.queues.disciplines import number_of
+
+_HOOKS: Final = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), ..._EGRESS
+_TCMSG: Final = struct.Struct("=B3xiIII")
+_TCA_KIND, _TCA_OPTIONS = 1, 2
+_TCA_BPF_CLASSID, _TCA_BPF_NAME = 3, 7
+_TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
+_SLOW: Final = 10**6  # bytes/s: an open gate is four times as fast as any link, a closed one takes 1,000
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A BPF program at a clsact hook, in the order in which they run. number: of the port, as it was told; 0: none."""
+
+    hook: str
+    program: str
+    number: int
+
+    def text(self) -> str:
+        """`ingress:dequeue as port 7`."""
+        return f"{self.hook}:{self.program}" + (f" as port {self.number}" if self.number else "")
+
+
+def read_attached(netns: Path, ports: Iterable[str]) -> dict[str, tuple[Attached, ...]]:
+    """Port -> its programs, ingress first; an empty tuple where there are none."""
+    found: dict[str, tuple[Attached, ...]] = {}
+    with RouteSocket(netns) as netlink:
+        names = {name: index for index, name in read_names(netlink).items()}
+        for port in ports:
+            rows: list[tuple[int, int, Attached]] = []
+            for place, (hook, parent) in enumerate(_HOOKS.items()):
+                request = _TCMSG.pack(0, names.get(port, 0), 0, parent, 0)
+                for body in netlink.dump(RTM_GETTFILTER, request):
+                    priority = _TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
+                    attrs = attributes(body, _TCMSG.size)
+                    if attrs.get(_TCA_KIND) == b"bpf\0" and _TCA_OPTIONS in attrs:
+                        options = attributes(attrs[_TCA_OPTIONS], 0)
+                        name = options.get(_TCA_BPF_NAME, b"").rstrip(bytes(1)).decode().split(":")[0]
+                        number = struct.unpack("=I", options.get(_TCA_BPF_CLASSID, bytes(4)))[0]
+                        if name:
+                            rows.append((place, priority, Attached(hook, name, number)))
+            found[port] = tuple(each for _, _, each in sorted(rows, key=lambda row: row[:2]))
+    return found
+
+
+def read_closed(netns: Path) -> set[tuple[str, int]]:
+    """(port, class) of every gate that lets nothing through at this moment."""
+    found: set[tuple[str, int]] = set()
+    with RouteSocket(netns) as netlink:
+        names = read_names(netlink)
+        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, _, _ = _TCMSG.unpack_from(body)
+            attrs = attributes(body, _TCMSG.size)
+            number = number_of(handle >> 16)
+            if number is None or attrs.get(_TCA_KIND) != b"tbf\0":
+                continue
+            options = attributes(attrs[_TCA_OPTIONS], 0)
+            (rate,) = struct.unpack_from("=8xI", options[_TCA_TBF_PARMS])  # of struct tc_ratespec
+            if _TCA_TBF_RATE64 not in options and rate < _SLOW:
+                found.add((names.get(ifindex, ""), number))
+    return found

@@ -1,0 +1,395 @@
+"""The queues of a lab as memory: what the programs `enqueue` and `dequeue` count and go by, mapped into this process.
+
+In:  a Fabric, its ClassPlan and Policies (classes.py); /sys/fs/bpf/heddle/LAB/_queues.
+Out: LabQueues: numpy views of the shared maps, a reader of events, and what is changed while packets pass.
+Layouts are those of bpf/queue.h. A row is port id * 8 + class (portids.row); sizes in bytes of frames, times in
+nanoseconds of CLOCK_MONOTONIC. Reading asks the kernel nothing. The module imports numpy: import it where it is used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.base.problems import MachineError, Problem
+from heddle.fabric.model import Fabric, Tier
+from heddle.kernel.libbpf import Map, Object, Program, loaded
+from heddle.kernel.ring import Event, Events
+from heddle.spec.queuespec import CLASSES, HEADER
+from heddle.switch.hashing.hashing import pin_dir
+from heddle.switch.queues.classes import ClassPlan, Policies, Policy
+from heddle.switch.queues.portids import numbered_ports, port_ids, row
+
+__all__ = ["CAUSES", "OWNER", "Event", "LabQueues"]
+Rows = npt.NDArray[Any]
+
+OWNER: Final = "_queues"  # the directory of pins; no node can be called this
+CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down")  # of cells["drops"], in this order
+LOST: Final = "lost"  # the cause of gates["lost"]: no program saw it
+KINDS: Final = {"unused": 0, "control": 1, "lossless": 2, "lossy": 3}
+ACTIONS: Final = {"drop": 1, "forward": 2}  # of policies["action"] and, during a storm, agent["watchdog"]
+LINK_HOST, LINK_DOWN = 1, 2  # queue.h
+POLICY_ECN, POLICY_AT_DEQUEUE, POLICY_PFC, POLICY_RED = 1, 2, 4, 8
+EVENTS_BYTES: Final = 1 << 20
+_OBJECT: Final = Path(__file__).resolve().parents[1] / "bpf" / "queue.o"
+_PROBABILITY: Final = 1 << 32
+_ALPHA: Final = 1 << 16
+
+
+def _layout(words: str, **sized: str) -> np.dtype[Any]:
+    """Fields of 8 bytes, but those that `sized` gives another type."""
+    return np.dtype([(word, sized.get(word, "<u8")) for word in words.split()])
+
+
+CELL: Final = _layout(
+    "depth high_water peak in_packets in_bytes out_packets out_bytes marks drops drop_bytes last_out_ns strays",
+    drops="(5,)<u8",
+)
+INGRESS: Final = _layout(
+    "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes lost lost_high spare",
+    state="<u4", pad="<u4", spare="(5,)<u8",
+)  # fmt: skip
+GATE: Final = _layout("pfc_received since_ns last_ns lost")
+AGENT: Final = _layout(
+    "pfc_sent closed_since_ns until_ns paused_ns watchdog pad storms storm_since_ns"
+    " reactions reaction_last_ns reaction_max_ns reaction_sum_ns spare",
+    watchdog="<u4", pad="<u4", spare="(5,)<u8",
+)  # fmt: skip
+LINK: Final = _layout(
+    "peer node local ports_of_node matrix_base flags rate",
+    **dict.fromkeys(("peer", "node", "local", "ports_of_node", "matrix_base", "flags"), "<u4"),
+)
+NODE: Final = _layout("shared_used headroom_used used high_water peak headroom_high drops spare")
+POLICY: Final = _layout(
+    "kind flags kmin kmax pmax xoff xon headroom reserve alpha shared buffer detect_ns restore_ns"
+    " quanta action priority fallback frame spare",
+    **dict.fromkeys(("kind", "flags", "quanta", "action", "priority", "fallback", "frame", "spare"), "<u4"),
+)
+TRANSIT: Final = np.dtype("<u8")
+ACTIVE: Final = np.dtype("<u4")
+DSCP: Final = np.dtype([("of_dscp", "(64,)u1"), ("control", "u1"), ("pad", "(7,)u1")])
+LAYOUTS: Final[Mapping[str, np.dtype[Any]]] = {
+    "cells": CELL, "ingress": INGRESS, "gates": GATE, "agent": AGENT, "links": LINK, "switches": NODE,
+    "transit": TRANSIT, "policies": POLICY, "active": ACTIVE, "dscp": DSCP,
+}  # fmt: skip
+PROGRAMS: Final = ("enqueue", "dequeue", "credit", "settle")
+
+
+class LabQueues:
+    """The maps of one lab, open and mapped. Views are writable: who may write what is in queue.h."""
+
+    def __init__(self, fabric: Fabric, maps: Mapping[str, Map], programs: Mapping[str, Program], stack: ExitStack):
+        self.fabric = fabric
+        self.ids = port_ids(fabric)  # (node, port) -> port id
+        self._stack = stack
+        self._programs = programs
+        self._ring = maps["events"]
+        self._events: Events | None = None
+        self._seen: Rows | None = None  # by mend(), the last time
+        self._views = {name: _view(maps[name], layout) for name, layout in LAYOUTS.items()}
+        self.cells: Rows = self._views["cells"]
+        self.ingress: Rows = self._views["ingress"]
+        self.gates: Rows = self._views["gates"]
+        self.agent: Rows = self._views["agent"]
+        self.links: Rows = self._views["links"]
+        self.switches: Rows = self._views["switches"]  # a row a node, as fabric.nodes has them
+        self.transit: Rows = self._views["transit"]
+        self.rules: Rows = self._views["policies"]  # row * 2 + half; see policies() and set_policies()
+
+    @classmethod
+    def create(
+        cls, fabric: Fabric, plan: ClassPlan, policies: Policies, pins: Path, priorities: Sequence[int] | None = None
+    ) -> Self:
+        """Load the programs for a lab, with all its maps, and pin both in `pins`, a directory that is there.
+
+        priorities: of each class, what the port's qdisc takes as the packet's class (skb->priority); HTB's 1:10 for
+        class 0 to 1:80 for class 7 when None. The caller closes it; what is pinned stays.
+        """
+        with loaded(_OBJECT, _sizes(fabric)) as made:
+            maps = _maps_of(made)
+            for name, each in maps.items():
+                each.pin(pins / name)
+            for name in PROGRAMS:
+                made.program(name).pin(pins / name)
+        found = cls.at(fabric, pins)
+        found._fill(plan, policies, priorities or [htb_priority(number) for number in range(CLASSES)])
+        return found
+
+    @classmethod
+    def pinned(cls, fabric: Fabric) -> Self:
+        """Those of a lab that is up. The caller closes it. MachineError when it has none."""
+        pins = pin_dir(fabric.name, OWNER)
+        if not (pins / "cells").exists():
+            why, hint = (
+                "have no queues of this version of Heddle",
+                "./inv down takes the lab away, ./inv up makes it anew",
+            )
+            raise MachineError(Problem("bpf", f"the ports of {fabric.name}", why, hint))
+        return cls.at(fabric, pins)
+
+    @classmethod
+    def at(cls, fabric: Fabric, pins: Path) -> Self:
+        """Those that are pinned in a directory."""
+        with ExitStack() as stack:
+            maps = {
+                name: stack.enter_context(Map.pinned(pins / name, 4, layout.itemsize))
+                for name, layout in LAYOUTS.items()
+            }
+            maps["events"] = stack.enter_context(Map.pinned(pins / "events", 0, 0))
+            programs = {name: stack.enter_context(Program.pinned(pins / name)) for name in PROGRAMS}
+            found = cls(fabric, maps, programs, ExitStack())
+            found._stack = stack.pop_all()
+            return found
+
+    def close(self) -> None:
+        """Close descriptors and reader; views that are still held stay readable until they are dropped."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def program(self, name: str) -> Program:
+        """One of PROGRAMS."""
+        return self._programs[name]
+
+    def events(self) -> Events:
+        """The reader of crossings and pause frames. One process at a time may read; it goes on where the last ended."""
+        if self._events is None:
+            self._events = Events(self._ring)
+        return self._events
+
+    @property
+    def half(self) -> int:
+        """The half of the policies that holds: 0 or 1."""
+        return self.changes & 1
+
+    @property
+    def changes(self) -> int:
+        """How many times the policies were changed since the lab came up (modulo 2^32)."""
+        return int(self._views["active"][0])
+
+    def policies(self) -> Rows:
+        """What holds, a row each: a copy, in the maps' own units (pmax of 2^32, alpha of 2^16)."""
+        rows: Rows = self.rules[self.half :: 2].copy()
+        return rows
+
+    def expected(self, policies: Policies) -> Rows:
+        """What `policies()` gives when these hold."""
+        rows = self.policies()
+        self._write(rows, policies)
+        return rows
+
+    def classes(self) -> Rows:
+        """The class of each of the 64 DSCPs: a copy."""
+        found: Rows = self._views["dscp"]["of_dscp"][0].copy()
+        return found
+
+    def set_policies(self, policies: Policies) -> None:
+        """Let other numbers hold from one packet to the next; no packet sees some of each, and none is lost.
+
+        The caller keeps others from doing the same at once (state.lock). MachineError where the kernel cannot say when
+        the last packet has left the old ones behind.
+        """
+        from heddle.lab.rehash import grace
+
+        half = 1 - self.half
+        grace()  # the half that is filled now may have held until a moment ago
+        target = self.rules[half::2]
+        target[:] = self.rules[1 - half :: 2]
+        self._write(target, policies)
+        self._views["active"][0] = np.uint32(self.changes + 1 & 0xFFFFFFFF)
+        grace()
+        self.settle()
+
+    def settle(self) -> None:
+        """Put right what shared buffers count as used, after thresholds have changed: it is a sum over queues.
+
+        Where packets pass meanwhile a few of them are left over; a switch forgets those when it is next empty.
+        """
+        shared, headroom = self.charged()
+        # Both may be below 0 for the moment, which the programs take for 0.
+        deltas = (shared - self.switches["shared_used"].astype(np.int64),
+                  headroom - self.switches["headroom_used"].astype(np.int64))  # fmt: skip
+        for node in np.flatnonzero(deltas[0] | deltas[1]):
+            words = [word for each in deltas for word in struct.unpack("=2I", struct.pack("=q", int(each[node])))]
+            self._programs["settle"].test_run(bytes(14), cb=(int(node), *words))
+
+    def charged(self) -> tuple[Rows, Rows]:
+        """By node: bytes beyond reserves in the shared buffer, and in headroom, as summed over its queues now."""
+        rules, links, nodes = self.policies(), np.repeat(self.links, CLASSES), len(self.switches)
+        pauses = rules["flags"] & POLICY_PFC != 0
+        depth, held = (view.astype(np.int64) for view in (self.cells["depth"], self.ingress["occupancy"]))
+        xoff, reserve = rules["xoff"].astype(np.int64), rules["reserve"].astype(np.int64)
+        shared = np.where(pauses, np.minimum(held, xoff), depth) - reserve
+        switched = (links["peer"] > 0) & (links["flags"] & LINK_HOST == 0)
+        sums = [
+            np.bincount(links["node"], np.where(switched, np.maximum(0, each), 0), nodes)
+            for each in (shared, np.where(pauses, held - xoff, 0))
+        ]
+        return sums[0].astype(np.int64), sums[1].astype(np.int64)
+
+    def forget(self) -> None:
+        """Begin to count anew what is only told: high waters, marks, drops, pauses. What depths go by stays."""
+        told: Mapping[str, Sequence[str]] = {
+            "cells": ("high_water", "peak", "marks", "drops", "drop_bytes", "strays"),
+            "ingress": ("high_water", "peak", "xoffs", "headroom_high", "drops", "drop_bytes", "lost_high"),
+            "gates": ("pfc_received", "lost"),
+            "agent": ("pfc_sent", "paused_ns", "storms", "reactions", "reaction_last_ns", "reaction_max_ns",
+                      "reaction_sum_ns", "spare"),
+            "switches": ("high_water", "peak", "headroom_high", "drops"),
+        }  # fmt: skip
+        for name, fields in told.items():
+            for field in fields:
+                self._views[name][field] = 0
+
+    def set_down(self, port_id: int, down: bool) -> None:
+        """Say that a port has no link: its packets are dropped, on both ends of its queue, and counted no more.
+
+        Returns when no packet is under way that did not know it yet.
+        """
+        from heddle.lab.rehash import grace
+
+        flags = self.links["flags"]
+        flags[port_id] = flags[port_id] | LINK_DOWN if down else flags[port_id] & ~np.uint32(LINK_DOWN)
+        grace()
+
+    def reset_port(self, port_id: int) -> None:
+        """Take all that waits at a port out of the books, packet by ingress port and class: it was lost with the link.
+
+        The port must be set down, and its qdisc empty or thrown away. No pause that it has asked for is known any more.
+        """
+        for number in range(CLASSES):
+            self._credit(port_id, number)
+        mine = slice(row(port_id, 0), row(port_id + 1, 0))
+        self.ingress["state"][mine] = 0
+        self.ingress["since_ns"][mine] = 0
+
+    def mend(self, waits: Callable[[int, int], bool]) -> list[tuple[int, int, int]]:
+        """Take out of the books what was lost behind its queue: the backlog of a CPU was full, or somebody took a qdisc
+        away. To be called about once a second; returns (port id, class, bytes) of each.
+
+        waits: whether the qdisc of a (port id, class) has packets, as the kernel says: others may go before them for
+        long. What has neither grown nor shrunk since the last call, and is in no qdisc either, is nowhere.
+        """
+        before, self._seen = self._seen, self._moved()
+        if before is None:
+            return []
+        closed = (self.agent["until_ns"] != 0) | (self.agent["closed_since_ns"] != 0)
+        still = (self._seen == before).all(axis=0) & (self._seen[0] != 0) & ~closed
+        lost: list[tuple[int, int, int]] = []
+        for each in np.flatnonzero(still).tolist():
+            port_id, number = divmod(each, CLASSES)
+            if not waits(port_id, number) and (self._moved()[:, each] == before[:, each]).all():
+                lost.append((port_id, number, int(before[0][each])))
+                self.gates["lost"][each] += before[1][each] - before[2][each]
+                self._credit(port_id, number)
+        return lost
+
+    def _moved(self) -> Rows:
+        """What changes with every packet that comes or goes, by row."""
+        return np.stack([self.cells[name] for name in ("depth", "in_packets", "out_packets")])
+
+    def _credit(self, port_id: int, number: int) -> None:
+        """Let all that a class holds at a port have left, by the ingress ports that it came in by."""
+        link = self.links[port_id]
+        for local in range(1 if link["flags"] & LINK_HOST else int(link["ports_of_node"]) + 1):
+            if held := self._held(port_id, number, local):
+                words = (port_id, number | local << 8, *struct.unpack("=2I", struct.pack("=Q", held)), 0)
+                self._programs["credit"].test_run(bytes(14), cb=words)
+
+    def _held(self, port_id: int, number: int, local: int) -> int:
+        """Bytes of a class that came in by a port of the same node (from 1; 0: made there) and wait at this one."""
+        link = self.links[port_id]
+        if link["flags"] & LINK_HOST:
+            return int(self.cells["depth"][row(port_id, number)])
+        at = int(link["matrix_base"]) + (local * int(link["ports_of_node"]) + int(link["local"])) * CLASSES + number
+        return int(self.transit[at])
+
+    def _fill(self, plan: ClassPlan, policies: Policies, priorities: Sequence[int]) -> None:
+        nodes = {node.name: (index, node) for index, node in enumerate(self.fabric.nodes)}
+        base, bases = 0, {}
+        for name, (_, node) in nodes.items():
+            bases[name] = base
+            base += _matrix(node.tier, len(node.ports))
+        for number, port in numbered_ports(self.fabric):
+            index, node = nodes[port.node]
+            peer = self.ids[port.peer_node, port.peer_port]
+            flags = LINK_HOST if node.tier is Tier.HOST else 0
+            local = number - self.ids[port.node, node.ports[0].name]
+            self.links[number] = (peer, index, local, len(node.ports), bases[port.node], flags, port.rate_bps)
+        classes = self._views["dscp"]
+        classes["of_dscp"][0], classes["control"][0] = plan.dscp, plan.control
+        half = self.rules[self.half :: 2]
+        half["priority"] = np.tile(np.array(priorities, np.uint32), len(half) // CLASSES)
+        half["fallback"] = priorities[plan.best_effort]
+        for number, port in numbered_ports(self.fabric):
+            half["frame"][row(number, 0) : row(number + 1, 0)] = port.mtu + HEADER
+        self._write(half, policies)
+
+    def _write(self, rows: Rows, policies: Policies) -> None:
+        same: dict[int, list[int]] = {}  # one tuple serves many ports
+        for ref, each in policies.items():
+            same.setdefault(id(each), []).append(row(self.ids[ref], 0))
+        tuples = {id(each): each for each in policies.values()}
+        for key, starts in same.items():
+            mine, where = packed(tuples[key]), np.add.outer(starts, np.arange(CLASSES)).ravel()
+            for name in mine.dtype.names or ():
+                rows[name][where] = np.tile(mine[name], len(starts))
+
+
+def htb_priority(number: int) -> int:
+    """The HTB class of a traffic class, as skb->priority names it: 1:10 to 1:80."""
+    return 1 << 16 | number + 1 << 4
+
+
+def packed(policies: Sequence[Policy]) -> Rows:
+    """The policies of a port's eight classes, as the map has them; without what is the port's own."""
+    names = [name for name in POLICY.names or () if name not in ("priority", "fallback", "frame", "spare")]
+    rows = np.zeros(CLASSES, np.dtype([(name, POLICY[name]) for name in names]))
+    for index, p in enumerate(policies):
+        flags = POLICY_ECN * p.ecn | POLICY_AT_DEQUEUE * p.at_dequeue | POLICY_PFC * p.pfc | POLICY_RED * p.red
+        rows[index] = (
+            KINDS[p.kind], flags, p.kmin, p.kmax, round(p.pmax * _PROBABILITY), p.xoff, p.xon, p.headroom, p.reserve,
+            round(p.alpha * _ALPHA), p.shared, p.buffer, p.detect_ns, p.restore_ns, p.quanta, ACTIONS[p.action],
+        )  # fmt: skip
+    return rows
+
+
+def _matrix(tier: Tier, ports: int) -> int:
+    """Cells of `transit` that a node needs."""
+    return 0 if tier is Tier.HOST else (ports + 1) * ports * CLASSES
+
+
+def _sizes(fabric: Fabric) -> dict[str, int]:
+    """Entries of each map: row 0 is no port's."""
+    ports = len(port_ids(fabric)) + 1
+    rows = dict.fromkeys(("cells", "ingress", "gates", "agent"), ports * CLASSES)
+    matrix = sum(_matrix(node.tier, len(node.ports)) for node in fabric.nodes)
+    return {
+        **rows, "policies": 2 * ports * CLASSES, "links": ports, "switches": len(fabric.nodes),
+        "transit": max(1, matrix), "active": 1, "dscp": 1, "events": EVENTS_BYTES,
+    }  # fmt: skip
+
+
+def _maps_of(made: Object) -> dict[str, Map]:
+    maps = {name: made.map(name, 4, layout.itemsize) for name, layout in LAYOUTS.items()}
+    return {**maps, "events": made.map("events", 0, 0)}
+
+
+def _view(each: Map, layout: np.dtype[Any]) -> Rows:
+    return np.frombuffer(each.memory(), layout, each.max_entries())

@@ -1,0 +1,250 @@
+"""What stands behind every port: a shaper at its rate, a queue a class, and the programs around them.
+
+In:  ports with their rates (bit/s of frame bytes, from Ethernet header to ICRC), the classes and a discipline.
+Out: tc batch lines, a few batches a node; rates, queues and drops read back as the kernel and the programs report them.
+Switches and hosts are alike: both ends of a link are shaped, so neither can send faster than the wire would take.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from heddle.base.process import Journal, run
+from heddle.fabric.model import Fabric, Node, Port, Tier
+from heddle.kernel.fib import read_names
+from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
+from heddle.runtimes.registry import NodeHandle
+from heddle.switch.queues import ets, red
+from heddle.switch.queues.classes import ClassPlan, class_plan
+from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
+from heddle.switch.queues.portids import PortRef, classid, port_ids, row
+
+_PROGRAMS_A_BATCH: Final = 200  # tc keeps each that a batch names open until it ends; 256 files are the least there are
+
+_ROOT_ID: Final = 0x00010000
+_RATE_CLASS_ID: Final = 0x00010001
+_ROOT_PARENT: Final = 0xFFFFFFFF  # TC_H_ROOT
+_TCMSG: Final = struct.Struct("=B3xiIII")
+_TCA_KIND, _TCA_OPTIONS = 1, 2
+_TCA_HTB_PARMS, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 6, 7
+_TCA_TBF_PARMS: Final = 1
+_TCA_STATS2, _TCA_STATS_QUEUE = 7, 3
+_TICK_S: Final = 64e-9  # PSCHED_TICKS2NS: a shift of 6
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A class's queue as the kernel has it: its qdisc, and the turn (bytes) and rank (0: first) that HTB gives it."""
+
+    qdisc: str
+    limit_bytes: int
+    quantum: int = 0
+    prio: int = 0
+
+    def text(self) -> str:
+        """As tc has it."""
+        return f"{self.qdisc} limit {self.limit_bytes}b, quantum {self.quantum} prio {self.prio}"
+
+
+@dataclass(frozen=True, slots=True)
+class PortQueue:
+    """A port's shaper and its queues, by class, as the kernel has them. burst in bytes."""
+
+    port: str
+    rate_bps: int
+    ceil_bps: int
+    burst: int
+    leaves: Mapping[int, Leaf]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is the same on all ports of a lab, and the number of each.
+
+    curves: of the classes that the kernel's RED marks; none where the program does.
+    """
+
+    plan: ClassPlan
+    discipline: Discipline
+    ids: Mapping[PortRef, int]
+    curves: Mapping[int, red.Curve]
+
+    @property
+    def gated(self) -> bool:
+        """Whether there are gates, and so work for the agent of PFC."""
+        return self.discipline.gated and bool(self.plan.lossless)
+
+    @classmethod
+    def of(cls, fabric: Fabric) -> Setup:
+        """As the fabric file says. MachineError when this kernel lacks what it asks for by name."""
+        spec = fabric.spec.queues
+        curves: Mapping[int, red.Curve] = {}
+        if spec.ecn.marker == "red":
+            red.require()
+            curves = red.curves_of(spec)
+        return cls(class_plan(spec), chosen(spec), port_ids(fabric), curves)
+
+    def differences(self, port: Port, found: PortQueue) -> list[str]:
+        """How a port's queues, as read, are not those that it was given; a line a class."""
+        said: list[str] = []
+        for number in self.plan.numbers:
+            gate = self.discipline.gated and self.plan.kind(number) == "lossless"
+            wanted = Leaf("tbf" if gate else "bfifo", LEAF_LIMIT, *self.discipline.turn(port, self.plan, number))
+            leaf = found.leaves.get(number)
+            if leaf is None:
+                said.append(f"{port.ref} has no queue for class {number}")
+            elif leaf != wanted:
+                said.append(f"{port.ref}, class {number}: {leaf.text()}, not {wanted.text()}")
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A pinned BPF program to be attached at a clsact hook (`ingress`, `egress`); those of a lower pref run first.
+
+    numbered: the program reads its port's number, from the filter's classid.
+    """
+
+    hook: str
+    pref: int
+    program: Path
+    numbered: bool = False
+
+
+def filter_lines(port: Port, filters: Iterable[Filter], number: int) -> list[str]:
+    """clsact, and the programs on it. number: the port's."""
+    lines = [f"qdisc add dev {port.name} clsact"]
+    for each in filters:
+        line = f"filter add dev {port.name} {each.hook} pref {each.pref} handle 1 bpf direct-action"
+        own = f" classid {classid(number)}" if each.numbered else ""
+        lines.append(f"{line} object-pinned {each.program}{own}")
+    return lines
+
+
+def apply(netns: Path, node: Node, setup: Setup, filters: Iterable[Filter], journal: Journal) -> None:
+    """Give all ports of a node their queues and programs, in one tc process for fifty ports.
+
+    MachineError with tc's words, which name the line. `tc -n` would mount a fresh /sys and so hide the pins:
+    hence nsenter, which changes nothing but the network namespace.
+    """
+    wanted = tuple(filters)
+    ports_a_batch = _PROGRAMS_A_BATCH // len(wanted)
+    for start in range(0, len(node.ports), ports_a_batch):
+        lines: list[str] = []
+        for port in node.ports[start : start + ports_a_batch]:
+            lines += setup.discipline.lines(port, setup.plan)
+            lines += filter_lines(port, wanted, setup.ids[port.node, port.name])
+        run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
+    if setup.curves and node.tier is not Tier.HOST:
+        red.install(netns, {(port.name, number): c for port in node.ports for number, c in setup.curves.items()})
+
+
+def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
+    """Port -> its shaper and queues, for those ports that have one; by netlink, since tc has no JSON for classes."""
+    found: dict[str, PortQueue] = {}
+    with RouteSocket(netns) as netlink:
+        names = {name: index for index, name in read_names(netlink).items()}
+        queues: dict[int, dict[int, Leaf]] = {}
+        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, _, _ = _TCMSG.unpack_from(body)
+            number = number_of(handle >> 16)
+            if number is not None:
+                queues.setdefault(ifindex, {})[number] = _leaf(attributes(body, _TCMSG.size))
+        for port in ports:
+            ifindex = names.get(port, 0)
+            own = queues.get(ifindex, {})
+            for body in netlink.dump(RTM_GETTCLASS, _TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
+                _, _, handle, _, queue = _TCMSG.unpack_from(body)
+                attrs = attributes(body, _TCMSG.size)
+                # A band of ETS is known by the queue in it, or the RED over that.
+                number = number_of(queue >> 16 & ~red.BESIDE if ets.is_band(handle) else handle & 0xFFFF)
+                if handle == _RATE_CLASS_ID:
+                    found[port] = _shaper(port, attrs[_TCA_OPTIONS], own)
+                elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
+                    own[number] = _with_turn(own[number], attrs[_TCA_OPTIONS])
+                elif ets.is_band(handle) and number in own:
+                    quantum, prio = ets.read_turn(attrs[_TCA_OPTIONS])
+                    own[number] = replace(own[number], quantum=quantum, prio=prio)
+    return found
+
+
+def foreign(netns: Path, ports: Iterable[str]) -> dict[str, str]:
+    """Port -> what stands at its root in place of our shaper: `netem`, or `nothing`; empty where the port is gone."""
+    roots: dict[str, str] = {}
+    with RouteSocket(netns) as netlink:
+        names = read_names(netlink)
+        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, parent, _ = _TCMSG.unpack_from(body)
+            if parent == _ROOT_PARENT:
+                kind = attributes(body, _TCMSG.size)[_TCA_KIND].rstrip(bytes(1)).decode()
+                found = "ours" if (kind, handle) == ("htb", _ROOT_ID) else kind
+                roots[names.get(ifindex, "")] = "nothing" if found == "noqueue" else found
+    return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
+
+
+def read_drops(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> dict[str, int]:
+    """`rtsw1:eth2` -> packets that its queues have refused since they were made, for all ports of these nodes.
+
+    Dropped by the programs, of whatever cause; missed behind a queue; or dropped by a queue itself, as nobody has seen.
+    """
+    from heddle.switch.queues.cells import LabQueues
+
+    found: dict[str, int] = {}
+    with LabQueues.pinned(fabric) as lab:
+        for name, handle in handles.items():
+            own = _refused(handle.netns)
+            for port in fabric.by_name[name].ports:
+                first = lab.ids[name, port.name]
+                rows = slice(row(first, 0), row(first + 1, 0))
+                missed = int(lab.cells["drops"][rows].sum()) + int(lab.gates["lost"][rows].sum())
+                found[port.ref] = missed + own.get(port.name, 0)
+    return found
+
+
+def _refused(netns: Path) -> dict[str, int]:
+    """Port -> packets that its qdiscs themselves have dropped."""
+    found: dict[str, int] = {}
+    with RouteSocket(netns) as netlink:
+        names = read_names(netlink)
+        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, _, _ = _TCMSG.unpack_from(body)
+            attrs = attributes(body, _TCMSG.size)
+            if number_of(handle >> 16) is not None and _TCA_STATS2 in attrs:
+                statistics = attributes(attrs[_TCA_STATS2], 0)
+                if _TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
+                    (drops,) = struct.unpack_from("=8xI", statistics[_TCA_STATS_QUEUE])
+                    port = names.get(ifindex, f"if{ifindex}")
+                    found[port] = found.get(port, 0) + drops
+    return found
+
+
+def _leaf(attrs: Mapping[int, bytes]) -> Leaf:
+    kind = attrs[_TCA_KIND].rstrip(bytes(1)).decode()
+    options = attrs.get(_TCA_OPTIONS, b"")
+    if kind == "bfifo":
+        return Leaf(kind, struct.unpack_from("=I", options)[0])
+    if kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
+        return Leaf(kind, struct.unpack_from("=24xI", attributes(options, 0)[_TCA_TBF_PARMS])[0])
+    return Leaf(kind, 0)
+
+
+def _with_turn(leaf: Leaf, options: bytes) -> Leaf:
+    """struct tc_htb_opt: two struct tc_ratespec, buffer, cbuffer, quantum, level, prio."""
+    quantum, _, prio = struct.unpack_from("=32xIII", attributes(options, 0)[_TCA_HTB_PARMS])
+    return Leaf(leaf.qdisc, leaf.limit_bytes, quantum, prio)
+
+
+def _shaper(port: str, options: bytes, leaves: Mapping[int, Leaf]) -> PortQueue:
+    """struct tc_htb_opt: two struct tc_ratespec, then the burst as the time it takes at the rate."""
+    attrs = attributes(options, 0)
+    parameters = attrs[_TCA_HTB_PARMS]
+    rate, ceil = struct.unpack_from("=8xI8xI", parameters)
+    burst_ticks = struct.unpack_from("=24xI", parameters)[0]
+    # A rate of 2^32 bytes/s or more comes in an attribute of its own.
+    rate = struct.unpack("=Q", attrs[_TCA_HTB_RATE64])[0] if _TCA_HTB_RATE64 in attrs else rate
+    ceil = struct.unpack("=Q", attrs[_TCA_HTB_CEIL64])[0] if _TCA_HTB_CEIL64 in attrs else ceil
+    return PortQueue(port, rate * 8, ceil * 8, round(burst_ticks * _TICK_S * rate), leaves)

@@ -1,0 +1,255 @@
+"""RED of the kernel as the marker of ECN, in place of the program: `queues.ecn.marker: red`.
+
+In:  the ports of one namespace, after their queues are made, and a marking curve for each class that marks (bytes).
+Out: a RED over the class's FIFO; how many packets it has marked; other curves while packets wait.
+It marks what arrives, by the bytes that wait in its own FIFO at that moment: an average of weight 2^0 = 1, which the
+kernel takes and `tc` does not. What is not ECN-capable passes unmarked (`nodrop`), and dropping stays the programs'.
+
+RED draws the gap to the next mark evenly from nothing to 1/p packets, where a switch chip throws a coin for each: with
+the same p it marks more, see `marked`. So it is told a smaller one, and meets the wanted curve at kmin and at kmax.
+Between them it is above it: by at most 0.006 of all packets with pmax 0.2, 0.04 with 0.5 and 0.17 with 1.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import MachineError, Problem
+from heddle.kernel.fib import read_names
+from heddle.kernel.netlink import (
+    NLM_F_CREATE,
+    NLM_F_REPLACE,
+    RTM_GETQDISC,
+    RTM_NEWQDISC,
+    NetlinkError,
+    RouteSocket,
+    attribute,
+    attributes,
+)
+from heddle.kernel.tried import TCA_KIND, TCA_OPTIONS, TCMSG, qdisc_body, refusal
+from heddle.spec.queuespec import CLASSES, QueuesSpec
+
+Key = tuple[str, int]  # port, class
+
+_TCA_STATS2, _TCA_STATS_APP = 7, 4
+_TCA_TBF_PARMS: Final = 1
+_LIMIT_AT: Final = 24  # of struct tc_tbf_qopt: two struct tc_ratespec of 12 bytes come first
+_TCA_RED_PARMS, _TCA_RED_STAB, _TCA_RED_MAX_P, _TCA_RED_FLAGS = 1, 2, 3, 4
+_QOPT: Final = struct.Struct("=IIIBBBB")  # struct tc_red_qopt: limit, qth_min, qth_max, Wlog, Plog, Scell_log, flags
+_XSTATS: Final = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, other, marked
+_FLAGS: Final = struct.pack("=II", 1 | 8, 1 | 2 | 4 | 8)  # struct nla_bitfield32: ECN and NODROP of all four
+_IDLE: Final = bytes([31]) * 256  # by any idle time the average is shifted out: it is the queue, not its past
+_MOST: Final = 2**31 - 1  # red_check_params
+_WHOLE: Final = 2**32 - 1
+BESIDE: Final = 8  # the RED over FIFO 41: is 48:
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """No packet is marked below kmin bytes, `pmax` of them just below kmax, all from kmax on."""
+
+    kmin: int
+    kmax: int
+    pmax: float
+
+    def fraction(self, depth: int) -> float:
+        """Of packets that find `depth` bytes before them, how many RED marks; 0 to 1."""
+        if depth < self.kmin or depth >= self.kmax:
+            return float(depth >= self.kmax)
+        return marked(told(self.pmax) * (depth - self.kmin) / (self.kmax - self.kmin))
+
+
+NEVER: Final = Curve(_MOST, _MOST, 0.0)
+
+
+def marked(p: float) -> float:
+    """Of all packets, how many RED marks with probability p: one in E packets.
+
+    The gap is the draw from 0 to 1/p, rounded up, so E = sum of P(gap > j) = (k + 1) (1 - p k / 2), k = floor(1/p);
+    where 1/p is whole, that is 2p / (1 + p) of all.
+    """
+    if p <= 0:
+        return 0.0
+    k = math.floor(1 / p)
+    return 1 / ((k + 1) * (1 - p * k / 2))
+
+
+def told(pmax: float) -> float:
+    """The p with which RED marks `pmax` of all packets: inverts `marked`. 0.2 -> 0.111, 1 -> 1."""
+    if pmax <= 0:
+        return 0.0
+    k = math.floor(2 / pmax) - 1
+    return 2 / k * (1 - 1 / (pmax * (k + 1)))
+
+
+def curves_of(queues: QueuesSpec) -> dict[int, Curve]:
+    """Class -> its curve: every class but control, which is never marked; with ECN off they mark nothing."""
+    marked = [number for number in queues.numbers if queues.kind(number) != "control"]
+    return {number: Curve(*queues.ecn.curve(number)) if queues.ecn.enabled else NEVER for number in marked}
+
+
+@cache
+def missing() -> str:
+    """Empty when this kernel's RED does what is needed here, else the reason."""
+    return refusal("red", _options(NEVER))
+
+
+def require() -> None:
+    """MachineError where the kernel has no such RED."""
+    if why := missing():
+        hint = "take ecn.marker: bpf: the program marks by the same curve, on any kernel"
+        raise MachineError(Problem("kernel", "queues.ecn.marker: red", f"is not possible: {why}", hint))
+
+
+def install(netns: Path, curves: Mapping[Key, Curve]) -> None:
+    """Put a RED over the FIFO of each (port, class), or over its gate's FIFO. What waits there is lost: before traffic.
+
+    MachineError when the kernel refuses, or where a class has no FIFO.
+    """
+    with RouteSocket(netns) as netlink:
+        leaves = _leaves(netlink)
+        for key, curve in curves.items():
+            if key not in leaves:
+                raise MachineError(Problem("", f"{key[0]} in {netns.name}", f"has no queue for class {key[1]}"))
+            leaf, red = leaves[key], _red_of(key[1])
+            limit = struct.pack("=I", leaf.limit)
+            try:
+                body = qdisc_body(leaf.ifindex, red, leaf.parent, "red", _options(curve))
+                netlink.change(RTM_NEWQDISC, body, NLM_F_CREATE | NLM_F_REPLACE)
+                body = qdisc_body(leaf.ifindex, leaf.handle, red | 1, "bfifo", limit, nested=False)
+                netlink.change(RTM_NEWQDISC, body, NLM_F_CREATE | NLM_F_REPLACE)
+            except NetlinkError as error:
+                raise _refused(netns, key, error) from None
+
+
+def change(netns: Path, curves: Mapping[Key, Curve]) -> None:
+    """Give REDs other curves; what waits in them stays. MachineError where there is none."""
+    with RouteSocket(netns) as netlink:
+        indices = {name: index for index, name in read_names(netlink).items()}
+        for key, curve in curves.items():
+            body = qdisc_body(indices.get(key[0], 0), _red_of(key[1]), 0, "red", _options(curve))
+            try:
+                netlink.change(RTM_NEWQDISC, body)
+            except NetlinkError as error:
+                raise _refused(netns, key, error) from None
+
+
+def read_curves(netns: Path) -> dict[Key, Curve]:
+    """(port, class) -> the curve that a RED goes by, as the kernel has it; pmax as far as 32 bits hold it."""
+    found: dict[Key, Curve] = {}
+    for key, attrs in _reds(netns).items():
+        options = attributes(attrs[TCA_OPTIONS], 0)
+        _, kmin, kmax, *_ = _QOPT.unpack_from(options[_TCA_RED_PARMS])
+        p = struct.unpack_from("=I", options[_TCA_RED_MAX_P])[0] / _WHOLE
+        found[key] = Curve(kmin, kmax, marked(p) if kmax > kmin else 0.0)
+    return found
+
+
+def differences(netns: Path, curves: Mapping[Key, Curve]) -> list[str]:
+    """Which REDs are missing, or go by another curve than they were given: a line each."""
+    found = read_curves(netns)
+    said: list[str] = []
+    for (port, number), curve in sorted(curves.items()):
+        now, wanted = found.get((port, number)), _shown(curve)
+        if now is None:
+            said.append(f"{port}, class {number}, has no RED")
+        elif _shown(now) != wanted:
+            said.append(f"{port}, class {number}: RED marks {_shown(now)}, not {wanted}")
+    return said
+
+
+def _shown(curve: Curve) -> str:
+    """As the kernel keeps it: a curve that marks nothing below kmax starts there."""
+    kmin, kmax, _ = _told(curve)
+    return f"from {kmin} bytes on, {curve.pmax if kmin < kmax else 0:.6g} at {kmax}"
+
+
+def read_marks(netns: Path) -> dict[Key, int]:
+    """(port, class) -> packets that left its RED marked, since it was made. Modulo 2^32, as the kernel counts.
+
+    A packet that came with CE already and would have been marked is among them.
+    """
+    found: dict[Key, int] = {}
+    for key, attrs in _reds(netns).items():
+        statistics = attributes(attrs[_TCA_STATS2], 0)
+        found[key] = _XSTATS.unpack_from(statistics[_TCA_STATS_APP])[3]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """Where a class's packets wait: the FIFO `handle`, to be below `parent`. limit in bytes."""
+
+    ifindex: int
+    handle: int
+    parent: int
+    limit: int
+
+
+def _red_of(number: int) -> int:
+    return (number + 1 << 4 | BESIDE) << 16
+
+
+def _leaves(netlink: RouteSocket) -> dict[Key, _Leaf]:
+    """FIFO 40: is class 3's. Where 40: is a gate, its own nameless FIFO is replaced by 41:, as it has no handle."""
+    names = read_names(netlink)
+    found: dict[Key, _Leaf] = {}
+    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
+        attrs = attributes(body, TCMSG.size)
+        kind, (number, rest) = attrs.get(TCA_KIND), divmod(handle >> 16, 16)
+        if rest or not 1 <= number <= CLASSES:
+            continue
+        key = names.get(ifindex, ""), number - 1
+        if kind == b"bfifo\0":
+            found[key] = _Leaf(ifindex, handle, parent, struct.unpack_from("=I", attrs[TCA_OPTIONS])[0])
+        elif kind == b"tbf\0":
+            parameters = attributes(attrs[TCA_OPTIONS], 0)[_TCA_TBF_PARMS]
+            (limit,) = struct.unpack_from("=I", parameters, _LIMIT_AT)
+            found[key] = _Leaf(ifindex, handle + (1 << 16), handle | 1, limit)
+    return found
+
+
+def _reds(netns: Path) -> dict[Key, dict[int, bytes]]:
+    found: dict[Key, dict[int, bytes]] = {}
+    with RouteSocket(netns) as netlink:
+        names = read_names(netlink)
+        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
+            attrs = attributes(body, TCMSG.size)
+            number = (handle >> 20) - 1
+            if attrs.get(TCA_KIND) == b"red\0" and handle == _red_of(number):
+                found[names.get(ifindex, ""), number] = attrs
+    return found
+
+
+def _told(curve: Curve) -> tuple[int, int, int]:
+    """qth_min, qth_max and max_P, which is a fraction of 2^32."""
+    kmin, kmax = min(curve.kmin, _MOST), min(curve.kmax, _MOST)
+    p = round(told(curve.pmax) * _WHOLE)
+    if p < kmax - kmin:  # less than one in 2^32 a byte: the kernel would take it for one, or for a default when 0
+        kmin, p = kmax, 1
+    return kmin, kmax, max(1, p)
+
+
+def _options(curve: Curve) -> bytes:
+    """TCA_OPTIONS. Limit 0: the FIFO below keeps its own, and what waits in it when the curve changes."""
+    kmin, kmax, p = _told(curve)
+    parameters = _QOPT.pack(0, kmin, kmax, 0, 0, 0, 0)
+    return (
+        attribute(_TCA_RED_PARMS, parameters) + attribute(_TCA_RED_STAB, _IDLE)
+        + attribute(_TCA_RED_MAX_P, struct.pack("=I", p)) + attribute(_TCA_RED_FLAGS, _FLAGS)
+    )  # fmt: skip
+
+
+def _refused(netns: Path, key: Key, error: NetlinkError) -> MachineError:
+    where = f"RED of {key[0]}, class {key[1]}, in {netns.name}"
+    why = "is not there" if error.errno in (errno.ENOENT, errno.ENODEV) else f"was refused: {error.strerror}"
+    return MachineError(Problem("", where, why, "./inv down takes the lab away, ./inv up makes it anew"))

@@ -1,0 +1,71 @@
+"""Incast: all ranks send to rank 0 at once, which is the traffic of a gather.
+
+A rank may send again once rank 0 has everything: it is told so by a write of one element, as NCCL's receivers clear
+their senders to send (CTS). Without that, those who send would be many iterations ahead of the one who receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle.traffic.collectives.pattern import NOTHING, Piece, Transfer, chunk_lengths, chunk_range
+
+
+class DirectIncast:
+    """Rank r's chunk r becomes chunk r of rank 0's array; what rank 0 has of its own is copied."""
+
+    collective = "incast"
+    algorithm = "direct"
+    in_place = False
+    redop = "none"
+    root = 0
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
+        """Step r: chunk r to rank 0. Step n-1+r: rank 0 clears rank r to send again."""
+        others = range(1, ranks)
+        if rank == 0:
+            everything = tuple(others)
+            chunks = [Transfer(r, 0, NOTHING, r, chunk_range(r, ranks, count), put=0) for r in others]
+            clear = [Transfer(ranks - 1 + r, r, (0, 1), 0, NOTHING, put=0, after=everything) for r in others]
+            return [*chunks, *clear]
+        chunk = chunk_range(rank, ranks, count)
+        return [
+            Transfer(rank, 0, chunk, rank, NOTHING, put=chunk[0]),
+            Transfer(ranks - 1 + rank, rank, NOTHING, 0, (0, 1), put=0),
+        ]
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        """Everybody's chunk at rank 0; elsewhere the element that came from there."""
+        if rank:
+            return (Piece(0, 1, 0, 0),)
+        chunks = ((r, chunk_range(r, ranks, count)) for r in range(ranks))
+        return [Piece(lo, hi, r, lo) for r, (lo, hi) in chunks]
+
+    def busbw_factor(self, ranks: int) -> float:
+        """(n-1)/n."""
+        return (ranks - 1) / ranks
+
+    def receivers(self, ranks: int) -> int:
+        """Rank 0."""
+        return 1
+
+    def least(self, ranks: int) -> int:
+        """One for each rank."""
+        return ranks
+
+    def connections(self, ranks: int) -> int:
+        """Two for each rank but 0."""
+        return 2 * (ranks - 1)
+
+    def peers(self, ranks: int) -> NDArray[np.int64]:
+        """Rank 0 to all others, and back."""
+        others = np.arange(1, ranks, dtype=np.int64)
+        zeros = np.zeros_like(others)
+        return np.concatenate([np.stack([zeros, others], axis=1), np.stack([others, zeros], axis=1)])
+
+    def alike(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """By the length of what is sent: the sender's chunk, or one element."""
+        return np.where(pairs[:, 0] == 0, 1, chunk_lengths(ranks, count)[pairs[:, 0]])

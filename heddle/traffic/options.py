@@ -1,0 +1,191 @@
+"""What a user may ask of a run: checked values, no packets yet.
+
+In:  the words after `./inv run` (or keyword arguments from a test).
+Out: RunOptions, frozen. InputError collects everything that is wrong with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from heddle.base.problems import InputError, Problems, did_you_mean
+from heddle.base.units import parse_duration, parse_size
+from heddle.traffic.collectives import find_pattern, usual_algorithm
+
+QpMode = Literal["split", "round-robin"]
+ELEMENT_BYTES: Final = 4  # float32
+MAX_SIZE: Final = 1 << 28
+MAX_QPS: Final = 128  # NCCL's own limit for a connection
+TIMEOUTS: Final = (8, 31)  # exponents: from 1 ms, below which a busy machine alone looks like loss, to IBTA's largest
+BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record: shorter ones cost more than they tell
+FIXED_SPORT: Final = 49152  # what OTG takes when none is given
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePorts:
+    """How a NIC chooses UDP source ports: `qpn` (from the QP numbers, as Linux does), `fixed`, or `list` in turn."""
+
+    mode: Literal["qpn", "fixed", "list"] = "qpn"
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """One collective, as nccl-tests would be told of it. Sizes and `chunk` in bytes."""
+
+    collective: str = "all-reduce"
+    algorithm: str = ""  # the collective's usual one
+    ranks: int | None = None  # default: every NIC of the fabric
+    sizes: tuple[int, ...] = (1 << 20,)
+    iters: int = 5
+    warmup: int = 1
+    qps: int = 1
+    qp_mode: QpMode = "split"
+    placement: str = "block"  # block, cyclic, or host names with commas
+    source_ports: SourcePorts = SourcePorts()
+    chunk: int = 1 << 17  # one message; NCCL's P2P net chunk
+    window: int | None = None  # packets a QP may have unacknowledged; default: 64 a connection, shared by its QPs
+    timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: by rates, queues and pauses
+    retries: int = 7
+    bucket_ns: int = 10_000_000  # of the queues' record over time
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """`8`, `64K:16M`, `64K:16M:x2` or `64K:1M:64K` (nccl-tests' -b, -e, -f, -i); ValueError says what is wrong."""
+    parts = text.split(":")
+    if len(parts) > 3:
+        raise ValueError("has too many parts; write 64K, or 64K:16M:x2")
+    low = parse_size(parts[0])
+    if len(parts) == 1:
+        sizes = [low]
+    else:
+        high = parse_size(parts[1])
+        sizes = _series(low, high, parts[2] if len(parts) == 3 else "x2")
+    for size in sizes:
+        if size < ELEMENT_BYTES or size > MAX_SIZE:
+            raise ValueError(f"has {size} bytes, which is outside {ELEMENT_BYTES} (one float32) to {MAX_SIZE} (256M)")
+        if size % ELEMENT_BYTES:
+            raise ValueError(f"gives {size} bytes, which is no whole number of float32 elements")
+    return tuple(sizes)
+
+
+def _series(low: int, high: int, step: str) -> list[int]:
+    if high < low:
+        raise ValueError("ends below its start; write 64K:16M:x2")
+    sizes = [low]
+    if step.startswith("x"):
+        if not re.fullmatch(r"x[0-9]+", step) or int(step[1:]) < 2:
+            raise ValueError(f"has the factor {step}, which must be x2 or more")
+        while sizes[-1] * int(step[1:]) <= high and len(sizes) <= 64:
+            sizes.append(sizes[-1] * int(step[1:]))
+    else:
+        width = parse_size(step)
+        if width < 1:
+            raise ValueError("has a step of 0")
+        while sizes[-1] + width <= high and len(sizes) <= 64:
+            sizes.append(sizes[-1] + width)
+    if len(sizes) > 64:
+        raise ValueError("gives more than 64 sizes")
+    return sizes
+
+
+def parse_source_ports(text: str) -> SourcePorts:
+    """`qpn`, `fixed`, `fixed:50000` or `list:50000,50001`; ValueError says what is wrong."""
+    mode, _, rest = text.partition(":")
+    if mode == "qpn" and not rest:
+        return SourcePorts("qpn")
+    if mode == "fixed":
+        return SourcePorts("fixed", (_port(rest) if rest else FIXED_SPORT,))
+    if mode == "list" and rest:
+        return SourcePorts("list", tuple(_port(p) for p in rest.split(",")))
+    raise ValueError("is none of qpn, fixed, fixed:PORT and list:PORT,PORT,...")
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
+        raise ValueError(f"has {text or 'an empty word'}, which is not a UDP port")
+    return int(text)
+
+
+def run_options(
+    *,
+    collective: str = "all-reduce",
+    algorithm: str | None = None,
+    ranks: int | None = None,
+    size: str = "1M",
+    iters: int = 5,
+    warmup: int = 1,
+    qps: int = 1,
+    qp_mode: str = "split",
+    placement: str = "block",
+    sport: str = "qpn",
+    chunk: str = "128K",
+    window: int | None = None,
+    timeout: int | None = None,
+    bucket: str = "10ms",
+) -> RunOptions:
+    """Options as they were typed; InputError with everything that is wrong with them."""
+    problems = Problems()
+
+    def wrong(flag: str, why: str, hint: str = "") -> None:
+        problems.add(where="", what=flag, why=why, hint=hint)
+
+    def parsed(flag: str, text: str, parser: object, default: object) -> object:
+        try:
+            return parser(text)  # type: ignore[operator]
+        except ValueError as error:
+            why, _, hint = str(error).partition("; ")
+            wrong(f"{flag} {text}", why, hint)
+            return default
+
+    sizes = parsed("--size", size, parse_sizes, (4,))
+    ports = parsed("--sport", sport, parse_source_ports, SourcePorts())
+    chunk_bytes = parsed("--chunk", chunk, parse_size, 1 << 17)
+    bucket_ns = parsed("--bucket", bucket, parse_duration, BUCKETS_NS[0])
+    if qp_mode not in get_args(QpMode):
+        wrong(f"--qp-mode {qp_mode}", "is not a way to use QPs", did_you_mean(qp_mode, get_args(QpMode)))
+    try:
+        find_pattern(collective, algorithm or usual_algorithm(collective))
+    except InputError as error:
+        problems.found += error.problems
+    for flag, value, low, high in (
+        ("--qps", qps, 1, MAX_QPS),
+        ("--iters", iters, 1, 10_000),
+        ("--warmup", warmup, 0, 1_000),
+        ("--ranks", ranks, 2, 2048),
+        ("--window", window, 1, 1 << 14),
+        ("--timeout", timeout, *TIMEOUTS),
+    ):
+        if value is not None and not low <= value <= high:
+            wrong(f"{flag} {value}", f"is outside {low} to {high}")
+    assert isinstance(sizes, tuple)  # noqa: S101  (for the type checker)
+    assert isinstance(ports, SourcePorts)  # noqa: S101
+    assert isinstance(chunk_bytes, int)  # noqa: S101
+    assert isinstance(bucket_ns, int)  # noqa: S101
+    if not 4096 <= chunk_bytes <= 1 << 24 or chunk_bytes % 128:
+        wrong(f"--chunk {chunk}", "is not a multiple of 128 bytes between 4K and 16M", "one message; NCCL takes 128K")
+    if not BUCKETS_NS[0] <= bucket_ns <= BUCKETS_NS[1]:
+        wrong(f"--bucket {bucket}", "is outside 1ms to 100ms")
+    problems.raise_if_any()
+    mode: QpMode = "split" if qp_mode == "split" else "round-robin"
+    return RunOptions(
+        collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
+        timeout, bucket_ns=bucket_ns,
+    )  # fmt: skip
+
+
+def describe(options: RunOptions) -> Sequence[str]:
+    """The options as `key: value` words for a header line."""
+    return (
+        f"collective: {options.collective}",
+        f"algorithm: {options.algorithm}",
+        f"QPs: {options.qps} ({options.qp_mode})",
+        f"source ports: {options.source_ports.mode}",
+        f"placement: {options.placement}",
+    )

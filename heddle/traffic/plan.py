@@ -1,0 +1,297 @@
+"""What a run will send: ranks, connections and queue pairs, all known before the first packet.
+
+In:  Fabric and RunOptions (what was typed after `./inv run`).
+Out: Plan, frozen and plain data, so that a worker in another process, container or machine can be handed it as JSON.
+QP numbers, source ports and packet sequence numbers are functions of the fabric and the options alone.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+import numpy as np
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.fabric.model import Fabric, Port, Tier
+from heddle.switch.queues.classes import class_plan, deepest_queue
+from heddle.traffic.collectives import Pattern, find_pattern
+from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
+from heddle.traffic.schedule import MAX_MESSAGES, messages_of
+from heddle.wire.layout import DSCP_DATA, LAYOUTS
+from heddle.wire.sport import sport_for_qps
+
+ROCE_PORT: Final = 4791
+WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
+MIN_QP_WINDOW: Final = 4
+ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One rank's NIC: where it hangs and what it is addressed by."""
+
+    rank: int
+    host: str
+    port: str
+    ip: str
+    mac: str
+    gateway_ip: str
+    gateway_mac: str
+    first_hop: str  # the switch port that its packets come in by: rtsw1:eth5
+    rate_bps: int
+    mtu: int
+
+    @property
+    def nic(self) -> str:
+        """`host1:eth1`."""
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Qp:
+    """One RC queue pair, seen from the side that sends data. PSNs are 24 bits."""
+
+    src_rank: int
+    dst_rank: int
+    index: int  # within its connection
+    src_qpn: int
+    dst_qpn: int
+    sport: int
+    psn: int  # the first that the sender uses
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The data direction of one QP, as switches see it: what paths are asked about."""
+
+    src: str  # host names
+    dst: str
+    src_ip: str
+    dst_ip: str
+    sport: int
+    qpn: int  # destination QP number
+    first_hop: str  # ingress port at the source's RTSW: rtsw1:eth5
+    dport: int = ROCE_PORT
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a run will do."""
+
+    lab: str
+    k: int
+    ib_mtu: int
+    timeout_s: float  # how long a requester waits for an acknowledgement
+    options: RunOptions
+    endpoints: tuple[Endpoint, ...]  # by rank
+    qps: tuple[Qp, ...]  # by connection, then index
+
+    @property
+    def ip_version(self) -> int:
+        """4 or 6, of all its packets."""
+        return ip_address(self.endpoints[0].ip).version
+
+    @property
+    def window(self) -> int:
+        """Packets that one QP may have unacknowledged."""
+        return window_of(self.options)
+
+    @property
+    def max_seconds(self) -> float:
+        """After so long a run counts as hung: fifty times what free links would take, and at least ten minutes."""
+        o = self.options
+        bits = 8 * 2 * sum(o.sizes) * (o.iters + o.warmup)
+        return max(600.0, 50 * bits / min(e.rate_bps for e in self.endpoints))
+
+    def flows(self) -> tuple[Flow, ...]:
+        """The data direction of every QP, in the order of `qps`."""
+        by_rank = self.endpoints
+        return tuple(
+            Flow(
+                by_rank[q.src_rank].host,
+                by_rank[q.dst_rank].host,
+                by_rank[q.src_rank].ip,
+                by_rank[q.dst_rank].ip,
+                q.sport,
+                q.dst_qpn,
+                by_rank[q.src_rank].first_hop,
+            )
+            for q in self.qps
+        )
+
+
+def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
+    """Place the ranks, open the QPs; InputError when the fabric has no such ranks or hosts."""
+    pattern = find_pattern(options.collective, options.algorithm)
+    endpoints = place(fabric, options)
+    _check_sizes(pattern, len(endpoints), options)
+    _check_messages(pattern, len(endpoints), options)
+    numbers = _QpNumbers(endpoints)
+    qps = []
+    pairs = pattern.peers(len(endpoints))
+    for src, dst in pairs.tolist():
+        for index in range(options.qps):
+            mine, theirs = numbers.next(src), numbers.next(dst)
+            sport = _source_port(options.source_ports, index, mine, theirs)
+            qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
+    fan_in = int(np.bincount(pairs[:, 1]).max())
+    timeout_s = ack_timeout(fabric, options, fan_in)
+    return Plan(fabric.name, fabric.spec.k, fabric.spec.roce.ib_mtu, timeout_s, options, endpoints, tuple(qps))
+
+
+def longest_transfer(pattern: Pattern, ranks: int, count: int) -> int:
+    """Elements of the longest range that goes from one rank to another in one step, with arrays of so many."""
+    # Rank 0 sends or receives one of the longest in every pattern.
+    transfers = pattern.program(ranks, 0, count)
+    return max(span[1] - span[0] for t in transfers for span in (t.send, t.recv))
+
+
+def _check_sizes(pattern: Pattern, ranks: int, options: RunOptions) -> None:
+    """InputError for arrays so small that some ranks would have nothing to send."""
+    least = pattern.least(ranks) * ELEMENT_BYTES
+    if min(options.sizes) < least:
+        why = f"gives {ranks} ranks less than an element each ({ELEMENT_BYTES} bytes) to send"
+        raise InputError(Problem("", f"--size {min(options.sizes)}", why, f"try --size {least}, or fewer --ranks"))
+
+
+def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
+    """InputError when a step of the largest size is cut into more messages than an immediate can number."""
+    longest = 0, longest_transfer(pattern, ranks, max(options.sizes) // ELEMENT_BYTES)
+    if (messages := messages_of(longest, options.chunk)) > MAX_MESSAGES:
+        least = -(-messages * options.chunk // MAX_MESSAGES // 1024)
+        why = f"cuts a step of {max(options.sizes)} bytes into {messages} messages; {MAX_MESSAGES} can be told apart"
+        raise InputError(Problem("", f"--chunk {options.chunk}", why, f"try --chunk {least}K"))
+
+
+def ack_timeout(fabric: Fabric, options: RunOptions, fan_in: int = 1) -> float:
+    """Seconds until a packet counts as lost: 4.096 us x 2^exponent (IBTA vol. 1, section 9.7.6.1.3).
+
+    A NIC's timer runs on while its packets wait in the fabric. So the default is the shortest such time that is not
+    below the longest wait without a loss: three of the deepest queues drain (up, down, to the host); and where data is
+    paused instead of dropped, all that fan_in connections to one NIC may have under way goes through that NIC's link,
+    and a pause lasts as long as the watchdog lets it.
+    """
+    if options.timeout is not None:
+        return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
+    queues, link = fabric.spec.queues, fabric.spec.link
+    number = class_plan(queues).dscp[DSCP_DATA]
+    wait = 3 * 8 * deepest_queue(fabric, number) / min(link.host, link.fabric)
+    if queues.pfc.enabled and number in queues.lossless:
+        frame = fabric.spec.roce.ib_mtu + LAYOUTS[fabric.spec.ip_version].overhead_bytes
+        wait += 8 * fan_in * options.qps * window_of(options) * frame / link.host
+        wait += queues.pfc.watchdog.detect * 1e-9 if queues.pfc.watchdog.enabled else 0.0
+    return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
+
+
+def window_of(options: RunOptions) -> int:
+    """Packets that one QP may have unacknowledged."""
+    return options.window or max(MIN_QP_WINDOW, WINDOW_PACKETS // options.qps)
+
+
+def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
+    """Rank -> NIC. `block` fills rack by rack, `cyclic` deals one to each rack in turn, or the hosts are named."""
+    bare = {port.ref: why for host in fabric.hosts for port in host.ports if (why := _no_nic(fabric, port))}
+    nics = [port for host in fabric.hosts for port in host.ports if port.ref not in bare]
+    if options.placement == "cyclic":
+        racks: dict[int, list[Port]] = defaultdict(list)
+        for port in nics:
+            racks[fabric.by_name[port.node].rack or 0].append(port)
+        deepest = max((len(r) for r in racks.values()), default=0)
+        nics = [r[i] for i in range(deepest) for r in racks.values() if i < len(r)]
+    elif options.placement != "block":
+        nics = _named(fabric, options.placement, bare)
+    ranks = options.ranks or len(nics)
+    named = options.placement not in ("block", "cyclic")
+    asked = f"--ranks {ranks}" if options.ranks else f"--placement {options.placement}" if named else fabric.name
+    if ranks > len(nics):
+        hint = f"try --ranks {len(nics)}, or more racks, hosts_per_rack or nics_per_host in the fabric file"
+        why = f"is more than the {len(nics)} NICs to place them on"
+        raise InputError(Problem("", f"--ranks {ranks}", why, hint), *_said(bare))
+    if ranks < 2:
+        hint = "a fabric of two hosts or more has them"
+        why = f"gives {ranks} of the two ranks that a collective needs"
+        raise InputError(Problem("", asked, why, hint), *_said(bare))
+    return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
+
+
+def _no_nic(fabric: Fabric, port: Port) -> str:
+    """Why a host's port cannot carry a rank; empty when it can. In fabrics that shapes have drawn each one can."""
+    peer = fabric.by_name[port.peer_node]
+    gateway = peer.port(port.peer_port)
+    if port.address is None:
+        own = ", and a topology of one's own is run over IPv4 only" if fabric.spec.shape != "clos" else ""
+        return f"has no {fabric.spec.ip.name} address{own}"
+    if peer.tier is Tier.HOST:
+        return f"leads to {peer.name}, which is no switch"
+    if gateway.address is None:
+        return f"leads to {gateway.ref}, which has no {fabric.spec.ip.name} address: a rank's packets go to a router"
+    if gateway.address.ip not in port.address.network:
+        return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
+    return ""
+
+
+def _said(bare: Mapping[str, str]) -> list[Problem]:
+    return [Problem("", ref, why) for ref, why in bare.items()]
+
+
+def _named(fabric: Fabric, placement: str, bare: Mapping[str, str]) -> list[Port]:
+    nics: list[Port] = []
+    names = [host.name for host in fabric.hosts]
+    words = placement.split(",")
+    for word in words:
+        host = fabric.by_name.get(word)
+        if host is None or word not in names:
+            hint = did_you_mean(word, ["block", "cyclic", *names]) if len(words) == 1 else did_you_mean(word, names)
+            raise InputError(Problem("", f"--placement {placement}", f"names {word}, which is no host here", hint))
+        nics.extend(port for port in host.ports if port.ref not in bare)
+        if not any(port.ref not in bare for port in host.ports):
+            problem = Problem("", f"--placement {placement}", f"names {word}, none of whose ports can carry a rank")
+            raise InputError(problem, *_said({p.ref: bare[p.ref] for p in host.ports}))
+    if len(set(words)) != len(words):
+        raise InputError(Problem("", f"--placement {placement}", "names a host twice", "each NIC carries one rank"))
+    return nics
+
+
+def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
+    gateway = fabric.by_name[port.peer_node].port(port.peer_port)
+    if port.address is None or gateway.address is None:
+        raise ValueError(f"{port.ref} has no address")  # _no_nic has looked
+    return Endpoint(
+        rank, port.node, port.name, str(port.address.ip), port.mac,
+        str(gateway.address.ip), gateway.mac, gateway.ref, port.rate_bps, port.mtu,
+    )  # fmt: skip
+
+
+def qpn_before_first(nic: str) -> int:
+    """A NIC's (`host1:eth1`) first QP number is one more than this."""
+    # 0 and 1 are management QPs (IBTA vol. 1, section 3.9); starts stay well inside 24 bits.
+    return 0x100 + (zlib.crc32(nic.encode()) & 0xFFFFF)
+
+
+class _QpNumbers:
+    """Hands out QP numbers as NICs do: one after the other, from a start that differs from NIC to NIC."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._nics = [e.nic for e in endpoints]
+        self._next = [qpn_before_first(nic) for nic in self._nics]
+
+    def next(self, rank: int) -> int:
+        """The next free QP number of that rank's NIC."""
+        self._next[rank] += 1
+        return self._next[rank]
+
+    def psn(self, rank: int, qpn: int) -> int:
+        """A 24-bit first PSN: any value may come, those near the wrap too."""
+        return zlib.crc32(f"{self._nics[rank]}/{qpn}/psn".encode()) & 0xFFFFFF
+
+
+def _source_port(how: SourcePorts, index: int, src_qpn: int, dst_qpn: int) -> int:
+    if how.mode == "qpn":
+        return sport_for_qps(src_qpn, dst_qpn)
+    return how.ports[index % len(how.ports)]

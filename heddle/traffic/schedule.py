@@ -1,0 +1,101 @@
+"""One rank's part of one collective, cut into messages: what waits for what.
+
+In:  a pattern, the number of ranks, a rank, an element count, the message size.
+Out: Schedule: sends and receives, and for each send the receives that must have been applied before it may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from heddle.traffic.collectives import Pattern, Transfer
+from heddle.traffic.options import ELEMENT_BYTES
+
+MESSAGE_BITS: Final = 12  # of the immediate, for a message's index within its step
+MAX_MESSAGES: Final = 1 << MESSAGE_BITS
+
+Key = tuple[int, int]  # (step, index of the message within the step): the same at sender and receiver
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Elements [lo, hi) to `peer`, from its element `put` on, once all of `needs` have been applied."""
+
+    key: Key
+    peer: int
+    lo: int
+    hi: int
+    put: int
+    needs: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Elements [lo, hi) from `peer`, to be added (`reduce`) or copied."""
+
+    key: Key
+    peer: int
+    lo: int
+    hi: int
+    reduce: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """All messages of one rank for one size."""
+
+    sends: tuple[Send, ...]
+    receives: dict[Key, Receive]
+    waiting: dict[Key, tuple[int, ...]]  # receive -> indices of the sends that wait for it
+
+
+def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: int) -> Schedule:
+    """Cut every transfer into messages of at most `chunk` bytes; transfers of nothing are left out."""
+    program = pattern.program(ranks, rank, count)
+    receives: dict[Key, Receive] = {}
+    sends: list[Send] = []
+    for at, transfer in enumerate(program):
+        # Everything that earlier steps put into a range, by the contract of patterns; looked for among whole transfers
+        # first, since there are far more messages than steps.
+        before = program[:at] if pattern.in_place else ()
+        earlier = [t for t in before if t.step < transfer.step and _overlap(t.recv, transfer.send)]
+        whole = [key for t in program if t.step in transfer.after for key, _, _ in _pieces(t.step, t.recv, chunk)]
+        for key, lo, hi in _pieces(transfer.step, transfer.send, chunk):
+            needs = dict.fromkeys((*whole, *(need for t in earlier for need in _messages_in(t, lo, hi, chunk))))
+            put = transfer.put + lo - transfer.send[0]
+            sends.append(Send(key, transfer.send_to, lo, hi, put, tuple(needs)))
+        for key, lo, hi in _pieces(transfer.step, transfer.recv, chunk):
+            receives[key] = Receive(key, transfer.recv_from, lo, hi, transfer.reduce)
+    waiting: dict[Key, list[int]] = {}
+    for index, send in enumerate(sends):
+        for need in send.needs:
+            waiting.setdefault(need, []).append(index)
+    return Schedule(tuple(sends), receives, {key: tuple(found) for key, found in waiting.items()})
+
+
+def messages_of(span: tuple[int, int], chunk: int) -> int:
+    """How many messages of at most `chunk` bytes a range of elements takes."""
+    lo, hi = span
+    return -(-(hi - lo) * ELEMENT_BYTES // chunk)
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return max(a[0], b[0]) < min(a[1], b[1])
+
+
+def _messages_in(transfer: Transfer, lo: int, hi: int, chunk: int) -> Iterator[Key]:
+    """The messages of what a transfer receives that put something into elements [lo, hi)."""
+    start, end = transfer.recv
+    if _overlap((start, end), (lo, hi)):
+        width = chunk // ELEMENT_BYTES
+        for index in range((max(lo, start) - start) // width, (min(hi, end) - 1 - start) // width + 1):
+            yield (transfer.step, index)
+
+
+def _pieces(step: int, span: tuple[int, int], chunk: int) -> Iterator[tuple[Key, int, int]]:
+    lo, hi = span
+    width = chunk // ELEMENT_BYTES
+    for index, start in enumerate(range(lo, hi, width)):
+        yield (step, index), start, min(start + width, hi)

@@ -1,0 +1,161 @@
+"""A prediction for people: tables of at most 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+import numpy as np
+
+from heddle.base.units import format_size
+from heddle.fabric.model import Tier
+from heddle.forecast.result import ModeResult, Prediction
+from heddle.forecast.wires import DIRECTIONS, direction_name
+
+WIDTH = 100
+_LINKS = 8  # of the fullest, that are listed
+
+
+def render(result: Prediction) -> str:
+    """The whole report."""
+    parts = [_head(result), _modes(result), _trials(result), _moved(result), _fullest(result), _remarks(result)]
+    return "\n\n".join("\n".join(lines) for lines in (list(part) for part in parts) if lines)
+
+
+def _head(result: Prediction) -> Iterator[str]:
+    fabric, spec = result.wires.fabric, result.traffic.plan.spec
+    tiers = [sum(n.tier is tier for n in fabric.switches) for tier in (Tier.RTSW, Tier.CTSW, Tier.ATSW)]
+    switches = " x ".join(
+        f"{count:,} {tier}" for count, tier in zip(tiers, ("RTSW", "CTSW", "ATSW"), strict=True) if count
+    )
+    nics = sum(len(host.ports) for host in fabric.hosts)
+    yield f"{fabric.name} on paper: {switches}, {nics:,} NICs"
+    what = f"matrix {spec.matrix}" if spec.matrix else " ".join(reversed(spec.pattern))
+    size = "" if spec.file else f" of {format_size(spec.size)}"
+    count = result.traffic.connections
+    some, qps = ("" if number == 1 else "s" for number in (len(count), count.qps))
+    flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}"
+    placed = f"{len(result.traffic.endpoints):,} ranks placed {_cut(spec.placement)}"
+    yield from _wrapped(f"{what}{size}, {placed}; {flows} ({spec.qp_mode})")
+    if result.trouble:
+        words = [f"down: {', '.join(result.trouble.down)}"] if result.trouble.down else []
+        words += [f"drained: {', '.join(result.trouble.drained)}"] if result.trouble.drained else []
+        yield "; ".join(words)
+    yield f"times are emulated: rates are 1/{result.k} of the hardware's, so compare within a table"
+    roofline = result.roofline
+    if not roofline.seconds:
+        yield "nothing that is sent has a way"
+        return
+    yield f"roofline {_seconds(roofline.seconds)}: {roofline.what}" + (
+        "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC alone: {_seconds(roofline.nic_s)})"
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def _between(mode: ModeResult) -> list[int]:
+    """Directions between switches."""
+    return [d for d in mode.mmr if Tier.HOST not in DIRECTIONS[d]]
+
+
+def _modes(result: Prediction) -> Iterator[str]:
+    between = _between(result.modes[0])
+    names = [direction_name(d).split(" to ") for d in between]
+    width = 11
+    yield f"{'':46}MMR, bytes".rstrip()
+    yield f"{'mode':<12}{'completion':>11}{'/roofline':>10}  {'busiest link':<14}" + "".join(
+        f"{f'{a}>{b}':>{width}}" for a, b in names
+    )
+    for mode in result.modes:
+        ratio = "-" if mode.ratio is None else f"{mode.ratio:.2f}"
+        busiest = result.wires.ports[mode.busiest] if mode.seconds else "-"
+        yield (
+            f"{mode.mode:<12}{_seconds(mode.seconds):>11}{ratio:>10}  {busiest:<14}"
+            + "".join(f"{_two(mode.mmr[d]):>{width}}" for d in between)
+        ).rstrip()
+
+
+def _trials(result: Prediction) -> Iterator[str]:
+    if not any(mode.trials for mode in result.modes):
+        return
+    between = [d for d in _between(result.modes[0]) if d < len(DIRECTIONS) // 2]
+    heads = ["completion/roofline", *(f"MMR {direction_name(d)}" for d in between)]
+    yield f"over {result.trials} other draw{'' if result.trials == 1 else 's'} of seeds"
+    yield f"{'':12}" + "".join(f"{head:^26}" for head in heads).rstrip()
+    yield (f"{'mode':<12}" + f"{'mean':>8}{'p5':>8}{'p95':>8}  " * len(heads)).rstrip()
+    for mode in result.modes:
+        if mode.trials:
+            cells = [mode.trials.get(key) for key in ("ratio", *(f"mmr {d}" for d in between))]
+            words = [f"{'-':>8}{'':18}" if c is None else f"{c.mean:>8.2f}{c.p5:>8.2f}{c.p95:>8.2f}  " for c in cells]
+            yield f"{mode.mode:<12}{''.join(words)}".rstrip()
+
+
+def _moved(result: Prediction) -> Iterator[str]:
+    if result.unreachable:
+        some = ", ".join(result.named)
+        yield from _wrapped(
+            f"{result.unreachable:,} flows have no way and are left out: {some}{', ...' * _more(result)}"
+        )
+    if result.moved is not None:
+        m = result.moved
+        yield f"flows that take another path now, of {m.flows:,} under {result.modes[0].mode}"
+        yield f"{'next hops':<14}{'moved':>12}{'had to':>12}{'share moved':>14}"
+        for name, count in m.moved.items():
+            yield f"{name:<14}{count:>12,}{m.lost[name]:>12,}{m.share(name):>14.1%}"
+
+
+def _more(result: Prediction) -> bool:
+    return result.unreachable > len(result.named) * result.traffic.connections.qps
+
+
+def _fullest(result: Prediction) -> Iterator[str]:
+    """The fullest links between switches under the first mode; those of NICs where there are no others."""
+    mode, wires = result.modes[0], result.wires
+    seconds = mode.bytes * 8 / wires.rate
+    between = np.isin(wires.direction, _between(mode))
+    shown = np.where(between, seconds, -1.0) if seconds[between].any() else seconds
+    order = [int(i) for i in np.argsort(-shown, kind="stable")[:_LINKS] if shown[i] > 0]
+    if not order:
+        return
+    yield f"fullest links under {mode.mode}"
+    yield f"{'port':<14}{'to':<14}{'flows':>12}{'bytes':>20}{'seconds':>12}{'/roofline':>10}"
+    for i in order:
+        flows = "-" if mode.flows is None else f"{round(mode.flows[i]):,}"
+        ratio = f"{seconds[i] / result.roofline.seconds:.2f}" if result.roofline.seconds else "-"
+        yield (
+            f"{wires.ports[i]:<14}{wires.ports[wires.other[i]]:<14}{flows:>12}{round(mode.bytes[i]):>20,}"
+            f"{_seconds(float(seconds[i])):>12}{ratio:>10}"
+        )
+
+
+def _remarks(result: Prediction) -> Iterator[str]:
+    entropy = result.entropy
+    most = float(np.log2(entropy.flows)) if entropy.flows else 0.0
+    yield f"5-tuples: {entropy.distinct:,} distinct of {entropy.flows:,}, entropy {entropy.bits:.2f} of {most:.2f} bits"
+    for direction, found in result.evenness.items():
+        numbers = "" if found.p_value is None else (
+            f" (chi-square {found.chi_square:.1f}, {found.degrees} degrees of freedom, p = {found.p_value:.2g})"
+        )  # fmt: skip
+        yield f"flows {direction_name(direction)}: {found.verdict}{numbers}"
+    for note in result.notes:
+        yield from _wrapped(f"note: {note}")
+    if result.checked:
+        yield from _wrapped(result.checked.text())
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _two(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _seconds(value: float) -> str:
+    """Three digits that count: `0.0123 s`, `12.3 s`, `1,230 s`."""
+    if value == 0 or value >= 1000:
+        return f"{value:,.0f} s"
+    decimals = max(0, 2 - int(np.floor(np.log10(value))))
+    return f"{value:.{min(decimals, 9)}f} s"

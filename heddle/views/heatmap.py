@@ -1,0 +1,157 @@
+"""A picture of a prediction: what every link between switches carries, a square each, in both directions.
+
+In:  Prediction. Out: SVG or PNG of its first mode; the same input gives the same bytes.
+Rows are RTSWs (or CTSWs), columns the switches above them; in a fabric of several zones a column is the place of a CTSW
+in its zone. Colour is the time that a link needs, as a multiple of the roofline's.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.base.problems import InputError, Problem
+from heddle.forecast.result import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+F64 = npt.NDArray[np.float64]
+KINDS: Final = ("svg", "png")
+_DPI: Final = 150
+_SHORT: Final = 3.2  # inches of a panel at least, and at most: then a row of 2,016 is still a pixel
+_TALL: Final = 14.0
+_WRITTEN: Final = 20  # rows and columns up to which numbers stand in the squares
+_TICKS: Final = 24
+_INK: Final = "#1f2933"
+
+
+def kind_of(file: str) -> Literal["svg", "png"]:
+    """The kind of picture by the file's ending; InputError for another one."""
+    if file.endswith(".svg"):
+        return "svg"
+    if file.endswith(".png"):
+        return "png"
+    raise InputError(Problem("", f"--heatmap {file}", "ends in no kind of picture", "name it as load.svg or load.png"))
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One direction between two tiers. values: (rows, columns), nan where there is no link or a dead one."""
+
+    title: str
+    values: F64
+    rows: list[str]
+    columns: list[str]
+    above: str
+    cuts: list[int]  # rows before which another zone begins
+
+
+def draw(kind: Literal["svg", "png"], result: Prediction) -> bytes:
+    """The picture as a file's bytes."""
+    import matplotlib as mpl
+
+    file = io.BytesIO()
+    about = {"Date": None, "Creator": "Heddle"} if kind == "svg" else {"Software": "Heddle"}
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams["svg.hashsalt"] = "heddle"
+        mpl.rcParams["svg.fonttype"] = "none"
+        figure = _figure(result)
+        figure.savefig(file, format=kind, metadata={**about, "Title": result.wires.fabric.name})
+    return file.getvalue()
+
+
+def _panels(result: Prediction) -> list[_Panel]:
+    wires, mode = result.wires, result.modes[0]
+    per = result.roofline.seconds or 1.0
+    load = mode.bytes * 8 / wires.rate / per
+    load = np.where([port in result.trouble.dead for port in wires.ports], np.nan, load)
+    panels = []
+    for direction, (low, high) in ((1, ("RTSW", "CTSW")), (2, ("CTSW", "ATSW"))):
+        up = np.flatnonzero(wires.direction == direction)
+        if not len(up):
+            continue
+        owners, row = np.unique(wires.owner[up], return_inverse=True)
+        first = np.searchsorted(row, np.arange(len(owners)))  # a switch's uplinks follow each other
+        column = np.arange(len(up)) - first[row]
+        grids = [np.full((len(owners), int(column.max()) + 1), np.nan) for _ in "ud"]
+        grids[0][row, column] = load[up]
+        grids[1][row, column] = load[wires.other[up]]
+        zone = wires.zone[owners]
+        several = direction == 1 and len(np.unique(zone)) > 1
+        names = [str(i + 1) for i in range(grids[0].shape[1])]
+        if not several:
+            names = [wires.switches[int(s)] for s in wires.peer[up[row == 0]]]
+        above = f"{high}, by place in its zone" if several else ""
+        cuts = [int(i) + 1 for i in np.flatnonzero(np.diff(zone))]
+        rows = [wires.switches[int(s)] for s in owners]
+        for grid, title in zip(grids, (f"{low} to {high}", f"{high} to {low}"), strict=True):
+            panels.append(_Panel(title, grid, rows, names, above, cuts))
+    return panels
+
+
+def _figure(result: Prediction) -> Figure:
+    from matplotlib.figure import Figure
+
+    panels = _panels(result)
+    rows = max(len(panel.rows) for panel in panels)
+    height = min(_TALL, max(_SHORT, 0.3 * rows))
+    widths = [max(1.9, min(5.0, 0.42 * len(panel.columns))) for panel in panels]
+    left, gap, right, bottom, top = 0.95, 0.85, 1.25, 0.75, 1.05
+    across = left + sum(widths) + gap * (len(panels) - 1) + right
+    down = bottom + height + top
+    figure = Figure(figsize=(max(across, 6.5), down), dpi=_DPI, facecolor="white")
+    across = max(across, 6.5)
+    most = max((float(np.nanmax(p.values)) for p in panels if not np.isnan(p.values).all()), default=1.0) or 1.0
+    x = left
+    image = None
+    for panel, width in zip(panels, widths, strict=True):
+        # A tier with fewer rows is drawn as far as its rows go.
+        tall = min(height, max(_SHORT, height * len(panel.rows) / rows))
+        axes = figure.add_axes((x / across, (bottom + height - tall) / down, width / across, tall / down))
+        image = _panel(axes, panel, most, width, tall)
+        x += width + gap
+    assert image is not None  # noqa: S101  (a fabric has uplinks)
+    bar = figure.add_axes(((x - gap + 0.25) / across, (bottom + height - _SHORT) / down, 0.16 / across, _SHORT / down))
+    figure.colorbar(image, cax=bar, label="time / roofline")
+    bar.tick_params(labelsize=8)
+    mode = result.modes[0]
+    figure.text(
+        0.2 / across, 1 - 0.3 / down, f"{result.wires.fabric.name} on paper: {mode.mode}", fontsize=13, color=_INK
+    )
+    ratio = (
+        "" if mode.ratio is None else f"busiest link {result.wires.ports[mode.busiest]}, {mode.ratio:.2f} x roofline; "
+    )
+    said = f"{ratio}{result.traffic.plan.name}; emulated, k = {result.k}"
+    figure.text(0.2 / across, 1 - 0.55 / down, said, fontsize=8.5, color=_INK)
+    return figure
+
+
+def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) -> AxesImage:
+    image = axes.imshow(panel.values, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, interpolation="nearest")
+    axes.set_facecolor("#d8dce1")  # where no link is
+    axes.set_title(panel.title, fontsize=10, color=_INK)
+    rows, columns = panel.values.shape
+    every = max(1, -(-rows // min(_TICKS, int(tall / 0.16))))
+    axes.set_yticks(range(0, rows, every), panel.rows[::every], fontsize=7.5)
+    longest = max(len(name) for name in panel.columns)
+    step = max(1, -(-columns // int(width / 0.17)))
+    turned = longest > 2
+    axes.set_xticks(range(0, columns, step), panel.columns[::step], fontsize=7.5, rotation=90 if turned else 0)
+    if panel.above:
+        axes.set_xlabel(panel.above, fontsize=8, color=_INK)
+    for cut in panel.cuts:
+        axes.axhline(cut - 0.5, color="white", linewidth=1.2)
+    if rows <= _WRITTEN and columns <= _WRITTEN:
+        for (row, column), value in np.ndenumerate(panel.values):
+            if not np.isnan(value):
+                ink = "white" if value > 0.55 * most else _INK
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=ink)
+    return image

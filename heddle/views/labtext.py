@@ -1,0 +1,90 @@
+"""How results look to people, for verbs whose results are plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from heddle.base.files import elsewhere
+from heddle.cli.console import table
+
+if TYPE_CHECKING:
+    from heddle.checks.validate import Check
+    from heddle.host.engine.images import Image
+    from heddle.host.engine.setup import Step
+    from heddle.lab.lifecycle import UpResult
+    from heddle.lab.status import LabStatus
+
+
+def up_json(done: UpResult) -> dict[str, Any]:
+    """`lab`, `converged`, `created`, `seconds`."""
+    return {
+        "lab": done.lab.name,
+        "created": done.created,
+        "converged": done.converged,
+        "topology": str(done.lab.topology),
+        "seconds": dict(done.seconds),
+    }
+
+
+def up_text(done: UpResult) -> str:
+    """Two lines: what is up, and what to do with it."""
+    name, fabric = done.lab.name, done.lab.fabric
+    size = f"{len(fabric.switches)} switches, {len(fabric.hosts)} hosts, {len(fabric.links)} links"
+    if not done.created:
+        return f"{name} is up already: {size}"
+    # A topology of somebody's own may have no switch.
+    looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
+    up = f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
+    if place := elsewhere():  # which is long, and has to be in each
+        return f"{up}next: ./inv run --lab {name}{place}; ./inv down {name}{place}"
+    return (
+        f"{up}next: ./inv run --lab {name}; ./inv status {name}; ./inv exec --lab {name} {looked_at}; ./inv down {name}"
+    )
+
+
+def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
+    """A table of labs, or one lab line by line."""
+    if not labs:
+        return "no lab is running; ./inv up zone brings one up"
+    if detail:
+        rows = [(k, _said(v)) for k, v in labs[0].to_json().items() if k != "bgp"]
+        bgp = labs[0].bgp
+        return table(("lab", labs[0].lab), [*rows[1:], ("bgp", f"{bgp.established} of {bgp.expected} established")])
+    header = ("lab", "runtime", "state", "converged", "switches", "hosts", "links", "bgp", "from")
+    return table(
+        header,
+        [
+            (
+                *(s.lab, s.runtime, s.state, _said(s.converged), str(s.switches), str(s.hosts)),
+                *(str(s.links), f"{s.bgp.established}/{s.bgp.expected}", s.source),
+            )
+            for s in labs
+        ],
+    )
+
+
+def _said(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(_said(each) for each in value) or "none"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def checks_text(checks: Sequence[Check]) -> str:
+    """A table of checks, and the verdict."""
+    rows = [(c.name, "skipped" if c.skipped else "ok" if c.ok else "FAILED", c.detail) for c in checks]
+    failed = [c.name for c in checks if not c.ok]
+    verdict = f"failed: {', '.join(failed)}" if failed else "all is as it should be"
+    return table(("check", "result", "what was found"), rows) + "\n\n" + verdict
+
+
+def images_text(found: Sequence[Image], removed: Sequence[str]) -> str:
+    """A table of images, and what was removed."""
+    rows = [(i.role, i.name, "built now" if i.built else "was there", f"{i.bytes / 1e6:.0f} MB") for i in found]
+    lines = [table(("for", "image", "", "size"), rows)]
+    return "\n".join([*lines, *(f"removed {name}" for name in removed)])
+
+
+def steps_text(steps: Sequence[Step]) -> str:
+    """A table of what `setup` did, and found done."""
+    return table(("step", "", "what there is"), [(s.name, "done" if s.done else "was so", s.detail) for s in steps])

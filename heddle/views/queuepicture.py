@@ -1,0 +1,258 @@
+"""A picture of a run's queues over time: the egress queues and ingress buffers that held most, a panel each.
+
+In:  Recorded (see seriesfile.py), and which of its rows.
+Out: SVG or PNG; the same input gives the same bytes.
+Depth is a filled step at each bucket's end, with the most in the bucket as a line above it. Below it, in lanes of their
+own, stand what share of the time the port's gate was closed, and marks, drops and pause frames.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from heddle.base.units import format_bytes
+from heddle.runs.seriesfile import Recorded, RowLabel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+F64 = npt.NDArray[np.float64]
+PORTS: Final = 4  # panels of egress queues, and of ingress buffers, when none are named
+INGRESS: Final = 2
+MOST: Final = 12  # panels that a page has room for
+_STEPS: Final = 600
+_DPI: Final = 150
+_WIDTH, _PANEL, _LANE, _GAP = 10.5, 1.5, 0.26, 0.42  # inches
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.85, 1.25, 0.95, 0.75
+_INK: Final = "#1f2933"
+_DEPTH, _HELD = "#3b74b4", "#5d8f5f"  # egress blue, ingress green: they differ in lightness too
+_MARKS, _DROPS, _PAUSES, _PAUSED = "#d98200", "#b3123c", "#6b3fa0", "#5c6670"
+_LINES: Final = {"kmin": ":", "kmax": "--", "xon": ":", "xoff": "--"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A row of the series, by its egress queue or by its ingress buffer; level and peak in bytes, by bucket."""
+
+    label: RowLabel
+    side: Literal["egress", "ingress"]
+    row: int
+    level: F64
+    peak: F64
+
+    @property
+    def most(self) -> float:
+        """The most it ever held, bytes."""
+        return float(self.peak.max(initial=0.0))
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `panels`."""
+        label = self.label
+        return {"port": label.port, "class": label.traffic_class, "side": self.side, "most_bytes": int(self.most)}
+
+
+def panels(
+    recorded: Recorded, wanted: Callable[[RowLabel], bool] | None = None, most: int | None = None
+) -> list[Panel]:
+    """What is drawn: the egress queues that held most, and behind them the ingress buffers of lossless classes.
+
+    wanted: of all rows these, however little they held; most: so many panels of each side at most.
+    """
+    found: list[Panel] = []
+    for side, level, peak, usual in (
+        ("egress", "depth", "peak", PORTS),
+        ("ingress", "occupancy", "occupancy_peak", INGRESS),
+    ):
+        rows = [
+            Panel(label, side, row, *(recorded.series.columns[name][row].astype(np.float64) for name in (level, peak)))  # type: ignore[arg-type]
+            for row, label in enumerate(recorded.labels)
+            if (side == "egress" or label.xoff) and (wanted is None or wanted(label))
+        ]
+        held = [panel for panel in rows if panel.most > 0]
+        held.sort(key=lambda panel: (panel.label.host, -panel.most, panel.row))
+        if wanted is None:
+            held = [panel for panel in held if _telling(recorded, panel)] or held
+        found += held[: most if most is not None else MOST // 2 if wanted is not None else usual]
+    return found
+
+
+def _telling(recorded: Recorded, panel: Panel) -> bool:
+    """Whether a queue is drawn unasked: not what control says, nor what a host's own sockets keep ready unpaused."""
+    paused = recorded.series.columns["paused_ns"][panel.row].any()
+    return panel.label.kind != "control" and bool(paused or not panel.label.host)
+
+
+def draw(kind: Literal["svg", "png"], recorded: Recorded, shown: Sequence[Panel]) -> bytes:
+    """The picture as a file's bytes. shown: at least one panel.
+
+    A run of many buckets is drawn in fewer, since what is thinner than a pixel shows nothing.
+    """
+    import matplotlib as mpl
+
+    file = io.BytesIO()
+    about = {"Date": None, "Creator": "Heddle"} if kind == "svg" else {"Software": "Heddle"}
+    with mpl.rc_context():
+        mpl.rcdefaults()  # nobody's matplotlibrc
+        mpl.rcParams["svg.hashsalt"] = "heddle"
+        mpl.rcParams["svg.fonttype"] = "none"
+        drawn = replace(recorded, series=recorded.series.coarser(_STEPS))
+        again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
+        figure = _figure(drawn, [again[each.side, each.row] for each in shown])
+        figure.savefig(file, format=kind, metadata={**about, "Title": f"queues of {recorded.lab}"})
+    return file.getvalue()
+
+
+def _figure(recorded: Recorded, shown: Sequence[Panel]) -> Figure:
+    from matplotlib.figure import Figure
+
+    lanes = [_lane_of(recorded, panel) for panel in shown]
+    heights = [_PANEL + _LANE * len(lane) + _GAP for lane in lanes]
+    tall = _TOP + sum(heights) + _BOTTOM
+    figure = Figure(figsize=(_WIDTH, tall), dpi=_DPI, facecolor="white")
+    inner = (_WIDTH - _LEFT - _RIGHT) / _WIDTH
+    y = tall - _TOP
+    most = {side: max((p.most for p in shown if p.side == side), default=1.0) for side in ("egress", "ingress")}
+    for panel, lane in zip(shown, lanes, strict=True):
+        axes = figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall))
+        _depth(axes, recorded, panel, most[panel.side])
+        y -= _PANEL
+        for name, (colour, values) in lane.items():
+            below = figure.add_axes((_LEFT / _WIDTH, (y - _LANE + 0.04) / tall, inner, (_LANE - 0.07) / tall))
+            _counts(below, recorded, name, colour, values)
+            y -= _LANE
+        y -= _GAP
+    _time(figure, recorded, (y + _GAP) / tall, inner, tall)
+    _heading(figure, recorded, tall)
+    return figure
+
+
+def _lane_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
+    """What is counted below a panel, where there was any of it."""
+    columns = recorded.series.columns
+    wanted: Mapping[str, tuple[str, str]] = (
+        {"paused": ("paused_ns", _PAUSED), "marks": ("marks", _MARKS), "drops": ("drops", _DROPS)}
+        if panel.side == "egress"
+        else {"pauses": ("pfc_sent", _PAUSES)}
+    )
+    found = {name: (colour, columns[key][panel.row].astype(np.float64)) for name, (key, colour) in wanted.items()}
+    return {name: lane for name, lane in found.items() if lane[1].any()}
+
+
+def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
+    """One queue over time, with its thresholds and the time its gate was closed."""
+    series, label = recorded.series, panel.label
+    edges = np.concatenate([[0.0], series.ends_s])
+    colour = _DEPTH if panel.side == "egress" else _HELD
+    top = max(most, 1.0) * 1.12
+    axes.stairs(panel.level, edges, fill=True, color=colour, alpha=0.45, linewidth=0, zorder=2)
+    axes.stairs(panel.peak, edges, color=colour, linewidth=0.8, zorder=3, baseline=None)
+    ecn, pfc = {"kmin": label.kmin, "kmax": label.kmax}, {"xon": label.xon, "xoff": label.xoff}
+    limits = ecn if panel.side == "egress" else pfc
+    beyond = []
+    taken: list[float] = []
+    for name, value in limits.items():
+        if not value:
+            continue
+        said = f"{name.capitalize()} {format_bytes(value)}"
+        if value > top:
+            beyond.append(said)
+            continue
+        axes.axhline(value, color=_INK, linewidth=0.8, linestyle=_LINES[name], zorder=4)
+        at = value if not taken or value - taken[-1] > 0.11 * top else taken[-1] + 0.11 * top
+        taken.append(at)
+        axes.annotate(
+            said,
+            (1.008, at / top),
+            xycoords="axes fraction",
+            fontsize=7.5,
+            color=_INK,
+            va="center",
+            annotation_clip=False,
+        )
+    if beyond:
+        text = f"{', '.join(beyond)}: above"
+        axes.annotate(text, (0.995, 0.97), xycoords="axes fraction", fontsize=7, color=_INK, va="top", ha="right")
+    axes.set_ylim(0, top)
+    axes.set_xlim(0, _last(recorded))
+    axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
+    axes.tick_params(labelsize=7.5, colors=_INK, labelbottom=False)
+    for spine in ("top", "right"):
+        axes.spines[spine].set_visible(False)
+    axes.set_title(_title(panel), fontsize=9, color=_INK, loc="left", pad=4)
+
+
+def _title(panel: Panel) -> str:
+    what = "egress queue" if panel.side == "egress" else "ingress buffer"
+    return f"{panel.label.port}, class {panel.label.traffic_class}: {what}, at most {format_bytes(panel.most)}"
+
+
+def _counts(axes: Axes, recorded: Recorded, name: str, colour: str, values: F64) -> None:
+    """A lane: so many in each bucket, as a bar as high as the most of any; all of them stand at the right.
+
+    Of the time that a gate was closed a bar is the share of its bucket.
+    """
+    series = recorded.series
+    edges = np.concatenate([[0.0], series.ends_s])
+    top, total = max(1.0, float(values.max())), f"{int(values.sum()):,}"
+    if name == "paused":
+        top, total = 1.0, f"{values.sum() / 1e6:,.0f} ms"
+        values = np.clip(values / 1e9 / np.maximum(series.ends_s - series.starts_s, 1e-9), 0, 1)
+    # With an edge, since a single one in thousands of buckets would be thinner than a pixel; none where there is none.
+    for start, end, value in zip(edges[:-1], edges[1:], values, strict=True):
+        if value:
+            axes.add_patch(_bar(start, end, value, colour))
+    axes.set_xlim(0, _last(recorded))
+    axes.set_ylim(0, top)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_facecolor("#f3f4f6")
+    axes.annotate(name, (-0.008, 0.45), xycoords="axes fraction", fontsize=7.5, color=colour, va="center", ha="right")
+    axes.annotate(total, (1.008, 0.45), xycoords="axes fraction", fontsize=7.5, color=colour, va="center")
+
+
+def _bar(start: float, end: float, value: float, colour: str) -> Rectangle:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((start, 0), end - start, value, facecolor=colour, edgecolor=colour, linewidth=0.6)
+
+
+def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: float) -> None:
+    """The axis of time, below the last lane."""
+    axes = figure.add_axes((_LEFT / _WIDTH, at - 0.02 / tall, inner, 0.001))
+    axes.set_xlim(0, _last(recorded))
+    axes.set_yticks([])
+    axes.tick_params(labelsize=8, colors=_INK)
+    axes.set_xlabel(
+        f"seconds since the run began, emulated (k = {recorded.k}: 1 ms here stands for {_stands(recorded.k)})",
+        fontsize=8.5, color=_INK,
+    )  # fmt: skip
+    for spine in ("top", "left", "right"):
+        axes.spines[spine].set_visible(False)
+
+
+def _stands(k: int) -> str:
+    """What a millisecond of this fabric is on hardware, whose rates are k times higher."""
+    ns = 1e6 / k
+    return f"{ns / 1e3:.3g} us" if ns >= 1e3 else f"{ns:.3g} ns"
+
+
+def _heading(figure: Figure, recorded: Recorded, tall: float) -> None:
+    series = recorded.series
+    x = 0.25 / _WIDTH
+    figure.text(x, 1 - 0.32 / tall, f"{recorded.lab}: queues over time", fontsize=13, weight="bold", color=_INK)
+    said = f"{recorded.what}; fill: at a bucket's end ({series.bucket_s * 1e3:.2g} ms), line: the most within it"
+    figure.text(x, 1 - 0.55 / tall, said, fontsize=8.5, color=_INK)
+
+
+def _last(recorded: Recorded) -> float:
+    return float(recorded.series.ends_s[-1]) if len(recorded.series.ends_s) else 1.0

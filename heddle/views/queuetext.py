@@ -1,0 +1,163 @@
+"""How queues look to people: tables of ports and switches, and what is to be said of headroom and of pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.units import format_bytes, format_rate
+from heddle.cli.console import table
+from heddle.spec.queuespec import round_up, shown
+
+if TYPE_CHECKING:
+    from heddle.lab.queuestatus import Headroom, QueueRow, QueuesResult, Reactions, SwitchRow
+
+PORTS: Final = (
+    "port",
+    "class",
+    "depth",
+    "most",
+    "held",
+    "most",
+    "marks",
+    "pauses out/in",
+    "paused",
+    "watchdog",
+    "drops",
+)
+SWITCHES: Final = ("switch", "buffer", "in use", "most", "shared in use", "of", "headroom in use")
+_NONE: Final = "-"
+
+
+def queues_text(result: QueuesResult, rows: Sequence[QueueRow], switches: Sequence[SwitchRow], hidden: int) -> str:
+    """The whole: ports, switches, headroom, agent. hidden: rows that were left out since nothing ever waited there."""
+    parts = [ports_table(rows)] if rows else []
+    if hidden or not rows:
+        parts.append(_hidden(hidden, bool(rows)))
+    if switches:
+        parts.append(table(SWITCHES, [_switch_cells(each) for each in switches]))
+    parts.append("\n".join([*headroom_lines(result), *agent_lines(result), *set_lines(result.settings)]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def ports_table(rows: Sequence[QueueRow]) -> str:
+    """A line a port and class; what there is none of is a dash, so that the rest is seen."""
+    return table(PORTS, [port_cells(row) for row in rows])
+
+
+def port_cells(row: QueueRow) -> tuple[str, ...]:
+    """One line of it. depth, most: of the egress queue; held, most: of what came in here and has not left yet."""
+    drops = ", ".join(f"{count:,} {cause}" for cause, count in row.drops.items())
+    pauses = f"{row.pfc_sent:,}/{row.pfc_received:,}" if row.pfc_sent or row.pfc_received else _NONE
+    storms = f" ({row.storms} storm{'' if row.storms == 1 else 's'})" if row.storms else ""
+    return (
+        row.port, f"{row.traffic_class} {row.kind}", amount(row.depth), amount(row.high_water),
+        amount(row.held), amount(row.held_high), f"{row.marks:,}" if row.marks else _NONE, pauses,
+        _paused(row), (row.watchdog if row.kind == "lossless" else _NONE) + storms, drops or _NONE,
+    )  # fmt: skip
+
+
+def _paused(row: QueueRow) -> str:
+    now = ", now" if row.paused else ""
+    return f"{row.paused_ms:,.1f} ms{now}" if row.paused_ms or now else _NONE
+
+
+def _switch_cells(row: SwitchRow) -> tuple[str, ...]:
+    share = f" ({row.high_water / row.buffer:.0%})" if row.buffer and row.high_water >= row.buffer / 100 else ""
+    return (
+        row.switch, amount(row.buffer), amount(row.used), amount(row.high_water) + share,
+        amount(row.shared_used), amount(row.shared), amount(row.headroom_used),
+    )  # fmt: skip
+
+
+def _hidden(hidden: int, some: bool) -> str:
+    if not hidden:
+        return "no port and class is meant by that"
+    queues = f"{hidden} {'more ' if some else ''}queue{'' if hidden == 1 else 's'}"
+    return f"{queues} never held more than two packets, and marked, dropped and paused nothing; --all shows them"
+
+
+def headroom_lines(result: QueuesResult) -> list[str]:
+    """Headroom by rate: how it comes about, what was measured, and by how much it was too small."""
+    if not result.headroom:
+        return ["headroom: none, since no class is both lossless and paused by PFC"]
+    lines: list[str] = []
+    for each in result.headroom:
+        ports = f"{each.ports} port{'' if each.ports == 1 else 's'}"
+        lines.append(f"headroom of {ports} at {format_rate(each.rate_bps)}: {_assumed(each)}")
+        lines.append(
+            f"  most needed {amount(each.highest)} at {each.highest_at}" if each.highest else "  none needed yet"
+        )
+        if each.drops:
+            lines.append(_undersized(each))
+    lines.append(f"reaction: {_measured(result.reactions)}")
+    late = [each for each in result.headroom if _late(each, result.reactions)]
+    lines += [
+        f"  the slowest asks for {amount(each.needed_for(result.reactions.max_ns))} at {format_rate(each.rate_bps)}, "
+        f"more than the {amount(each.bytes)} there is"
+        for each in late
+    ]
+    return lines
+
+
+def _assumed(each: Headroom) -> str:
+    size = amount(each.bytes)
+    if each.reaction_ns is None:
+        return f"{size} each, as set"
+    assumed = f"{each.reaction_ns / 1e6:g} ms"
+    return f"{format_rate(each.rate_bps)} x {assumed} assumed + 2 packets of {each.mtu + 14} B = {size} each"
+
+
+def _undersized(each: Headroom) -> str:
+    packets = f"{each.drops:,} packet{'' if each.drops == 1 else 's'}"
+    lacked = f", {amount(each.lacking)} more than there was" if each.lacking else ""
+    if each.lacking and each.highest <= each.bytes:
+        past = f"{amount(each.lacking)} too little; ./inv queues reset counts anew"
+        return f"  {packets} dropped when there was less, {past}"
+    hint = round_up(max(each.highest, each.bytes + each.mtu))
+    return f"  UNDERSIZED: {packets} dropped for want of it{lacked}; try pfc.headroom={hint}"
+
+
+def _measured(seen: Reactions) -> str:
+    if not seen.count:
+        return "none measured yet: no port was paused while it sent"
+    times = f"{seen.count:,} measured, median {seen.median_ns / 1e6:.2f} ms, at most {seen.max_ns / 1e6:.2f} ms"
+    return f"{times} from pause frame to last packet"
+
+
+def _late(each: Headroom, seen: Reactions) -> bool:
+    return bool(seen.count) and each.needed_for(seen.max_ns) > each.bytes
+
+
+def agent_lines(result: QueuesResult) -> list[str]:
+    """Who sends and obeys pauses; a line only where somebody is missing."""
+    if result.agent.alive or not result.headroom:
+        return []
+    if result.agent.agent is None:
+        return ["agent: does not run, so pauses are neither sent nor obeyed; ./inv run starts it again"]
+    return ["keeper: does not run, so gates would stay closed if the agent ended; ./inv run starts it again"]
+
+
+def set_lines(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What was set while the lab ran, with the nodes that have it."""
+    groups: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    for node, values in settings.items():
+        if values:
+            groups.setdefault(tuple(values.items()), []).append(node)
+    return [
+        f"set: {', '.join(f'{path}={_value(value)}' for path, value in values)} on {_some(nodes)}"
+        for values, nodes in groups.items()
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _value(value: Any) -> str:
+    return shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value).lower()
+
+
+def amount(count: int) -> str:
+    """Bytes in the powers of ten that a fabric file is written in, and a dash for none."""
+    return format_bytes(count) if count else _NONE

@@ -1,0 +1,74 @@
+"""How much of the last run went over each link, in both directions.
+
+In:  what every sender sent, and the counters of the switches' ports (PathsResult.links).
+Out: LinkLoads, in the order of the fabric's links, for the picture and `./inv graph --format json`.
+What a host sent is what its NIC says it sent; everything else was counted at the port that it left by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from heddle.fabric.model import Fabric, Tier
+from heddle.views.picture import LinkLoad
+
+if TYPE_CHECKING:
+    from heddle.lab.lifecycle import Lab
+    from heddle.proof.verdict import LinkUse
+
+Counted = tuple[int, int]  # packets, bytes
+
+
+def last_usage(lab: Lab) -> tuple[list[LinkLoad], str] | None:
+    """The last run's loads and a line that says which run it was; None when the lab has had no run."""
+    from heddle.base.problems import InputError
+    from heddle.runs.lastrun import last_paths, load
+
+    try:
+        run, _ = load(lab)
+    except InputError:
+        return None
+    return link_loads(lab.fabric, run["flows"], last_paths(lab).links), describe_run(run)
+
+
+def link_loads(fabric: Fabric, flows: Sequence[Mapping[str, Any]], links: Sequence[LinkUse]) -> list[LinkLoad]:
+    """Packets and bytes of the run's data that left each end of each link. flows: rows of a run's JSON."""
+    sent: dict[str, Counted] = {link.port: (link.packets, link.bytes) for link in links}
+    for flow in flows:
+        switch, _, port = str(flow["first_hop"]).partition(":")
+        nic = fabric.by_name[switch].port(port).peer_ref
+        packets, size = sent.get(nic, (0, 0))
+        sent[nic] = (packets + int(flow["packets"]), size + int(flow["bytes"]))
+    rows = [(":".join(link.a), ":".join(link.b)) for link in fabric.links]
+    totals: dict[Tier, int] = {}
+    for a, b in rows:
+        tier = _tier(fabric, a)
+        totals[tier] = totals.get(tier, 0) + sum(sent.get(ref, (0, 0))[1] for ref in (a, b))
+    loads = []
+    for a, b in rows:
+        up, down = sent.get(a, (0, 0)), sent.get(b, (0, 0))
+        whole = totals[_tier(fabric, a)]
+        share = (up[1] + down[1]) / whole if whole else 0.0
+        loads.append(LinkLoad(a, b, *up, *down, share))
+    return loads
+
+
+def _tier(fabric: Fabric, ref: str) -> Tier:
+    """The tier of a link's lower end: links of hosts are one set, those between switches another."""
+    return fabric.by_name[ref.partition(":")[0]].tier
+
+
+def describe_run(run: Mapping[str, Any]) -> str:
+    """`ring all-reduce of 64 KiB on 4 ranks, 4 QPs a connection, ECMP flow, 5 iterations and 1 of warm-up`."""
+    from heddle.base.units import format_size
+
+    options = run["options"]
+    sizes = [format_size(size) for size in options["sizes"]]
+    size = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    qps, iters = int(options["qps"]), int(options["iters"])
+    return (
+        f"{options['algorithm']} {options['collective']} of {size} on {len(run['ranks'])} ranks, "
+        f"{qps} QP{'' if qps == 1 else 's'} a connection, ECMP {run['ecmp']}, "
+        f"{iters} iteration{'' if iters == 1 else 's'} and {options['warmup']} of warm-up"
+    )

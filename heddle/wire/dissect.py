@@ -1,0 +1,245 @@
+"""What a frame is, in a line: RoCEv2 with its fields, and what else passes in a fabric (BGP, ND, ARP, ICMP, ...).
+
+In:  an Ethernet frame, or its first bytes.
+Out: Dissected. Nothing raises: what is cut short or makes no sense is named as far as it does.
+For thousands of frames a second. scapy (heddle/wire/roce.py) reads every field, and takes a hundred times as long.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
+from typing import Any, Final
+
+from heddle.wire.layout import (
+    ACK,
+    BTH_BYTES,
+    CNP,
+    ECN_MASK,
+    EXTENSIONS,
+    EXTRA_BYTES,
+    ICRC_BYTES,
+    NAK_SEQUENCE,
+    OPCODE_NAMES,
+    PSN_MASK,
+    QPN_MASK,
+    RNR_NAK,
+    ROCE_PORT,
+    SYNDROME_KIND,
+    UDP_BYTES,
+)
+
+_BGP_PORT: Final = 179
+_BGP_MARKER: Final = b"\xff" * 16
+_BGP_TYPES: Final = {1: "OPEN", 2: "UPDATE", 3: "NOTIFICATION", 4: "KEEPALIVE", 5: "ROUTE-REFRESH"}
+_TCP_FLAGS: Final = ((0x02, "SYN"), (0x01, "FIN"), (0x04, "RST"), (0x10, "ACK"))
+_ICMP: Final = {0: "echo reply", 3: "unreachable", 5: "redirect", 8: "echo request", 11: "time exceeded"}
+_ICMP6: Final = {
+    1: "unreachable", 2: "packet too big", 3: "time exceeded", 128: "echo request", 129: "echo reply",
+    130: "MLD query", 131: "MLD report", 132: "MLD done", 143: "MLD report",
+}  # fmt: skip
+_ND: Final = {
+    133: "router solicitation", 134: "router advertisement", 135: "neighbour solicitation",
+    136: "neighbour advertisement", 137: "redirect",
+}  # fmt: skip
+_ECN: Final = ("not-ect", "ect1", "ect0", "ce")
+_PFC_CLASSES: Final = range(8)
+_IPV6_EXTENSIONS: Final = frozenset({0, 43, 60})  # hop by hop, routing, destination
+_IPV6_FRAGMENT: Final = 44
+
+_IPV4 = struct.Struct(">BBHHHBBH4s4s")
+_IPV6 = struct.Struct(">IHBB16s16s")
+_UDP = struct.Struct(">HHHH")
+_TCP = struct.Struct(">HHIIBB")
+_BTH = struct.Struct(">BBHII")
+_WORD = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Dissected:
+    """A frame in words. src and dst are IP addresses where there are any, else MAC addresses.
+
+    kind:   what it counts as: `RoCE data`, `RoCE ACK`, `BGP`, ...
+    text:   the rest of its line.
+    fields: of RoCE packets: opcode, qpn (of the destination), psn, ack_request, payload_bytes, sport, ecn, fecn, becn;
+            of answers also syndrome and msn.
+    """
+
+    kind: str
+    src: str
+    dst: str
+    text: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packet:
+    """An IP packet: its addresses, and where what it carries begins."""
+
+    data: bytes
+    at: int
+    src: str
+    dst: str
+    tos: int
+
+    def said(self, kind: str, text: str = "", fields: Mapping[str, Any] | None = None) -> Dissected:
+        return Dissected(kind, self.src, self.dst, text, fields or {})
+
+
+def dissect(frame: bytes) -> Dissected:
+    """What this frame is."""
+    try:
+        return _ethernet(frame)
+    except (struct.error, IndexError):
+        known = len(frame) >= 12
+        return Dissected("other", _mac(frame[6:12]) if known else "?", _mac(frame[:6]) if known else "?", "cut short")
+
+
+def _ethernet(frame: bytes) -> Dissected:
+    at, ethertype = 14, int.from_bytes(frame[12:14], "big")
+    while ethertype in (0x8100, 0x88A8) and len(frame) >= at + 4:  # VLAN tags
+        ethertype = int.from_bytes(frame[at + 2 : at + 4], "big")
+        at += 4
+    if ethertype == 0x0800:
+        return _ipv4(frame, at)
+    if ethertype == 0x86DD:
+        return _ipv6(frame, at)
+    src, dst = _mac(frame[6:12]), _mac(frame[:6])
+    if ethertype == 0x0806:
+        return _arp(frame, at, src, dst)
+    if ethertype == 0x8808:
+        return _pause(frame, at, src, dst)
+    if ethertype == 0x88CC:
+        return Dissected("LLDP", src, dst)
+    if len(frame) < 14:
+        raise IndexError
+    return Dissected("other", src, dst, f"Ethernet type {ethertype:#06x}")
+
+
+def _ipv4(frame: bytes, at: int) -> Dissected:
+    head, tos, _, _, fragment, _, protocol, _, src, dst = _IPV4.unpack_from(frame, at)
+    packet = _Packet(frame, at + 4 * (head & 0x0F), _dotted(src), _dotted(dst), tos)
+    if fragment & 0x1FFF:
+        return packet.said("other", f"IPv4 fragment at byte {8 * (fragment & 0x1FFF)}")
+    return _transport(packet, protocol)
+
+
+def _ipv6(frame: bytes, at: int) -> Dissected:
+    head, _, protocol, _, src, dst = _IPV6.unpack_from(frame, at)
+    at += _IPV6.size
+    while protocol in _IPV6_EXTENSIONS:
+        protocol, at = frame[at], at + 8 * (frame[at + 1] + 1)
+    packet = _Packet(frame, at, str(IPv6Address(src)), str(IPv6Address(dst)), head >> 20 & 0xFF)
+    if protocol == _IPV6_FRAGMENT:
+        return packet.said("other", "IPv6 fragment")
+    return _transport(packet, protocol)
+
+
+def _transport(packet: _Packet, protocol: int) -> Dissected:
+    if protocol == 17:
+        return _udp(packet)
+    if protocol == 6:
+        return _tcp(packet)
+    if protocol in (1, 58):
+        kind = packet.data[packet.at]
+        if protocol == 58 and kind in _ND:
+            return packet.said("ND", _ND[kind])
+        names = _ICMP if protocol == 1 else _ICMP6
+        return packet.said("ICMP" if protocol == 1 else "ICMPv6", names.get(kind, f"type {kind}"))
+    return packet.said("other", f"IP protocol {protocol}")
+
+
+def _udp(packet: _Packet) -> Dissected:
+    sport, dport, size, _ = _UDP.unpack_from(packet.data, packet.at)
+    if dport == ROCE_PORT:
+        return _roce(packet, sport, size)
+    return packet.said("UDP", f"ports {sport} > {dport}, {size - UDP_BYTES} B")
+
+
+def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
+    at = packet.at + UDP_BYTES
+    opcode, flags, _, qpn_word, psn_word = _BTH.unpack_from(packet.data, at)
+    payload = udp_bytes - UDP_BYTES - BTH_BYTES - EXTRA_BYTES.get(opcode, 0) - ICRC_BYTES - (flags >> 4 & 3)
+    name, ecn = OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"), _ECN[packet.tos & ECN_MASK]
+    fields: dict[str, Any] = {
+        "opcode": name,
+        "qpn": qpn_word & QPN_MASK,
+        "psn": psn_word & PSN_MASK,
+        "ack_request": bool(psn_word >> 31),
+        "payload_bytes": max(payload, 0),
+        "sport": sport,
+        "ecn": ecn,
+        "fecn": bool(qpn_word >> 31),
+        "becn": bool(qpn_word >> 30 & 1),
+    }
+    words = [f"qp {fields['qpn']:<8} psn {fields['psn']:<8} {fields['payload_bytes']:>4} B", name]
+    kind = "RoCE data" if opcode in EXTENSIONS else "RoCE other"
+    if opcode == CNP:
+        kind = "RoCE CNP"
+    elif opcode == ACK:
+        syndrome, msn = _aeth(packet.data, at + BTH_BYTES)
+        fields |= {"syndrome": syndrome, "msn": msn}
+        kind = _ANSWERS.get(syndrome & SYNDROME_KIND, "RoCE ACK")
+        words += [f"msn {msn}"] if kind == "RoCE ACK" else [f"msn {msn}", f"syndrome {syndrome:#04x}"]
+    words += [word for word, said in (("ack?", fields["ack_request"]), ("becn", fields["becn"])) if said]
+    words += [] if ecn == "not-ect" else ["CE" if ecn == "ce" else ecn]
+    return packet.said(kind, "  ".join(words), fields)
+
+
+_ANSWERS: Final = {0x00: "RoCE ACK", RNR_NAK: "RoCE RNR", NAK_SEQUENCE & SYNDROME_KIND: "RoCE NAK"}
+
+
+def _aeth(data: bytes, at: int) -> tuple[int, int]:
+    """Syndrome and message sequence number."""
+    (word,) = _WORD.unpack_from(data, at)
+    return word >> 24, word & PSN_MASK
+
+
+def _tcp(packet: _Packet) -> Dissected:
+    sport, dport, _, _, offset, flags = _TCP.unpack_from(packet.data, packet.at)
+    said = "+".join(name for bit, name in _TCP_FLAGS if flags & bit)
+    if _BGP_PORT in (sport, dport):
+        messages = _bgp(packet.data[packet.at + 4 * (offset >> 4) :])
+        return packet.said("BGP", messages or f"TCP {said}")
+    return packet.said("TCP", f"ports {sport} > {dport} {said}".rstrip())
+
+
+def _bgp(stream: bytes) -> str:
+    """The types of the messages that a segment begins with; empty where it begins with none."""
+    names, at = [], 0
+    while stream[at : at + 16] == _BGP_MARKER and len(stream) >= at + 19:
+        size, kind = int.from_bytes(stream[at + 16 : at + 18], "big"), stream[at + 18]
+        names.append(_BGP_TYPES.get(kind, f"type {kind}"))
+        at += max(size, 19)
+    return ", ".join(names)
+
+
+def _arp(frame: bytes, at: int, src: str, dst: str) -> Dissected:
+    operation, asks, wanted = frame[at + 7], frame[at + 14 : at + 18], frame[at + 24 : at + 28]
+    if len(wanted) < 4:
+        raise IndexError
+    if operation == 1:
+        return Dissected("ARP", src, dst, f"who has {_dotted(wanted)}? tell {_dotted(asks)}")
+    return Dissected("ARP", src, dst, f"{_dotted(asks)} is at {_mac(frame[at + 8 : at + 14])}")
+
+
+def _pause(frame: bytes, at: int, src: str, dst: str) -> Dissected:
+    """IEEE 802.3 PAUSE, and 802.1Qbb's priority flow control: classes, and quanta of 512 bit times for each."""
+    operation = int.from_bytes(frame[at : at + 2], "big")
+    if operation == 0x0101:
+        enabled, *quanta = struct.unpack_from(">9H", frame, at + 2)
+        said = ", ".join(f"class {c}: {quanta[c]} quanta" for c in _PFC_CLASSES if enabled >> c & 1)
+        return Dissected("PFC", src, dst, said or "no class")
+    if operation == 0x0001:
+        return Dissected("PAUSE", src, dst, f"{int.from_bytes(frame[at + 2 : at + 4], 'big')} quanta")
+    return Dissected("other", src, dst, f"MAC control {operation:#06x}")
+
+
+def _dotted(address: bytes) -> str:
+    return f"{address[0]}.{address[1]}.{address[2]}.{address[3]}"
+
+
+def _mac(address: bytes) -> str:
+    return address.hex(":")

@@ -1,0 +1,61 @@
+"""The invariant CRC of RoCEv2: what a packet's last four bytes must be, whatever switches did to TTL and ECN.
+
+CRC-32 (Ethernet's, so zlib's) over eight bytes of ones, which stand for InfiniBand's local header, then IP, UDP, BTH
+and the rest, with every field that may change in flight read as ones: IPv4 TOS, TTL and checksum; IPv6 traffic class,
+flow label and hop limit; UDP checksum; BTH byte 4 (FECN, BECN, six reserved bits). Appended least significant byte
+first. Sources: IBTA annex A17.3.3, Linux rxe_icrc.c. All that is behind BTH byte 4 goes in unmasked and lies in one
+piece, so a sender keeps the state of `prefix_state` per header and adds one zlib call a packet.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV4_BYTES, PROTO_UDP, UDP_BYTES
+
+ONES: Final = b"\xff" * 8
+# The CRC over a packet *with* its ICRC is this constant, so a receiver need not even read the field.
+RESIDUE: Final = 0x2144DF1C
+_IPV6_BYTES: Final = 40
+_BTH_MASKED: Final = 4  # the byte of the BTH that is read as ones
+
+
+def masked_headers(packet: bytes | bytearray | memoryview) -> bytes:
+    """IP and UDP headers and BTH bytes 0-4 of an IP packet, with what may change in flight as ones.
+
+    `packet` starts at its IP header. ValueError when it is no IPv4 or IPv6 packet with UDP and a BTH right behind.
+    """
+    version = packet[0] >> 4 if packet else 0
+    ip_bytes = {4: (packet[0] & 0x0F) * 4, 6: _IPV6_BYTES}.get(version, 0) if packet else 0
+    need = ip_bytes + UDP_BYTES + BTH_BYTES + ICRC_BYTES
+    if ip_bytes < IPV4_BYTES or len(packet) < need:
+        raise ValueError(f"no RoCEv2 packet: IP version {version}, {len(packet)} bytes")
+    head = bytearray(packet[: ip_bytes + UDP_BYTES + _BTH_MASKED + 1])
+    if version == 4:
+        protocol = head[9]
+        head[1] = head[8] = head[10] = head[11] = 0xFF
+    else:
+        protocol = head[6]
+        head[0] |= 0x0F
+        head[1] = head[2] = head[3] = head[7] = 0xFF
+    if protocol != PROTO_UDP:
+        raise ValueError(f"no RoCEv2 packet: IP protocol {protocol}")
+    head[ip_bytes + 6] = head[ip_bytes + 7] = 0xFF
+    head[-1] = 0xFF
+    return bytes(head)
+
+
+def prefix_state(packet: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """The CRC state after BTH byte 4, and how many bytes of the IP packet it covers; ValueError as masked_headers."""
+    head = masked_headers(packet)
+    return zlib.crc32(ONES + head), len(head)
+
+
+def icrc(packet: bytes | bytearray | memoryview) -> bytes:
+    """The four ICRC bytes, in wire order, of an IP packet whose last four bytes are the ICRC or its place.
+
+    Lengths in the headers already count the ICRC, and nothing follows it. ValueError as masked_headers.
+    """
+    state, covered = prefix_state(packet)
+    return zlib.crc32(packet[covered:-ICRC_BYTES], state).to_bytes(ICRC_BYTES, "little")

@@ -1,0 +1,189 @@
+"""Capture files: what tcpdump writes is read, packet by packet, and pcapng is written.
+
+In:  the bytes of a pcap stream as they come (PcapReader); frames of several ports, in order of time (PcapngFile).
+Out: one pcapng file, in which each port is an interface of its own and each frame knows whether it went in or out: a
+plain pcap can say neither. Wireshark, tshark, tcpdump and scapy read it, whatever the file is called.
+Format: draft-ietf-opsawg-pcapng, blocks of section (SHB), interface (IDB), packet (EPB) and statistics (ISB).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from heddle.base.problems import InputError, Problem, machine_errors
+from heddle.base.state import give_to_caller
+
+SNAP_BYTES: Final = 65535  # more than any frame of a fabric
+_NANOSECONDS: Final = 0xA1B23C4D  # the magic number of a pcap whose times are so fine
+_ETHERNET: Final = 1
+_HEADER = struct.Struct("=IHHiIII")
+_RECORD = struct.Struct("=IIII")  # seconds, nanoseconds, bytes kept, bytes on the wire
+
+_SHB, _IDB, _ISB, _EPB = 0x0A0D0D0A, 1, 5, 6
+_BYTE_ORDER: Final = 0x1A2B3C4D
+_SHB_USERAPPL, _IF_NAME, _IF_TSRESOL, _IF_FILTER, _EPB_FLAGS, _ISB_OSDROP = 4, 2, 9, 11, 2, 7
+_TEN_TO_MINUS_NINE: Final = b"\x09"
+_INBOUND, _OUTBOUND = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame as it passed a port.
+
+    time_ns: since 1970, stamped by the kernel. seconds: since the capture began. wire_bytes: its length without FCS,
+    also where `data` has only its beginning.
+    """
+
+    port: str
+    time_ns: int
+    seconds: float
+    outgoing: bool
+    wire_bytes: int
+    data: bytes
+
+
+class PcapReader:
+    """Takes a pcap stream in pieces of any size; ValueError when it is none, or not one with nanoseconds."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.started = False  # the stream's header has come: whoever writes it is listening
+
+    def feed(self, piece: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """The records that are whole now: time in ns since 1970, bytes on the wire, and the bytes themselves."""
+        data, at = self._rest + piece, 0
+        if not self.started:
+            if len(data) < _HEADER.size:
+                self._rest = data
+                return
+            magic, *_, link = _HEADER.unpack_from(data)
+            if (magic, link) != (_NANOSECONDS, _ETHERNET):
+                raise ValueError(f"no capture of an Ethernet port: magic {magic:#x}, link type {link}")
+            self.started, at = True, _HEADER.size
+        while len(data) - at >= _RECORD.size:
+            seconds, nanoseconds, kept, wire_bytes = _RECORD.unpack_from(data, at)
+            end = at + _RECORD.size + kept
+            if len(data) < end:
+                break
+            yield seconds * 10**9 + nanoseconds, wire_bytes, data[at + _RECORD.size : end]
+            at = end
+        self._rest = data[at:]
+
+
+class PcapngFile:
+    """A capture file that is there whole or not at all: it is written beside its place and moved there by `keep`.
+
+    Use it in a with block; InputError when the place cannot be written, at once. What is not kept is removed.
+    """
+
+    def __init__(self, path: Path, ports: Sequence[str], filter: str = "") -> None:
+        self.path = path
+        self._numbers = {port: number for number, port in enumerate(ports)}
+        self._temporary: Path | None = None
+        _check_place(path)
+        try:
+            fd, name = tempfile.mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
+        except OSError as error:
+            why = f"cannot be written: {error.strerror}"
+            raise InputError(Problem("", f"--out {path}", why, "name a file in a place of yours")) from None
+        self._temporary = Path(name)
+        self._file = os.fdopen(fd, "wb")
+        self._write(_section() + b"".join(_interface(port, filter) for port in ports))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+            with machine_errors(str(self.path)):
+                self._file.close()
+
+    def write(self, frames: Sequence[Frame]) -> None:
+        """Append frames; MachineError when the disk is full."""
+        self._write(b"".join(_packet(self._numbers[frame.port], frame) for frame in frames))
+
+    def keep(self, time_ns: int, dropped: Mapping[str, int]) -> None:
+        """End the file with what each port's kernel dropped until `time_ns`, and move it to its place."""
+        self._write(b"".join(_statistics(self._numbers[port], time_ns, count) for port, count in dropped.items()))
+        if self._temporary is None:
+            raise ValueError("kept already")
+        with machine_errors(str(self.path)):
+            os.fsync(self._file.fileno())
+            os.fchmod(self._file.fileno(), 0o644)
+            self._file.close()
+            give_to_caller(self._temporary)
+            self._temporary.replace(self.path)
+        self._temporary = None
+
+    def _write(self, data: bytes) -> None:
+        with machine_errors(str(self.path)):
+            self._file.write(data)
+            self._file.flush()
+
+
+def _check_place(path: Path) -> None:
+    """InputError for what a file cannot stand at, or what a file must not take the place of."""
+    what = f"--out {path}"
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.parent.is_dir():
+            return
+        why = f"has no place: {path.parent} is no directory"
+        raise InputError(Problem("", what, why, "make it first, or name another")) from None
+    except (OSError, ValueError) as error:  # a name that is too long, a file where a directory should be, a NUL
+        why = getattr(error, "strerror", None) or str(error)
+        raise InputError(Problem("", what, f"cannot be a file: {why}", "name another file")) from None
+    if stat.S_ISDIR(mode):
+        raise InputError(Problem("", what, "is a directory", f"name a file: --out {path / 'capture.pcapng'}"))
+    if not stat.S_ISREG(mode):  # as root, /dev/null could be replaced
+        raise InputError(Problem("", what, "is there, and is no ordinary file", "name another file"))
+
+
+def _block(kind: int, body: bytes) -> bytes:
+    size = struct.pack("=I", len(body) + 12)
+    return struct.pack("=I", kind) + size + body + size
+
+
+def _options(*pairs: tuple[int, bytes]) -> bytes:
+    packed = (struct.pack("=HH", code, len(value)) + _padded(value) for code, value in pairs)
+    return b"".join(packed) + bytes(4)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4)
+
+
+def _section() -> bytes:
+    return _block(_SHB, struct.pack("=IHHq", _BYTE_ORDER, 1, 0, -1) + _options((_SHB_USERAPPL, b"Heddle")))
+
+
+def _interface(port: str, filter: str) -> bytes:
+    known = [(_IF_NAME, port.encode()), (_IF_TSRESOL, _TEN_TO_MINUS_NINE)]
+    if filter:
+        known.append((_IF_FILTER, b"\0" + filter.encode(errors="replace")[:60_000]))  # 0: as libpcap takes it
+    return _block(_IDB, struct.pack("=HHI", _ETHERNET, 0, SNAP_BYTES) + _options(*known))
+
+
+def _packet(number: int, frame: Frame) -> bytes:
+    high, low = frame.time_ns >> 32, frame.time_ns & 0xFFFFFFFF
+    head = struct.pack("=IIIII", number, high, low, len(frame.data), frame.wire_bytes)
+    flags = struct.pack("=I", _OUTBOUND if frame.outgoing else _INBOUND)
+    return _block(_EPB, head + _padded(frame.data) + _options((_EPB_FLAGS, flags)))
+
+
+def _statistics(number: int, time_ns: int, dropped: int) -> bytes:
+    head = struct.pack("=III", number, time_ns >> 32, time_ns & 0xFFFFFFFF)
+    return _block(_ISB, head + _options((_ISB_OSDROP, struct.pack("=Q", dropped))))
