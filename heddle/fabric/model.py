@@ -30,6 +30,26 @@ class Tier(StrEnum):
     ATSW = "atsw"
 
 
+class Role(StrEnum):
+    """What a node does: it forwards, or it sends and receives."""
+
+    HOST = "host"
+    SWITCH = "switch"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One row of a fabric, from the hosts up: how its nodes are called and shown. Each shape supplies its own.
+
+    word: names are word + index (`rtsw3`); it is also a label, a seed under `per-tier`, a key of `queues.buffer`.
+    title: the word in tables and pictures (`RTSW`). group: containerlab's name for the row, which its graph sorts by.
+    """
+
+    word: str
+    title: str
+    group: str
+
+
 @dataclass(frozen=True, slots=True)
 class Port:
     """One end of a link. `address` is set on routed host links (both ends); fabric ports are unnumbered."""
@@ -70,6 +90,16 @@ class Node:
     zone: int | None = None  # from 1; ATSWs belong to none, and where there are none there is one zone
     router_id: IPv4Address | None = None  # BGP's, in IPv6 fabrics too
 
+    @property
+    def role(self) -> Role:
+        """Host or switch."""
+        return Role.HOST if self.tier is Tier.HOST else Role.SWITCH
+
+    @property
+    def level(self) -> int:
+        """Index into `Fabric.levels`: 0 for hosts, 1 for the switches that hosts hang on, and so on."""
+        return tuple(Tier).index(self.tier)
+
     def port(self, name: str) -> Port:
         """The port of that name; KeyError when there is none."""
         for port in self.ports:
@@ -96,6 +126,16 @@ class Fabric:
     spec: FabricSpec
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The rows of this fabric, hosts first."""
+        return (
+            Level("host", "hosts", "server"),
+            Level("rtsw", "RTSW", "leaf"),
+            Level("ctsw", "CTSW", "spine"),
+            Level("atsw", "ATSW", "superspine"),
+        )
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
