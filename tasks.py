@@ -55,8 +55,9 @@ def doctor(out: Console) -> None:
     Exit code 3 when something that a fabric needs is not there. Nothing is changed or left behind.
     """
     from heddle.host.doctor import examine
+    from heddle.predict.selftest import doctor_check
 
-    report = examine()
+    report = examine({"prediction": doctor_check})
     out.result(report.to_json(), report.text())
     out.exit_code = 0 if report.ok else 3
 
@@ -95,9 +96,10 @@ def up(
 ) -> None:
     """Bring a fabric up, or a containerlab topology of your own, and wait until every route is in every kernel."""
     from heddle.base.problems import InputError, Problem
+    from heddle.host.engine.binary import installed_version
     from heddle.lab import lifecycle as lab
     from heddle.lab.imported.choose import blueprint_of
-    from heddle.render.dialects import installed_version, render_options
+    from heddle.render.dialects import render_options
     from heddle.views import labtext as views
 
     if timeout is not None and timeout <= 0:
@@ -288,7 +290,7 @@ def paths(
         return paths_now(out, lab, predict)
     if paper:
         return predict_paths(out, **asked)
-    from heddle.lab.lifecycle import open_lab
+    from heddle.lab.opening import open_lab
     from heddle.runs.lastrun import last_paths
 
     result = last_paths(open_lab(lab))
@@ -301,7 +303,7 @@ def paths(
 def validate(out: Console, lab: str | None = None) -> None:
     """Every check that applies to the lab; exit 1 when one fails."""
     from heddle.checks.validate import validate as check
-    from heddle.lab.lifecycle import open_lab
+    from heddle.lab.opening import open_lab
     from heddle.views import labtext as views
 
     where = open_lab(lab)
@@ -335,9 +337,10 @@ def render(
     """Write a fabric's containerlab topology and FRR configuration, and start nothing."""
     from pathlib import Path
 
+    from heddle.base.files import real
     from heddle.fabric.shapes import build
-    from heddle.places import real
-    from heddle.render.dialects import installed_version, render_options
+    from heddle.host.engine.binary import installed_version
+    from heddle.render.dialects import render_options
     from heddle.render.render import render as write
     from heddle.spec.load import load_fabric
 

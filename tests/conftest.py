@@ -1,7 +1,7 @@
 """Fixtures that give a running fabric. They are public: your own check is ten lines.
 
     # tests/netns/test_mine.py
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 
     def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
@@ -37,7 +37,7 @@ from heddle.host.engine.byhand import dockerd as daemon
 from heddle.host.preflight import frr_dir
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.lab import lifecycle as life
-from heddle.lab.lifecycle import Lab
+from heddle.lab.handle import Lab
 from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR

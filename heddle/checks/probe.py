@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from heddle.fabric.model import Fabric, Port
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.runtimes.registry import NodeHandle
 
 _PORT: Final = 4790  # next to RoCEv2's 4791, which NICs keep for themselves
 # Level, option and value that forbid fragments (linux/in.h, in6.h: PMTUDISC_DO); the UDP header and the IP header.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.units import format_rate
 from heddle.fabric.model import Node, Tier
+from heddle.kernel.handle import NodeHandle
 from heddle.lab.requeue import own_queues, own_settings, wanted_policies
-from heddle.runtimes.registry import NodeHandle
 from heddle.spec.queuespec import CLASSES
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
@@ -24,7 +24,7 @@ from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.portids import numbered_ports, port_ids, row
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
     from heddle.switch.queues.cells import LabQueues
 
 Found = tuple[str, list[str]]

@@ -19,16 +19,16 @@ from heddle.checks.probe import probe
 from heddle.checks.queuechecks import Found, NothingError
 from heddle.fabric.model import Node, Tier
 from heddle.kernel import offloads
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.lab import rehash
+from heddle.lab import health, rehash
 from heddle.proof.evidence import read_routing
 from heddle.runs.lastrun import has_run, last_paths
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import read_hashing
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 _SYSCTL: Final = Path("/proc/sys")
 _SHOWN: Final = 4  # faults named in one line
@@ -165,11 +165,16 @@ def _links(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     del handles
     if not lab.made.rendered:
         raise NothingError("which links are meant to be up is the topology's own affair")
-    return f"{len(lab.fabric.links)} are up, and no switch is drained", list(map(_first_line, lab.down_or_drained()))
+    return f"{len(lab.fabric.links)} are up, and no switch is drained", list(
+        map(_first_line, health.down_or_drained(lab))
+    )
 
 
 def _daemons(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
-    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in (*lab.silent_daemons(), *lab.foreign_queues())]
+    silent = [
+        f"{fault.where}: {fault.what} {fault.why}"
+        for fault in (*health.silent_daemons(lab), *health.foreign_queues(lab))
+    ]
     names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.made.daemons(node.name))
     if not names and not silent:
         raise NothingError("no file says which daemons should run")

@@ -10,9 +10,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from heddle.base.files import real, told
-from heddle.cli.console import Console, table
+from heddle.base.tables import table
+from heddle.cli.console import Console
 from heddle.lab.capture import Bounds, Captured, Ended, capture, find_ports, read_filter
-from heddle.lab.lifecycle import open_lab
+from heddle.lab.opening import open_lab
 from heddle.wire.dissect import Dissected, dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from heddle.base.problems import MachineError, Problem
+from heddle.base.problems import Problem
+from heddle.base.tables import written
 
 if TYPE_CHECKING:
     import rich.console
@@ -86,39 +85,6 @@ class Console:
             return False
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def written(text: str = "") -> None:
-    """Write to stdout what a caller waits for; MachineError when it cannot all be written (a full disk)."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more at exit, and would fail again
-        hint = "free some space where the output goes"
-        raise MachineError(Problem("", "stdout", f"cannot be written: {error.strerror}", hint)) from None
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Aligned columns; on a terminal too narrow the last column wraps under itself.
-
-    width: columns of the terminal; None takes the terminal's own, or no limit where stdout is none.
-    """
-    if width is None:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 16
-    cells = [list(header), *[[str(c) for c in row] for row in rows]]
-    sizes = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    left = sum(sizes[:-1]) + 2 * (len(sizes) - 1)
-    room = max(20, width - left)
-    lines = []
-    for row in cells:
-        head = "  ".join(c.ljust(s) for c, s in zip(row[:-1], sizes[:-1], strict=True))
-        parts = textwrap.wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
-        lines.append((f"{head}  {parts[0]}" if head else parts[0]).rstrip())
-        lines += [" " * left + part for part in parts[1:]]
-    return "\n".join(lines)
 
 
 def problems_json(kind: str, code: int, problems: Sequence[Problem]) -> dict[str, Any]:

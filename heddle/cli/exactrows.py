@@ -15,8 +15,8 @@ from ipaddress import ip_network
 from typing import Any, Final
 
 from heddle.base.families import Network
+from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems
-from heddle.places import real
 from heddle.spec.yamlfile import Document, Reading, parse, read_text
 
 COLUMNS: Final = ("switch", "sport", "prefix", "port")

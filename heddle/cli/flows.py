@@ -11,7 +11,7 @@ def paths_now(out: Console, lab: str | None, predict: str | None) -> None:
     """`./inv paths --now`. Exit 1 when prediction and oracle differ, or a QP would not reach its destination."""
     if predict is not None:
         raise InputError(Problem("", "--predict and --now", "exclude each other", "--now is about a lab that runs"))
-    from heddle.lab.lifecycle import open_lab
+    from heddle.lab.opening import open_lab
     from heddle.runs.moved import now
 
     found = now(open_lab(lab))
@@ -24,7 +24,7 @@ def explain_flow(out: Console, lab: str | None, flow: str, asked: Asked) -> None
     if asked != Asked():
         hint = "first ./inv hashing MODE, then ./inv hashing --explain FLOW"
         raise InputError(Problem("", "--explain", "goes with no mode and no other flag but --lab", hint))
-    from heddle.lab.lifecycle import open_lab
+    from heddle.lab.opening import open_lab
     from heddle.runs.explain import explain
 
     found = explain(open_lab(lab), flow)

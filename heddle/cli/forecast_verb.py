@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.cli.console import Console
-from heddle.places import real
 
 if TYPE_CHECKING:
     from heddle.forecast.result import Prediction

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.cli.console import Console
-from heddle.places import real
 from heddle.views import graph as drawings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _subject(
         return build(load_fabric(fabric, overrides=set_)), (), "", None
     if set_:
         raise InputError(Problem("", "--set", "is for a fabric that is named with --fabric", "a lab is as it runs"))
-    from heddle.lab.lifecycle import open_lab
+    from heddle.lab.opening import open_lab
     from heddle.views.usage import last_usage
 
     running = open_lab(lab)

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.families import Network
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.base.tables import table
 from heddle.base.units import format_duration
-from heddle.cli.console import Console, table
+from heddle.cli.console import Console
 from heddle.cli.exactrows import COLUMNS, ExactRows, entry_rows, file_rows
 from heddle.lab import rehash
-from heddle.lab.lifecycle import open_lab
+from heddle.lab.opening import open_lab
 from heddle.spec.schema import FabricSpec, HashSpec
 from heddle.switch.hashing.hashing import FIELDS, MODES, HashOptions, SwitchHashing, options_of, pin_dir, read_hashing
 from heddle.switch.hashing.steering import DEFAULT_OPTIONS
 from heddle.switch.hashing.tables import Tables
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 ExactTables = dict[str, dict[tuple[int, Network], str]]
 _KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash

@@ -14,15 +14,16 @@ from heddle.base import state
 from heddle.base.problems import InputError, Problem
 from heddle.cli.console import Console
 from heddle.lab import lifecycle as labs
+from heddle.lab.opening import open_lab
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 
 def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:
     """Run a command in a node; the verb leaves with its exit code."""
-    where = labs.open_lab(lab)
+    where = open_lab(lab)
     where.handle(node)
     if not cmd or not cmd[0]:
         hint = f"./inv exec {node} ip route, or ./inv exec {node} bash"
@@ -76,7 +77,7 @@ def lab_for_run(
                     f"a running lab is what it is: ./inv run --fabric FABRIC {flag} ..., or ./inv up FABRIC {flag} ..."
                 )
                 raise InputError(Problem("", flag, "has no meaning without --fabric", hint))
-        yield labs.open_lab(lab)
+        yield open_lab(lab)
         return
     if lab is not None:
         hint = "--lab takes a running one, --fabric brings one up for the run"

@@ -37,8 +37,8 @@ def plot(
 
     ./inv plot queues --port 'ctsw*' --class 3 --out ctsw.png. `./inv run --bucket 1ms` records with finer steps.
     """
-    from heddle.lab.lifecycle import open_lab
-    from heddle.places import real
+    from heddle.base.files import real
+    from heddle.lab.opening import open_lab
     from heddle.runs.seriesfile import load
     from heddle.views import graph
     from heddle.views.queuepicture import draw

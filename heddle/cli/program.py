@@ -21,9 +21,10 @@ from invoke import Collection, Config, Exit, ParseError, Program, Task
 from invoke.parser import Argument
 
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, nearest
+from heddle.base.tables import table, written
 from heddle.cli import completion
 from heddle.cli.argv import Verb, parse, wants_json
-from heddle.cli.console import colour_wanted, problems_json, table, written
+from heddle.cli.console import colour_wanted, problems_json
 
 VERSION: Final = "0.1.0"
 DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h

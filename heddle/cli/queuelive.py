@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
-from heddle.cli.console import written
+from heddle.base.tables import written
 from heddle.views.queuetext import PORTS, agent_lines, amount, headroom_lines, port_cells, queues_text
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
     from heddle.lab.queuestatus import QueueRow, QueuesResult, Reader, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
@@ -43,7 +43,7 @@ def queues(
     them at once, and no packet is lost. Names may be patterns. ./inv queues --watch redraws until Ctrl-C; ./inv queues
     reset counts anew from now on.
     """
-    from heddle.lab.lifecycle import open_lab
+    from heddle.lab.opening import open_lab
 
     if action is not None and action not in _ACTIONS:
         near = did_you_mean(action, _ACTIONS)

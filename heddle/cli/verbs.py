@@ -16,7 +16,9 @@ from invoke import Task
 
 from heddle.cli.argv import Parameter, Verb, check_format, parameters_of, words_of
 from heddle.cli.console import Console
-from heddle.places import HERE, Call, place_for
+from heddle.places.call import Call
+from heddle.places.choice import place_for
+from heddle.places.kinds import HERE
 
 Arguments = Mapping[str, Any]
 # A need is known at once, or depends on what was typed (`up --explain` needs no root).

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.units import parse_size
 from heddle.forecast.columns import BATCH, CONNECTION_BYTES, FLOW_BYTES
 from heddle.forecast.planspec import MOST_BYTES
-from heddle.places import real
 
 if TYPE_CHECKING:
     from heddle.forecast.planfile import PaperPlan

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.forecast.planspec import NAMED, PlanSpec
-from heddle.places import real
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document

@@ -52,7 +52,7 @@ class Report:
 
     def text(self) -> str:
         """A table for people, the fix under what needs one, and the verdict."""
-        from heddle.cli.console import table
+        from heddle.base.tables import table
 
         rows = []
         for check in self.checks:
@@ -65,17 +65,21 @@ class Report:
         return table(("check", "state", "what was found"), rows) + "\n\n" + verdict
 
 
-def examine() -> Report:
-    """Run every check. Takes about a second; raises nothing."""
+def examine(more: Mapping[str, Callable[[], Check]] | None = None) -> Report:
+    """Run every check. Takes about a second; raises nothing.
+
+    more: optional checks of rooms above this one, name -> check.
+    """
     _probed.cache_clear()
-    return Report(tuple(_safely(name, check) for name, check in CHECKS.items()))
+    more = more or {}
+    found = [_safely(name, check, required=name not in _OPTIONAL) for name, check in CHECKS.items()]
+    return Report((*found, *(_safely(name, check, required=False) for name, check in more.items())))
 
 
-def _safely(name: str, check: Callable[[], Check]) -> Check:
+def _safely(name: str, check: Callable[[], Check], *, required: bool) -> Check:
     try:
         return check()
     except Exception as error:
-        required = name not in _OPTIONAL
         return Check(name, False, f"could not be checked: {type(error).__name__}: {error}", required=required)
 
 
@@ -225,21 +229,14 @@ def _containerlab() -> Check:
 
 def _images() -> Check:
     from heddle.host.engine import docker, images
+    from heddle.render.imagenames import image_names
 
     fix = "./inv image"
     if docker.trouble() is not None:
         return Check("images", False, "cannot be seen: no engine answers", f"{_SETUP} makes them, too", required=False)
     lacking = images.missing()
-    names = ", ".join(lacking or images.image_names().values())
+    names = ", ".join(lacking or image_names().values())
     return Check("images", not lacking, f"not built: {names}" if lacking else names, fix, required=False)
-
-
-def _prediction() -> Check:
-    from heddle.predict.selftest import verdict
-
-    found = verdict(keep=False)
-    fix = "" if found.differs else "sudo ./inv doctor asks it"
-    return Check("prediction", found.state == "agrees", found.text(), fix, required=False)
 
 
 def _rxe() -> Check:
@@ -280,7 +277,6 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "pids": lambda: _limit("pids", "/proc/sys/kernel/pid_max", 8192, "two daemons a switch"),
     "cpus": _cpus,
     "memory": _memory,
-    "prediction": _prediction,
     "backlog": _backlog,
     "red": lambda: _try("red", "the kernel's own ECN marker (sch_red)", _NO_RED, required=False),
     "ets": lambda: _try("ets", "the kernel's own scheduler of classes (sch_ets)", _NO_ETS, required=False),
@@ -295,7 +291,6 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
 }
 _OPTIONAL: Final = frozenset(
     {
-        "prediction",
         "backlog",
         "red",
         "ets",

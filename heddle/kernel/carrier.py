@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import RTM_GETLINK, RouteSocket, attribute, attributes
-from heddle.runtimes.registry import NodeHandle
 
 _IFINFO: Final = struct.Struct("=BxHiII")
 _IFLA_IFNAME, _IFLA_EXT_MASK = 3, 29

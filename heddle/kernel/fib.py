@@ -17,6 +17,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final
 
 from heddle.base.families import Address, Network, Version
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import (
     RTM_GETLINK,
     RTM_GETNEXTHOP,
@@ -27,7 +28,6 @@ from heddle.kernel.netlink import (
     attribute,
     attributes,
 )
-from heddle.runtimes.registry import NodeHandle
 
 RT_TABLE_MAIN: Final = 254
 RTN_UNICAST: Final = 1

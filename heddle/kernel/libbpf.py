@@ -16,12 +16,9 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from heddle.base.problems import MachineError, Problem
-
-if TYPE_CHECKING:
-    from heddle.kernel.testrun import TestRun
 
 BPFFS: Final = Path("/sys/fs/bpf")
 BPF_ANY: Final = 0
@@ -269,12 +266,6 @@ class Program(_Descriptor):
     def pinned(cls, path: Path) -> Self:
         """Open a pinned program; the caller closes it. MachineError when there is none."""
         return cls(_get(path), True)
-
-    def test_run(self, frame: bytes, **words: Any) -> TestRun:
-        """Run it on a frame, as BPF_PROG_TEST_RUN does: see testrun.run_on, which takes the same words."""
-        from heddle.kernel.testrun import run_on
-
-        return run_on(self.fd, frame, **words)
 
 
 class Object:

@@ -1,6 +1,6 @@
 """BPF_PROG_TEST_RUN: a program run on a frame that nobody has sent.
 
-In:  the descriptor of a loaded program, a frame, and what its context should say.
+In:  a loaded program, a frame, and what its context should say.
 Out: TestRun: what the program returned, and what it left in context and frame.
 """
 
@@ -10,7 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Final
 
-from heddle.kernel.libbpf import failed, library
+from heddle.kernel.libbpf import Program, failed, library
 
 _SK_BUFF: Final = 256  # at least sizeof(struct __sk_buff); what is beyond the kernel's size must be zero
 _MARK: Final = 8
@@ -56,7 +56,7 @@ class TestRun:
 
 
 def run_on(
-    fd: int,
+    program: Program,
     frame: bytes,
     *,
     ifindex: int = 0,
@@ -84,7 +84,7 @@ def run_on(
     after = ctypes.create_string_buffer(len(frame))
     options.data_out, options.data_size_out = ctypes.addressof(after), len(frame)
     options.repeat = repeat
-    if library().bpf_prog_test_run_opts(fd, ctypes.byref(options)) != 0:
+    if library().bpf_prog_test_run_opts(program.fd, ctypes.byref(options)) != 0:
         raise failed("program", "cannot be test-run")
     left = (ctypes.c_uint32 * 5).from_buffer_copy(result.raw[_CB])
     cells = (left[0], left[1], left[2], left[3], left[4])

@@ -19,8 +19,8 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import next_hop_groups, racks_of
 from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.kernel.fib import NextHop, read_fib
+from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import ESTABLISHED
-from heddle.runtimes.registry import NodeHandle
 
 _STEP: Final = "converge"
 _PAUSE_S: Final = 0.05

@@ -31,7 +31,7 @@ from heddle.lab import convergence
 from heddle.lab import daemons as bgp
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 _SECONDS: Final = 60.0
 _PAUSE_S: Final = 0.1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from heddle.fabric.model import Fabric, Port
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
     from heddle.spec.queuespec import PfcSpec
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")

@@ -7,9 +7,6 @@ Everything is checked, and every new table written, before the first switch chan
 
 from __future__ import annotations
 
-import ctypes
-import os
-import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
 from heddle.base.families import Network
-from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
+from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.seeds import seed_for
 from heddle.kernel.fib import port_names
+from heddle.kernel.grace import grace
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import HashOptions, SwitchHashing, hashing_of, options_of, pin_dir, programmed
 from heddle.switch.hashing.steering import DEFAULT_OPTIONS
@@ -31,11 +29,9 @@ from heddle.switch.hashing.tables import Tables
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Node
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 Exact = Mapping[tuple[int, Network], str]  # (UDP source port, destination prefix) -> port
-_MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}  # the system call's number
-_MEMBARRIER_CMD_GLOBAL: Final = 1
 _SHOWN: Final = 3  # switches that a label names
 
 
@@ -221,20 +217,6 @@ class _Job:
         with inside(self.handle.netns):
             now = {name: hashing.number(hashing.sysctl_path(name).read_text()) for name in self.rules}
         return now != {name: hashing.number(value) for name, value in self.rules.items()}
-
-
-def grace() -> None:
-    """Return when no packet is under way that the kernel had begun to handle before (synchronize_rcu).
-
-    MachineError where the kernel does not offer that to programs.
-    """
-    number = _MEMBARRIER.get(platform.machine())
-    libc = ctypes.CDLL(None, use_errno=True)
-    if number is not None and libc.syscall(number, _MEMBARRIER_CMD_GLOBAL, 0, 0) == 0:
-        return
-    why = os.strerror(ctypes.get_errno()) if number is not None else f"is not known on {platform.machine()}"
-    hint = "boot without nohz_full, or take the lab down and up again with routing.ecmp as it should be"
-    raise MachineError(Problem("kernel", "membarrier", f"{why}: a switch cannot be changed while packets pass", hint))
 
 
 def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:

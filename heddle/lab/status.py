@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
-from heddle.lab.lifecycle import open_lab
+from heddle.lab import health
+from heddle.lab.opening import open_lab
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def _status(name: str) -> LabStatus:
         lab = open_lab(name)
         record = state.read_record(name)
         lost = lab.runtime.lacking(name, lab.topology)
-        faults = lost or lab.faults()
+        faults = lost or health.faults(lab)
         missing = lost or lab.made.gaps(lab)
     except HeddleError as error:  # any reason why it cannot be opened or read: it is shown, and `down` works
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))

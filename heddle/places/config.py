@@ -95,8 +95,8 @@ def _not_a_word(value: Any) -> str:
 
 
 def _try_place(text: str, where: str, problems: Problems) -> None:
-    from heddle.places import HERE, KINDS
     from heddle.places.address import check_kind, parse_address
+    from heddle.places.kinds import HERE, KINDS
 
     try:
         if text != HERE and check_kind(text, where, KINDS) == "ssh":

@@ -22,19 +22,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 from heddle.base.files import PLACE
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
-from heddle.cli.console import written
-from heddle.places import Call
+from heddle.base.tables import written
 from heddle.places.address import Address
+from heddle.places.call import Call, Output
 from heddle.places.channel import Broken, Link, open_link
 from heddle.places.keyboard import Keyboard
 from heddle.places.store import digest_of, unpack
-
-if TYPE_CHECKING:
-    from heddle.cli.console import Console
 
 # What makes a difference to how a verb speaks.
 _PASSED: Final = ("CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM")
@@ -56,7 +53,7 @@ class SshPlace:
 
     address: Address
 
-    def run(self, call: Call, out: Console) -> int:
+    def run(self, call: Call, out: Output) -> int:
         """Run the verb there."""
         from heddle.places import sync
         from heddle.places.ssh import connect
@@ -111,7 +108,7 @@ class _Frames(io.RawIOBase):
 class _Session:
     address: Address
     call: Call
-    out: Console
+    out: Output
     link: Link
     printed: bytearray = field(default_factory=bytearray)  # with --format json: one document, or none
     interrupts: int = 0

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, MachineError
+from heddle.host.doctor import Check
 from heddle.predict.forwarding import forwarding_of
 from heddle.predict.hashes import POLICY_L3, U32, FlowArrays, kernel_hash
 from heddle.predict.trial import Trial, some_flows, trial
@@ -107,6 +108,13 @@ def _kept() -> SelfTest | None:
 
 def _key() -> list[str]:
     return [_boot(), platform.release(), _code()]
+
+
+def doctor_check() -> Check:
+    """For `doctor`: does this kernel choose as the prediction says? Nothing is kept of the answer."""
+    found = verdict(keep=False)
+    fix = "" if found.differs else "sudo ./inv doctor asks it"
+    return Check("prediction", found.state == "agrees", found.text(), fix, required=False)
 
 
 def examine(hashed: Hash = kernel_hash) -> SelfTest:

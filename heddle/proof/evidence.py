@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, read_fib
+from heddle.kernel.handle import NodeHandle
 from heddle.proof import oracle
 from heddle.proof.measure import key_of
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir, read_hashing
 from heddle.switch.hashing.tables import Tables

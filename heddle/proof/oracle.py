@@ -21,11 +21,12 @@ from heddle.base.families import Version
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Port, Tier
 from heddle.kernel.fib import Fib, NextHop, read_fib, read_names, route_hops
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Program
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
+from heddle.kernel.testrun import run_on
 from heddle.predict.spread import element
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.hashing.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing, pin_dir, programmed
 from heddle.traffic.plan import Flow
 from heddle.wire.layout import DSCP_DATA, ECN_CE, TOS_DATA
@@ -214,7 +215,7 @@ class _Switch:
                 mac, flow = self._macs.get(arrival.port, ""), self._flows[arrival.row]
                 index = indexes.get(arrival.port, 0)
                 one, other = (
-                    program.test_run(_header(flow, _TTL - arrival.hops, mac, odd=odd), ifindex=index).cb
+                    run_on(program, _header(flow, _TTL - arrival.hops, mac, odd=odd), ifindex=index).cb
                     for odd in (False, True)
                 )
                 yield (None, 0) if one[:2] != other[:2] else (one[1], one[0])

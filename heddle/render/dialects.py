@@ -92,14 +92,6 @@ def dialect_for(version: Version | None) -> Dialect:
     return "linux"
 
 
-def installed_version() -> Version | None:
-    """The containerlab of this machine; None when there is none, or it does not tell."""
-    from heddle.host.engine import binary
-
-    path = binary.find()
-    return None if path is None else binary.version(path)
-
-
 def check_deployable(options: RenderOptions, runtime: str, version: Version | None) -> None:
     """InputError when `up` cannot run what these options render; rendering it is always right.
 

@@ -22,8 +22,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
 from heddle.fabric.model import Fabric, Node, Tier
 from heddle.fabric.nexthops import racks_of
-from heddle.host.engine.images import image_names
 from heddle.render.dialects import DEPLOY, KIND_KEYS, PRIVILEGED, SKIP_WHEN_UNUSED, Dialect, RenderOptions
+from heddle.render.imagenames import image_names
 
 DEFAULT: Final = RenderOptions()
 TEMPLATES: Final = Path(__file__).resolve().parents[2] / "templates"

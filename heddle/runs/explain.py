@@ -16,6 +16,7 @@ import numpy as np
 
 from heddle.fabric.model import Fabric, Node, Tier
 from heddle.kernel.fib import Fib, NextHop
+from heddle.kernel.handle import NodeHandle
 from heddle.predict.forwarding import MAX_HOPS, walk
 from heddle.predict.hashes import FlowArrays, flow_keys, udf_values
 from heddle.predict.predict import forwarding_for, rule_of, rules_for
@@ -25,12 +26,11 @@ from heddle.predict.steps import Row, bounds, jhash_steps, siphash_steps
 from heddle.proof import oracle
 from heddle.proof.evidence import read_routing, switch_handles
 from heddle.runs.flowword import flow_of
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.hashing.hashing import POLICY_CUSTOM, SwitchHashing
 from heddle.traffic.plan import Flow
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 Ports = tuple[str, ...]
 _WIDE: Final = 92  # columns of a step and its state, so that lines stay within 100

@@ -12,7 +12,7 @@ from heddle.fabric.model import Fabric, Port, Tier
 from heddle.traffic.plan import ROCE_PORT, Flow
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 _LIMITS: Final = {"qpn": (1 << 24) - 1, "sport": (1 << 16) - 1}
 _DEFAULTS: Final = {"qpn": 0x100, "sport": 0xC000}

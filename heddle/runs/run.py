@@ -16,7 +16,8 @@ from heddle.base.units import format_size
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import part_sizes
 from heddle.host import capacity as machine
-from heddle.lab.lifecycle import Lab
+from heddle.lab import health
+from heddle.lab.handle import Lab
 from heddle.lab.rehash import label
 from heddle.proof.evidence import SentFlow, collect_after, collect_before
 from heddle.runs.lastrun import clear, save
@@ -47,8 +48,8 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     workers = worker_count(plan)
     _check_memory(plan, workers)
     with state.lock(lab.name):
-        lab.check_ports()
-        if pfc.mend(lab):
+        health.check_ports(lab)
+        if pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("agent and keeper of PFC had ended, and were started again")
         clear(lab)
         evidence_before = collect_before(lab)

@@ -20,7 +20,7 @@ from heddle.base.problems import InputError, Problem, machine_errors
 from heddle.runs.series import Series
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 _FORMAT: Final = 1
 

@@ -26,6 +26,7 @@ from heddle.fabric.model import Fabric
 from heddle.host.engine import binary, images
 from heddle.host.engine import docker as engine
 from heddle.host.engine.docker import docker
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import mgmt_subnet
@@ -43,7 +44,6 @@ from heddle.runtimes.clab_containers import (
 from heddle.runtimes.clab_deploy import deploy, note
 from heddle.runtimes.clab_network import free_subnet
 from heddle.runtimes.netns_topology import read_topology
-from heddle.runtimes.registry import NodeHandle
 
 _SHOWN: Final = 5  # nodes that are named one by one
 _PROC: Final = Path("/proc")

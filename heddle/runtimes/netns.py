@@ -24,12 +24,12 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done, Journal, left_to_child, run
 from heddle.fabric.model import Fabric
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
 from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
 from heddle.runtimes.netns_topology import NodeDef, Topology, read_topology
-from heddle.runtimes.registry import NodeHandle
 
 _ENTER: Final = Path(__file__).with_name("enter.py")
 # Isolated and without site-packages: the helper starts in some 15 ms.

@@ -8,7 +8,6 @@ against handles, and do not know the runtime.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -16,18 +15,11 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.process import Journal
+from heddle.kernel.handle import NodeHandle
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.render.dialects import RenderOptions
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHandle:
-    """A node of a running lab."""
-
-    name: str
-    netns: Path  # /run/netns/heddle-zone-rtsw1
 
 
 class Runtime(Protocol):

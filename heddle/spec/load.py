@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, nearest
-from heddle.places import real
 
 if TYPE_CHECKING:
     from heddle.spec.schema import FabricSpec

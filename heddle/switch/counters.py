@@ -15,8 +15,8 @@ from ipaddress import IPv6Address
 from typing import Any, Final
 
 from heddle.kernel.fib import port_names
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Map
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.hashing.hashing import pin_dir
 
 _FLOW_KEY: Final = struct.Struct("=2I16s16s")  # port, QP, source, destination: count.c's struct flow_key

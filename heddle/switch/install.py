@@ -22,8 +22,8 @@ from heddle.base.process import Journal
 from heddle.fabric.model import Fabric, Node, Tier
 from heddle.kernel import offloads
 from heddle.kernel.fib import port_names
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.tables import Tables, sizes
 from heddle.switch.pfc import control as pfc

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.files import elsewhere
-from heddle.cli.console import table
+from heddle.base.tables import table
 
 if TYPE_CHECKING:
     from heddle.checks.validate import Check

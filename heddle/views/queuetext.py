@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.tables import table
 from heddle.base.units import format_bytes, format_rate
-from heddle.cli.console import table
 from heddle.spec.queuespec import round_up, shown
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from heddle.base.events import Observer
+from heddle.kernel.handle import NodeHandle
 from heddle.lab import lifecycle as labs
-from heddle.runtimes.registry import NodeHandle
 from heddle.spec.load import load_fabric
 
 from . import Figure, at_most

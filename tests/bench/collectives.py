@@ -10,7 +10,8 @@ from heddle.base.events import Observer
 from heddle.cli.demo import demo
 from heddle.host.capacity import PACKET_COST_CRCS, crc_seconds
 from heddle.lab import lifecycle as labs
-from heddle.lab.lifecycle import Lab
+from heddle.lab.handle import Lab
+from heddle.lab.opening import open_lab
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.spec.load import load_fabric
@@ -32,7 +33,7 @@ def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: st
     """A run on a fresh lab: the lab's handle, the result, and processor seconds that it cost."""
     labs.up(load_fabric(preset, name=_LAB, overrides=overrides), observer=observer, rollback=True)
     try:
-        lab = labs.open_lab(_LAB)
+        lab = open_lab(_LAB)
         before = time.monotonic()
         result = run(lab, options, observer)
         return lab, result, result.machine.cpu_share * (time.monotonic() - before)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from heddle.base.events import Observer
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.lab import lifecycle as labs
+from heddle.lab.opening import open_lab
 from heddle.lab.queuestatus import reactions_of
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
@@ -145,7 +146,7 @@ def _by_mode(overrides: list[str], observer: Observer) -> tuple[dict[str, float]
     best = dict.fromkeys((*_OTHERS, _ADAPTIVE), 0.0)
     labs.up(load_fabric("demo", name=_LAB, overrides=overrides), observer=observer, rollback=True)
     try:
-        lab = labs.open_lab(_LAB)
+        lab = open_lab(_LAB)
         for _ in range(_TURNS):
             for mode in best:
                 set_hashing(lab, mode, HashOptions(gap_ns=_GAP_NS))

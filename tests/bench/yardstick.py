@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from heddle.kernel.fib import read_fib
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.runtimes.registry import NodeHandle
 
 _PREFIX: Final = "heddle-yardstick-"
 _FRR: Final = Path("/usr/lib/frr")

@@ -14,8 +14,10 @@ from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.host.engine import binary
 from heddle.host.engine.docker import docker
+from heddle.lab import health
 from heddle.lab import lifecycle as life
-from heddle.lab.lifecycle import Lab
+from heddle.lab.handle import Lab
+from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runs.run import run
 from heddle.runtimes.clab_containers import CLAB_DIR
@@ -49,7 +51,7 @@ def test_inspect_exec_and_save_know_the_lab(lab: Lab) -> None:
     cmd = ["--label", "clab-node-name=rtsw1", "--cmd", "ip -br link show eth1", "--format", "json"]
     assert "eth1" in containerlab("exec", "-t", str(lab.topology), *cmd)
     containerlab("save", "-t", str(lab.topology))
-    assert lab.faults() == []
+    assert health.faults(lab) == []
 
 
 def test_nodes_are_not_privileged_and_have_no_way_out(lab: Lab) -> None:
@@ -69,7 +71,7 @@ def test_a_lab_destroyed_by_hand_is_told_and_goes_down_clean(lab: Lab, leftovers
     assert row.state == "broken"
     assert "all of its nodes are gone or stopped" in row.faults[0]
     with pytest.raises(InputError, match=f"down {lab.name} removes what is left of it"):
-        life.open_lab(lab.name)
+        open_lab(lab.name)
     assert life.down(lab.name)
     assert leftovers(lab.name) == []
 
@@ -77,7 +79,7 @@ def test_a_lab_destroyed_by_hand_is_told_and_goes_down_clean(lab: Lab, leftovers
 def test_up_after_a_destroy_by_hand_makes_it_anew(lab: Lab, up: Up) -> None:
     containerlab("destroy", "-t", str(lab.topology))
     assert up(lab.name).created
-    assert lab.faults() == []
+    assert health.faults(lab) == []
 
 
 def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_back(lab: Lab, up: Up) -> None:

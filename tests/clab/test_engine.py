@@ -21,6 +21,7 @@ from heddle.base.problems import CheckError, MachineError
 from heddle.host.engine import docker, images, setup
 from heddle.host.engine.byhand import dockerd as daemon
 from heddle.host.engine.docker import docker as ask
+from heddle.render import imagenames
 
 CAPABILITIES = [word for name in ("NET_ADMIN", "SYS_ADMIN", "NET_RAW") for word in ("--cap-add", name)]
 
@@ -179,7 +180,7 @@ def test_an_engine_in_use_is_not_ended_unasked(place: Place) -> None:
 
 def test_pruning_takes_our_old_images_and_nobody_elses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.start()
-    mine = images.image_names()["switch"]
+    mine = imagenames.image_names()["switch"]
     for name, label in ((mine, "LABEL heddle=switch"), ("heddle/switch:old", "LABEL heddle=old"), ("theirs:1", "")):
         _scratch_image(place, name, label)
     _scratch_image(place, "heddle/switch:used", "LABEL heddle=used")
@@ -194,18 +195,18 @@ def test_a_base_that_is_there_is_used_and_a_failed_build_leaves_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon.start()
-    _scratch_image(place, images.PUBLIC_BASE, "")
+    _scratch_image(place, imagenames.PUBLIC_BASE, "")
     templates = place.data / "templates"
     templates.mkdir()
     (templates / "node.sh").write_text("")
-    for role in images.REPOSITORIES:
+    for role in imagenames.REPOSITORIES:
         text = "ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n"
         (templates / f"{role}.Dockerfile").write_text(text + ('RUN ["/none"]\n' if role == "host" else ""))
-    monkeypatch.setattr(images, "TEMPLATES", templates)
+    monkeypatch.setattr(imagenames, "TEMPLATES", templates)
     with pytest.raises(MachineError, match="could not be built") as caught:
         images.ensure_images()
     assert "/none" in str(caught.value)
-    assert images.missing() == [images.image_names()["host"]]
+    assert images.missing() == [imagenames.image_names()["host"]]
     assert ask(["ps", "--all", "--quiet"]).out == ""
     assert ask(["image", "ls", "--filter", "dangling=true", "--quiet"]).out == ""
     (templates / "host.Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n")
@@ -220,12 +221,12 @@ def test_a_disk_that_fills_up_while_building_is_named(place: Place, monkeypatch:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
     try:
         daemon.start()
-        _scratch_image(place, images.PUBLIC_BASE, "")
+        _scratch_image(place, imagenames.PUBLIC_BASE, "")
         (templates / "node.sh").write_bytes(b"x" * (16 << 20))
-        for role in images.REPOSITORIES:
+        for role in imagenames.REPOSITORIES:
             text = "ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n"
             (templates / f"{role}.Dockerfile").write_text(text)
-        monkeypatch.setattr(images, "TEMPLATES", templates)
+        monkeypatch.setattr(imagenames, "TEMPLATES", templates)
         with pytest.raises(MachineError, match="is full: the image could not be built") as caught:
             images.ensure_images()
         assert caught.value.problems[0].what == str(disk)
@@ -242,15 +243,16 @@ import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from heddle.host.engine import images
-images.TEMPLATES = Path(sys.argv[1])
-images.PUBLIC_BASE = sys.argv[2]
+from heddle.render import imagenames
+imagenames.TEMPLATES = Path(sys.argv[1])
+imagenames.PUBLIC_BASE = sys.argv[2]
 images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
 """
     with tempfile.TemporaryDirectory() as name:
         Path(name, "switch.Dockerfile").write_text(
             'ARG BASE\nFROM ${BASE}\nLABEL heddle=trial\nRUN touch /half\nRUN echo "waits"; sleep 60\n'
         )
-        argv = [sys.executable, "-c", code, name, images.image_names()["host"]]
+        argv = [sys.executable, "-c", code, name, imagenames.image_names()["host"]]
         root = Path(images.__file__).parents[3]
         with subprocess.Popen(argv, cwd=root, stderr=subprocess.DEVNULL, start_new_session=True) as proc:
             _until(lambda: "sleep 60" in _commands())
@@ -267,13 +269,13 @@ def test_images_are_built_once(engine: None) -> None:
     found = images.ensure_images()
     assert time.monotonic() - start < 10
     assert [each.built for each in found] == [False, False]
-    assert {each.role: each.name for each in found} == dict(images.image_names())
+    assert {each.role: each.name for each in found} == dict(imagenames.image_names())
     assert all(20e6 < each.bytes < 400e6 for each in found)
 
 
 @pytest.mark.parametrize("role", ["switch", "host"])
 def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
-    image, network = images.image_names()[role], f"heddle-trial-{os.getpid()}"
+    image, network = imagenames.image_names()[role], f"heddle-trial-{os.getpid()}"
     ask(["network", "create", "--subnet", "192.168.213.0/29", network])
     try:
         name = ask(["run", "--detach", "--rm", *CAPABILITIES, "--network", network, image]).out.strip()
@@ -295,13 +297,13 @@ def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
 def test_without_rights_or_network_a_node_still_runs(engine: None, network: str) -> None:
     """On the machine's own network it has no right to touch the routes, and must not."""
     routes = subprocess.run(["ip", "route"], capture_output=True, check=True).stdout
-    image = images.image_names()["host"]
+    image = imagenames.image_names()["host"]
     assert ask(["run", "--rm", "--network", network, image, "echo", "well"]).out == "well\n"
     assert subprocess.run(["ip", "route"], capture_output=True, check=True).stdout == routes
 
 
 def test_a_switch_has_what_frr_needs_with_three_capabilities_and_no_more(engine: None) -> None:
-    image = images.image_names()["switch"]
+    image = imagenames.image_names()["switch"]
     script = """
 set -e
 for tool in sed vtysh ip tc ethtool tcpdump ping ps sysctl tini; do command -v $tool > /dev/null; done

@@ -10,9 +10,9 @@ import pytest
 
 from heddle.base.process import run as command
 from heddle.host.engine.docker import docker
-from heddle.host.engine.images import image_names
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import adopt
+from heddle.render.imagenames import image_names
 from heddle.runtimes.containerlab import ContainerlabRuntime
 from tests.own_topologies import mini_clos
 

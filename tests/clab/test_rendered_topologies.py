@@ -19,8 +19,9 @@ from heddle.base.process import Done, run
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import SHAPES, build
 from heddle.host.engine import binary
+from heddle.host.engine.binary import installed_version
 from heddle.host.engine.docker import docker
-from heddle.render.dialects import FRR_KIND, RenderOptions, installed_version
+from heddle.render.dialects import FRR_KIND, RenderOptions
 from heddle.render.render import render
 from heddle.spec.load import load_fabric, presets
 from heddle.spec.schema import FabricSpec, RoutingSpec

@@ -23,6 +23,7 @@ from heddle.host.engine.byhand import compile as build
 from heddle.host.engine.byhand import dockerd as daemon
 from heddle.host.engine.docker import docker as ask
 from heddle.host.engine.setup import setup_containerlab
+from heddle.render import imagenames
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -61,7 +62,7 @@ def test_where_all_is_there_setup_is_quick_and_changes_nothing() -> None:
 
 def test_image_says_what_is_there() -> None:
     found = _inv("image")["images"]
-    assert {each["role"]: each["name"] for each in found} == dict(images.image_names())
+    assert {each["role"]: each["name"] for each in found} == dict(imagenames.image_names())
     assert not any(each["built"] for each in found)
 
 
@@ -72,7 +73,7 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
     found = binary.find()
     assert found is not None
     assert binary.spoken(found) in checks["containerlab"].detail
-    monkeypatch.setattr(images, "PUBLIC_BASE", "debian:none")
+    monkeypatch.setattr(imagenames, "PUBLIC_BASE", "debian:none")
     lacking = doctor.CHECKS["images"]()
     assert not lacking.ok
     assert lacking.fix == "./inv image"
@@ -102,7 +103,7 @@ def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
     assert (build.MODULE / "go.mod").read_text().count("replace") == 0
     # The real test of it: up to the place where an uncorrected one stops, and beyond, with nothing made.
     topology = tmp_path / "trial.clab.yml"
-    image = images.image_names()["host"]
+    image = imagenames.image_names()["host"]
     topology.write_text(
         "name: clabtrial\nmgmt: {network: clabtrial, ipv4-subnet: 192.168.214.0/29, external-access: false}\n"
         f"topology: {{nodes: {{one: {{kind: linux, image: '{image}', privileged: false}}}}}}\n"

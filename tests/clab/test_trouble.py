@@ -17,12 +17,15 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.fabric.shapes import build
-from heddle.host.engine import binary, images
+from heddle.host.engine import binary
 from heddle.host.engine.docker import docker
 from heddle.kernel.namespace import NETNS_DIR
+from heddle.lab import health
 from heddle.lab import lifecycle as life
+from heddle.lab.handle import Lab
 from heddle.lab.imported.imported import adopt
-from heddle.lab.lifecycle import Lab
+from heddle.lab.opening import open_lab
+from heddle.render.imagenames import image_names
 from heddle.render.render import mgmt_subnet
 from heddle.runs.lastrun import last_paths
 from heddle.runs.run import run
@@ -49,7 +52,7 @@ def name(lab_name: Callable[[], str], engine: None) -> Iterator[str]:
 def foreign(name: str, tmp_path: Path) -> Iterator[Path]:
     """A containerlab lab of that name which is somebody else's."""
     topology = tmp_path / "theirs.clab.yml"
-    image = images.image_names()["host"]
+    image = image_names()["host"]
     topology.write_text(
         f"name: {name}\nmgmt: {{network: {name}, skip-when-unused: true}}\n"
         f"topology: {{nodes: {{their: {{kind: linux, privileged: false, image: '{image}', network-mode: none}}}}}}\n"
@@ -79,7 +82,7 @@ def test_a_container_of_somebody_else_that_has_a_nodes_name_is_told_and_never_to
     path.write_text(f"name: {name}\ntopology: {{nodes: {{a-b: {{kind: linux}}, c: {{kind: linux}}}}}}\n")
     theirs = f"clab-{name}-a-b"
     labels = ["--label", f"containerlab={name}-a", "--label", "clab-node-name=b"]
-    docker(["run", "-d", "--name", theirs, "--network", "none", *labels, images.image_names()["host"]])
+    docker(["run", "-d", "--name", theirs, "--network", "none", *labels, image_names()["host"]])
     link = NETNS_DIR / theirs
     link.symlink_to("/proc/0/ns/net")
     try:
@@ -119,7 +122,7 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
         assert life.down(names[0])
         assert leftovers(names[0]) == []
         for lab in labs[1:]:
-            assert lab.faults() == []
+            assert health.faults(lab) == []
             lab.wait(timeout=2)
     finally:
         for each in names:
@@ -182,7 +185,7 @@ def test_a_management_network_keeps_clear_of_the_labs_own(runtime: str) -> None:
 
 
 def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:
-    image = images.image_names()["host"]
+    image = image_names()["host"]
     docker(["image", "rm", "-f", image])
     said: list[str] = []
 
@@ -219,7 +222,7 @@ def test_an_engine_that_is_down_is_told_with_the_way_to_start_it(
     lab = up(name).lab
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(MachineError, match=r"none\.sock does not answer"):
-        life.open_lab(name)
+        open_lab(name)
     with pytest.raises(MachineError, match=r"none\.sock does not answer"):
         life.down(name)
     kept = marker(name).read_text()
@@ -228,7 +231,7 @@ def test_an_engine_that_is_down_is_told_with_the_way_to_start_it(
         life.down(name)
     marker(name).write_text(kept)
     monkeypatch.undo()
-    assert life.open_lab(name).name == lab.name
+    assert open_lab(name).name == lab.name
 
 
 def test_a_command_of_a_node_that_does_not_end_is_not_waited_for(

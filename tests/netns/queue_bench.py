@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from heddle.fabric.shapes import clos
 from heddle.kernel.libbpf import ensure_bpffs
-from heddle.kernel.testrun import TestRun
+from heddle.kernel.testrun import TestRun, run_on
 from heddle.spec.queuespec import CLASSES
 from heddle.spec.schema import FabricSpec
 from heddle.switch import install as switch
@@ -60,15 +60,15 @@ class Bench:
 
     def enqueue(self, frame: bytes, came_in_by: int = 0) -> TestRun:
         """came_in_by: index of the ingress port, from 1; 0: the switch has made it."""
-        return self.queues.program("enqueue").test_run(frame, mark=MARK | came_in_by if came_in_by else 0)
+        return run_on(self.queues.program("enqueue"), frame, mark=MARK | came_in_by if came_in_by else 0)
 
     def dequeue(self, frame: bytes) -> TestRun:
-        return self.queues.program("dequeue").test_run(frame)
+        return run_on(self.queues.program("dequeue"), frame)
 
     def leave(self, number: int, size: int, came_in_by: int = 0) -> None:
         """So many bytes of a class leave: as dequeue enters it, told by user space."""
         words = (0, number | came_in_by << 8, size, 0, 0)
-        assert self.queues.program("credit").test_run(bytes(14), cb=words).retval == UNSPEC
+        assert run_on(self.queues.program("credit"), bytes(14), cb=words).retval == UNSPEC
 
     def hold(self, number: int, depth: int) -> None:
         """Let so many bytes of a class wait at the port, and nothing else in the switch."""

@@ -21,8 +21,8 @@ from heddle.base.process import Journal, run
 from heddle.base.units import parse_size
 from heddle.fabric.model import Fabric, Node, Tier
 from heddle.fabric.shapes import clos
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.runtimes.registry import NodeHandle
 from heddle.spec.schema import FabricSpec
 from heddle.switch import install as switch
 from heddle.traffic.plan import Flow

@@ -13,6 +13,7 @@ import pytest
 from heddle.kernel.fib import port_names
 from heddle.kernel.libbpf import Program
 from heddle.kernel.namespace import inside
+from heddle.kernel.testrun import run_on
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
@@ -137,7 +138,7 @@ def test_every_port_of_every_switch_is_read_under_its_own_number() -> None:
             names = port_names(made.handle(switch))
             (index,) = (number for number, name in names.items() if name == "eth3")
             with inside(made.handle(switch).netns), Program.pinned(pin_dir(made.name, switch) / "hash") as program:
-                assert names[program.test_run(frame, ifindex=index).cb[1]] == best
+                assert names[run_on(program, frame, ifindex=index).cb[1]] == best
 
 
 @pytest.mark.parametrize("mode", ["adaptive", "flowlet"])

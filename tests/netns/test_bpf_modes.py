@@ -20,7 +20,7 @@ from heddle.base.process import run
 from heddle.kernel.fib import port_names
 from heddle.kernel.libbpf import Program
 from heddle.kernel.namespace import inside
-from heddle.kernel.testrun import TestRun
+from heddle.kernel.testrun import TestRun, run_on
 from heddle.lab import rehash
 from heddle.predict.hashes import FlowArrays, e_ecmp_hash, jhash2
 from heddle.switch.hashing.hashing import HashOptions, hashing_of, pin_dir
@@ -61,7 +61,7 @@ def runs(lab: StaticLab, frames: Sequence[bytes], *, counted: bool = True) -> li
     handle = lab.handle("rtsw1")
     (ifindex,) = (index for index, name in port_names(handle).items() if name == "eth5")
     with inside(handle.netns), Program.pinned(pin_dir(lab.name, "rtsw1") / "hash") as program:
-        return [program.test_run(frame, ifindex=ifindex, counted=counted) for frame in frames]
+        return [run_on(program, frame, ifindex=ifindex, counted=counted) for frame in frames]
 
 
 def ports(lab: StaticLab, frames: Sequence[bytes]) -> list[str | None]:
@@ -326,7 +326,7 @@ def test_slices_go_round_a_number_of_ways_that_is_no_power_of_two(family: str) -
             for rack in (2, 3):
                 hosts = [str(h.ports[0].address).partition("/")[0] for h in made.fabric.hosts if h.rack == rack]
                 sent = [roce_frame(replace(flow, dst_ip=host), 64, "02:00:00:00:00:09", mac) for host in hosts]
-                taken = [program.test_run(frame, ifindex=indexes["eth4"]).cb[1] for frame in sent]
+                taken = [run_on(program, frame, ifindex=indexes["eth4"]).cb[1] for frame in sent]
                 assert taken == [indexes[port] for port in ("eth1", "eth2", "eth3", "eth1")]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from heddle.base.problems import MachineError
 from heddle.kernel.libbpf import Map, Object, Program, ensure_bpffs, loaded
+from heddle.kernel.testrun import run_on
 from heddle.predict.hashes import FlowArrays, e_ecmp_hash
 from heddle.switch.bpf import build
 from heddle.traffic.plan import Flow
@@ -62,10 +63,10 @@ def test_counting_is_by_flow_and_port_and_tells_roce_from_the_rest(objects: Path
     frame = roce_frame(FLOW, payload=100)
     with loaded(objects / "count.o") as made:
         program, flows, ports = made.program("count"), made.map("flows", 40, 16), made.map("ports", 4, 32)
-        assert program.test_run(frame, repeat=1000).retval == UNSPEC
-        program.test_run(roce_frame(replace(FLOW, qpn=5)))
+        assert run_on(program, frame, repeat=1000).retval == UNSPEC
+        run_on(program, roce_frame(replace(FLOW, qpn=5)))
         for change in NOT_ROCE.values():
-            program.test_run(change(frame))
+            run_on(program, change(frame))
         keys, values = flows.items()
         rows = dict(zip(struct.iter_unpack("=2I16s16s", keys), struct.iter_unpack("=2Q", values), strict=True))
         loopback = 1  # the device of a test run
@@ -81,7 +82,7 @@ def test_counting_is_by_flow_and_port_and_tells_roce_from_the_rest(objects: Path
 def test_a_full_map_is_counted_as_misses_not_forgotten(objects: Path) -> None:
     with loaded(objects / "count.o", {"flows": 8}) as made:
         for q in range(20):
-            made.program("count").test_run(roce_frame(replace(FLOW, qpn=q)))
+            run_on(made.program("count"), roce_frame(replace(FLOW, qpn=q)))
         found = len(made.map("flows", 40, 16).items()[0]) // 40
         (misses,) = struct.unpack("=Q", made.map("misses", 4, 8).lookup(bytes(4)) or b"")
         assert found + misses == 20 and misses > 0
@@ -103,9 +104,9 @@ def test_batches_read_maps_of_any_size_whole(objects: Path) -> None:
 def test_a_nic_counts_roce_and_lets_everything_go_on_to_its_sockets(objects: Path) -> None:
     with loaded(objects / "nic.o") as made:
         program = made.program("nic")
-        assert program.test_run(roce_frame(FLOW)).retval == UNSPEC
+        assert run_on(program, roce_frame(FLOW)).retval == UNSPEC
         for name, change in NOT_ROCE.items():
-            assert program.test_run(change(roce_frame(FLOW))).retval == UNSPEC, name
+            assert run_on(program, change(roce_frame(FLOW))).retval == UNSPEC, name
         assert struct.unpack("=2Q", made.map("taken", 4, 16).lookup(bytes(4)) or b"") == (1, len(roce_frame(FLOW)))
 
 
@@ -129,5 +130,5 @@ def test_descriptors_do_not_leak(objects: Path) -> None:
     before = count()
     for _ in range(5):
         with loaded(objects / "hash.o") as made:
-            made.program("hash").test_run(roce_frame(FLOW))
+            run_on(made.program("hash"), roce_frame(FLOW))
     assert count() == before

@@ -18,8 +18,9 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
+from heddle.lab.handle import Lab
 from heddle.lab.imported.imported import adopt
-from heddle.lab.lifecycle import Lab
+from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runs.lastrun import last_paths
 from heddle.runs.run import run
@@ -79,7 +80,7 @@ def test_everything_about_it_validates(clos: Lab) -> None:
 
 
 def test_opened_again_it_is_the_same(clos: Lab) -> None:
-    again = life.open_lab(clos.name)
+    again = open_lab(clos.name)
     assert again.fabric == clos.fabric
     assert json.loads((clos.dir / "lab.json").read_text())["brought"]["owners"]["10.255.0.1"] == "leaf-1"
 

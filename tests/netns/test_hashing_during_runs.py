@@ -12,7 +12,8 @@ from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
 from heddle.lab import lifecycle as life
-from heddle.lab.lifecycle import Lab
+from heddle.lab.handle import Lab
+from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_exact, set_hashing, wanted
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
@@ -94,4 +95,4 @@ def test_a_row_is_added_to_what_the_table_is_by_then(lab: Lab) -> None:
 def test_a_lab_whose_hashing_is_being_switched_is_not_taken_down_under_it(lab: Lab) -> None:
     with state.lock(lab.name, state.HASHING), pytest.raises(InputError, match="is being worked on by another Heddle"):
         life.down(lab.name)
-    assert life.open_lab(lab.name).fabric == lab.fabric
+    assert open_lab(lab.name).fabric == lab.fabric

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import MachineError
+from heddle.kernel import grace
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
@@ -175,7 +176,7 @@ def test_a_kernel_that_cannot_say_when_packets_have_passed_is_named_and_nothing_
 ) -> None:
     tell(lab, row_of(lab, "pinned"))
     before = read_hashing(lab.name, lab.handle("rtsw1"))
-    monkeypatch.setattr(rehash, "_MEMBARRIER", dict.fromkeys(rehash._MEMBARRIER, 10_000))  # no such system call
+    monkeypatch.setattr(grace, "_MEMBARRIER", dict.fromkeys(grace._MEMBARRIER, 10_000))  # no such system call
     with pytest.raises(MachineError, match="membarrier Function not implemented: a switch cannot be changed"):
         tell(lab, row_of(lab, "spray"))
     assert read_hashing(lab.name, lab.handle("rtsw1")) == before

@@ -18,7 +18,8 @@ from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
 from heddle.lab.convergence import gaps
-from heddle.lab.lifecycle import Lab
+from heddle.lab.handle import Lab
+from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import enter
@@ -81,9 +82,9 @@ def test_status_counts_what_runs_within_a_second(tiny: Lab) -> None:
 
 
 def test_the_only_lab_is_taken_when_none_is_named(tiny: Lab) -> None:
-    assert life.open_lab().name == tiny.name
+    assert open_lab().name == tiny.name
     with pytest.raises(InputError, match="is not running"):
-        life.open_lab("nosuch")
+        open_lab("nosuch")
 
 
 def test_vtysh_works_in_every_switch(tiny: Lab) -> None:
@@ -139,7 +140,7 @@ def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str,
     second = up(name)
     assert second.created
     with pytest.raises(InputError, match="several labs"):
-        life.open_lab()
+        open_lab()
     bystander = [sys.executable, "-I", "-S", enter.__file__, "one", json.dumps(job(tiny, ["sleep", "99"]))]
     with subprocess.Popen(bystander) as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
@@ -180,7 +181,7 @@ def test_no_convergence_leaves_the_lab_and_says_why(name: str, up: Up) -> None:
     said = str(caught.value)
     assert "rtsw1  10.0.1.0/24 lacks next hops over eth2 to ctsw2 (BGP: no neighbour)" in said
     assert f"./inv down {name} removes it" in said
-    assert life.open_lab(name).neighbours("rtsw1") == {"eth1": "Established"}
+    assert open_lab(name).neighbours("rtsw1") == {"eth1": "Established"}
 
 
 def test_no_convergence_with_rollback_leaves_nothing(name: str, leftovers: Leftovers, up: Up) -> None:
@@ -231,7 +232,7 @@ def test_up_after_a_killed_up_just_works(name: str, up: Up, runtime: str) -> Non
     (row,) = status(name)
     assert row.state == "broken"
     with pytest.raises(InputError, match="down"):
-        life.open_lab(name)
+        open_lab(name)
     assert up(name).created
 
 

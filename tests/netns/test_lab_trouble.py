@@ -14,8 +14,10 @@ import pytest
 from heddle.base import state
 from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.kernel.fib import read_fib
+from heddle.lab import health
 from heddle.lab import lifecycle as life
-from heddle.lab.lifecycle import Lab
+from heddle.lab.handle import Lab
+from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_space import RUN_DIR
@@ -76,7 +78,7 @@ def test_state_that_another_user_can_change_is_not_trusted(
     (tmp_path / "mine/labs").symlink_to("/tmp")
     os.chown(tmp_path / "mine/labs", 1234, 1234, follow_symlinks=False)
     with pytest.raises(MachineError, match="belongs to another user"):
-        life.open_lab(name)
+        open_lab(name)
     (tmp_path / "mine/labs").unlink()
     assert list((tmp_path / "mine").iterdir()) == []
 
@@ -109,7 +111,7 @@ def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(nam
     with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv down"):
         up(name)
     assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
-    assert lab.faults() == []
+    assert health.faults(lab) == []
 
 
 def test_rollback_takes_down_only_what_this_up_made(name: str, up: Up) -> None:
@@ -124,7 +126,7 @@ def test_rollback_takes_down_only_what_this_up_made(name: str, up: Up) -> None:
 def end(lab: Lab, node: str, daemon: str) -> None:
     lab.capture(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
     stop = time.monotonic() + 5
-    while not lab.faults() and time.monotonic() < stop:
+    while not health.faults(lab) and time.monotonic() < stop:
         time.sleep(0.02)
 
 

@@ -12,7 +12,7 @@ from heddle.base.process import run
 from heddle.host.engine.docker import docker
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
-from heddle.lab.lifecycle import Lab
+from heddle.lab.handle import Lab
 from heddle.switch.pfc import control as pfc
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
@@ -88,13 +88,13 @@ def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
             until(lambda: found(lab)[victim] not in (before, None))  # noqa: B023
             obeys()
         assert not set(both(lab)) & set(first)
-        assert not pfc.mend(lab)
+        assert not pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
 
         # Both at once: the next run does what is asked of mend here.
         pause(lab, host.name, 65535)
         until(lambda: until_ns[row])
         kill_both(lab)
-        assert pfc.mend(lab)
+        assert pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
         both(lab)
         until(lambda: not until_ns[row])
         obeys()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from heddle.kernel.fib import read_fib
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.predict.forwarding import forwarding_of
 from heddle.predict.hashes import FlowArrays, kernel_hash
 from heddle.predict.selftest import examine
 from heddle.predict.trial import MAX_PACKETS, Trial, some_flows, trial
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.hashing.hashing import POLICY_CUSTOM
 
 pytestmark = pytest.mark.root

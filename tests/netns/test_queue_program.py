@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from heddle.kernel.testrun import run_on
 from heddle.switch.queues.cells import LINK_DOWN, LINK_HOST
 from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import (
@@ -243,7 +244,7 @@ def test_an_empty_switch_forgets_what_was_left_charged(port: Bench) -> None:
 def test_what_leaves_without_having_come_is_a_stray_and_takes_nothing_along(port: Bench) -> None:
     port.policy(LOSSY)
     port.enqueue(ipv4(0, 100))
-    assert port.queues.program("credit").test_run(bytes(14), cb=(0, 0, 101, 0, 0)).retval == SHOT
+    assert run_on(port.queues.program("credit"), bytes(14), cb=(0, 0, 101, 0, 0)).retval == SHOT
     assert (port.cell(0)["strays"], port.cell(0)["depth"], port.queues.switches["used"][0]) == (1, 100, 100)
 
 
@@ -293,7 +294,7 @@ def test_a_mark_of_somebody_else_is_no_port_of_this_switch(port: Bench) -> None:
     port.enqueue(ipv4(DATA, 1000), came_in_by=5)  # of four
     assert port.queues.transit.nonzero()[0].tolist() == [3] and port.queues.transit[3] == 1000
     assert not port.queues.ingress["occupancy"].any() and port.cell(3)["depth"] == 1000
-    foreign = port.queues.program("enqueue").test_run(ipv4(DATA, 1000), mark=0x10001)
+    foreign = run_on(port.queues.program("enqueue"), ipv4(DATA, 1000), mark=0x10001)
     assert foreign.retval == UNSPEC and not port.queues.ingress["occupancy"].any()
 
 

@@ -22,7 +22,7 @@ from heddle.base.problems import CheckError, InputError
 from heddle.base.process import run as command
 from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
-from heddle.lab.lifecycle import Lab
+from heddle.lab.handle import Lab
 from heddle.lab.queuestatus import read_queues
 from heddle.lab.requeue import set_queues, wanted_policies
 from heddle.runs.results import RunResult
@@ -228,7 +228,7 @@ def nobody_mends(lab: Lab) -> Iterator[None]:
     """No agent runs, which would take what was lost behind a queue out of the books."""
     pfc.stop(lab.name)
     yield
-    assert pfc.mend(lab)
+    assert pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
 
 
 @pytest.mark.usefixtures("nobody_mends")
@@ -283,7 +283,7 @@ def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -
     pfc.stop(lab.name)
     assert failed(lab) == {"pauses": "the agent of PFC does not run; the keeper of PFC does not run"}
     assert "agent: does not run" in inv(lab, "queues").stdout
-    assert pfc.mend(lab)
+    assert pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
     assert failed(lab) == {}
 
 

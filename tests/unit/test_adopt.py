@@ -13,7 +13,6 @@ from heddle.base.problems import InputError
 from heddle.base.state import Record
 from heddle.fabric.model import Tier
 from heddle.kernel.fib import Fib
-from heddle.lab.blueprint import spec_of
 from heddle.lab.imported import frr
 from heddle.lab.imported.choose import blueprint_of
 from heddle.lab.imported.companions import files_of
@@ -21,6 +20,7 @@ from heddle.lab.imported.copy import copied
 from heddle.lab.imported.imported import Brought, adopt
 from heddle.lab.imported.reachability import Look, Session
 from heddle.lab.imported.variables import expand, lab_name, literal
+from heddle.lab.rendered import spec_of
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
 from tests.own_topologies import mini_clos

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.tables import table
 from heddle.cli.argv import Verb, parameters_of, parse, wants_json, words_of
-from heddle.cli.console import Console, table
+from heddle.cli.console import Console
 from heddle.cli.program import main
 from heddle.cli.verbs import verb
 from heddle.fabric.model import Fabric

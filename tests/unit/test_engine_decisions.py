@@ -15,6 +15,7 @@ from heddle.base.process import Done
 from heddle.host import packages
 from heddle.host.engine import docker, images
 from heddle.host.engine.byhand import dockerd as daemon
+from heddle.render import imagenames
 
 
 @pytest.fixture(autouse=True)
@@ -28,28 +29,28 @@ def a_known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_are_the_hash_of_all_that_goes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("switch.Dockerfile", "host.Dockerfile", "node.sh"):
-        (tmp_path / name).write_bytes((images.TEMPLATES / name).read_bytes())
-    first = images.image_names()
+        (tmp_path / name).write_bytes((imagenames.TEMPLATES / name).read_bytes())
+    first = imagenames.image_names()
     assert set(first) == {"switch", "host"}
     assert all(re.fullmatch(r"heddle/(switch|host):[0-9a-f]{12}", name) for name in first.values())
-    monkeypatch.setattr(images, "TEMPLATES", tmp_path)
-    assert images.image_names() == first, "where the files are does not matter"
+    monkeypatch.setattr(imagenames, "TEMPLATES", tmp_path)
+    assert imagenames.image_names() == first, "where the files are does not matter"
     (tmp_path / "switch.Dockerfile").write_text("FROM x\n")
-    assert images.image_names()["switch"] != first["switch"]
-    assert images.image_names()["host"] == first["host"]
+    assert imagenames.image_names()["switch"] != first["switch"]
+    assert imagenames.image_names()["host"] == first["host"]
     (tmp_path / "node.sh").write_text("exec true\n")
-    assert images.image_names()["host"] != first["host"]
-    second = images.image_names()
-    monkeypatch.setattr(images, "PUBLIC_BASE", "debian:sid-slim")
-    assert not set(second.values()) & set(images.image_names().values())
+    assert imagenames.image_names()["host"] != first["host"]
+    second = imagenames.image_names()
+    monkeypatch.setattr(imagenames, "PUBLIC_BASE", "debian:sid-slim")
+    assert not set(second.values()) & set(imagenames.image_names().values())
 
 
 @pytest.mark.parametrize(
     ("there", "pulls", "base", "asked"),
     [
-        ({images.PUBLIC_BASE, images.OWN_BASE}, True, images.PUBLIC_BASE, []),
+        ({imagenames.PUBLIC_BASE, images.OWN_BASE}, True, imagenames.PUBLIC_BASE, []),
         ({images.OWN_BASE}, True, images.OWN_BASE, []),
-        (set(), True, images.PUBLIC_BASE, ["pull"]),
+        (set(), True, imagenames.PUBLIC_BASE, ["pull"]),
         (set(), False, images.OWN_BASE, ["pull", "mmdebstrap"]),
     ],
 )
@@ -79,7 +80,7 @@ def test_no_registry_and_no_mmdebstrap_are_named_together(monkeypatch: pytest.Mo
     monkeypatch.setattr(packages, "ensure", refuse)
     with pytest.raises(MachineError) as caught:
         images._base(Silent(), None, False, lambda _: False)
-    assert [p.what for p in caught.value.problems] == [images.PUBLIC_BASE, "mmdebstrap"]
+    assert [p.what for p in caught.value.problems] == [imagenames.PUBLIC_BASE, "mmdebstrap"]
     assert all(p.hint for p in caught.value.problems)
 
 

@@ -12,7 +12,8 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
-from heddle.lab.lifecycle import down, explain, open_lab
+from heddle.lab.lifecycle import down, explain
+from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_cleanup import remove_lab

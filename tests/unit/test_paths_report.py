@@ -13,10 +13,10 @@ from heddle.base.problems import CheckError
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import clos
 from heddle.kernel.fib import Fib, NextHop
+from heddle.kernel.handle import NodeHandle
 from heddle.predict.predict import predict
 from heddle.proof.evidence import Evidence, SentFlow
 from heddle.proof.verdict import PathsResult, prove
-from heddle.runtimes.registry import NodeHandle
 from heddle.spec.schema import FabricSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing

@@ -16,10 +16,11 @@ import pytest
 from heddle.base.files import elsewhere, real, told
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
-from heddle.places import KINDS, place_for
 from heddle.places.address import Address, check_kind, parse_address
 from heddle.places.channel import COMMAND, program
+from heddle.places.choice import place_for
 from heddle.places.config import config_path, read_config
+from heddle.places.kinds import KINDS
 from heddle.places.store import Manifest, Store, digest_of, pack, unpack
 from heddle.places.sync import checkout_id, manifest_of, send
 

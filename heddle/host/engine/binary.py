@@ -140,3 +140,9 @@ def _search(path: Path, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
             return pattern.search(bytes(found[0])) if found else None  # a copy: the map is closed after this
     except (OSError, ValueError):  # not there, not ours to read, or empty
         return None
+
+
+def installed_version() -> Version | None:
+    """The containerlab of this machine; None when there is none, or it does not tell."""
+    path = find()
+    return None if path is None else version(path)

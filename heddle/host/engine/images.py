@@ -7,7 +7,6 @@ The base is Debian's public image where the engine has it or a registry answers,
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.events import Observer, Silent
@@ -25,16 +23,11 @@ from heddle.base.process import Done, Journal, follow, run
 from heddle.host.engine import docker as engine
 from heddle.host.engine.byhand.dockerd import locked
 from heddle.host.engine.docker import docker, stream
+from heddle.render import imagenames
 
-TEMPLATES: Final = Path(__file__).resolve().parents[3] / "templates/image"
-SWITCH: Final = "heddle/switch"
-HOST: Final = "heddle/host"
-REPOSITORIES: Final[Mapping[str, str]] = {"switch": SWITCH, "host": HOST}
 LABEL: Final = "heddle"  # on all that is built here, half-built layers too: what carries it may be removed
-PUBLIC_BASE: Final = "debian:trixie-slim"
 SUITE: Final = "trixie"
 OWN_BASE: Final = f"heddle/base:{SUITE}"
-_ENTRY: Final = "node.sh"
 _PULL_S: Final = 90.0  # 30 MB; a registry that is out of reach is known in seconds, as a rule
 _BUILD_S: Final = 900.0
 _QUESTION_S: Final = 30.0
@@ -58,27 +51,9 @@ class Image:
         return {"role": self.role, "name": self.name, "built": self.built, "bytes": self.bytes}
 
 
-def image_names() -> Mapping[str, str]:
-    """Role -> full name. A function of the files alone: no engine is asked."""
-    return {role: f"{repository}:{_hash(role)}" for role, repository in REPOSITORIES.items()}
-
-
-def _hash(role: str) -> str:
-    """12 hex digits of the Dockerfile, what it copies, and what it is told."""
-    sum_ = hashlib.sha256()
-    with machine_errors():
-        for part in (_dockerfile(role).read_bytes(), TEMPLATES.joinpath(_ENTRY).read_bytes(), PUBLIC_BASE.encode()):
-            sum_.update(len(part).to_bytes(8, "big") + part)
-    return sum_.hexdigest()[:12]
-
-
-def _dockerfile(role: str) -> Path:
-    return TEMPLATES / f"{role}.Dockerfile"
-
-
 def missing() -> list[str]:
     """Full names of those that the engine does not have."""
-    return [name for name in image_names().values() if not present(name)]
+    return [name for name in imagenames.image_names().values() if not present(name)]
 
 
 def present(name: str) -> bool:
@@ -105,7 +80,7 @@ def ensure_images(
     observer = observer or Silent()
     if (wrong := engine.trouble()) is not None:
         raise MachineError(wrong)
-    names = image_names()
+    names = imagenames.image_names()
     wanted = list(names) if rebuild else _lacking(names)
     if wanted:
         with locked("building", fcntl.LOCK_EX):  # one at a time: a sweep must not take another build's layers
@@ -126,7 +101,7 @@ def _lacking(names: Mapping[str, str]) -> list[str]:
 
 def prune() -> list[str]:
     """Remove images built here that no fabric of this Heddle would use and no container uses; their names."""
-    keep = {*image_names().values(), OWN_BASE}
+    keep = {*imagenames.image_names().values(), OWN_BASE}
     form = "{{.ID}} {{.Repository}}:{{.Tag}}"
     rows = docker(["image", "ls", "--filter", f"label={LABEL}", "--format", form]).out.split("\n")
     removed = []
@@ -145,15 +120,15 @@ def _bytes(name: str) -> int:
 
 def _base(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> str:
     """The base to build on: one that is here, else Debian's from a registry, else one made by mmdebstrap."""
-    for name in (PUBLIC_BASE, OWN_BASE):
+    for name in (imagenames.PUBLIC_BASE, OWN_BASE):
         if present(name):
             return name
     observer.begin("base image")
     reason = _pull(journal)
     if not reason:
-        observer.end("base image", f"{PUBLIC_BASE} from its registry")
-        return PUBLIC_BASE
-    observer.say(f"{PUBLIC_BASE} cannot be had ({reason}): mmdebstrap makes a base from Debian's packages")
+        observer.end("base image", f"{imagenames.PUBLIC_BASE} from its registry")
+        return imagenames.PUBLIC_BASE
+    observer.say(f"{imagenames.PUBLIC_BASE} cannot be had ({reason}): mmdebstrap makes a base from Debian's packages")
     _have_mmdebstrap(reason, observer, yes, ask)
     _bootstrap(observer, journal)
     observer.end("base image", f"{OWN_BASE} by mmdebstrap")
@@ -163,7 +138,7 @@ def _base(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[
 def _pull(journal: Journal | None) -> str:
     """An empty string when the public base is here now, else the reason in few words."""
     try:
-        done = docker(["pull", "--quiet", PUBLIC_BASE], check=False, timeout=_PULL_S, journal=journal)
+        done = docker(["pull", "--quiet", imagenames.PUBLIC_BASE], check=False, timeout=_PULL_S, journal=journal)
     except MachineError:
         return f"its registry gave nothing within {_PULL_S:g} s"
     if done.code == 0:
@@ -178,10 +153,9 @@ def _have_mmdebstrap(reason: str, observer: Observer, yes: bool, ask: Callable[[
     try:
         packages.ensure(packages.IMAGE, yes=yes, ask=ask, say=observer.say)
     except MachineError as error:
-        hint = (
-            f"let the engine reach its registry, or load the image by hand: docker load; docker tag ... {PUBLIC_BASE}"
-        )
-        first = Problem("docker", PUBLIC_BASE, f"cannot be pulled: {reason}", hint)
+        by_hand = f"docker load; docker tag ... {imagenames.PUBLIC_BASE}"
+        hint = f"let the engine reach its registry, or load the image by hand: {by_hand}"
+        first = Problem("docker", imagenames.PUBLIC_BASE, f"cannot be pulled: {reason}", hint)
         raise MachineError(first, *error.problems) from None
 
 
@@ -215,7 +189,7 @@ def _build(
     # The machine's own network: its resolver and mirrors work there, and no bridge or firewall is needed.
     argv = ["build", "--network", "host", "--force-rm", "--build-arg", f"BASE={base}", "--tag", name]
     argv += [word for proxy in _PROXIES if proxy in os.environ for word in ("--build-arg", proxy)]
-    argv += [*(["--no-cache"] if fresh else []), "--file", str(_dockerfile(role)), str(TEMPLATES)]
+    argv += [*(["--no-cache"] if fresh else []), "--file", str(imagenames.dockerfile(role)), str(imagenames.TEMPLATES)]
     before = _unnamed()
     try:
         done = stream(argv, _Lines(step, observer), timeout=_BUILD_S, journal=journal)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.lab.blueprint import Blueprint, Rendered
+from heddle.lab.handle import Blueprint
+from heddle.lab.rendered import Rendered
 from heddle.runtimes.registry import RUNTIMES
 from heddle.spec.load import load_fabric
 

@@ -15,11 +15,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from heddle.base.problems import machine_errors
 from heddle.fabric.model import Fabric, Tier
-from heddle.host.engine import images
 from heddle.lab.imported import frr
 from heddle.lab.imported.description import Wanted, WantedNode
 from heddle.lab.imported.variables import literal
 from heddle.render.dialects import PRIVILEGED, SKIP_WHEN_UNUSED, RenderOptions
+from heddle.render.imagenames import REPOSITORIES, image_names
 from heddle.render.render import TEMPLATES, mgmt_subnet, topology_name
 from heddle.runtimes.clab_containers import LABEL
 from heddle.spec.yamlfile import Word
@@ -84,7 +84,7 @@ def heddle_starts(node: WantedNode, runtime: str) -> bool:
 
 def is_heddles(image: str) -> bool:
     """Whether an image is one of Heddle's, which start nothing by themselves; without any, Heddle's is taken."""
-    return not image or any(image.startswith(f"{name}:") or image == name for name in images.REPOSITORIES.values())
+    return not image or any(image.startswith(f"{name}:") or image == name for name in REPOSITORIES.values())
 
 
 def _node(node: WantedNode, fabric: Fabric, out: Path, runtime: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _node(node: WantedNode, fabric: Fabric, out: Path, runtime: str) -> dict[str
     if starts:
         binds.append(f"{out / _START}:{frr.START}:ro")
         commands = _with_start(commands)
-    image = node.image or images.image_names()["switch" if switch else "host"]
+    image = node.image or image_names()["switch" if switch else "host"]
     data: dict[str, Any] = {"kind": "linux", "group": node.group, "image": image}
     data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls}
     data |= {"labels": dict(node.labels), "env": dict(node.env), "binds": binds, "exec": commands}

@@ -22,7 +22,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.state import Record, check_name
 from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Node
-from heddle.lab.blueprint import Difference
+from heddle.lab.handle import Difference
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
@@ -37,7 +37,7 @@ from heddle.spec.queuespec import LARGEST_PFC_MTU
 from heddle.switch.hashing import hashing
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 _ADDRESSES_COME_S: Final = 20.0  # an image that starts FRR by itself has not done so yet when its node is up
 _PAUSE_S: Final = 0.2
@@ -67,7 +67,7 @@ def adopt(path: Path, runtime: str, name: str | None = None, shown: str = "") ->
 
 @dataclass(frozen=True)
 class Brought:
-    """Implements heddle.lab.blueprint.Blueprint.
+    """Implements heddle.lab.handle.Blueprint.
 
     daemons: switch -> those that its files switch on; hashing: switch -> its sysctls that the file sets; owners:
     address -> node; parts: what of the file makes another lab of it. wanted: None for one that was opened again.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Final
 
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import RTM_GETLINK, RouteSocket, attribute, attributes
-from heddle.runtimes.registry import NodeHandle
 
 _RTM_GETADDR: Final = 22
 _IFADDRMSG: Final = struct.Struct("=4BI")

@@ -21,7 +21,7 @@ from heddle.kernel.fib import Fib, read_fib
 from heddle.lab import daemons as bgp
 
 if TYPE_CHECKING:
-    from heddle.lab.lifecycle import Lab
+    from heddle.lab.handle import Lab
 
 _STEP: Final = "converge"
 _PAUSE_S: Final = 0.3

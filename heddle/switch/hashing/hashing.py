@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Node
 from heddle.kernel.fib import port_names
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import inside
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.hashing.steering import DEFAULT_OPTIONS, NO_STEERING, HashOptions, Steering, Udf, steering_of
 from heddle.switch.hashing.tables import MODES, POLICIES, Rule, Tables
 

@@ -147,7 +147,7 @@ class Tables:
     def fill(self, rule: Rule, indexes: Mapping[str, int]) -> None:
         """Write a rule to the half that does not hold. indexes: port -> interface index.
 
-        The caller makes sure that no packet still reads that half (rehash.grace). MachineError when a port is gone, or
+        The caller makes sure that no packet still reads that half (kernel.grace). MachineError when a port is gone, or
         a table has no room; what holds is unchanged then.
         """
         half = 1 - self.active

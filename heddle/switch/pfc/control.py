@@ -24,8 +24,7 @@ from heddle.base.problems import MachineError, Problem
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.lab.lifecycle import Lab
-    from heddle.runtimes.registry import NodeHandle
+    from heddle.kernel.handle import NodeHandle
 
 _START_S: Final = 60.0
 _FILES_A_NODE: Final = 3  # two packet sockets and one of netlink
@@ -95,16 +94,16 @@ def alive(lab: str, directory: Path | None = None) -> AgentState:
     return AgentState(*_pids(directory or state.lab_dir(lab)))
 
 
-def mend(lab: Lab) -> bool:
+def mend(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path) -> bool:
     """Start both anew where neither runs, which opens gates that were left closed; False when there was no need for it.
 
     One of the two alone starts the other by itself.
     """
     from heddle.switch.queues.portqueues import Setup
 
-    if any(pid is not None for pid in _pids(lab.dir)) or not Setup.of(lab.fabric).gated:
+    if any(pid is not None for pid in _pids(directory)) or not Setup.of(fabric).gated:
         return False
-    start(lab.name, lab.fabric, lab.handles(), lab.dir)
+    start(lab, fabric, handles, directory)
     return True
 
 

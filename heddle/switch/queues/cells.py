@@ -20,8 +20,10 @@ import numpy.typing as npt
 
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Tier
+from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Object, Program, loaded
 from heddle.kernel.ring import Event, Events
+from heddle.kernel.testrun import run_on
 from heddle.spec.queuespec import CLASSES, HEADER
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.classes import ClassPlan, Policies, Policy
@@ -205,8 +207,6 @@ class LabQueues:
         The caller keeps others from doing the same at once (state.lock). MachineError where the kernel cannot say when
         the last packet has left the old ones behind.
         """
-        from heddle.lab.rehash import grace
-
         half = 1 - self.half
         grace()  # the half that is filled now may have held until a moment ago
         target = self.rules[half::2]
@@ -227,7 +227,7 @@ class LabQueues:
                   headroom - self.switches["headroom_used"].astype(np.int64))  # fmt: skip
         for node in np.flatnonzero(deltas[0] | deltas[1]):
             words = [word for each in deltas for word in struct.unpack("=2I", struct.pack("=q", int(each[node])))]
-            self._programs["settle"].test_run(bytes(14), cb=(int(node), *words))
+            run_on(self._programs["settle"], bytes(14), cb=(int(node), *words))
 
     def charged(self) -> tuple[Rows, Rows]:
         """By node: bytes beyond reserves in the shared buffer, and in headroom, as summed over its queues now."""
@@ -262,8 +262,6 @@ class LabQueues:
 
         Returns when no packet is under way that did not know it yet.
         """
-        from heddle.lab.rehash import grace
-
         flags = self.links["flags"]
         flags[port_id] = flags[port_id] | LINK_DOWN if down else flags[port_id] & ~np.uint32(LINK_DOWN)
         grace()
@@ -310,7 +308,7 @@ class LabQueues:
         for local in range(1 if link["flags"] & LINK_HOST else int(link["ports_of_node"]) + 1):
             if held := self._held(port_id, number, local):
                 words = (port_id, number | local << 8, *struct.unpack("=2I", struct.pack("=Q", held)), 0)
-                self._programs["credit"].test_run(bytes(14), cb=words)
+                run_on(self._programs["credit"], bytes(14), cb=words)
 
     def _held(self, port_id: int, number: int, local: int) -> int:
         """Bytes of a class that came in by a port of the same node (from 1; 0: made there) and wait at this one."""

@@ -16,8 +16,8 @@ from typing import Final
 from heddle.base.process import Journal, run
 from heddle.fabric.model import Fabric, Node, Port, Tier
 from heddle.kernel.fib import read_names
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
-from heddle.runtimes.registry import NodeHandle
 from heddle.switch.queues import ets, red
 from heddle.switch.queues.classes import ClassPlan, class_plan
 from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of

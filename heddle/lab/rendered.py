@@ -1,9 +1,4 @@
-"""What a lab is made from, and so what it should be: one protocol, two members.
-
-In:  a FabricSpec (Rendered, below), or somebody's containerlab file (Brought, in adopt/brought.py).
-Out: the files that run, and answers to what differs between the two: what is waited for, and what still lacks.
-The life of a lab (lab.py), status and validate ask these, and know of no file.
-"""
+"""A lab made from a fabric file: everything about it is known before it runs."""
 
 from __future__ import annotations
 
@@ -11,75 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from heddle.base.events import Observer
 from heddle.fabric.model import Fabric, Tier
 from heddle.fabric.shapes import build
 from heddle.lab import convergence
 from heddle.lab import daemons as bgp
+from heddle.lab.faults import state_of
+from heddle.lab.handle import Blueprint, Difference, Lab
 from heddle.render.render import host_sysctls, render, switch_sysctls
 from heddle.spec.plain import differences, dump_spec, load_spec
 
 if TYPE_CHECKING:
     from heddle.base.state import Record
-    from heddle.lab.lifecycle import Lab
     from heddle.render.dialects import RenderOptions
     from heddle.spec.schema import FabricSpec
-
-Difference = tuple[str, Any, Any]  # what, as it runs, as it was asked for
-
-
-class Blueprint(Protocol):
-    """What a lab is made from."""
-
-    @property
-    def fabric(self) -> Fabric:
-        """All that is above the runtime takes."""
-
-    @property
-    def rendered(self) -> bool:
-        """True when Heddle has written all of it, so that everything about it is known beforehand."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know before it is made, a sentence each."""
-
-    def write(self, out: Path, options: RenderOptions) -> Path:
-        """Write the topology and what it binds into `out`; the topology's path."""
-
-    def recorded(self) -> Mapping[str, Any]:
-        """What the lab's record keeps beside the spec, so that `reopened` has the same again."""
-
-    def differences(self, record: Record) -> list[Difference]:
-        """How a running lab of that name differs from this one."""
-
-    def kept(self) -> Mapping[str, Mapping[str, str]]:
-        """Switch -> sysctls of hashing that its topology sets in its own way, with their values."""
-
-    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
-        """Node -> sysctls that it was given, those of hashing aside."""
-
-    def settled(self, lab: Lab) -> Blueprint:
-        """The same, with what can be known only when nodes run."""
-
-    def daemons(self, switch: str) -> tuple[str, ...]:
-        """The daemons that have to answer on a switch."""
-
-    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
-        """Return when the lab has converged; CheckError with what is missing after `timeout` seconds."""
-
-    def gaps(self, lab: Lab) -> list[str]:
-        """What the kernels lack of the routes that there should be, in lines."""
-
-    def routes_said(self) -> str:
-        """What `gaps` looks for, when nothing lacks; empty where nothing is known that should be there."""
-
-    def sessions(self, lab: Lab) -> tuple[int, int]:
-        """BGP sessions established, and expected."""
-
-    def session_faults(self, lab: Lab) -> list[str]:
-        """Ends of sessions that are not established, in lines."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +78,6 @@ class Rendered:
         found = convergence.gaps(self.fabric, lab.handles())
         if not found:
             return []
-        from heddle.lab.faults import state_of
-
         state = state_of(lab)
         said = [state.text()] if state.text() else []
         if said:  # what that explains is named once, and not again for each prefix
@@ -170,15 +110,6 @@ class Rendered:
         between = [x for x in self.fabric.links if Tier.HOST not in (tiers[x.a[0]], tiers[x.b[0]])]
         up = sum(all(states[node].get(port) == bgp.ESTABLISHED for node, port in (x.a, x.b)) for x in between)
         return up, len(between)
-
-
-def reopened(record: Record) -> Blueprint:
-    """What a running lab was made from; MachineError when another version of Heddle recorded it."""
-    if not record.brought:
-        return Rendered(load_spec(record.spec))
-    from heddle.lab.imported.imported import Brought
-
-    return Brought.of_record(record)
 
 
 def spec_of(made: Blueprint) -> dict[str, Any]:

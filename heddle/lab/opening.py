@@ -1,0 +1,70 @@
+"""From a lab's name to a handle of it: which lab is meant, what it was made from, whether it is up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from heddle.base import state
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.lab.handle import Blueprint, Lab
+from heddle.lab.rendered import Rendered
+from heddle.render.render import topology_name
+from heddle.runtimes.registry import Runtime, get_runtime
+from heddle.spec.plain import load_spec
+
+
+def open_lab(name: str | None = None) -> Lab:
+    """The running lab of that name, or the only one; InputError when there is none, or no telling which."""
+    names = state.labs()
+    if name is None:
+        name = _only(names)
+    record = state.read_record(name)
+    if record is None:
+        hint = did_you_mean(name, names) if names else "no lab is running; ./inv up zone brings one up"
+        raise InputError(Problem("", f"lab {name}", "is not running", hint))
+    lab = lab_of(record)
+    if record.phase != "running" or not lab.runtime.exists(name):
+        why = "is not up: its `up` has not ended, or was killed, or the machine was restarted"
+        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes what is left of it"))
+    if (lost := lab.runtime.lacking(name, lab.topology)) and len(lost) == len(lab.handles()):
+        why = "is not up: all of its nodes are gone or stopped, by hand or with the machine"
+        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes what is left of it"))
+    return lab
+
+
+def _only(names: Sequence[str]) -> str:
+    """The one lab that can be meant: the only one that is up, else the only one there is a record of."""
+    records = {name: state.read_record(name) for name in names} if len(names) > 1 else {}
+    running = [name for name, record in records.items() if record is not None and record.phase == "running"]
+    candidates = running or names
+    if not candidates:
+        raise InputError(Problem("", "no lab", "is running", "./inv up zone brings one up"))
+    if len(candidates) > 1:
+        raise InputError(Problem("", "--lab", "is needed, since several labs run", "one of: " + ", ".join(candidates)))
+    return candidates[0]
+
+
+def reopened(record: state.Record) -> Blueprint:
+    """What a running lab was made from; MachineError when another version of Heddle recorded it."""
+    if not record.brought:
+        return Rendered(load_spec(record.spec))
+    from heddle.lab.imported.imported import Brought
+
+    return Brought.of_record(record)
+
+
+def topology_path(name: str) -> Path:
+    """Where a lab's topology is, or will be."""
+    return state.lab_dir(name) / "topology" / topology_name(name)
+
+
+def lab_from(made: Blueprint, runtime: Runtime) -> Lab:
+    """The handle of a lab that is made from this, whether it is up or not."""
+    name = made.fabric.name
+    return Lab(name, made.fabric, runtime, state.lab_dir(name), topology_path(name), made)
+
+
+def lab_of(record: state.Record) -> Lab:
+    """The handle of a recorded lab."""
+    return lab_from(reopened(record), get_runtime(record.runtime))

@@ -1,0 +1,28 @@
+"""The kinds of places: a new one is its own file, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from heddle.places.address import check_kind
+from heddle.places.call import Place
+
+HERE: Final = "here"
+
+
+def _ssh(text: str, where: str) -> Place:
+    from heddle.places.address import parse_address
+    from heddle.places.session import SshPlace
+
+    return SshPlace(parse_address(text, where))
+
+
+KINDS: Final[Mapping[str, Callable[[str, str], Place]]] = {"ssh": _ssh}
+
+
+def place_named(text: str, where: str) -> Place | None:
+    """The place that a text names, None for here; InputError when it names none. where: of the text, for problems."""
+    if text == HERE:
+        return None
+    return KINDS[check_kind(text, where, KINDS)](text, where)
