@@ -31,7 +31,7 @@ from heddle.base.problems import InputError, MachineError, Problem, machine_erro
 _ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
 HASHING: Final = "hashing"
 _ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
-_FORMAT: Final = 1  # of lab.json; a record of another format is not guessed at
+_FORMAT: Final = 2  # of lab.json; a record of another format is not guessed at
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (spec.py)
 
 
@@ -46,7 +46,7 @@ class Record:
     source: str = ""  # the preset or file it came from
     seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
-    brought: Mapping[str, Any] = field(default_factory=dict)  # of a topology of somebody's own: see adopt/brought.py
+    imported: Mapping[str, Any] = field(default_factory=dict)  # of an imported topology: see lab/imported
     hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were set live: see switch/rehash.py
     queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were set live: see switch/requeue.py
     format: int = _FORMAT
@@ -102,7 +102,7 @@ def read_record(lab: str) -> Record | None:
         words = (record.runtime, record.phase, record.source)
         named = (
             isinstance(record.spec, dict)
-            and isinstance(record.brought, dict)
+            and isinstance(record.imported, dict)
             and record.name == record.spec.get("name") == lab
         )
         if not named or not all(isinstance(word, str) for word in words):

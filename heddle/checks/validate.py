@@ -1,7 +1,7 @@
 """Every check that applies to a running lab: is each port and kernel what the fabric file says, and does it forward?
 
 In:  a running Lab.
-Out: a Check for each question, in the order in which they depend on one another. Nothing of the lab is changed; the
+Out: a CheckResult for each question, in the order of their dependencies. Nothing of the lab is changed; the
 only packets sent are UDP probes from host to host.
 """
 
@@ -35,7 +35,7 @@ _SHOWN: Final = 4  # faults named in one line
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckResult:
     """One question and its answer; detail says what was looked at, or what is wrong and where.
 
     skipped: the lab has nothing that could be asked about; detail says why.
@@ -52,11 +52,11 @@ class Check:
         return data if data.pop("skipped") is False else {**data, "skipped": True}
 
 
-def validate(lab: Lab) -> tuple[Check, ...]:
+def validate(lab: Lab) -> tuple[CheckResult, ...]:
     """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said."""
     handles = lab.handles()
     lost = lab.runtime.lacking(lab.name, lab.topology)
-    nodes = Check("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(handles)} run")
+    nodes = CheckResult("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(handles)} run")
     checks: tuple[tuple[str, Callable[[Lab, Mapping[str, NodeHandle]], Found]], ...] = (
         ("sysctls", _sysctls),
         ("hashing", _hashing),
@@ -76,7 +76,7 @@ def validate(lab: Lab) -> tuple[Check, ...]:
         ("polarisation", _polarisation),
     )
     if lost:
-        return (nodes, *(Check(name, True, "not asked: nodes do not run", skipped=True) for name, _ in checks))
+        return (nodes, *(CheckResult(name, True, "not asked: nodes do not run", skipped=True) for name, _ in checks))
     return (nodes, *(_check(name, partial(check, lab, handles)) for name, check in checks))
 
 
@@ -84,17 +84,17 @@ def _first_line(problem: Problem) -> str:
     return str(problem).partition("\n")[0]
 
 
-def _check(name: str, ask: Callable[[], Found]) -> Check:
+def _check(name: str, ask: Callable[[], Found]) -> CheckResult:
     try:
         looked_at, faults = ask()
     except NothingError as reason:
-        return Check(name, True, str(reason), skipped=True)
+        return CheckResult(name, True, str(reason), skipped=True)
     except HeddleError as error:
-        return Check(name, False, "; ".join(map(_first_line, error.problems)))
+        return CheckResult(name, False, "; ".join(map(_first_line, error.problems)))
     if not faults:
-        return Check(name, True, looked_at)
+        return CheckResult(name, True, looked_at)
     more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-    return Check(name, False, "; ".join(faults[:_SHOWN]) + more)
+    return CheckResult(name, False, "; ".join(faults[:_SHOWN]) + more)
 
 
 def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:

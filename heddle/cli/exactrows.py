@@ -17,11 +17,11 @@ from typing import Any, Final
 from heddle.base.families import Network
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems
-from heddle.spec.yamlfile import Document, Reading, parse, read_text
+from heddle.spec.yamlfile import Document, ReadOptions, parse, read_text
 
 COLUMNS: Final = ("switch", "sport", "prefix", "port")
 _EXAMPLE: Final = "rtsw1 50001 10.0.1.0/24 eth3"
-_READING: Final = Reading(max_bytes=16 << 20, values=2_000_000, kind="exact-match table", example="docs/hashing.md")
+_READING: Final = ReadOptions(max_bytes=16 << 20, values=2_000_000, kind="exact-match table", example="docs/hashing.md")
 
 Row = tuple[str, list[str]]  # where it stands, and its words
 

@@ -102,7 +102,7 @@ def _options(given: FabricSpec, mode: str, settings: Sequence[str]) -> tuple[Has
     from heddle.spec.wording import problems_of
     from heddle.spec.yamlfile import Document
 
-    model = type(given)  # that of a topology of somebody's own is bound by less
+    model = type(given)  # an imported topology's spec has fewer limits
     document = Document(dump_spec(given), "")
     problems = Problems()
     override(document, f"routing.ecmp={mode}", problems)

@@ -64,7 +64,7 @@ def queues(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowFilter:
     """Which rows are shown: patterns of switches and ports, classes; without any, all. every: quiet ones, too."""
 
     nodes: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ def _split(typed: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for each in typed for name in each.split(",") if name.strip())
 
 
-def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequence[str], every: bool) -> Wanted:
+def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequence[str], every: bool) -> RowFilter:
     """What was typed, checked against the lab: a pattern that means nothing is a mistake, and no empty table."""
     problems: list[Problem] = []
     nodes = [node.name for node in lab.fabric.nodes]
@@ -131,7 +131,7 @@ def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequen
     problems += [Problem("--class", each, f"is no class of {lab.name}", some) for each in classes if each not in known]
     if problems:
         raise InputError(*problems)
-    return Wanted(_split(switch), _ports(_split(port)), tuple(known[each] for each in classes), every)
+    return RowFilter(_split(switch), _ports(_split(port)), tuple(known[each] for each in classes), every)
 
 
 def _ports(typed: Sequence[str]) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def _reset(lab: Lab) -> None:
         live.forget()
 
 
-def _show(out: Console, lab: Lab, wanted: Wanted) -> None:
+def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
     from heddle.lab.queuestatus import read_queues
     from heddle.views.queuetext import queues_text
 
@@ -188,7 +188,7 @@ def _check_watch(out: Console, every: float, seconds: float) -> None:
         raise InputError(*problems)
 
 
-def _watch(out: Console, lab: Lab, wanted: Wanted, every: float, seconds: float) -> None:
+def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: float) -> None:
     """Redraw in place on a terminal, else a table each time; until Ctrl-C or the end of `seconds`, or of the lab.
 
     Maps outlive their lab for as long as somebody looks at them, so that is asked of a node's namespace.

@@ -20,7 +20,7 @@ from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic, traffic_of
 from heddle.forecast.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.forecast.planfile import PaperPlan
-from heddle.forecast.result import ModeResult, Moved, Prediction, Roofline, Spread
+from heddle.forecast.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
 from heddle.forecast.wires import UPWARD, Trouble, Wires, forwarding_of, trouble_of, wires_of
 from heddle.host.preflight import frr_release
 from heddle.predict.forwarding import Forwarding
@@ -138,17 +138,17 @@ class _Forecast:
                 befores += [None, len(scenarios) - 2]
         return scenarios, befores
 
-    def _moved(self, every: Mapping[str, Loads]) -> Moved | None:
+    def _moved(self, every: Mapping[str, Loads]) -> MovedFlows | None:
         if "threshold" not in every:
             return None
         both = {key: every[key] for key in _GROUPS if key in every}
-        return Moved(
+        return MovedFlows(
             both["threshold"].compared,
             {key: loads.moved for key, loads in both.items()},
             {key: loads.lost for key, loads in both.items()},
         )
 
-    def _trials(self, roofline: Roofline, observer: Observer) -> dict[str, dict[str, Spread]]:
+    def _trials(self, roofline: Roofline, observer: Observer) -> dict[str, dict[str, Percentiles]]:
         """Mode -> figure -> spread. One trial after the other, so that memory does not grow with them."""
         drawn: dict[str, dict[str, list[float]]] = {mode: {} for mode in how.HASHED}
         if self._ask.trials:
@@ -168,10 +168,15 @@ class _Forecast:
             observer.advance("trials", trial)
         if self._ask.trials:
             observer.end("trials")
-        return {mode: {key: Spread.of(row) for key, row in figures.items()} for mode, figures in drawn.items()}
+        return {mode: {key: Percentiles.of(row) for key, row in figures.items()} for mode, figures in drawn.items()}
 
     def _mode(
-        self, mode: str, loads: Loads | None, even: F64, roofline: Roofline, trials: Mapping[str, dict[str, Spread]]
+        self,
+        mode: str,
+        loads: Loads | None,
+        even: F64,
+        roofline: Roofline,
+        trials: Mapping[str, dict[str, Percentiles]],
     ) -> ModeResult:
         carried = even if loads is None else loads.bytes
         seconds = carried * 8 / self._wires.rate

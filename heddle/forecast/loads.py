@@ -17,7 +17,7 @@ from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic
 from heddle.forecast.wires import Wires
 from heddle.predict.forwarding import MAX_HOPS, Forwarding, Hops, walk
-from heddle.predict.rules import Rules
+from heddle.predict.rules import FabricRules
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class Scenario:
 
     key: str
     forwarding: Forwarding
-    rules: Rules
+    rules: FabricRules
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The hashing modes that a prediction compares, as rules; and what a fabric file says of its own.
 
 In:  FabricSpec, Forwarding of the fabric in which nothing has failed.
-Out: Rules for every switch, under the file's seeds or under others.
+Out: FabricRules for every switch, under the file's seeds or under others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from heddle.forecast.wires import Wires
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.hashes import U32
-from heddle.predict.rules import SPREADING, Rule, Rules, SteeringTables, steering_like
+from heddle.predict.rules import SPREADING, FabricRules, HashingRule, SteeringTables, steering_like
 from heddle.spec.schema import FabricSpec
 from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, kernel_policy, options_of
 
@@ -45,13 +45,13 @@ def said_of(own: str) -> str:
     return ""
 
 
-def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> Rule:
+def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> HashingRule:
     """How switches of a fabric choose in a mode, with the options of its file. resilient: in place of the file's."""
     options = options_of(spec.routing)
     options = options if resilient is None else replace(options, resilient=resilient)
     policy = kernel_policy(mode, options, spec.ip_version)
     fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
-    return Rule(mode, policy, fields, options.udf, options.resilient, options.buckets)
+    return HashingRule(mode, policy, fields, options.udf, options.resilient, options.buckets)
 
 
 def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
@@ -64,10 +64,10 @@ def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
     return steering_like(forwarding, turn)
 
 
-def rules_of(wires: Wires, rule: Rule, steering: SteeringTables, seeds: U32) -> Rules:
+def rules_of(wires: Wires, rule: HashingRule, steering: SteeringTables, seeds: U32) -> FabricRules:
     """The same rule in every switch."""
     kind = np.zeros(len(wires.switches), dtype=np.int32)
-    return Rules(wires.switches, (rule,), kind, seeds, steering)
+    return FabricRules(wires.switches, (rule,), kind, seeds, steering)
 
 
 def other_seeds(seeds: U32, trial: int) -> U32:

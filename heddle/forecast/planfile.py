@@ -53,11 +53,11 @@ def load_plan(typed: str) -> PaperPlan:
     from pydantic import ValidationError
 
     from heddle.spec.wording import problems_of
-    from heddle.spec.yamlfile import Reading, parse, read_text
+    from heddle.spec.yamlfile import ReadOptions, parse, read_text
 
     words = _of_words(typed)
     if words is None:
-        kind = Reading(kind="plan", example="docs/paper.md")
+        kind = ReadOptions(kind="plan", example="docs/paper.md")
         words = parse(read_text(_file(typed), typed, kind), typed, kind)
         if not words.data.keys() & {"collective", "matrix"}:
             hint = "write collective: all-reduce, or matrix: all-to-all"

@@ -34,7 +34,7 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     """One figure over all trials."""
 
     mean: float
@@ -42,7 +42,7 @@ class Spread:
     p95: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Spread:
+    def of(cls, values: list[float]) -> Percentiles:
         """Of some trials."""
         low, high = np.quantile(values, [0.05, 0.95])
         return cls(float(np.mean(values)), float(low), float(high))
@@ -66,7 +66,7 @@ class ModeResult:
     busiest: int
     ratio: float | None
     mmr: Mapping[int, float | None]
-    trials: Mapping[str, Spread]
+    trials: Mapping[str, Percentiles]
 
     def to_json(self, wires: Wires) -> dict[str, Any]:
         """Plain data, without the links."""
@@ -86,7 +86,7 @@ class ModeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedFlows:
     """Flows of the first mode whose path is another one now, by hash-threshold and with resilient groups.
 
     flows: that have a way before and after; moved: of them; lost: those among these whose old path is no longer a way.
@@ -121,7 +121,7 @@ class Prediction:
     entropy: Entropy
     unreachable: int
     named: tuple[str, ...]
-    moved: Moved | None
+    moved: MovedFlows | None
     trials: int
     checked: SelfTest | None
     notes: tuple[str, ...]

@@ -23,7 +23,7 @@ _SCHEDSTAT: Final = Path("/proc/self/schedstat")  # of the main thread: ns that 
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CpuCounters:
     """Processor time in ticks, and packets lost in the processors' backlogs."""
 
     busy: int
@@ -31,12 +31,12 @@ class Reading:
     backlog_drops: int
 
 
-def read() -> Reading:
+def read() -> CpuCounters:
     """The counters as they are now."""
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = fields[3] + fields[4]
     drops = sum(int(line.split()[1], 16) for line in Path("/proc/net/softnet_stat").read_text().splitlines())
-    return Reading(sum(fields) - idle, sum(fields), drops)
+    return CpuCounters(sum(fields) - idle, sum(fields), drops)
 
 
 def waited_s() -> float:
@@ -47,7 +47,7 @@ def waited_s() -> float:
         return 0.0
 
 
-def cpu_share(before: Reading, after: Reading) -> float:
+def cpu_share(before: CpuCounters, after: CpuCounters) -> float:
     """Share of all processors' time that was used in between, 0 to 1."""
     return (after.busy - before.busy) / max(1, after.total - before.total)
 

@@ -52,14 +52,14 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedRoutes:
     """What kernels should have: switch -> prefix -> ports; and with `routing.ucmp` port -> bandwidth."""
 
     ports: Mapping[str, Mapping[Network, frozenset[str]]]
     bandwidths: Mapping[str, Mapping[Network, Mapping[str, int]]]
 
     @classmethod
-    def of(cls, fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()) -> Wanted:
+    def of(cls, fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()) -> ExpectedRoutes:
         """Of a fabric some of whose links are dead and some of whose switches are drained; see nexthops.py."""
         groups = next_hop_groups(fabric, dead, drained) if dead or drained else fabric.next_hop_groups
         bandwidths = {
@@ -90,7 +90,7 @@ def gaps(
     fabric: Fabric,
     handles: Mapping[str, NodeHandle],
     switches: Iterable[str] | None = None,
-    wanted: Wanted | None = None,
+    wanted: ExpectedRoutes | None = None,
     *,
     strict: bool = False,
 ) -> list[Gap]:
@@ -98,7 +98,7 @@ def gaps(
 
     wanted: what should be; as the file has it by default. strict: dead next hops must be gone from routes, too.
     """
-    wanted = wanted or Wanted.of(fabric)
+    wanted = wanted or ExpectedRoutes.of(fabric)
     prefixes = set(fabric.prefixes.values())
     found = []
     for switch in wanted.ports if switches is None else switches:
@@ -140,7 +140,7 @@ def wait(
     neighbours: Neighbours,
     observer: Observer,
     timeout: float,
-    wanted: Wanted | None = None,
+    wanted: ExpectedRoutes | None = None,
 ) -> None:
     """Return when the fabric has converged; CheckError with what is missing after `timeout` seconds.
 

@@ -181,7 +181,7 @@ def wait(lab: Lab, timeout: float = _SECONDS) -> None:
     settled = 0
     while settled < _LOOKS:
         state = state_of(lab)
-        wanted = convergence.Wanted.of(lab.fabric, state.dead, state.drained)
+        wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained)
         found = convergence.gaps(lab.fabric, lab.handles(), None, wanted, strict=True)
         late = _unsettled(lab, state)
         settled = 0 if found or late else settled + 1
@@ -252,7 +252,7 @@ def _graceful(lab: Lab, node: Node, word: str) -> None:
 
 def _known(lab: Lab) -> None:
     if not lab.made.rendered:
-        why = "was brought, and what its routes should be without a link is not known"
+        why = "was imported, and its routes without a link cannot be predicted"
         raise InputError(Problem("", f"lab {lab.name}", why, "faults are for labs of a fabric file"))
 
 

@@ -148,7 +148,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
     record = state.Record(
         *(lab.name, lab.runtime.name, "starting", spec_of(lab.made), source),
         options=_recorded(options),
-        brought=lab.made.recorded(),
+        imported=lab.made.recorded(),
     )
     journal = Journal()
     umask = os.umask(0o022)  # nobody else writes where root looks again, and daemons read as user frr
@@ -168,7 +168,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
             switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
         with machine_errors(str(lab.dir / "up.sh")):
             (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
-        state.write_record(replace(record, phase="running", seconds=clock.seconds(), brought=lab.made.recorded()))
+        state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.made.recorded()))
         return lab
     except OSError as error:
         _remove(lab.name, observer, lab.runtime)

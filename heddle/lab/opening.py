@@ -47,11 +47,11 @@ def _only(names: Sequence[str]) -> str:
 
 def reopened(record: state.Record) -> Blueprint:
     """What a running lab was made from; MachineError when another version of Heddle recorded it."""
-    if not record.brought:
+    if not record.imported:
         return Rendered(load_spec(record.spec))
-    from heddle.lab.imported.imported import Brought
+    from heddle.lab.imported.imported import ImportedLab
 
-    return Brought.of_record(record)
+    return ImportedLab.of_record(record)
 
 
 def topology_path(name: str) -> Path:

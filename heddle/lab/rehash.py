@@ -232,7 +232,7 @@ def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:
 
 
 def _check_steerable(lab: Lab, mode: str, options: HashOptions) -> None:
-    """InputError where a mode needs to know a route's ways beforehand, and a topology of somebody's own tells none."""
+    """InputError where a mode needs each route's next hops beforehand: an imported topology gives none."""
     by_hash = {"spray": options.choice == "random", "flowlet": options.first == "hash"}
     needs = options.resilient or mode in ("pinned", "exact-match", "adaptive") or not by_hash.get(mode, True)
     if needs and not any(row.steering.groups for row in wanted(lab).values()) and not lab.made.rendered:

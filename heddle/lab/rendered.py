@@ -47,7 +47,7 @@ class Rendered:
 
     def differences(self, record: Record) -> list[Difference]:
         """Keys of the fabric file."""
-        if record.brought:
+        if record.imported:
             return [("the lab", f"one of {record.source}", "a fabric file's")]
         return differences(load_spec(record.spec), self.spec)
 
@@ -81,7 +81,7 @@ class Rendered:
         state = state_of(lab)
         said = [state.text()] if state.text() else []
         if said:  # what that explains is named once, and not again for each prefix
-            wanted = convergence.Wanted.of(self.fabric, state.dead, state.drained)
+            wanted = convergence.ExpectedRoutes.of(self.fabric, state.dead, state.drained)
             found = convergence.gaps(self.fabric, lab.handles(), None, wanted)
         return [*said, *(gap.text() for gap in found)]
 

@@ -65,10 +65,10 @@ class Broken(Exception):  # noqa: N818  (told to the user by the one who knows w
     """The connection ended before the agent did."""
 
 
-def open_link(transport: paramiko.Transport, what: str) -> Link:
+def open_link(transport: paramiko.Transport, what: str) -> AgentConnection:
     """Start the agent at the other end of a connection; MachineError when no command can be run there."""
     try:
-        return Link(transport.open_session(timeout=15), what)
+        return AgentConnection(transport.open_session(timeout=15), what)
     except _ENDED as error:
         said = str(error) or type(error).__name__
         hint = "the account must be allowed to run commands: see ForceCommand and MaxSessions in its sshd_config"
@@ -77,7 +77,7 @@ def open_link(transport: paramiko.Transport, what: str) -> Link:
         raise MachineError(Problem("", what, "closed the connection at once", "see what its sshd says of it")) from None
 
 
-class Link:
+class AgentConnection:
     """The near end of the wire. `what` is the place, for messages."""
 
     def __init__(self, channel: paramiko.Channel, what: str) -> None:

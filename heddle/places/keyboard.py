@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from heddle.places.channel import Broken
 
 if TYPE_CHECKING:
-    from heddle.places.channel import Link
+    from heddle.places.channel import AgentConnection
 
 _AHEAD: Final = 1 << 20  # bytes that may be under way: more wait here until the verb has taken some
 
@@ -27,7 +27,7 @@ class Keyboard:
     size goes along when it changes.
     """
 
-    def __init__(self, link: Link, *, typed: bool, wanted: bool) -> None:
+    def __init__(self, link: AgentConnection, *, typed: bool, wanted: bool) -> None:
         self.link, self.typed, self.wanted = link, typed, wanted
         self._room = threading.Condition()
         self._ahead = 0

@@ -1,7 +1,7 @@
 """Is this the server that it says it is? OpenSSH's known_hosts files, read as OpenSSH reads them.
 
 In:  the text of known_hosts files, the name under which a server was called, and the key that it showed.
-Out: a Verdict. Nothing is ever added to a file from here: an unknown key is for people to judge.
+Out: a HostKeyState. Nothing is ever added to a file from here: an unknown key is for people to judge.
 Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": plain names, [name]:port, patterns, hashed names, @revoked.
 Certificate authorities (@cert-authority) are passed over, since certificates of hosts are not asked for.
 """
@@ -24,7 +24,7 @@ DEFAULT_PORT: Final = 22
 _RSA: Final = ("rsa-sha2-512", "rsa-sha2-256")
 
 
-class Verdict(Enum):
+class HostKeyState(Enum):
     """What the files say of a key."""
 
     KNOWN = "known"
@@ -59,7 +59,7 @@ class Entry:
 class Judgement:
     """The verdict, and the line that it rests on (empty when no line speaks of the server)."""
 
-    verdict: Verdict
+    verdict: HostKeyState
     where: str = ""
 
 
@@ -109,14 +109,14 @@ def judge(entries: Sequence[Entry], host: str, port: int, key: bytes) -> Judgeme
         about = [e for e in entries if e.means(name)]
         for entry in about:
             if entry.marker == "@revoked" and entry.key == key:
-                return Judgement(Verdict.REVOKED, entry.where)
+                return Judgement(HostKeyState.REVOKED, entry.where)
         plain = [e for e in about if not e.marker]
         for entry in plain:
             if entry.key == key:
-                return Judgement(Verdict.KNOWN, entry.where)
+                return Judgement(HostKeyState.KNOWN, entry.where)
         if plain and not at_port:
-            return Judgement(Verdict.CHANGED, plain[0].where)
-    return Judgement(Verdict.UNKNOWN)
+            return Judgement(HostKeyState.CHANGED, plain[0].where)
+    return Judgement(HostKeyState.UNKNOWN)
 
 
 def algorithms(entries: Sequence[Entry], host: str, port: int, offered: Sequence[str]) -> list[str]:

@@ -181,7 +181,7 @@ class Terminal:
         os.tcsetpgrp(self.slave, os.getpgrp())
 
 
-class Verb:
+class RunningVerb:
     """One verb under way."""
 
     def __init__(self, wire: Wire, store: Store, session: Path, order: dict[str, Any]) -> None:
@@ -331,7 +331,7 @@ def serve(wire: Wire, store: Store, session: Path, request: dict[str, Any]) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
     names = {typed: str(inside(session, name)) for typed, name in {**order["ins"], **order["outs"]}.items()}
     order["env"]["HEDDLE_FILES"] = json.dumps(names)
-    code = Verb(wire, store, session, order).wait()
+    code = RunningVerb(wire, store, session, order).wait()
     if os.listdir(here) or any(os.path.lexists(path) for path in outs[1:]):  # noqa: PTH208
         pack([(path, str(path.relative_to(session))) for path in outs], Chunks(wire, b"t"))
         wire.send(b"t")

@@ -29,7 +29,7 @@ from heddle.base.problems import InputError, MachineError, Problem, machine_erro
 from heddle.base.tables import written
 from heddle.places.address import Address
 from heddle.places.call import Call, Output
-from heddle.places.channel import Broken, Link, open_link
+from heddle.places.channel import AgentConnection, Broken, open_link
 from heddle.places.keyboard import Keyboard
 from heddle.places.store import digest_of, unpack
 
@@ -39,7 +39,7 @@ _MOST: Final = 64 * 1024 * 1024  # bytes of a file that a verb is to read
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class InputFile:
     """A file that goes along with a verb: the path that it has in the tar, what is in it, and its mode."""
 
     path: str
@@ -71,7 +71,7 @@ class SshPlace:
             transport.close()
 
 
-def _read(names: Sequence[str]) -> dict[str, Brought]:
+def _read(names: Sequence[str]) -> dict[str, InputFile]:
     """What is at these names. A preset's name is no file, and goes as it is."""
     from heddle.spec.load import find_fabric, presets
 
@@ -88,14 +88,14 @@ def _read(names: Sequence[str]) -> dict[str, Brought]:
             raise InputError(Problem("", name, f"is larger than {_MOST >> 20} MiB", "no file for Heddle needs that"))
         # The whole path is kept, so that files that name each other still find each other.
         there = "in" + str(Path(os.path.abspath(path)))  # noqa: PTH100  (not through links)
-        found[name] = Brought(there, content, 0o755 if os.access(path, os.X_OK) else 0o644)
+        found[name] = InputFile(there, content, 0o755 if os.access(path, os.X_OK) else 0o644)
     return found
 
 
 class _Frames(io.RawIOBase):
     """A file that writes frames of one kind."""
 
-    def __init__(self, link: Link, kind: bytes) -> None:
+    def __init__(self, link: AgentConnection, kind: bytes) -> None:
         self.link, self.kind, self.count = link, kind, 0
 
     def write(self, data: Any) -> int:
@@ -109,12 +109,12 @@ class _Session:
     address: Address
     call: Call
     out: Output
-    link: Link
+    link: AgentConnection
     printed: bytearray = field(default_factory=bytearray)  # with --format json: one document, or none
     interrupts: int = 0
     ending: int = 0  # SIGTERM or SIGHUP, when one came
 
-    def run(self, manifest: dict[str, list[str]], files: dict[str, Brought]) -> int:
+    def run(self, manifest: dict[str, list[str]], files: dict[str, InputFile]) -> int:
         try:
             self._bring(manifest, bool(files))
         except Broken:
@@ -146,7 +146,7 @@ class _Session:
         if not self.link.expect(b"q")["whole"]:
             self.out.say(f"{self.address}: files changed while they were brought over")
 
-    def _perform(self, files: dict[str, Brought]) -> int:
+    def _perform(self, files: dict[str, InputFile]) -> int:
         if files:
             with tarfile.open(fileobj=_Frames(self.link, b"F"), mode="w|gz") as tar:
                 for file in {file.path: file for file in files.values()}.values():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.problems import InputError, MachineError, Problem, trouble
 from heddle.places import known_hosts
 from heddle.places.address import Address
-from heddle.places.known_hosts import Verdict
+from heddle.places.known_hosts import HostKeyState
 
 if TYPE_CHECKING:
     import paramiko
@@ -162,7 +162,7 @@ def _greet(transport: paramiko.Transport, address: Address, target: Target) -> N
         raise MachineError(Problem("", str(address), why, hint)) from None
     raw = key.asbytes()
     judged = known_hosts.judge(entries, target.name, target.port, raw)
-    if judged.verdict is not Verdict.KNOWN:
+    if judged.verdict is not HostKeyState.KNOWN:
         raise MachineError(_stranger(address, target, key.get_name(), raw, judged))
 
 
@@ -170,10 +170,10 @@ def _stranger(address: Address, target: Target, kind: str, raw: bytes, judged: k
     shown = f"{kind} {known_hosts.fingerprint(raw)}"
     name = known_hosts.called(target.name, target.port)
     file = shlex.quote(str(target.known_hosts[0]))
-    if judged.verdict is Verdict.REVOKED:
+    if judged.verdict is HostKeyState.REVOKED:
         hint = "this key must not be trusted any more: ask whoever runs the server"
         return Problem(judged.where, str(address), f"SHOWS A REVOKED KEY: {shown}", hint)
-    if judged.verdict is Verdict.CHANGED:
+    if judged.verdict is HostKeyState.CHANGED:
         why = f"SHOWS ANOTHER KEY THAN THE ONE KNOWN: {shown}. Somebody may stand in between"
         hint = (
             f"ask whoever runs the server whether its key is new. Only if it is, forget the old one:\n"

@@ -1,6 +1,6 @@
 """The engine of path prediction: next hops and hashing rules as arrays, and the walk of flows over them.
 
-In:  Forwarding (where each switch may send what), Rules (how it chooses), flows as columns.
+In:  Forwarding (where each switch may send what), FabricRules (how it chooses), flows as columns.
 Out: Hops: for every flow the egress ports, hop by hop, as port ids; a hop that is not determined (spray, flowlets) is
      a fan, all ports that it may take.
 One code for a running fabric, whose arrays come from FIBs (predict.py), and for a fabric on paper. There is no loop
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from heddle.base.problems import CheckError, Problem
 from heddle.predict.hashes import U32, FlowArrays
-from heddle.predict.rules import FAN, Rules
+from heddle.predict.rules import FAN, FabricRules
 
 MAX_HOPS: Final = 16  # a packet that meets more switches than this is in a loop
 NOWHERE: Final = -1
@@ -103,7 +103,7 @@ class Forwarding:
 
 
 @dataclass(frozen=True)
-class Hop:
+class WalkStep:
     """One step of all flows that were still under way, a row for each port that a flow may take.
 
     flow, port: row of the flow, id of the port. share: of the flow's packets, 1 where nothing has been spread.
@@ -121,7 +121,7 @@ class Hops:
     """The walk of `count` flows."""
 
     count: int
-    steps: tuple[Hop, ...]
+    steps: tuple[WalkStep, ...]
 
     @cached_property
     def ports(self) -> I32:
@@ -149,7 +149,7 @@ class Hops:
 
 def walk(
     forwarding: Forwarding,
-    rules: Rules,
+    rules: FabricRules,
     flows: FlowArrays,
     destination: I32,
     first: I32,
@@ -167,7 +167,7 @@ def walk(
     row = np.flatnonzero(first >= 0).astype(np.int32)
     here = first[row].astype(np.int32)
     share = np.ones(len(row))
-    steps: list[Hop] = []
+    steps: list[WalkStep] = []
     for _ in range(max_hops):
         group = forwarding.group[here, destination[row]]
         alive = forwarding.ways[group] > 0
@@ -183,7 +183,7 @@ def walk(
 
 def _choose(
     forwarding: Forwarding,
-    rules: Rules,
+    rules: FabricRules,
     flows: FlowArrays,
     destination: I32,
     slices: I32 | None,
@@ -207,11 +207,11 @@ def _choose(
     return port
 
 
-def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -> Hop:
+def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -> WalkStep:
     """Rows of fans become one for each member, with its share by weight."""
     fan = port == FAN
     if not fan.any():
-        return Hop(row, port, share, fan)
+        return WalkStep(row, port, share, fan)
     one, many = np.flatnonzero(~fan), np.flatnonzero(fan)
     sizes = forwarding.size[group[many]]
     source = np.repeat(many, sizes)
@@ -220,7 +220,7 @@ def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -
     running = np.concatenate([[0], np.cumsum(forwarding.weight, dtype=np.int64)])
     total = running[forwarding.start[group[source] + 1]] - running[forwarding.start[group[source]]]
     order = np.argsort(np.concatenate([one, source]), kind="stable")
-    return Hop(
+    return WalkStep(
         np.concatenate([row[one], row[source]])[order],
         np.concatenate([port[one], forwarding.member[at]])[order],
         np.concatenate([share[one], share[source] * forwarding.weight[at] / total])[order],
@@ -228,7 +228,7 @@ def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -
     )
 
 
-def _merged(step: Hop, peer: I32) -> tuple[I32, I32, F64]:
+def _merged(step: WalkStep, peer: I32) -> tuple[I32, I32, F64]:
     """The rows that arrive at a further switch; a flow that comes to one switch by several ports is one row there."""
     on = np.flatnonzero(peer >= 0)
     row: I32 = step.flow[on]

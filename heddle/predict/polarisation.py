@@ -23,7 +23,7 @@ from heddle.kernel.fib import Fib
 from heddle.predict.forwarding import Forwarding, walk
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import forwarding_for, rules_for
-from heddle.predict.rules import Rules
+from heddle.predict.rules import FabricRules
 from heddle.predict.statistics import DEPENDENT, TOO_FEW, Dependence, dependence, entropy_bits
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.plan import Flow
@@ -112,7 +112,7 @@ def polarisation(
 
 
 def polarisation_of(
-    forwarding: Forwarding, rules: Rules, flows: FlowArrays, destination: I32, first: I32
+    forwarding: Forwarding, rules: FabricRules, flows: FlowArrays, destination: I32, first: I32
 ) -> Polarisation:
     """Of a fabric as arrays, on paper or live; arguments as those of `walk`."""
     hops = walk(forwarding, rules, flows, destination, first)
@@ -156,7 +156,7 @@ def _behind(forwarding: Forwarding, group: I32, choosing: Bools) -> Iterator[tup
 
 def _pair(
     forwarding: Forwarding,
-    rules: Rules,
+    rules: FabricRules,
     flows: FlowArrays,
     destination: I32,
     before: tuple[I32, I32, I32],

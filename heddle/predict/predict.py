@@ -20,7 +20,7 @@ from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.forwarding import Forwarding, Hops, forwarding_of, walk
 from heddle.predict.hashes import FlowArrays
-from heddle.predict.rules import NO_PORT, Rule, Rules, SteeringTables, exact_keys
+from heddle.predict.rules import NO_PORT, FabricRules, HashingRule, SteeringTables, exact_keys
 from heddle.predict.spread import element
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.plan import Flow
@@ -93,17 +93,17 @@ def _group(switch: str, fib: Fib, prefix: Network, number: Mapping[str, int]) ->
     return ids, tuple(1 if buckets else hop.weight for hop in members), bool(buckets)
 
 
-def rule_of(hashing: SwitchHashing) -> Rule:
+def rule_of(hashing: SwitchHashing) -> HashingRule:
     """How a switch chooses, as its hashing was read."""
     options = hashing.options
-    return Rule(hashing.mode, hashing.policy, hashing.fields, options.udf, options.resilient, options.buckets)
+    return HashingRule(hashing.mode, hashing.policy, hashing.fields, options.udf, options.resilient, options.buckets)
 
 
-def rules_for(forwarding: Forwarding, hashing: Mapping[str, SwitchHashing], addresses: Sequence[str]) -> Rules:
+def rules_for(forwarding: Forwarding, hashing: Mapping[str, SwitchHashing], addresses: Sequence[str]) -> FabricRules:
     """The rules of all switches, and what their programs steer packets to these addresses by."""
     rules = {name: rule_of(hashing[name]) for name in forwarding.switches}
     seeds = {name: hashing[name].seed for name in forwarding.switches}
-    return Rules.of(forwarding.switches, rules, seeds, _steering(forwarding, hashing, addresses))
+    return FabricRules.of(forwarding.switches, rules, seeds, _steering(forwarding, hashing, addresses))
 
 
 def _steering(

@@ -1,7 +1,7 @@
-"""How switches choose among equal next hops, as arrays: one Rule for all that choose alike, a seed a switch.
+"""How switches choose among equal next hops, as arrays: one HashingRule for all that choose alike, a seed a switch.
 
 In:  what a switch's hashing is (mode, kernel policy, options), its tables of steering.
-Out: Rules.choose: the port of each flow at each switch, or FAN where packets of one flow go several ways.
+Out: FabricRules.choose: the port of each flow at each switch, or FAN where packets of one flow go several ways.
 What the modes do is in heddle/switch/bpf/hash.c and docs/hashing.md; the kernel's selection is in forwarding.py.
 """
 
@@ -34,7 +34,7 @@ I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class HashingRule:
     """What switches that choose alike have in common. policy, fields: the kernel's; udf None: the destination QP.
 
     resilient: a bucket (value % buckets) keeps its port while that one lives.
@@ -153,22 +153,22 @@ def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> Steering
 
 
 @dataclass(frozen=True)
-class Rules:
+class FabricRules:
     """The rule of each switch of a Forwarding. kind (switches,): index into rules; seed (switches,): uint32."""
 
     switches: tuple[str, ...]
-    rules: tuple[Rule, ...]
+    rules: tuple[HashingRule, ...]
     kind: I32
     seed: U32
     steering: SteeringTables | None = None
 
     @classmethod
     def of(
-        cls, switches: Sequence[str], rule: Mapping[str, Rule] | Rule, seed: Mapping[str, int],
+        cls, switches: Sequence[str], rule: Mapping[str, HashingRule] | HashingRule, seed: Mapping[str, int],
         steering: SteeringTables | None = None,
-    ) -> Rules:  # fmt: skip
+    ) -> FabricRules:  # fmt: skip
         """From a rule for all switches, or one for each; seed: one for each."""
-        each = [rule if isinstance(rule, Rule) else rule[name] for name in switches]
+        each = [rule if isinstance(rule, HashingRule) else rule[name] for name in switches]
         distinct = tuple(dict.fromkeys(each))
         kind = np.array([distinct.index(one) for one in each], dtype=np.int32)
         return cls(tuple(switches), distinct, kind, np.array([seed[name] for name in switches], np.uint32), steering)
@@ -196,7 +196,7 @@ class Rules:
         return found
 
     def _by(
-        self, rule: Rule, forwarding: Forwarding, flows: FlowArrays,
+        self, rule: HashingRule, forwarding: Forwarding, flows: FlowArrays,
         here: I32, group: I32, destination: I32, slices: I32 | None,
     ) -> I32:  # fmt: skip
         if rule.mode in SPREADING:
@@ -214,7 +214,7 @@ class Rules:
         return steered
 
     def _hashed(
-        self, rule: Rule, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32
+        self, rule: HashingRule, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32
     ) -> I32:
         """The choice by hash: of what is not steered, or steered to a port that is no live next hop."""
         seed = self.seed[here]

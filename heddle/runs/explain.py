@@ -20,7 +20,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.predict.forwarding import MAX_HOPS, walk
 from heddle.predict.hashes import FlowArrays, flow_keys, udf_values
 from heddle.predict.predict import forwarding_for, rule_of, rules_for
-from heddle.predict.rules import SPREADING, Rule
+from heddle.predict.rules import SPREADING, HashingRule
 from heddle.predict.spread import element
 from heddle.predict.steps import Row, bounds, jhash_steps, siphash_steps
 from heddle.proof import oracle
@@ -191,7 +191,7 @@ class _Choice:
 
     def __init__(self, fib: Fib, hashing: SwitchHashing, flow: Flow) -> None:
         self._fib, self._hashing, self._flow = fib, hashing, flow
-        self._rule: Rule = rule_of(hashing)
+        self._rule: HashingRule = rule_of(hashing)
         self._columns = FlowArrays.of([flow])
         self._address = ip_address(flow.dst_ip)
         self._prefix = fib.match(self._address)

@@ -18,7 +18,7 @@ from heddle.fabric.model import Fabric
 from heddle.predict.forwarding import NOWHERE, Forwarding, Hops, walk
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import forwarding_for, predict, rules_for
-from heddle.predict.rules import Rules, steering_like
+from heddle.predict.rules import FabricRules, steering_like
 from heddle.predict.spread import spreads
 from heddle.proof.evidence import SentFlow, read_routing, switch_handles
 from heddle.proof.verdict import Path, PathsResult, Routing, foresee
@@ -202,7 +202,7 @@ class _Compared:
         wanted = hashing_of(self._fabric, self._fabric.by_name[row.switch], row.mode, options, row.seed or 1)
         return replace(wanted, steering=replace(wanted.steering, exact=row.steering.exact))
 
-    def _walk(self, forwarding: Forwarding, rules: Rules) -> Hops:
+    def _walk(self, forwarding: Forwarding, rules: FabricRules) -> Hops:
         ids = {name: number for number, name in enumerate(forwarding.switches)}
         first = np.array([ids[flow.first_hop.partition(":")[0]] for flow in self._flows], dtype=np.int32)
         return walk(forwarding, rules, FlowArrays.of(self._flows), self._destination, first)

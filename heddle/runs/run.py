@@ -83,8 +83,8 @@ def sent_flows(result: RunResult) -> list[SentFlow]:
 class MachineReadings:
     """The machine before and after a run; packets a second that were wanted, and that it can carry."""
 
-    before: machine.Reading
-    after: machine.Reading
+    before: machine.CpuCounters
+    after: machine.CpuCounters
     wanted_pps: int
     budget_pps: int
 

@@ -106,7 +106,7 @@ def _read(path: Path, _stamp: int) -> Topology:
     if not isinstance(data, dict) or not isinstance(data.get("topology"), dict) or "name" not in data:
         problems.add(where=path.name, what="topology", why="needs `name` and `topology`", hint="render it anew")
         problems.raise_if_any()
-    reader = _Reader(path, data["topology"], problems)
+    reader = _TopologyReader(path, data["topology"], problems)
     nodes = {str(name): reader.node(str(name), own or {}) for name, own in (reader.part.get("nodes") or {}).items()}
     links = tuple(reader.link(number, item, nodes) for number, item in enumerate(reader.part.get("links") or [], 1))
     foreign = reader.foreign.found
@@ -121,7 +121,7 @@ def _missing(path: Path) -> Any:
     return problems.found[0]
 
 
-class _Reader:
+class _TopologyReader:
     """Resolves nodes and links of one file, noting problems as it goes."""
 
     def __init__(self, path: Path, part: Mapping[str, Any], problems: Problems) -> None:

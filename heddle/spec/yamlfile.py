@@ -41,7 +41,7 @@ class Word(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """How a file is read. words: values stay texts (Word). merges: merge keys (`<<`) are followed, as YAML 1.1 does.
 
     values: the most that may be there after aliases are expanded (a YAML bomb is small on disk). example: for hints.
@@ -55,7 +55,7 @@ class Reading:
     example: str = "topologies/tiny.yml"
 
 
-FABRIC_FILE: Final = Reading()
+FABRIC_FILE: Final = ReadOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def dotted(trail: Trail) -> str:
     return out
 
 
-def read_text(path: Path, source: str, reading: Reading = FABRIC_FILE) -> str:
+def read_text(path: Path, source: str, reading: ReadOptions = FABRIC_FILE) -> str:
     """The text of a file of a bounded size in UTF-8; InputError says what is wrong with it."""
     try:
         with path.open("rb") as file:
@@ -117,12 +117,12 @@ def read_text(path: Path, source: str, reading: Reading = FABRIC_FILE) -> str:
         raise InputError(Problem(f"{source}:{line}", "the file", why, "save it as UTF-8")) from None
 
 
-def parse(text: str, source: str, reading: Reading = FABRIC_FILE) -> Document:
+def parse(text: str, source: str, reading: ReadOptions = FABRIC_FILE) -> Document:
     """Read a mapping; InputError carries every problem found (syntax, duplicate keys, depth, size, tags)."""
     node = _compose(text, source)
     if node is None:
         raise InputError(Problem(source, "the file", "is empty", f"{reading.example} is an example"))
-    reader = _Reader(lambda n: _at(source, n.start_mark.line + 1), reading)
+    reader = _YamlReader(lambda n: _at(source, n.start_mark.line + 1), reading)
     data = reader.read(node, ())
     reader.problems.raise_if_any()
     if not isinstance(data, dict):
@@ -137,7 +137,7 @@ def parse_value(text: str, where: str, trail: Trail) -> tuple[Any, dict[Trail, M
     node = _compose(text, where)
     if node is None:
         return None, {trail: Mark(where)}
-    reader = _Reader(lambda _: where)
+    reader = _YamlReader(lambda _: where)
     data = reader.read(node, trail)
     reader.problems.raise_if_any()
     return data, reader.marks
@@ -234,9 +234,9 @@ def _shown(node: yaml.ScalarNode) -> str:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _YamlReader:
     at: Callable[[yaml.Node], str]
-    reading: Reading = FABRIC_FILE
+    reading: ReadOptions = FABRIC_FILE
     marks: dict[Trail, Mark] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
     values: int = 0

@@ -9,9 +9,9 @@ from heddle.base.files import elsewhere
 from heddle.base.tables import table
 
 if TYPE_CHECKING:
-    from heddle.checks.validate import Check
+    from heddle.checks.validate import CheckResult
     from heddle.host.engine.images import Image
-    from heddle.host.engine.setup import Step
+    from heddle.host.engine.setup import SetupStep
     from heddle.lab.lifecycle import UpResult
     from heddle.lab.status import LabStatus
 
@@ -33,7 +33,7 @@ def up_text(done: UpResult) -> str:
     size = f"{len(fabric.switches)} switches, {len(fabric.hosts)} hosts, {len(fabric.links)} links"
     if not done.created:
         return f"{name} is up already: {size}"
-    # A topology of somebody's own may have no switch.
+    # An imported topology may have no switch.
     looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
     up = f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
     if place := elsewhere():  # which is long, and has to be in each
@@ -70,7 +70,7 @@ def _said(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def checks_text(checks: Sequence[Check]) -> str:
+def checks_text(checks: Sequence[CheckResult]) -> str:
     """A table of checks, and the verdict."""
     rows = [(c.name, "skipped" if c.skipped else "ok" if c.ok else "FAILED", c.detail) for c in checks]
     failed = [c.name for c in checks if not c.ok]
@@ -85,6 +85,6 @@ def images_text(found: Sequence[Image], removed: Sequence[str]) -> str:
     return "\n".join([*lines, *(f"removed {name}" for name in removed)])
 
 
-def steps_text(steps: Sequence[Step]) -> str:
+def steps_text(steps: Sequence[SetupStep]) -> str:
     """A table of what `setup` did, and found done."""
     return table(("step", "", "what there is"), [(s.name, "done" if s.done else "was so", s.detail) for s in steps])

@@ -129,7 +129,7 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
     """The whole page: heading, fabric, legend. One unit of the axes is an inch."""
     from matplotlib.figure import Figure
 
-    layout = _Layout(fabric)
+    layout = _PictureLayout(fabric)
     lines = [spread.text() for spread in spreads(fabric, loads)]
     legend = 0.9 + 0.2 * len(lines) if loads else 0.15
     left, right, bottom, top = layout.left, layout.right, layout.bottom - legend, layout.top + 0.75
@@ -148,13 +148,13 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
     return figure
 
 
-class _Layout:
+class _PictureLayout:
     """Where everything stands, in inches; how wide a rack is decides which labels there is room for."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self.up = {link.a for link in fabric.links}  # ports whose links leave upwards
-        self.racks: dict[int, list[Node]] = {}  # 0: what is in no rack, as a lab of somebody's own may have it
+        self.racks: dict[int, list[Node]] = {}  # 0: what is in no rack, as in an imported lab
         for node in fabric.nodes:
             if node.tier not in _TOPS:
                 self.racks.setdefault(node.rack or 0, []).append(node)
@@ -256,7 +256,7 @@ def _heading(axes: Axes, fabric: Fabric, caption: str, at: Point) -> None:
     axes.text(at[0], at[1] - 0.24, text, fontsize=9, color=_INK, gid="caption")
 
 
-def _racks(axes: Axes, layout: _Layout) -> None:
+def _racks(axes: Axes, layout: _PictureLayout) -> None:
     """A box round each rack, with its number below; the tiers' names at the left."""
     from matplotlib.patches import FancyBboxPatch
 
@@ -286,7 +286,7 @@ def _racks(axes: Axes, layout: _Layout) -> None:
         axes.text(layout.left + 0.2, y, _NAMES[tier], fontsize=8, color=_INK, ha="left", va="center", style="italic")
 
 
-def _links(axes: Axes, layout: _Layout, loads: Mapping[tuple[str, str], LinkLoad], most: int) -> None:
+def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], LinkLoad], most: int) -> None:
     """Two halves a link, heavy ones above light ones."""
     thickest = _thickest(layout.fabric)
     colours = _colours()
@@ -326,7 +326,7 @@ def _colours() -> Colormap:
     return ListedColormap([whole(0.12 + 0.88 * step / 255) for step in range(256)], name="heddle")
 
 
-def _nodes(axes: Axes, layout: _Layout) -> None:
+def _nodes(axes: Axes, layout: _PictureLayout) -> None:
     """Boxes with names; where names do not fit, the first and every so many more, beside their box."""
     from matplotlib.patches import Rectangle
 

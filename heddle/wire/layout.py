@@ -42,7 +42,7 @@ MIN_ETHERNET: Final = 60  # shorter frames may come with padding behind the IP p
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FrameLayout:
     """Where the headers of a frame are in one version of IP; UDP and everything behind it is the same in both.
 
     lead_bytes: so far into a cache line a frame should begin, that what follows its BTH begins one.
@@ -59,16 +59,16 @@ class Layout:
     lead_bytes: int
 
 
-def _layout(version: int, ethertype: int, ip_bytes: int) -> Layout:
+def _layout(version: int, ethertype: int, ip_bytes: int) -> FrameLayout:
     udp_at = IP_AT + ip_bytes
     bth_at = udp_at + UDP_BYTES
     ext_at = bth_at + BTH_BYTES
-    return Layout(
+    return FrameLayout(
         version, ethertype, ip_bytes, udp_at, bth_at + 4, bth_at + 8, ext_at, ext_at + ICRC_BYTES, -ext_at % 64
     )
 
 
-LAYOUTS: Final[Mapping[int, Layout]] = {
+LAYOUTS: Final[Mapping[int, FrameLayout]] = {
     4: _layout(4, ETHERTYPE_IPV4, IPV4_BYTES),
     6: _layout(6, ETHERTYPE_IPV6, IPV6_BYTES),
 }

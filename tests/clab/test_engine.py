@@ -151,7 +151,7 @@ def test_setup_keeps_the_engine_that_a_test_run_has_started(place: Place) -> Non
 def test_a_number_that_another_process_has_by_now_is_left_alone(place: Place) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         daemon.PLACE.mkdir()
-        daemon._write(daemon.Record(other.pid, 1, temporary=False))
+        daemon._write(daemon.DockerdRecord(other.pid, 1, temporary=False))
         assert daemon.record() is None
         daemon.stop(force=True)
         assert other.poll() is None

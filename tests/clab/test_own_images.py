@@ -11,7 +11,7 @@ import pytest
 from heddle.base.process import run as command
 from heddle.host.engine.docker import docker
 from heddle.lab import lifecycle as life
-from heddle.lab.imported.imported import adopt
+from heddle.lab.imported.imported import import_topology
 from heddle.render.imagenames import image_names
 from heddle.runtimes.containerlab import ContainerlabRuntime
 from tests.own_topologies import mini_clos
@@ -39,7 +39,7 @@ def test_an_image_that_starts_frr_is_left_to_it(
     path.write_text(path.read_text().replace("    servers:\n", f"    servers:\n      image: {image_names()['host']}\n"))
     name = lab_name()
     try:
-        lab = life.up(adopt(path, "containerlab", name), runtime="containerlab").lab
+        lab = life.up(import_topology(path, "containerlab", name), runtime="containerlab").lab
         assert isinstance(lab.runtime, ContainerlabRuntime)
         assert lab.made.sessions(lab) == (4, 4)
         listed = lab.capture("leaf-1", ["ps", "-eo", "comm"]).split()

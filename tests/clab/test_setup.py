@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
-def engine_of_this_run() -> Iterator[daemon.Record | None]:
+def engine_of_this_run() -> Iterator[daemon.DockerdRecord | None]:
     """What is known of the engine; `setup` makes one that a test run has started stay, and this takes that back."""
     before = daemon.record()
     yield before
@@ -38,7 +38,7 @@ def engine_of_this_run() -> Iterator[daemon.Record | None]:
 
 
 def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_somebody_sets_it_up(
-    engine_of_this_run: daemon.Record | None,
+    engine_of_this_run: daemon.DockerdRecord | None,
 ) -> None:
     setup_containerlab(Silent(), stays=False)
     assert daemon.record() == engine_of_this_run

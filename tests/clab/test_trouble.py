@@ -23,7 +23,7 @@ from heddle.kernel.namespace import NETNS_DIR
 from heddle.lab import health
 from heddle.lab import lifecycle as life
 from heddle.lab.handle import Lab
-from heddle.lab.imported.imported import adopt
+from heddle.lab.imported.imported import import_topology
 from heddle.lab.opening import open_lab
 from heddle.render.imagenames import image_names
 from heddle.render.render import mgmt_subnet
@@ -87,7 +87,7 @@ def test_a_container_of_somebody_else_that_has_a_nodes_name_is_told_and_never_to
     link.symlink_to("/proc/0/ns/net")
     try:
         with pytest.raises(MachineError, match=r"already exist(.|\n)*docker ps -a shows who has that name"):
-            life.up(adopt(path, runtime, name), runtime=runtime)
+            life.up(import_topology(path, runtime, name), runtime=runtime)
         assert docker(["inspect", theirs, "--format", "{{.State.Status}}"]).out.strip() == "running"
         assert link.is_symlink()
     finally:
@@ -242,6 +242,6 @@ def test_a_command_of_a_node_that_does_not_end_is_not_waited_for(
     monkeypatch.setattr(clab_deploy, "_DEPLOY_S", 8.0)
     start = time.monotonic()
     with pytest.raises(MachineError, match="did not end within 8 s"):
-        life.up(adopt(file, runtime, name), runtime=runtime)
+        life.up(import_topology(file, runtime, name), runtime=runtime)
     assert time.monotonic() - start < 60
     assert leftovers(name) == []

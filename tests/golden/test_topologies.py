@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.lab.imported.imported import adopt
+from heddle.lab.imported.imported import import_topology
 from heddle.runtimes.registry import RUNTIMES
 
 HERE = Path(__file__).parent / "topologies"
@@ -25,7 +25,7 @@ def test_what_cannot_be_honoured_is_listed_by_line_in_exactly_these_words(
 ) -> None:
     monkeypatch.chdir(case.parent)
     with pytest.raises(InputError) as caught:
-        adopt(Path(case.name), runtime)
+        import_topology(Path(case.name), runtime)
     said = f"{caught.value}\n".replace(str(HERE), "HERE")
     log = HERE / f"{case.name.partition('.')[0]}.{runtime}.log"
     if regen_goldens:

@@ -19,7 +19,7 @@ from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
 from heddle.lab.handle import Lab
-from heddle.lab.imported.imported import adopt
+from heddle.lab.imported.imported import import_topology
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runs.lastrun import last_paths
@@ -41,7 +41,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clos(own: Path, runtime: str, lab_name: Callable[[], str]) -> Iterator[Lab]:
     name = lab_name()
     try:
-        yield life.up(adopt(own, runtime, name), runtime=runtime, source=str(own)).lab
+        yield life.up(import_topology(own, runtime, name), runtime=runtime, source=str(own)).lab
     finally:
         life.down(name)
 
@@ -82,24 +82,24 @@ def test_everything_about_it_validates(clos: Lab) -> None:
 def test_opened_again_it_is_the_same(clos: Lab) -> None:
     again = open_lab(clos.name)
     assert again.fabric == clos.fabric
-    assert json.loads((clos.dir / "lab.json").read_text())["brought"]["owners"]["10.255.0.1"] == "leaf-1"
+    assert json.loads((clos.dir / "lab.json").read_text())["imported"]["owners"]["10.255.0.1"] == "leaf-1"
 
 
 def test_up_again_does_nothing_and_a_changed_file_is_named(clos: Lab, own: Path, runtime: str) -> None:
-    assert not life.up(adopt(own, runtime, clos.name), runtime=runtime).created
+    assert not life.up(import_topology(own, runtime, clos.name), runtime=runtime).created
     other = own.with_name("changed.clab.yml")
     other.write_text(own.read_text().replace("10.1.2.2/24", "10.1.2.3/24"))
     with pytest.raises(InputError, match=r"nodes\.h2\.exec: .*10\.1\.2\.3"):
-        life.up(adopt(other, runtime, clos.name), runtime=runtime)
+        life.up(import_topology(other, runtime, clos.name), runtime=runtime)
     config = own.parent / "configs/leaf-1.conf"
     text = config.read_text()
     try:
         config.write_text(text + "! one line more\n")
         with pytest.raises(InputError, match=r"nodes\.leaf-1\./etc/frr/frr\.conf: \d+ lines"):
-            life.up(adopt(own, runtime, clos.name), runtime=runtime)
+            life.up(import_topology(own, runtime, clos.name), runtime=runtime)
     finally:
         config.write_text(text)
-    assert not life.up(adopt(own, runtime, clos.name), runtime=runtime).created
+    assert not life.up(import_topology(own, runtime, clos.name), runtime=runtime).created
 
 
 def test_a_session_that_ends_is_seen(clos: Lab) -> None:
@@ -145,7 +145,7 @@ def test_the_files_own_hashing_wins_and_is_predicted(
     policy: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
 ) -> None:
     name = lab_name()
-    made = adopt(mini_clos(tmp_path, policy=policy), runtime, name)
+    made = import_topology(mini_clos(tmp_path, policy=policy), runtime, name)
     assert any("4 switches keep what their sysctls say of hashing" in note for note in made.notes)
     try:
         lab = life.up(made, runtime=runtime).lab
@@ -171,7 +171,7 @@ def test_hashing_that_cannot_be_predicted_is_told_and_a_hexadecimal_value_is_the
 ) -> None:
     name = lab_name()
     try:
-        lab = life.up(adopt(mini_clos(tmp_path, policy=policy), runtime, name), runtime=runtime).lab
+        lab = life.up(import_topology(mini_clos(tmp_path, policy=policy), runtime, name), runtime=runtime).lab
         run(lab, run_options(size="16K", qps=4, iters=1), Silent())
         if told:
             with pytest.raises(CheckError, match=told):
@@ -199,7 +199,7 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callab
         '    - endpoints: ["r2:eth2", "h2:eth0"]\n'
     )
     try:
-        lab = life.up(adopt(path, runtime, name), runtime=runtime).lab
+        lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
         assert lab.made.sessions(lab) == (0, 0)
         checks = {check.name: check for check in validate(lab)}
         assert checks["bgp"].skipped
@@ -224,7 +224,7 @@ def test_hosts_without_addresses_cannot_run_and_it_says_which(
         '  links:\n    - endpoints: ["r1:eth1", "h1:eth1"]\n    - endpoints: ["r1:eth2", "h2:eth1"]\n'
     )
     try:
-        lab = life.up(adopt(path, runtime, name), runtime=runtime).lab
+        lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
         with pytest.raises(InputError, match="h2:eth1 has no IPv4 address"):
             run(lab, run_options(size="64K"), Silent())
     finally:
@@ -240,7 +240,7 @@ def test_a_daemon_that_refuses_its_file_is_named(tmp_path: Path, lab_name: Calla
     binds = '["daemons:/etc/frr/daemons", "frr.conf:/etc/frr/frr.conf"]'
     path.write_text(f"name: wrong\ntopology:\n  nodes:\n    r1: {{kind: linux, binds: {binds}}}\n")
     with pytest.raises(MachineError, match="rooter-id"):
-        life.up(adopt(path, runtime, name), runtime=runtime)
+        life.up(import_topology(path, runtime, name), runtime=runtime)
     assert name not in state.labs()
 
 
@@ -281,7 +281,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab
         (tmp_path / name).write_text(content)
     lab = lab_name()
     try:
-        pair = life.up(adopt(tmp_path / "pair.clab.yml", runtime, lab), runtime=runtime).lab
+        pair = life.up(import_topology(tmp_path / "pair.clab.yml", runtime, lab), runtime=runtime).lab
         run(pair, run_options(size="1M", qps=16, iters=1), Silent())
         proof = last_paths(pair)
         assert proof.agree, [row.why for row in proof.flows if row.why]
@@ -307,7 +307,7 @@ topology:
 """
     )
     try:
-        done = life.up(adopt(tmp_path / "two.clab.yml", runtime, name), runtime=runtime)
+        done = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime)
         assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
         assert "dev eth1 src 10.9.0.1" in done.lab.capture("h1", ["ip", "route", "get", "10.9.0.2"])
         assert all(check.ok for check in validate(done.lab))

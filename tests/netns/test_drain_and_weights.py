@@ -6,7 +6,7 @@ from heddle.checks.validate import validate
 from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
-from heddle.lab.convergence import Wanted, gaps
+from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.lab.faults import drain, link_down
 from heddle.lab.handle import Lab
 from tests.conftest import FabricLab
@@ -29,6 +29,6 @@ def test_weights_are_those_of_bandwidths_and_a_drained_switch_has_none(fabric_la
     with link_down(lab, "ctsw1:eth3"):
         rest = [weights_of((30, 130), release) for release in ([here] if here else RELEASES)]
         assert tuple(weights(lab, "ctsw3", 1)[port] for port in ("eth3", "eth4")) in rest
-        wanted = Wanted.of(lab.fabric, ["ctsw1:eth3"])
+        wanted = ExpectedRoutes.of(lab.fabric, ["ctsw1:eth3"])
         assert not gaps(lab.fabric, lab.handles(), None, wanted, strict=True)
     assert not [check for check in validate(lab) if not check.ok]

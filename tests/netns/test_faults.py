@@ -15,7 +15,7 @@ from heddle.checks.validate import validate
 from heddle.kernel.fib import read_fib
 from heddle.lab import faults
 from heddle.lab import lifecycle as life
-from heddle.lab.convergence import Wanted, gaps
+from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.lab.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
 from heddle.lab.handle import Lab
 from heddle.lab.status import status
@@ -180,7 +180,7 @@ def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
             "eth2": 28,
         }
         with link_down(lab, "ctsw1:eth3"):
-            wanted = Wanted.of(lab.fabric, ["ctsw1:eth3"])
+            wanted = ExpectedRoutes.of(lab.fabric, ["ctsw1:eth3"])
             assert not gaps(lab.fabric, lab.handles(), None, wanted, strict=True)
             hops = read_fib(lab.handle("ctsw3")).routes[lab.fabric.prefixes[1]]
             assert {hop.port: hop.weight for hop in hops} == {"eth3": 33, "eth4": 66}
@@ -203,12 +203,12 @@ def test_what_is_no_port_or_switch_is_refused(dc: Lab) -> None:
         drain(dc, "ctws1")
 
 
-def test_a_brought_lab_is_refused(dc: Lab) -> None:
-    class Brought:
+def test_an_imported_lab_is_refused(dc: Lab) -> None:
+    class Imported:
         rendered = False
 
-    with pytest.raises(InputError, match="was brought"):
-        link_down(replace(dc, made=Brought()), "rtsw1:eth1")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="was imported"):
+        link_down(replace(dc, made=Imported()), "rtsw1:eth1")  # type: ignore[arg-type]
 
 
 def test_what_was_undone_is_not_undone_again(dc: Lab) -> None:

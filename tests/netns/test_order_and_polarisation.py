@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from heddle.base.events import Silent
-from heddle.checks.validate import Check, validate
+from heddle.checks.validate import CheckResult, validate
 from heddle.lab import lifecycle as life
 from heddle.lab.handle import Lab
 from heddle.lab.rehash import set_hashing
@@ -36,7 +36,7 @@ def dc(lab_name: Callable[[], str]) -> Iterator[Lab]:
         life.down(name)
 
 
-def checked(lab: Lab) -> Check:
+def checked(lab: Lab) -> CheckResult:
     return next(check for check in validate(lab) if check.name == "polarisation")
 
 

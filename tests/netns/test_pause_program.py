@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from heddle.kernel.ring import Event
+from heddle.kernel.ringbuffer import Event
 from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import DATA, LOSSLESS, LOSSY, PAUSING, SHOT, UNSPEC, Bench, bench, drops, ipv4, ipv6
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.process import run
-from heddle.checks.validate import Check, validate
+from heddle.checks.validate import CheckResult, validate
 from heddle.kernel import namespace
 from heddle.lab.handle import Lab
 from heddle.proof.evidence import SentFlow, collect_after, collect_before
@@ -24,12 +24,12 @@ def inside(lab: Lab, node: str, *command: str) -> None:
     run(["nsenter", f"--net={lab.handle(node).netns}", *command])
 
 
-def failed(lab: Lab) -> dict[str, Check]:
+def failed(lab: Lab) -> dict[str, CheckResult]:
     return {check.name: check for check in validate(lab) if not check.ok}
 
 
 @contextmanager
-def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, Check]]:
+def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, CheckResult]]:
     inside(lab, node, *breaks.split())
     try:
         yield failed(lab)

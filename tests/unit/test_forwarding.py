@@ -13,7 +13,7 @@ from heddle.kernel.fib import NextHop
 from heddle.predict import forwarding as engine
 from heddle.predict.forwarding import Forwarding, Hops, forwarding_of, walk
 from heddle.predict.hashes import FlowArrays
-from heddle.predict.rules import Rule, Rules, SteeringTables, exact_keys, steering_like
+from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, exact_keys, steering_like
 from heddle.proof import oracle
 from heddle.switch.hashing.steering import Udf
 
@@ -55,15 +55,19 @@ def some(count: int) -> FlowArrays:
     )
 
 
-def go(forwarding: Forwarding, rule: Rule, count: int, steering: SteeringTables | None = None, **keys: Any) -> Hops:
+def go(
+    forwarding: Forwarding, rule: HashingRule, count: int, steering: SteeringTables | None = None, **keys: Any
+) -> Hops:
     """Flows from leaf0 to leaf1."""
-    rules = Rules.of(forwarding.switches, rule, SEEDS, steering)
+    rules = FabricRules.of(forwarding.switches, rule, SEEDS, steering)
     to = np.ones(count, dtype=np.int32)
     return walk(forwarding, rules, some(count), to, np.zeros(count, dtype=np.int32), **keys)
 
 
-@pytest.mark.parametrize("rule", [Rule(), Rule("flow", 1), Rule("flow", 0), Rule("e-ecmp", 1)])
-def test_a_flow_goes_its_way_whoever_else_is_walked_with_it(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "rule", [HashingRule(), HashingRule("flow", 1), HashingRule("flow", 0), HashingRule("e-ecmp", 1)]
+)
+def test_a_flow_goes_its_way_whoever_else_is_walked_with_it(rule: HashingRule, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = go(clos(), rule, 500)
     assert whole.ports.shape == (500, 3) and not whole.fan.any()
     monkeypatch.setattr(engine, "_BLOCK", 64)  # hashed in blocks of another size
@@ -85,7 +89,7 @@ def test_work_grows_with_the_flows_and_with_nothing_else(monkeypatch: pytest.Mon
     totals = []
     for count in (1000, 2000, 4000):
         hashed.clear()
-        go(clos(), Rule("e-ecmp", 1), count)
+        go(clos(), HashingRule("e-ecmp", 1), count)
         totals.append(sum(hashed))
     assert totals[1] == 2 * totals[0] and totals[2] == 4 * totals[0]
 
@@ -93,7 +97,7 @@ def test_work_grows_with_the_flows_and_with_nothing_else(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("mode", ["spray", "flowlet", "adaptive"])
 def test_a_fan_spreads_by_weight_and_comes_together_again(mode: str) -> None:
     forwarding = clos((1, 2, 5))
-    hops = go(forwarding, Rule(mode, 1), 40)
+    hops = go(forwarding, HashingRule(mode, 1), 40)
     assert hops.fan[:, 0].all() and hops.fan[:, 1].all() and not hops.fan[:, 2].any()
     assert [len(step.flow) for step in hops.steps] == [120, 120, 40]
     load = dict(zip(forwarding.ports, hops.load(np.full(40, 8.0), len(forwarding.ports)).tolist(), strict=True))
@@ -103,24 +107,24 @@ def test_a_fan_spreads_by_weight_and_comes_together_again(mode: str) -> None:
 
 
 def test_a_field_that_differs_from_packet_to_packet_makes_a_fan() -> None:
-    assert go(clos(), Rule("e-ecmp", 1, udf=Udf("bth", 9, 3)), 5).fan[:, 0].all()
-    assert not go(clos(), Rule("e-ecmp", 1, udf=Udf("l4", 0, 2)), 5).fan.any()
+    assert go(clos(), HashingRule("e-ecmp", 1, udf=Udf("bth", 9, 3)), 5).fan[:, 0].all()
+    assert not go(clos(), HashingRule("e-ecmp", 1, udf=Udf("l4", 0, 2)), 5).fan.any()
 
 
 def test_pinned_takes_the_member_of_its_slice_and_the_hash_where_that_is_dead() -> None:
     slices = np.arange(60, dtype=np.int32) % 7
-    whole = go(clos(), Rule("pinned", 1), 60, steering_like(clos()), slices=slices).ports[:, 0]
+    whole = go(clos(), HashingRule("pinned", 1), 60, steering_like(clos()), slices=slices).ports[:, 0]
     assert whole.tolist() == (slices % 3).tolist()
     degraded = clos(dead=(1,))
-    rest = go(degraded, Rule("pinned", 1), 60, steering_like(clos()), slices=slices).ports[:, 0]
-    hashed = go(degraded, Rule("e-ecmp", 1), 60).ports[:, 0]
+    rest = go(degraded, HashingRule("pinned", 1), 60, steering_like(clos()), slices=slices).ports[:, 0]
+    hashed = go(degraded, HashingRule("e-ecmp", 1), 60).ports[:, 0]
     assert (rest == np.where(slices % 3 == 1, hashed, whole)).all()
     with pytest.raises(ValueError, match="slice of each destination"):
-        go(clos(), Rule("pinned", 1), 60, steering_like(clos()))
+        go(clos(), HashingRule("pinned", 1), 60, steering_like(clos()))
 
 
 def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else() -> None:
-    rule = Rule("e-ecmp", 1, resilient=True, buckets=256)
+    rule = HashingRule("e-ecmp", 1, resilient=True, buckets=256)
     homes = steering_like(clos())
     whole = go(clos(), rule, 3000, homes).ports[:, 0]
     after = go(clos(dead=(1,)), rule, 3000, homes).ports[:, 0]
@@ -128,8 +132,8 @@ def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else
     moved = after[whole == 1]
     assert set(moved.tolist()) == {0, 2} and 0.4 < (moved == 0).mean() < 0.6
     threshold = (
-        go(clos(), Rule("e-ecmp", 1), 3000).ports[:, 0],
-        go(clos(dead=(1,)), Rule("e-ecmp", 1), 3000).ports[:, 0],
+        go(clos(), HashingRule("e-ecmp", 1), 3000).ports[:, 0],
+        go(clos(dead=(1,)), HashingRule("e-ecmp", 1), 3000).ports[:, 0],
     )
     # RFC 2992: of three, losing the middle one moves its third, and a sixth on either side of it to the other.
     assert 0.30 < (threshold[0] != threshold[1]).mean() < 0.37
@@ -138,8 +142,8 @@ def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else
 def test_where_there_is_nothing_to_steer_over_resilient_hashing_is_plain_hashing() -> None:
     like = steering_like(clos())
     nothing = replace(like, group=np.full_like(like.group, -1))
-    resilient = go(clos(), Rule("e-ecmp", 1, resilient=True), 300, nothing).ports
-    assert (resilient == go(clos(), Rule("e-ecmp", 1), 300).ports).all()
+    resilient = go(clos(), HashingRule("e-ecmp", 1, resilient=True), 300, nothing).ports
+    assert (resilient == go(clos(), HashingRule("e-ecmp", 1), 300).ports).all()
 
 
 def test_the_oracle_rounds_a_share_as_the_kernel_does() -> None:
@@ -165,8 +169,8 @@ def test_exact_entries_are_by_switch_destination_and_source_port() -> None:
     tables = SteeringTables(
         like.group, like.start, like.member, like.slot_start, like.slot, exact_key=keys, exact_port=ports
     )
-    went = go(forwarding, Rule("exact-match", 1), 400, tables).ports[:, 0]
-    hashed = go(forwarding, Rule("e-ecmp", 1), 400).ports[:, 0]
+    went = go(forwarding, HashingRule("exact-match", 1), 400, tables).ports[:, 0]
+    hashed = go(forwarding, HashingRule("e-ecmp", 1), 400).ports[:, 0]
     table = dict(zip(named.tolist(), ports.tolist(), strict=True))
     for sport, port, other in zip(flows.sport.tolist(), went.tolist(), hashed.tolist(), strict=True):
         assert port == table.get(sport, other)
@@ -174,8 +178,8 @@ def test_exact_entries_are_by_switch_destination_and_source_port() -> None:
 
 def test_a_walk_ends_without_a_route_and_a_rule_that_is_not_modelled_is_named() -> None:
     forwarding = clos(dead=(0, 1, 2))
-    assert go(forwarding, Rule(), 4).ports.shape == (4, 0)
-    rules = Rules.of(clos().switches, Rule("mode 9"), SEEDS)
+    assert go(forwarding, HashingRule(), 4).ports.shape == (4, 0)
+    rules = FabricRules.of(clos().switches, HashingRule("mode 9"), SEEDS)
     one = np.ones(1, dtype=np.int32)
     with pytest.raises(CheckError, match="leaf0 hashes by mode 9"):
         walk(clos(), rules, some(1), one, np.zeros(1, dtype=np.int32))

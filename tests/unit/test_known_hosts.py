@@ -8,7 +8,7 @@ import hmac
 
 import pytest
 
-from heddle.places.known_hosts import Verdict, algorithms, called, fingerprint, judge, parse_entries
+from heddle.places.known_hosts import HostKeyState, algorithms, called, fingerprint, judge, parse_entries
 
 ONE, TWO = b"key one", b"key two"
 
@@ -23,7 +23,7 @@ def hashed(name: str) -> str:
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
-def verdict(text: str, host: str = "lab", port: int = 22, key: bytes = ONE) -> Verdict:
+def verdict(text: str, host: str = "lab", port: int = 22, key: bytes = ONE) -> HostKeyState:
     return judge(parse_entries(text, "known_hosts"), host, port, key).verdict
 
 
@@ -50,30 +50,30 @@ def verdict(text: str, host: str = "lab", port: int = 22, key: bytes = ONE) -> V
     ],
 )
 def test_names_match_as_in_openssh(names: str, host: str, port: int, known: bool) -> None:
-    assert verdict(line(names), host, port) is (Verdict.KNOWN if known else Verdict.UNKNOWN)
+    assert verdict(line(names), host, port) is (HostKeyState.KNOWN if known else HostKeyState.UNKNOWN)
 
 
 def test_another_key_is_a_changed_one_and_its_line_is_named() -> None:
     text = "# a comment\n\n" + line("lab", TWO)
     judged = judge(parse_entries(text, "known_hosts"), "lab", 22, ONE)
-    assert (judged.verdict, judged.where) == (Verdict.CHANGED, "known_hosts:3")
-    assert verdict(line("[lab]:2222", TWO) + "\n" + line("lab", ONE), port=2222) is Verdict.CHANGED
+    assert (judged.verdict, judged.where) == (HostKeyState.CHANGED, "known_hosts:3")
+    assert verdict(line("[lab]:2222", TWO) + "\n" + line("lab", ONE), port=2222) is HostKeyState.CHANGED
     # What is known of port 22 says nothing against another server at another port.
-    assert verdict(line("lab", TWO), port=2222) is Verdict.UNKNOWN
+    assert verdict(line("lab", TWO), port=2222) is HostKeyState.UNKNOWN
 
 
 def test_one_of_many_keys_is_enough() -> None:
-    assert verdict(line("lab", TWO, "ssh-rsa") + "\n" + line("lab", ONE)) is Verdict.KNOWN
+    assert verdict(line("lab", TWO, "ssh-rsa") + "\n" + line("lab", ONE)) is HostKeyState.KNOWN
 
 
 def test_a_revoked_key_is_refused_although_it_is_known() -> None:
-    assert verdict(line("lab") + "\n" + line("*", marker="@revoked")) is Verdict.REVOKED
-    assert verdict(line("lab") + "\n" + line("*", TWO, marker="@revoked")) is Verdict.KNOWN
+    assert verdict(line("lab") + "\n" + line("*", marker="@revoked")) is HostKeyState.REVOKED
+    assert verdict(line("lab") + "\n" + line("*", TWO, marker="@revoked")) is HostKeyState.KNOWN
 
 
 def test_what_is_no_key_of_a_host_is_passed_over() -> None:
     text = "\n".join(["lab", "lab ssh-rsa", "lab ssh-rsa not*base64", line("lab", marker="@cert-authority")])
-    assert verdict(text) is Verdict.UNKNOWN
+    assert verdict(text) is HostKeyState.UNKNOWN
 
 
 def test_the_server_is_asked_first_for_the_key_that_is_known() -> None:

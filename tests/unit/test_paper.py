@@ -22,7 +22,7 @@ from heddle.forecast.wires import Wires, forwarding_of, trouble_of, wires_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.predict import predict
-from heddle.predict.rules import Rule
+from heddle.predict.rules import HashingRule
 from heddle.spec.schema import FabricSpec
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.traffic.options import RunOptions
@@ -116,7 +116,7 @@ def test_an_even_split_is_what_spraying_every_flow_comes_to(shape: str) -> None:
     fabric = build(spec_of(shape))
     wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan("all-to-all"))
     forwarding, nics = forwarding_of(wires), nics_of(wires, traffic)
-    rules = rules_of(wires, Rule("spray", 1), steering_of(wires, forwarding), wires.seeds)
+    rules = rules_of(wires, HashingRule("spray", 1), steering_of(wires, forwarding), wires.seeds)
     sprayed = carry(wires, traffic, nics, [Scenario("spray", forwarding, rules)])[0]
     even = spread_evenly(wires, forwarding, demand_of(wires, traffic, nics, forwarding))
     assert even == pytest.approx(sprayed.bytes)

@@ -10,7 +10,7 @@ from heddle.base.events import Silent
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.modes import EVEN_SPLIT
 from heddle.forecast.planfile import load_plan
-from heddle.forecast.result import Prediction, Spread
+from heddle.forecast.result import Percentiles, Prediction
 from heddle.spec.schema import FabricSpec
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
@@ -68,5 +68,5 @@ def test_evenness_is_not_judged_where_links_are_gone() -> None:
 
 
 def test_trials_are_told_by_mean_and_percentiles() -> None:
-    assert Spread.of([float(n) for n in range(101)]) == Spread(mean=50, p5=5, p95=95)
-    assert Spread.of([3.0]) == Spread(3, 3, 3)
+    assert Percentiles.of([float(n) for n in range(101)]) == Percentiles(mean=50, p5=5, p95=95)
+    assert Percentiles.of([3.0]) == Percentiles(3, 3, 3)

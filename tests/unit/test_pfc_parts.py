@@ -70,8 +70,8 @@ def test_an_earlier_deadline_that_is_added_later_comes_first() -> None:
 def test_the_layout_says_again_what_the_fabric_says() -> None:
     fabric = clos.build(FabricSpec(name="lay", racks=2, ctsw=2, hosts_per_rack=2))
     spaces = {node.name: Path("/run/netns", node.name) for node in fabric.nodes}
-    layout = world.Layout(Path("/somewhere"), spaces, fabric)
-    again = world.Layout.from_json(layout.to_json())
+    layout = world.AgentConfig(Path("/somewhere"), spaces, fabric)
+    again = world.AgentConfig.from_json(layout.to_json())
     assert (again.directory, again.spaces) == (layout.directory, spaces)
     assert port_ids(again.fabric) == port_ids(fabric)
     for node, other in zip(fabric.nodes, again.fabric.nodes, strict=True):

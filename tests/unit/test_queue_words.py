@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from heddle.cli.queuelive import page
-from heddle.cli.queues_verb import Wanted, matching
+from heddle.cli.queues_verb import RowFilter, matching
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.lab.queuestatus import AgentRow, QueuesResult, reaction_bin, reactions_of, result_of
@@ -56,8 +56,8 @@ def maps() -> Maps:
     return Maps(fabric, **made, switches=np.zeros(len(fabric.nodes), cells.NODE))
 
 
-def text(result: QueuesResult, wanted: Wanted | None = None) -> str:
-    wanted = wanted or Wanted()
+def text(result: QueuesResult, wanted: RowFilter | None = None) -> str:
+    wanted = wanted or RowFilter()
     rows, hidden = wanted.rows(result)
     return queues_text(result, rows, wanted.switches(result), hidden)
 
@@ -166,9 +166,9 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(maps: Maps, wid
         maps.gates[maps.at(ref)]["pfc_received"], agent["paused_ns"] = 62, 2_812_000_000
     maps.switches[0]["used"] = maps.switches[1]["used"] = maps.switches[2]["used"] = 191_000
     result = maps.result()
-    rows, hidden = Wanted().rows(result)
+    rows, hidden = RowFilter().rows(result)
     console = Console(width=width, height=24, file=io.StringIO(), color_system=None)
-    console.print(page(result, rows, Wanted().switches(result), hidden, 1.0, width, 24))
+    console.print(page(result, rows, RowFilter().switches(result), hidden, 1.0, width, 24))
     lines = cast(io.StringIO, console.file).getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     assert len(lines) <= 24
@@ -214,9 +214,9 @@ def test_the_document_has_a_row_a_port_and_class_with_the_names_that_are_promise
 
 def test_rows_are_chosen_by_patterns_and_classes(maps: Maps) -> None:
     result = maps.result()
-    every = Wanted(every=True)
+    every = RowFilter(every=True)
     assert len(every.rows(result)[0]) == 48
-    some = Wanted(nodes=("ctsw*",), ports=("*:eth1",), classes=(3, 6), every=True)
+    some = RowFilter(nodes=("ctsw*",), ports=("*:eth1",), classes=(3, 6), every=True)
     assert [(each.port, each.traffic_class) for each in some.rows(result)[0]] == [
         ("ctsw1:eth1", 3), ("ctsw1:eth1", 6), ("ctsw2:eth1", 3), ("ctsw2:eth1", 6),
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 """`./inv setup containerlab`: engine, daemon, containerlab and images, each only where it is not there yet.
 
-Out: one Step for each; a second call finds everything and changes nothing.
+Out: one SetupStep for each; a second call finds everything and changes nothing.
 A containerlab that is there and will do is left alone, whoever put it there; one that will not do is replaced only if
 this put it there, which a record beside it tells (its SHA-256).
 """
@@ -32,7 +32,7 @@ WHAT: Final = ("containerlab",)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SetupStep:
     """One step. done: this call did it; otherwise it was so before."""
 
     name: str
@@ -57,7 +57,7 @@ def setup_containerlab(
     ask: Callable[[str], bool] = lambda _: False,
     stays: bool = True,
     journal: Journal | None = None,
-) -> list[Step]:
+) -> list[SetupStep]:
     """Do all four steps. MachineError with the remedy when one cannot be done; what was done before it stays.
 
     stays: an engine that a test run has started is to stay when that run has ended.
@@ -70,41 +70,43 @@ def setup_containerlab(
     ]
 
 
-def stop_engine() -> Step:
+def stop_engine() -> SetupStep:
     """End the engine that Heddle started by hand, and no other."""
     known = daemon.record()
     if not daemon.stop():
-        return Step("daemon", False, "no engine that Heddle started runs here")
-    return Step("daemon", True, f"dockerd {known.pid} ended" if known else "what a killed dockerd left was removed")
+        return SetupStep("daemon", False, "no engine that Heddle started runs here")
+    return SetupStep(
+        "daemon", True, f"dockerd {known.pid} ended" if known else "what a killed dockerd left was removed"
+    )
 
 
-def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> Step:
+def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> SetupStep:
     lacking = packages.missing(packages.ENGINE)
     if lacking and engine.answers():
         lacking = []  # an engine from elsewhere, docker-ce or podman's: it answers, so it is enough
     if lacking:
         packages.ensure(packages.ENGINE, yes=yes, ask=ask, say=observer.say)
-    return Step("docker", bool(lacking), "installed" if lacking else "is installed")
+    return SetupStep("docker", bool(lacking), "installed" if lacking else "is installed")
 
 
-def _daemon(observer: Observer, *, stays: bool) -> Step:
+def _daemon(observer: Observer, *, stays: bool) -> SetupStep:
     if engine.answers():
         if stays:
             daemon.start(observer)
-        return Step("daemon", False, "answers")
+        return SetupStep("daemon", False, "answers")
     if engine.SYSTEMD.is_dir() and engine.down():
         observer.say("starting docker: systemctl start docker")
         run(["systemctl", "start", "docker"], timeout=120)
         if (wrong := engine.trouble()) is not None:
             raise MachineError(wrong)
-        return Step("daemon", True, "started: systemctl stop docker ends it")
+        return SetupStep("daemon", True, "started: systemctl stop docker ends it")
     daemon.start(observer)
     known = daemon.record()
     number = f" {known.pid}" if known else ""
-    return Step("daemon", True, f"dockerd{number} started by hand: ./inv setup containerlab --stop ends it")
+    return SetupStep("daemon", True, f"dockerd{number} started by hand: ./inv setup containerlab --stop ends it")
 
 
-def _containerlab(observer: Observer, journal: Journal | None) -> Step:
+def _containerlab(observer: Observer, journal: Journal | None) -> SetupStep:
     path = binary.find()
     wrong = binary.trouble()
     if path is not None and wrong is None:
@@ -112,14 +114,14 @@ def _containerlab(observer: Observer, journal: Journal | None) -> Step:
         if found < binary.RECOMMENDED:
             said = f"{binary.text(binary.RECOMMENDED)} or newer is better"
             observer.warn(f"{path} is version {binary.text(found)}; {said}: containerlab version upgrade")
-        return Step("containerlab", False, f"{path} is version {binary.spoken(path)}")
+        return SetupStep("containerlab", False, f"{path} is version {binary.spoken(path)}")
     _may_be_placed(path, wrong)
     with machine_errors(), scratch("heddle-clab-") as place:
         made, how = _obtain(place, observer, journal)
         _place(made)
     if (left := binary.trouble()) is not None:
         raise MachineError(left)
-    return Step("containerlab", True, f"{TARGET} is version {binary.spoken(TARGET)}, {how}")
+    return SetupStep("containerlab", True, f"{TARGET} is version {binary.spoken(TARGET)}, {how}")
 
 
 def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:
@@ -206,6 +208,6 @@ def _sum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _images(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> Step:
+def _images(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> SetupStep:
     found = images.ensure_images(observer, journal, yes=yes, ask=ask)
-    return Step("images", any(each.built for each in found), ", ".join(each.name for each in found))
+    return SetupStep("images", any(each.built for each in found), ", ".join(each.name for each in found))

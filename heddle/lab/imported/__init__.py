@@ -1,1 +1,1 @@
-"""Bringing one's own: labs from containerlab files that Heddle has not rendered."""
+"""Imported labs: from containerlab files that Heddle has not rendered."""

@@ -1,4 +1,4 @@
-"""What `up` was asked for: a fabric, or a topology of somebody's own.
+"""What `up` was asked for: a fabric, or a user-supplied topology.
 
 In:  words of the command line. Out: a Blueprint, and what `status` is to say it came from.
 """
@@ -43,6 +43,6 @@ def blueprint_of(
     if runtime not in RUNTIMES:
         raise InputError(Problem("", f"--runtime {runtime}", "is no runtime", did_you_mean(runtime, RUNTIMES)))
     from heddle.base.files import real, told
-    from heddle.lab.imported.imported import adopt
+    from heddle.lab.imported.imported import import_topology
 
-    return adopt(real(topology), runtime, name, shown=topology), told(topology)
+    return import_topology(real(topology), runtime, name, shown=topology), told(topology)

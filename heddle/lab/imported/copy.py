@@ -1,6 +1,6 @@
-"""The copy that runs: somebody's topology as both runtimes take it, with nothing left to look up.
+"""The copy that runs: an imported topology as both runtimes take it, with nothing left to look up.
 
-In:  Wanted and its Fabric, where to write, RenderOptions, the runtime.
+In:  a TopologyDescription and its Fabric, where to write, RenderOptions, the runtime.
 Out: NAME.clab.yml, and a start script for FRR where Heddle starts it. Every node has all that it inherits, every path
 is absolute, every link has its MACs; the management network is Heddle's. An ordinary containerlab topology again.
 """
@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from heddle.base.problems import machine_errors
 from heddle.fabric.model import Fabric, Tier
 from heddle.lab.imported import frr
-from heddle.lab.imported.description import Wanted, WantedNode
+from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.variables import literal
 from heddle.render.dialects import PRIVILEGED, SKIP_WHEN_UNUSED, RenderOptions
 from heddle.render.imagenames import REPOSITORIES, image_names
@@ -31,31 +31,33 @@ _SWITCH_SYSCTLS: Final = {"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forward
 _NODE_SYSCTLS: Final = {"net.ipv6.conf.all.disable_ipv6": "0"}
 
 
-def write_copy(wanted: Wanted, fabric: Fabric, out: Path, options: RenderOptions, runtime: str) -> Path:
+def write_copy(
+    description: TopologyDescription, fabric: Fabric, out: Path, options: RenderOptions, runtime: str
+) -> Path:
     """Write the files into `out`; the topology's path. MachineError when they cannot be written."""
-    path = out / topology_name(wanted.name)
+    path = out / topology_name(description.name)
     with machine_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
-        if any(heddle_starts(node, runtime) for node in wanted.nodes.values()):
+        if any(heddle_starts(node, runtime) for node in description.nodes.values()):
             (out / _START).write_text(_start_script(), encoding="utf-8")
             (out / _START).chmod(0o755)
-        path.write_text(copied(wanted, fabric, out, options, runtime), encoding="utf-8")
+        path.write_text(copied(description, fabric, out, options, runtime), encoding="utf-8")
     return path
 
 
-def copied(wanted: Wanted, fabric: Fabric, out: Path, options: RenderOptions, runtime: str) -> str:
+def copied(description: TopologyDescription, fabric: Fabric, out: Path, options: RenderOptions, runtime: str) -> str:
     """The text of the topology."""
     defaults: dict[str, Any] = {"privileged": False} if options.takes(PRIVILEGED) else {}
     defaults |= {"restart-policy": "no", "cap-add": list(_CAPABILITIES)}
-    mgmt: dict[str, Any] = {"network": f"heddle-{wanted.name}"}
+    mgmt: dict[str, Any] = {"network": f"heddle-{description.name}"}
     if options.mgmt == "none":
         defaults["network-mode"] = "none"
     if options.mgmt == "none" and options.takes(SKIP_WHEN_UNUSED):
         mgmt["skip-when-unused"] = True
     else:
         mgmt |= {"ipv4-subnet": str(options.subnet or mgmt_subnet(fabric)), "external-access": False}
-    defaults["labels"] = {LABEL: wanted.name}
-    nodes = {name: _node(node, fabric, out, runtime) for name, node in wanted.nodes.items()}
+    defaults["labels"] = {LABEL: description.name}
+    nodes = {name: _node(node, fabric, out, runtime) for name, node in description.nodes.items()}
     links = [
         {
             "type": "veth",
@@ -70,14 +72,14 @@ def copied(wanted: Wanted, fabric: Fabric, out: Path, options: RenderOptions, ru
                 for end in link.ends
             ],
         }
-        for link in wanted.links
+        for link in description.links
     ]
-    data = {"name": wanted.name, "mgmt": mgmt, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
-    head = f"# {wanted.path}, as Heddle runs it: all that a node inherits written out, paths absolute.\n"
+    data = {"name": description.name, "mgmt": mgmt, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
+    head = f"# {description.path}, as Heddle runs it: all that a node inherits written out, paths absolute.\n"
     return literal(head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True))
 
 
-def heddle_starts(node: WantedNode, runtime: str) -> bool:
+def heddle_starts(node: NodeDescription, runtime: str) -> bool:
     """Whether Heddle starts the node's daemons: where no image does, and no command of the file's own."""
     return node.frr and not node.starts_itself and (runtime == "netns" or is_heddles(node.image))
 
@@ -87,7 +89,7 @@ def is_heddles(image: str) -> bool:
     return not image or any(image.startswith(f"{name}:") or image == name for name in REPOSITORIES.values())
 
 
-def _node(node: WantedNode, fabric: Fabric, out: Path, runtime: str) -> dict[str, Any]:
+def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dict[str, Any]:
     switch = fabric.by_name[node.name].tier is not Tier.HOST
     starts = heddle_starts(node, runtime)
     binds = [bind.text for bind in node.binds]

@@ -1,4 +1,4 @@
-"""A containerlab file of somebody's own, as plain values: every node with all that it inherits, every link.
+"""A user-supplied containerlab file, as plain values: every node with all that it inherits, every link.
 
 The reader (reader.py) makes these; nothing here knows of YAML, and nothing hangs on this machine but paths.
 """
@@ -15,7 +15,7 @@ from heddle.lab.imported import frr
 
 
 @dataclass(frozen=True, slots=True)
-class WantedBind:
+class BindDescription:
     """A file or directory for a node. source: absolute, or one of containerlab's own, which only it knows."""
 
     source: Path
@@ -29,12 +29,12 @@ class WantedBind:
 
 
 @dataclass(frozen=True)
-class WantedNode:
+class NodeDescription:
     """A node of kind linux. passed: keys that only an engine reads, as the file has them."""
 
     name: str
     where: str  # lab.clab.yml:12
-    binds: tuple[WantedBind, ...] = ()
+    binds: tuple[BindDescription, ...] = ()
     exec: tuple[str, ...] = ()
     sysctls: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class WantedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedEnd:
+class EndDescription:
     """One end of a link. An empty mac is Heddle's to choose."""
 
     node: str
@@ -80,20 +80,20 @@ class WantedEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedLink:
+class LinkDescription:
     """A link between two nodes. mtu in bytes; rate_bps None where the file names no rate."""
 
-    ends: tuple[WantedEnd, WantedEnd]
+    ends: tuple[EndDescription, EndDescription]
     mtu: int
     rate_bps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TopologyDescription:
     """A whole file. notes: what is done otherwise than it says, or left out, a sentence each."""
 
     name: str
     path: Path
-    nodes: Mapping[str, WantedNode]
-    links: tuple[WantedLink, ...]
+    nodes: Mapping[str, NodeDescription]
+    links: tuple[LinkDescription, ...]
     notes: tuple[str, ...] = ()

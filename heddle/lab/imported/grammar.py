@@ -1,6 +1,6 @@
-"""Which keys of containerlab's grammar a lab of somebody's own may use, and what becomes of each.
+"""Which keys of containerlab's grammar a user-supplied topology may use, and what becomes of each.
 
-In:  a key and the runtime. Out: a Verdict: taken over, left out (and said once), or refused with the reason.
+In:  a key and the runtime. Out: KeySupport: taken over, left out (and said once), or refused with the reason.
 A key that a runtime cannot honour is refused: a lab that starts with half its meaning would be a lie. Left out is only
 what makes no difference to a lab that stands in namespaces, or what Heddle decides itself.
 """
@@ -15,7 +15,7 @@ Fate = Literal["taken", "left", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class KeySupport:
     """What becomes of a key. why: the rest of the sentence for what is left out or refused."""
 
     fate: Fate
@@ -23,7 +23,7 @@ class Verdict:
     hint: str = ""
 
 
-_TAKEN: Final = Verdict("taken")
+_TAKEN: Final = KeySupport("taken")
 _BOTH: Final = frozenset({"kind", "group", "sysctls", "binds", "exec", "labels", "env"})
 
 # What only an engine does to a process, a file system or its own network: in a namespace there is nothing to do it to.
@@ -37,30 +37,30 @@ _ENGINE_ONLY: Final = frozenset(
 )
 _NO_FILES: Final = "is a file system of a container's own; a namespace sees this machine's files"
 _IN_ENGINE: Final = "--runtime containerlab can"
-_REFUSED_IN_NAMESPACES: Final[Mapping[str, Verdict]] = {
-    "volumes": Verdict("refused", _NO_FILES, f"use binds; {_IN_ENGINE}"),
-    "tmpfs": Verdict("refused", _NO_FILES, _IN_ENGINE),
-    "devices": Verdict("refused", "is about a container's own /dev; a namespace has this machine's", _IN_ENGINE),
-    "stages": Verdict(
+_REFUSED_IN_NAMESPACES: Final[Mapping[str, KeySupport]] = {
+    "volumes": KeySupport("refused", _NO_FILES, f"use binds; {_IN_ENGINE}"),
+    "tmpfs": KeySupport("refused", _NO_FILES, _IN_ENGINE),
+    "devices": KeySupport("refused", "is about a container's own /dev; a namespace has this machine's", _IN_ENGINE),
+    "stages": KeySupport(
         "refused", "makes nodes wait for each other, and namespaces start together", f"leave it out; {_IN_ENGINE}"
     ),
-    "env-files": Verdict("refused", "is not read for namespaces", f"write them as env; {_IN_ENGINE}"),
+    "env-files": KeySupport("refused", "is not read for namespaces", f"write them as env; {_IN_ENGINE}"),
 }
 # Whatever the runtime: these belong to other kinds than linux, or to another engine.
-_REFUSED: Final[Mapping[str, Verdict]] = {
-    "startup-config": Verdict("refused", "means nothing to kind: linux", "bind the file below /etc/frr"),
-    "enforce-startup-config": Verdict("refused", "means nothing to kind: linux", "leave it out"),
-    "suppress-startup-config": Verdict("refused", "means nothing to kind: linux", "leave it out"),
-    "license": Verdict("refused", "means nothing to kind: linux", "leave it out"),
-    "components": Verdict("refused", "means nothing to kind: linux", "leave it out"),
-    "extras": Verdict("refused", "means nothing to kind: linux", "leave it out"),
-    "runtime": Verdict("refused", "names an engine of its own; Heddle's labs have one runtime", "leave it out"),
+_REFUSED: Final[Mapping[str, KeySupport]] = {
+    "startup-config": KeySupport("refused", "means nothing to kind: linux", "bind the file below /etc/frr"),
+    "enforce-startup-config": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
+    "suppress-startup-config": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
+    "license": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
+    "components": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
+    "extras": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
+    "runtime": KeySupport("refused", "names an engine of its own; Heddle's labs have one runtime", "leave it out"),
 }
 # Heddle gives every lab a management network of its own, without a way out.
-_LEFT: Final[Mapping[str, Verdict]] = {
-    "ports": Verdict("left", "Heddle's labs publish no ports"),
-    "mgmt-ipv4": Verdict("left", "the management network is Heddle's"),
-    "mgmt-ipv6": Verdict("left", "the management network is Heddle's"),
+_LEFT: Final[Mapping[str, KeySupport]] = {
+    "ports": KeySupport("left", "Heddle's labs publish no ports"),
+    "mgmt-ipv4": KeySupport("left", "the management network is Heddle's"),
+    "mgmt-ipv6": KeySupport("left", "the management network is Heddle's"),
 }
 NODE_KEYS: Final = _BOTH | _ENGINE_ONLY | {"cmd", "entrypoint", "network-mode"} | set(_REFUSED_IN_NAMESPACES)
 ALL_NODE_KEYS: Final = NODE_KEYS | set(_REFUSED) | set(_LEFT)
@@ -70,7 +70,7 @@ LISTS: Final = frozenset({"exec", "binds", "cap-add", "devices", "env-files", "v
 GROUPS: Final = frozenset({"sysctls", "labels", "env"})
 
 
-def node_key(key: str, runtime: str) -> Verdict | None:
+def node_key(key: str, runtime: str) -> KeySupport | None:
     """What becomes of a key of a node; None when containerlab has no such key."""
     if key in _REFUSED:
         return _REFUSED[key]
@@ -82,7 +82,7 @@ def node_key(key: str, runtime: str) -> Verdict | None:
         return _TAKEN
     if key in _REFUSED_IN_NAMESPACES:
         return _REFUSED_IN_NAMESPACES[key]
-    return Verdict("left", "namespaces have this machine's files and programs") if key in _ENGINE_ONLY else _TAKEN
+    return KeySupport("left", "namespaces have this machine's files and programs") if key in _ENGINE_ONLY else _TAKEN
 
 
 TOP_KEYS: Final = ("name", "prefix", "mgmt", "topology", "settings", "debug")

@@ -1,7 +1,7 @@
-"""A lab from a containerlab file of somebody's own: the other member of Blueprint.
+"""A lab from a user-supplied containerlab file: the other member of Blueprint.
 
-In:  the file (adopt), or a record of a running lab (of_record).
-Out: Brought: its fabric, the copy that runs, and what it should be as far as its own files tell.
+In:  the file (import_topology), or a record of a running lab (of_record).
+Out: ImportedLab: its fabric, the copy that runs, and what it should be as far as its own files tell.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
 from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
-from heddle.lab.imported.description import Wanted, WantedNode
+from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.interfaces import read_interfaces
-from heddle.lab.imported.reader import read_wanted
+from heddle.lab.imported.reader import read_description
 from heddle.lab.imported.record import dump_fabric, load_fabric
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
@@ -46,31 +46,33 @@ _SHOWN: Final = 70  # letters of a value that differs
 _HASHING: Final = "net.ipv4.fib_multipath_hash_"
 
 
-def adopt(path: Path, runtime: str, name: str | None = None, shown: str = "") -> Brought:
-    """Read somebody's topology for a runtime; InputError lists everything in it that cannot be honoured, by line.
+def import_topology(path: Path, runtime: str, name: str | None = None, shown: str = "") -> ImportedLab:
+    """Read a user-supplied topology for a runtime; InputError lists everything in it that cannot be honoured, by line.
 
     name: the lab's, in place of one made from the file's. shown: what errors call the file.
     """
     if name is not None:
         check_name(name)
-    wanted = read_wanted(path, runtime, name, shown or str(path))
-    fabric = derive(wanted)
-    daemons = {node.name: _daemons(wanted.nodes[node.name], runtime) for node in fabric.switches}
+    description = read_description(path, runtime, name, shown or str(path))
+    fabric = derive(description)
+    daemons = {node.name: _daemons(description.nodes[node.name], runtime) for node in fabric.switches}
     sysctls = {
-        node.name: {k: v for k, v in wanted.nodes[node.name].sysctls.items() if k.startswith(_HASHING)}
+        node.name: {k: v for k, v in description.nodes[node.name].sysctls.items() if k.startswith(_HASHING)}
         for node in fabric.switches
     }
     owners = {str(p.address.ip): p.node for n in fabric.nodes for p in n.ports if p.address is not None}
-    notes = (*wanted.notes, *_notes(wanted, fabric, sysctls, runtime))
-    return Brought(fabric, runtime, daemons, sysctls, owners, _parts(wanted, fabric, runtime), notes, wanted)
+    notes = (*description.notes, *_notes(description, fabric, sysctls, runtime))
+    return ImportedLab(
+        fabric, runtime, daemons, sysctls, owners, _parts(description, fabric, runtime), notes, description
+    )
 
 
 @dataclass(frozen=True)
-class Brought:
+class ImportedLab:
     """Implements heddle.lab.handle.Blueprint.
 
     daemons: switch -> those that its files switch on; hashing: switch -> its sysctls that the file sets; owners:
-    address -> node; parts: what of the file makes another lab of it. wanted: None for one that was opened again.
+    address -> node; parts: what of the file makes another lab of it. description: None for one that was opened again.
     """
 
     fabric: Fabric
@@ -80,13 +82,13 @@ class Brought:
     owners: Mapping[str, str]
     parts: Mapping[str, str]
     notes: tuple[str, ...] = ()
-    wanted: Wanted | None = None
+    description: TopologyDescription | None = None
     rendered: bool = False
 
     @classmethod
-    def of_record(cls, record: Record) -> Brought:
+    def of_record(cls, record: Record) -> ImportedLab:
         """As it was when the lab was made; MachineError when this version cannot read that."""
-        data = record.brought
+        data = record.imported
         try:
             fabric = load_fabric(record.spec, data["fabric"])
             daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
@@ -109,15 +111,15 @@ class Brought:
 
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the copy that runs."""
-        if self.wanted is None:
+        if self.description is None:
             raise ValueError("a lab that was opened again is not written again")
-        return write_copy(self.wanted, self.fabric, out, options, self.runtime)
+        return write_copy(self.description, self.fabric, out, options, self.runtime)
 
     def differences(self, record: Record) -> list[Difference]:
         """What stands otherwise in the file than in the one that runs."""
-        if not record.brought:
-            return [("the lab", f"one of {record.source}, rendered", "one of a topology of your own")]
-        old = record.brought.get("parts", {})
+        if not record.imported:
+            return [("the lab", f"one of {record.source}, rendered", "one of an imported topology")]
+        old = record.imported.get("parts", {})
         keys = [key for key in dict.fromkeys([*old, *self.parts]) if old.get(key) != self.parts.get(key)]
         return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
 
@@ -133,7 +135,7 @@ class Brought:
         """Those whose sockets must answer."""
         return self.known_daemons.get(switch, ())
 
-    def settled(self, lab: Lab) -> Brought:
+    def settled(self, lab: Lab) -> ImportedLab:
         """With the addresses and MACs that the nodes have; those that files promise are waited for a while."""
         end = time.monotonic() + _ADDRESSES_COME_S
         promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
@@ -187,7 +189,7 @@ def _first(addresses: tuple[IPv4Interface, ...] | None) -> IPv4Interface | None:
     return addresses[0] if addresses else None
 
 
-def _daemons(node: WantedNode, runtime: str) -> tuple[str, ...]:
+def _daemons(node: NodeDescription, runtime: str) -> tuple[str, ...]:
     """Daemons that have to answer: mgmtd and staticd are not in every FRR, so nothing hangs on them."""
     text = node.text("daemons")
     if text is None and not heddle_starts(node, runtime):
@@ -195,14 +197,14 @@ def _daemons(node: WantedNode, runtime: str) -> tuple[str, ...]:
     return tuple(each for each in frr.daemons_of(text) if each not in ("mgmtd", "staticd"))
 
 
-def _parts(wanted: Wanted, fabric: Fabric, runtime: str) -> dict[str, str]:
+def _parts(description: TopologyDescription, fabric: Fabric, runtime: str) -> dict[str, str]:
     """Path -> value of all that makes the lab, as text; the same whatever directory and subnet are chosen."""
-    data = yaml.safe_load(copied(wanted, fabric, Path("/"), RenderOptions(), runtime))
+    data = yaml.safe_load(copied(description, fabric, Path("/"), RenderOptions(), runtime))
     found = {"links": json.dumps(data["topology"]["links"])}
     for name, node in data["topology"]["nodes"].items():
         found |= {f"nodes.{name}.{key}": json.dumps(value) for key, value in node.items()}
-    for name, wanted_node in wanted.nodes.items():
-        texts = {file: text for file in _FRR_FILES if (text := wanted_node.text(file)) is not None}
+    for name, described in description.nodes.items():
+        texts = {file: text for file in _FRR_FILES if (text := described.text(file)) is not None}
         found |= {f"nodes.{name}.{frr.FRR_DIR}/{file}": _digest(text) for file, text in texts.items()}
     return found
 
@@ -216,10 +218,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _notes(wanted: Wanted, fabric: Fabric, sysctls: Mapping[str, Mapping[str, str]], runtime: str) -> list[str]:
+def _notes(
+    description: TopologyDescription, fabric: Fabric, sysctls: Mapping[str, Mapping[str, str]], runtime: str
+) -> list[str]:
     """What Heddle adds or assumes."""
     notes = []
-    if unrated := sum(link.rate_bps is None for link in wanted.links):
+    if unrated := sum(link.rate_bps is None for link in description.links):
         rate = format_rate(DEFAULT_RATE_BPS)
         notes.append(f"{unrated} links name no rate and get {rate} each way; vars: {{rate_bps: N}} of a link names one")
     if not fabric.spec.queues.lossless:
@@ -234,10 +238,10 @@ def _notes(wanted: Wanted, fabric: Fabric, sysctls: Mapping[str, Mapping[str, st
     if own:
         words = ", ".join(own[:4]) + (", ..." if own[4:] else "")
         notes.append(f"{len(own)} switches keep what their sysctls say of hashing: {words}")
-    bare = [node.name for node in wanted.nodes.values() if not node.image]
+    bare = [node.name for node in description.nodes.values() if not node.image]
     if bare and runtime != "netns":
         notes.append(f"{len(bare)} nodes name no image and get Heddle's")
-    started = [n for n in wanted.nodes.values() if n.frr and heddle_starts(n, runtime)]
+    started = [n for n in description.nodes.values() if n.frr and heddle_starts(n, runtime)]
     if started and any(not is_heddles(node.image) for node in started):
         notes.append(f"Heddle starts the daemons of {len(started)} switches, this machine's FRR in place of an image's")
     return notes

@@ -1,6 +1,6 @@
 """What the namespaces of a running lab say of their interfaces: IPv4 addresses and MACs, by netlink.
 
-In:  a node handle. Out: Interfaces. Daemons and commands of somebody's own may have set anything; the kernel knows.
+In:  a node handle. Out: Interfaces. The topology's own daemons and commands may have set anything; the kernel knows.
 """
 
 from __future__ import annotations

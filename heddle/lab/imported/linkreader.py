@@ -1,4 +1,4 @@
-"""The links of somebody's containerlab file, in the brief and in the extended form.
+"""The links of a user-supplied containerlab file, in the brief and in the extended form.
 
 In:  the list as read, and the names of all nodes. Out: WantedLinks; problems and what is left out go to the reader.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from heddle.base.problems import did_you_mean
-from heddle.lab.imported.description import WantedEnd, WantedLink
+from heddle.lab.imported.description import EndDescription, LinkDescription
 from heddle.lab.imported.grammar import END_KEYS, LINK_KEYS, OUTSIDE
 from heddle.spec.yamlfile import Trail
 
@@ -30,7 +30,7 @@ class LinkReader:
         self._nodes = nodes
         self._taken: dict[tuple[str, str], int] = {}
 
-    def links(self, items: Any) -> tuple[WantedLink, ...]:
+    def links(self, items: Any) -> tuple[LinkDescription, ...]:
         """All links that can be had."""
         if not isinstance(items, list):
             self._add(("topology", "links"), "links", "is no list")
@@ -38,7 +38,7 @@ class LinkReader:
         found = (self._link(number, item) for number, item in enumerate(items))
         return tuple(link for link in found if link is not None)
 
-    def _link(self, number: int, item: Any) -> WantedLink | None:
+    def _link(self, number: int, item: Any) -> LinkDescription | None:
         at: Trail = ("topology", "links", number)
         what = f"links[{number + 1}]"
         if not isinstance(item, dict):
@@ -64,7 +64,7 @@ class LinkReader:
         rate = self._rate(at, what, item.get("vars"))
         if a is None or b is None:
             return None
-        return WantedLink((a, b), mtu or DEFAULT_MTU, rate)
+        return LinkDescription((a, b), mtu or DEFAULT_MTU, rate)
 
     def _rate(self, at: Trail, what: str, variables: Any) -> int | None:
         given = variables.get("rate_bps") if isinstance(variables, dict) else None
@@ -79,7 +79,7 @@ class LinkReader:
             return None
         return int(given)
 
-    def _end(self, trail: Trail, what: str, raw: Any) -> WantedEnd | None:
+    def _end(self, trail: Trail, what: str, raw: Any) -> EndDescription | None:
         if isinstance(raw, dict):
             for key in raw:
                 if key not in END_KEYS:
@@ -111,4 +111,4 @@ class LinkReader:
             self._add(trail, f"{what}: {node}:{interface}", why)
             return None
         self._taken[node, interface] = int(trail[2]) + 1
-        return WantedEnd(node, interface, mac.lower())
+        return EndDescription(node, interface, mac.lower())

@@ -1,7 +1,7 @@
-"""Reading somebody's containerlab file: what Heddle can run of it, or everything that it cannot, by line.
+"""Read a user-supplied containerlab file: what Heddle can run of it, or everything that it cannot, by line.
 
 In:  the file, the lab's name, the runtime.
-Out: Wanted. InputError with all kinds, keys and values that cannot be honoured, each with file and line.
+Out: a TopologyDescription. InputError with all kinds, keys and values that cannot be honoured, each with file and line.
 Inheritance is containerlab's (types/topology.go of 0.79): node, then group, kind, defaults; groups merge, lists add up.
 """
 
@@ -16,15 +16,15 @@ from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.lab.imported import frr, grammar
-from heddle.lab.imported.description import Wanted, WantedBind, WantedNode
+from heddle.lab.imported.description import BindDescription, NodeDescription, TopologyDescription
 from heddle.lab.imported.linkreader import LinkReader
 from heddle.lab.imported.sections import Sections
 from heddle.lab.imported.variables import DIRECTORIES, expand, lab_name, magic, resolved
 from heddle.runtimes.netns_space import PROVIDED
 from heddle.runtimes.netns_topology import BIND_MODES
-from heddle.spec.yamlfile import Document, Reading, Trail, parse, read_text
+from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
 
-_READING: Final = Reading(
+_READING: Final = ReadOptions(
     max_bytes=4 * 1024 * 1024,
     values=400_000,
     words=True,
@@ -35,16 +35,16 @@ _READING: Final = Reading(
 _IDLE: Final = frozenset({"sleep", "tail", "cat", "tini", "sh", "bash", "ash", "true"})
 
 
-def read_wanted(path: Path, runtime: str, name: str | None, source: str) -> Wanted:
+def read_description(path: Path, runtime: str, name: str | None, source: str) -> TopologyDescription:
     """Read the file. name: the lab's, in place of one made of the file's own. source: what errors call the file."""
     document = parse(expand(read_text(path, source, _READING), source), source, _READING)
     if "racks" in document.data and "topology" not in document.data:
         hint = f"./inv up {shlex.quote(source)} brings it up"
         raise InputError(Problem(source, "the file", "is a fabric file, not a containerlab topology", hint))
-    return _Reader(document, path.absolute(), runtime).wanted(name)
+    return _DescriptionReader(document, path.absolute(), runtime).description(name)
 
 
-class _Reader:
+class _DescriptionReader:
     """Notes problems as it goes; raises them all at the end."""
 
     def __init__(self, document: Document, path: Path, runtime: str) -> None:
@@ -55,7 +55,7 @@ class _Reader:
         self.left: dict[str, dict[str, None]] = {}  # why -> keys, in order of appearance
         self._judged: set[Trail] = set()
 
-    def wanted(self, name: str | None) -> Wanted:
+    def description(self, name: str | None) -> TopologyDescription:
         """The whole file, or InputError."""
         for key in self.document.data:
             if key not in grammar.TOP_KEYS:
@@ -78,7 +78,7 @@ class _Reader:
         links = LinkReader(self.add, self.left, set(part["nodes"])).links(part.get("links") or [])
         self.problems.raise_if_any()
         notes += [f"left out: {', '.join(keys)} ({why})" for why, keys in self.left.items()]
-        return Wanted(lab, self.path, nodes, links, tuple(notes))
+        return TopologyDescription(lab, self.path, nodes, links, tuple(notes))
 
     def _name(self, notes: list[str]) -> str:
         """The file's own name, brought to Heddle's rule."""
@@ -98,7 +98,7 @@ class _Reader:
         """Note a problem at the line of a key, or of the nearest one above it."""
         self.problems.add(where=self.document.where(trail), what=what, why=why, hint=hint)
 
-    def _node(self, name: str, sections: Sections, lab: str) -> WantedNode | None:
+    def _node(self, name: str, sections: Sections, lab: str) -> NodeDescription | None:
         at: Trail = ("topology", "nodes", name)
         if not name[:1].isalnum() or not name.isascii() or set(name) - _NAME_LETTERS:
             why = "cannot name a node here: letters, digits, - and _ can, since BPF programs are pinned by it"
@@ -117,7 +117,7 @@ class _Reader:
         passed = {k: v for k, v in merged.items() if k in grammar.NODE_KEYS and self._verdict(k) == "taken"}
         command = " ".join(str(passed[key]) for key in ("entrypoint", "cmd") if passed.get(key))
         binds = [self._bind(*each, name, lab) for each in sections.listed(layers, "binds")]
-        return WantedNode(
+        return NodeDescription(
             name=name,
             where=self.document.where(at),
             # By target, so that a node's own bind takes the place of its group's.
@@ -173,7 +173,7 @@ class _Reader:
         why = "is what a container runs for as long as it lives; a namespace has no such process"
         self.add(trail, f"{what}: {command}", why, "start it from exec: sh -c '... &'; --runtime containerlab runs it")
 
-    def _bind(self, trail: Trail, text: str, node: str, lab: str) -> WantedBind | None:
+    def _bind(self, trail: Trail, text: str, node: str, lab: str) -> BindDescription | None:
         source, _, rest = magic(text, lab, node).partition(":")
         target, _, mode = rest.partition(":")
         what = f"binds: {text}"
@@ -184,7 +184,7 @@ class _Reader:
             if self.runtime == "netns":
                 why = "is in a directory that containerlab makes; a namespace has none"
                 self.add(trail, what, why, "bind a file of your own; --runtime containerlab takes it")
-            return WantedBind(Path(source), target, mode)
+            return BindDescription(Path(source), target, mode)
         path = resolved(source, self.path.parent)
         if target.startswith("/var/run/"):  # a link to /run, everywhere
             target = target.removeprefix("/var")
@@ -196,7 +196,7 @@ class _Reader:
             why = f"cannot be: a namespace sees this machine's files, and there is no {target} of that sort to cover"
             dirs = ", ".join(PROVIDED)
             self.add(trail, what, why, f"bind below {dirs}; --runtime containerlab takes it")
-        return WantedBind(path, target, mode)
+        return BindDescription(path, target, mode)
 
     def _exec(self, lines: list[tuple[Trail, str]], node: str, lab: str) -> list[str]:
         kept = []

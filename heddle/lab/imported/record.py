@@ -9,7 +9,7 @@ from ipaddress import IPv4Interface
 from typing import Any
 
 from heddle.fabric.model import Fabric, Link, Node, Port, Tier
-from heddle.lab.imported.derive import BroughtSpec
+from heddle.lab.imported.derive import ImportedSpec
 
 
 def dump_fabric(fabric: Fabric) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def dump_fabric(fabric: Fabric) -> dict[str, Any]:
 def load_fabric(spec: Mapping[str, Any], data: Mapping[str, Any]) -> Fabric:
     """What `dump_fabric` gave; ValueError, KeyError or TypeError when another version of Heddle dumped it."""
     # As JSON, since strict models take text for enums only there.
-    model = BroughtSpec.model_validate_json(json.dumps(spec))
+    model = ImportedSpec.model_validate_json(json.dumps(spec))
     nodes = tuple(
         Node(**{**row, "tier": Tier(row["tier"]), "ports": tuple(_port(port) for port in row["ports"])})
         for row in data["nodes"]

@@ -20,7 +20,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing.steering import DEFAULT_OPTIONS, NO_STEERING, HashOptions, Steering, Udf, steering_of
-from heddle.switch.hashing.tables import MODES, POLICIES, Rule, Tables
+from heddle.switch.hashing.tables import MODES, POLICIES, ProgramRule, Tables
 
 if TYPE_CHECKING:
     from heddle.spec.schema import RoutingSpec
@@ -180,12 +180,12 @@ def _since(name: str) -> str:
     return f"Linux {'6.11' if name == SEED else '5.14'} or later has it"
 
 
-def rule_of(hashing: SwitchHashing, version: int) -> Rule:
+def rule_of(hashing: SwitchHashing, version: int) -> ProgramRule:
     """What the switch's maps have to say for it."""
     by_program = programmed(hashing.mode, hashing.options)
     clears = not by_program and hashing.policy == POLICY_L4
     known: Any = 6 if version == 6 else 4
-    return Rule(hashing.mode, hashing.seed, hashing.options, hashing.steering, known, clears)
+    return ProgramRule(hashing.mode, hashing.seed, hashing.options, hashing.steering, known, clears)
 
 
 def read_hashing(lab: str, handle: NodeHandle) -> SwitchHashing:

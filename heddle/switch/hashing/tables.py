@@ -45,7 +45,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {  # map -> bytes of a key and a v
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ProgramRule:
     """One half of the maps: what a packet meets. version: 4 or 6, whose sysctls go with it."""
 
     mode: str
@@ -128,7 +128,7 @@ class Tables:
             found[name] = sum(value for (value,) in struct.iter_unpack("=Q", cells))
         return found
 
-    def read(self, names: Mapping[int, str]) -> Rule:
+    def read(self, names: Mapping[int, str]) -> ProgramRule:
         """What holds. names: interface index -> port."""
         half = self.active
         (mode, seed, flags, _, gap, buckets, policy, fields, base, offset, size, version, first, count) = _RULE.unpack(
@@ -139,12 +139,12 @@ class Tables:
             first="load" if flags & _LOAD else "hash", choice="round-robin" if flags & _ROUND_ROBIN else "random",
             resilient=bool(flags & _RESILIENT), buckets=buckets,
         )  # fmt: skip
-        return Rule(
+        return ProgramRule(
             _word(MODES, mode), seed, options, self._steering(half, first, count, names),
             6 if version == 6 else 4, bool(flags & _CLEAR),
         )  # fmt: skip
 
-    def fill(self, rule: Rule, indexes: Mapping[str, int]) -> None:
+    def fill(self, rule: ProgramRule, indexes: Mapping[str, int]) -> None:
         """Write a rule to the half that does not hold. indexes: port -> interface index.
 
         The caller makes sure that no packet still reads that half (kernel.grace). MachineError when a port is gone, or
@@ -176,7 +176,7 @@ class Tables:
         self._replace("exact", half, 0, exact)
         self._maps["rules"].update(_CELL.pack(half), self._packed(rule, first_group))
 
-    def _packed(self, rule: Rule, first_group: int) -> bytes:
+    def _packed(self, rule: ProgramRule, first_group: int) -> bytes:
         o = rule.options
         epoch = (self.epoch + 1) & 0xFFFFFFFF
         flags = (

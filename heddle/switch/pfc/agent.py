@@ -20,7 +20,7 @@ from typing import Final
 from heddle.switch.pfc.frame import CLASSES
 from heddle.switch.pfc.linkwatch import Links
 from heddle.switch.pfc.pauses import Pauses
-from heddle.switch.pfc.thresholds import Rules
+from heddle.switch.pfc.thresholds import PfcPolicies
 from heddle.switch.pfc.timers import Timers
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.pfc.world import World
@@ -45,7 +45,7 @@ class Agent:
         self._world = world
         self._queues = queues = world.queues
         self._timers = Timers()
-        self._rules = Rules(queues)
+        self._rules = PfcPolicies(queues)
         self._pauses = Pauses(world, self._rules, self._timers, REFRESH)
         self._watchdog = Watchdog(world, self._rules, self._timers, (DETECT, RESTORE), self._open)
         self._links = Links(world, self._timers, LINK, self._lost)

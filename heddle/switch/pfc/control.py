@@ -67,7 +67,7 @@ def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory
     directory: for their log and locks; the lab's own when None. MachineError says what the machine lacks.
     """
     from heddle.base.process import run
-    from heddle.switch.pfc.world import Layout
+    from heddle.switch.pfc.world import AgentConfig
 
     place = directory or state.lab_dir(lab)
     stop(lab, place)
@@ -75,7 +75,7 @@ def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory
     spaces = {node.name: handles[node.name].netns for node in fabric.nodes if node.name in handles}
     # The project's modules, wherever the caller stands; and no threads of numpy's, which would not survive a fork.
     argv = ["env", f"PYTHONPATH={_PROJECT}", "OPENBLAS_NUM_THREADS=1", sys.executable, "-P", "-m", __package__]
-    run(argv, stdin=Layout(place, spaces, fabric).to_json(), timeout=_START_S)
+    run(argv, stdin=AgentConfig(place, spaces, fabric).to_json(), timeout=_START_S)
 
 
 def stop(lab: str, directory: Path | None = None) -> None:

@@ -27,7 +27,7 @@ from typing import Final, Literal
 from heddle.base.problems import HeddleError, trouble
 from heddle.switch.pfc.agent import Agent, Ended, quiet_signals
 from heddle.switch.pfc.gates import of_lab
-from heddle.switch.pfc.world import AGENT, KEEPER, LOG, Layout, World, stand
+from heddle.switch.pfc.world import AGENT, KEEPER, LOG, AgentConfig, World, stand
 
 _LOOK_MS: Final = 50
 _LOOKS_AT_SPACES: Final = 20
@@ -55,7 +55,7 @@ class _Become(BaseException):
 def main() -> int:
     """Read the layout, be at work, and let the caller go on; its exit code. What is wrong is on stderr."""
     try:
-        layout = Layout.from_json(sys.stdin.read())
+        layout = AgentConfig.from_json(sys.stdin.read())
         world = _world(layout)
     except HeddleError as error:
         print(error, file=sys.stderr)
@@ -197,7 +197,7 @@ def _reap() -> None:
             pass
 
 
-def _world(layout: Layout) -> World:
+def _world(layout: AgentConfig) -> World:
     """Everything that is needed, with descriptors enough, from within a namespace of the lab: `down` finds it there."""
     from heddle.switch.queues.cells import LabQueues
 

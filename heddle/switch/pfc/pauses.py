@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from heddle.switch.pfc.frame import CLASSES, build
-from heddle.switch.pfc.thresholds import Rules
+from heddle.switch.pfc.thresholds import PfcPolicies
 from heddle.switch.pfc.timers import Timers
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_HOST
@@ -19,7 +19,7 @@ _LEAST_NS: Final = 200_000  # between two frames for one class, however short a 
 class Pauses:
     """What every ingress port asks of its peer. `state` in the map is the truth; events only say where to look."""
 
-    def __init__(self, world: World, rules: Rules, timers: Timers, kind: int) -> None:
+    def __init__(self, world: World, rules: PfcPolicies, timers: Timers, kind: int) -> None:
         """kind: of this room's timers."""
         self._world, self._rules, self._timers, self._kind = world, rules, timers, kind
         self._state = world.queues.ingress["state"]
@@ -28,7 +28,7 @@ class Pauses:
         self._frames: dict[tuple[int, bool], bytes] = {}
 
     def changed(self) -> None:
-        """Rules are others: other quanta make other frames, and who may no longer pause takes it back."""
+        """Policies have changed: other quanta make other frames, and who may no longer pause takes it back."""
         self._frames.clear()
         for index in list(self._asked):
             self.settle(index, self._asked[index])

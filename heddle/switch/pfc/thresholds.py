@@ -14,7 +14,7 @@ PFC: Final = 4  # POLICY_PFC in queue.h
 DROP: Final = 1  # WATCHDOG_DROP in queue.h; 2 is forward
 
 
-class Rules:
+class PfcPolicies:
     """The policies that hold now. Times in ns, quanta at the port's own rate."""
 
     def __init__(self, queues: LabQueues) -> None:

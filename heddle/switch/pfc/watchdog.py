@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from heddle.switch.pfc.frame import CLASSES
-from heddle.switch.pfc.thresholds import DROP, Rules
+from heddle.switch.pfc.thresholds import DROP, PfcPolicies
 from heddle.switch.pfc.timers import Timers
 from heddle.switch.pfc.world import World
 
@@ -24,7 +24,12 @@ class Watchdog:
     """One for all gates. Rows as in the maps, times in ns of CLOCK_MONOTONIC."""
 
     def __init__(
-        self, world: World, rules: Rules, timers: Timers, kinds: tuple[int, int], release: Callable[[int, int], None]
+        self,
+        world: World,
+        rules: PfcPolicies,
+        timers: Timers,
+        kinds: tuple[int, int],
+        release: Callable[[int, int], None],
     ) -> None:
         """kinds: of timers, to detect and to restore. release: opens a gate (row, now)."""
         self._world, self._rules, self._timers = world, rules, timers

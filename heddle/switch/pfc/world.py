@@ -40,7 +40,7 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AgentConfig:
     """Which ports there are, and where their namespaces stand. fabric: nodes and ports are enough, without a spec."""
 
     directory: Path
@@ -57,7 +57,7 @@ class Layout:
         return json.dumps({"lab": self.fabric.name, "directory": str(self.directory), "spaces": spaces, "nodes": nodes})
 
     @classmethod
-    def from_json(cls, text: str) -> Layout:
+    def from_json(cls, text: str) -> AgentConfig:
         """What `to_json` wrote."""
         data: Mapping[str, Any] = json.loads(text)
         nodes = []
@@ -144,7 +144,7 @@ def stand(spaces: Mapping[str, Path]) -> str:
 class World:
     """Everything that both processes need. OSError or MachineError when it cannot be had."""
 
-    def __init__(self, layout: Layout, queues: LabQueues, gates: Mapping[str, Gates]) -> None:
+    def __init__(self, layout: AgentConfig, queues: LabQueues, gates: Mapping[str, Gates]) -> None:
         self.layout, self.queues = layout, queues
         self.log = Log(layout.directory / LOG)
         self.page = Page()

@@ -22,7 +22,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Tier
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Object, Program, loaded
-from heddle.kernel.ring import Event, Events
+from heddle.kernel.ringbuffer import Event, Events
 from heddle.kernel.testrun import run_on
 from heddle.spec.queuespec import CLASSES, HEADER
 from heddle.switch.hashing.hashing import pin_dir

@@ -50,7 +50,7 @@ _PLUGINS: Final = (Path("/run/docker/plugins"), Path("/run/docker"))  # dockerd 
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DockerdRecord:
     """The engine that Heddle started. began: start time in clock ticks since boot (proc(5), field 22).
 
     temporary: started for a test run, so ended when the last of those that use it leaves.
@@ -71,7 +71,7 @@ def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
     if wrong is None:
         known = record()
         if known is not None and known.temporary and not temporary:
-            _write(Record(known.pid, known.began, temporary=False))
+            _write(DockerdRecord(known.pid, known.began, temporary=False))
         return
     if os.geteuid() != 0:
         raise MachineError(Problem("", "dockerd", "needs root", "sudo " + engine.SETUP))
@@ -88,10 +88,10 @@ def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
     observer.end("engine", f"dockerd {known.pid}, its log is {_file('dockerd.log')}" if known else "answers")
 
 
-def record() -> Record | None:
+def record() -> DockerdRecord | None:
     """What Heddle started and what still runs, else None."""
     try:
-        known = Record(**json.loads(_file("engine.json").read_text(encoding="utf-8")))
+        known = DockerdRecord(**json.loads(_file("engine.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
     return known if _began(known.pid) == known.began else None
@@ -174,7 +174,7 @@ def _spawn(dockerd: str, *, temporary: bool) -> int:
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=env
         )
     _children[proc.pid] = proc
-    _write(Record(proc.pid, _began(proc.pid) or 0, temporary))
+    _write(DockerdRecord(proc.pid, _began(proc.pid) or 0, temporary))
     return proc.pid
 
 
@@ -193,7 +193,7 @@ def _settings() -> dict[str, Any]:
     return {**kept, **_SETTINGS, **places, "hosts": [f"unix://{engine.SOCKET}"]}
 
 
-def _write(known: Record) -> None:
+def _write(known: DockerdRecord) -> None:
     beside = _file(".engine.json")
     beside.write_text(json.dumps(asdict(known)), encoding="utf-8")
     beside.replace(_file("engine.json"))
@@ -223,7 +223,7 @@ def _wait(pid: int) -> None:
     raise MachineError(Problem("docker", "dockerd", why, f"its log is {kept}"))
 
 
-def _end(known: Record) -> bool:
+def _end(known: DockerdRecord) -> bool:
     """SIGTERM, and SIGKILL when that does not help; True when it is gone."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal(known, number)
@@ -246,7 +246,7 @@ def _began(pid: int) -> int | None:
     return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
-def _signal(known: Record, number: signal.Signals) -> None:
+def _signal(known: DockerdRecord, number: signal.Signals) -> None:
     """To that process and to no other that got its number meanwhile."""
     with suppress(ProcessLookupError):
         fd = os.pidfd_open(known.pid)
@@ -257,7 +257,7 @@ def _signal(known: Record, number: signal.Signals) -> None:
             os.close(fd)
 
 
-def _gone(known: Record, seconds: float) -> bool:
+def _gone(known: DockerdRecord, seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if (child := _children.get(known.pid)) is not None and child.poll() is not None:
@@ -274,9 +274,9 @@ def _running() -> list[str]:
     return engine.docker(["ps", "--format", "{{.Names}}"], check=False).out.split()
 
 
-def _below() -> list[Record]:
+def _below() -> list[DockerdRecord]:
     """dockerd, containerd and its shims that have our directory among their words, and what runs in those shims."""
-    found: dict[int, Record] = {}
+    found: dict[int, DockerdRecord] = {}
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         pid = int(path.name)
@@ -287,11 +287,11 @@ def _below() -> list[Record]:
             continue
         named = Path(program).name.startswith(("dockerd", "containerd")) and _sees_ours(path)
         if named and any(f"{PLACE}/" in word for word in words) and (began := _began(pid)) is not None:
-            found[pid] = Record(pid, began, temporary=True)
+            found[pid] = DockerdRecord(pid, began, temporary=True)
     # A container's first process is its shim's child; when it ends, all in the container does.
     for pid, parent in parents.items():
         if parent in found and (began := _began(pid)) is not None:
-            found[pid] = Record(pid, began, temporary=True)
+            found[pid] = DockerdRecord(pid, began, temporary=True)
     return list(found.values())
 
 
@@ -308,7 +308,7 @@ def _clear() -> None:
     """Remove what an engine of ours left that is no more: processes, mounts, sockets, its run directory."""
     if record() is not None:
         return
-    left: list[Record] = []
+    left: list[DockerdRecord] = []
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         left += _below()  # the first ones stay on the list: who loses its shim is not found by it any more
         for each in left:

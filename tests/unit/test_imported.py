@@ -17,7 +17,7 @@ from heddle.lab.imported import frr
 from heddle.lab.imported.choose import blueprint_of
 from heddle.lab.imported.companions import files_of
 from heddle.lab.imported.copy import copied
-from heddle.lab.imported.imported import Brought, adopt
+from heddle.lab.imported.imported import ImportedLab, import_topology
 from heddle.lab.imported.reachability import Look, Session
 from heddle.lab.imported.variables import expand, lab_name, literal
 from heddle.lab.rendered import spec_of
@@ -38,10 +38,10 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def ran(made: Brought, runtime: str = "netns") -> dict[str, dict[str, object]]:
+def ran(made: ImportedLab, runtime: str = "netns") -> dict[str, dict[str, object]]:
     """The nodes of the copy that runs."""
-    assert made.wanted is not None
-    text = copied(made.wanted, made.fabric, Path("/out"), RenderOptions(), runtime)
+    assert made.description is not None
+    text = copied(made.description, made.fabric, Path("/out"), RenderOptions(), runtime)
     nodes: dict[str, dict[str, object]] = yaml.safe_load(text.replace("$$", "$"))["topology"]["nodes"]
     return nodes
 
@@ -66,7 +66,7 @@ def test_a_fabric_file_and_a_topology_are_not_taken_for_one_another(write: Write
 )
 def test_a_files_name_is_brought_to_heddles_rule(own: str, here: str, write: Write) -> None:
     assert lab_name(own) == here
-    made = adopt(write(f"name: {own}\ntopology: {{nodes: {{a: {{kind: linux}}}}}}\n"), "netns")
+    made = import_topology(write(f"name: {own}\ntopology: {{nodes: {{a: {{kind: linux}}}}}}\n"), "netns")
     assert made.fabric.name == here
     assert any(f"{own} is called {here} here" in note for note in made.notes) == (own != here)
 
@@ -103,7 +103,7 @@ topology:
     a: {exec: [a], env: {C: a}, image: "from:a"}
     b: {group: h}
 """)
-    nodes = ran(adopt(path, "containerlab"), "containerlab")
+    nodes = ran(import_topology(path, "containerlab"), "containerlab")
     assert nodes["a"]["exec"] == ["d", "k", "g", "a"]
     assert nodes["a"]["env"] == {"A": "d", "B": "k", "C": "a"}
     assert nodes["b"]["env"] == {"A": "d", "B": "k", "C": "007"}
@@ -116,7 +116,7 @@ def test_the_copy_means_the_same_to_both_runtimes(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("ROLE", raising=False)
     path = mini_clos(tmp_path, image="heddle/switch:1")
     for runtime in ("netns", "containerlab"):
-        made = adopt(path, runtime)
+        made = import_topology(path, runtime)
         topology = read_topology(made.write(tmp_path / runtime, RenderOptions()))
         topology.check_honoured()
         assert topology.name == "miniclos"
@@ -130,8 +130,8 @@ def test_the_copy_means_the_same_to_both_runtimes(tmp_path: Path, monkeypatch: p
 
 def test_heddle_starts_daemons_only_where_nobody_else_does(tmp_path: Path) -> None:
     path = mini_clos(tmp_path, image="quay.io/frrouting/frr:10.3.1")
-    assert f"sh {frr.START}" in str(ran(adopt(path, "netns"))["leaf-1"])
-    assert frr.START not in str(ran(adopt(path, "containerlab"), "containerlab"))
+    assert f"sh {frr.START}" in str(ran(import_topology(path, "netns"))["leaf-1"])
+    assert frr.START not in str(ran(import_topology(path, "containerlab"), "containerlab"))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_heddle_starts_daemons_only_where_nobody_else_does(tmp_path: Path) -> No
 )
 def test_commands_that_start_frr_are_known(line: str, left: list[str], write: Write) -> None:
     node = f'{{kind: linux, binds: ["own.clab.yml:/etc/frr/frr.conf"], exec: ["{line}"]}}'
-    nodes = ran(adopt(write(f"name: x\ntopology: {{nodes: {{a: {node}}}}}\n"), "netns"))
+    nodes = ran(import_topology(write(f"name: x\ntopology: {{nodes: {{a: {node}}}}}\n"), "netns"))
     assert nodes["a"]["exec"] == left
 
 
@@ -164,7 +164,7 @@ def test_switches_without_a_leaf_are_a_third_tier(write: Write) -> None:
             ends.append(f'"{node}:eth{used[node]}"')
         links += f"    - endpoints: [{', '.join(ends)}]\n"
     hosts = "    h1: {kind: linux}\n    h2: {kind: linux}\n"
-    fabric = adopt(write(f"name: x\ntopology:\n  nodes:\n{nodes}{hosts}  links:\n{links}"), "netns").fabric
+    fabric = import_topology(write(f"name: x\ntopology:\n  nodes:\n{nodes}{hosts}  links:\n{links}"), "netns").fabric
     assert {node.name: node.tier.value for node in fabric.nodes} == {
         **dict.fromkeys(("leaf1", "leaf2"), "rtsw"),
         **dict.fromkeys(("spine1", "spine2"), "ctsw"),
@@ -179,13 +179,13 @@ def test_links_larger_than_pfc_can_hold_back_have_no_lossless_class(write: Write
     for mtu, lossless in ((60_000, [3]), (60_001, [])):
         ends = "[{node: a, interface: eth1}, {node: b, interface: eth1}]"
         links = f"    - {{type: veth, mtu: {mtu}, endpoints: {ends}}}\n"
-        made = adopt(write(f"name: x\ntopology:\n  nodes:\n{nodes}  links:\n{links}"), "netns")
+        made = import_topology(write(f"name: x\ntopology:\n  nodes:\n{nodes}  links:\n{links}"), "netns")
         assert made.fabric.spec.queues.lossless == lossless
         assert any("above 60000" in note for note in made.notes) == (not lossless)
 
 
 def test_who_has_frr_is_a_switch_and_who_has_hosts_a_leaf(tmp_path: Path) -> None:
-    fabric = adopt(mini_clos(tmp_path), "netns").fabric
+    fabric = import_topology(mini_clos(tmp_path), "netns").fabric
     assert {n.name: n.tier for n in fabric.nodes} == {
         **dict.fromkeys(("leaf-1", "leaf-2"), Tier.RTSW),
         **dict.fromkeys(("Spine-1", "Spine-2"), Tier.CTSW),
@@ -205,10 +205,10 @@ def test_who_has_frr_is_a_switch_and_who_has_hosts_a_leaf(tmp_path: Path) -> Non
 
 
 def test_a_record_gives_the_same_lab_again(tmp_path: Path) -> None:
-    made = adopt(mini_clos(tmp_path), "netns")
+    made = import_topology(mini_clos(tmp_path), "netns")
     stored = {"name": "miniclos", "runtime": "netns", "phase": "running", "spec": spec_of(made)}
-    record = Record(**json.loads(json.dumps({**stored, "brought": made.recorded()})))
-    again = Brought.of_record(record)
+    record = Record(**json.loads(json.dumps({**stored, "imported": made.recorded()})))
+    again = ImportedLab.of_record(record)
     assert again.fabric.nodes == made.fabric.nodes
     assert again.daemons("leaf-1") == ("zebra", "bgpd")
     assert made.differences(record) == []
@@ -263,7 +263,7 @@ def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Wr
         "        net.ipv4.ip_forward: 1\n        kernel.pid_max: 32768\n        net./etc/hosts: 1\n"
     )
     with pytest.raises(InputError) as caught:
-        adopt(path, "netns")
+        import_topology(path, "netns")
     assert [problem.where.rpartition(":")[2] for problem in caught.value.problems] == ["8", "9"]
     assert "kernel.pid_max is this whole machine's" in str(caught.value)
-    assert adopt(path, "containerlab").wanted is not None, "an engine judges for itself"
+    assert import_topology(path, "containerlab").description is not None, "an engine judges for itself"
