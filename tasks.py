@@ -108,7 +108,7 @@ def up(
     options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
     made, source = blueprint_of(fabric, topology, runtime, name=name, overrides=set_, dialect=dialect)
     if explain:
-        script = lab.explain(made, runtime, options)
+        script = lab.script_of(made, runtime, options)
         return out.result({"lab": made.fabric.name, "script": script}, script)
     done = lab.up(
         made, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout, source=source

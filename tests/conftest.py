@@ -5,12 +5,12 @@
 
 
     def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
-        routes = tiny.capture("rtsw1", ["ip", "route", "show", "10.0.1.0/24"])
+        routes = tiny.output("rtsw1", ["ip", "route", "show", "10.0.1.0/24"])
         assert routes.count("nexthop") == 2
 
     def test_three_racks(fabric_lab: FabricLab) -> None:
         lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1)      # up and converged; goes down with the module
-        assert "10.0.2.0/24" in lab.capture("rtsw1", ["vtysh", "-c", "show ip route bgp"])
+        assert "10.0.2.0/24" in lab.output("rtsw1", ["vtysh", "-c", "show ip route bgp"])
 
 `lab.handle(node)` gives the namespace, `lab.exec` and `lab.capture` run commands in it, `lab.fabric`
 says what should be.

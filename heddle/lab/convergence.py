@@ -162,13 +162,13 @@ def wait(
             pending = {gap.switch for gap in found}
         now = time.monotonic()
         if pending and now > end:
-            raise CheckError(*explain(fabric, found, neighbours, timeout))
+            raise CheckError(*describe_gaps(fabric, found, neighbours, timeout))
         if pending:
             time.sleep(max(_PAUSE_S, _SHARE * (now - start)))
     observer.end(_STEP, f"{total} switches have all next hops")
 
 
-def explain(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:
+def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:
     """Gaps as problems: one for each switch and set of ports, switches without a working bgpd first."""
     groups: dict[tuple[str, frozenset[str], frozenset[str], str], list[Network]] = {}
     for gap in found:

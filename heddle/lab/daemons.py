@@ -61,7 +61,7 @@ def answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, c
     spot = runtime.find(lab, topology, node, f"/run/frr/{daemon}.vty")
     if spot is not None:
         return ask(spot, command)
-    return runtime.capture(lab, topology, node, ["vtysh", "-d", daemon, "-c", command])
+    return runtime.output(lab, topology, node, ["vtysh", "-d", daemon, "-c", command])
 
 
 def ask(vty: Path, command: str, timeout: float = 2.0) -> str:

@@ -186,7 +186,7 @@ def wait(lab: Lab, timeout: float = _SECONDS) -> None:
         late = _unsettled(lab, state)
         settled = 0 if found or late else settled + 1
         if time.monotonic() > end and found:
-            raise CheckError(*convergence.explain(lab.fabric, found, lab.neighbours, timeout))
+            raise CheckError(*convergence.describe_gaps(lab.fabric, found, lab.neighbours, timeout))
         if time.monotonic() > end and late:
             raise CheckError(
                 Problem(lab.name, "BGP", f"has not followed after {timeout:g} s: {', '.join(late[:_SHOWN])}")
@@ -247,7 +247,7 @@ def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
 def _graceful(lab: Lab, node: Node, word: str) -> None:
     _known(lab)
     commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
-    lab.capture(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
+    lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
 
 
 def _known(lab: Lab) -> None:

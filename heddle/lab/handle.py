@@ -103,9 +103,9 @@ class Lab:
         """Run argv in a node with this terminal's streams; its exit code."""
         return self.runtime.exec(self.name, self.topology, self.handle(node).name, argv)
 
-    def capture(self, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+    def output(self, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in a node and return what it prints; MachineError when it fails. timeout: seconds."""
-        return self.runtime.capture(self.name, self.topology, self.handle(node).name, argv, timeout)
+        return self.runtime.output(self.name, self.topology, self.handle(node).name, argv, timeout)
 
     def neighbours(self, switch: str) -> Mapping[str, str] | None:
         """Port -> BGP state of a switch; None when its bgpd does not answer."""

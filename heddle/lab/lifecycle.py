@@ -110,7 +110,7 @@ def down(name: str, observer: Observer | None = None) -> bool:
         return _remove(name, observer or Silent(), *map(get_runtime, RUNTIMES))
 
 
-def explain(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
+def script_of(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
     """What `up` would run, as a shell script; nothing is run. InputError when `up` would refuse the options."""
     made = _blueprint(wanted)
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
@@ -121,13 +121,13 @@ def explain(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: Ren
         journal.comment(f"The files of {name} are written to {topology_path(name).parent}:")
         where = "./inv render FABRIC --out DIR writes them elsewhere, to be read."
         journal.comment(where if made.rendered else "a copy of the topology, with all that nodes inherit written out.")
-        get_runtime(runtime).explain(name, topology, journal)
+        get_runtime(runtime).write_script(name, topology, journal)
         handles = get_runtime(runtime).nodes(name, topology)
-    _explain_ports(made.fabric, handles, journal)
+    _script_of_ports(made.fabric, handles, journal)
     return journal.script().replace(str(topology.parent), str(topology_path(name).parent))
 
 
-def _explain_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
+def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
     """What heddle/switch does to every port; offloads and programs are set by system calls, so in words."""
     from heddle.switch.queues.portqueues import Setup
 

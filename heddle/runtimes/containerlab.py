@@ -102,7 +102,7 @@ class ContainerlabRuntime:
         spot = process / "root" / path.lstrip("/")
         return spot if process.parent == _PROC and spot.exists() else None
 
-    def explain(self, lab: str, topology: Path, journal: Journal) -> None:
+    def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
         """Note what create would run, without running it."""
         journal.comment("containerlab makes the containers and links, and runs each node's exec, daemons included.")
         note(lab, topology, journal)
@@ -138,7 +138,7 @@ class ContainerlabRuntime:
             code = process.wait()
         return 128 - code if code < 0 else code
 
-    def capture(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+    def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
         done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)
         if done.code != 0:

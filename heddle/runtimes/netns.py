@@ -81,7 +81,7 @@ class NetnsRuntime:
         spot = Space(lab, node).outside(path)
         return spot if spot is not None and spot.exists() else None
 
-    def explain(self, lab: str, topology: Path, journal: Journal) -> None:
+    def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
         """Note what create and start would run, without running it."""
         topo = read_topology(topology)
         topo.check_honoured()
@@ -138,7 +138,7 @@ class NetnsRuntime:
             code = process.wait()
         return 128 - code if code < 0 else code
 
-    def capture(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+    def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
         job = self._job_of(lab, topology, node, argv)
         done = run([*_HELPER, "one", json.dumps(job)], check=False, timeout=timeout)

@@ -55,13 +55,13 @@ class Runtime(Protocol):
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
         """Where on this machine a file of a node is (`/run/frr/bgpd.vty`); None when it is not there."""
 
-    def explain(self, lab: str, topology: Path, journal: Journal) -> None:
+    def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
         """Note what create and start would run, without running it."""
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
         """Run argv in the node with this terminal's streams and return its exit code."""
 
-    def capture(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+    def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails."""
 
     def destroy(self, lab: str, observer: Observer) -> int:

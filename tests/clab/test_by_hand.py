@@ -61,8 +61,8 @@ def test_nodes_are_not_privileged_and_have_no_way_out(lab: Lab) -> None:
         wanted = {"NET_ADMIN", "SYS_ADMIN", "NET_RAW"}
         assert {name.removeprefix("CAP_") for name in container["HostConfig"]["CapAdd"]} == wanted
     for node in ("rtsw1", "host1"):
-        assert "default" not in lab.capture(node, ["ip", "route"])
-        assert "default" not in lab.capture(node, ["ip", "-6", "route"])
+        assert "default" not in lab.output(node, ["ip", "route"])
+        assert "default" not in lab.output(node, ["ip", "-6", "route"])
 
 
 def test_a_lab_destroyed_by_hand_is_told_and_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
@@ -91,7 +91,7 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     assert (nodes.ok, nodes.detail) == (False, row.faults[0])
     assert all(check.skipped for check in others)
     with pytest.raises(MachineError, match="rtsw1  its container does not run"):
-        lab.capture("rtsw1", ["true"])
+        lab.output("rtsw1", ["true"])
     with pytest.raises(MachineError, match="rtsw1  its container does not run"):
         run(lab, run_options(size="8"), Silent())
     containerlab("start", "-t", str(lab.topology), "--node", "rtsw1")

@@ -42,7 +42,7 @@ def test_an_image_that_starts_frr_is_left_to_it(
         lab = life.up(import_topology(path, "containerlab", name), runtime="containerlab").lab
         assert isinstance(lab.runtime, ContainerlabRuntime)
         assert lab.made.sessions(lab) == (4, 4)
-        listed = lab.capture("leaf-1", ["ps", "-eo", "comm"]).split()
+        listed = lab.output("leaf-1", ["ps", "-eo", "comm"]).split()
         assert [listed.count(daemon) for daemon in ("zebra", "bgpd", "watchfrr")] == [1, 1, 1]
         assert str(lab.fabric.by_name["leaf-1"].port("eth1").address) == "10.0.1.1/31"
     finally:

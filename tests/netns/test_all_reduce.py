@@ -111,7 +111,7 @@ def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab
 
 def test_a_link_that_goes_down_ends_the_run_with_the_rank_that_noticed(fabric_lab: FabricLab) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
-    lab.capture("ctsw1", ["ip", "link", "set", "eth2", "down"])
+    lab.output("ctsw1", ["ip", "link", "set", "eth2", "down"])
     with pytest.raises(CheckError, match=r"rank \d on host\d:eth1: .*no acknowledgement after 2 retries"):
         all_reduce(lab, timeout=14, retries=2)
     with pytest.raises(InputError, match="no run"):
@@ -186,6 +186,6 @@ def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how
 
 def test_a_port_that_is_gone_is_named(fabric_lab: FabricLab) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
-    lab.capture("host2", ["ip", "link", "delete", "eth1"])
+    lab.output("host2", ["ip", "link", "delete", "eth1"])
     with pytest.raises(CheckError, match="host2:eth1  the port is gone: somebody removed it"):
         all_reduce(lab)

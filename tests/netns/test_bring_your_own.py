@@ -57,11 +57,11 @@ def test_it_is_up_as_its_file_says(clos: Lab, own: Path) -> None:
 
 
 def test_commands_run_in_its_nodes(clos: Lab) -> None:
-    routes = clos.capture("leaf-1", ["ip", "route", "show", "10.1.2.0/24"])
+    routes = clos.output("leaf-1", ["ip", "route", "show", "10.1.2.0/24"])
     assert routes.count("nexthop") == 2
-    assert "65100" in clos.capture("leaf-1", ["vtysh", "-c", "show bgp summary"])
-    assert clos.capture("h1", ["printenv", "ROLE"]) == "server for $5\n"
-    assert clos.capture("leaf-1", ["hostname"]) == "leaf-1\n"
+    assert "65100" in clos.output("leaf-1", ["vtysh", "-c", "show bgp summary"])
+    assert clos.output("h1", ["printenv", "ROLE"]) == "server for $5\n"
+    assert clos.output("leaf-1", ["hostname"]) == "leaf-1\n"
 
 
 def test_paths_of_a_run_are_proven(clos: Lab) -> None:
@@ -103,7 +103,7 @@ def test_up_again_does_nothing_and_a_changed_file_is_named(clos: Lab, own: Path,
 
 
 def test_a_session_that_ends_is_seen(clos: Lab) -> None:
-    clos.capture("Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "neighbor 10.0.1.3 shutdown"])
+    clos.output("Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "neighbor 10.0.1.3 shutdown"])
     try:
         with pytest.raises(CheckError) as caught:
             clos.wait(timeout=4)
@@ -112,7 +112,7 @@ def test_a_session_that_ends_is_seen(clos: Lab) -> None:
         assert not bgp.ok
         assert "leaf-1: with 10.0.1.2 (Spine-2)" in bgp.detail
     finally:
-        clos.capture(
+        clos.output(
             "Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "no neighbor 10.0.1.3 shutdown"]
         )
         clos.wait(timeout=60)
@@ -149,7 +149,7 @@ def test_the_files_own_hashing_wins_and_is_predicted(
     assert any("4 switches keep what their sysctls say of hashing" in note for note in made.notes)
     try:
         lab = life.up(made, runtime=runtime).lab
-        assert lab.capture("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == policy
+        assert lab.output("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == policy
         run(lab, run_options(size="64K", qps=8, iters=1), Silent())
         proof = last_paths(lab)
         assert proof.agree, [row.why for row in proof.flows if row.why]
@@ -309,7 +309,7 @@ topology:
     try:
         done = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime)
         assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
-        assert "dev eth1 src 10.9.0.1" in done.lab.capture("h1", ["ip", "route", "get", "10.9.0.2"])
+        assert "dev eth1 src 10.9.0.1" in done.lab.output("h1", ["ip", "route", "get", "10.9.0.2"])
         assert all(check.ok for check in validate(done.lab))
     finally:
         life.down(name)

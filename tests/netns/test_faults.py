@@ -83,10 +83,10 @@ def test_plain_functions_do_the_same(dc: Lab) -> None:
 
 
 def test_a_hosts_link_goes_down_at_its_switch_so_that_the_host_keeps_its_routes(dc: Lab) -> None:
-    before = dc.capture("host1", ["ip", "route"])
+    before = dc.output("host1", ["ip", "route"])
     with link_down(dc, "host1:eth1"):
         assert state_of(dc).dead == ("rtsw1:eth3",)
-    assert dc.capture("host1", ["ip", "route"]) == before
+    assert dc.output("host1", ["ip", "route"]) == before
 
 
 def test_a_switch_that_is_down_is_gone_round(dc: Lab) -> None:
@@ -123,7 +123,7 @@ def test_two_drained_switches_are_used_where_there_are_no_others(dc: Lab) -> Non
 def test_a_drain_by_hand_is_seen_as_well(dc: Lab) -> None:
     asn = dc.fabric.by_name["atsw2"].asn
     commands = ["-c", "configure terminal", "-c", f"router bgp {asn}", "-c"]
-    dc.capture("atsw2", ["vtysh", *commands, "bgp graceful-shutdown"])
+    dc.output("atsw2", ["vtysh", *commands, "bgp graceful-shutdown"])
     assert state_of(dc).drained == ("atsw2",)
     undrain(dc, "atsw2")
 

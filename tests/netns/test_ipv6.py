@@ -62,7 +62,7 @@ def test_every_check_passes(six: Lab) -> None:
 
 def test_ports_of_the_fabric_have_ipv6_only(six: Lab) -> None:
     for node in six.fabric.nodes:
-        shown = json.loads(six.capture(node.name, ["ip", "-j", "addr", "show"]))
+        shown = json.loads(six.output(node.name, ["ip", "-j", "addr", "show"]))
         found = {each["ifname"]: [a for a in each["addr_info"] if a["scope"] == "global"] for each in shown}
         for port in node.ports:
             want = [] if port.address is None else [("inet6", str(port.address.ip), port.address.network.prefixlen)]
@@ -71,7 +71,7 @@ def test_ports_of_the_fabric_have_ipv6_only(six: Lab) -> None:
 
 def test_routes_are_read_as_ip_shows_them(six: Lab) -> None:
     fib = read_fib(six.handle("rtsw1"), 6)
-    shown = json.loads(six.capture("rtsw1", ["ip", "-6", "-j", "route", "show", "proto", "bgp"]))
+    shown = json.loads(six.output("rtsw1", ["ip", "-6", "-j", "route", "show", "proto", "bgp"]))
     ways = {
         route["dst"]: [(hop["dev"], hop["gateway"], hop["weight"]) for hop in route["nexthops"]]
         if "nexthops" in route
@@ -98,10 +98,10 @@ def test_a_nic_makes_itself_known_to_its_switch_before_it_sends(six: Lab) -> Non
     shown = ["ip", "-6", "-j", "neigh", "show", str(nic.address.ip), "dev", gateway.name]
 
     def known() -> list[str]:
-        rows = json.loads(six.capture(gateway.node, shown) or "[]")
+        rows = json.loads(six.output(gateway.node, shown) or "[]")
         return [row["lladdr"] for row in rows if "lladdr" in row]
 
-    six.capture(gateway.node, ["ip", "-6", "neigh", "flush", "dev", gateway.name])
+    six.output(gateway.node, ["ip", "-6", "neigh", "flush", "dev", gateway.name])
     assert known() == []
     with inside(six.handle("host1").netns):
         announce(nic.name, nic.mac, str(nic.address.ip), str(gateway.address.ip))

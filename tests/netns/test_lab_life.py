@@ -89,14 +89,14 @@ def test_the_only_lab_is_taken_when_none_is_named(tiny: Lab) -> None:
 
 def test_vtysh_works_in_every_switch(tiny: Lab) -> None:
     for switch in tiny.fabric.switches:
-        said = tiny.capture(switch.name, ["vtysh", "-c", "show running-config"])
+        said = tiny.output(switch.name, ["vtysh", "-c", "show running-config"])
         assert f"hostname {switch.name}" in said
         assert f"router bgp {switch.asn}" in said
 
 
 def test_frr_takes_the_whole_configuration_without_complaint(tiny: Lab) -> None:
     for switch in tiny.fabric.switches:
-        log = tiny.capture(switch.name, ["sh", "-c", "cat /var/log/frr/*.log"])
+        log = tiny.output(switch.name, ["sh", "-c", "cat /var/log/frr/*.log"])
         assert "No such command" not in log
         assert "Unknown command" not in log
 
@@ -109,7 +109,7 @@ def test_exec_gives_the_commands_exit_code(tiny: Lab) -> None:
     with pytest.raises(InputError, match="did you mean host1"):
         tiny.exec("hots1", ["true"])
     with pytest.raises(MachineError, match="exit code 3: oh"):
-        tiny.capture("host1", ["sh", "-c", "echo oh >&2; exit 3"])
+        tiny.output("host1", ["sh", "-c", "echo oh >&2; exit 3"])
 
 
 def test_hosts_reach_each_other_over_the_fabric(tiny: Lab) -> None:
@@ -131,9 +131,9 @@ for _ in range(100):
 
 
 def test_a_start_script_twice_starts_nothing_twice(tiny: Lab) -> None:
-    pids = tiny.capture("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"])
-    tiny.capture("rtsw1", ["sh", "/etc/frr/start.sh"])
-    assert tiny.capture("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"]) == pids
+    pids = tiny.output("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"])
+    tiny.output("rtsw1", ["sh", "/etc/frr/start.sh"])
+    assert tiny.output("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"]) == pids
 
 
 def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str, leftovers: Leftovers, up: Up) -> None:
@@ -152,11 +152,11 @@ def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str,
 
 def test_several_nics_and_odd_numbers_work(fabric_lab: Callable[..., Lab]) -> None:
     lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=3, nics_per_host=2)
-    routes = lab.capture("host1", ["ip", "route", "show", "10.0.0.0/8"])
+    routes = lab.output("host1", ["ip", "route", "show", "10.0.0.0/8"])
     assert routes.count("nexthop") == 2
     second = lab.fabric.by_name["host1"].ports[1]
     assert second.address is not None
-    way = lab.capture("host1", ["ip", "route", "get", "10.0.2.1", "from", str(second.address.ip)])
+    way = lab.output("host1", ["ip", "route", "get", "10.0.2.1", "from", str(second.address.ip)])
     assert f"dev {second.name}" in way
 
 
@@ -272,7 +272,7 @@ def test_a_directory_that_is_not_there_is_made_for_the_node_only(tiny: Lab, tmp_
 
 def kill(lab: Lab, node: str, daemon: str) -> None:
     """From inside, since a container counts its processes from 1."""
-    lab.capture(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
+    lab.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
 
 
 def job(lab: Lab, argv: list[str], mounts: list[list[object]] | None = None) -> dict[str, object]:

@@ -124,7 +124,7 @@ def test_rollback_takes_down_only_what_this_up_made(name: str, up: Up) -> None:
 
 
 def end(lab: Lab, node: str, daemon: str) -> None:
-    lab.capture(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
+    lab.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
     stop = time.monotonic() + 5
     while not health.faults(lab) and time.monotonic() < stop:
         time.sleep(0.02)
@@ -132,7 +132,7 @@ def end(lab: Lab, node: str, daemon: str) -> None:
 
 def test_daemons_of_a_namespace_removed_by_hand_go_with_the_lab(name: str, leftovers: Leftovers) -> None:
     lab = life.up(load_fabric("tiny", name=name)).lab
-    pids = [int(lab.capture("rtsw1", ["cat", f"/run/frr/{daemon}.pid"])) for daemon in ("zebra", "bgpd")]
+    pids = [int(lab.output("rtsw1", ["cat", f"/run/frr/{daemon}.pid"])) for daemon in ("zebra", "bgpd")]
     subprocess.run(["ip", "netns", "del", lab.handle("rtsw1").netns.name], check=True)
     (row,) = status(name)
     assert row.state == "broken"
@@ -167,7 +167,7 @@ def test_directories_removed_by_hand_are_told_and_down_is_clean(name: str, lefto
     assert not row.converged
     assert "rtsw1  bgpd does not answer" in row.faults
     with pytest.raises(MachineError, match="cannot enter rtsw1"):
-        lab.capture("rtsw1", ["true"])
+        lab.output("rtsw1", ["true"])
     assert life.down(name)
     assert leftovers(name) == []
 

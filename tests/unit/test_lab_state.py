@@ -12,7 +12,7 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
-from heddle.lab.lifecycle import down, explain
+from heddle.lab.lifecycle import down, script_of
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
@@ -143,7 +143,7 @@ def test_the_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
 
 
 def test_explain_prints_every_command_and_runs_none() -> None:
-    script = explain(FabricSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1))
+    script = script_of(FabricSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1))
     for line in (
         "netns add heddle-dry-rtsw1",
         "link add eth1 netns heddle-dry-rtsw1 address 02:01:00:01:00:01 mtu 4200 type veth peer name eth1 "
@@ -161,9 +161,9 @@ def test_explain_prints_every_command_and_runs_none() -> None:
 def test_explain_refuses_what_up_would_refuse() -> None:
     spec = FabricSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1)
     with pytest.raises(InputError, match="--dialect frr is containerlab's own kind"):
-        explain(spec, "netns", RenderOptions(dialect="frr"))
+        script_of(spec, "netns", RenderOptions(dialect="frr"))
     with pytest.raises(InputError, match="--dialect c9s is for Kubernetes"):
-        explain(spec, "containerlab", RenderOptions(dialect="c9s"))
+        script_of(spec, "containerlab", RenderOptions(dialect="c9s"))
 
 
 def test_an_unknown_runtime_is_the_users_mistake() -> None:
