@@ -29,7 +29,8 @@ def _files_of_paths(typed: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _graph_needs_root(typed: Mapping[str, Any]) -> bool:
-    from heddle.views.graph import PICTURES, kind_of
+    from heddle.views.graph import kind_of
+    from heddle.views.style import PICTURES
 
     return typed["fabric"] is None or kind_of(typed["kind"], typed["out_"]) not in PICTURES
 

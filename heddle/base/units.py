@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+WHOLE_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,300}")
 _NUMBER: Final = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*$")
 _SIZE: Final = {
     "": 1, "b": 1,

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.ethernet import CLASSES
 from heddle.base.units import format_rate
 from heddle.fabric.model import Node, Tier
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.requeue import own_queues, own_settings, wanted_policies
-from heddle.spec.queuespec import CLASSES
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
 from heddle.switch.queues.attached import Attached, read_attached, read_closed
-from heddle.switch.queues.classes import class_plan
+from heddle.switch.queues.classes import BURST_PACKETS, class_plan
 from heddle.switch.queues.portids import numbered_ports, port_ids, row
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
 Found = tuple[str, list[str]]
-_BURST_PACKETS: Final = 2
 _REST_S: Final = 1.0  # how long a queue may take to be seen empty: BGP says something now and then
 _POLL_S: Final = 0.01
 _CALM: Final = 5  # packets in that time: what BGP says, and fewer than the slowest link carries
@@ -53,8 +52,8 @@ def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
             elif shaper.rate_bps != port.rate_bps or shaper.ceil_bps != port.rate_bps:
                 now, wanted = format_rate(shaper.rate_bps), format_rate(port.rate_bps)
                 faults.append(f"{port.ref} is shaped to {now}, not {wanted}")
-            elif shaper.burst > _BURST_PACKETS * port.mtu + 1:
-                faults.append(f"{port.ref} may burst {shaper.burst} bytes, more than {_BURST_PACKETS} packets")
+            elif shaper.burst > BURST_PACKETS * port.mtu + 1:
+                faults.append(f"{port.ref} may burst {shaper.burst} bytes, more than {BURST_PACKETS} packets")
             else:
                 faults += setup.differences(port, shaper)
         if setup.curves and node.tier is not Tier.HOST:

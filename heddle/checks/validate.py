@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import CheckError, HeddleError, InputError, Problem
+from heddle.base.sysctls import HASH_SEED, SYSCTLS
 from heddle.checks import queuechecks
 from heddle.checks.probe import probe
 from heddle.checks.queuechecks import Found, NothingError
@@ -30,7 +30,6 @@ from heddle.switch.hashing.hashing import read_hashing
 if TYPE_CHECKING:
     from heddle.lab.handle import Lab
 
-_SYSCTL: Final = Path("/proc/sys")
 _SHOWN: Final = 4  # faults named in one line
 
 
@@ -108,7 +107,7 @@ def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
         count += len(wanted)
         with inside(handles[node.name].netns):
             for key, value in wanted.items():
-                path = _SYSCTL / key.replace(".", "/")
+                path = SYSCTLS / key.replace(".", "/")
                 now = path.read_text().strip() if path.exists() else "missing"
                 if not _same(now, value):
                     faults.append(f"{node.name}: {key} is {now}, not {value}")
@@ -140,7 +139,7 @@ def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     for name, row in wanted.items():
         now = read_hashing(lab.name, handles[name])
         policy = hashing.number(rules[name][f"net.ipv{lab.fabric.spec.ip_version}.fib_multipath_hash_policy"])
-        seed = row.seed if now.by_program else hashing.number(rules[name].get(hashing.SEED, str(row.seed)))
+        seed = row.seed if now.by_program else hashing.number(rules[name].get(HASH_SEED, str(row.seed)))
         if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
             found = f"{name}: {now.mode} with seed {now.seed} and policy {now.policy}"
             faults.append(f"{found}, not {row.mode} with {seed} and {policy}")

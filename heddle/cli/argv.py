@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, Problems, nearest
-
-_WHOLE: Final = re.compile(r"[-+]?[0-9]{1,300}")
+from heddle.base.units import WHOLE_NUMBER
 
 
 def _whole(text: str) -> int:
-    if not _WHOLE.fullmatch(text):  # int() alone takes 1_000 and other scripts' digits
+    if not WHOLE_NUMBER.fullmatch(text):  # int() alone takes 1_000 and other scripts' digits
         raise ValueError
     return int(text)
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from heddle.runs.seriesfile import Recorded
     from heddle.views.queuepicture import Panel
 
-KINDS: Final = ("svg", "png")
 WHATS: Final = ("queues",)
 
 

@@ -13,13 +13,13 @@ from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
+from heddle.lab.capture import MOST_SECONDS
 
 if TYPE_CHECKING:
     from heddle.lab.handle import Lab
     from heddle.lab.queuestatus import QueueRow, QueuesResult, Reader, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
-_MOST_SECONDS: Final = 86_400.0
 _ACTIONS: Final = ("set", "reset")
 
 
@@ -182,8 +182,8 @@ def _check_watch(out: Console, every: float, seconds: float) -> None:
         problems.append(Problem("", "--watch and --format json", "exclude each other", hint))
     if not _SHORTEST <= every <= _LONGEST:
         problems.append(Problem("", f"--every {every:g}", f"is outside {_SHORTEST:g} to {_LONGEST:g}", "seconds"))
-    if not 0 < seconds <= _MOST_SECONDS:
-        problems.append(Problem("", f"--seconds {seconds:g}", f"is outside 0 to {_MOST_SECONDS:g}", "as --seconds 60"))
+    if not 0 < seconds <= MOST_SECONDS:
+        problems.append(Problem("", f"--seconds {seconds:g}", f"is outside 0 to {MOST_SECONDS:g}", "as --seconds 60"))
     if problems:
         raise InputError(*problems)
 

@@ -11,18 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from heddle.base.ethernet import HEADER, QUANTUM_BITS
 from heddle.base.units import format_duration, format_rate
 from heddle.spec.keys import at
-from heddle.spec.queuespec import (
-    HEADER,
-    LARGEST_PFC_MTU,
-    QUANTUM_BITS,
-    BufferSpec,
-    QueuesSpec,
-    round_down,
-    round_up,
-    shown,
-)
+from heddle.spec.queuespec import LARGEST_PFC_MTU, BufferSpec, QueuesSpec, round_down, round_up, shown
 
 if TYPE_CHECKING:
     from heddle.spec.schema import FabricSpec

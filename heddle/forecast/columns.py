@@ -15,16 +15,12 @@ from typing import Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.arrays import I32, I64, U32, U64
 from heddle.predict.hashes import FlowArrays
 from heddle.traffic.options import SourcePorts
 from heddle.traffic.plan import Endpoint, qpn_before_first
 from heddle.wire.layout import ROCE_PORT
 from heddle.wire.sport import sport_for_qps
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
 
 # The formula of one NIC for one QP; its arithmetic is that of 64-bit words, so it does for columns of them too.
 _sports: Final = cast(Callable[[U64, U64], U64], sport_for_qps)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from heddle.base.arrays import U32
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
-from heddle.forecast.columns import U32, Connections, addresses, connect
+from heddle.forecast.columns import Connections, addresses, connect
 from heddle.forecast.matrix import check_memory, matrix_of
 from heddle.forecast.planfile import PaperPlan
 from heddle.forecast.volume import Volume, cutting, of_lengths, of_pattern

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
 from heddle.fabric.shapes import build
 from heddle.forecast import modes as how
@@ -28,8 +28,6 @@ from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 from heddle.spec.schema import FabricSpec
 
-F64 = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 _GROUPS: Final = {
     "threshold": False,
     "resilient": True,

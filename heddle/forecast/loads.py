@@ -11,18 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import F64, I32, Bools
 from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic
 from heddle.forecast.wires import Wires
 from heddle.predict.forwarding import MAX_HOPS, Forwarding, Hops, walk
 from heddle.predict.rules import FabricRules
 
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 _NAMED: int = 8  # flows without a way that are named
 _ENTRIES: int = 1 << 19  # (switch, destination) pairs that are spread together
 

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import I64
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.units import parse_size
 from heddle.forecast.columns import BATCH, CONNECTION_BYTES, FLOW_BYTES
 from heddle.forecast.planspec import MOST_BYTES
+from heddle.host.capacity import free_bytes
 
 if TYPE_CHECKING:
     from heddle.forecast.planfile import PaperPlan
     from heddle.traffic.plan import Endpoint
 
-I64 = npt.NDArray[np.int64]
 COLUMNS: Final = ("src", "dst", "bytes")
 _MOST_PROBLEMS: Final = 20  # of one file: a column that is wrong is wrong in every row
 _MOST_NAMES: Final = 4096  # that are compared with a word that is none of them
 _ROW_BYTES: Final = 12  # of a file: the least that a row takes
 _READ_BYTES: Final = 250  # of memory a row while the file is read
-_MEMINFO: Final = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -43,18 +41,10 @@ class Matrix:
     bytes: I64
 
 
-def free_memory() -> int:
-    """Bytes that this machine could give out now."""
-    for line in _MEMINFO.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
-
-
 def check_memory(plan: PaperPlan, ranks: int, connections: int, qps: int) -> None:
     """InputError when so many connections cannot be held in memory; nothing has been made yet."""
     need = connections * CONNECTION_BYTES + min(connections * qps, BATCH) * FLOW_BYTES
-    free = free_memory()
+    free = free_bytes()
     if need > free:
         size = f"{need / 1e9:.0f} GB, and {free / 1e9:.1f} GB are free"
         why = f"makes {connections:,} connections of {ranks:,} ranks: {size}"
@@ -111,9 +101,9 @@ def _read(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> tuple[I64, I64, I64
     path = real(name)
     try:
         rows = path.stat().st_size // _ROW_BYTES
-        if rows * _READ_BYTES > free_memory():
+        if rows * _READ_BYTES > free_bytes():
             why = (
-                f"has up to {rows:,} rows: {rows * _READ_BYTES / 1e9:.0f} GB, and {free_memory() / 1e9:.1f} GB are free"
+                f"has up to {rows:,} rows: {rows * _READ_BYTES / 1e9:.0f} GB, and {free_bytes() / 1e9:.1f} GB are free"
             )
             raise InputError(Problem("", name, why, "sum up rows, or take a part of them"))
         text = path.read_text(encoding="utf-8-sig")

@@ -13,12 +13,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.arrays import U32
 from heddle.forecast.wires import Wires
 from heddle.predict.forwarding import Forwarding
-from heddle.predict.hashes import U32
-from heddle.predict.rules import SPREADING, FabricRules, HashingRule, SteeringTables, steering_like
+from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
 from heddle.spec.schema import FabricSpec
 from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, kernel_policy, options_of
+from heddle.switch.hashing.tables import SPREADING
 
 EVEN_SPLIT: Final = "even split"
 HASHED: Final = ("flow", "e-ecmp", "pinned")  # with a path for every flow; all that are compared, even split last

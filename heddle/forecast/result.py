@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import F64
 from heddle.forecast.demand import Traffic
 from heddle.forecast.wires import Trouble, Wires, direction_name
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness
-
-F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import I32, I64
 from heddle.endpoints.ranks import PART_ALIGN
 from heddle.fabric.model import Fabric
 from heddle.traffic.collectives import Pattern
-from heddle.traffic.options import ELEMENT_BYTES
+from heddle.traffic.options import ELEMENT_BYTES, QpMode
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES
 
-I64 = npt.NDArray[np.int64]
-I32 = npt.NDArray[np.int32]
-QpMode = Literal["split", "round-robin"]
 _WORD: Final = 4  # payload is padded to whole words (BTH's pad count)
 
 

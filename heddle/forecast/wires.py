@@ -17,16 +17,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.arrays import F64, I32, I64
 from heddle.base.problems import Problems, did_you_mean
 from heddle.fabric.model import Fabric, Tier
 from heddle.fabric.nexthops import Group, next_hop_groups
 from heddle.fabric.ucmp import expected_weights
 from heddle.predict.forwarding import Forwarding
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 # From where to where, from the hosts up and down again; a direction's number is its place here.
 _TIERS: Final = (Tier.HOST, Tier.RTSW, Tier.CTSW, Tier.ATSW)

@@ -18,7 +18,7 @@ from typing import Final
 PACKET_COST_CRCS: Final = 140.0
 
 
-_MEMINFO: Final = Path("/proc/meminfo")
+__MEMINFO: Final = Path("/proc/meminfo")
 _SCHEDSTAT: Final = Path("/proc/self/schedstat")  # of the main thread: ns that it ran, ns that it waited, ...
 
 
@@ -79,7 +79,7 @@ def memory_bytes(sizes: Sequence[int], ranks: int, workers: int, in_place: bool 
 
 def free_bytes() -> int:
     """What the kernel would give before it swaps or kills (MemAvailable)."""
-    words = next(line.split() for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+    words = next(line.split() for line in __MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
     return int(words[1]) * 1024
 
 

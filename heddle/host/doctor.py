@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.host import packages, preflight, probes
+from heddle.host.engine.docker import SETUP
 
 APT: Final = "apt-get install"
 SWITCH_MB: Final = 40  # resident memory of one switch's zebra and bgpd
@@ -201,7 +202,7 @@ def _memory() -> Check:
 def _docker() -> Check:
     lacking = packages.missing(packages.ENGINE)
     detail = f"no {' and no '.join(p.name for p in lacking)}: {lacking[0].why}" if lacking else "the container engine"
-    return Check("docker", not lacking, detail, _SETUP, required=False)
+    return Check("docker", not lacking, detail, SETUP, required=False)
 
 
 def _engine() -> Check:
@@ -220,7 +221,7 @@ def _containerlab() -> Check:
     wrong, path = binary.trouble(), binary.find()
     if wrong is not None or path is None:
         what = f"{wrong.what} {wrong.why}" if wrong else "is not installed"
-        return Check("containerlab", False, what, wrong.hint if wrong else _SETUP, required=False)
+        return Check("containerlab", False, what, wrong.hint if wrong else SETUP, required=False)
     found = binary.version(path)
     old = found is not None and found < binary.RECOMMENDED
     more = f"; {binary.text(binary.RECOMMENDED)} or newer is better" if old else ""
@@ -233,7 +234,7 @@ def _images() -> Check:
 
     fix = "./inv image"
     if docker.trouble() is not None:
-        return Check("images", False, "cannot be seen: no engine answers", f"{_SETUP} makes them, too", required=False)
+        return Check("images", False, "cannot be seen: no engine answers", f"{SETUP} makes them, too", required=False)
     lacking = images.missing()
     names = ", ".join(lacking or image_names().values())
     return Check("images", not lacking, f"not built: {names}" if lacking else names, fix, required=False)
@@ -250,7 +251,6 @@ _FULL: Final = "use a kernel that has it (Debian's and Ubuntu's own do)"
 _NO_RED: Final = "Heddle does without: its BPF program marks, by the exact depth; only queues.ecn.marker: red needs it"
 _NO_ETS: Final = "Heddle does without: HTB serves classes by the same weights; only queues.scheduler: ets needs it"
 _CONTAINER: Final = "run as root; a container needs --privileged"
-_SETUP: Final = "./inv setup containerlab"
 _SEED: Final = "Linux 6.11 or newer; without it: --set routing.ecmp=e-ecmp"
 CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "python": _python,

@@ -17,11 +17,10 @@ from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
+from heddle.base.sysctls import HASH_SEED, SYSCTLS
 from heddle.fabric.model import Fabric
 
 FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
-SYSCTLS: Final = Path("/proc/sys")
-SEED: Final = "net.ipv4.fib_multipath_hash_seed"
 _PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
 _THREADS_A_SWITCH: Final = 12  # zebra and bgpd have four or five each; a thread takes a process id
 _THREADS_BESIDE: Final = 2000  # what else may run here
@@ -140,10 +139,10 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
     # Only the kernel's own hash needs it: in all other modes the seed is the BPF program's.
-    if not fabric.spec.routing.by_program and not SYSCTLS.joinpath(*SEED.split(".")).exists():
+    if not fabric.spec.routing.by_program and not SYSCTLS.joinpath(*HASH_SEED.split(".")).exists():
         yield Problem(
             "kernel",
-            SEED,
+            HASH_SEED,
             f"is missing in Linux {os.uname().release}: all switches would hash alike",
             "boot Linux 6.11 or newer, or set routing.ecmp=e-ecmp",
         )

@@ -19,15 +19,16 @@ from typing import Any, Final
 from heddle.base.families import Address, Network, Version
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import (
+    ALL_LINKS,
     RTM_GETLINK,
     RTM_GETNEXTHOP,
     RTM_GETNEXTHOPBUCKET,
     RTM_GETROUTE,
     NetlinkError,
     RouteSocket,
-    attribute,
     attributes,
 )
+from heddle.kernel.uapi import IFLA_IFNAME, NHMSG, RTA_DST, RTA_OIF, RTMSG
 
 RT_TABLE_MAIN: Final = 254
 RTN_UNICAST: Final = 1
@@ -37,16 +38,12 @@ _AF: Final[Mapping[int, int]] = {4: socket.AF_INET, 6: socket.AF_INET6}
 _OF_INTERFACES: Final = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
 _DEAD: Final = 0x1  # RTNH_F_DEAD; also set for a link without carrier when ignore_routes_with_linkdown says so
 
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID = 1, 4, 5, 6, 9, 18, 30
+_RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID = 5, 6, 9, 18, 30
 _NHA_ID, _NHA_GROUP, _NHA_BLACKHOLE, _NHA_OIF, _NHA_GATEWAY, _NHA_RES_GROUP, _NHA_RES_BUCKET = 1, 2, 4, 5, 6, 12, 13
 _BUCKET_INDEX, _BUCKET_NH_ID = 1, 3  # NHA_RES_BUCKET_INDEX, NHA_RES_BUCKET_NH_ID
-_IFLA_IFNAME, _IFLA_EXT_MASK = 3, 29
-_SKIP_STATISTICS: Final = 1 << 3  # RTEXT_FILTER_SKIP_STATS
 
 _U32: Final = struct.Struct("=I")
-_RTMSG: Final = struct.Struct("=8BI")
 _RTNEXTHOP: Final = struct.Struct("=HBBi")
-_NHMSG: Final = struct.Struct("=4BI")
 _GROUP_ENTRY: Final = struct.Struct("=IBBH")
 
 
@@ -130,12 +127,12 @@ def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
         objects = _Objects(netlink, names)
         found: dict[Network, tuple[int, tuple[NextHop, ...]]] = {}
         buckets: dict[Network, tuple[int, ...]] = {}
-        for body in _dump(netlink, RTM_GETROUTE, _RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
-            _, length, _, tos, table, _, _, kind, flags = _RTMSG.unpack_from(body)
+        for body in _dump(netlink, RTM_GETROUTE, RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
+            _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
             if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
                 continue
-            attrs = attributes(body, _RTMSG.size)
-            network = _network(attrs.get(_RTA_DST), length, version)
+            attrs = attributes(body, RTMSG.size)
+            network = _network(attrs.get(RTA_DST), length, version)
             if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
                 continue
             metric = _u32(attrs.get(_RTA_PRIORITY))
@@ -159,8 +156,8 @@ def port_names(handle: NodeHandle) -> dict[int, str]:
 
 def route_hops(message: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
     """The next hops of one route message that tells them all itself (an answer to RTM_F_FIB_MATCH)."""
-    attrs = attributes(message, _RTMSG.size)
-    fields = _RTMSG.unpack_from(message)
+    attrs = attributes(message, RTMSG.size)
+    fields = RTMSG.unpack_from(message)
     if fields[7] != RTN_UNICAST:
         return ()
     return _own_hops(attrs, fields[8], names)
@@ -175,9 +172,9 @@ class _Objects:
         self._group: dict[int, list[tuple[int, int]]] = {}
         self._resilient: set[int] = set()
         self._dealt: dict[int, dict[int, int]] | None = None  # group -> bucket -> member; read when a route asks
-        for body in _dump(netlink, RTM_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0, 0)):
-            flags = _NHMSG.unpack_from(body)[4]
-            attrs = attributes(body, _NHMSG.size)
+        for body in _dump(netlink, RTM_GETNEXTHOP, NHMSG.pack(0, 0, 0, 0, 0)):
+            flags = NHMSG.unpack_from(body)[4]
+            attrs = attributes(body, NHMSG.size)
             number = _u32(attrs.get(_NHA_ID))
             if _NHA_GROUP in attrs:
                 # Weights are kept less one; the high byte came with kernel 6.12 and is zero before.
@@ -212,8 +209,8 @@ class _Objects:
             return ()
         if self._dealt is None:
             self._dealt = {}
-            for body in _dump(self._netlink, RTM_GETNEXTHOPBUCKET, _NHMSG.pack(0, 0, 0, 0, 0)):
-                attrs = attributes(body, _NHMSG.size)
+            for body in _dump(self._netlink, RTM_GETNEXTHOPBUCKET, NHMSG.pack(0, 0, 0, 0, 0)):
+                attrs = attributes(body, NHMSG.size)
                 bucket = attributes(attrs[_NHA_RES_BUCKET], 0)
                 index = struct.unpack("=H", bucket[_BUCKET_INDEX])[0]
                 self._dealt.setdefault(_u32(attrs.get(_NHA_ID)), {})[index] = _u32(bucket.get(_BUCKET_NH_ID))
@@ -235,9 +232,9 @@ def _hops(attrs: Mapping[int, bytes], flags: int, names: Mapping[int, str], obje
 def _own_hops(attrs: Mapping[int, bytes], flags: int, names: Mapping[int, str]) -> tuple[NextHop, ...]:
     if _RTA_MULTIPATH in attrs:
         return _multipath(attrs[_RTA_MULTIPATH], names)
-    if _RTA_OIF not in attrs:
+    if RTA_OIF not in attrs:
         return ()
-    return (_hop(names, _u32(attrs[_RTA_OIF]), _gateway(attrs), 1, flags),)
+    return (_hop(names, _u32(attrs[RTA_OIF]), _gateway(attrs), 1, flags),)
 
 
 def _multipath(data: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
@@ -282,10 +279,9 @@ def _u32(raw: bytes | None) -> int:
 
 def read_names(netlink: RouteSocket) -> dict[int, str]:
     """ifindex -> interface name, by a socket that is open already."""
-    body = struct.pack("=BxHiII", 0, 0, 0, 0, 0) + attribute(_IFLA_EXT_MASK, _U32.pack(_SKIP_STATISTICS))
     names: dict[int, str] = {}
-    for message in netlink.dump(RTM_GETLINK, body):
-        names[struct.unpack_from("=i", message, 4)[0]] = attributes(message, 16)[_IFLA_IFNAME].rstrip(b"\0").decode()
+    for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
+        names[struct.unpack_from("=i", message, 4)[0]] = attributes(message, 16)[IFLA_IFNAME].rstrip(b"\0").decode()
     return names
 
 

@@ -14,19 +14,17 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem
+from heddle.kernel.libc import libc
+from heddle.kernel.uapi import CLONE_NEWNET
 
-CLONE_NEWNET: Final = 0x40000000
-CLONE_NEWNS: Final = 0x00020000
 NETNS_DIR: Final = Path("/run/netns")
 
 _ANEW: Final = "./inv down takes the lab away, ./inv up makes it anew"
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def setns(fd: int, kind: int) -> None:
     """Move the calling thread into the namespace behind `fd`; OSError when the kernel refuses."""
-    if _libc.setns(fd, kind) != 0:
+    if libc.setns(fd, kind) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
@@ -66,7 +64,7 @@ def nameless() -> Iterator[None]:
     """
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if _libc.unshare(CLONE_NEWNET) != 0:
+        if libc.unshare(CLONE_NEWNET) != 0:
             reason = os.strerror(ctypes.get_errno())
             raise MachineError(Problem("", "a network namespace", f"cannot be made: {reason}", "this needs root"))
         try:

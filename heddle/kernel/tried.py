@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 from pathlib import Path
 from typing import Final
 
 from heddle.kernel.namespace import nameless
 from heddle.kernel.netlink import NLM_F_CREATE, RTM_NEWQDISC, NetlinkError, RouteSocket, attribute
+from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCMSG
 
-TCMSG: Final = struct.Struct("=B3xiIII")  # family, ifindex, handle, parent, info
-TCA_KIND, TCA_OPTIONS = 1, 2
 _NLA_F_NESTED: Final = 0x8000
-_ROOT: Final = 0xFFFFFFFF  # TC_H_ROOT
 _LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
 _HERE: Final = Path("/proc/thread-self/ns/net")
 
@@ -38,7 +35,7 @@ def refusal(kind: str, options: bytes) -> str:
         return "that can only be tried by root"
     with nameless(), RouteSocket(_HERE) as netlink:
         try:
-            netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, _ROOT, kind, options), NLM_F_CREATE)
+            netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, TC_H_ROOT, kind, options), NLM_F_CREATE)
         except NetlinkError as error:
             if error.errno == errno.ENOENT:
                 return f"this kernel has no sch_{kind}"

@@ -37,7 +37,7 @@ FILTERS: Final[Mapping[str, str]] = {"all": "", "roce": "udp dst port 4791", "bg
 _EXAMPLE: Final = "or an expression as tcpdump takes it: --filter 'udp port 4791 and host 10.0.1.2'"
 _MOST_PORTS: Final = 64  # a process each
 _MOST_PACKETS: Final = 10_000_000
-_MOST_SECONDS: Final = 86_400.0
+MOST_SECONDS: Final = 86_400.0
 _RING_KIB: Final = 32_768  # for packets that wait for tcpdump, all ports together
 _HEAD_BYTES: Final = 192  # all headers that a line is made of; the rest is not copied
 _MERGE_NS: Final = 50_000_000  # a packet of one port waits so long for earlier ones of another
@@ -74,8 +74,8 @@ class Bounds:
         if not 0 < self.packets <= _MOST_PACKETS:
             why = "is no number of packets to capture"
             problems.add(where="", what=f"--count {self.packets}", why=why, hint=f"from 1 to {_MOST_PACKETS}")
-        if not 0 < self.seconds <= _MOST_SECONDS:
-            why, hint = "is no time to capture for", f"more than 0, and at most {_MOST_SECONDS:g} (a day)"
+        if not 0 < self.seconds <= MOST_SECONDS:
+            why, hint = "is no time to capture for", f"more than 0, and at most {MOST_SECONDS:g} (a day)"
             problems.add(where="", what=f"--seconds {self.seconds:g}", why=why, hint=hint)
         problems.raise_if_any()
 

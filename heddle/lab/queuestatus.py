@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from heddle.base.ethernet import HEADER
 from heddle.base.units import parse_duration
+from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
 from heddle.switch.queues.classes import Policies, Policy
 from heddle.switch.queues.portids import numbered_ports, row
@@ -27,10 +29,7 @@ if TYPE_CHECKING:
     from heddle.spec.queuespec import PfcSpec
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
-REACTION_STEP_NS: Final = 62_500
-REACTION_BINS: Final = 10  # u32 each, in `spare` of the agent's rows
 _WAITING: Final = 2  # packets: a queue that never held more had nothing to wait for
-_HEADER: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class Headroom:
 
     def needed_for(self, reaction_ns: int) -> int:
         """Bytes that a reaction time asks for: what the peer sends until it stops, and a frame each way."""
-        return -(-self.rate_bps * reaction_ns // (8 * 10**9)) + 2 * (self.mtu + _HEADER)
+        return -(-self.rate_bps * reaction_ns // (8 * 10**9)) + 2 * (self.mtu + HEADER)
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `headroom`."""
@@ -264,7 +263,7 @@ class _Copies:
         short, highest = int(inward["lost_high"]), int(inward["headroom_high"])
         self.lost[port.ref, traffic_class] = int(inward["drops"])
         counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
-        waited = int(cell["high_water"]) > _WAITING * (port.mtu + _HEADER)
+        waited = int(cell["high_water"]) > _WAITING * (port.mtu + HEADER)
         return QueueRow(
             port=port.ref,
             traffic_class=traffic_class,

@@ -15,20 +15,15 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import F64, I32, I64, U32, Bools
 from heddle.base.problems import CheckError, Problem
-from heddle.predict.hashes import U32, FlowArrays
+from heddle.predict.hashes import FlowArrays
 from heddle.predict.rules import FAN, FabricRules
 
 MAX_HOPS: Final = 16  # a packet that meets more switches than this is in a loop
 NOWHERE: Final = -1
 _BLOCK: Final = 1 << 15  # flows hashed at a time: their columns stay in the cache
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.arrays import U32, U64
 from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, POLICY_CUSTOM, POLICY_L4
 
 if TYPE_CHECKING:
     from heddle.traffic.plan import Flow
 
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
 Seed = int | U32  # one for all rows, or one a row
 
 IPPROTO_UDP: Final = 17

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib
 from heddle.predict.forwarding import Forwarding, walk
@@ -36,9 +37,6 @@ _PORTS: Final = (49152, 65536)  # UDP source ports
 _QPNS: Final = (2, 1 << 24)
 # Of what the poorer of the two choices could tell. Less is real, and harmless: hash.udf may share a bit or two.
 _HARMFUL: Final = 0.1
-
-I32 = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

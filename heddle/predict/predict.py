@@ -15,6 +15,7 @@ from ipaddress import ip_address
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.arrays import I32
 from heddle.base.families import Network
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, NextHop
@@ -27,8 +28,6 @@ from heddle.traffic.plan import Flow
 
 Path = tuple[str, ...]
 Group = tuple[tuple[int, ...], tuple[int, ...], bool]  # port ids, weights, whether a bucket chooses
-
-I32 = npt.NDArray[np.int32]
 
 
 def predict(

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.arrays import I32, I64, U32
 from heddle.base.problems import Problem
-from heddle.predict.hashes import POLICIES, U32, FlowArrays, e_ecmp_words, jhash2, kernel_hash, udf_values
+from heddle.predict.hashes import POLICIES, FlowArrays, e_ecmp_words, jhash2, kernel_hash, udf_values
 from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, POLICY_CUSTOM, POLICY_L4
+from heddle.switch.hashing.tables import SPREADING
 
 if TYPE_CHECKING:
     from heddle.predict.forwarding import Forwarding
@@ -25,12 +27,8 @@ if TYPE_CHECKING:
 
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
-SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})
 BY_PROGRAM: Final = frozenset({"e-ecmp", "pinned", "exact-match"})  # hash by the program, under policy 1
 MODES: Final = frozenset({"flow"}) | SPREADING | BY_PROGRAM
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

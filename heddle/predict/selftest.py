@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from heddle.base import state
+from heddle.base.arrays import I32, U32
 from heddle.base.problems import HeddleError, MachineError
 from heddle.host.doctor import Check
 from heddle.predict.forwarding import forwarding_of
-from heddle.predict.hashes import POLICY_L3, U32, FlowArrays, kernel_hash
+from heddle.predict.hashes import POLICY_L3, FlowArrays, kernel_hash
 from heddle.predict.trial import Trial, some_flows, trial
 from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, POLICY_CUSTOM, POLICY_L4
 
@@ -45,7 +45,6 @@ _POLICIES: Final = (
 _SEEDS: Final = (1, 99, 3_000_000_000)
 
 Hash = Callable[[FlowArrays, int, int, int], U32]
-I32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

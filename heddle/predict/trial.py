@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import I32, U32
 from heddle.base.process import run
 from heddle.kernel.namespace import nameless
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
-from heddle.predict.hashes import IPPROTO_UDP, U32, FlowArrays
+from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
+from heddle.predict.forwarding import NOWHERE
+from heddle.predict.hashes import IPPROTO_UDP, FlowArrays
 
 MAX_PACKETS: Final = 256  # of one `send`: they fit a socket's buffer
 ROUTED: Final = {4: "10.1.0.0/16", 6: "fd01::/32"}  # where destinations of trials lie
@@ -33,16 +35,11 @@ _ETHERTYPES: Final = {4: 0x0800, 6: 0x86DD}
 _MAC: Final = bytes.fromhex("020000000002")
 _PEER_MAC: Final = "02:00:00:00:00:01"
 _MARK: Final = b"trial:"
-_NOWHERE: Final = -1
 
-_RTMSG: Final = struct.Struct("=8BI")
-_RTA_DST, _RTA_SRC, _RTA_IIF, _RTA_OIF, _RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 1, 2, 3, 4, 27, 28, 29
 _SYSCTL: Final = Path("/proc/sys/net")
 _ETH_P_ALL: Final = 0x0003
 _PACKET_OUTGOING: Final = 4
 _PATIENCE_S: Final = 2.0
-
-I32 = npt.NDArray[np.int32]
 
 
 def some_flows(count: int, version: int, seed: int) -> FlowArrays:
@@ -120,25 +117,25 @@ class Trial:
     def ask(self, flows: FlowArrays) -> I32:
         """The number of the port that the kernel answers for each flow (RTM_GETROUTE), -1 where it refuses."""
         bits = 128 if flows.ipv6 else 32
-        head = _RTMSG.pack(socket.AF_INET6 if flows.ipv6 else socket.AF_INET, bits, bits, 0, 0, 0, 0, 0, 0)
-        tail = attribute(_RTA_IIF, struct.pack("=I", self._index["in"])) + attribute(_RTA_IP_PROTO, bytes([17]))
+        head = RTMSG.pack(socket.AF_INET6 if flows.ipv6 else socket.AF_INET, bits, bits, 0, 0, 0, 0, 0, 0)
+        tail = attribute(RTA_IIF, struct.pack("=I", self._index["in"])) + attribute(RTA_IP_PROTO, bytes([17]))
         questions = [
             b"".join((
-                head, attribute(_RTA_DST, dst), attribute(_RTA_SRC, src), tail,
-                attribute(_RTA_SPORT, struct.pack("!H", sport)), attribute(_RTA_DPORT, struct.pack("!H", dport)),
+                head, attribute(RTA_DST, dst), attribute(RTA_SRC, src), tail,
+                attribute(RTA_SPORT, struct.pack("!H", sport)), attribute(RTA_DPORT, struct.pack("!H", dport)),
             ))
             for src, dst, sport, dport in _rows(flows)
         ]  # fmt: skip
         with RouteSocket(Path("/proc/thread-self/ns/net")) as netlink:
             answers = netlink.ask(RTM_GETROUTE, questions)
-        ports = [_NOWHERE if isinstance(answer, int) else self._out(answer) for answer in answers]
+        ports = [NOWHERE if isinstance(answer, int) else self._out(answer) for answer in answers]
         return np.array(ports, dtype=np.int32)
 
     def send(self, flows: FlowArrays) -> I32:
         """The number of the port that a packet of each flow leaves by, -1 for none; at most MAX_PACKETS."""
         if len(flows) > MAX_PACKETS:
             raise ValueError(f"a trial sends at most {MAX_PACKETS} packets at a time")
-        found = np.full(len(flows), _NOWHERE, dtype=np.int32)
+        found = np.full(len(flows), NOWHERE, dtype=np.int32)
         deadline = time.monotonic() + _PATIENCE_S
         with (
             socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL)) as seen,
@@ -148,7 +145,7 @@ class Trial:
             wire.bind(("far-in", 0))
             for number, row in enumerate(_rows(flows)):
                 wire.send(_frame(number, *row))
-            while (found == _NOWHERE).any() and (left := deadline - time.monotonic()) > 0:
+            while (found == NOWHERE).any() and (left := deadline - time.monotonic()) > 0:
                 seen.settimeout(left)
                 try:
                     data, (name, _, direction, *_) = seen.recvfrom(256)
@@ -159,8 +156,8 @@ class Trial:
         return found
 
     def _out(self, answer: bytes) -> int:
-        out = attributes(answer, _RTMSG.size).get(_RTA_OIF)
-        return _NOWHERE if out is None else self._port.get(struct.unpack("=I", out)[0], _NOWHERE)
+        out = attributes(answer, RTMSG.size).get(RTA_OIF)
+        return NOWHERE if out is None else self._port.get(struct.unpack("=I", out)[0], NOWHERE)
 
     def _neighbours(self, port: int) -> None:
         gateways = [_GATEWAYS[version] for version in self.versions]

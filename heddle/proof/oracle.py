@@ -26,21 +26,20 @@ from heddle.kernel.libbpf import Program
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from heddle.kernel.testrun import run_on
+from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
+from heddle.predict.forwarding import MAX_HOPS
 from heddle.predict.spread import element
 from heddle.switch.hashing.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing, pin_dir, programmed
+from heddle.switch.hashing.tables import SPREADING
 from heddle.traffic.plan import Flow
 from heddle.wire.layout import DSCP_DATA, ECN_CE, TOS_DATA
 
-MAX_HOPS: Final = 16
 Path = tuple[str, ...]
 Ports = tuple[str, ...]  # that packets of one flow leave a switch by; none: the kernel refuses
 
-_RTMSG: Final = struct.Struct("=8BI")
-_RTA_DST, _RTA_SRC, _RTA_IIF, _RTA_OIF, _RTA_IP_PROTO, _RTA_SPORT, _RTA_DPORT = 1, 2, 3, 4, 27, 28, 29
 _RTM_F_FIB_MATCH: Final = 0x2000
 _TTL: Final = 64
 _PAYLOAD: Final = 256  # bytes behind the BTH: as far as a user-defined field may reach
-_SPREADING: Final = ("spray", "flowlet", "adaptive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class _Switch:
             indexes = {name: index for index, name in names.items()}
             found: dict[int, Ports] = {}
             values: dict[int, int] = {}  # rows that the program has given a hash which the kernel heeds
-            spread = set(range(len(arrivals))) if self._hashing.mode in _SPREADING else set()
+            spread = set(range(len(arrivals))) if self._hashing.mode in SPREADING else set()
             if programmed(self._hashing.mode, self._hashing.options) and not spread:
                 for at, (steered, value) in enumerate(self._run(arrivals, indexes)):
                     if steered is None:
@@ -226,18 +225,18 @@ class _Switch:
         family = socket.AF_INET6 if ":" in flow.dst_ip else socket.AF_INET
         bits = 128 if family == socket.AF_INET6 else 32
         return (
-            _RTMSG.pack(family, bits, bits, DSCP_DATA << 2, 0, 0, 0, 0, flags)
-            + attribute(_RTA_DST, socket.inet_pton(family, flow.dst_ip))
-            + attribute(_RTA_SRC, socket.inet_pton(family, flow.src_ip))
-            + attribute(_RTA_IIF, struct.pack("=I", indexes.get(arrival.port, 0)))
-            + attribute(_RTA_IP_PROTO, bytes([socket.IPPROTO_UDP]))
-            + attribute(_RTA_SPORT, struct.pack("!H", flow.sport))
-            + attribute(_RTA_DPORT, struct.pack("!H", flow.dport))
+            RTMSG.pack(family, bits, bits, DSCP_DATA << 2, 0, 0, 0, 0, flags)
+            + attribute(RTA_DST, socket.inet_pton(family, flow.dst_ip))
+            + attribute(RTA_SRC, socket.inet_pton(family, flow.src_ip))
+            + attribute(RTA_IIF, struct.pack("=I", indexes.get(arrival.port, 0)))
+            + attribute(RTA_IP_PROTO, bytes([socket.IPPROTO_UDP]))
+            + attribute(RTA_SPORT, struct.pack("!H", flow.sport))
+            + attribute(RTA_DPORT, struct.pack("!H", flow.dport))
         )
 
 
 def _egress(answer: bytes, names: Mapping[int, str]) -> Ports:
-    out = attributes(answer, _RTMSG.size).get(_RTA_OIF)
+    out = attributes(answer, RTMSG.size).get(RTA_OIF)
     name = None if out is None else names.get(struct.unpack("=I", out)[0])
     return () if name is None else (name,)
 

@@ -190,12 +190,13 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
 
 
 def _hashing_sysctls(fabric: Fabric) -> dict[str, str]:
-    from heddle.switch.hashing.hashing import POLICY_CUSTOM, SEED, options_of, sysctls
+    from heddle.base.sysctls import HASH_SEED
+    from heddle.switch.hashing.hashing import POLICY_CUSTOM, options_of, sysctls
 
     routing = fabric.spec.routing
     rules = sysctls(routing.ecmp, 1, options_of(routing), fabric.spec.ip_version)
     custom = str(POLICY_CUSTOM) in (value for key, value in rules.items() if key.endswith("policy"))
-    return {key: value for key, value in rules.items() if key != SEED and (custom or not key.endswith("fields"))}
+    return {key: value for key, value in rules.items() if key != HASH_SEED and (custom or not key.endswith("fields"))}
 
 
 # A link that goes down and up again must not cost it its IPv6 addresses; IPv4 keeps them anyway.

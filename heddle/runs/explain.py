@@ -20,13 +20,14 @@ from heddle.kernel.handle import NodeHandle
 from heddle.predict.forwarding import MAX_HOPS, walk
 from heddle.predict.hashes import FlowArrays, flow_keys, udf_values
 from heddle.predict.predict import forwarding_for, rule_of, rules_for
-from heddle.predict.rules import SPREADING, HashingRule
+from heddle.predict.rules import HashingRule
 from heddle.predict.spread import element
 from heddle.predict.steps import Row, bounds, jhash_steps, siphash_steps
 from heddle.proof import oracle
 from heddle.proof.evidence import read_routing, switch_handles
 from heddle.runs.flowword import flow_of
 from heddle.switch.hashing.hashing import POLICY_CUSTOM, SwitchHashing
+from heddle.switch.hashing.tables import SPREADING
 from heddle.traffic.plan import Flow
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port, Tier
-from heddle.traffic.plan import ROCE_PORT, Flow
+from heddle.traffic.plan import Flow
+from heddle.wire.layout import ROCE_PORT
 
 if TYPE_CHECKING:
     from heddle.lab.handle import Lab

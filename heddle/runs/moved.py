@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
 from heddle.predict.forwarding import NOWHERE, Forwarding, Hops, walk
 from heddle.predict.hashes import FlowArrays
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 THRESHOLD: Final = "hash-threshold"
 RESILIENT: Final = "resilient"
 _SHOWN: Final = 8
-
-Bools = npt.NDArray[np.bool_]
-I32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

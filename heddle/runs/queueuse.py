@@ -105,8 +105,8 @@ def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> Q
     """The difference of two readings."""
     import numpy as np
 
+    from heddle.base.ethernet import CLASSES
     from heddle.runs.series import COLUMNS
-    from heddle.spec.queuespec import CLASSES
     from heddle.switch.queues.cells import CAUSES, LOST
 
     change = np.maximum(0, after.counts - before.counts)
@@ -136,8 +136,8 @@ def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> Q
 
 def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
     """What each row of a series is, with the thresholds that held when it ended."""
+    from heddle.base.ethernet import CLASSES
     from heddle.runs.seriesfile import RowLabel
-    from heddle.spec.queuespec import CLASSES
 
     ports = _ports(fabric)
     found = []

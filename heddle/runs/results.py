@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from heddle.runs.queueuse import QueueUse
+from heddle.switch.hashing.tables import SPREADING
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
 from heddle.traffic.plan import Endpoint
@@ -58,7 +59,6 @@ class FlowRow:
     ce: int  # data packets that arrived with a mark: congestion experienced
 
 
-_SPREADING: Final = ("spray", "flowlet", "adaptive")  # modes in which the packets of a QP may take many ways
 _ALL: Final = 0.97  # of a processor's time, as good as all of it
 
 
@@ -177,7 +177,7 @@ class RunResult:
         if late:
             packets = f"{sum(late)} packet{'' if sum(late) == 1 else 's'} out of order"
             lines.append(f"#order    : {packets} on {len(late)} of {len(self.flows)} QPs")
-            if not any(mode in self.ecmp for mode in _SPREADING):
+            if not any(mode in self.ecmp for mode in SPREADING):
                 lines.append("#order    : each keeps to one way; lost packets, or two busy processors, can do that")
         if self.machine.limited:
             verdict = "was the limit, not the fabric" if self.machine.overrun else "may have been the limit"

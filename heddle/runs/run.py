@@ -26,8 +26,8 @@ from heddle.runs.results import FlowRow, MachineUse, RunResult, size_row
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
-from heddle.traffic.plan import ROCE_PORT, Flow, Plan, build_plan, longest_transfer
-from heddle.wire.layout import LAYOUTS
+from heddle.traffic.plan import Flow, Plan, build_plan, longest_transfer
+from heddle.wire.layout import LAYOUTS, ROCE_PORT
 
 
 def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:

@@ -18,11 +18,8 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
-I32 = npt.NDArray[np.int32]
-F64 = npt.NDArray[np.float64]
+from heddle.base.arrays import F64, I32, I64
 
-CLASSES: Final = 8
 # Values at a bucket's end; most within it; and what was added in it.
 LEVELS: Final = ("depth", "occupancy")
 PEAKS: Final = ("peak", "occupancy_peak")

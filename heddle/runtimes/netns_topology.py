@@ -19,14 +19,14 @@ import yaml
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 
-_HONOURED: Final = frozenset({"sysctls", "binds", "exec", "labels", "env", "group", "kind"})
+HONOURED: Final = frozenset({"sysctls", "binds", "exec", "labels", "env", "group", "kind"})
 _LEFT_ALONE: Final = frozenset(
     {"image", "image-pull-policy", "cap-add", "privileged", "restart-policy", "network-mode", "cpu", "memory"}
 )
 _LINK_KEYS: Final = frozenset({"type", "endpoints", "mtu", "vars", "labels"})
 # What may follow a bind's target. Labels of SELinux and propagation are an engine's; here they make no difference.
 BIND_MODES: Final = frozenset({"", "ro", "rw", "z", "Z", "shared", "slave", "private", "rshared", "rslave", "rprivate"})
-_DEFAULT_MTU: Final = 9500  # containerlab's own, for links that say nothing
+DEFAULT_MTU: Final = 9500  # containerlab's own, for links that say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class _TopologyReader:
         group = (self.part.get("groups") or {}).get(own.get("group", ""), {})
         kind = (self.part.get("kinds") or {}).get(own.get("kind", group.get("kind", "")), {})
         layers = [self.part.get("defaults") or {}, kind or {}, group or {}, own]
-        for key in sorted({key for layer in layers for key in layer} - _HONOURED - _LEFT_ALONE):
-            self._unknown(self.foreign, f"nodes.{name}.{key}", key, _HONOURED)
+        for key in sorted({key for layer in layers for key in layer} - HONOURED - _LEFT_ALONE):
+            self._unknown(self.foreign, f"nodes.{name}.{key}", key, HONOURED)
         binds = [self._bind(name, str(text)) for layer in layers for text in layer.get("binds") or []]
         return NodeDef(
             name=name,
@@ -174,7 +174,7 @@ class _TopologyReader:
         for end in (a, b):
             if end.node not in nodes:
                 self._add(f"links[{number}]: {end.node}", "is no node of this topology", did_you_mean(end.node, nodes))
-        return LinkDef(a, b, int(item.get("mtu", _DEFAULT_MTU)))
+        return LinkDef(a, b, int(item.get("mtu", DEFAULT_MTU)))
 
     def _unknown(self, found: Problems, what: str, key: str, legal: frozenset[str]) -> None:
         why, hint = "is nothing that the netns runtime can do", did_you_mean(key, sorted(legal))

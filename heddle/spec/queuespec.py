@@ -12,14 +12,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from heddle.base.ethernet import CLASSES, HEADER, MAX_QUANTA, QUANTUM_BITS
 from heddle.base.units import parse_size
 from heddle.spec.keys import Duration, Size, Strict, at, wrong
 
-CLASSES: Final = 8  # priorities of 802.1Q; a PFC frame has a bit and a time for each
 DSCPS: Final = 64
-HEADER: Final = 14  # Ethernet's, in every depth and threshold
-MAX_QUANTA: Final = 0xFFFF
-QUANTUM_BITS: Final = 512  # 802.1Q, clause 36: times are in units of 512 bit times of the port
 LARGEST_PFC_MTU: Final = 60_000  # a closed gate refuses what it counts as 65,535 bytes, and a packet must be less
 _BUFFERS: Final = (10_000, 2**29)  # the queues below take twice as much (disciplines.LEAF_LIMIT)
 _HEADROOMS: Final = (0, 2**31)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import yaml
 
 from heddle.base.problems import InputError, Problem, Problems
+from heddle.base.units import WHOLE_NUMBER
 
 MAX_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 16
@@ -204,7 +205,6 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
 
 _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_INT: Final = re.compile(r"[-+]?[0-9]{1,300}")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _TAGS: Final = frozenset({"!"}).union(
@@ -220,7 +220,7 @@ def _scalar(node: yaml.Node) -> Any:
         return None
     if word in _BOOL:
         return _BOOL[word]
-    if _INT.fullmatch(word):
+    if WHOLE_NUMBER.fullmatch(word):
         return int(word)
     return float(word) if _FLOAT.fullmatch(word) else word
 

@@ -29,14 +29,13 @@ from heddle.switch.hashing.tables import Tables, sizes
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import PortRef
+from heddle.switch.queues.portids import OWNER, PortRef
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
 _OBJECTS: Final = Path(__file__).resolve().parent / "bpf"
-_HOSTS: Final = "_hosts"  # no node can be called this, nor
-_QUEUES: Final = "_queues"  # this (cells.OWNER; that module imports numpy)
+_HOSTS: Final = "_hosts"  # no node can be called this
 _STEP: Final = "queues, hashing, counters"
 
 
@@ -114,7 +113,7 @@ def _apply_node(
     journal: Journal,
     kept: Mapping[str, Container[str]],
 ) -> None:
-    shared = hashing.pin_dir(fabric.name, _QUEUES)
+    shared = hashing.pin_dir(fabric.name, OWNER)
     filters = [queues.Filter("ingress", 5, shared / "dequeue", numbered=True)]
     if node.tier is Tier.HOST:
         filters += [queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
@@ -130,7 +129,7 @@ def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQue
     """Load the programs and maps that all ports of the lab share. No policy holds yet: packets pass uncounted."""
     from heddle.switch.queues.cells import LabQueues
 
-    pins = _pin_dir(fabric.name, _QUEUES)
+    pins = _pin_dir(fabric.name, OWNER)
     journal.comment(f"BPF programs and maps of the lab's queues pinned at {pins}")
     return LabQueues.create(fabric, setup.plan, {}, pins, setup.discipline.priorities(setup.plan))
 
@@ -171,7 +170,7 @@ def _depths(fabric: Fabric) -> Iterator[dict[str, Map]]:
     """Maps of the lab's queues that `hash` reads, too."""
     from heddle.switch.queues.cells import LAYOUTS
 
-    pins = hashing.pin_dir(fabric.name, _QUEUES)
+    pins = hashing.pin_dir(fabric.name, OWNER)
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(Map.pinned(pins / name, 4, LAYOUTS[name].itemsize)) for name in ("cells", "dscp")

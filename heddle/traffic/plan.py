@@ -23,10 +23,9 @@ from heddle.switch.queues.classes import class_plan, deepest_queue
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
-from heddle.wire.layout import DSCP_DATA, LAYOUTS
+from heddle.wire.layout import DSCP_DATA, LAYOUTS, ROCE_PORT
 from heddle.wire.sport import sport_for_qps
 
-ROCE_PORT: Final = 4791
 WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
 MIN_QP_WINDOW: Final = 4
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6

@@ -11,8 +11,8 @@ from heddle.base.units import format_size
 from heddle.fabric.model import Tier
 from heddle.forecast.result import ModeResult, Prediction
 from heddle.forecast.wires import DIRECTIONS, direction_name
+from heddle.views.style import WIDTH
 
-WIDTH = 100
 _LINKS = 8  # of the fullest, that are listed
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors, trouble
 from heddle.base.process import run
+from heddle.views.style import PICTURES
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["mermaid", "drawio", "dot", "svg", "png"]
 TEXTS: Final[tuple[Kind, ...]] = ("mermaid", "drawio", "dot")
-PICTURES: Final[tuple[Kind, ...]] = ("svg", "png")
 KINDS: Final[tuple[Kind, ...]] = (*TEXTS, *PICTURES)
 DRAWIO_IMAGE: Final = "ghcr.io/srl-labs/clab-io-draw"
 _SECONDS: Final = 120.0  # drawio pulls an image of some hundred megabytes first

@@ -12,24 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import F64
 from heddle.base.problems import InputError, Problem
 from heddle.forecast.result import Prediction
+from heddle.views.style import DPI, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-F64 = npt.NDArray[np.float64]
-KINDS: Final = ("svg", "png")
-_DPI: Final = 150
 _SHORT: Final = 3.2  # inches of a panel at least, and at most: then a row of 2,016 is still a pixel
 _TALL: Final = 14.0
 _WRITTEN: Final = 20  # rows and columns up to which numbers stand in the squares
 _TICKS: Final = 24
-_INK: Final = "#1f2933"
 
 
 def kind_of(file: str) -> Literal["svg", "png"]:
@@ -107,7 +104,7 @@ def _figure(result: Prediction) -> Figure:
     left, gap, right, bottom, top = 0.95, 0.85, 1.25, 0.75, 1.05
     across = left + sum(widths) + gap * (len(panels) - 1) + right
     down = bottom + height + top
-    figure = Figure(figsize=(max(across, 6.5), down), dpi=_DPI, facecolor="white")
+    figure = Figure(figsize=(max(across, 6.5), down), dpi=DPI, facecolor="white")
     across = max(across, 6.5)
     most = max((float(np.nanmax(p.values)) for p in panels if not np.isnan(p.values).all()), default=1.0) or 1.0
     x = left
@@ -124,20 +121,20 @@ def _figure(result: Prediction) -> Figure:
     bar.tick_params(labelsize=8)
     mode = result.modes[0]
     figure.text(
-        0.2 / across, 1 - 0.3 / down, f"{result.wires.fabric.name} on paper: {mode.mode}", fontsize=13, color=_INK
+        0.2 / across, 1 - 0.3 / down, f"{result.wires.fabric.name} on paper: {mode.mode}", fontsize=13, color=INK
     )
     ratio = (
         "" if mode.ratio is None else f"busiest link {result.wires.ports[mode.busiest]}, {mode.ratio:.2f} x roofline; "
     )
     said = f"{ratio}{result.traffic.plan.name}; emulated, k = {result.k}"
-    figure.text(0.2 / across, 1 - 0.55 / down, said, fontsize=8.5, color=_INK)
+    figure.text(0.2 / across, 1 - 0.55 / down, said, fontsize=8.5, color=INK)
     return figure
 
 
 def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) -> AxesImage:
     image = axes.imshow(panel.values, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, interpolation="nearest")
     axes.set_facecolor("#d8dce1")  # where no link is
-    axes.set_title(panel.title, fontsize=10, color=_INK)
+    axes.set_title(panel.title, fontsize=10, color=INK)
     rows, columns = panel.values.shape
     every = max(1, -(-rows // min(_TICKS, int(tall / 0.16))))
     axes.set_yticks(range(0, rows, every), panel.rows[::every], fontsize=7.5)
@@ -146,12 +143,12 @@ def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) ->
     turned = longest > 2
     axes.set_xticks(range(0, columns, step), panel.columns[::step], fontsize=7.5, rotation=90 if turned else 0)
     if panel.above:
-        axes.set_xlabel(panel.above, fontsize=8, color=_INK)
+        axes.set_xlabel(panel.above, fontsize=8, color=INK)
     for cut in panel.cuts:
         axes.axhline(cut - 0.5, color="white", linewidth=1.2)
     if rows <= _WRITTEN and columns <= _WRITTEN:
         for (row, column), value in np.ndenumerate(panel.values):
             if not np.isnan(value):
-                ink = "white" if value > 0.55 * most else _INK
+                ink = "white" if value > 0.55 * most else INK
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=ink)
     return image

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from heddle.views.style import WIDTH
+
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, LinkUse, PathsResult
 
-WIDTH: Final = 100
 _BAR: Final = 40
 _ROWS: Final = 16
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.fabric.model import Fabric, Link, Node, Tier
+from heddle.views.style import DPI, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Point = tuple[float, float]
-PICTURES: Final = ("svg", "png")
-_DPI: Final = 150  # of a PNG
 _WIDEST: Final = 26.0  # inches; what would be wider gets fewer labels instead
 _TIERS: Final = (Tier.HOST, Tier.RTSW, Tier.CTSW, Tier.ATSW)  # from the bottom up
 _TOPS: Final = (Tier.CTSW, Tier.ATSW)  # above the racks
@@ -32,7 +31,6 @@ _FILL: Final[Mapping[Tier, str]] = {
     Tier.HOST: "#ffffff", Tier.RTSW: "#dfe5ec", Tier.CTSW: "#c5cfdb", Tier.ATSW: "#abb9c9",
 }  # fmt: skip
 _NAMES: Final[Mapping[Tier, str]] = {Tier.HOST: "hosts", Tier.RTSW: "RTSW", Tier.CTSW: "CTSW", Tier.ATSW: "ATSW"}
-_INK: Final = "#1f2933"
 _QUIET: Final = "#b8c0c9"  # links that carried nothing, or of which nothing is known
 _SIZES: Final[Mapping[Tier, Point]] = {Tier.HOST: (0.62, 0.3), **dict.fromkeys(_TIERS[1:], (0.86, 0.36))}
 
@@ -133,7 +131,7 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
     lines = [spread.text() for spread in spreads(fabric, loads)]
     legend = 0.9 + 0.2 * len(lines) if loads else 0.15
     left, right, bottom, top = layout.left, layout.right, layout.bottom - legend, layout.top + 0.75
-    figure = Figure(figsize=(right - left, top - bottom), dpi=_DPI, facecolor="white")
+    figure = Figure(figsize=(right - left, top - bottom), dpi=DPI, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
@@ -251,9 +249,9 @@ def _heading(axes: Axes, fabric: Fabric, caption: str, at: Point) -> None:
         (len(fabric.links), "link", "s"),
     )
     size = ", ".join(f"{count} {word}{'' if count == 1 else more}" for count, word, more in counts)
-    axes.text(*at, f"{fabric.name}: {size}", fontsize=13, weight="bold", color=_INK, gid="title")
+    axes.text(*at, f"{fabric.name}: {size}", fontsize=13, weight="bold", color=INK, gid="title")
     text = caption or "no run yet: links carry no numbers"
-    axes.text(at[0], at[1] - 0.24, text, fontsize=9, color=_INK, gid="caption")
+    axes.text(at[0], at[1] - 0.24, text, fontsize=9, color=INK, gid="caption")
 
 
 def _racks(axes: Axes, layout: _PictureLayout) -> None:
@@ -271,7 +269,7 @@ def _racks(axes: Axes, layout: _PictureLayout) -> None:
         axes.add_patch(box)
         if not rack or (rack - 1) % step == 0:
             text = f"rack {rack}" if rack else "in no rack"
-            axes.text(x + width / 2, layout.bottom + 0.1, text, fontsize=7.5, color=_INK, ha="center", va="center")
+            axes.text(x + width / 2, layout.bottom + 0.1, text, fontsize=7.5, color=INK, ha="center", va="center")
     for zone, (x, width) in layout.zones.items():
         low, high = layout.bottom + 0.22, layout.rows[Tier.CTSW] + 0.42
         box = FancyBboxPatch(
@@ -279,11 +277,11 @@ def _racks(axes: Axes, layout: _PictureLayout) -> None:
             facecolor="none", edgecolor="#8a97a6", linewidth=0.9, linestyle=(0, (4, 3)), zorder=0, gid=f"zone-{zone}",
         )  # fmt: skip
         axes.add_patch(box)
-        axes.text(x + 0.06, high - 0.04, f"zone {zone}", fontsize=8, color=_INK, ha="left", va="top", style="italic")
+        axes.text(x + 0.06, high - 0.04, f"zone {zone}", fontsize=8, color=INK, ha="left", va="top", style="italic")
     for tier, y in layout.rows.items():
         if not _count(layout.fabric.nodes, tier):
             continue
-        axes.text(layout.left + 0.2, y, _NAMES[tier], fontsize=8, color=_INK, ha="left", va="center", style="italic")
+        axes.text(layout.left + 0.2, y, _NAMES[tier], fontsize=8, color=INK, ha="left", va="center", style="italic")
 
 
 def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], LinkLoad], most: int) -> None:
@@ -340,16 +338,16 @@ def _nodes(axes: Axes, layout: _PictureLayout) -> None:
         for place, node in enumerate(members):
             x, y = layout.at[node.name]
             patch = Rectangle(
-                (x - width / 2, y - height / 2), width, height, facecolor=_FILL[tier], edgecolor=_INK,
+                (x - width / 2, y - height / 2), width, height, facecolor=_FILL[tier], edgecolor=INK,
                 linewidth=0.9 if font else 0.5, zorder=3, gid=f"node-{node.name}",
             )  # fmt: skip
             axes.add_patch(patch)
             if font:
-                axes.text(x, y, node.name, fontsize=font, color=_INK, ha="center", va="center", zorder=4)
+                axes.text(x, y, node.name, fontsize=font, color=INK, ha="center", va="center", zorder=4)
             elif place % step == 0:
                 below = y - height / 2 - 0.04 if tier is Tier.HOST else y
                 axes.text(
-                    x, below, node.name, fontsize=6.5, color=_INK, ha="center",
+                    x, below, node.name, fontsize=6.5, color=INK, ha="center",
                     va="top" if tier is Tier.HOST else "center", zorder=4,
                     bbox=None if tier is Tier.HOST else {"facecolor": "white", "edgecolor": "none", "pad": 0.6},
                 )  # fmt: skip
@@ -366,7 +364,7 @@ def _legend(axes: Axes, lines: Sequence[str], most: int, at: Point) -> None:
 
     x, y = at
     length, thick = 3.0, 0.14
-    axes.text(x, y, "sent by the node at that end of the link (RoCE data)", fontsize=8, color=_INK, va="center")
+    axes.text(x, y, "sent by the node at that end of the link (RoCE data)", fontsize=8, color=INK, va="center")
     colours, steps = _colours(), 64
     y -= 0.24
     for step in range(steps):
@@ -380,10 +378,8 @@ def _legend(axes: Axes, lines: Sequence[str], most: int, at: Point) -> None:
         axes.add_patch(Polygon(corners, facecolor=colour, edgecolor=colour, linewidth=0.4))
     for part in (0.0, 0.5, 1.0):
         text = f"{amount(part * most)}" + (" (max)" if part == 1.0 else "")
-        axes.text(
-            x + part * length, y - 0.13, text, fontsize=7.5, color=_INK, ha="center" if part else "left", va="top"
-        )
+        axes.text(x + part * length, y - 0.13, text, fontsize=7.5, color=INK, ha="center" if part else "left", va="top")
     axes.plot((x + length + 0.9, x + length + 1.3), (y, y), color=_QUIET, linewidth=1.2, gid="legend-idle")
-    axes.text(x + length + 1.38, y, "nothing", fontsize=7.5, color=_INK, va="center")
+    axes.text(x + length + 1.38, y, "nothing", fontsize=7.5, color=INK, va="center")
     for number, line in enumerate(lines):
-        axes.text(x, y - 0.42 - 0.2 * number, line, fontsize=8.5, color=_INK, va="center", gid=f"spread-{number}")
+        axes.text(x, y - 0.42 - 0.2 * number, line, fontsize=8.5, color=INK, va="center", gid=f"spread-{number}")

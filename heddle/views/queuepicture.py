@@ -14,25 +14,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from heddle.base.arrays import F64
 from heddle.base.units import format_bytes
 from heddle.runs.seriesfile import Recorded, RowLabel
+from heddle.views.style import DPI, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-F64 = npt.NDArray[np.float64]
 PORTS: Final = 4  # panels of egress queues, and of ingress buffers, when none are named
 INGRESS: Final = 2
 MOST: Final = 12  # panels that a page has room for
 _STEPS: Final = 600
-_DPI: Final = 150
 _WIDTH, _PANEL, _LANE, _GAP = 10.5, 1.5, 0.26, 0.42  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.85, 1.25, 0.95, 0.75
-_INK: Final = "#1f2933"
 _DEPTH, _HELD = "#3b74b4", "#5d8f5f"  # egress blue, ingress green: they differ in lightness too
 _MARKS, _DROPS, _PAUSES, _PAUSED = "#d98200", "#b3123c", "#6b3fa0", "#5c6670"
 _LINES: Final = {"kmin": ":", "kmax": "--", "xon": ":", "xoff": "--"}
@@ -116,7 +114,7 @@ def _figure(recorded: Recorded, shown: Sequence[Panel]) -> Figure:
     lanes = [_lane_of(recorded, panel) for panel in shown]
     heights = [_PANEL + _LANE * len(lane) + _GAP for lane in lanes]
     tall = _TOP + sum(heights) + _BOTTOM
-    figure = Figure(figsize=(_WIDTH, tall), dpi=_DPI, facecolor="white")
+    figure = Figure(figsize=(_WIDTH, tall), dpi=DPI, facecolor="white")
     inner = (_WIDTH - _LEFT - _RIGHT) / _WIDTH
     y = tall - _TOP
     most = {side: max((p.most for p in shown if p.side == side), default=1.0) for side in ("egress", "ingress")}
@@ -165,7 +163,7 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
         if value > top:
             beyond.append(said)
             continue
-        axes.axhline(value, color=_INK, linewidth=0.8, linestyle=_LINES[name], zorder=4)
+        axes.axhline(value, color=INK, linewidth=0.8, linestyle=_LINES[name], zorder=4)
         at = value if not taken or value - taken[-1] > 0.11 * top else taken[-1] + 0.11 * top
         taken.append(at)
         axes.annotate(
@@ -173,20 +171,20 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
             (1.008, at / top),
             xycoords="axes fraction",
             fontsize=7.5,
-            color=_INK,
+            color=INK,
             va="center",
             annotation_clip=False,
         )
     if beyond:
         text = f"{', '.join(beyond)}: above"
-        axes.annotate(text, (0.995, 0.97), xycoords="axes fraction", fontsize=7, color=_INK, va="top", ha="right")
+        axes.annotate(text, (0.995, 0.97), xycoords="axes fraction", fontsize=7, color=INK, va="top", ha="right")
     axes.set_ylim(0, top)
     axes.set_xlim(0, _last(recorded))
     axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
-    axes.tick_params(labelsize=7.5, colors=_INK, labelbottom=False)
+    axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
     for spine in ("top", "right"):
         axes.spines[spine].set_visible(False)
-    axes.set_title(_title(panel), fontsize=9, color=_INK, loc="left", pad=4)
+    axes.set_title(_title(panel), fontsize=9, color=INK, loc="left", pad=4)
 
 
 def _title(panel: Panel) -> str:
@@ -231,10 +229,10 @@ def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: flo
     axes = figure.add_axes((_LEFT / _WIDTH, at - 0.02 / tall, inner, 0.001))
     axes.set_xlim(0, _last(recorded))
     axes.set_yticks([])
-    axes.tick_params(labelsize=8, colors=_INK)
+    axes.tick_params(labelsize=8, colors=INK)
     axes.set_xlabel(
         f"seconds since the run began, emulated (k = {recorded.k}: 1 ms here stands for {_stands(recorded.k)})",
-        fontsize=8.5, color=_INK,
+        fontsize=8.5, color=INK,
     )  # fmt: skip
     for spine in ("top", "left", "right"):
         axes.spines[spine].set_visible(False)
@@ -249,9 +247,9 @@ def _stands(k: int) -> str:
 def _heading(figure: Figure, recorded: Recorded, tall: float) -> None:
     series = recorded.series
     x = 0.25 / _WIDTH
-    figure.text(x, 1 - 0.32 / tall, f"{recorded.lab}: queues over time", fontsize=13, weight="bold", color=_INK)
+    figure.text(x, 1 - 0.32 / tall, f"{recorded.lab}: queues over time", fontsize=13, weight="bold", color=INK)
     said = f"{recorded.what}; fill: at a bucket's end ({series.bucket_s * 1e3:.2g} ms), line: the most within it"
-    figure.text(x, 1 - 0.55 / tall, said, fontsize=8.5, color=_INK)
+    figure.text(x, 1 - 0.55 / tall, said, fontsize=8.5, color=INK)
 
 
 def _last(recorded: Recorded) -> float:

@@ -21,6 +21,8 @@ from heddle.wire.layout import (
     EXTENSIONS,
     EXTRA_BYTES,
     ICRC_BYTES,
+    IPV4_HEADER,
+    IPV6_HEADER,
     NAK_SEQUENCE,
     OPCODE_NAMES,
     PSN_MASK,
@@ -29,6 +31,8 @@ from heddle.wire.layout import (
     ROCE_PORT,
     SYNDROME_KIND,
     UDP_BYTES,
+    UDP_HEADER,
+    WORD,
 )
 
 _BGP_PORT: Final = 179
@@ -49,12 +53,8 @@ _PFC_CLASSES: Final = range(8)
 _IPV6_EXTENSIONS: Final = frozenset({0, 43, 60})  # hop by hop, routing, destination
 _IPV6_FRAGMENT: Final = 44
 
-_IPV4 = struct.Struct(">BBHHHBBH4s4s")
-_IPV6 = struct.Struct(">IHBB16s16s")
-_UDP = struct.Struct(">HHHH")
 _TCP = struct.Struct(">HHIIBB")
 _BTH = struct.Struct(">BBHII")
-_WORD = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _ethernet(frame: bytes) -> Dissected:
 
 
 def _ipv4(frame: bytes, at: int) -> Dissected:
-    head, tos, _, _, fragment, _, protocol, _, src, dst = _IPV4.unpack_from(frame, at)
+    head, tos, _, _, fragment, _, protocol, _, src, dst = IPV4_HEADER.unpack_from(frame, at)
     packet = _Packet(frame, at + 4 * (head & 0x0F), _dotted(src), _dotted(dst), tos)
     if fragment & 0x1FFF:
         return packet.said("other", f"IPv4 fragment at byte {8 * (fragment & 0x1FFF)}")
@@ -127,8 +127,8 @@ def _ipv4(frame: bytes, at: int) -> Dissected:
 
 
 def _ipv6(frame: bytes, at: int) -> Dissected:
-    head, _, protocol, _, src, dst = _IPV6.unpack_from(frame, at)
-    at += _IPV6.size
+    head, _, protocol, _, src, dst = IPV6_HEADER.unpack_from(frame, at)
+    at += IPV6_HEADER.size
     while protocol in _IPV6_EXTENSIONS:
         protocol, at = frame[at], at + 8 * (frame[at + 1] + 1)
     packet = _Packet(frame, at, str(IPv6Address(src)), str(IPv6Address(dst)), head >> 20 & 0xFF)
@@ -152,7 +152,7 @@ def _transport(packet: _Packet, protocol: int) -> Dissected:
 
 
 def _udp(packet: _Packet) -> Dissected:
-    sport, dport, size, _ = _UDP.unpack_from(packet.data, packet.at)
+    sport, dport, size, _ = UDP_HEADER.unpack_from(packet.data, packet.at)
     if dport == ROCE_PORT:
         return _roce(packet, sport, size)
     return packet.said("UDP", f"ports {sport} > {dport}, {size - UDP_BYTES} B")
@@ -193,7 +193,7 @@ _ANSWERS: Final = {0x00: "RoCE ACK", RNR_NAK: "RoCE RNR", NAK_SEQUENCE & SYNDROM
 
 def _aeth(data: bytes, at: int) -> tuple[int, int]:
     """Syndrome and message sequence number."""
-    (word,) = _WORD.unpack_from(data, at)
+    (word,) = WORD.unpack_from(data, at)
     return word >> 24, word & PSN_MASK
 
 

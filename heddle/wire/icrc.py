@@ -12,12 +12,11 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV4_BYTES, PROTO_UDP, UDP_BYTES
+from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV4_BYTES, IPV6_BYTES, PROTO_UDP, UDP_BYTES
 
 ONES: Final = b"\xff" * 8
 # The CRC over a packet *with* its ICRC is this constant, so a receiver need not even read the field.
 RESIDUE: Final = 0x2144DF1C
-_IPV6_BYTES: Final = 40
 _BTH_MASKED: Final = 4  # the byte of the BTH that is read as ones
 
 
@@ -27,7 +26,7 @@ def masked_headers(packet: bytes | bytearray | memoryview) -> bytes:
     `packet` starts at its IP header. ValueError when it is no IPv4 or IPv6 packet with UDP and a BTH right behind.
     """
     version = packet[0] >> 4 if packet else 0
-    ip_bytes = {4: (packet[0] & 0x0F) * 4, 6: _IPV6_BYTES}.get(version, 0) if packet else 0
+    ip_bytes = {4: (packet[0] & 0x0F) * 4, 6: IPV6_BYTES}.get(version, 0) if packet else 0
     need = ip_bytes + UDP_BYTES + BTH_BYTES + ICRC_BYTES
     if ip_bytes < IPV4_BYTES or len(packet) < need:
         raise ValueError(f"no RoCEv2 packet: IP version {version}, {len(packet)} bytes")

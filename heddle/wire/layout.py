@@ -7,6 +7,7 @@ constants are those of IPv4, LAYOUTS has them for both versions.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -38,6 +39,11 @@ DQPN_WORD_AT: Final = BTH_AT + 4  # FECN, BECN, 6 reserved bits, then the destin
 PSN_WORD_AT: Final = BTH_AT + 8  # acknowledge request, 7 reserved bits, then the packet sequence number (24 bits)
 EXT_AT: Final = BTH_AT + BTH_BYTES  # 54: extended headers, or payload when there are none
 OVERHEAD_BYTES: Final = EXT_AT + ICRC_BYTES  # of a packet without extended headers
+IPV4_HEADER: Final = struct.Struct(">BBHHHBBH4s4s")
+IPV6_HEADER: Final = struct.Struct(">IHBB16s16s")
+UDP_HEADER: Final = struct.Struct(">HHHH")
+RETH: Final = struct.Struct(">QII")
+WORD: Final = struct.Struct(">I")
 MIN_ETHERNET: Final = 60  # shorter frames may come with padding behind the IP packet
 
 
@@ -192,7 +198,8 @@ OPCODE_NAMES: Final[Mapping[int, str]] = {
     CNP: "CNP",
 }
 
-# AETH syndromes. A plain ACK carries the credit count; 31 says that there is no credit limit.
+# AETH syndromes (IBTA vol. 1, table 44; Linux rxe_hdr.h).
+# A plain ACK carries the credit count; 31 says that there is no credit limit.
 ACK_NO_LIMIT: Final = 0x1F
 RNR_NAK: Final = 0x20
 NAK_SEQUENCE: Final = 0x60

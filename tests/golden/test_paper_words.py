@@ -14,7 +14,8 @@ from heddle.base.problems import InputError
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
 from heddle.spec.load import load_fabric
-from heddle.views.forecasttext import WIDTH, render
+from heddle.views.forecasttext import render
+from heddle.views.style import WIDTH
 
 HERE = Path(__file__).parent / "paper"
 BAD = sorted(HERE.glob("bad-*.yml"))

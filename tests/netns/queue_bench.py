@@ -14,10 +14,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
+from heddle.base.ethernet import CLASSES
 from heddle.fabric.shapes import clos
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.kernel.testrun import TestRun, run_on
-from heddle.spec.queuespec import CLASSES
 from heddle.spec.schema import FabricSpec
 from heddle.switch import install as switch
 from heddle.switch.hashing.hashing import PINS

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from heddle.base.ethernet import QUANTUM_BITS
 from heddle.kernel.namespace import inside
-from heddle.switch.pfc.frame import ADDRESS, QUANTUM_BITS, build, parse
+from heddle.switch.pfc.frame import ADDRESS, build, parse
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 RATE_BPS = 25_000_000

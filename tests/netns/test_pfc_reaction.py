@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from heddle.lab.queuestatus import REACTION_BINS, REACTION_STEP_NS
+from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
 from tests.netns.pfc_lab import LOSSLESS, pfc_lab, until
 
 

@@ -11,7 +11,8 @@ from scapy.contrib.mac_control import MACControlClassBasedFlowControl
 from scapy.layers.l2 import Ether
 from scapy.utils import wrpcap
 
-from heddle.switch.pfc.frame import FRAME_BYTES, MAX_QUANTA, PfcFrame, build, parse, quanta_ns
+from heddle.base.ethernet import MAX_QUANTA
+from heddle.switch.pfc.frame import FRAME_BYTES, PfcFrame, build, parse, quanta_ns
 
 MAC = bytes.fromhex("02a1b2c3d4e5")
 CASES: tuple[dict[int, int], ...] = (

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from heddle.endpoints.ranks import Rank, part_sizes, rank_input
-from heddle.endpoints.transports.rc import ACK, PSN_MASK, Message, RcParams, Requester, Responder, WritePacket
+from heddle.endpoints.transports.rc import Message, RcParams, Requester, Responder, WritePacket
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.schedule import build_schedule
+from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
 
 PARAMS = RcParams(mtu=256, window=8, ack_every=2, timeout_s=1.0, retries=50)
 
@@ -41,7 +42,7 @@ class Wire:
                 reth = (m.va, m.rkey, len(m.payload)) if first else None
                 packet = WritePacket(psn, first, last, True, reth, m.imm if last else None)
                 self.responder.receive(packet, m.payload[i * 256 : (i + 1) * 256])
-        answer = self.responder.reply or ((self.responder.acked, ACK) if self.responder.ack_due else None)
+        answer = self.responder.reply or ((self.responder.acked, ACK_NO_LIMIT) if self.responder.ack_due else None)
         self.responder.reply, self.responder.ack_due = None, False
         if answer and self.dice.random() >= self.loss:
             self.requester.acknowledge(*answer, now)

@@ -9,18 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from heddle.endpoints.transports.rc import (
-    ACK,
-    NAK_ACCESS,
-    NAK_PSN,
-    NEVER,
-    PSN_MASK,
-    Message,
-    RcParams,
-    Requester,
-    Responder,
-    WritePacket,
-)
+from heddle.endpoints.transports.rc import NEVER, Message, RcParams, Requester, Responder, WritePacket
+from heddle.wire.layout import ACK_NO_LIMIT, NAK_ACCESS, NAK_SEQUENCE, PSN_MASK
 
 PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)
 RKEY = 7
@@ -81,7 +71,7 @@ def talk(
                 back.append(responder.reply)
                 responder.reply = None
             elif responder.ack_due:
-                back.append((responder.acked, ACK))
+                back.append((responder.acked, ACK_NO_LIMIT))
             responder.ack_due = False
         while back:
             answer = back.popleft()
@@ -119,7 +109,7 @@ def test_the_window_bounds_what_is_under_way() -> None:
     requester.post(Message(memoryview(bytes(256 * 100)), 0, RKEY, 0))
     assert sum(b.packets for b in requester.take(64, 0.0)) == PARAMS.window
     assert requester.take(64, 0.0) == []
-    requester.acknowledge(3, ACK, 0.1)
+    requester.acknowledge(3, ACK_NO_LIMIT, 0.1)
     assert requester.ready == 4
 
 
@@ -177,8 +167,8 @@ def test_acknowledgements_of_what_was_never_sent_change_nothing() -> None:
     requester = Requester(PARAMS, 100)
     requester.post(Message(memoryview(bytes(1024)), 0, RKEY, 0))
     requester.take(2, 0.0)
-    requester.acknowledge(500, ACK, 0.0)
-    requester.acknowledge(50, ACK, 0.0)
+    requester.acknowledge(500, ACK_NO_LIMIT, 0.0)
+    requester.acknowledge(50, ACK_NO_LIMIT, 0.0)
     assert requester.una == 100
 
 
@@ -214,7 +204,7 @@ def test_a_nak_whose_gap_has_closed_asks_for_what_came_too_early_and_then_for_no
     for packet, payload in (parts[0], parts[2], parts[1]):
         responder.receive(packet, payload)
     # Part 2 was not kept: without a NAK its sender would wait for an acknowledgement until its timer ran out.
-    assert responder.reply == (1, NAK_PSN)
+    assert responder.reply == (1, NAK_SEQUENCE)
     responder.receive(*parts[2])
     assert responder.counters.naks == 1
     assert responder.reply is None

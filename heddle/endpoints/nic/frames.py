@@ -33,12 +33,17 @@ from heddle.wire.layout import (
     EXTRA_BYTES,
     ICRC_BYTES,
     IP_AT,
+    IPV4_HEADER,
     IPV4_NO_OPTIONS,
+    IPV6_HEADER,
     LAYOUTS,
     PROTO_UDP,
     PSN_MASK,
     QPN_MASK,
+    RETH,
     ROCE_PORT,
+    UDP_HEADER,
+    WORD,
     WRITE_FIRST,
     WRITE_LAST_IMM,
     WRITE_MIDDLE,
@@ -54,12 +59,7 @@ _FEW: Final = 4  # packets, up to which one by one is faster than as arrays
 _TEMPLATES_KEPT: Final = 512  # per flow; a sweep over odd sizes must not grow without end
 
 _ETH = struct.Struct(">6s6sH")
-_IP = struct.Struct(">BBHHHBBH4s4s")
-_IPV6 = struct.Struct(">IHBB16s16s")
-_UDP = struct.Struct(">HHHH")
 _BTH8 = struct.Struct(">BBHI")
-_WORD = struct.Struct(">I")
-_RETH = struct.Struct(">QII")
 _ACK_TAIL = struct.Struct(">II")
 _ICRC = struct.Struct("<I")
 
@@ -156,18 +156,18 @@ class FlowHeader:
 
     def _eth_ip_udp(self, frame_bytes: int) -> bytes:
         udp_bytes = frame_bytes - self.layout.udp_at
-        udp = _UDP.pack(self.sport, ROCE_PORT, udp_bytes, 0)
+        udp = UDP_HEADER.pack(self.sport, ROCE_PORT, udp_bytes, 0)
         if self.layout.version == 6:
             eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV6)
             return (
                 eth
-                + _IPV6.pack(6 << 28 | self.tos << 20, udp_bytes, PROTO_UDP, self.ttl, self.src_ip, self.dst_ip)
+                + IPV6_HEADER.pack(6 << 28 | self.tos << 20, udp_bytes, PROTO_UDP, self.ttl, self.src_ip, self.dst_ip)
                 + udp
             )
         eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV4)
         ip = (IPV4_NO_OPTIONS, self.tos, frame_bytes - IP_AT, 0, _DONT_FRAGMENT, self.ttl, PROTO_UDP)
-        checksum = ip_checksum(_IP.pack(*ip, 0, self.src_ip, self.dst_ip))
-        return eth + _IP.pack(*ip, checksum, self.src_ip, self.dst_ip) + udp
+        checksum = ip_checksum(IPV4_HEADER.pack(*ip, 0, self.src_ip, self.dst_ip))
+        return eth + IPV4_HEADER.pack(*ip, checksum, self.src_ip, self.dst_ip) + udp
 
 
 class SendBatch(FrameBuffer):
@@ -210,13 +210,13 @@ class SendBatch(FrameBuffer):
             raise ValueError(f"frame of {made.frame_bytes} bytes, room is for {self.frame_bytes}: a batch of IPv4?")
         at = start + made.ext_at
         mem[start : start + made.psn_at] = made.prefix
-        _WORD.pack_into(mem, start + made.psn_at, psn & PSN_MASK | ackreq << 31)
+        WORD.pack_into(mem, start + made.psn_at, psn & PSN_MASK | ackreq << 31)
         if reth is not None:
-            _RETH.pack_into(mem, at, *reth)
-            at += _RETH.size
+            RETH.pack_into(mem, at, *reth)
+            at += RETH.size
         if imm is not None:
-            _WORD.pack_into(mem, at, imm)
-            at += _WORD.size
+            WORD.pack_into(mem, at, imm)
+            at += WORD.size
         if at != start + made.payload_at:
             raise ValueError(f"opcode {opcode:#04x} and the extended headers given do not belong together")
         mem[at : at + size] = payload

@@ -21,9 +21,9 @@ from typing import Final
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch, ip_checksum
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.parse import Parser, Received
-from heddle.endpoints.transports.rc import ACK as SYNDROME_ACK
 from heddle.endpoints.transports.rc import Burst, Message, Requester, Responder, WritePacket
 from heddle.wire import layout as wire
+from heddle.wire.layout import ACK_NO_LIMIT
 
 _TURN: Final = 8  # packets that one QP sends before the next has its turn
 _FILL: Final = 16  # frames that are made before they are handed to the socket
@@ -278,7 +278,7 @@ class Nic:
             psn, syndrome = responder.reply
             self._answers.append((qp, psn, syndrome, responder.msn))
         elif responder.ack_due:
-            self._answers.append((qp, responder.acked, SYNDROME_ACK, responder.msn))
+            self._answers.append((qp, responder.acked, ACK_NO_LIMIT, responder.msn))
         else:
             return
         responder.reply = None

@@ -18,14 +18,15 @@ from types import TracebackType
 from typing import Final, Self
 
 from heddle.endpoints.nic.framebuffer import MMSGHDR, FrameBuffer, frame_bytes_for
+from heddle.kernel.libc import libc
 from heddle.kernel.namespace import inside
+from heddle.kernel.uapi import SOL_PACKET
 from heddle.wire.layout import ETHERTYPE_IPV4, ETHERTYPE_IPV6, LAYOUTS, ROCE_PORT
 
 # asm-generic/socket.h and linux/if_packet.h; Python's socket module has none of these.
 _SO_ATTACH_FILTER: Final = 26
 _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
-_SOL_PACKET: Final = 263
 _PACKET_STATISTICS: Final = 6
 _STATISTICS = struct.Struct("=II")  # packets, drops
 
@@ -35,9 +36,8 @@ _PAGE_BYTES: Final = 4096
 # What stops a send without being an error: full socket, full queue, link down for now.
 _NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENETDOWN, errno.EINTR})
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
-_libc.recvmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p)
+libc.sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+libc.recvmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p)
 
 # Classic BPF (code, jump if true, jump if false, value): unfragmented IPv4, UDP, destination port 4791.
 _ROCE_ONLY: Final = (
@@ -166,7 +166,7 @@ class PacketSocket:
         self.errno = 0
         while done < count:
             at = batch.messages_at + (first + done) * MMSGHDR.itemsize
-            sent = _libc.sendmmsg(self._fd, at, count - done, socket.MSG_DONTWAIT)
+            sent = libc.sendmmsg(self._fd, at, count - done, socket.MSG_DONTWAIT)
             if sent > 0:
                 done += sent  # a short count hides its reason; asking again tells it
                 continue
@@ -190,7 +190,7 @@ class PacketSocket:
         batch = self._received
         # With MSG_TRUNC the length is the frame's own even if it did not fit; a Parser marks it bad.
         flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC
-        count = _libc.recvmmsg(self._fd, batch.messages_at, batch.slots, flags, None)
+        count = libc.recvmmsg(self._fd, batch.messages_at, batch.slots, flags, None)
         if count < 0:
             code = ctypes.get_errno()
             if code not in _NOT_NOW:
@@ -201,7 +201,7 @@ class PacketSocket:
     def drops(self) -> int:
         """Frames that arrived and found the receive buffer full, since the socket was opened."""
         # The kernel sets its own count to zero with every look.
-        answer = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
+        answer = self._socket.getsockopt(SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
         self._drops += _STATISTICS.unpack(answer)[1]
         return self._drops
 

@@ -41,8 +41,10 @@ from heddle.wire.layout import (
     PROTO_UDP,
     PSN_MASK,
     QPN_MASK,
+    RETH,
     ROCE_PORT,
     UDP_AT,
+    WORD,
 )
 
 _KEY_AT: Final = 12  # the Ethernet type; MAC addresses are the switch's business
@@ -57,8 +59,6 @@ _KEY = struct.Struct(">HBBHHHBBHIIHHHHBBH")  # Ethernet type, IPv4, UDP, BTH byt
 _KEY6 = struct.Struct(">HIHBB16s16sHHHHBBH")  # the same with IPv6
 # Of both: source and destination address, traffic class, source port, frame bytes, BTH's opcode and flags.
 _Said = tuple[int, int, int, int, int, int, int]
-_RETH = struct.Struct(">QII")
-_WORD = struct.Struct(">I")
 
 # Where each extended header of an opcode starts, behind the BTH.
 _OFFSETS: Final = {
@@ -68,7 +68,6 @@ _OFFSETS: Final = {
 }
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Objects = npt.NDArray[np.object_]
 
 
@@ -224,17 +223,17 @@ class Received:
 
     def reth(self, i: int) -> Reth:
         """Virtual address, remote key and message length of frame i; ValueError when it carries none."""
-        va, rkey, dma_bytes = _RETH.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].reth_at, "reth"))
+        va, rkey, dma_bytes = RETH.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].reth_at, "reth"))
         return va, rkey, dma_bytes
 
     def imm(self, i: int) -> int:
         """The immediate data of frame i as a 32-bit number; ValueError when it carries none."""
-        value: int = _WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].imm_at, "imm"))[0]
+        value: int = WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].imm_at, "imm"))[0]
         return value
 
     def aeth(self, i: int) -> tuple[int, int]:
         """Syndrome and message sequence number of frame i; ValueError when it carries none."""
-        word: int = _WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].aeth_at, "aeth"))[0]
+        word: int = WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].aeth_at, "aeth"))[0]
         return word >> 24, word & PSN_MASK
 
     def _at(self, i: int, offset: int, name: str) -> int:

@@ -15,15 +15,10 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-PSN_MASK: Final = 0xFFFFFF
+from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE, PSN_MASK
+
 PSN_HALF: Final = 0x800000
 NEVER: Final = float("inf")
-
-# AETH syndromes (IBTA vol. 1, table 44; Linux rxe_hdr.h)
-ACK: Final = 0x1F  # no end-to-end credit limit
-NAK_PSN: Final = 0x60
-NAK_INVALID: Final = 0x61
-NAK_ACCESS: Final = 0x62
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +138,7 @@ class Requester:
         at = self._unwrap(psn)
         if syndrome & 0x60 == 0:
             self._advance(at + 1, now)
-        elif syndrome == NAK_PSN:
+        elif syndrome == NAK_SEQUENCE:
             self.counters.naks += 1
             self._advance(at, now)
             if at == self.una and self.una < self.tried:
@@ -275,7 +270,7 @@ class Responder:
             if not self._nak_sent or (packet.psn - self._early) & PSN_MASK < PSN_HALF:
                 self._early = packet.psn
             if not self._nak_sent:  # one NAK a gap, until what is missing arrives
-                self._nak(NAK_PSN)
+                self._nak(NAK_SEQUENCE)
             return
         problem = self._write(packet, payload)
         if problem:
@@ -320,9 +315,9 @@ class Responder:
 
         When that has come again, too, there is nothing to go back for.
         """
-        waits = self.reply is not None and self.reply[1] == NAK_PSN
+        waits = self.reply is not None and self.reply[1] == NAK_SEQUENCE
         if waits and (self._early - self._psn) & PSN_MASK < PSN_HALF:
-            self.reply = (self._psn, NAK_PSN)
+            self.reply = (self._psn, NAK_SEQUENCE)
             return
         self._nak_sent = False
         if waits:

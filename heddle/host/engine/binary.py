@@ -14,6 +14,7 @@ from typing import Final
 
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.process import find_program, run, search_path
+from heddle.host.engine.docker import SETUP
 
 Version = tuple[int, int, int]
 
@@ -26,7 +27,6 @@ _PLACES: Final = ("/usr/local/bin", "/usr/bin")  # sudo's PATH may lack the firs
 _SAID: Final = re.compile(r"^\s*version:\s*v?(\d+)\.(\d+)\.(\d+)(\S*)", re.MULTILINE)
 _BUILT: Final = re.compile(rb"\t?github\.com/srl-labs/containerlab\tv(\d+)\.(\d+)\.(\d+)")
 _REPLACED: Final = re.compile(rb"\tgithub\.com/srl-labs/containerlab\tv[0-9.]+\n=>\t")
-_SETUP: Final = "./inv setup containerlab"
 
 
 def find() -> Path | None:
@@ -100,17 +100,17 @@ def trouble() -> Problem | None:
             return Problem(
                 "", f"HEDDLE_CONTAINERLAB={chosen}", "is not a program", "name the containerlab binary itself"
             )
-        return Problem("", "containerlab", "is not installed", f"{_SETUP} installs it")
+        return Problem("", "containerlab", "is not installed", f"{SETUP} installs it")
     found = version(path)
     if found is None:
         why = "does not tell its version, so it may be anything"
-        return Problem("containerlab", str(path), why, f"{path} version says why; {_SETUP} installs another")
+        return Problem("containerlab", str(path), why, f"{path} version says why; {SETUP} installs another")
     if found < MINIMUM:
         why = f"is version {text(found)}, and {text(MINIMUM)} is the least that will do"
-        return Problem("containerlab", str(path), why, f"containerlab version upgrade, or remove it and {_SETUP}")
+        return Problem("containerlab", str(path), why, f"containerlab version upgrade, or remove it and {SETUP}")
     if not runs_here(path):
         why = f"{text(found)} cannot deploy on this kernel: it wants /proc/modules, and there are no modules here"
-        return Problem("containerlab", str(path), why, f"{_SETUP} builds one that can")
+        return Problem("containerlab", str(path), why, f"{SETUP} builds one that can")
     return None
 
 
@@ -118,7 +118,7 @@ def require() -> Path:
     """The containerlab to use. MachineError when it is absent, too old or cannot be understood."""
     wrong, path = trouble(), find()
     if wrong is not None or path is None:
-        raise MachineError(wrong or Problem("", "containerlab", "is not installed", f"{_SETUP} installs it"))
+        raise MachineError(wrong or Problem("", "containerlab", "is not installed", f"{SETUP} installs it"))
     return path
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from heddle.runtimes.netns_topology import HONOURED
+
 Fate = Literal["taken", "left", "refused"]
 
 
@@ -24,7 +26,6 @@ class KeySupport:
 
 
 _TAKEN: Final = KeySupport("taken")
-_BOTH: Final = frozenset({"kind", "group", "sysctls", "binds", "exec", "labels", "env"})
 
 # What only an engine does to a process, a file system or its own network: in a namespace there is nothing to do it to.
 _ENGINE_ONLY: Final = frozenset(
@@ -62,7 +63,7 @@ _LEFT: Final[Mapping[str, KeySupport]] = {
     "mgmt-ipv4": KeySupport("left", "the management network is Heddle's"),
     "mgmt-ipv6": KeySupport("left", "the management network is Heddle's"),
 }
-NODE_KEYS: Final = _BOTH | _ENGINE_ONLY | {"cmd", "entrypoint", "network-mode"} | set(_REFUSED_IN_NAMESPACES)
+NODE_KEYS: Final = HONOURED | _ENGINE_ONLY | {"cmd", "entrypoint", "network-mode"} | set(_REFUSED_IN_NAMESPACES)
 ALL_NODE_KEYS: Final = NODE_KEYS | set(_REFUSED) | set(_LEFT)
 
 # Lists and groups that are put together from all levels; of everything else the nearest level's is taken.
@@ -78,7 +79,7 @@ def node_key(key: str, runtime: str) -> KeySupport | None:
         return _LEFT[key]
     if key not in NODE_KEYS:
         return None
-    if runtime != "netns" or key in _BOTH:
+    if runtime != "netns" or key in HONOURED:
         return _TAKEN
     if key in _REFUSED_IN_NAMESPACES:
         return _REFUSED_IN_NAMESPACES[key]

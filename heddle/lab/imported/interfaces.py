@@ -13,14 +13,12 @@ from ipaddress import IPv4Address, IPv4Interface
 from typing import Final
 
 from heddle.kernel.handle import NodeHandle
-from heddle.kernel.netlink import RTM_GETLINK, RouteSocket, attribute, attributes
+from heddle.kernel.netlink import ALL_LINKS, RTM_GETLINK, RouteSocket, attributes
+from heddle.kernel.uapi import IFADDRMSG, IFLA_ADDRESS, IFLA_IFNAME
 
 _RTM_GETADDR: Final = 22
-_IFADDRMSG: Final = struct.Struct("=4BI")
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_EXT_MASK = 1, 3, 29
 _IFA_F_SECONDARY: Final = 0x01
-_SKIP_STATISTICS: Final = 1 << 3  # RTEXT_FILTER_SKIP_STATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +34,15 @@ def read_interfaces(handle: NodeHandle) -> Interfaces:
     with RouteSocket(handle.netns) as netlink:
         names: dict[int, str] = {}
         macs: dict[str, str] = {}
-        body = struct.pack("=BxHiII", 0, 0, 0, 0, 0) + attribute(_IFLA_EXT_MASK, struct.pack("=I", _SKIP_STATISTICS))
-        for message in netlink.dump(RTM_GETLINK, body):
+        for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
             attrs = attributes(message, 16)
-            name = attrs[_IFLA_IFNAME].rstrip(b"\0").decode()
+            name = attrs[IFLA_IFNAME].rstrip(b"\0").decode()
             names[struct.unpack_from("=i", message, 4)[0]] = name
-            macs[name] = attrs.get(_IFLA_ADDRESS, b"").hex(":")
+            macs[name] = attrs.get(IFLA_ADDRESS, b"").hex(":")
         found: dict[str, list[tuple[bool, IPv4Interface]]] = {}
-        for message in netlink.dump(_RTM_GETADDR, _IFADDRMSG.pack(socket.AF_INET, 0, 0, 0, 0)):
-            _, length, flags, _, index = _IFADDRMSG.unpack_from(message)
-            attrs = attributes(message, _IFADDRMSG.size)
+        for message in netlink.dump(_RTM_GETADDR, IFADDRMSG.pack(socket.AF_INET, 0, 0, 0, 0)):
+            _, length, flags, _, index = IFADDRMSG.unpack_from(message)
+            attrs = attributes(message, IFADDRMSG.size)
             raw = attrs.get(_IFA_LOCAL) or attrs.get(_IFA_ADDRESS)
             if raw:
                 address = IPv4Interface((IPv4Address(raw), length))

@@ -12,9 +12,9 @@ from typing import Any, Final
 from heddle.base.problems import did_you_mean
 from heddle.lab.imported.description import EndDescription, LinkDescription
 from heddle.lab.imported.grammar import END_KEYS, LINK_KEYS, OUTSIDE
+from heddle.runtimes.netns_topology import DEFAULT_MTU
 from heddle.spec.yamlfile import Trail
 
-DEFAULT_MTU: Final = 9500  # containerlab's own, for links that say nothing
 _LEAST_MTU: Final = 1280  # IPv6's, as in a fabric file
 _RATES: Final = (10**6, 10**10)  # bit/s, as in a fabric file
 _INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")  # IFNAMSIZ, dev_valid_name

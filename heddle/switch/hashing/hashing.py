@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import MachineError, Problem
+from heddle.base.sysctls import HASH_SEED, SYSCTLS
 from heddle.fabric.model import Fabric, Node
 from heddle.kernel.fib import port_names
 from heddle.kernel.handle import NodeHandle
@@ -33,8 +34,6 @@ FIELDS: Final[Mapping[str, int]] = {  # FIB_MULTIPATH_HASH_FIELD_*, in the words
 }  # fmt: skip
 POLICY_L4: Final = POLICIES["l4"]  # takes skb->hash when it is a layer-4 one
 POLICY_CUSTOM: Final = POLICIES["fields"]  # never does
-_SYSCTL: Final = Path("/proc/sys")
-SEED: Final = "net.ipv4.fib_multipath_hash_seed"  # of both versions of IP
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +123,16 @@ def sysctls(mode: str, seed: int, options: HashOptions | None = None, version: i
     rules = {
         f"net.ipv{version}.fib_multipath_hash_policy": str(policy),
         f"net.ipv{version}.fib_multipath_hash_fields": str(fields),
-        SEED: str(seed),
+        HASH_SEED: str(seed),
     }
-    if programmed(mode, options) and not sysctl_path(SEED).exists():
-        del rules[SEED]
+    if programmed(mode, options) and not sysctl_path(HASH_SEED).exists():
+        del rules[HASH_SEED]
     return rules
 
 
 def sysctl_path(name: str) -> Path:
     """Where a sysctl is read and written, in the namespace that the calling thread stands in."""
-    return _SYSCTL / name.replace(".", "/")
+    return SYSCTLS / name.replace(".", "/")
 
 
 def number(text: str) -> int:
@@ -177,7 +176,7 @@ def check_sysctls(netns: Path, rules: Mapping[str, str]) -> None:
 
 
 def _since(name: str) -> str:
-    return f"Linux {'6.11' if name == SEED else '5.14'} or later has it"
+    return f"Linux {'6.11' if name == HASH_SEED else '5.14'} or later has it"
 
 
 def rule_of(hashing: SwitchHashing, version: int) -> ProgramRule:

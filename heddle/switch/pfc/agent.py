@@ -17,9 +17,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from heddle.switch.pfc.frame import CLASSES
+from heddle.base.ethernet import CLASSES
 from heddle.switch.pfc.linkwatch import Links
 from heddle.switch.pfc.pauses import Pauses
+from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.pfc.thresholds import PfcPolicies
 from heddle.switch.pfc.timers import Timers
 from heddle.switch.pfc.watchdog import Watchdog
@@ -30,8 +31,6 @@ TICK_NS: Final = 100_000_000
 _TICKS_A_LOOK: Final = 10  # namespaces and books are looked at so often
 _SILENT_NS: Final = 1_000_000_000
 _SILENT_TICKS: Final = 10  # in a row: a machine that was suspended stops both
-_REACTION_BINS: Final = 10
-_REACTION_STEP_NS: Final = 62_500
 
 
 class Ended(BaseException):
@@ -277,7 +276,7 @@ def reaction_bin(reaction_ns: int) -> int:
 
     As heddle/lab/queuestatus.py has it, which would bring half of Heddle along.
     """
-    return min(_REACTION_BINS - 1, (reaction_ns // _REACTION_STEP_NS).bit_length())
+    return min(REACTION_BINS - 1, (reaction_ns // REACTION_STEP_NS).bit_length())
 
 
 def quiet_signals(stop: Callable[[], None]) -> None:

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from heddle.base.ethernet import CLASSES, MAX_QUANTA, QUANTUM_BITS
+
 ADDRESS: Final = bytes.fromhex("0180c2000001")
 ETHERTYPE: Final = 0x8808  # MAC control
 OPCODE: Final = 0x0101  # priority-based flow control; 0x0001 is the older PAUSE of a whole link
-CLASSES: Final = 8
-QUANTUM_BITS: Final = 512
-MAX_QUANTA: Final = 0xFFFF
 FRAME_BYTES: Final = 60  # the least that Ethernet carries, without the checksum
 _LAYOUT: Final = struct.Struct("!6s6sHHH8H")
 

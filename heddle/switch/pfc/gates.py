@@ -15,40 +15,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from heddle.base.ethernet import CLASSES
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import (
     NLM_F_REQUEST,
     NLMSG_ERROR,
     RTM_GETLINK,
     RTM_GETQDISC,
+    RTM_NEWQDISC,
     RouteSocket,
     attribute,
     attributes,
 )
-from heddle.switch.pfc.frame import CLASSES
+from heddle.kernel.uapi import (
+    IFF_LOWER_UP,
+    IFF_UP,
+    IFINFOMSG,
+    IFLA_ADDRESS,
+    IFLA_IFNAME,
+    IFLA_MTU,
+    NLMSGHDR,
+    SOL_PACKET,
+    TC_H_ROOT,
+    TCA_KIND,
+    TCA_OPTIONS,
+    TCA_STATS2,
+    TCA_STATS_QUEUE,
+    TCA_TBF_PARMS,
+    TCA_TBF_RATE64,
+    TCMSG,
+)
 
 KICK_ETHERTYPE: Final = 0x88B5  # IEEE 802: local experimental use; BPF's `enqueue` knows it
 KICK_CLASS: Final = 0x10FF0  # its leaf takes nothing
 
 RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17
-_RTM_NEWQDISC: Final = 36
-_SOL_PACKET: Final = 263
 _PACKET_QDISC_BYPASS: Final = 20
 _RTMGRP_LINK: Final = 1
-_IFINFO: Final = struct.Struct("=BxHiII")
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU = 1, 3, 4
-_UP_AND_CARRIER: Final = 0x1 | 0x10000  # IFF_UP, IFF_LOWER_UP
-_TCMSG: Final = struct.Struct("=B3xiIII")
-_TCA_KIND, _TCA_OPTIONS = 1, 2
-_TCA_STATS2, _TCA_STATS_QUEUE = 7, 3  # struct gnet_stats_queue: qlen, backlog, drops, ...
-_ROOT: Final = 0xFFFFFFFF  # TC_H_ROOT
-_TCA_TBF_PARMS, _TCA_TBF_RATE64, _TCA_TBF_BURST = 1, 4, 6
+_UP_AND_CARRIER: Final = IFF_UP | IFF_LOWER_UP
+_TCA_TBF_BURST: Final = 6
 _RATESPEC: Final = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
 _LIMITS: Final = struct.Struct("=III")  # of struct tc_tbf_qopt: limit, buffer, mtu
 _LIMIT_AT: Final = 2 * _RATESPEC.size
 _LINKLAYER_ETHERNET: Final = 1
-_HEADER: Final = struct.Struct("=IHHII")
 _HTB: Final = 0x10000  # qdisc 1:, whose classes 1:10 ... 1:80 are our classes 0 ... 7
 _OPEN_BYTES_PER_S: Final = 5_000_000_000  # 40 Gbit/s
 _OPEN_BURST: Final = 100_000
@@ -92,7 +102,7 @@ class Gates:
             self.netlink.bind((0, _RTMGRP_LINK))
             self._kicker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, KICK_CLASS)
             # A MAC sends control frames past its queues: here past the qdiscs and the programs at egress.
-            self._control.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
+            self._control.setsockopt(SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
             self._names, self.macs, self.gates = _read(netns)
         except BaseException:
             self.close_sockets()
@@ -153,12 +163,12 @@ class Gates:
                 found.append(LinkEvent("", False))
                 continue
             offset = 0
-            while offset + _HEADER.size <= len(block):
-                length, kind, _, _, _ = _HEADER.unpack_from(block, offset)
+            while offset + NLMSGHDR.size <= len(block):
+                length, kind, _, _, _ = NLMSGHDR.unpack_from(block, offset)
                 if kind == NLMSG_ERROR:
-                    self.errors += struct.unpack_from("=i", block, offset + _HEADER.size)[0] != 0
+                    self.errors += struct.unpack_from("=i", block, offset + NLMSGHDR.size)[0] != 0
                 elif kind in (RTM_NEWLINK, RTM_DELLINK):
-                    _, _, ifindex, flags, _ = _IFINFO.unpack_from(block, offset + _HEADER.size)
+                    _, _, ifindex, flags, _ = IFINFOMSG.unpack_from(block, offset + NLMSGHDR.size)
                     up = kind == RTM_NEWLINK and flags & _UP_AND_CARRIER == _UP_AND_CARRIER
                     if (name := self._names.get(ifindex)) is not None:
                         found.append(LinkEvent(name, up))
@@ -168,8 +178,8 @@ class Gates:
         """Port -> whether it is up and has a carrier, asked now."""
         found: dict[str, bool] = {}
         with RouteSocket(self.netns) as netlink:
-            for body in netlink.dump(RTM_GETLINK, _IFINFO.pack(0, 0, 0, 0, 0)):
-                _, _, ifindex, flags, _ = _IFINFO.unpack_from(body)
+            for body in netlink.dump(RTM_GETLINK, IFINFOMSG.pack(0, 0, 0, 0, 0)):
+                _, _, ifindex, flags, _ = IFINFOMSG.unpack_from(body)
                 if (name := self._names.get(ifindex)) is not None:
                     found[name] = flags & _UP_AND_CARRIER == _UP_AND_CARRIER
         return found
@@ -178,15 +188,15 @@ class Gates:
         """(port, class) -> packets in that class's qdisc, asked now; under class -1 those of the port's root."""
         found: dict[tuple[str, int], int] = {}
         with RouteSocket(self.netns) as netlink:
-            for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
-                _, ifindex, handle, parent, _ = _TCMSG.unpack_from(body)
+            for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+                _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
                 number, rest = divmod(handle >> 16, 16)
-                if parent != _ROOT and (rest or not 1 <= number <= CLASSES):
+                if parent != TC_H_ROOT and (rest or not 1 <= number <= CLASSES):
                     continue
-                statistics = attributes(attributes(body, _TCMSG.size).get(_TCA_STATS2, b""), 0)
-                if (name := self._names.get(ifindex)) is not None and _TCA_STATS_QUEUE in statistics:
-                    (packets,) = struct.unpack_from("=I", statistics[_TCA_STATS_QUEUE])
-                    found[name, -1 if parent == _ROOT else number - 1] = packets
+                statistics = attributes(attributes(body, TCMSG.size).get(TCA_STATS2, b""), 0)
+                if (name := self._names.get(ifindex)) is not None and TCA_STATS_QUEUE in statistics:
+                    (packets,) = struct.unpack_from("=I", statistics[TCA_STATS_QUEUE])
+                    found[name, -1 if parent == TC_H_ROOT else number - 1] = packets
         return found
 
     def gone(self) -> bool:
@@ -203,17 +213,17 @@ def _read(netns: Path) -> tuple[dict[int, str], dict[str, bytes], dict[tuple[str
         names: dict[int, str] = {}
         macs: dict[str, bytes] = {}
         mtus: dict[int, int] = {}
-        for body in netlink.dump(RTM_GETLINK, _IFINFO.pack(0, 0, 0, 0, 0)):
-            ifindex, attrs = _IFINFO.unpack_from(body)[2], attributes(body, _IFINFO.size)
-            names[ifindex] = name = attrs[_IFLA_IFNAME].rstrip(b"\0").decode()
-            macs[name], (mtus[ifindex],) = attrs[_IFLA_ADDRESS], struct.unpack("=I", attrs[_IFLA_MTU])
+        for body in netlink.dump(RTM_GETLINK, IFINFOMSG.pack(0, 0, 0, 0, 0)):
+            ifindex, attrs = IFINFOMSG.unpack_from(body)[2], attributes(body, IFINFOMSG.size)
+            names[ifindex] = name = attrs[IFLA_IFNAME].rstrip(b"\0").decode()
+            macs[name], (mtus[ifindex],) = attrs[IFLA_ADDRESS], struct.unpack("=I", attrs[IFLA_MTU])
         gates: dict[tuple[str, int], Gate] = {}
-        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, parent, _ = _TCMSG.unpack_from(body)
-            attrs = attributes(body, _TCMSG.size)
-            if attrs.get(_TCA_KIND) != b"tbf\0" or parent & 0xFFFF000F != _HTB or not 0x10 <= parent & 0xFFFF <= 0x80:
+        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
+            attrs = attributes(body, TCMSG.size)
+            if attrs.get(TCA_KIND) != b"tbf\0" or parent & 0xFFFF000F != _HTB or not 0x10 <= parent & 0xFFFF <= 0x80:
                 continue
-            parms = attributes(attrs[_TCA_OPTIONS], 0)[_TCA_TBF_PARMS]
+            parms = attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
             limit = _LIMITS.unpack_from(parms, _LIMIT_AT)[0]
             spot = (ifindex, handle, parent)
             opening, closing = _opened(spot, limit), _closed(spot, limit, mtus[ifindex])
@@ -236,7 +246,7 @@ def of_lab(spaces: Mapping[str, Path]) -> dict[str, Gates]:
 
 def _opened(spot: tuple[int, int, int], limit: int) -> bytes:
     """The message that lets everything through."""
-    wide = attribute(_TCA_TBF_RATE64, struct.pack("=Q", _OPEN_BYTES_PER_S))
+    wide = attribute(TCA_TBF_RATE64, struct.pack("=Q", _OPEN_BYTES_PER_S))
     burst = attribute(_TCA_TBF_BURST, struct.pack("=I", _OPEN_BURST)) + wide
     return _message(spot, limit, 0xFFFFFFFF, 0, 0, burst)
 
@@ -257,7 +267,7 @@ def _message(spot: tuple[int, int, int], limit: int, rate: int, mpu: int, ticks:
     """RTM_NEWQDISC for a qdisc that is there; it keeps its packets. No answer is asked for."""
     ifindex, handle, parent = spot
     rates = _RATESPEC.pack(0, _LINKLAYER_ETHERNET, 0, 0, mpu, rate) + _RATESPEC.pack(0, 0, 0, 0, 0, 0)
-    parms = attribute(_TCA_TBF_PARMS, rates + _LIMITS.pack(limit, ticks, 0))
-    body = _TCMSG.pack(0, ifindex, handle, parent, 0)
-    body += attribute(_TCA_KIND, b"tbf\0") + attribute(_TCA_OPTIONS, parms + more)
-    return _HEADER.pack(_HEADER.size + len(body), _RTM_NEWQDISC, NLM_F_REQUEST, 0, 0) + body
+    parms = attribute(TCA_TBF_PARMS, rates + _LIMITS.pack(limit, ticks, 0))
+    body = TCMSG.pack(0, ifindex, handle, parent, 0)
+    body += attribute(TCA_KIND, b"tbf\0") + attribute(TCA_OPTIONS, parms + more)
+    return NLMSGHDR.pack(NLMSGHDR.size + len(body), RTM_NEWQDISC, NLM_F_REQUEST, 0, 0) + body

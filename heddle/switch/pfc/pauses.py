@@ -6,7 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from heddle.switch.pfc.frame import CLASSES, build
+from heddle.base.ethernet import CLASSES
+from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.thresholds import PfcPolicies
 from heddle.switch.pfc.timers import Timers
 from heddle.switch.pfc.world import World

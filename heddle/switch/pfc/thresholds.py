@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from heddle.switch.pfc.frame import CLASSES, quanta_ns
+from heddle.base.ethernet import CLASSES
+from heddle.switch.pfc.frame import quanta_ns
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues

@@ -7,8 +7,9 @@ import heapq
 import os
 from typing import Final
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+from heddle.kernel.libc import libc
+
+libc.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _CLOCK_MONOTONIC: Final = 1
 _NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME: Final = 1
@@ -22,7 +23,7 @@ class Timers:
     """
 
     def __init__(self) -> None:
-        self._fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
+        self._fd = libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
         if self._fd < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
@@ -49,7 +50,7 @@ class Timers:
         first = max(1, self._heap[0][0]) if self._heap else 0
         if first != self._armed:
             self._spec[2], self._spec[3] = divmod(first, _S)
-            _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
+            libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
             self._armed = first
 
     def rang(self) -> None:

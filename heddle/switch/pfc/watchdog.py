@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from heddle.switch.pfc.frame import CLASSES
+from heddle.base.ethernet import CLASSES
 from heddle.switch.pfc.thresholds import DROP, PfcPolicies
 from heddle.switch.pfc.timers import Timers
 from heddle.switch.pfc.world import World

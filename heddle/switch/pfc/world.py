@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Node, Port, Tier
-from heddle.kernel.namespace import CLONE_NEWNET, setns
-from heddle.switch.pfc.frame import CLASSES
+from heddle.kernel.namespace import setns
+from heddle.kernel.uapi import CLONE_NEWNET
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.portids import numbered_ports
 

@@ -13,13 +13,11 @@ from typing import Final
 
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTFILTER, RouteSocket, attributes
+from heddle.kernel.uapi import TCA_KIND, TCA_OPTIONS, TCA_TBF_PARMS, TCA_TBF_RATE64, TCMSG
 from heddle.switch.queues.disciplines import number_of
 
 _HOOKS: Final = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), ..._EGRESS
-_TCMSG: Final = struct.Struct("=B3xiIII")
-_TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_BPF_CLASSID, _TCA_BPF_NAME = 3, 7
-_TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
 _SLOW: Final = 10**6  # bytes/s: an open gate is four times as fast as any link, a closed one takes 1,000
 
 
@@ -44,12 +42,12 @@ def read_attached(netns: Path, ports: Iterable[str]) -> dict[str, tuple[Attached
         for port in ports:
             rows: list[tuple[int, int, Attached]] = []
             for place, (hook, parent) in enumerate(_HOOKS.items()):
-                request = _TCMSG.pack(0, names.get(port, 0), 0, parent, 0)
+                request = TCMSG.pack(0, names.get(port, 0), 0, parent, 0)
                 for body in netlink.dump(RTM_GETTFILTER, request):
-                    priority = _TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
-                    attrs = attributes(body, _TCMSG.size)
-                    if attrs.get(_TCA_KIND) == b"bpf\0" and _TCA_OPTIONS in attrs:
-                        options = attributes(attrs[_TCA_OPTIONS], 0)
+                    priority = TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
+                    attrs = attributes(body, TCMSG.size)
+                    if attrs.get(TCA_KIND) == b"bpf\0" and TCA_OPTIONS in attrs:
+                        options = attributes(attrs[TCA_OPTIONS], 0)
                         name = options.get(_TCA_BPF_NAME, b"").rstrip(bytes(1)).decode().split(":")[0]
                         number = struct.unpack("=I", options.get(_TCA_BPF_CLASSID, bytes(4)))[0]
                         if name:
@@ -63,14 +61,14 @@ def read_closed(netns: Path) -> set[tuple[str, int]]:
     found: set[tuple[str, int]] = set()
     with RouteSocket(netns) as netlink:
         names = read_names(netlink)
-        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, _, _ = _TCMSG.unpack_from(body)
-            attrs = attributes(body, _TCMSG.size)
+        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
+            attrs = attributes(body, TCMSG.size)
             number = number_of(handle >> 16)
-            if number is None or attrs.get(_TCA_KIND) != b"tbf\0":
+            if number is None or attrs.get(TCA_KIND) != b"tbf\0":
                 continue
-            options = attributes(attrs[_TCA_OPTIONS], 0)
-            (rate,) = struct.unpack_from("=8xI", options[_TCA_TBF_PARMS])  # of struct tc_ratespec
-            if _TCA_TBF_RATE64 not in options and rate < _SLOW:
+            options = attributes(attrs[TCA_OPTIONS], 0)
+            (rate,) = struct.unpack_from("=8xI", options[TCA_TBF_PARMS])  # of struct tc_ratespec
+            if TCA_TBF_RATE64 not in options and rate < _SLOW:
                 found.add((names.get(ifindex, ""), number))
     return found

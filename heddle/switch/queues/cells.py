@@ -18,21 +18,20 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Tier
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Object, Program, loaded
 from heddle.kernel.ringbuffer import Event, Events
 from heddle.kernel.testrun import run_on
-from heddle.spec.queuespec import CLASSES, HEADER
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.classes import ClassPlan, Policies, Policy
-from heddle.switch.queues.portids import numbered_ports, port_ids, row
+from heddle.switch.queues.portids import OWNER, numbered_ports, port_ids, row
 
 __all__ = ["CAUSES", "OWNER", "Event", "LabQueues"]
 Rows = npt.NDArray[Any]
 
-OWNER: Final = "_queues"  # the directory of pins; no node can be called this
 CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down")  # of cells["drops"], in this order
 LOST: Final = "lost"  # the cause of gates["lost"]: no program saw it
 KINDS: Final = {"unused": 0, "control": 1, "lossless": 2, "lossy": 3}

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.buffers import Budget, buffer_bytes, too_small
 from heddle.fabric.model import Fabric, Node, Tier
-from heddle.spec.queuespec import CLASSES, DSCPS, HEADER, Kind, QueuesSpec
+from heddle.spec.queuespec import DSCPS, Kind, QueuesSpec
 
 PortKey = tuple[str, str]  # node, port
+BURST_PACKETS: Final = 2  # that the shaper of a port sends at once
 _NETWORK_CONTROL: Final = (6, 7)  # DSCPs 48 to 63: CS6 and CS7 (RFC 4594), which switches talk to each other with
 
 

@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Port
-from heddle.spec.queuespec import CLASSES, HEADER, QueuesSpec
+from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.queues import ets
-from heddle.switch.queues.classes import ClassPlan
+from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan
 
 ROOT: Final = "1:"
 RATE_CLASS: Final = "1:1"
 KICK: Final = "ff0"  # class and queue that refuse every packet: what is sent there makes the port look at its queues
 LEAF_LIMIT: Final = 1 << 30  # bytes; no buffer is as large (queuespec.py)
-BURST_PACKETS: Final = 2
 # An open gate: four times the rate of the fastest link, and room for the largest packet.
 _OPEN: Final = "rate 40gbit burst 100000b"
 _HTB_MAJOR: Final = 0x10000

@@ -13,13 +13,13 @@ import struct
 from functools import cache
 from typing import Final
 
+from heddle.base.ethernet import HEADER
 from heddle.fabric.model import Port
 from heddle.kernel.netlink import attribute, attributes
 from heddle.kernel.tried import refusal
-from heddle.spec.queuespec import HEADER, QueuesSpec
-from heddle.switch.queues.classes import ClassPlan
+from heddle.spec.queuespec import QueuesSpec
+from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan
 
-_BURST_PACKETS: Final = 2
 _HANDLE: Final = 2
 _PRIORITIES: Final = 16  # TC_PRIO_MAX + 1
 _TCA_ETS_NBANDS, _TCA_ETS_NSTRICT, _TCA_ETS_QUANTA_BAND = 1, 2, 4
@@ -68,7 +68,7 @@ def lines(port: Port, plan: ClassPlan, limit: int) -> list[str]:
     What no program has put into a class is of best effort.
     """
     frame, order = port.mtu + HEADER, bands(plan)
-    burst = _BURST_PACKETS * port.mtu
+    burst = BURST_PACKETS * port.mtu
     rate = f"rate {port.rate_bps}bit ceil {port.rate_bps}bit burst {burst}b cburst {burst}b quantum {frame}"
     quanta = " ".join(str(plan.weight(number) * frame) for number in order[1:])
     others = " ".join([str(order.index(plan.best_effort))] * _PRIORITIES)

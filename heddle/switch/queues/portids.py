@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from heddle.base.ethernet import CLASSES
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric, Port
-from heddle.spec.queuespec import CLASSES
 
 MOST_PORTS: Final = 65535  # the minor number of a classid
 
+OWNER: Final = "_queues"  # the directory of the lab's pins; no node can be called this
 PortRef = tuple[str, str]  # node, port
 
 

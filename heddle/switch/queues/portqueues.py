@@ -18,6 +18,7 @@ from heddle.fabric.model import Fabric, Node, Port, Tier
 from heddle.kernel.fib import read_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
+from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
 from heddle.switch.queues import ets, red
 from heddle.switch.queues.classes import ClassPlan, class_plan
 from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
@@ -27,12 +28,7 @@ _PROGRAMS_A_BATCH: Final = 200  # tc keeps each that a batch names open until it
 
 _ROOT_ID: Final = 0x00010000
 _RATE_CLASS_ID: Final = 0x00010001
-_ROOT_PARENT: Final = 0xFFFFFFFF  # TC_H_ROOT
-_TCMSG: Final = struct.Struct("=B3xiIII")
-_TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_HTB_PARMS, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 6, 7
-_TCA_TBF_PARMS: Final = 1
-_TCA_STATS2, _TCA_STATS_QUEUE = 7, 3
 _TICK_S: Final = 64e-9  # PSCHED_TICKS2NS: a shift of 6
 
 
@@ -149,25 +145,25 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
     with RouteSocket(netns) as netlink:
         names = {name: index for index, name in read_names(netlink).items()}
         queues: dict[int, dict[int, Leaf]] = {}
-        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, _, _ = _TCMSG.unpack_from(body)
+        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
             number = number_of(handle >> 16)
             if number is not None:
-                queues.setdefault(ifindex, {})[number] = _leaf(attributes(body, _TCMSG.size))
+                queues.setdefault(ifindex, {})[number] = _leaf(attributes(body, TCMSG.size))
         for port in ports:
             ifindex = names.get(port, 0)
             own = queues.get(ifindex, {})
-            for body in netlink.dump(RTM_GETTCLASS, _TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
-                _, _, handle, _, queue = _TCMSG.unpack_from(body)
-                attrs = attributes(body, _TCMSG.size)
+            for body in netlink.dump(RTM_GETTCLASS, TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
+                _, _, handle, _, queue = TCMSG.unpack_from(body)
+                attrs = attributes(body, TCMSG.size)
                 # A band of ETS is known by the queue in it, or the RED over that.
                 number = number_of(queue >> 16 & ~red.BESIDE if ets.is_band(handle) else handle & 0xFFFF)
                 if handle == _RATE_CLASS_ID:
-                    found[port] = _shaper(port, attrs[_TCA_OPTIONS], own)
+                    found[port] = _shaper(port, attrs[TCA_OPTIONS], own)
                 elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
-                    own[number] = _with_turn(own[number], attrs[_TCA_OPTIONS])
+                    own[number] = _with_turn(own[number], attrs[TCA_OPTIONS])
                 elif ets.is_band(handle) and number in own:
-                    quantum, prio = ets.read_turn(attrs[_TCA_OPTIONS])
+                    quantum, prio = ets.read_turn(attrs[TCA_OPTIONS])
                     own[number] = replace(own[number], quantum=quantum, prio=prio)
     return found
 
@@ -177,10 +173,10 @@ def foreign(netns: Path, ports: Iterable[str]) -> dict[str, str]:
     roots: dict[str, str] = {}
     with RouteSocket(netns) as netlink:
         names = read_names(netlink)
-        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, parent, _ = _TCMSG.unpack_from(body)
-            if parent == _ROOT_PARENT:
-                kind = attributes(body, _TCMSG.size)[_TCA_KIND].rstrip(bytes(1)).decode()
+        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
+            if parent == TC_H_ROOT:
+                kind = attributes(body, TCMSG.size)[TCA_KIND].rstrip(bytes(1)).decode()
                 found = "ours" if (kind, handle) == ("htb", _ROOT_ID) else kind
                 roots[names.get(ifindex, "")] = "nothing" if found == "noqueue" else found
     return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
@@ -210,25 +206,25 @@ def _refused(netns: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     with RouteSocket(netns) as netlink:
         names = read_names(netlink)
-        for body in netlink.dump(RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, _, _ = _TCMSG.unpack_from(body)
-            attrs = attributes(body, _TCMSG.size)
-            if number_of(handle >> 16) is not None and _TCA_STATS2 in attrs:
-                statistics = attributes(attrs[_TCA_STATS2], 0)
-                if _TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
-                    (drops,) = struct.unpack_from("=8xI", statistics[_TCA_STATS_QUEUE])
+        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
+            attrs = attributes(body, TCMSG.size)
+            if number_of(handle >> 16) is not None and TCA_STATS2 in attrs:
+                statistics = attributes(attrs[TCA_STATS2], 0)
+                if TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
+                    (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
                     port = names.get(ifindex, f"if{ifindex}")
                     found[port] = found.get(port, 0) + drops
     return found
 
 
 def _leaf(attrs: Mapping[int, bytes]) -> Leaf:
-    kind = attrs[_TCA_KIND].rstrip(bytes(1)).decode()
-    options = attrs.get(_TCA_OPTIONS, b"")
+    kind = attrs[TCA_KIND].rstrip(bytes(1)).decode()
+    options = attrs.get(TCA_OPTIONS, b"")
     if kind == "bfifo":
         return Leaf(kind, struct.unpack_from("=I", options)[0])
     if kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
-        return Leaf(kind, struct.unpack_from("=24xI", attributes(options, 0)[_TCA_TBF_PARMS])[0])
+        return Leaf(kind, struct.unpack_from("=24xI", attributes(options, 0)[TCA_TBF_PARMS])[0])
     return Leaf(kind, 0)
 
 

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from heddle.base.ethernet import CLASSES
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import (
@@ -33,13 +34,13 @@ from heddle.kernel.netlink import (
     attribute,
     attributes,
 )
-from heddle.kernel.tried import TCA_KIND, TCA_OPTIONS, TCMSG, qdisc_body, refusal
-from heddle.spec.queuespec import CLASSES, QueuesSpec
+from heddle.kernel.tried import qdisc_body, refusal
+from heddle.kernel.uapi import TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_TBF_PARMS, TCMSG
+from heddle.spec.queuespec import QueuesSpec
 
 Key = tuple[str, int]  # port, class
 
-_TCA_STATS2, _TCA_STATS_APP = 7, 4
-_TCA_TBF_PARMS: Final = 1
+_TCA_STATS_APP: Final = 4
 _LIMIT_AT: Final = 24  # of struct tc_tbf_qopt: two struct tc_ratespec of 12 bytes come first
 _TCA_RED_PARMS, _TCA_RED_STAB, _TCA_RED_MAX_P, _TCA_RED_FLAGS = 1, 2, 3, 4
 _QOPT: Final = struct.Struct("=IIIBBBB")  # struct tc_red_qopt: limit, qth_min, qth_max, Wlog, Plog, Scell_log, flags
@@ -178,7 +179,7 @@ def read_marks(netns: Path) -> dict[Key, int]:
     """
     found: dict[Key, int] = {}
     for key, attrs in _reds(netns).items():
-        statistics = attributes(attrs[_TCA_STATS2], 0)
+        statistics = attributes(attrs[TCA_STATS2], 0)
         found[key] = _XSTATS.unpack_from(statistics[_TCA_STATS_APP])[3]
     return found
 
@@ -211,7 +212,7 @@ def _leaves(netlink: RouteSocket) -> dict[Key, _Leaf]:
         if kind == b"bfifo\0":
             found[key] = _Leaf(ifindex, handle, parent, struct.unpack_from("=I", attrs[TCA_OPTIONS])[0])
         elif kind == b"tbf\0":
-            parameters = attributes(attrs[TCA_OPTIONS], 0)[_TCA_TBF_PARMS]
+            parameters = attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
             (limit,) = struct.unpack_from("=I", parameters, _LIMIT_AT)
             found[key] = _Leaf(ifindex, handle + (1 << 16), handle | 1, limit)
     return found

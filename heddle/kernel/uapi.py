@@ -1,0 +1,40 @@
+"""Structures and numbers of the kernel's headers (include/uapi/linux) that several modules use.
+
+The layouts are ABI: native byte order, and fixed. What one module alone needs is defined there.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+NLMSGHDR: Final = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+IFINFOMSG: Final = struct.Struct("=BxHiII")  # family, type, index, flags, change
+IFADDRMSG: Final = struct.Struct("=4BI")  # family, prefix length, flags, scope, index
+NHMSG: Final = struct.Struct("=4BI")  # family, scope, protocol, reserved, flags
+RTMSG: Final = struct.Struct("=8BI")  # family, lengths of dst and src, tos, table, protocol, scope, type, flags
+TCMSG: Final = struct.Struct("=B3xiIII")  # family, ifindex, handle, parent, info
+
+CLONE_NEWNET: Final = 0x40000000
+CLONE_NEWNS: Final = 0x00020000
+IFF_UP: Final = 0x1  # what `ip link set up` sets
+IFF_LOWER_UP: Final = 0x10000  # there is a carrier
+IFLA_ADDRESS: Final = 1
+IFLA_IFNAME: Final = 3
+IFLA_MTU: Final = 4
+IFLA_EXT_MASK: Final = 29  # bits RTEXT_FILTER_*
+RTA_DST: Final = 1
+RTA_SRC: Final = 2
+RTA_IIF: Final = 3
+RTA_OIF: Final = 4
+RTA_IP_PROTO: Final = 27
+RTA_SPORT: Final = 28
+RTA_DPORT: Final = 29
+SOL_PACKET: Final = 263
+TC_H_ROOT: Final = 0xFFFFFFFF
+TCA_KIND: Final = 1
+TCA_OPTIONS: Final = 2
+TCA_STATS2: Final = 7
+TCA_STATS_QUEUE: Final = 3  # struct gnet_stats_queue: qlen, backlog, drops, ...
+TCA_TBF_PARMS: Final = 1
+TCA_TBF_RATE64: Final = 4

@@ -1,0 +1,11 @@
+"""What all pictures and tables have in common."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+PictureKind = Literal["svg", "png"]
+PICTURES: Final[tuple[PictureKind, ...]] = ("svg", "png")
+DPI: Final = 150  # of a PNG
+INK: Final = "#1f2933"
+WIDTH: Final = 100  # letters of a line, where a table is drawn
