@@ -1,7 +1,7 @@
 """Fixtures that give a running fabric. They are public: your own check is ten lines.
 
     # tests/netns/test_mine.py
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 
     def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
@@ -12,7 +12,7 @@
         lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1)      # up and converged; goes down with the module
         assert "10.0.2.0/24" in lab.output("rtsw1", ["vtysh", "-c", "show ip route bgp"])
 
-`lab.handle(node)` gives the namespace, `lab.exec` and `lab.capture` run commands in it, `lab.fabric`
+`lab.handle(node)` gives the namespace, `lab.exec` and `lab.output` run commands in it, `lab.fabric`
 says what should be.
 Labs of tests have names and a state directory of their own, so they run beside yours.
 """
@@ -37,7 +37,7 @@ from heddle.host.engine.byhand import dockerd as daemon
 from heddle.host.preflight import frr_dir
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR

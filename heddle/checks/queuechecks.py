@@ -24,7 +24,7 @@ from heddle.switch.queues.classes import BURST_PACKETS, class_plan
 from heddle.switch.queues.portids import numbered_ports, port_ids, row
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
     from heddle.switch.queues.cells import LabQueues
 
 Found = tuple[str, list[str]]

@@ -28,7 +28,7 @@ from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import read_hashing
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 _SHOWN: Final = 4  # faults named in one line
 

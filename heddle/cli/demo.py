@@ -18,7 +18,7 @@ from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem
 from heddle.lab import lifecycle as labs
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult

@@ -20,11 +20,11 @@ from heddle.lab import rehash
 from heddle.lab.opening import open_lab
 from heddle.spec.schema import FabricSpec, HashSpec
 from heddle.switch.hashing.hashing import FIELDS, MODES, HashOptions, SwitchHashing, options_of, pin_dir, read_hashing
+from heddle.switch.hashing.maps import Tables
 from heddle.switch.hashing.steering import DEFAULT_OPTIONS
-from heddle.switch.hashing.tables import Tables
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 ExactTables = dict[str, dict[tuple[int, Network], str]]
 _KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash

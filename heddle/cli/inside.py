@@ -18,7 +18,7 @@ from heddle.lab.opening import open_lab
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 
 def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:

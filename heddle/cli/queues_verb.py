@@ -16,7 +16,7 @@ from heddle.cli.verbs import verb
 from heddle.lab.capture import MOST_SECONDS
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
     from heddle.lab.queuestatus import QueueRow, QueuesResult, Reader, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch

@@ -19,7 +19,7 @@ from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
 from heddle.spec.schema import FabricSpec
 from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, kernel_policy, options_of
-from heddle.switch.hashing.tables import SPREADING
+from heddle.switch.hashing.maps import SPREADING
 
 EVEN_SPLIT: Final = "even split"
 HASHED: Final = ("flow", "e-ecmp", "pinned")  # with a path for every flow; all that are compared, even split last

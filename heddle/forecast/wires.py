@@ -25,10 +25,9 @@ from heddle.fabric.ucmp import expected_weights
 from heddle.predict.forwarding import Forwarding
 
 # From where to where, from the hosts up and down again; a direction's number is its place here.
-_TIERS: Final = (Tier.HOST, Tier.RTSW, Tier.CTSW, Tier.ATSW)
 DIRECTIONS: Final[tuple[tuple[Tier, Tier], ...]] = (
-    *pairwise(_TIERS),
-    *pairwise(_TIERS[::-1]),
+    *pairwise(Tier),
+    *pairwise(tuple(Tier)[::-1]),
 )
 UPWARD: Final = (1, 2)  # those of switches that have a choice
 _WORDS: Final[Mapping[Tier, str]] = {Tier.HOST: "NIC", Tier.RTSW: "RTSW", Tier.CTSW: "CTSW", Tier.ATSW: "ATSW"}

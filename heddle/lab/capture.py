@@ -31,7 +31,7 @@ from heddle.kernel.namespace import inside
 from heddle.wire.pcapng import SNAP_BYTES, Frame, PcapReader
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 FILTERS: Final[Mapping[str, str]] = {"all": "", "roce": "udp dst port 4791", "bgp": "tcp port 179"}
 _EXAMPLE: Final = "or an expression as tcpdump takes it: --filter 'udp port 4791 and host 10.0.1.2'"

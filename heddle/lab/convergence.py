@@ -22,7 +22,7 @@ from heddle.kernel.fib import NextHop, read_fib
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import ESTABLISHED
 
-_STEP: Final = "converge"
+STEP: Final = "converge"
 _PAUSE_S: Final = 0.05
 _SHARE: Final = 4  # pause this many times as long as a look took: the processors are FRR's now
 _SHOWN: Final = 12  # problems, and ports in one of them
@@ -149,11 +149,11 @@ def wait(
     A switch that has all its routes is not looked at again until all have them: then all are, once more.
     """
     total = len(fabric.switches)
-    observer.begin(_STEP, total)
+    observer.begin(STEP, total)
     end = time.monotonic() + timeout
     pending = {gap.switch for gap in gaps(fabric, handles, None, wanted)}
     while pending:
-        observer.advance(_STEP, total - len(pending))
+        observer.advance(STEP, total - len(pending))
         start = time.monotonic()
         found = gaps(fabric, handles, sorted(pending), wanted)
         pending = {gap.switch for gap in found}
@@ -165,7 +165,7 @@ def wait(
             raise CheckError(*describe_gaps(fabric, found, neighbours, timeout))
         if pending:
             time.sleep(max(_PAUSE_S, _SHARE * (now - start)))
-    observer.end(_STEP, f"{total} switches have all next hops")
+    observer.end(STEP, f"{total} switches have all next hops")
 
 
 def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:

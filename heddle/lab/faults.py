@@ -31,7 +31,7 @@ from heddle.lab import convergence
 from heddle.lab import daemons as bgp
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 _SECONDS: Final = 60.0
 _PAUSE_S: Final = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.lab import daemons as bgp
 from heddle.lab.faults import state_of
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 
 
 def faults(lab: Lab) -> list[Problem]:

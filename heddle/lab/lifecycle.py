@@ -26,7 +26,7 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight, warnings
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health
-from heddle.lab.handle import Blueprint, Lab
+from heddle.lab.lab import Blueprint, Lab
 from heddle.lab.opening import lab_from, lab_of, topology_path
 from heddle.lab.rendered import Rendered, spec_of
 from heddle.render.dialects import RenderOptions, check_deployable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from heddle.base import state
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.lab.handle import Blueprint, Lab
+from heddle.lab.lab import Blueprint, Lab
 from heddle.lab.rendered import Rendered
 from heddle.render.render import topology_name
 from heddle.runtimes.registry import Runtime, get_runtime

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from heddle.fabric.model import Fabric, Port
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
     from heddle.spec.queuespec import PfcSpec
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")

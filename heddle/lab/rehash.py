@@ -24,12 +24,12 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import HashOptions, SwitchHashing, hashing_of, options_of, pin_dir, programmed
+from heddle.switch.hashing.maps import Tables
 from heddle.switch.hashing.steering import DEFAULT_OPTIONS
-from heddle.switch.hashing.tables import Tables
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Node
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 Exact = Mapping[tuple[int, Network], str]  # (UDP source port, destination prefix) -> port
 _SHOWN: Final = 3  # switches that a label names

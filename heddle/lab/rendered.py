@@ -14,7 +14,7 @@ from heddle.fabric.shapes import build
 from heddle.lab import convergence
 from heddle.lab import daemons as bgp
 from heddle.lab.faults import state_of
-from heddle.lab.handle import Blueprint, Difference, Lab
+from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.render.render import host_sysctls, render, switch_sysctls
 from heddle.spec.plain import differences, dump_spec, load_spec
 

@@ -23,7 +23,7 @@ from heddle.switch.queues.classes import Policies, policies_of
 from heddle.switch.queues.portqueues import Setup
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
     from heddle.spec.schema import FabricSpec
 
 # Paths below `queues` that are thresholds, and so in a map; all others are in qdiscs, or in tables that those go by.

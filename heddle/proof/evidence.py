@@ -19,7 +19,7 @@ from heddle.proof import oracle
 from heddle.proof.measure import key_of
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir, read_hashing
-from heddle.switch.hashing.tables import Tables
+from heddle.switch.hashing.maps import Tables
 from heddle.switch.queues.classes import deepest_queue
 from heddle.switch.queues.portqueues import read_drops
 from heddle.traffic.plan import Flow

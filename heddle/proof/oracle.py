@@ -30,7 +30,7 @@ from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OI
 from heddle.predict.forwarding import MAX_HOPS
 from heddle.predict.spread import element
 from heddle.switch.hashing.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing, pin_dir, programmed
-from heddle.switch.hashing.tables import SPREADING
+from heddle.switch.hashing.maps import SPREADING
 from heddle.traffic.plan import Flow
 from heddle.wire.layout import DSCP_DATA, ECN_CE, TOS_DATA
 

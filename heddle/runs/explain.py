@@ -27,11 +27,11 @@ from heddle.proof import oracle
 from heddle.proof.evidence import read_routing, switch_handles
 from heddle.runs.flowword import flow_of
 from heddle.switch.hashing.hashing import POLICY_CUSTOM, SwitchHashing
-from heddle.switch.hashing.tables import SPREADING
+from heddle.switch.hashing.maps import SPREADING
 from heddle.traffic.plan import Flow
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 Ports = tuple[str, ...]
 _WIDE: Final = 92  # columns of a step and its state, so that lines stay within 100

@@ -13,7 +13,7 @@ from heddle.traffic.plan import Flow
 from heddle.wire.layout import ROCE_PORT
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 _LIMITS: Final = {"qpn": (1 << 24) - 1, "sport": (1 << 16) - 1}
 _DEFAULTS: Final = {"qpn": 0x100, "sport": 0xC000}

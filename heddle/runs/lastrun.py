@@ -15,7 +15,7 @@ from heddle.proof.evidence import Evidence, SentFlow
 from heddle.proof.verdict import PathsResult, prove
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
     from heddle.runs.results import RunResult
 
 

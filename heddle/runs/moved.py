@@ -26,7 +26,7 @@ from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.traffic.plan import Flow
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 THRESHOLD: Final = "hash-threshold"
 RESILIENT: Final = "resilient"

@@ -19,7 +19,7 @@ from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 
 class Recording:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from heddle.runs.queueuse import QueueUse
-from heddle.switch.hashing.tables import SPREADING
+from heddle.switch.hashing.maps import SPREADING
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
 from heddle.traffic.plan import Endpoint

@@ -17,7 +17,7 @@ from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import part_sizes
 from heddle.host import capacity as machine
 from heddle.lab import health
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.proof.evidence import SentFlow, collect_after, collect_before
 from heddle.runs.lastrun import clear, save

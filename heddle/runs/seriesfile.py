@@ -20,7 +20,7 @@ from heddle.base.problems import InputError, Problem, machine_errors
 from heddle.runs.series import Series
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 _FORMAT: Final = 1
 

@@ -25,7 +25,7 @@ from heddle.kernel.fib import port_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
 from heddle.switch.hashing import hashing
-from heddle.switch.hashing.tables import Tables, sizes
+from heddle.switch.hashing.maps import Tables, sizes
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.classes import policies_of

@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]
 _WIDEST: Final = 26.0  # inches; what would be wider gets fewer labels instead
-_TIERS: Final = (Tier.HOST, Tier.RTSW, Tier.CTSW, Tier.ATSW)  # from the bottom up
 _TOPS: Final = (Tier.CTSW, Tier.ATSW)  # above the racks
 _FILL: Final[Mapping[Tier, str]] = {
     Tier.HOST: "#ffffff", Tier.RTSW: "#dfe5ec", Tier.CTSW: "#c5cfdb", Tier.ATSW: "#abb9c9",
 }  # fmt: skip
 _NAMES: Final[Mapping[Tier, str]] = {Tier.HOST: "hosts", Tier.RTSW: "RTSW", Tier.CTSW: "CTSW", Tier.ATSW: "ATSW"}
 _QUIET: Final = "#b8c0c9"  # links that carried nothing, or of which nothing is known
-_SIZES: Final[Mapping[Tier, Point]] = {Tier.HOST: (0.62, 0.3), **dict.fromkeys(_TIERS[1:], (0.86, 0.36))}
+_SIZES: Final[Mapping[Tier, Point]] = {Tier.HOST: (0.62, 0.3), **dict.fromkeys(tuple(Tier)[1:], (0.86, 0.36))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
         low, high = (fabric.by_name[ref.partition(":")[0]].tier for ref in (load.a, load.b))
         sent.setdefault((low, high), []).append((load.a_bytes, load.a))
         sent.setdefault((high, low), []).append((load.b_bytes, load.b))
-    up = list(pairwise(_TIERS))
+    up = list(pairwise(Tier))
     down = [(high, low) for low, high in reversed(up)]
     found = []
     for one, other in dict.fromkeys((*up, *down, *sent)):
@@ -175,7 +174,7 @@ class _PictureLayout:
                 # Rows stand further apart where many links cross between them.
                 self.rows[tier] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
             self._top(tier, tops[tier])
-        self.crowd = {tier: self._crowd(tier) for tier in _TIERS}
+        self.crowd = {tier: self._crowd(tier) for tier in Tier}
         self.left, self.right = -0.75, self.width + 0.25
         self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
 
@@ -328,7 +327,7 @@ def _nodes(axes: Axes, layout: _PictureLayout) -> None:
     """Boxes with names; where names do not fit, the first and every so many more, beside their box."""
     from matplotlib.patches import Rectangle
 
-    for tier in _TIERS:
+    for tier in Tier:
         members = [node for node in layout.fabric.nodes if node.tier is tier]
         if not members:
             continue

@@ -14,7 +14,7 @@ from heddle.fabric.model import Fabric, Tier
 from heddle.views.picture import LinkLoad
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
     from heddle.proof.verdict import LinkUse
 
 Counted = tuple[int, int]  # packets, bytes

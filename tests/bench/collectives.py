@@ -10,7 +10,7 @@ from heddle.base.events import Observer
 from heddle.cli.demo import demo
 from heddle.host.capacity import PACKET_COST_CRCS, crc_seconds
 from heddle.lab import lifecycle as labs
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.runs.results import RunResult
 from heddle.runs.run import run

@@ -16,7 +16,7 @@ from heddle.host.engine import binary
 from heddle.host.engine.docker import docker
 from heddle.lab import health
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runs.run import run

@@ -22,8 +22,8 @@ from heddle.host.engine.docker import docker
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.lab import health
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
 from heddle.lab.imported.imported import import_topology
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.render.imagenames import image_names
 from heddle.render.render import mgmt_subnet

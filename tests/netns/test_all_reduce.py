@@ -14,7 +14,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run

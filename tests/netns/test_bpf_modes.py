@@ -24,8 +24,8 @@ from heddle.kernel.testrun import TestRun, run_on
 from heddle.lab import rehash
 from heddle.predict.hashes import FlowArrays, e_ecmp_hash, jhash2
 from heddle.switch.hashing.hashing import HashOptions, hashing_of, pin_dir
+from heddle.switch.hashing.maps import Tables
 from heddle.switch.hashing.steering import Udf
-from heddle.switch.hashing.tables import Tables
 from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import GATEWAY, GATEWAY6, StaticLab, roce_frame, some_flows, static_fabric
 

@@ -18,8 +18,8 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
 from heddle.lab.imported.imported import import_topology
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runs.lastrun import last_paths

@@ -22,7 +22,7 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
 from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, Captured, Tapped, capture, find_ports, read_filter
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.runs.lastrun import last_paths
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile

@@ -8,7 +8,7 @@ from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.lab.faults import drain, link_down
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from tests.conftest import FabricLab
 
 

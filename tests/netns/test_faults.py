@@ -17,7 +17,7 @@ from heddle.lab import faults
 from heddle.lab import lifecycle as life
 from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.lab.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.results import RunResult
 from heddle.runs.run import run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.events import Silent
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.runs.lastrun import last_paths
 from heddle.runs.run import run
 from heddle.traffic.options import run_options

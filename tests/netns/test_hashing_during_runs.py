@@ -12,7 +12,7 @@ from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_exact, set_hashing, wanted
 from heddle.runs.lastrun import last_paths

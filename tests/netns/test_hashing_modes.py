@@ -18,7 +18,7 @@ from heddle.checks.validate import validate
 from heddle.cli.program import main
 from heddle.lab import lifecycle as life
 from heddle.lab import rehash
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult

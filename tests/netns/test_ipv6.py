@@ -17,7 +17,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, capture, find_ports
 from heddle.lab.faults import link_down
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_exact, set_hashing
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult

@@ -16,7 +16,7 @@ from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.kernel.fib import read_fib
 from heddle.lab import health
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runtimes.clab_containers import CLAB_DIR

@@ -11,7 +11,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.checks.validate import CheckResult, validate
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.results import RunResult
 from heddle.runs.run import run

@@ -16,7 +16,7 @@ from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
 from heddle.lab.faults import drain, link_down
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult

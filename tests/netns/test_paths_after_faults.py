@@ -10,7 +10,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.lab import lifecycle as life
 from heddle.lab.faults import Fault, drain, link_down, switch_down
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.proof.verdict import foresee
 from heddle.runs.explain import explain

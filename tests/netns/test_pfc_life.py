@@ -12,7 +12,7 @@ from heddle.base.process import run
 from heddle.host.engine.docker import docker
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.switch.pfc import control as pfc
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates

@@ -22,7 +22,7 @@ from heddle.base.problems import CheckError, InputError
 from heddle.base.process import run as command
 from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.lab.queuestatus import read_queues
 from heddle.lab.requeue import set_queues, wanted_policies
 from heddle.runs.results import RunResult

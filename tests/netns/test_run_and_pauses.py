@@ -10,7 +10,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.lab import lifecycle as life
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.runs.lastrun import last_paths
 from heddle.runs.run import run
 from heddle.spec.load import load_fabric

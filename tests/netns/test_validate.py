@@ -12,7 +12,7 @@ import pytest
 from heddle.base.process import run
 from heddle.checks.validate import CheckResult, validate
 from heddle.kernel import namespace
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.proof.evidence import SentFlow, collect_after, collect_before
 from heddle.proof.verdict import prove
 from tests.netns.static_fabric import some_flows

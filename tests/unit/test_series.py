@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.lab.handle import Lab
+from heddle.lab.lab import Lab
 from heddle.runs import series as room
 from heddle.runs import seriesfile
 from heddle.runs.series import COLUMNS, Sampler, Series, _Bucket, changes, counted, halved

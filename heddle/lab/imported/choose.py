@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.lab.handle import Blueprint
+from heddle.lab.lab import Blueprint
 from heddle.lab.rendered import Rendered
 from heddle.runtimes.registry import RUNTIMES
 from heddle.spec.load import load_fabric

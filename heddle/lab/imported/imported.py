@@ -22,7 +22,6 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.state import Record, check_name
 from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Node
-from heddle.lab.handle import Difference
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
@@ -31,13 +30,14 @@ from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
 from heddle.lab.imported.record import dump_fabric, load_fabric
+from heddle.lab.lab import Difference
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
 from heddle.spec.queuespec import LARGEST_PFC_MTU
 from heddle.switch.hashing import hashing
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
 _ADDRESSES_COME_S: Final = 20.0  # an image that starts FRR by itself has not done so yet when its node is up
 _PAUSE_S: Final = 0.2
@@ -69,7 +69,7 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
 
 @dataclass(frozen=True)
 class ImportedLab:
-    """Implements heddle.lab.handle.Blueprint.
+    """Implements heddle.lab.lab.Blueprint.
 
     daemons: switch -> those that its files switch on; hashing: switch -> its sysctls that the file sets; owners:
     address -> node; parts: what of the file makes another lab of it. description: None for one that was opened again.

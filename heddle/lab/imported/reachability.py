@@ -19,11 +19,11 @@ from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Tier
 from heddle.kernel.fib import Fib, read_fib
 from heddle.lab import daemons as bgp
+from heddle.lab.convergence import STEP
 
 if TYPE_CHECKING:
-    from heddle.lab.handle import Lab
+    from heddle.lab.lab import Lab
 
-_STEP: Final = "converge"
 _PAUSE_S: Final = 0.3
 # bgpd holds its first updates back by coalesce-time, 1 s by default: before that, a route may have half its next hops.
 _STILL_S: Final = 1.5
@@ -130,7 +130,7 @@ def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float
     """Return when nothing lacks and nothing has changed for _STILL_S; CheckError after `timeout` seconds."""
     seconds = _TIMEOUT_S + len(lab.fabric.links) / 20 if timeout is None else timeout
     total = len(lab.fabric.switches)
-    observer.begin(_STEP, total)
+    observer.begin(STEP, total)
     end = time.monotonic() + seconds
     last: Look | None = None
     since = time.monotonic()
@@ -143,11 +143,11 @@ def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float
             break
         last = now
         lacking = {where for where, _, _ in now.lines()}
-        observer.advance(_STEP, total - len(lacking))
+        observer.advance(STEP, total - len(lacking))
         if moment > end:
             raise CheckError(*_explained(lab, now, seconds))
         time.sleep(_PAUSE_S)
-    observer.end(_STEP, _said(lab, last))
+    observer.end(STEP, _said(lab, last))
 
 
 def _said(lab: Lab, last: Look | None) -> str:

@@ -2,7 +2,7 @@
  *
  * What a switch is told: its rule and the tables that the rule may use, all of it twice. `active` says which half
  * holds; user space fills the other one and then flips that one cell, so every packet meets one whole state.
- * tables.py writes all of this; indexes into `groups` and `hops` count over both halves.
+ * maps.py writes all of this; indexes into `groups` and `hops` count over both halves.
  */
 #ifndef HEDDLE_RULES_H
 #define HEDDLE_RULES_H

@@ -20,8 +20,8 @@ from heddle.kernel.fib import port_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import inside
+from heddle.switch.hashing.maps import MODES, POLICIES, ProgramRule, Tables
 from heddle.switch.hashing.steering import DEFAULT_OPTIONS, NO_STEERING, HashOptions, Steering, Udf, steering_of
-from heddle.switch.hashing.tables import MODES, POLICIES, ProgramRule, Tables
 
 if TYPE_CHECKING:
     from heddle.spec.schema import RoutingSpec

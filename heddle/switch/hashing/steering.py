@@ -1,7 +1,7 @@
 """What a switch's program may steer by: groups of ports, prefixes, exact entries; and where in a packet it reads.
 
 In:  a Fabric, one of its switches, and the options of its mode.
-Out: Steering: port names, prefixes and numbers, ready to be written into the switch's maps (tables.py).
+Out: Steering: port names, prefixes and numbers, ready to be written into the switch's maps (maps.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,100 @@
+"""Names in heddle/: a class, a file and a constant each have one name, and one place."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import heddle
+
+ROOT = Path(heddle.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+# Programs that start without the package on their path, so they define what they need: nsenter's replacement.
+ALONE = {"runtimes/enter.py"}
+# A private number up to this one can be equal in two modules by chance: timeouts, counts of lines.
+SMALL = 255
+LONG_FORMAT = 6
+
+
+def doubles(found: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """Keys that occur more than once, with the places."""
+    places: dict[Any, list[str]] = defaultdict(list)
+    for key, place in found:
+        places[key].append(place)
+    return {key: where for key, where in places.items() if len(where) > 1}
+
+
+def classes(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Public classes at the top of modules."""
+    for path in files:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, f"{path}:{node.lineno}"
+
+
+def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Names and values of assignments at the top of a module; `A, B = 1, 2` gives two."""
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets: list[ast.expr] = [node.target]
+        elif isinstance(node, ast.Assign):
+            targets = node.targets
+        else:
+            continue
+        for target in targets:
+            if isinstance(target, ast.Name) and node.value is not None:
+                yield target.id, node.value
+            elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = zip(target.elts, node.value.elts, strict=True)
+                yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
+
+
+def constants(files: Iterable[Path]) -> Iterator[tuple[tuple[str, str], str]]:
+    """(name without underscore, value) of each constant that is not equal in two modules by chance."""
+    for path in files:
+        for name, value in assigned(ast.parse(path.read_text())):
+            if name.startswith("__") or isinstance(value, (ast.Subscript, ast.Lambda)):
+                continue  # `__all__`; an alias of a type
+            number = value.value if isinstance(value, ast.Constant) else None
+            if name.startswith("_") and isinstance(number, (int, float)) and number <= SMALL:
+                continue
+            yield (name.lstrip("_"), ast.unparse(value)), f"{path}:{value.lineno}"
+
+
+def formats(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Formats of `struct.Struct`, long enough that two equal ones mean the same header."""
+    for path in files:
+        for name, value in assigned(ast.parse(path.read_text())):
+            if isinstance(value, ast.Call) and ast.unparse(value.func) == "struct.Struct" and name:
+                text = str(ast.literal_eval(value.args[0]))
+                if len(text) >= LONG_FORMAT:
+                    yield text, f"{path}:{value.lineno}"
+
+
+def test_each_public_class_has_a_name_of_its_own() -> None:
+    assert doubles(classes(FILES)) == {}
+
+
+def test_each_file_has_a_name_of_its_own() -> None:
+    names = ((path.name, str(path)) for path in FILES if path.name not in ("__init__.py", "__main__.py"))
+    assert doubles(names) == {}
+
+
+def test_each_constant_is_defined_once() -> None:
+    shared = [path for path in FILES if str(path.relative_to(ROOT)) not in ALONE]
+    assert doubles(constants(shared)) == {}
+    assert doubles(formats(shared)) == {}
+
+
+def test_the_search_finds_doubles(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text(
+        "class Link: ...\nclass _Own: ...\n_SEED: Final = 'a.b'\nA, B = 1, 700\nX = struct.Struct('=BBHHI')\n_S = 4\n"
+    )
+    two.write_text("class Link: ...\nclass _Own: ...\nSEED = 'a.b'\n_B = 700\nY = struct.Struct('=BBHHI')\n_S = 4\n")
+    assert list(doubles(classes([one, two]))) == ["Link"]
+    assert list(doubles(constants([one, two]))) == [("SEED", "'a.b'"), ("B", "700")]
+    assert list(doubles(formats([one, two]))) == ["=BBHHI"]
