@@ -42,7 +42,7 @@ class PaperPlan:
 
     @property
     def matrix_file(self) -> str | None:
-        """The file of the matrix, for `places.real`: beside the plan's own, unless it is named from the root."""
+        """The file of the matrix, for `base.files.real`: beside the plan's own, unless it is named from the root."""
         if self.spec.file is None or _is_words(self.name):
             return self.spec.file
         return _beside(self.name, self.spec.file)
