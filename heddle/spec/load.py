@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from heddle.base import resources
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, nearest
 
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document, Trail
 
 _SOME: Final = 8  # files that a hint names
-PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
+_TOPOLOGY: Final = ".clab.yml"  # how names of containerlab topologies end
 
 
 def presets() -> list[str]:
-    """Names of the fabrics that come with Heddle, sorted."""
-    return sorted(p.stem for p in PRESETS.glob("*.yml"))
+    """Names of the fabrics that come with Heddle, sorted: `topologies/NAME.yml`, but no `NAME.clab.yml`."""
+    return sorted(p.stem for p in _presets().glob("*.yml") if not p.name.endswith(_TOPOLOGY))
+
+
+def _presets() -> Path:
+    return resources.HERE.content(resources.TOPOLOGIES)
 
 
 def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequence[str] = ()) -> FabricSpec:
@@ -65,7 +70,7 @@ def find_fabric(name_or_path: str) -> tuple[Path, str]:
     """
     known = presets()
     if name_or_path in known:
-        path = PRESETS / f"{name_or_path}.yml"
+        path = _presets() / f"{name_or_path}.yml"
         seen = os.path.relpath(path)
         return path, seen if not seen.startswith("..") else str(path)
     path = real(name_or_path)
