@@ -74,8 +74,7 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
 @contextmanager
 def _engine(out: Console) -> Iterator[None]:
     """An engine and a containerlab for the length of the tests; an engine that was started for them ends with them."""
-    from heddle.host.engine.byhand.dockerd import engine_running
-    from heddle.host.engine.setup import setup_containerlab
+    from heddle.host.engine.setup import engine_running, setup_containerlab
 
     with engine_running(out.observer):
         setup_containerlab(out.observer, ask=out.confirm, stays=False)
