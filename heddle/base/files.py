@@ -30,6 +30,12 @@ def told(typed: str) -> str:
     return str(path.resolve() if ".." in path.parts else path)
 
 
+def seen(path: Path) -> str:
+    """How problems name a file of Heddle's own: as seen from the working directory, else from the root."""
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith("..") else str(path)
+
+
 def elsewhere() -> str:
     """` --place ssh:lab`, for lines that are to be typed where the user sits; empty where that is here."""
     place = os.environ.get(PLACE)

@@ -104,9 +104,9 @@ def _modes() -> list[str]:
 
 
 def _plans() -> list[str]:
-    from heddle.forecast.planfile import plan_words
+    from heddle.forecast.planfile import plan_words, plans
 
-    return plan_words()
+    return [*plan_words(), *plans()]
 
 
 def _labs() -> list[str]:

@@ -27,7 +27,8 @@ PATHS: Final = {
     "lab": LAB,
     "now": "the last run's QPs over the fabric as it is now, and the share that moved",
     "predict": "a fabric on paper instead of a lab: " + FABRIC,
-    "plan": "what is sent there: a file (.yml, .csv), or ring, all-to-all, permutation, shift:N, incast:N; ring,qps=16",
+    "plan": "what is sent: a file (.yml, .csv), a plan of traffic/ by its name, or ring, all-to-all, permutation, "
+    "shift:N, incast:N; keys may follow: ring,qps=16",
     "set": SET + " (with --predict)",
     "mode": "hashing mode to look at first; otherwise the file's",
     "trials": "draws of other hash seeds, for mean, p5 and p95",

@@ -7,12 +7,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
+from heddle.base import resources
 from heddle.base.problems import MachineError, Problem
 
-ROOT: Final = Path(__file__).resolve().parent.parent.parent
 # sudo clears the environment; -E is often forbidden. These make a difference to what a verb does.
 KEPT: Final = (
     "CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM", "COLUMNS", "HEDDLE_FILES", "HEDDLE_PLACE",
@@ -39,5 +38,5 @@ def become_root(verb: str) -> None:
     kept = [f"{name}={os.environ[name]}" for name in KEPT if name in os.environ]
     # Where to run was decided here: root's own settings have no say in it.
     kept.append(f"{VARIABLE}=")
-    again = ["env", f"HEDDLE_STATE_DIR={state_dir()}", *kept, sys.executable, str(ROOT / "tasks.py"), *sys.argv[1:]]
+    again = ["env", f"HEDDLE_STATE_DIR={state_dir()}", *kept, *resources.HERE.command(), *sys.argv[1:]]
     os.execv(sudo, [sudo, "--", *again])  # noqa: S606  (no shell is wanted)

@@ -10,11 +10,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base import resources
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.cli.console import Console
 from heddle.host import packages
 
-ROOT: Final = Path(__file__).resolve().parent.parent.parent
 # Cheap to expensive. `all` is what every machine can run; clab needs a container engine and containerlab besides.
 SUITES: Final = ("unit", "golden", "netns", "clab")
 ALL: Final = ("unit", "golden", "netns")
@@ -52,15 +52,16 @@ def check_suite(suite: str) -> None:
 
 def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     """pytest over one suite or all of them; CheckError when a test fails."""
+    root = resources.HERE.checkout("./inv test")
     chosen = ALL if suite == "all" else (suite,)
-    where = [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (ROOT / place).is_dir()]
+    where = [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (root / place).is_dir()]
     only = "clab" if suite == "clab" else "not clab"
     # pytest's own text is the result for people; for programs it is progress.
     argv = [sys.executable, "-m", "pytest", "-ra", "-m", only, *where, *extra]
     env = {**os.environ, "HEDDLE_SUITE": suite}
     with _engine(out) if suite == "clab" else nullcontext():
         out.close()
-        done = subprocess.run(argv, cwd=ROOT, stdout=sys.stderr if out.json else None, env=env, check=False)
+        done = subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, env=env, check=False)
     if done.returncode == _NO_TESTS:
         raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", "look at what follows --"))
     if done.returncode == _USAGE:
@@ -73,8 +74,7 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
 @contextmanager
 def _engine(out: Console) -> Iterator[None]:
     """An engine and a containerlab for the length of the tests; an engine that was started for them ends with them."""
-    from heddle.host.engine.byhand.dockerd import engine_running
-    from heddle.host.engine.setup import setup_containerlab
+    from heddle.host.engine.setup import engine_running, setup_containerlab
 
     with engine_running(out.observer):
         setup_containerlab(out.observer, ask=out.confirm, stays=False)
@@ -83,20 +83,21 @@ def _engine(out: Console) -> Iterator[None]:
 
 def run_linters(out: Console) -> None:
     """ruff and mypy over the whole tree; CheckError names those that complained."""
-    _dev_tools(out)
+    root = resources.HERE.checkout("./inv lint")
+    _dev_tools(out, root)
     out.close()
     complained = []
     for tool in _LINTERS:
         argv = [sys.executable, "-m", *tool]
         print("$ " + " ".join(tool), file=sys.stderr, flush=True)
-        if subprocess.run(argv, cwd=ROOT, stdout=sys.stderr if out.json else None, check=False).returncode:
+        if subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, check=False).returncode:
             complained.append(" ".join(tool))
     if complained:
         raise CheckError(*[Problem("", name, "complains", "see above") for name in complained])
     out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "All linters are content.")
 
 
-def _dev_tools(out: Console) -> None:
+def _dev_tools(out: Console, root: Path) -> None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -106,7 +107,7 @@ def _dev_tools(out: Console) -> None:
         pass
     out.say("installing the linters of requirements-dev.lock")
     argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
-    argv += ["--require-hashes", "-r", str(ROOT / "requirements-dev.lock")]
+    argv += ["--require-hashes", "-r", str(root / "requirements-dev.lock")]
     if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
         hint = "this needs the network once; run the same line again"
         raise MachineError(Problem("", "requirements-dev.lock", "could not be installed", hint))

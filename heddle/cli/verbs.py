@@ -49,7 +49,7 @@ def verb(
 
     positional: parameters that may be typed without their flag although they have a default. rest: the parameter that
     takes all other words. root, packages: what the verb needs of the machine; packages are names of packages.py.
-    files_in, files_out: parameters that name files it reads or writes; the verb opens them through `places.real`.
+    files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in may be a function instead, from what was typed to the files' names, for files that name others.
     endings_here: those of files that it writes to the working directory when no name was typed.
     lasting: on another machine it goes on when the connection breaks. typed_in: it reads stdin.

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.endpoints.worker import Task
 from heddle.host import capacity as machine
 from heddle.traffic.plan import Plan
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _END_S: Final = 3.0
 
 
@@ -37,7 +37,7 @@ class _Member:
             [sys.executable, "-m", "heddle.endpoints.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=_ROOT,
+            cwd=resources.HERE.python_path,
             start_new_session=True,  # Ctrl-C reaches the run, and the run ends its workers
         )
         self.sizes_done = 0

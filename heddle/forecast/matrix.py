@@ -119,6 +119,11 @@ def _read(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> tuple[I64, I64, I64
     return _Rows(name, endpoints).read(text.splitlines())
 
 
+def _says(line: str) -> bool:
+    """False for an empty line and for a comment, which begins with #."""
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
 class _Rows:
     """Reads a matrix' lines, and collects what is wrong with them."""
 
@@ -138,7 +143,7 @@ class _Rows:
 
     def read(self, lines: Sequence[str]) -> tuple[I64, I64, I64]:
         """Columns of ranks and bytes. InputError with the first problems, and how many more there are."""
-        at = next((i for i, line in enumerate(lines) if line.strip()), None)
+        at = next((i for i, line in enumerate(lines) if _says(line)), None)
         head = tuple(word.strip().lower() for word in lines[at].split(",")) if at is not None else ()
         if sorted(head) != sorted(COLUMNS) or at is None:
             why = f"has the columns {', '.join(head) or '(none)'}"
@@ -158,7 +163,7 @@ class _Rows:
 
     def _rows(self, lines: Sequence[str], start: int, order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         for number, line in enumerate(lines[start:], start + 1):
-            if not line.strip():
+            if not _says(line):
                 continue
             cells = [cell.strip() for cell in line.split(",")]
             if len(cells) != len(COLUMNS):

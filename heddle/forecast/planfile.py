@@ -1,17 +1,19 @@
-"""`--plan`: a YAML file, or a word for the plans that are asked for most, as a checked PlanSpec.
+"""`--plan`: a YAML file, a plan of `traffic/` by its name, or a word for the simplest plans, as a checked PlanSpec.
 
-In:  `my.yml`, `ring`, `all-to-all`, `shift:4`, `matrix.csv`, or one of these words with keys: `ring,qps=16,size=64M`.
+In:  `my.yml`, `checkpoint` (traffic/checkpoint.yml), `ring`, `all-to-all`, `shift:4`, `matrix.csv`; keys may follow a
+     name or a word: `ring,qps=16,size=64M`.
 Out: PaperPlan: the spec, what it is called, and where its keys stand, for problems that show only beside a fabric.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.files import real
+from heddle.base import resources
+from heddle.base.files import real, seen
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.forecast.planspec import NAMED, PlanSpec
 
@@ -28,11 +30,12 @@ _FLAG: Final = "--plan"
 
 @dataclass(frozen=True)
 class PaperPlan:
-    """A plan that has been read. name: as it was typed."""
+    """A plan that has been read. name: as it was typed; file: its own file, or nothing when words made the plan."""
 
     spec: PlanSpec
     name: str
     document: Document
+    file: str = ""
 
     def problem(self, key: str, why: str, hint: str = "") -> Problem:
         """A problem with a key: where it stands, and its value as written, or as it is by default."""
@@ -42,10 +45,10 @@ class PaperPlan:
 
     @property
     def matrix_file(self) -> str | None:
-        """The file of the matrix, for `places.real`: beside the plan's own, unless it is named from the root."""
-        if self.spec.file is None or _is_words(self.name):
+        """The file of the matrix, for `base.files.real`: beside the plan's own, unless it is named from the root."""
+        if self.spec.file is None or not self.file:
             return self.spec.file
-        return _beside(self.name, self.spec.file)
+        return _beside(self.file, self.spec.file)
 
 
 def load_plan(typed: str) -> PaperPlan:
@@ -53,20 +56,33 @@ def load_plan(typed: str) -> PaperPlan:
     from pydantic import ValidationError
 
     from heddle.spec.wording import problems_of
+
+    document, file = _of_words(typed), ""
+    if document is None:
+        name, *keys = typed.split(",")
+        if name in plans():
+            path = _plans() / f"{name}.yml"
+            file = seen(path)
+        else:
+            path, file, keys = _file(typed), typed, []
+        document = _of_file(path, file)
+        _put(document, keys)
+    try:
+        spec = PlanSpec.model_validate(document.data)
+    except ValidationError as error:
+        raise InputError(*problems_of(error, document, PlanSpec)) from None
+    return PaperPlan(spec, typed, document, file)
+
+
+def _of_file(path: Path, shown: str) -> Document:
     from heddle.spec.yamlfile import ReadOptions, parse, read_text
 
-    words = _of_words(typed)
-    if words is None:
-        kind = ReadOptions(kind="plan", example="docs/paper.md")
-        words = parse(read_text(_file(typed), typed, kind), typed, kind)
-        if not words.data.keys() & {"collective", "matrix"}:
-            hint = "write collective: all-reduce, or matrix: all-to-all"
-            raise InputError(Problem(typed, "the plan", "names neither a collective nor a matrix", hint))
-    try:
-        spec = PlanSpec.model_validate(words.data)
-    except ValidationError as error:
-        raise InputError(*problems_of(error, words, PlanSpec)) from None
-    return PaperPlan(spec, typed, words)
+    kind = ReadOptions(kind="plan", example="traffic/all-reduce-16qp.yml")
+    document = parse(read_text(path, shown, kind), shown, kind)
+    if not document.data.keys() & {"collective", "matrix"}:
+        hint = "write collective: all-reduce, or matrix: all-to-all"
+        raise InputError(Problem(shown, "the plan", "names neither a collective nor a matrix", hint))
+    return document
 
 
 def plan_words() -> list[str]:
@@ -74,9 +90,18 @@ def plan_words() -> list[str]:
     return [*_WORDS, *NAMED]
 
 
+def plans() -> list[str]:
+    """Names of the plans that are delivered with Heddle, sorted: `traffic/NAME.yml`."""
+    return sorted(p.stem for p in _plans().glob("*.yml"))
+
+
+def _plans() -> Path:
+    return resources.HERE.content(resources.TRAFFIC)
+
+
 def files_of(typed: str | None) -> list[str]:
-    """The files that a plan needs: its own, and its matrix'. Nothing is judged here."""
-    if typed is None:
+    """The files of the user's that a plan needs: its own, and its matrix'. Nothing is judged here."""
+    if typed is None or typed.partition(",")[0] in plans():
         return []
     if _is_words(typed):
         first = typed.partition(",")[0]
@@ -113,8 +138,9 @@ def _file(typed: str) -> Path:
     if path.suffix in (".yml", ".yaml") or path.is_file():
         return path
     legal = [*_WORDS, *(name + more for name, more in NAMED.items())]
-    near = nearest(typed.partition(",")[0].partition(":")[0], plan_words())
-    hint = f"did you mean {near}?" if near else f"words: {', '.join(legal)};\nfiles end in .yml or .csv"
+    near = nearest(typed.partition(",")[0].partition(":")[0], [*plan_words(), *plans()])
+    hint = f"words: {', '.join(legal)};\nplans of traffic/: {', '.join(plans())};\nfiles end in .yml or .csv"
+    hint = f"did you mean {near}?" if near else hint
     raise InputError(
         Problem("", f"{_FLAG} {typed[:200] or 'with no word'}", "is neither a known plan nor a file", hint)
     )
@@ -122,17 +148,25 @@ def _file(typed: str) -> Path:
 
 def _of_words(typed: str) -> Document | None:
     """The data that `ring,qps=16` stands for; None when it is a file's name."""
-    from heddle.spec.yamlfile import Document, Mark, parse_value
+    from heddle.spec.yamlfile import Document, Mark
 
     if not _is_words(typed):
         return None
     first, *more = typed.split(",")
     document = Document({}, _FLAG, {(): Mark(_FLAG)})
-    problems = Problems()
     for key, text in _WORDS.get(first, {"matrix": first}).items():
         document.data[key] = text
         document.marks[key,] = Mark(_FLAG, text)
-    for each in more:
+    _put(document, more)
+    return document
+
+
+def _put(document: Document, keys: Sequence[str]) -> None:
+    """Put `key=value` texts into a document that is not yet checked; InputError for those that are none."""
+    from heddle.spec.yamlfile import parse_value
+
+    problems = Problems()
+    for each in keys:
         key, equals, text = (part.strip() for part in each.partition("="))
         if not equals or not key or not text:
             problems.add(where=_FLAG, what=each or "an empty text", why="is not key=value", hint="as ring,qps=16")
@@ -144,4 +178,3 @@ def _of_words(typed: str) -> Document | None:
             continue
         document.marks.update(marks)
     problems.raise_if_any()
-    return document

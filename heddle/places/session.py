@@ -59,7 +59,7 @@ class SshPlace:
         from heddle.places.ssh import connect
 
         files = _read(call.files_in)
-        manifest = sync.manifest_of()
+        manifest = sync.manifest_of(sync.project())
         transport, _ = connect(self.address)
         try:
             link = open_link(transport, str(self.address))
@@ -132,7 +132,7 @@ class _Session:
     def _bring(self, manifest: dict[str, list[str]], files: bool) -> None:
         from heddle.places import sync
 
-        request = {"id": sync.checkout_id(), "hash": digest_of(manifest), "files": files}
+        request = {"id": sync.checkout_id(sync.project()), "hash": digest_of(manifest), "files": files}
         self.link.say(b"R", request)
         if self.link.expect(b"q")["same"]:
             return
@@ -140,7 +140,7 @@ class _Session:
         needed = self.link.expect(b"n")
         if needed:
             sink = _Frames(self.link, b"T")
-            sync.send(sync.ROOT, needed, sink)
+            sync.send(sync.project(), needed, sink)
             self.link.send(b"T")
             self.out.say(f"{self.address}: {len(needed)} files brought over ({sink.count / 1000:.0f} kB)")
         if not self.link.expect(b"q")["whole"]:

@@ -14,14 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from heddle.base import resources
 from heddle.base.problems import trouble
 from heddle.places.store import Manifest, Sink, is_kept, look, pack, walk
 
-ROOT: Final = Path(__file__).resolve().parent.parent.parent
 _FRONT_DOOR: Final = "inv"
 
 
-def checkout_id(root: Path = ROOT) -> str:
+def project() -> Path:
+    """The root of this checkout. InputError where Heddle was installed: there is no project to bring over then."""
+    return resources.HERE.checkout("--place")
+
+
+def checkout_id(root: Path) -> str:
     """A name for this checkout that no other one has on the lab server, whoever it belongs to."""
     try:
         machine = Path("/etc/machine-id").read_text().strip()
@@ -31,7 +36,7 @@ def checkout_id(root: Path = ROOT) -> str:
     return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def manifest_of(root: Path = ROOT) -> Manifest:
+def manifest_of(root: Path) -> Manifest:
     """Every file of the project with its content's hash; MachineError for one that cannot be read."""
     manifest = {}
     for name in _names(root):

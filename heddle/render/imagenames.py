@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from heddle.base import resources
 from heddle.base.problems import machine_errors
 
-TEMPLATES: Final = Path(__file__).resolve().parents[2] / "templates/image"
+TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES) / "image"
 SWITCH: Final = "heddle/switch"
 HOST: Final = "heddle/host"
 REPOSITORIES: Final[Mapping[str, str]] = {"switch": SWITCH, "host": HOST}

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
 from heddle.fabric.model import Fabric, Node, Tier
 from heddle.fabric.nexthops import racks_of
@@ -26,7 +27,7 @@ from heddle.render.dialects import DEPLOY, KIND_KEYS, PRIVILEGED, SKIP_WHEN_UNUS
 from heddle.render.imagenames import image_names
 
 DEFAULT: Final = RenderOptions()
-TEMPLATES: Final = Path(__file__).resolve().parents[2] / "templates"
+TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES)
 # What a switch's directory has, and which of it the topology binds; containerlab's FRR kind makes and binds the others.
 SWITCH_FILES: Final[Mapping[Dialect, Sequence[str]]] = {
     "linux": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),

@@ -6,13 +6,13 @@ Out: FabricSpec. InputError carries one Problem an error, with file, line, dotte
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.files import real
+from heddle.base import resources
+from heddle.base.files import real, seen
 from heddle.base.problems import InputError, Problem, Problems, nearest
 
 if TYPE_CHECKING:
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document, Trail
 
 _SOME: Final = 8  # files that a hint names
-PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
+_TOPOLOGY: Final = ".clab.yml"  # how names of containerlab topologies end
 
 
 def presets() -> list[str]:
-    """Names of the fabrics that come with Heddle, sorted."""
-    return sorted(p.stem for p in PRESETS.glob("*.yml"))
+    """Names of the fabrics that come with Heddle, sorted: `topologies/NAME.yml`, but no `NAME.clab.yml`."""
+    return sorted(p.stem for p in _presets().glob("*.yml") if not p.name.endswith(_TOPOLOGY))
+
+
+def _presets() -> Path:
+    return resources.HERE.content(resources.TOPOLOGIES)
 
 
 def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequence[str] = ()) -> FabricSpec:
@@ -65,9 +69,8 @@ def find_fabric(name_or_path: str) -> tuple[Path, str]:
     """
     known = presets()
     if name_or_path in known:
-        path = PRESETS / f"{name_or_path}.yml"
-        seen = os.path.relpath(path)
-        return path, seen if not seen.startswith("..") else str(path)
+        path = _presets() / f"{name_or_path}.yml"
+        return path, seen(path)
     path = real(name_or_path)
     if not name_or_path:
         raise InputError(Problem("", "the fabric", "has no name", f"presets: {', '.join(known)}"))
@@ -84,10 +87,10 @@ def find_fabric(name_or_path: str) -> tuple[Path, str]:
     if path.suffix in (".yml", ".yaml") or "/" in name_or_path:
         beside = _beside(path)
         near = nearest(path.name, [*known, *beside])
-        seen = near if near in known else str(path.with_name(near)) if near else ""
+        meant = near if near in known else str(path.with_name(near)) if near else ""
         some = ", ".join(beside[:_SOME]) + (", ..." if len(beside) > _SOME else "")
         hint = f"there are: {some}" if beside else f"or take a preset: {', '.join(known)}"
-        hint = f"did you mean {seen}?" if seen else hint
+        hint = f"did you mean {meant}?" if meant else hint
         raise InputError(Problem("", name_or_path[:200], "is not a file here", hint))
     beside = _beside(path)
     near = next((b for b in beside if Path(b).stem == name_or_path), "") or nearest(name_or_path, [*beside, *known])

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
@@ -34,7 +35,6 @@ from heddle.switch.queues.portids import OWNER, PortRef
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
-_OBJECTS: Final = Path(__file__).resolve().parent / "bpf"
 _HOSTS: Final = "_hosts"  # no node can be called this
 _STEP: Final = "queues, hashing, counters"
 
@@ -147,7 +147,7 @@ def _pin_switch(
     version = fabric.spec.ip_version
     pins = _pin_dir(fabric.name, node.name)
     room = {**sizes(wanted.steering, len(fabric.switches)), "ids": len(node.ports) + 1}
-    with _depths(fabric) as shared, loaded(_OBJECTS / "hash.o", room, shared) as made:
+    with _depths(fabric) as shared, loaded(resources.HERE.bpf_object("hash"), room, shared) as made:
         tables = Tables.of_object(made)
         indexes = {name: index for index, name in port_names(handle).items()}
         tables.number({indexes[port.name]: ids[node.name, port.name] for port in node.ports if port.name in indexes})
@@ -155,7 +155,7 @@ def _pin_switch(
         tables.flip()
         tables.pin(pins)
         made.program("hash").pin(pins / "hash")
-    with loaded(_OBJECTS / "count.o") as made:
+    with loaded(resources.HERE.bpf_object("count")) as made:
         for name in ("flows", "ports", "misses"):
             made.map(name, 0, 0).pin(pins / name)
         made.program("count").pin(pins / "count")
@@ -179,7 +179,7 @@ def _depths(fabric: Fabric) -> Iterator[dict[str, Map]]:
 
 def _pin_nic(lab: str) -> None:
     pins = _pin_dir(lab, _HOSTS)
-    with loaded(_OBJECTS / "nic.o") as made:
+    with loaded(resources.HERE.bpf_object("nic")) as made:
         made.map("taken", 4, 16).pin(pins / "taken")
         made.program("nic").pin(pins / "nic")
 

@@ -14,7 +14,7 @@ from heddle.base.events import Observer
 from heddle.base.process import run
 from heddle.fabric.shapes import build
 from heddle.host.engine import binary
-from heddle.host.engine.byhand.dockerd import engine_running
+from heddle.host.engine.setup import engine_running
 from heddle.lab import lifecycle as labs
 from heddle.lab.convergence import gaps
 from heddle.render.dialects import RenderOptions

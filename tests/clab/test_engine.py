@@ -64,6 +64,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     config = made.data / "daemon.json"
     config.write_text(json.dumps({"data-root": str(made.data / "docker"), "bip": "172.17.0.1/16"}))
     monkeypatch.setattr(daemon, "PLACE", made.run / "engine")
+    monkeypatch.setattr(images, "LOCK", made.run / "engine" / "building")
     monkeypatch.setattr(daemon, "CONFIG", config)
     monkeypatch.setattr(docker, "SOCKET", made.socket)
     try:

@@ -25,7 +25,7 @@ def test_objects_are_small_and_carry_no_path_of_the_machine_that_built_them(name
 def test_the_committed_object_is_what_its_source_builds(name: str, tmp_path: Path) -> None:
     built = build.build(name, tmp_path / f"{name}.o")
     if build.objcopy() and build.VERSION_FILE.read_text() == f"clang {build.clang_version()}\n":
-        assert built == (build.HERE / f"{name}.o").read_bytes(), "python heddle/switch/bpf/build.py builds it anew"
+        assert built == (build.HERE / f"{name}.o").read_bytes(), "python -m heddle.switch.bpf.build rebuilds it"
     # Another clang may order instructions otherwise. Its object must have the same programs and maps, and behave alike:
     # tests/netns/test_bpf_programs.py runs both.
     assert symbols(tmp_path / f"{name}.o") == symbols(build.HERE / f"{name}.o")

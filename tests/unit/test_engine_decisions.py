@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,13 @@ from heddle.base.events import Silent
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done
 from heddle.host import packages
-from heddle.host.engine import docker, images
+from heddle.host.engine import binary, docker, images
+from heddle.host.engine.byhand import compile
 from heddle.host.engine.byhand import dockerd as daemon
+from heddle.host.engine.lockfile import locked
 from heddle.render import imagenames
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +180,33 @@ def test_packages_of_one_name_are_installed_once(monkeypatch: pytest.MonkeyPatch
     assert packages._known(parts) == ["docker.io"]
     monkeypatch.setattr(packages, "_has", lambda name: True)
     assert packages._known(parts) == ["docker.io", "docker-cli"]
+
+
+def test_what_only_locked_down_machines_need_has_one_front_and_a_page() -> None:
+    importers = [p for p in (ROOT / "heddle").rglob("*.py") if "engine.byhand" in p.read_text()]
+    assert [str(p.relative_to(ROOT)) for p in importers if p.parent.name != "byhand"] == ["heddle/host/engine/setup.py"]
+    page = (ROOT / "heddle/host/engine/byhand/README.md").read_text()
+    for name in ("dockerd.py", "compile.py", "module/"):
+        assert f"| `{name}` |" in page
+    assert f"{binary.text(compile.RELEASE)}+{binary.MARK}" in page
+
+
+def test_a_lock_is_held_by_one_although_its_file_is_removed_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "building"
+    entered = threading.Event()
+
+    def second() -> None:
+        with locked(path, fcntl.LOCK_EX) as fd:
+            assert path.stat().st_ino == os.fstat(fd).st_ino
+            entered.set()
+
+    waiting = threading.Thread(target=second)
+    with locked(path, fcntl.LOCK_EX):
+        waiting.start()
+        assert not entered.wait(0.1)
+        shutil.rmtree(path.parent)  # as the end of an engine removes its directory
+    waiting.join(5)
+    assert entered.is_set()
 
 
 def _why() -> tuple[str, str]:

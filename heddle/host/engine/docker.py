@@ -17,6 +17,7 @@ from heddle.base.process import Done, Journal, find_program, follow, run
 
 SOCKET: Final = Path("/var/run/docker.sock")
 SETUP: Final = "./inv setup containerlab"
+RUN_DIR: Final = Path("/run/heddle-engine")  # what this machine, not one user, keeps about an engine: locks, logs
 SYSTEMD: Final = Path("/run/systemd/system")  # there where systemd is process 1; sd_booted(3)
 PLACES: Final = ("/usr/sbin", "/sbin")  # where dockerd is, and an ordinary user's PATH may not reach
 _ANSWER_S: Final = 20.0  # an engine that is busy takes seconds, one that hangs would take for ever

@@ -21,11 +21,12 @@ from heddle.base.mounts import TEMPORARY, scratch
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.process import Done, Journal, follow, run
 from heddle.host.engine import docker as engine
-from heddle.host.engine.byhand.dockerd import locked
 from heddle.host.engine.docker import docker, stream
+from heddle.host.engine.lockfile import locked
 from heddle.render import imagenames
 
 LABEL: Final = "heddle"  # on all that is built here, half-built layers too: what carries it may be removed
+LOCK: Final = engine.RUN_DIR / "building"
 SUITE: Final = "trixie"
 OWN_BASE: Final = f"heddle/base:{SUITE}"
 _PULL_S: Final = 90.0  # 30 MB; a registry that is out of reach is known in seconds, as a rule
@@ -83,7 +84,7 @@ def ensure_images(
     names = imagenames.image_names()
     wanted = list(names) if rebuild else _lacking(names)
     if wanted:
-        with locked("building", fcntl.LOCK_EX):  # one at a time: a sweep must not take another build's layers
+        with locked(LOCK, fcntl.LOCK_EX):  # one at a time: a sweep must not take another build's layers
             wanted = wanted if rebuild else _lacking(names)
             if wanted:
                 why = "as asked" if rebuild else "none with today's inputs is here"

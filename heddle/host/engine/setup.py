@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -68,6 +69,13 @@ def setup_containerlab(
         _containerlab(observer, journal),
         _images(observer, journal, yes, ask),
     ]
+
+
+@contextmanager
+def engine_running(observer: Observer) -> Iterator[None]:
+    """An engine for the length of a with block: the one that answers, else one of our own, ended afterwards."""
+    with daemon.engine_running(observer):
+        yield
 
 
 def stop_engine() -> SetupStep:

@@ -1,4 +1,4 @@
-"""Build the BPF objects that are committed here: `python heddle/switch/bpf/build.py`. Users never need this.
+"""Build the BPF objects that are committed here: `python -m heddle.switch.bpf.build`. Users never need this.
 
 In:  the .c files beside this one, and clang with llvm-objcopy.
 Out: a .o for each (no DWARF; BTF kept, since libbpf reads the maps from it), and `clang.txt`: what made them.
@@ -13,9 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from heddle.base import state
+from heddle.base import resources, state
 from heddle.base.problems import MachineError, Problem
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _FILES_A_NODE: Final = 3  # two packet sockets and one of netlink
 _FILES: Final = 100  # maps, programs, streams
 _PATIENCE_S: Final = 2.0
 _ROUNDS: Final = 10
-_PROJECT: Final = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,8 @@ def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory
     place.mkdir(parents=True, exist_ok=True)
     spaces = {node.name: handles[node.name].netns for node in fabric.nodes if node.name in handles}
     # The project's modules, wherever the caller stands; and no threads of numpy's, which would not survive a fork.
-    argv = ["env", f"PYTHONPATH={_PROJECT}", "OPENBLAS_NUM_THREADS=1", sys.executable, "-P", "-m", __package__]
+    argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", "OPENBLAS_NUM_THREADS=1"]
+    argv += [sys.executable, "-P", "-m", __package__]
     run(argv, stdin=AgentConfig(place, spaces, fabric).to_json(), timeout=_START_S)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from heddle.base import resources
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Tier
@@ -39,7 +40,6 @@ ACTIONS: Final = {"drop": 1, "forward": 2}  # of policies["action"] and, during 
 LINK_HOST, LINK_DOWN = 1, 2  # queue.h
 POLICY_ECN, POLICY_AT_DEQUEUE, POLICY_PFC, POLICY_RED = 1, 2, 4, 8
 EVENTS_BYTES: Final = 1 << 20
-_OBJECT: Final = Path(__file__).resolve().parents[1] / "bpf" / "queue.o"
 _PROBABILITY: Final = 1 << 32
 _ALPHA: Final = 1 << 16
 
@@ -113,7 +113,7 @@ class LabQueues:
         priorities: of each class, what the port's qdisc takes as the packet's class (skb->priority); HTB's 1:10 for
         class 0 to 1:80 for class 7 when None. The caller closes it; what is pinned stays.
         """
-        with loaded(_OBJECT, _sizes(fabric)) as made:
+        with loaded(resources.HERE.bpf_object("queue"), _sizes(fabric)) as made:
             maps = _maps_of(made)
             for name, each in maps.items():
                 each.pin(pins / name)

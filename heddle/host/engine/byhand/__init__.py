@@ -1,1 +1,1 @@
-"""For locked-down machines: containerlab built with a correction, dockerd started by hand."""
+"""What only locked-down machines need: start dockerd, build containerlab. See README.md; setup.py is the front."""

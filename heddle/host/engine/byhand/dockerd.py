@@ -28,8 +28,9 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import CheckError, MachineError, Problem, machine_errors
 from heddle.base.process import find_program, run, search_path
 from heddle.host.engine import docker as engine
+from heddle.host.engine.lockfile import locked
 
-PLACE: Final = Path("/run/heddle-engine")
+PLACE: Final = engine.RUN_DIR
 CONFIG: Final = Path("/etc/docker/daemon.json")
 # What is set here, and what dockerd would not take beside it.
 _SETTINGS: Final[Mapping[str, Any]] = {"iptables": False, "ip6tables": False, "ip-forward": False, "bridge": "none"}
@@ -79,7 +80,7 @@ def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
     if dockerd is None or "DOCKER_HOST" in os.environ or not engine.down():
         raise MachineError(wrong)
     observer.begin("engine")
-    with locked("starting", fcntl.LOCK_EX):
+    with locked(_file("starting"), fcntl.LOCK_EX):
         if engine.down():  # else somebody was quicker
             _clear()
             with machine_errors(str(PLACE)):
@@ -102,7 +103,7 @@ def stop(*, force: bool = False) -> bool:
 
     CheckError when containers run in it, unless `force`. MachineError when it does not end.
     """
-    with locked("starting", fcntl.LOCK_EX):
+    with locked(_file("starting"), fcntl.LOCK_EX):
         known = record()
         if known is None:
             left = bool(_below()) or _file("exec").exists()
@@ -123,7 +124,7 @@ def engine_running(observer: Observer | None = None) -> Iterator[None]:
 
     Several may overlap: whoever leaves last ends it. An engine that was there before is left as it is.
     """
-    with locked("users", fcntl.LOCK_SH) as fd:
+    with locked(_file("users"), fcntl.LOCK_SH) as fd:
         try:
             start(observer, temporary=True)
             yield
@@ -139,27 +140,6 @@ def engine_running(observer: Observer | None = None) -> Iterator[None]:
 
 def _file(name: str) -> Path:
     return PLACE / name
-
-
-@contextmanager
-def locked(name: str, kind: int) -> Iterator[int]:
-    """Hold a lock of the machine's; gives its file descriptor. Whoever ends the last engine removes the file, too."""
-    with machine_errors(str(PLACE)):
-        while True:
-            PLACE.mkdir(mode=0o755, exist_ok=True)
-            try:
-                fd = os.open(_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except FileNotFoundError:
-                continue  # removed between the two
-            fcntl.flock(fd, kind)
-            with suppress(FileNotFoundError):
-                if _file(name).stat().st_ino == os.fstat(fd).st_ino:
-                    break
-            os.close(fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _spawn(dockerd: str, *, temporary: bool) -> int:

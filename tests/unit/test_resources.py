@@ -1,0 +1,103 @@
+"""Content, BPF objects and the code are found in a checkout and in an installed wheel."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.base import resources
+from heddle.base.problems import InputError, MachineError
+from heddle.base.resources import HERE, Installation
+from heddle.spec.load import find_fabric, presets
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (resources.TOPOLOGIES, resources.TEMPLATES, resources.TRAFFIC)
+
+
+def checkout(root: Path) -> Installation:
+    """A checkout in small."""
+    for folder in FOLDERS:
+        (root / folder).mkdir(parents=True)
+    (root / "tasks.py").touch()
+    return _package(root)
+
+
+def wheel(root: Path) -> Installation:
+    """What pip makes of a wheel; beside it another package has a folder of the same name as one of ours."""
+    (root / resources.TEMPLATES).mkdir(parents=True)
+    for folder in FOLDERS:
+        (root / "heddle" / "_content" / folder).mkdir(parents=True)
+    return _package(root)
+
+
+def _package(root: Path) -> Installation:
+    (root / "heddle/switch/bpf").mkdir(parents=True)
+    (root / "heddle/switch/bpf/hash.o").touch()
+    return Installation(root / "heddle")
+
+
+@pytest.mark.parametrize(("make", "content"), [(checkout, ""), (wheel, "heddle/_content")])
+def test_both_layouts_have_everything(make: Callable[[Path], Installation], content: str, tmp_path: Path) -> None:
+    root = tmp_path / "a place"
+    found = make(root)
+    assert [found.content(folder) for folder in FOLDERS] == [root / content / folder for folder in FOLDERS]
+    assert found.bpf_object("hash") == root / "heddle/switch/bpf/hash.o"
+    assert found.python_path == root
+
+
+@pytest.mark.parametrize("make", [checkout, wheel])
+def test_what_is_missing_is_a_problem_of_the_installation(make: Callable[[Path], Installation], tmp_path: Path) -> None:
+    found = make(tmp_path)
+    with pytest.raises(MachineError, match=r"labs is missing from this installation\n.*install Heddle again"):
+        found.content("labs")
+    with pytest.raises(MachineError, match=r"none\.o is missing from this installation"):
+        found.bpf_object("none")
+
+
+def test_only_a_checkout_has_a_root(tmp_path: Path) -> None:
+    assert checkout(tmp_path / "a").checkout("./inv test") == tmp_path / "a"
+    with pytest.raises(InputError, match=r"\./inv test needs a checkout of Heddle"):
+        wheel(tmp_path / "b").checkout("./inv test")
+
+
+def test_the_program_starts_again_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bin/heddle", "up"])
+    assert checkout(tmp_path / "a").command() == [sys.executable, str(tmp_path / "a/tasks.py")]
+    assert wheel(tmp_path / "b").command() == [sys.executable, str(tmp_path / "bin/heddle")]
+
+
+def test_presets_are_the_fabric_files_of_topologies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = checkout(tmp_path)
+    for name in ("pod.yml", "brought.clab.yml", "notes.txt", "examples/other.yml"):
+        path = made.content(resources.TOPOLOGIES) / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(resources, "HERE", made)
+    assert presets() == ["pod"]
+    assert find_fabric("pod")[0] == tmp_path / "topologies/pod.yml"
+
+
+def test_this_installation_is_whole() -> None:
+    assert HERE.checkout("this test") == HERE.python_path == ROOT
+    assert HERE.content(resources.TOPOLOGIES) == ROOT / "topologies"
+
+
+def test_only_one_module_looks_for_the_project() -> None:
+    """Others ask it: a path that climbs to the root of a checkout is wrong in an installed wheel."""
+    climbs = re.compile(r"__file__\)(\.resolve\(\))?\.?(parents\[[1-9]|parent\.parent)")
+    found = [str(p.relative_to(ROOT)) for p in (ROOT / "heddle").rglob("*.py") if climbs.search(p.read_text())]
+    assert found == ["heddle/base/resources.py"]
+
+
+def test_files_that_programs_read_are_package_data() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["heddle"]
+    declared = {path for pattern in patterns for path in (ROOT / "heddle").glob(pattern)}
+    files = (path for path in (ROOT / "heddle").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    read = {p for p in files if p.suffix not in (".py", ".c", ".h", ".md") and p.name != "clang.txt"}
+    assert read == declared
