@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.units import format_rate
-from heddle.fabric.model import Node, Tier
+from heddle.fabric.model import Node, Role
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.requeue import own_queues, own_settings, wanted_policies
 from heddle.switch.pfc import control as pfc
@@ -56,7 +56,7 @@ def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
                 faults.append(f"{port.ref} may burst {shaper.burst} bytes, more than {BURST_PACKETS} packets")
             else:
                 faults += setup.differences(port, shaper)
-        if setup.curves and node.tier is not Tier.HOST:
+        if setup.curves and node.role is Role.SWITCH:
             curves = red.curves_of(own.get(node.name, lab.fabric.spec.queues))
             given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
             faults += [f"{node.name}:{line}" for line in red.differences(handles[node.name].netns, given)]
@@ -81,8 +81,8 @@ def programs(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
 
 
 def _wanted(node: Node, number: int) -> tuple[Attached, ...]:
-    own = [Attached("ingress", "nic", 0)] if node.tier is Tier.HOST else [Attached("ingress", "hash", 0)]
-    counted = [] if node.tier is Tier.HOST else [Attached("egress", "count", 0)]
+    own = [Attached("ingress", "nic", 0)] if node.role is Role.HOST else [Attached("ingress", "hash", 0)]
+    counted = [] if node.role is Role.HOST else [Attached("egress", "count", 0)]
     return (
         Attached("ingress", "dequeue", number), *own, *counted, Attached("egress", "enqueue", number),
     )  # fmt: skip
@@ -134,7 +134,7 @@ def depths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
         for (ref, number), at in rows.items():
             faults += [f"{ref}, class {number}: {said}" for said in rest.faults(at, calm[number])]
             busy += rest.is_busy(at, calm[number])
-        if all(calm) and node.tier is not Tier.HOST:
+        if all(calm) and node.role is Role.SWITCH:
             faults += [f"{node.name}: {said}" for said in rest.faults_of_switch(index)]
     if busy and not faults:
         raise NothingError(f"packets pass through {busy} queues; ask when the lab is at rest")
@@ -211,7 +211,7 @@ def headroom(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     with _open(lab) as live:
         for (node, name), classes in wanted_policies(lab).items():
             for number, policy in enumerate(classes):
-                if policy.pfc and lab.fabric.by_name[node].tier is not Tier.HOST:
+                if policy.pfc and lab.fabric.by_name[node].role is Role.SWITCH:
                     ports += 1
                     inward = live.ingress[row(live.ids[node, name], number)]
                     if inward["drops"]:

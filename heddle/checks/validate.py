@@ -17,7 +17,7 @@ from heddle.base.sysctls import HASH_SEED, SYSCTLS
 from heddle.checks import queuechecks
 from heddle.checks.probe import probe
 from heddle.checks.queuechecks import Found, NothingError
-from heddle.fabric.model import Node, Tier
+from heddle.fabric.model import Node, Role
 from heddle.kernel import offloads
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
@@ -102,7 +102,7 @@ def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     given, rules = lab.made.sysctls(lab), _rules(lab)
     for node in lab.fabric.nodes:
         wanted = dict(given[node.name])
-        if node.tier is not Tier.HOST:
+        if node.role is Role.SWITCH:
             wanted |= rules[node.name]
         count += len(wanted)
         with inside(handles[node.name].netns):

@@ -15,19 +15,10 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from heddle.base.families import Address, Interface, Network
-from heddle.fabric.nexthops import Group, next_hop_groups, racks_of
+from heddle.fabric.nexthops import Group, edges_of, next_hop_groups
 
 if TYPE_CHECKING:
     from heddle.spec.schema import FabricSpec
-
-
-class Tier(StrEnum):
-    """Where a node stands, from the hosts up."""
-
-    HOST = "host"
-    RTSW = "rtsw"
-    CTSW = "ctsw"
-    ATSW = "atsw"
 
 
 class Role(StrEnum):
@@ -43,11 +34,13 @@ class Level:
 
     word: names are word + index (`rtsw3`); it is also a label, a seed under `per-tier`, a key of `queues.buffer`.
     title: the word in tables and pictures (`RTSW`). group: containerlab's name for the row, which its graph sorts by.
+    uplink_bps: bit/s of a link to the level above, where the fabric file gives that link no other rate.
     """
 
     word: str
     title: str
     group: str
+    uplink_bps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +69,27 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A switch or a host. Switches have asn, loopback and hash_seed; RTSWs and hosts have a rack; RTSWs a prefix."""
+    """A switch or a host. Switches have a loopback and a hash seed; in fabrics of a shape an AS number too.
+
+    level: index into `Fabric.levels`: 0 for hosts, 1 for the switches that hosts are connected to, and so on.
+    groups: the numbers of the racks, zones, pods it is in, from 1, the smallest group first; words are the shape's.
+    """
 
     name: str
-    tier: Tier
-    index: int  # from 1, within its tier
+    role: Role
+    level: int
+    index: int  # from 1, within its level
     ports: tuple[Port, ...]
-    rack: int | None = None  # from 1
+    groups: tuple[tuple[str, int], ...] = ()
     asn: int | None = None
     loopback: Address | None = None  # in IPv4 also the BGP router id
-    prefix: Network | None = None  # the rack's prefix, announced by its RTSW
+    prefix: Network | None = None  # of the links to its hosts: it announces this one, the edge prefix
     hash_seed: int | None = None  # 32 bits, never 0 (0 means "random" to the kernel)
-    zone: int | None = None  # from 1; ATSWs belong to none, and where there are none there is one zone
     router_id: IPv4Address | None = None  # BGP's, in IPv6 fabrics too
 
-    @property
-    def role(self) -> Role:
-        """Host or switch."""
-        return Role.HOST if self.tier is Tier.HOST else Role.SWITCH
-
-    @property
-    def level(self) -> int:
-        """Index into `Fabric.levels`: 0 for hosts, 1 for the switches that hosts hang on, and so on."""
-        return tuple(Tier).index(self.tier)
+    def group(self, word: str | None) -> int | None:
+        """The number of its group of that word (`rack`); None when it is in none."""
+        return dict(self.groups).get(word or "")
 
     def port(self, name: str) -> Port:
         """The port of that name; KeyError when there is none."""
@@ -110,7 +101,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Two ports, as node and port names; `a` is the lower tier."""
+    """Two ports, as node and port names; `a` is on the lower level."""
 
     a: tuple[str, str]
     b: tuple[str, str]
@@ -120,22 +111,21 @@ class Link:
 
 @dataclass(frozen=True)
 class Fabric:
-    """Everything derived from one fabric file."""
+    """Everything derived from one fabric file.
+
+    levels: its rows, hosts first. box: the word of the groups that a picture draws as boxes, and that placement deals
+    ranks to in turn. area: the word of larger groups, in which fabrics of several such groups are divided. sizes: the
+    keys of the fabric file that more NICs come from.
+    """
 
     name: str
     spec: FabricSpec
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """The rows of this fabric, hosts first."""
-        return (
-            Level("host", "hosts", "server"),
-            Level("rtsw", "RTSW", "leaf"),
-            Level("ctsw", "CTSW", "spine"),
-            Level("atsw", "ATSW", "superspine"),
-        )
+    levels: tuple[Level, ...] = ()
+    box: str = ""
+    area: str = ""
+    sizes: tuple[str, ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
@@ -145,23 +135,51 @@ class Fabric:
     @cached_property
     def switches(self) -> tuple[Node, ...]:
         """All nodes that are not hosts, in file order."""
-        return tuple(n for n in self.nodes if n.tier is not Tier.HOST)
+        return tuple(n for n in self.nodes if n.role is Role.SWITCH)
 
     @cached_property
     def hosts(self) -> tuple[Node, ...]:
-        """All hosts, rack by rack."""
-        return tuple(n for n in self.nodes if n.tier is Tier.HOST)
+        """All hosts, in file order."""
+        return tuple(n for n in self.nodes if n.role is Role.HOST)
+
+    def level_of(self, node: Node) -> Level:
+        """The row that a node is in."""
+        return self.levels[node.level]
+
+    def leads_to_host(self, port: Port) -> bool:
+        """Whether a host is at the other end."""
+        return self.by_name[port.peer_node].role is Role.HOST
+
+    def uplinks_of(self, node: Node) -> int:
+        """How many of a node's ports lead to a higher level."""
+        return sum(self.by_name[port.peer_node].level > node.level for port in node.ports)
 
     @cached_property
-    def rack_prefixes(self) -> Mapping[Network, str]:
-        """Rack prefix -> the RTSW that announces it."""
-        return {n.prefix: n.name for n in self.nodes if n.tier is Tier.RTSW and n.prefix is not None}
+    def edges(self) -> tuple[Node, ...]:
+        """The switches that announce an edge prefix, in file order. Edge number N, from 1, is the Nth of them."""
+        return tuple(n for n in self.switches if n.prefix is not None)
+
+    @cached_property
+    def edge_of(self) -> Mapping[str, int]:
+        """Switch -> its edge number, for those that have one."""
+        return {node.name: number for number, node in enumerate(self.edges, 1)}
+
+    @cached_property
+    def prefixes(self) -> Mapping[int, Network]:
+        """Edge number -> the prefix."""
+        return {number: n.prefix for number, n in enumerate(self.edges, 1) if n.prefix is not None}
+
+    @cached_property
+    def edge_prefixes(self) -> Mapping[Network, str]:
+        """Edge prefix -> the switch that announces it."""
+        return {n.prefix: n.name for n in self.edges if n.prefix is not None}
 
     @cached_property
     def expected_next_hops(self) -> Mapping[str, Mapping[Network, frozenset[str]]]:
         """Switch -> prefix -> names of the egress ports on all shortest paths.
 
-        Prefixes are those of all racks but the switch's own, and in its place the networks of its host links.
+        Prefixes are all edge prefixes that the switch can reach but its own, and in its place the networks of its host
+        links.
         """
         return self.next_hops(self.next_hop_groups)
 
@@ -172,20 +190,15 @@ class Fabric:
             hops: dict[Network, frozenset[str]] = {
                 p.address.network: frozenset({p.name}) for p in switch.ports if p.address is not None
             }
-            ways: dict[int, frozenset[str]] = {}
+            ports: dict[int, frozenset[str]] = {}
             for group in groups[switch.name]:
-                ways |= dict.fromkeys(racks_of(group.racks), frozenset(group.ports))
-            # Racks in order, whichever group they are of: tables and messages go by it.
-            hops |= {self.prefixes[rack]: ways[rack] for rack in sorted(ways) if rack in self.prefixes}
+                ports |= dict.fromkeys(edges_of(group.edges), frozenset(group.ports))
+            # Edges in order, whichever group they are of: tables and messages go by it.
+            hops |= {self.prefixes[edge]: ports[edge] for edge in sorted(ports)}
             table[switch.name] = hops
         return table
 
     @cached_property
-    def prefixes(self) -> Mapping[int, Network]:
-        """Rack -> its prefix."""
-        return {n.rack: n.prefix for n in self.nodes if n.rack is not None and n.prefix is not None}
-
-    @cached_property
     def next_hop_groups(self) -> Mapping[str, tuple[Group, ...]]:
-        """Switch -> its ways to racks, one group for all racks that have the same ports; see nexthops.py."""
+        """Switch -> its next hops, one group for all edges that have the same ports; see nexthops.py."""
         return next_hop_groups(self)

@@ -1,10 +1,11 @@
-"""Which ports of a switch lead to which racks, once BGP has converged: whole fabrics at once, racks as bits of a set.
+"""Which ports of a switch lead to which edges, once BGP has converged: whole fabrics at once, edges as bits of a set.
 
+An edge is a switch that announces a prefix: that of its host links. Edges are numbered from 1 (`Fabric.edges`).
 In:  a Fabric; ports that are dead and switches that are drained, where some are.
-Out: switch -> groups of next hops. A group is a set of ports and all the racks that exactly these lead to.
-What the AS plan of a Clos makes of BGP (RFC 7938, section 5.2): all switches of a tier in a zone share an AS, and a
-route that holds one's own AS is refused. So a rack's prefix climbs, then comes down, and never climbs again; what a
-switch knows from below is nearer than what it knows from above.
+Out: switch -> groups of next hops. A group is a set of ports and all the edges that exactly these lead to.
+AS plans are those of RFC 7938, section 5.2: switches of one level may share an AS, switches of two levels never do. A
+switch refuses a route that has its own AS in its path. So an edge's prefix climbs, then descends, and never climbs
+again. What a switch knows from below has a shorter path than what it knows from above.
 A drained switch announces with community GRACEFUL_SHUTDOWN (RFC 8326), which stays on the route: such a way is taken
 where there is no other.
 """
@@ -13,28 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Node
 
-LEVELS: Final = {"rtsw": 1, "ctsw": 2, "atsw": 3}  # of the tiers, from the hosts up
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Next hops: names of ports in the switch's order. racks: bit r - 1 says that they lead to rack r.
+    """Next hops: names of ports in the switch's order. edges: bit n - 1 says that they lead to edge n.
 
     bandwidths: of `routing.ucmp`, one a port; empty where all count alike. See heddle/fabric/ucmp.py for their weights.
     """
 
     ports: tuple[str, ...]
-    racks: int
+    edges: int
     bandwidths: tuple[int, ...] = ()
 
 
-def racks_of(bits: int) -> Iterator[int]:
-    """The racks of a bit set, from 1, in order."""
+def edges_of(bits: int) -> Iterator[int]:
+    """The edge numbers of a bit set, from 1, in order."""
     text = bin(bits)[:1:-1]
     at = text.find("1")
     while at >= 0:
@@ -45,7 +44,7 @@ def racks_of(bits: int) -> Iterator[int]:
 def next_hop_groups(
     fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()
 ) -> dict[str, tuple[Group, ...]]:
-    """Switch -> its groups, those with the lowest port first. A rack that a switch cannot reach is in none of them.
+    """Switch -> its groups, those with the lowest port first. An edge that a switch cannot reach is in none of them.
 
     dead: ports (`rtsw1:eth3`), either end of a link. drained: switches under graceful shutdown; not their hosts.
     """
@@ -64,7 +63,7 @@ def intact_groups(fabric: Fabric) -> dict[str, tuple[Group, ...]]:
 
 @dataclass(slots=True)
 class _Known:
-    """Racks that a switch announces: without and with the community."""
+    """Edges that a switch announces: without and with the community."""
 
     clean: int = 0
     drained: int = 0
@@ -79,22 +78,23 @@ class _Routes:
         down: dict[str, list[tuple[str, Node]]] = {}
         up: dict[str, list[tuple[str, Node]]] = {}
         for node in fabric.switches:
-            level = LEVELS[node.tier]
             down[node.name], up[node.name] = [], []
             for port in node.ports:
                 peer = self._switches.get(port.peer_node)
                 if peer is None or (dead and (port.ref in dead or port.peer_ref in dead)):
                     continue
-                if LEVELS[peer.tier] == level:
-                    continue  # in no Clos; a lab of somebody's own may have it, and reads its routes from its kernels
-                (down if LEVELS[peer.tier] < level else up)[node.name].append((port.name, peer))
+                if peer.level == node.level:
+                    continue  # no shape has such links; the routes of an imported lab are read from its kernels
+                (down if peer.level < node.level else up)[node.name].append((port.name, peer))
         self._down, self._up = down, up
-        self._zones: dict[int | None, int] = {}
-        for node in fabric.switches:
-            if node.rack is not None:
-                self._zones[node.zone] = self._zones.get(node.zone, 0) | 1 << (node.rack - 1)
-        order = sorted(fabric.switches, key=lambda node: LEVELS[node.tier])
+        self._own = {name: 1 << (number - 1) for name, number in fabric.edge_of.items()}
+        order = sorted(fabric.switches, key=lambda node: node.level)
         self._below = self._climb(order)
+        self._climbed: dict[int, int] = {}  # AS -> edges whose routes have climbed through a switch of it
+        for node in fabric.switches:
+            if node.asn is not None:
+                own = self._below[node.name]
+                self._climbed[node.asn] = self._climbed.get(node.asn, 0) | own.clean | own.drained
         self._above = self._descend(order[::-1])
 
     def groups(self) -> dict[str, tuple[Group, ...]]:
@@ -106,21 +106,21 @@ class _Routes:
             # bgpd under graceful shutdown gives all that it hears the same local preference (bgp_update in FRR).
             alike = name in self._drained
             ways = [(port, self._below[peer.name]) for port, peer in self._down[name]]
-            parts = _grouped(ways, 0 if node.rack is None else covered, alike=alike)
+            parts = _grouped(ways, self._own.get(name, 0), alike=alike)
             ways = [(port, self._above[peer.name]) for port, peer in self._up[name]]
             found[name] = (*parts, *_grouped(ways, covered | self._refused(node), alike=alike))
         return found
 
     def _refused(self, node: Node) -> int:
-        """Racks whose routes, from above, hold the switch's own AS: those of its zone."""
-        return self._zones.get(node.zone, 0) if node.tier == "ctsw" else 0
+        """Edges whose routes, from above, have the switch's own AS in their path."""
+        return 0 if node.asn is None else self._climbed[node.asn]
 
     def _climb(self, order: list[Node]) -> dict[str, _Known]:
-        """What each switch announces upwards: its rack, or all that it knows from below."""
+        """What each switch announces upwards: its own prefix, and all that it knows from below."""
         known: dict[str, _Known] = {}
         for node in order:
-            own = 1 << (node.rack - 1) if node.rack is not None else 0
-            known[node.name] = self._announced(node, [known[peer.name] for _, peer in self._down[node.name]], own)
+            heard = [known[peer.name] for _, peer in self._down[node.name]]
+            known[node.name] = self._announced(node, heard, self._own.get(node.name, 0))
         return known
 
     def _descend(self, order: list[Node]) -> dict[str, _Known]:
@@ -144,9 +144,9 @@ class _Routes:
 
 
 def _grouped(ways: list[tuple[str, _Known]], without: int, *, alike: bool) -> list[Group]:
-    """Ports by the racks that they lead to; a rack with a way that is not drained uses no drained one, unless `alike`.
+    """Ports by the edges that they lead to; where one is not drained, drained ones are not used, but for `alike`.
 
-    Ports that lead to the same racks are taken together first, so that a switch with hundreds of downlinks is quick.
+    Ports that lead to the same edges are taken together first, so that a switch with hundreds of downlinks is quick.
     """
     anywhere = 0
     for _, known in ways:
@@ -165,18 +165,18 @@ def _grouped(ways: list[tuple[str, _Known]], without: int, *, alike: bool) -> li
             parts = _split(parts, mask, mask & ~covered, places)
         covered |= mask
     return [
-        Group(tuple(ways[place][0] for place in sorted(places)), racks)
-        for racks, places in sorted(parts, key=lambda part: min(part[1]))
+        Group(tuple(ways[place][0] for place in sorted(places)), edges)
+        for edges, places in sorted(parts, key=lambda part: min(part[1]))
     ]
 
 
 def _split(parts: list[tuple[int, list[int]]], mask: int, fresh: int, places: list[int]) -> list[tuple[int, list[int]]]:
     """The parts, cut where `mask` begins and ends."""
     found: list[tuple[int, list[int]]] = []
-    for racks, others in parts:
-        inside = racks & mask
+    for edges, others in parts:
+        inside = edges & mask
         if inside:
             found.append((inside, [*others, *places]))
-        if racks & ~mask:
-            found.append((racks & ~mask, others))
+        if edges & ~mask:
+            found.append((edges & ~mask, others))
     return [*found, (fresh, places)] if fresh else found

@@ -10,16 +10,16 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-# per-switch: every switch hashes differently; per-tier: all RTSWs alike, all CTSWs alike; shared: all alike, which
+# per-switch: every switch hashes differently; per-tier: all switches of a level alike; shared: all alike, which
 # polarises. A number is a choice too: every switch has that one.
 CHOICES: Final = ("per-switch", "per-tier", "shared")
 
 
-def seed_for(choice: str | int, tier: str, name: str) -> int:
-    """The seed of switch `name` of `tier` (`rtsw`, `ctsw`, `atsw`); ValueError for a choice that is none."""
+def seed_for(choice: str | int, level: str, name: str) -> int:
+    """The seed of switch `name` on a level of that word; ValueError for a choice that is none."""
     if isinstance(choice, int):
         return choice
-    words = {"per-switch": name, "per-tier": tier, "shared": "shared"}
+    words = {"per-switch": name, "per-tier": level, "shared": "shared"}
     if choice not in words:
         raise ValueError(f"{choice} is not one of {', '.join(CHOICES)}, or a number")
     return switch_seed(words[choice])

@@ -2,10 +2,10 @@
 
 In:  a Fabric with `routing.ucmp`, and its groups of next hops (nexthops.py).
 Out: the same groups, cut where bandwidths differ; what a switch's BGP must say of a link; the weights that FRR makes.
-Bandwidths travel in BGP's link-bandwidth extended community (draft-ietf-idr-link-bandwidth). An RTSW announces its rack
-with the rate of the link that it announces it over. A switch with several paths announces their sum: FRR does so by
-itself (bgp_route.c, subgroup_announce_check), and it follows what fails further on. Where a link is narrower, compared
-with its like, than what lies behind it, a fixed number takes the sum's place: the same part of what an
+Bandwidths travel in BGP's link-bandwidth extended community (draft-ietf-idr-link-bandwidth). An edge announces its
+prefix with the rate of the link that it announces it over. A switch with several paths announces their sum: FRR does
+so by itself (bgp_route.c, subgroup_announce_check), and it follows what fails further on. Where a link is narrower,
+compared with its like, than what lies behind it, a fixed number takes the sum's place: the same part of what an
 announcement over a usual link would say.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.fabric.nexthops import LEVELS, intact_groups
+from heddle.fabric.nexthops import intact_groups
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,9 +38,9 @@ RELEASES: Final = ((8, 4), (10, 0), (10, 3))
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Over one port: these racks (a bit set) are announced with this number of Mbit/s, whatever the sum is."""
+    """Over one port: these edges (a bit set) are announced with this number of Mbit/s, whatever the sum is."""
 
-    racks: int
+    edges: int
     mbit: int
 
 
@@ -72,48 +72,55 @@ def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tu
 
 
 def with_bandwidths(fabric: Fabric, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
-    """The groups with bandwidths, in Mbit/s as announced, cut where racks of a group have different ones."""
+    """The groups with bandwidths, in Mbit/s as announced, cut where edges of a group have different ones."""
     return _Announced(fabric, groups, announcements(fabric)).cut()
 
 
 def announcements(fabric: Fabric) -> dict[str, tuple[Announcement, ...]]:
     """Port (`ctsw1:eth3`) -> what has to be announced over it as a fixed number; ports without such are left out.
 
-    Each RTSW's own rack is announced so over each of its uplinks.
+    Each edge's own prefix is announced so over each of its uplinks.
     """
-    sums = _Announced(fabric, intact_groups(fabric), {})
+    groups = intact_groups(fabric)
+    sums = _Announced(fabric, groups, {})
+    usual = _Announced(fabric, groups, {}, usual=True) if sums.uneven else sums
     found: dict[str, tuple[Announcement, ...]] = {}
     for node in fabric.switches:
         for port in node.ports:
-            peer = fabric.by_name[port.peer_node]
-            if peer.tier.value not in LEVELS:
-                continue
-            rules = sums.rules(node, peer, port)
+            rules = () if fabric.leads_to_host(port) else sums.rules(node, port, usual)
             if rules:
                 found[port.ref] = rules
     return found
 
 
 class _Announced:
-    """The bandwidth of every switch's ways to every rack, as the sums that it announces."""
+    """The bandwidth of every switch's paths to every edge, as the sums that it announces.
+
+    usual: as if every link had the rate that is usual between its levels.
+    """
 
     def __init__(
-        self, fabric: Fabric, groups: Mapping[str, tuple[Group, ...]], fixed: Mapping[str, Sequence[Announcement]]
+        self,
+        fabric: Fabric,
+        groups: Mapping[str, tuple[Group, ...]],
+        fixed: Mapping[str, Sequence[Announcement]],
+        *,
+        usual: bool = False,
     ) -> None:
         import numpy as np
 
         self._np = np
         self._fabric, self._groups = fabric, groups
-        self._racks = fabric.spec.all_racks
+        self._edges = len(fabric.edges)
+        self._all_usual = usual
         self._scale = _scale(fabric)
         self._known: dict[int, int] = {}  # rate -> Mbit/s
-        self._zones: dict[int | None, Bits] = {}
         self._fixed = {
-            ref: [(self._bits(each.racks), each.mbit) for each in rules] for ref, rules in fixed.items() if rules
+            ref: [(self._bits(each.edges), each.mbit) for each in rules] for ref, rules in fixed.items() if rules
         }
-        self._sums: dict[str, Parts] = {n.name: np.zeros(self._racks, dtype=np.int64) for n in fabric.switches}
+        self._sums: dict[str, Parts] = {n.name: np.zeros(self._edges, dtype=np.int64) for n in fabric.switches}
         self._ports = {node.name: {port.name: port for port in node.ports} for node in fabric.switches}
-        order = sorted(fabric.switches, key=lambda node: LEVELS[node.tier])
+        order = sorted(fabric.switches, key=lambda node: node.level)
         for upwards, nodes in ((True, order), (False, order[::-1])):
             for node in nodes:
                 self._add(node, upwards=upwards)
@@ -128,57 +135,70 @@ class _Announced:
                 if len(group.ports) < 2:
                     parts.append(group)
                     continue
-                where = np.flatnonzero(self._bits(group.racks))
+                where = np.flatnonzero(self._bits(group.edges))
                 table = self._heard(node, group, where)
                 which = self._kinds(table)
                 for kind in range(int(which.max()) + 1):
                     same = np.flatnonzero(which == kind)
                     bandwidths = tuple(int(each) for each in table[:, same[0]])
-                    parts.append(replace(group, racks=self._set(where[same]), bandwidths=bandwidths))
+                    parts.append(replace(group, edges=self._set(where[same]), bandwidths=bandwidths))
             found[node.name] = tuple(parts)
         return found
 
-    def rules(self, node: Node, peer: Node, port: Port) -> tuple[Announcement, ...]:
-        """What a switch must say over a port in place of its sums."""
+    @property
+    def uneven(self) -> bool:
+        """Whether some link between switches has another rate than its like."""
+        nodes = self._fabric.switches
+        return any(
+            port.rate_bps != self._usual(port)
+            for node in nodes
+            for port in node.ports
+            if not self._fabric.leads_to_host(port)
+        )
+
+    def rules(self, node: Node, port: Port, usual: _Announced) -> tuple[Announcement, ...]:
+        """What a switch must say over a port in place of its sums. usual: the sums if all links were usual ones."""
         np = self._np
-        if node.rack is not None:
-            return (Announcement(1 << (node.rack - 1), self._mbit(port.rate_bps)),)
-        usual = self._usual(node, peer)
-        if not self._fabric.spec.link.exceptions:
+        own = self._fabric.edge_of.get(node.name)
+        if own is not None:
+            return (Announcement(1 << (own - 1), self._mbit(port.rate_bps)),)
+        if usual is self:
             return ()
-        own = self._own(node)
-        down = LEVELS[peer.tier] < LEVELS[node.tier]
+        part = Fraction(port.rate_bps, self._usual(port))
+        wholes = usual._sums[node.name]
+        below = self._below(node)
+        down = self._fabric.by_name[port.peer_node].level < node.level
         found: dict[int, int] = {}
-        for racks, whole in ((own, self._whole(node, near=True)), (~own, self._whole(node, near=False))):
-            if not down and racks is not own and node.tier == "ctsw":
-                continue  # what came from above is not announced upwards
-            number = whole if port.rate_bps == usual else max(1, round(whole * Fraction(port.rate_bps, usual)))
-            narrow = racks & (self._sums[node.name] > number)
-            if narrow.any():
-                found[number] = found.get(number, 0) | self._set(np.flatnonzero(narrow))
-        return tuple(Announcement(racks, number) for number, racks in found.items())
+        # What came from above is not announced upwards.
+        for edges in (below, ~below) if down else (below,):
+            for whole in np.unique(wholes[edges]):
+                number = int(whole) if part == 1 else max(1, round(int(whole) * part))
+                narrow = edges & (wholes == whole) & (self._sums[node.name] > number)
+                if narrow.any():
+                    found[number] = found.get(number, 0) | self._set(np.flatnonzero(narrow))
+        return tuple(Announcement(edges, number) for number, edges in found.items())
 
     def _add(self, node: Node, *, upwards: bool) -> None:
         """Sum up what the switch has heard from below (upwards), or from above."""
         np = self._np
         for group in self._groups[node.name]:
             peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
-            if (LEVELS[peer.tier] < LEVELS[node.tier]) == upwards:
-                where = np.flatnonzero(self._bits(group.racks))
+            if (peer.level < node.level) == upwards:
+                where = np.flatnonzero(self._bits(group.edges))
                 self._sums[node.name][where] = self._heard(node, group, where).sum(axis=0)
 
     def _heard(self, node: Node, group: Group, where: Any) -> Parts:
-        """What the peers of a group's ports announce: (ports, racks) Mbit/s."""
+        """What the peers of a group's ports announce: (ports, edges) Mbit/s."""
         np = self._np
         rows = []
         for name in group.ports:
             port = self._ports[node.name][name]
             row = self._sums[port.peer_node][where].copy()
-            peer = self._fabric.by_name[port.peer_node]
-            if peer.rack is not None:  # the rack's own RTSW: the rate of this very link
-                row[:] = self._mbit(port.rate_bps)
-            for racks, mbit in self._fixed.get(port.peer_ref, ()):
-                row[racks[where]] = mbit
+            own = self._fabric.edge_of.get(port.peer_node)
+            if own is not None:  # its own prefix goes with the rate of this very link
+                row[where == own - 1] = self._mbit(self._usual(port) if self._all_usual else port.rate_bps)
+            for edges, mbit in self._fixed.get(port.peer_ref, ()):
+                row[edges[where]] = mbit
             rows.append(row)
         table: Parts = np.stack(rows)
         return table
@@ -195,39 +215,31 @@ class _Announced:
             return which
         return np.unique(table, axis=1, return_inverse=True)[1].reshape(-1)
 
-    def _set(self, racks: Any) -> int:
-        """Rows of racks, from 0, as a bit set."""
+    def _set(self, edges: Any) -> int:
+        """Rows of edges, from 0, as a bit set."""
         np = self._np
-        bits = np.zeros(self._racks, dtype=np.uint8)
-        bits[racks] = 1
+        bits = np.zeros(self._edges, dtype=np.uint8)
+        bits[edges] = 1
         return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
 
-    def _bits(self, racks: int) -> Bits:
+    def _bits(self, edges: int) -> Bits:
         np = self._np
-        raw = np.frombuffer(racks.to_bytes(self._racks // 8 + 1, "little"), dtype=np.uint8)
-        bits: Bits = np.unpackbits(raw, bitorder="little")[: self._racks].astype(bool)
+        raw = np.frombuffer(edges.to_bytes(self._edges // 8 + 1, "little"), dtype=np.uint8)
+        bits: Bits = np.unpackbits(raw, bitorder="little")[: self._edges].astype(bool)
         return bits
 
-    def _own(self, node: Node) -> Bits:
-        """Racks of the switch's zone; all of them where a switch belongs to none."""
-        zone, per = node.zone, self._fabric.spec.racks
-        if zone not in self._zones:
-            found: Bits = self._np.zeros(self._racks, dtype=bool)
-            found[slice(None) if zone is None else slice((zone - 1) * per, zone * per)] = True
-            self._zones[zone] = found
-        return self._zones[zone]
+    def _below(self, node: Node) -> Bits:
+        """Edges that the switch has next hops downwards to."""
+        found = 0
+        for group in self._groups[node.name]:
+            peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
+            found |= group.edges if peer.level < node.level else 0
+        return self._bits(found)
 
-    def _whole(self, node: Node, *, near: bool) -> int:
-        """What the switch would announce were all links usual ones. near: of racks of its zone."""
-        spec = self._fabric.spec
-        link = self._mbit(spec.link.fabric)
-        if node.tier == "atsw":
-            return link * spec.ctsw
-        return link if near else link * spec.ctsw * (spec.atsw or 1)
-
-    def _usual(self, node: Node, peer: Node) -> int:
-        spec = self._fabric.spec
-        return spec.top_rate if "atsw" in (node.tier, peer.tier) else spec.link.fabric
+    def _usual(self, port: Port) -> int:
+        """bit/s of links between the levels of a port's ends."""
+        ends = (self._fabric.by_name[name] for name in (port.node, port.peer_node))
+        return self._fabric.level_of(min(ends, key=lambda node: node.level)).uplink_bps
 
     def _mbit(self, rate: int) -> int:
         found = self._known.get(rate)
@@ -241,10 +253,11 @@ def _scale(fabric: Fabric) -> Fraction:
 
     Only proportions count.
     """
-    spec = fabric.spec
     hosts = {node.name for node in fabric.hosts}
-    rates = {link.rate_bps for link in fabric.links if link.a[0] not in hosts} | {spec.link.fabric}
-    paths = spec.ctsw * (spec.atsw or 1)
+    rates = {link.rate_bps for link in fabric.links if link.a[0] not in hosts} | {fabric.levels[1].uplink_bps}
+    paths = 1  # at most, from any switch to any edge
+    for level in range(1, len(fabric.levels)):
+        paths *= max(1, *(fabric.uplinks_of(node) for node in fabric.switches if node.level == level), 1)
     if all(rate % 10**6 == 0 for rate in rates) and max(rates) * paths <= _MOST * 10**6:
         return Fraction(10**6)
     return Fraction(max(rates), _MOST // paths)

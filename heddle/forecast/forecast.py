@@ -21,7 +21,7 @@ from heddle.forecast.demand import Traffic, traffic_of
 from heddle.forecast.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.forecast.planfile import PaperPlan
 from heddle.forecast.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
-from heddle.forecast.wires import UPWARD, Trouble, Wires, forwarding_of, trouble_of, wires_of
+from heddle.forecast.wires import Trouble, Wires, forwarding_of, trouble_of, wires_of
 from heddle.host.preflight import frr_release
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.selftest import SelfTest
@@ -191,7 +191,7 @@ class _Forecast:
         return {d: max_over_mean(carried[(of == d) & self._live]) for d in self._wires.of_directions()}
 
     def _roofline(self, demand: Demand) -> Roofline:
-        """The busiest NIC, or the busiest of the cuts around a rack or a zone, by what its live links can carry."""
+        """The busiest NIC, or the busiest of the cuts around an edge or an area, by what its live links can carry."""
         wires = self._wires
         nic = demand.direct * 8 / wires.rate
         at = int(nic.argmax())
@@ -203,41 +203,44 @@ class _Forecast:
 
     def _cuts(self, demand: Demand) -> Iterator[tuple[str, float]]:
         wires = self._wires
-        racks = demand.bytes.shape[1]
-        rtsw = np.flatnonzero(wires.rack >= 0)
-        between = np.zeros((racks, racks))
-        between[wires.rack[rtsw]] = demand.bytes[rtsw]
+        edges = demand.bytes.shape[1]
+        leaves = np.flatnonzero(wires.edge >= 0)
+        between = np.zeros((edges, edges))
+        between[wires.edge[leaves]] = demand.bytes[leaves]
         np.fill_diagonal(between, 0)
         rate = np.where(self._live, wires.rate, 0.0)
-        by_rack = np.bincount(wires.owner[wires.direction == 1], weights=rate[wires.direction == 1],
-                              minlength=len(wires.switches))[rtsw]  # fmt: skip
-        capacity = np.zeros(racks)
-        capacity[wires.rack[rtsw]] = by_rack
-        names = {int(wires.rack[s]): wires.switches[s] for s in rtsw}
+        by_switch = np.bincount(wires.owner[wires.direction == 1], weights=rate[wires.direction == 1],
+                                minlength=len(wires.switches))  # fmt: skip
+        capacity = np.zeros(edges)
+        capacity[wires.edge[leaves]] = by_switch[leaves]
+        names = {int(wires.edge[s]): wires.switches[s] for s in leaves}
         yield from _busiest(between.sum(axis=1), capacity, lambda i: f"all uplinks of {names[i]}")
         yield from _busiest(between.sum(axis=0), capacity, lambda i: f"all links down to {names[i]}")
-        zone = np.zeros(racks, dtype=np.int64)
-        zone[wires.rack[rtsw]] = wires.zone[rtsw]
-        zones = int(zone.max()) + 1
-        if zones > 1:
-            joined = np.zeros((zones, zones))
-            np.add.at(joined, (zone[:, None], zone[None, :]), between)
+        word = wires.fabric.area
+        area = wires.groups(word)
+        of_edge = np.zeros(edges, dtype=np.int64)
+        of_edge[wires.edge[leaves]] = area[leaves]
+        areas = int(of_edge.max()) + 1
+        top = wires.direction == 2
+        if areas > 1 and top.any():  # what leaves an area goes over the links from level 2 to level 3
+            joined = np.zeros((areas, areas))
+            np.add.at(joined, (of_edge[:, None], of_edge[None, :]), between)
             np.fill_diagonal(joined, 0)
-            top = wires.direction == 2
-            upward = np.bincount(wires.zone[wires.owner[top]], weights=rate[top], minlength=zones).astype(np.float64)
-            yield from _busiest(joined.sum(axis=1), upward, lambda i: f"all links from zone {i + 1} to ATSWs")
-            yield from _busiest(joined.sum(axis=0), upward, lambda i: f"all links from ATSWs to zone {i + 1}")
+            upward = np.bincount(area[wires.owner[top]], weights=rate[top], minlength=areas).astype(np.float64)
+            above = f"{wires.fabric.levels[3].title}s"
+            yield from _busiest(joined.sum(axis=1), upward, lambda i: f"all links from {word} {i + 1} to {above}")
+            yield from _busiest(joined.sum(axis=0), upward, lambda i: f"all links from {above} to {word} {i + 1}")
 
     def _evenness(self, loads: Loads) -> dict[int, Evenness]:
         """Of flows, for the switches that choose: each by itself, since how many flows it has is no choice of its."""
         wires = self._wires
         found = {}
         weighted = bool(loads.hoped.any())
-        for direction in UPWARD:
+        for direction in wires.upward:
             ports = np.flatnonzero((wires.direction == direction) & ((not weighted) | (loads.hoped > 0)))
             if not len(ports):
                 continue
-            # Weights are of a way to a rack, and a switch has others to other racks: what they come to is summed up.
+            # Weights are of the paths to one edge, and other edges have others: what they come to is summed up.
             weights = loads.hoped[ports] if weighted else np.ones(len(ports))
             cuts = np.flatnonzero(np.diff(wires.owner[ports])) + 1
             groups = zip(np.split(loads.flows[ports], cuts), np.split(weights, cuts), strict=True)

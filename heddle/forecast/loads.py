@@ -27,13 +27,13 @@ _ENTRIES: int = 1 << 19  # (switch, destination) pairs that are spread together
 class Nics:
     """Ranks as ports. All arrays are by rank: the NIC's own port, its switch's port to it, that switch, its slice.
 
-    slice: index among its RTSW's downlinks. alive: whether its link is.
+    edge: of that switch, from 0. slice: index among that switch's downlinks. alive: whether its link is.
     """
 
     up: I32
     down: I32
     switch: I32
-    rack: I32
+    edge: I32
     slice: I32
     alive: Bools
 
@@ -43,10 +43,10 @@ def nics_of(wires: Wires, traffic: Traffic, dead: frozenset[str] = frozenset()) 
     down = np.array([wires.id_of[e.first_hop] for e in traffic.endpoints], dtype=np.int32)
     downlinks = np.flatnonzero(wires.direction == wires.direction[down[0]])
     first = np.full(len(wires.switches), np.iinfo(np.int32).max, dtype=np.int64)
-    np.minimum.at(first, wires.owner[downlinks], downlinks)  # an RTSW's downlinks follow each other
+    np.minimum.at(first, wires.owner[downlinks], downlinks)  # a switch's downlinks follow each other
     switch = wires.owner[down]
     alive = np.array([e.first_hop not in dead for e in traffic.endpoints], dtype=bool)
-    return Nics(wires.other[down], down, switch, wires.rack[switch], (down - first[switch]).astype(np.int32), alive)
+    return Nics(wires.other[down], down, switch, wires.edge[switch], (down - first[switch]).astype(np.int32), alive)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Loads:
 
 @dataclass(frozen=True)
 class Demand:
-    """(switches, racks): bytes from NICs of a switch to NICs of a rack, of flows that have a way."""
+    """(switches, edges): bytes from NICs of a switch to NICs of an edge, of flows that have a way."""
 
     bytes: F64
     direct: F64  # (ports,): on the links of NICs, both ways
@@ -116,7 +116,7 @@ class _Batch:
         self.dst = np.repeat(connections.dst[part], qps)
         self.amount = traffic.volume.wire[connections.kind[part]].ravel().astype(np.float64)
         self.home = nics.switch[self.dst]
-        self.rack = nics.rack[self.dst]
+        self.edge = nics.edge[self.dst]
         self.slices = nics.slice[self.dst]
         self.alive = nics.alive[self.src] & nics.alive[self.dst]
         self.first = np.where(self.alive, nics.switch[self.src], -1).astype(np.int32)
@@ -124,7 +124,7 @@ class _Batch:
 
     def go(self, scenario: Scenario, loads: Loads) -> tuple[Hops, Bools]:
         """Walk one scenario and add up what its ports carry; flows that do not arrive carry nothing."""
-        hops = walk(scenario.forwarding, scenario.rules, self.flows, self.rack, self.first, slices=self.slices)
+        hops = walk(scenario.forwarding, scenario.rules, self.flows, self.edge, self.first, slices=self.slices)
         peer = self._wires.peer
         share = np.where(self.first == self.home, 1.0, 0.0)
         for step in hops.steps:
@@ -136,7 +136,7 @@ class _Batch:
         ports = len(peer)
         loads.bytes += hops.load(amount, ports)
         loads.flows += hops.load(ones, ports)
-        loads.hoped += _hoped(self._wires, scenario.forwarding, hops, self.rack, ones)
+        loads.hoped += _hoped(self._wires, scenario.forwarding, hops, self.edge, ones)
         for end in self._ends:
             loads.bytes += np.bincount(end, weights=amount, minlength=ports)
             loads.flows += np.bincount(end, weights=ones, minlength=ports)
@@ -149,13 +149,13 @@ class _Batch:
         return hops, arrived
 
 
-def _hoped(wires: Wires, forwarding: Forwarding, hops: Hops, rack: I32, amount: F64) -> F64 | float:
+def _hoped(wires: Wires, forwarding: Forwarding, hops: Hops, edge: I32, amount: F64) -> F64 | float:
     """What reached every group of next hops, shared among its ports by weight: (ports,); 0 where all weigh alike."""
     if not len(forwarding.weight) or forwarding.weight.min() == forwarding.weight.max():
         return 0.0
     reached = np.zeros(len(forwarding.size))
     for step in hops.steps:
-        group = forwarding.group[wires.owner[step.port], rack[step.flow]]
+        group = forwarding.group[wires.owner[step.port], edge[step.flow]]
         reached += np.bincount(group, weights=amount[step.flow] * step.share, minlength=len(reached))
     owner = np.repeat(np.arange(len(reached)), forwarding.size)
     total = np.bincount(owner, weights=forwarding.weight, minlength=len(reached))
@@ -177,7 +177,7 @@ def _compare(
     for hop in range(width):
         port = old[:, hop]
         on = np.flatnonzero((port >= 0) & (here >= 0))
-        group = scenario.forwarding.group[here[on], batch.rack[on]]
+        group = scenario.forwarding.group[here[on], batch.edge[on]]
         still = (group >= 0) & scenario.forwarding.holds(np.maximum(group, 0).astype(np.int32), port[on])
         lost[on] |= ~still
         here = np.where(port >= 0, batch._wires.peer[port], -1)
@@ -187,7 +187,7 @@ def _compare(
 
 
 def demand_of(wires: Wires, traffic: Traffic, nics: Nics, forwarding: Forwarding) -> Demand:
-    """How much every RTSW has for every rack, leaving out what has no way."""
+    """How much every switch has for every edge, leaving out what has no way."""
     shape = forwarding.group.shape
     total = np.zeros(shape[0] * shape[1])
     direct = np.zeros(len(wires.ports))
@@ -195,32 +195,32 @@ def demand_of(wires: Wires, traffic: Traffic, nics: Nics, forwarding: Forwarding
     connections = traffic.connections
     for part in connections.batches():
         src, dst = connections.src[part], connections.dst[part]
-        here, rack = nics.switch[src], nics.rack[dst]
-        way = (here == nics.switch[dst]) | (forwarding.group[here, rack] >= 0)
+        here, edge = nics.switch[src], nics.edge[dst]
+        way = (here == nics.switch[dst]) | (forwarding.group[here, edge] >= 0)
         amount = np.where(way & nics.alive[src] & nics.alive[dst], of_kind[connections.kind[part]], 0.0)
-        total += np.bincount(here.astype(np.int64) * shape[1] + rack, weights=amount, minlength=len(total))
+        total += np.bincount(here.astype(np.int64) * shape[1] + edge, weights=amount, minlength=len(total))
         direct += np.bincount(nics.up[src], weights=amount, minlength=len(direct))
         direct += np.bincount(nics.down[dst], weights=amount, minlength=len(direct))
     return Demand(total.reshape(shape), direct)
 
 
 def spread_evenly(wires: Wires, forwarding: Forwarding, demand: Demand) -> F64:
-    """Bytes by port if every switch splits what it has for a rack over all next hops, by their weights.
+    """Bytes by port if every switch splits what it has for an edge over all next hops, by their weights.
 
     It is what packet spraying comes to, and flowlets at their best. Switch by switch: nobody has to know flows.
     """
     loads = demand.direct.copy()
-    switches, racks = demand.bytes.shape
+    switches, edges = demand.bytes.shape
     running = np.concatenate([[0], np.cumsum(forwarding.weight, dtype=np.int64)])
     total = running[forwarding.start[1:]] - running[forwarding.start[:-1]]
     state = demand.bytes
     for _ in range(MAX_HOPS):
-        here, rack = np.nonzero((state > 0) & (forwarding.group >= 0))
+        here, edge = np.nonzero((state > 0) & (forwarding.group >= 0))
         if not len(here):
             break
-        arriving = np.zeros(switches * racks)
+        arriving = np.zeros(switches * edges)
         for start in range(0, len(here), _ENTRIES):
-            at, to = here[start : start + _ENTRIES], rack[start : start + _ENTRIES]
+            at, to = here[start : start + _ENTRIES], edge[start : start + _ENTRIES]
             group = forwarding.group[at, to]
             size = forwarding.size[group]
             entry = np.repeat(np.arange(len(at)), size)
@@ -228,7 +228,7 @@ def spread_evenly(wires: Wires, forwarding: Forwarding, demand: Demand) -> F64:
             part = state[at, to][entry] * forwarding.weight[member] / total[group[entry]]
             port = forwarding.member[member]
             loads += np.bincount(port, weights=part, minlength=len(loads))
-            cell = wires.peer[port].astype(np.int64) * racks + to[entry]
+            cell = wires.peer[port].astype(np.int64) * edges + to[entry]
             arriving += np.bincount(cell, weights=part, minlength=len(arriving))
-        state = arriving.reshape(switches, racks)
+        state = arriving.reshape(switches, edges)
     return loads

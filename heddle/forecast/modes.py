@@ -58,10 +58,9 @@ def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> Ha
 def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
     """What programs may steer by, as heddle/switch/hashing/steering.py has it. forwarding: with nothing down.
 
-    To a slice CTSWs add the number of the destination's rack, from 0.
+    To a slice the switches of level 2 add the number of the destination's edge, from 0.
     """
-    ctsw = (wires.rack < 0) & (wires.zone >= 0)
-    turn = np.where(ctsw[:, None], np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
+    turn = np.where((wires.level == 2)[:, None], np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
     return steering_like(forwarding, turn)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from heddle.base.arrays import F64
 from heddle.forecast.demand import Traffic
-from heddle.forecast.wires import Trouble, Wires, direction_name
+from heddle.forecast.wires import Trouble, Wires
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness
 
@@ -68,7 +68,7 @@ class ModeResult:
 
     def to_json(self, wires: Wires) -> dict[str, Any]:
         """Plain data, without the links."""
-        mmr = {direction_name(d): value for d, value in self.mmr.items()}
+        mmr = {wires.direction_name(d): value for d, value in self.mmr.items()}
         data = {
             "mode": self.mode, "completion_seconds": self.seconds, "over_roofline": self.ratio,
             "busiest_link": wires.ports[self.busiest] if self.seconds else None, "mmr": mmr,
@@ -77,7 +77,9 @@ class ModeResult:
             data["trials"] = {
                 "over_roofline": self.trials["ratio"].to_json() if "ratio" in self.trials else None,
                 "mmr": {
-                    direction_name(d): self.trials[f"mmr {d}"].to_json() for d in self.mmr if f"mmr {d}" in self.trials
+                    wires.direction_name(d): self.trials[f"mmr {d}"].to_json()
+                    for d in self.mmr
+                    if f"mmr {d}" in self.trials
                 },
             }
         return data
@@ -146,10 +148,10 @@ class Prediction:
                 "seconds": first.seconds, "over_roofline": first.ratio, "busiest_link": head["busiest_link"],
             },
             "roofline": self.roofline.to_json(),
-            "mmr": {direction_name(d): value for d, value in first.mmr.items()},
+            "mmr": {self.wires.direction_name(d): value for d, value in first.mmr.items()},
             "modes": [mode.to_json(self.wires) for mode in self.modes],
             "trials": self.trials,
-            "evenness": {direction_name(d): found.to_json() for d, found in self.evenness.items()},
+            "evenness": {self.wires.direction_name(d): found.to_json() for d, found in self.evenness.items()},
             "entropy": self.entropy.to_json(),
             "unreachable": {"flows": self.unreachable, "some": list(self.named)},
             "moved": self.moved.to_json() if self.moved else None,
@@ -163,7 +165,7 @@ class Prediction:
         first, wires = self.modes[0], self.wires
         flows = first.flows if first.flows is not None else np.full(len(wires.ports), np.nan)
         seconds = first.bytes * 8 / wires.rate
-        names = [direction_name(d) for d in range(int(wires.direction.max()) + 1)]
+        names = [wires.direction_name(d) for d in range(int(wires.direction.max()) + 1)]
         return [
             {
                 "port": port, "to": wires.ports[other], "direction": names[direction], "rate_bps": int(rate),
@@ -188,7 +190,7 @@ class Prediction:
             if mode.flows is not None:
                 head.append(f"{word}_flows")
                 columns.append([str(round(value)) for value in mode.flows.tolist()])
-        names = [direction_name(d) for d in range(int(wires.direction.max()) + 1)]
+        names = [wires.direction_name(d) for d in range(int(wires.direction.max()) + 1)]
         lines = [",".join(head)]
         for row, port in enumerate(wires.ports):
             if port not in self.trouble.dead:

@@ -12,38 +12,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import F64, I32, I64
 from heddle.base.problems import Problems, did_you_mean
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric, Level, Role
 from heddle.fabric.nexthops import Group, next_hop_groups
 from heddle.fabric.ucmp import expected_weights
 from heddle.predict.forwarding import Forwarding
 
-# From where to where, from the hosts up and down again; a direction's number is its place here.
-DIRECTIONS: Final[tuple[tuple[Tier, Tier], ...]] = (
-    *pairwise(Tier),
-    *pairwise(tuple(Tier)[::-1]),
-)
-UPWARD: Final = (1, 2)  # those of switches that have a choice
-_WORDS: Final[Mapping[Tier, str]] = {Tier.HOST: "NIC", Tier.RTSW: "RTSW", Tier.CTSW: "CTSW", Tier.ATSW: "ATSW"}
+Bools = npt.NDArray[np.bool_]
 
 
-def direction_name(number: int) -> str:
-    """`RTSW to CTSW`."""
-    low, high = DIRECTIONS[number]
-    return f"{_WORDS[low]} to {_WORDS[high]}"
+def directions(levels: Sequence[Level]) -> tuple[tuple[int, int], ...]:
+    """From which level to which, from the hosts up and down again; a direction's number is its place here."""
+    up = range(len(levels))
+    return (*pairwise(up), *pairwise(up[::-1]))
 
 
 @dataclass(frozen=True)
 class Wires:
     """Every port of a fabric, switches' first; a port stands for what its node sends. All arrays are by port id.
 
-    rate: bit/s; direction: index into DIRECTIONS; owner, peer: id of the switch that has it, that it leads to, else -1.
+    rate: bit/s; direction: index into `directions`; owner, peer: id of the switch that has it, that it leads to, or -1.
     other: the port at the other end.
     """
 
@@ -67,14 +60,33 @@ class Wires:
         return {name: number for number, name in enumerate(self.switches)}
 
     @cached_property
-    def rack(self) -> I32:
-        """(switches,): the rack of an RTSW from 0, which is also the destination that it is; -1 for others."""
-        return np.array([-1 if n.rack is None else n.rack - 1 for n in self.fabric.switches], dtype=np.int32)
+    def edge(self) -> I32:
+        """(switches,): the edge number from 0, which is the destination that the switch is; -1 for others."""
+        return np.array([self.fabric.edge_of.get(name, 0) - 1 for name in self.switches], dtype=np.int32)
 
     @cached_property
-    def zone(self) -> I32:
-        """(switches,): from 0; -1 for ATSWs."""
-        return np.array([-1 if n.zone is None else n.zone - 1 for n in self.fabric.switches], dtype=np.int32)
+    def level(self) -> I32:
+        """(switches,): index into the fabric's levels."""
+        return np.array([node.level for node in self.fabric.switches], dtype=np.int32)
+
+    def groups(self, word: str) -> I32:
+        """(switches,): the number of the switch's group of that word, from 0; -1 where it is in none."""
+        return np.array([(node.group(word) or 0) - 1 for node in self.fabric.switches], dtype=np.int32)
+
+    @cached_property
+    def directions(self) -> tuple[tuple[int, int], ...]:
+        """From which level to which, by a direction's number."""
+        return directions(self.fabric.levels)
+
+    @property
+    def upward(self) -> range:
+        """The directions upwards between switches: there they have a choice."""
+        return range(1, len(self.fabric.levels) - 1)
+
+    def direction_name(self, number: int) -> str:
+        """`RTSW to CTSW`."""
+        low, high = (self.fabric.levels[level].title if level else "NIC" for level in self.directions[number])
+        return f"{low} to {high}"
 
     @cached_property
     def seeds(self) -> npt.NDArray[np.uint32]:
@@ -94,14 +106,14 @@ def wires_of(fabric: Fabric) -> Wires:
     names = [port.ref for port in every]
     at = {name: number for number, name in enumerate(names)}
     switch = {node.name: number for number, node in enumerate(switches)}
-    tier = {node.name: node.tier for node in nodes}
-    number_of = {pair: number for number, pair in enumerate(DIRECTIONS)}
+    level = {node.name: node.level for node in nodes}
+    number_of = {pair: number for number, pair in enumerate(directions(fabric.levels))}
     return Wires(
         fabric,
         tuple(switch),
         tuple(names),
         np.array([port.rate_bps for port in every], dtype=np.float64),
-        np.array([number_of[tier[port.node], tier[port.peer_node]] for port in every], dtype=np.int32),
+        np.array([number_of[level[port.node], level[port.peer_node]] for port in every], dtype=np.int32),
         np.array([switch.get(port.node, -1) for port in every], dtype=np.int32),
         np.array([switch.get(port.peer_node, -1) for port in every], dtype=np.int32),
         np.array([at[port.peer_ref] for port in every], dtype=np.int32),
@@ -140,7 +152,7 @@ def trouble_of(fabric: Fabric, down: Sequence[str], drained: Sequence[str]) -> T
             dead |= {port.ref, port.peer_ref}
     for word in drained:
         node = names.get(word)
-        if node is None or node.tier is Tier.HOST:
+        if node is None or node.role is Role.HOST:
             hint = did_you_mean(word, [n.name for n in fabric.switches])
             problems.add(where="", what=f"--drain {word}", why="is no switch of this fabric", hint=hint)
     problems.raise_if_any()
@@ -148,7 +160,7 @@ def trouble_of(fabric: Fabric, down: Sequence[str], drained: Sequence[str]) -> T
 
 
 def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[int, ...] | None = None) -> Forwarding:
-    """What all switches forward where. A destination is a rack; its own RTSW has no group for it: walks end there.
+    """Next hops of all switches. A destination is an edge; the edge itself has no group for it: walks end there.
 
     release: of the FRR whose weights are taken under `routing.ucmp`; without one they are bandwidths in lowest terms.
     """
@@ -156,16 +168,16 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[i
     found: Mapping[str, tuple[Group, ...]] = (
         next_hop_groups(fabric, trouble.dead, trouble.drained) if trouble else fabric.next_hop_groups
     )
-    racks = sum(node.tier is Tier.RTSW for node in fabric.switches)
+    edges = len(fabric.edges)
     mac = {port.ref: port.mac for node in fabric.switches for port in node.ports}
-    table = np.full((len(wires.switches), racks), -1, dtype=np.int32)
+    table = np.full((len(wires.switches), edges), -1, dtype=np.int32)
     members: list[int] = []
     weights: list[int] = []
     start = [0]
     for row, node in enumerate(fabric.switches):
         gateway = {port.name: mac.get(port.peer_ref, "") for port in node.ports}
         for group in found[node.name]:
-            table[row, _racks(group.racks, racks)] = len(start) - 1
+            table[row, _rows(group.edges, edges)] = len(start) - 1
             # All MACs differ in what the link-local address has beside its fixed octets, in the same order.
             hops = sorted(zip(expected_weights(group, release), group.ports, strict=True),
                           key=lambda hop: (hop[0], gateway[hop[1]]))  # fmt: skip
@@ -184,9 +196,9 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[i
     )
 
 
-def _racks(bits: int, racks: int) -> I64:
-    """The racks of a bit set, from 0."""
+def _rows(bits: int, edges: int) -> I64:
+    """The edges of a bit set, from 0."""
     if bits & (bits - 1) == 0:
         return np.array([bits.bit_length() - 1])
-    octets = np.frombuffer(bits.to_bytes(-(-racks // 8), "little"), dtype=np.uint8)
+    octets = np.frombuffer(bits.to_bytes(-(-edges // 8), "little"), dtype=np.uint8)
     return np.flatnonzero(np.unpackbits(octets, bitorder="little"))

@@ -1,7 +1,7 @@
 """Convergence is awaited, and it is judged where packets are forwarded: in every switch's kernel.
 
 In:  the fabric, and a handle per switch.
-Out: nothing once every switch has every rack prefix over exactly the ports on its shortest paths; otherwise what is
+Out: nothing once every switch has every edge prefix over exactly the ports on its shortest paths; otherwise what is
 missing, where, and what BGP says of the ports concerned.
 """
 
@@ -16,7 +16,7 @@ from heddle.base.events import Observer
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric
-from heddle.fabric.nexthops import next_hop_groups, racks_of
+from heddle.fabric.nexthops import edges_of, next_hop_groups
 from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.kernel.fib import NextHop, read_fib
 from heddle.kernel.handle import NodeHandle
@@ -64,10 +64,10 @@ class ExpectedRoutes:
         groups = next_hop_groups(fabric, dead, drained) if dead or drained else fabric.next_hop_groups
         bandwidths = {
             switch: {
-                fabric.prefixes[rack]: dict(zip(group.ports, group.bandwidths, strict=True))
+                fabric.prefixes[edge]: dict(zip(group.ports, group.bandwidths, strict=True))
                 for group in parts
                 if group.bandwidths
-                for rack in racks_of(group.racks)
+                for edge in edges_of(group.edges)
             }
             for switch, parts in groups.items()
         }

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import run
 from heddle.base.state import lock
-from heddle.fabric.model import Node, Tier
+from heddle.fabric.model import Node, Role
 from heddle.kernel.carrier import down_ports
 from heddle.kernel.namespace import inside
 from heddle.lab import convergence
@@ -154,7 +154,7 @@ def state_of(lab: Lab) -> State:
         # A link is named by the end where somebody took it down; hosts' ends are known by what is left at the switch.
         there = port.peer_ref in down and down[port.peer_ref][1]
         if here or not there:
-            dead.append(ref if here or lab.fabric.by_name[port.peer_node].tier is not Tier.HOST else port.peer_ref)
+            dead.append(ref if here or lab.fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)
     return State(tuple(dead), tuple(node.name for node in lab.fabric.switches if _is_drained(lab, node)))
 
 
@@ -203,7 +203,7 @@ def _unsettled(lab: Lab, state: State) -> list[str]:
     for node in lab.fabric.switches:
         sessions = lab.neighbours(node.name) or {}
         for port in node.ports:
-            if lab.fabric.by_name[port.peer_node].tier is not Tier.HOST:
+            if lab.fabric.by_name[port.peer_node].role is Role.SWITCH:
                 up = sessions.get(port.name) == bgp.ESTABLISHED
                 if up == (port.ref in dead):
                     found.append(f"{port.ref}: {'BGP has not noticed' if up else 'no BGP session'}")
@@ -265,7 +265,7 @@ def _port(lab: Lab, ref: str) -> tuple[Node, str]:
     if not colon or port not in names:
         hint = f"{name} has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         raise InputError(Problem("", ref, "is no port", hint))
-    if nodes[name].tier is not Tier.HOST:
+    if nodes[name].role is Role.SWITCH:
         return nodes[name], port
     # A host's routes go with its port and nothing brings them back, so its link is taken down at the switch.
     end = nodes[name].port(port)
@@ -274,7 +274,7 @@ def _port(lab: Lab, ref: str) -> tuple[Node, str]:
 
 def _switch(lab: Lab, name: str) -> Node:
     node = lab.fabric.by_name.get(name)
-    if node is None or node.tier is Tier.HOST:
+    if node is None or node.role is Role.HOST:
         names = [each.name for each in lab.fabric.switches]
         raise InputError(Problem("", name, f"is no switch of {lab.name}", did_you_mean(name, names)))
     return node

@@ -94,7 +94,7 @@ def set_hashing(
                 continue
             row = now[node.name]
             if node in nodes:
-                chosen = node.hash_seed if seed is None else seed_for(seed, node.tier.value, node.name)
+                chosen = node.hash_seed if seed is None else seed_for(seed, lab.fabric.level_of(node).word, node.name)
                 row = _with_exact(hashing_of(lab.fabric, node, mode, options, chosen), row.steering.exact)
             whole = (exact or {}).get(node.name, row.steering.exact)
             rows.append(_with_exact(row, {**whole, **(added or {}).get(node.name, {})}))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.events import Observer
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import build
 from heddle.lab import convergence
 from heddle.lab import daemons as bgp
@@ -58,7 +58,7 @@ class Rendered:
     def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
         """As rendered."""
         switch, host = switch_sysctls(self.fabric), host_sysctls(self.fabric)
-        return {node.name: host if node.tier is Tier.HOST else switch for node in self.fabric.nodes}
+        return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
 
     def settled(self, lab: Lab) -> Rendered:
         """Everything was known."""
@@ -98,7 +98,7 @@ class Rendered:
             if states is None:
                 faults.append(f"{node.name}: bgpd does not answer")
                 continue
-            wanted = [p for p in node.ports if self.fabric.by_name[p.peer_node].tier is not Tier.HOST]
+            wanted = [p for p in node.ports if self.fabric.by_name[p.peer_node].role is Role.SWITCH]
             now = {port.ref: states.get(port.name, "not configured") for port in wanted}
             faults += [f"{ref}: {state}" for ref, state in now.items() if state != bgp.ESTABLISHED]
         return faults
@@ -106,8 +106,8 @@ class Rendered:
     def sessions(self, lab: Lab) -> tuple[int, int]:
         """A link each; one counts as established when both of its ends say so."""
         states = {node.name: lab.neighbours(node.name) or {} for node in self.fabric.switches}
-        tiers = {node.name: node.tier for node in self.fabric.nodes}
-        between = [x for x in self.fabric.links if Tier.HOST not in (tiers[x.a[0]], tiers[x.b[0]])]
+        roles = {node.name: node.role for node in self.fabric.nodes}
+        between = [x for x in self.fabric.links if Role.HOST not in (roles[x.a[0]], roles[x.b[0]])]
         up = sum(all(states[node].get(port) == bgp.ESTABLISHED for node, port in (x.a, x.b)) for x in between)
         return up, len(between)
 

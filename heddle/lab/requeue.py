@@ -71,7 +71,7 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
     from heddle.switch.queues.cells import LabQueues
 
     names = _nodes(lab, switches)
-    tiers = {lab.fabric.by_name[name].tier.value for name in names}
+    tiers = {lab.fabric.level_of(lab.fabric.by_name[name]).word for name in names}
     with state.lock(lab.name, state.HASHING):  # which guards the record, too: both are changed while runs hold the lab
         own = own_queues(lab)
         usual = lab.fabric.spec.queues

@@ -98,7 +98,7 @@ def polarisation(
     """
     flows = made_up(fabric, enough(fabric) if count is None else count)
     if not flows:
-        return Polarisation((), "fewer than two racks with hosts: no flow passes two switches that choose")
+        return Polarisation((), f"fewer than two {fabric.box}s with hosts: no flow passes two switches that choose")
     addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
     forwarding = forwarding_for(fabric, fibs, addresses)
     rules = rules_for(forwarding, hashing, addresses)
@@ -209,16 +209,18 @@ def _place(forwarding: Forwarding, group: I32, port: I32) -> I32:
 
 
 def enough(fabric: Fabric) -> int:
-    """Flows for a verdict on every switch of a fabric file: a CTSW sees those of its zone, in so many pairs of ways."""
-    spec = fabric.spec
-    return min(_MOST_FLOWS, max(FLOWS, _A_CELL * spec.ctsw * max(spec.ctsw, spec.atsw or 0) * spec.zones))
+    """Flows for a verdict on every switch: one of level 2 sees its area's, in so many pairs of next hops."""
+    middle = [node for node in fabric.switches if node.level == 2]
+    ports = [fabric.uplinks_of(node) for node in fabric.switches]
+    return min(_MOST_FLOWS, max(FLOWS, _A_CELL * len(middle) * max(ports, default=0)))
 
 
 def made_up(fabric: Fabric, count: int) -> list[Flow]:
-    """Flows between random NICs of different zones, or of racks where there is one zone; the same ones every time."""
+    """Flows between random NICs of different areas, or of leaves where there is one area; the same ones every time."""
     ends = [(host, port) for host in fabric.hosts for port in host.ports if port.address is not None]
-    zones = len({host.zone for host, _ in ends}) > 1
-    kind = np.array([(host.zone if zones else host.rack) or 0 for host, _ in ends])
+    areas = len({host.group(fabric.area) for host, _ in ends}) > 1
+    number = {name: place for place, name in enumerate(fabric.by_name)}
+    kind = np.array([(host.group(fabric.area) or 0) if areas else number[port.peer_node] for host, port in ends])
     if len(set(kind.tolist())) < 2:
         return []
     random = np.random.default_rng(_SEED)

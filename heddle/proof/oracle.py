@@ -19,7 +19,7 @@ from typing import Final
 
 from heddle.base.families import Version
 from heddle.base.problems import CheckError, Problem
-from heddle.fabric.model import Fabric, Port, Tier
+from heddle.fabric.model import Fabric, Port, Role
 from heddle.kernel.fib import Fib, NextHop, read_fib, read_names, route_hops
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Program
@@ -74,7 +74,7 @@ def ask(
                 for out in ports:
                     taken.setdefault(arrival.row, []).append(f"{switch}:{out}")
                     link = peers.get(f"{switch}:{out}")
-                    if link is not None and fabric.by_name[link.peer_node].tier is not Tier.HOST:
+                    if link is not None and fabric.by_name[link.peer_node].role is Role.SWITCH:
                         on = there.setdefault(link.peer_node, {})
                         on.setdefault(arrival.row, _Arrival(arrival.row, link.peer_port, hops))
         for row, refs in taken.items():

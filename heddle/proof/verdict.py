@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import predict
@@ -108,6 +108,7 @@ class Mmr:
 class PathsResult:
     """What `./inv paths` says. lost: port -> packets of proven flows that vanished between it and the next port.
 
+    per_leaf: by the switches that hosts are connected to, which the shape calls leaf_word.
     sources: what the verdict is about, of prediction, oracle and counters. selftest: whether the prediction holds here.
     """
 
@@ -115,7 +116,8 @@ class PathsResult:
     flows: tuple[FlowProof, ...]
     links: tuple[LinkUse, ...]
     mmr: Mmr
-    per_rtsw: Mapping[str, Mmr]
+    per_leaf: Mapping[str, Mmr]
+    leaf_word: str
     lost: Mapping[str, int]
     notes: tuple[str, ...]
     sources: tuple[str, ...] = ("prediction", "oracle", "counters")
@@ -133,12 +135,12 @@ class PathsResult:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `paths`; packets and bytes are counts, paths are lists of egress ports."""
-        per_rtsw = {name: {"flows": m.flows, "bytes": m.bytes} for name, m in self.per_rtsw.items()}
+        per_leaf = {name: {"flows": m.flows, "bytes": m.bytes} for name, m in self.per_leaf.items()}
         return {
             "agree": self.agree,
             "flows": [row.to_json() for row in self.flows],
             "links": [row.to_json() for row in self.links],
-            "mmr": {"flows": self.mmr.flows, "bytes": self.mmr.bytes, "per_rtsw": per_rtsw},
+            "mmr": {"flows": self.mmr.flows, "bytes": self.mmr.bytes, f"per_{self.leaf_word}": per_leaf},
             "entropy": self.entropy.to_json(),
             "lost": dict(self.lost),
             "notes": list(self.notes),
@@ -233,12 +235,13 @@ def _result(
     sources: tuple[tuple[str, ...], SelfTest],
 ) -> PathsResult:
     uplinks = [link for link in links if link.uplink]
-    per_rtsw = {
+    per_leaf = {
         switch.name: Mmr.of([link for link in uplinks if link.port.partition(":")[0] == switch.name])
         for switch in fabric.switches
-        if switch.tier is Tier.RTSW
+        if switch.level == 1
     }
-    return PathsResult(agree, proofs, tuple(links), Mmr.of(uplinks), per_rtsw, lost, notes, *sources)
+    word = fabric.levels[1].word
+    return PathsResult(agree, proofs, tuple(links), Mmr.of(uplinks), per_leaf, word, lost, notes, *sources)
 
 
 def _proof(
@@ -291,9 +294,9 @@ def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) 
 
 
 def _ports(fabric: Fabric) -> list[tuple[str, bool]]:
-    """Every switch port, and whether it is an uplink of an RTSW."""
+    """Every switch port, and whether it is an uplink of a leaf: level 1 to another switch."""
     return [
-        (port.ref, switch.tier is Tier.RTSW and fabric.by_name[port.peer_node].tier is not Tier.HOST)
+        (port.ref, switch.level == 1 and not fabric.leads_to_host(port))
         for switch in fabric.switches
         for port in switch.ports
     ]

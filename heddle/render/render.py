@@ -21,8 +21,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
-from heddle.fabric.model import Fabric, Node, Tier
-from heddle.fabric.nexthops import racks_of
+from heddle.fabric.model import Fabric, Node
+from heddle.fabric.nexthops import edges_of
 from heddle.render.dialects import DEPLOY, KIND_KEYS, PRIVILEGED, SKIP_WHEN_UNUSED, Dialect, RenderOptions
 from heddle.render.imagenames import image_names
 
@@ -35,10 +35,6 @@ SWITCH_FILES: Final[Mapping[Dialect, Sequence[str]]] = {
     "c9s": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),
 }
 BOUND_FILES: Final[Mapping[Dialect, Sequence[str]]] = {**SWITCH_FILES, "frr": ("start.sh",)}
-# containerlab's graph sorts its rows by these names.
-GROUPS: Final[Mapping[str, str]] = {
-    Tier.HOST.value: "server", Tier.RTSW.value: "leaf", Tier.CTSW.value: "spine", Tier.ATSW.value: "superspine",
-}  # fmt: skip
 # 90 MB of netlink receive buffer is Debian's own default: a burst of links and routes must not overrun zebra.
 MGMTD_OPTIONS: Final = "-P 0"
 ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
@@ -119,11 +115,10 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         skip_when_unused=options.takes(SKIP_WHEN_UNUSED),
         unprivileged=options.takes(PRIVILEGED),
         images=image_names(),
-        groups=GROUPS,
-        switch_groups=[
-            GROUPS[tier] for tier in (Tier.ATSW, Tier.CTSW, Tier.RTSW) if any(n.tier is tier for n in fabric.nodes)
-        ],
-        zones=fabric.spec.zones > 1,
+        level_of=fabric.level_of,
+        # containerlab's graph sorts its rows by the names of groups.
+        switch_groups=list(dict.fromkeys(fabric.level_of(node).group for node in reversed(fabric.switches))),
+        host_group=fabric.levels[0].group,
         mgmt_subnet=options.subnet or mgmt_subnet(fabric),
         switch_sysctls=switch_sysctls(fabric),
         host_sysctls=host_sysctls(fabric),
@@ -281,14 +276,14 @@ def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
 
     return {
         ref: [
-            {"mbit": rule.mbit, "prefixes": [fabric.prefixes[rack] for rack in racks_of(rule.racks)]} for rule in rules
+            {"mbit": rule.mbit, "prefixes": [fabric.prefixes[edge] for edge in edges_of(rule.edges)]} for rule in rules
         ]
         for ref, rules in announcements(fabric).items()
     }
 
 
 def _maximum_paths(fabric: Fabric, node: Node) -> int:
-    """As many as there are equal paths to any rack, and no more: FRR sizes its next-hop tables by it."""
+    """As many as there are equal-cost paths to any edge, and no more: FRR sizes its next-hop tables by it."""
     return max((len(hops) for hops in fabric.expected_next_hops[node.name].values()), default=1)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from heddle.fabric.model import Fabric, Node, Tier
+from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.kernel.handle import NodeHandle
 from heddle.predict.forwarding import MAX_HOPS, walk
@@ -177,7 +177,7 @@ def explain_flow(
         kernel = oracle.ask_one(fabric, handles[switch], hashing[switch], flow, arrives, len(hops))
         hops.append(Hop(switch, arrives, hashing[switch], tuple(steps), computed, predicted, kernel))
         link = _link(fabric.by_name[switch], computed[0]) if computed else None
-        if link is None or fabric.by_name[link[0]].tier is Tier.HOST:
+        if link is None or fabric.by_name[link[0]].role is Role.HOST:
             break
         switch, arrives = link
     return Explanation(flow, tuple(hops))

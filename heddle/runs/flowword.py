@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.fabric.model import Fabric, Port, Tier
+from heddle.fabric.model import Fabric, Port, Role
 from heddle.traffic.plan import Flow
 from heddle.wire.layout import ROCE_PORT
 
@@ -50,7 +50,7 @@ def _nic(fabric: Fabric, word: str, name: str) -> tuple[Port, str]:
     """A host's port, the first when none is named, and its address."""
     host, _, port = name.partition(":")
     node = fabric.by_name.get(host)
-    if node is None or node.tier is not Tier.HOST:
+    if node is None or node.role is Role.SWITCH:
         hint = did_you_mean(host, [each.name for each in fabric.hosts])
         raise InputError(Problem("", f"--explain {word}", f"names {host}, which is no host here", hint))
     ports = [(each, str(each.address.ip)) for each in node.ports if each.address and port in ("", each.name)]

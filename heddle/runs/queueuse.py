@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.units import format_bytes
-from heddle.fabric.model import Tier
+from heddle.fabric.model import Role
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,7 +114,7 @@ def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> Q
     drops = np.maximum(0, after.drops - before.drops).sum(axis=0)
     paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
     ports = _ports(fabric)
-    hosts = {number for number, port in ports.items() if fabric.by_name[port.node].tier is Tier.HOST}
+    hosts = {number for number, port in ports.items() if fabric.by_name[port.node].role is Role.HOST}
     who = {int(number) for number in np.flatnonzero(paused)}
     peaks = series.columns["peak"].max(axis=1, initial=0)
     peaks[np.isin(series.rows // CLASSES, list(hosts))] = 0
@@ -146,7 +146,7 @@ def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[R
         policy = policies[port.node, port.name][number]
         ecn = {"kmin": policy.kmin, "kmax": policy.kmax} if policy.ecn else {}
         pfc = {"xoff": policy.xoff, "xon": policy.xon} if policy.pfc else {}
-        host = fabric.by_name[port.node].tier is Tier.HOST
+        host = fabric.by_name[port.node].role is Role.HOST
         found.append(RowLabel(port.ref, number, policy.kind, port.rate_bps, **ecn, **pfc, host=host))
     return found
 

@@ -20,7 +20,7 @@ from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
-from heddle.fabric.model import Fabric, Node, Tier
+from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel import offloads
 from heddle.kernel.fib import port_names
 from heddle.kernel.handle import NodeHandle
@@ -59,7 +59,7 @@ def apply(
     nodes = [node for node in fabric.nodes if node.name in handles]
     setup = queues.Setup.of(fabric)
     with _pin_queues(fabric, setup, journal) as lab_queues:
-        if any(node.tier is Tier.HOST for node in nodes):
+        if any(node.role is Role.HOST for node in nodes):
             _pin_nic(fabric.name)
         with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
             jobs = [
@@ -115,7 +115,7 @@ def _apply_node(
 ) -> None:
     shared = hashing.pin_dir(fabric.name, OWNER)
     filters = [queues.Filter("ingress", 5, shared / "dequeue", numbered=True)]
-    if node.tier is Tier.HOST:
+    if node.role is Role.HOST:
         filters += [queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
     else:
         filters += _pin_switch(fabric, node, setup.ids, handle, journal, kept.get(node.name, ()))

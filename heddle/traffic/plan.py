@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.fabric.model import Fabric, Port, Tier
+from heddle.fabric.model import Fabric, Port, Role
 from heddle.switch.queues.classes import class_plan, deepest_queue
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
@@ -194,22 +194,24 @@ def window_of(options: RunOptions) -> int:
 
 
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
-    """Rank -> NIC. `block` fills rack by rack, `cyclic` deals one to each rack in turn, or the hosts are named."""
+    """Rank -> NIC. `block` fills box by box (Clos: racks), `cyclic` deals one to each in turn, or hosts are named."""
     bare = {port.ref: why for host in fabric.hosts for port in host.ports if (why := _no_nic(fabric, port))}
     nics = [port for host in fabric.hosts for port in host.ports if port.ref not in bare]
     if options.placement == "cyclic":
-        racks: dict[int, list[Port]] = defaultdict(list)
+        boxes: dict[int, list[Port]] = defaultdict(list)
         for port in nics:
-            racks[fabric.by_name[port.node].rack or 0].append(port)
-        deepest = max((len(r) for r in racks.values()), default=0)
-        nics = [r[i] for i in range(deepest) for r in racks.values() if i < len(r)]
+            boxes[fabric.by_name[port.node].group(fabric.box) or 0].append(port)
+        deepest = max((len(box) for box in boxes.values()), default=0)
+        nics = [box[i] for i in range(deepest) for box in boxes.values() if i < len(box)]
     elif options.placement != "block":
         nics = _named(fabric, options.placement, bare)
     ranks = options.ranks or len(nics)
     named = options.placement not in ("block", "cyclic")
     asked = f"--ranks {ranks}" if options.ranks else f"--placement {options.placement}" if named else fabric.name
     if ranks > len(nics):
-        hint = f"try --ranks {len(nics)}, or more racks, hosts_per_rack or nics_per_host in the fabric file"
+        hint = (
+            f"try --ranks {len(nics)}, or more {', '.join(fabric.sizes[:-1])} or {fabric.sizes[-1]} in the fabric file"
+        )
         why = f"is more than the {len(nics)} NICs to place them on"
         raise InputError(Problem("", f"--ranks {ranks}", why, hint), *_said(bare))
     if ranks < 2:
@@ -226,7 +228,7 @@ def _no_nic(fabric: Fabric, port: Port) -> str:
     if port.address is None:
         own = ", and a topology of one's own is run over IPv4 only" if fabric.spec.shape != "clos" else ""
         return f"has no {fabric.spec.ip.name} address{own}"
-    if peer.tier is Tier.HOST:
+    if peer.role is Role.HOST:
         return f"leads to {peer.name}, which is no switch"
     if gateway.address is None:
         return f"leads to {gateway.ref}, which has no {fabric.spec.ip.name} address: a rank's packets go to a router"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
 from heddle.base.units import format_size
-from heddle.fabric.model import Tier
 from heddle.forecast.result import ModeResult, Prediction
-from heddle.forecast.wires import DIRECTIONS, direction_name
+from heddle.forecast.wires import Wires
 from heddle.views.style import WIDTH
 
 _LINKS = 8  # of the fullest, that are listed
@@ -24,10 +24,8 @@ def render(result: Prediction) -> str:
 
 def _head(result: Prediction) -> Iterator[str]:
     fabric, spec = result.wires.fabric, result.traffic.plan.spec
-    tiers = [sum(n.tier is tier for n in fabric.switches) for tier in (Tier.RTSW, Tier.CTSW, Tier.ATSW)]
-    switches = " x ".join(
-        f"{count:,} {tier}" for count, tier in zip(tiers, ("RTSW", "CTSW", "ATSW"), strict=True) if count
-    )
+    counts = Counter(fabric.level_of(node).title for node in fabric.switches)
+    switches = " x ".join(f"{count:,} {title}" for title, count in counts.items())
     nics = sum(len(host.ports) for host in fabric.hosts)
     yield f"{fabric.name} on paper: {switches}, {nics:,} NICs"
     what = f"matrix {spec.matrix}" if spec.matrix else " ".join(reversed(spec.pattern))
@@ -55,14 +53,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= 24 else f"{text[:21]}..."
 
 
-def _between(mode: ModeResult) -> list[int]:
+def _between(wires: Wires, mode: ModeResult) -> list[int]:
     """Directions between switches."""
-    return [d for d in mode.mmr if Tier.HOST not in DIRECTIONS[d]]
+    return [d for d in mode.mmr if 0 not in wires.directions[d]]
 
 
 def _modes(result: Prediction) -> Iterator[str]:
-    between = _between(result.modes[0])
-    names = [direction_name(d).split(" to ") for d in between]
+    between = _between(result.wires, result.modes[0])
+    names = [result.wires.direction_name(d).split(" to ") for d in between]
     width = 11
     yield f"{'':46}MMR, bytes".rstrip()
     yield f"{'mode':<12}{'completion':>11}{'/roofline':>10}  {'busiest link':<14}" + "".join(
@@ -80,8 +78,8 @@ def _modes(result: Prediction) -> Iterator[str]:
 def _trials(result: Prediction) -> Iterator[str]:
     if not any(mode.trials for mode in result.modes):
         return
-    between = [d for d in _between(result.modes[0]) if d < len(DIRECTIONS) // 2]
-    heads = ["completion/roofline", *(f"MMR {direction_name(d)}" for d in between)]
+    between = [d for d in _between(result.wires, result.modes[0]) if d in result.wires.upward]
+    heads = ["completion/roofline", *(f"MMR {result.wires.direction_name(d)}" for d in between)]
     yield f"over {result.trials} other draw{'' if result.trials == 1 else 's'} of seeds"
     yield f"{'':12}" + "".join(f"{head:^26}" for head in heads).rstrip()
     yield (f"{'mode':<12}" + f"{'mean':>8}{'p5':>8}{'p95':>8}  " * len(heads)).rstrip()
@@ -114,7 +112,7 @@ def _fullest(result: Prediction) -> Iterator[str]:
     """The fullest links between switches under the first mode; those of NICs where there are no others."""
     mode, wires = result.modes[0], result.wires
     seconds = mode.bytes * 8 / wires.rate
-    between = np.isin(wires.direction, _between(mode))
+    between = np.isin(wires.direction, _between(wires, mode))
     shown = np.where(between, seconds, -1.0) if seconds[between].any() else seconds
     order = [int(i) for i in np.argsort(-shown, kind="stable")[:_LINKS] if shown[i] > 0]
     if not order:
@@ -138,7 +136,7 @@ def _remarks(result: Prediction) -> Iterator[str]:
         numbers = "" if found.p_value is None else (
             f" (chi-square {found.chi_square:.1f}, {found.degrees} degrees of freedom, p = {found.p_value:.2g})"
         )  # fmt: skip
-        yield f"flows {direction_name(direction)}: {found.verdict}{numbers}"
+        yield f"flows {result.wires.direction_name(direction)}: {found.verdict}{numbers}"
     for note in result.notes:
         yield from _wrapped(f"note: {note}")
     if result.checked:

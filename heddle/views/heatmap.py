@@ -1,8 +1,8 @@
 """A picture of a prediction: what every link between switches carries, a square each, in both directions.
 
 In:  Prediction. Out: SVG or PNG of its first mode; the same input gives the same bytes.
-Rows are RTSWs (or CTSWs), columns the switches above them; in a fabric of several zones a column is the place of a CTSW
-in its zone. Colour is the time that a link needs, as a multiple of the roofline's.
+Rows are switches of one level, columns the switches above them; where rows have different switches above them, a column
+is the place of a switch in its area. Colour is the time that a link needs, as a multiple of the roofline's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from heddle.base.arrays import F64
+from heddle.base.arrays import F64, I32
 from heddle.base.problems import InputError, Problem
 from heddle.forecast.result import Prediction
+from heddle.forecast.wires import Wires
 from heddle.views.style import DPI, INK
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ def kind_of(file: str) -> Literal["svg", "png"]:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One direction between two tiers. values: (rows, columns), nan where there is no link or a dead one."""
+    """One direction between two levels. values: (rows, columns), nan where there is no link or a dead one."""
 
     title: str
     values: F64
     rows: list[str]
     columns: list[str]
     above: str
-    cuts: list[int]  # rows before which another zone begins
+    cuts: list[int]  # rows before which another group begins
 
 
 def draw(kind: Literal["svg", "png"], result: Prediction) -> bytes:
@@ -71,7 +72,9 @@ def _panels(result: Prediction) -> list[_Panel]:
     load = mode.bytes * 8 / wires.rate / per
     load = np.where([port in result.trouble.dead for port in wires.ports], np.nan, load)
     panels = []
-    for direction, (low, high) in ((1, ("RTSW", "CTSW")), (2, ("CTSW", "ATSW"))):
+    levels, area = wires.fabric.levels, wires.fabric.area
+    for direction in wires.upward:
+        low, high = (levels[level].title for level in wires.directions[direction])
         up = np.flatnonzero(wires.direction == direction)
         if not len(up):
             continue
@@ -81,17 +84,29 @@ def _panels(result: Prediction) -> list[_Panel]:
         grids = [np.full((len(owners), int(column.max()) + 1), np.nan) for _ in "ud"]
         grids[0][row, column] = load[up]
         grids[1][row, column] = load[wires.other[up]]
-        zone = wires.zone[owners]
-        several = direction == 1 and len(np.unique(zone)) > 1
+        peers = np.full(grids[0].shape, -1)
+        peers[row, column] = wires.peer[up]
+        several = bool((peers != peers[0]).any())
         names = [str(i + 1) for i in range(grids[0].shape[1])]
         if not several:
             names = [wires.switches[int(s)] for s in wires.peer[up[row == 0]]]
-        above = f"{high}, by place in its zone" if several else ""
-        cuts = [int(i) + 1 for i in np.flatnonzero(np.diff(zone))]
+        above = f"{high}, by place in its {area}" if several else ""
+        cuts = _cuts(wires, owners)
         rows = [wires.switches[int(s)] for s in owners]
         for grid, title in zip(grids, (f"{low} to {high}", f"{high} to {low}"), strict=True):
             panels.append(_Panel(title, grid, rows, names, above, cuts))
     return panels
+
+
+def _cuts(wires: Wires, owners: I32) -> list[int]:
+    """Rows before which another area begins, or another box of several rows where areas do not follow each other."""
+    for word in (wires.fabric.area, wires.fabric.box):
+        number = wires.groups(word)[owners]
+        groups = len(np.unique(number))
+        cuts = [int(i) + 1 for i in np.flatnonzero(np.diff(number))]
+        if groups > 1 and len(cuts) == groups - 1 and (word == wires.fabric.area or groups < len(owners)):
+            return cuts
+    return []
 
 
 def _figure(result: Prediction) -> Figure:
@@ -110,7 +125,7 @@ def _figure(result: Prediction) -> Figure:
     x = left
     image = None
     for panel, width in zip(panels, widths, strict=True):
-        # A tier with fewer rows is drawn as far as its rows go.
+        # A level with fewer rows is drawn as far as its rows go.
         tall = min(height, max(_SHORT, height * len(panel.rows) / rows))
         axes = figure.add_axes((x / across, (bottom + height - tall) / down, width / across, tall / down))
         image = _panel(axes, panel, most, width, tall)

@@ -32,7 +32,7 @@ def _verdict(result: PathsResult) -> list[str]:
 
 
 def uplinks(result: PathsResult) -> list[str]:
-    """A bar for each RTSW uplink: bytes where they were counted, flows where nothing was sent yet."""
+    """A bar for each uplink of a leaf: bytes where they were counted, flows where nothing was sent yet."""
     links = [link for link in result.links if link.uplink]
     by_bytes = any(link.bytes for link in links)
 

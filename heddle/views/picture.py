@@ -1,4 +1,4 @@
-"""Heddle's own picture of a fabric: tiers in rows, racks as boxes, and how much of a run went over each link.
+"""Heddle's own picture of a fabric: levels in rows, boxes of racks or pods, what a run sent over each link.
 
 In:  Fabric, and (where there was a run) LinkLoads.
 Out: SVG or PNG; the same input gives the same bytes.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from heddle.fabric.model import Fabric, Link, Node, Tier
+from heddle.fabric.model import Fabric, Link, Node, Role
 from heddle.views.style import DPI, INK
 
 if TYPE_CHECKING:
@@ -25,20 +25,18 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]
 _WIDEST: Final = 26.0  # inches; what would be wider gets fewer labels instead
-_TOPS: Final = (Tier.CTSW, Tier.ATSW)  # above the racks
-_FILL: Final[Mapping[Tier, str]] = {
-    Tier.HOST: "#ffffff", Tier.RTSW: "#dfe5ec", Tier.CTSW: "#c5cfdb", Tier.ATSW: "#abb9c9",
-}  # fmt: skip
-_NAMES: Final[Mapping[Tier, str]] = {Tier.HOST: "hosts", Tier.RTSW: "RTSW", Tier.CTSW: "CTSW", Tier.ATSW: "ATSW"}
+_FILL: Final = ("#ffffff", "#dfe5ec", "#c5cfdb", "#abb9c9")  # by level, hosts first
 _QUIET: Final = "#b8c0c9"  # links that carried nothing, or of which nothing is known
-_SIZES: Final[Mapping[Tier, Point]] = {Tier.HOST: (0.62, 0.3), **dict.fromkeys(tuple(Tier)[1:], (0.86, 0.36))}
+_HOST_SIZE: Final[Point] = (0.62, 0.3)
+_SWITCH_SIZE: Final[Point] = (0.86, 0.36)
+_LEAF: Final = 1  # the level that stands in boxes, with its hosts; those above stand over the boxes
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
     """What a run sent over one link, by which end sent it.
 
-    a, b: the ports, `a` on the lower tier. share: the link's part of all bytes on links between the same tiers, 0 to 1.
+    a, b: the ports, `a` on the lower level. share: the link's part of all bytes between the same levels, 0 to 1.
     """
 
     a: str
@@ -60,7 +58,7 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How evenly one direction between two tiers was used: bytes of its busiest port, mean over all its ports."""
+    """How evenly one direction between two levels was used: bytes of its busiest port, mean over all its ports."""
 
     what: str
     ports: int
@@ -88,13 +86,13 @@ def amount(count: float) -> str:
 
 
 def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
-    """Every direction between two tiers, from the hosts up and down again."""
-    sent: dict[tuple[Tier, Tier], list[tuple[int, str]]] = {}
+    """Every direction between two levels, from the hosts up and down again."""
+    sent: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for load in loads:
-        low, high = (fabric.by_name[ref.partition(":")[0]].tier for ref in (load.a, load.b))
+        low, high = (fabric.by_name[ref.partition(":")[0]].level for ref in (load.a, load.b))
         sent.setdefault((low, high), []).append((load.a_bytes, load.a))
         sent.setdefault((high, low), []).append((load.b_bytes, load.b))
-    up = list(pairwise(Tier))
+    up = list(pairwise(range(len(fabric.levels))))
     down = [(high, low) for low, high in reversed(up)]
     found = []
     for one, other in dict.fromkeys((*up, *down, *sent)):
@@ -103,7 +101,9 @@ def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
             most, at = max(ports, key=lambda port: port[0])
             idle = sum(1 for count, _ in ports if not count)
             mean = sum(count for count, _ in ports) / len(ports)
-            found.append(Spread(f"{_NAMES[one]} to {_NAMES[other]}", len(ports), idle, most, at, mean))
+            found.append(
+                Spread(f"{fabric.levels[one].title} to {fabric.levels[other].title}", len(ports), idle, most, at, mean)
+            )
     return found
 
 
@@ -136,7 +136,7 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
     axes.set_ylim(bottom, top)
     axes.axis("off")
     _heading(axes, fabric, caption, (left + 0.2, top - 0.32))
-    _racks(axes, layout)
+    _frames(axes, layout)
     most = max((count for load in loads for count in (load.a_bytes, load.b_bytes)), default=0)
     _links(axes, layout, {(load.a, load.b): load for load in loads}, most)
     _nodes(axes, layout)
@@ -146,81 +146,92 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
 
 
 class _PictureLayout:
-    """Where everything stands, in inches; how wide a rack is decides which labels there is room for."""
+    """Where everything stands, in inches; how wide a box is decides which labels there is room for."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self.up = {link.a for link in fabric.links}  # ports whose links leave upwards
-        self.racks: dict[int, list[Node]] = {}  # 0: what is in no rack, as in an imported lab
+        self.members: dict[int, list[Node]] = {level: [] for level in range(len(fabric.levels))}
+        self.boxes: dict[int, list[Node]] = {}  # 0: what is in no box, as an imported lab may have it
         for node in fabric.nodes:
-            if node.tier not in _TOPS:
-                self.racks.setdefault(node.rack or 0, []).append(node)
-        hosts = max((_count(nodes, Tier.HOST) for nodes in self.racks.values()), default=1) or 1
-        leaves = max((_count(nodes, Tier.RTSW) for nodes in self.racks.values()), default=1) or 1
-        tops = {tier: [node for node in fabric.nodes if node.tier is tier] for tier in _TOPS}
-        wanted = len(self.racks) * max(1.25, 0.78 * hosts + 0.3, 1.1 * leaves)
+            self.members[node.level].append(node)
+            if node.level <= _LEAF:
+                self.boxes.setdefault(node.group(fabric.box) or 0, []).append(node)
+        hosts = max((_count(nodes, 0) for nodes in self.boxes.values()), default=1) or 1
+        leaves = max((_count(nodes, _LEAF) for nodes in self.boxes.values()), default=1) or 1
+        tops = {level: nodes for level, nodes in self.members.items() if level > _LEAF}
+        wanted = len(self.boxes) * max(1.25, 0.78 * hosts + 0.3, 1.1 * leaves)
         self.width = min(_WIDEST, max(wanted, *(1.1 * len(nodes) for nodes in tops.values()), 6.8))
-        self.rack = self.width / max(1, len(self.racks))
-        self.slot = (self.rack - 0.12 * self.rack) / hosts
+        self.box_width = self.width / max(1, len(self.boxes))
+        self.slot = (self.box_width - 0.12 * self.box_width) / hosts
         self.at: dict[str, Point] = {}
-        self.box: dict[int, tuple[float, float]] = {}  # rack -> left edge, width
-        self.rows = {Tier.HOST: 0.0, Tier.RTSW: 1.5}
-        for place, (rack, nodes) in enumerate(sorted(self.racks.items())):
-            self._rack(rack, nodes, place * self.rack)
-        self.pitch = {Tier.HOST: self.slot, Tier.RTSW: self.rack / leaves}
-        self.zones: dict[int, tuple[float, float]] = {}  # zone -> left edge, width; empty where there is but one
-        for tier in _TOPS:
-            if tops[tier] or tier is Tier.CTSW:
+        self.box: dict[int, tuple[float, float]] = {}  # box -> left edge, width
+        self.rows = {0: 0.0, _LEAF: 1.5}
+        for place, (box, nodes) in enumerate(sorted(self.boxes.items())):
+            self._box(box, nodes, place * self.box_width)
+        self.pitch = {0: self.slot, _LEAF: self.box_width / leaves}
+        # Area -> left edge, width, whether it frames the boxes below too; empty where there is but one area.
+        self.areas: dict[int, tuple[float, float, bool]] = {}
+        for level, nodes in tops.items():
+            if nodes or level == _LEAF + 1:
                 # Rows stand further apart where many links cross between them.
-                self.rows[tier] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
-            self._top(tier, tops[tier])
-        self.crowd = {tier: self._crowd(tier) for tier in Tier}
+                self.rows[level] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
+            self._top(level, nodes)
+        self.crowd = {level: self._crowd(level) for level in self.members}
         self.left, self.right = -0.75, self.width + 0.25
         self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
 
-    def _top(self, tier: Tier, members: Sequence[Node]) -> None:
-        """A row above the racks: over its zone's racks, or over all of them."""
-        zones = {node.zone for node in members}
-        for zone in sorted(zones, key=lambda each: each or 0):
-            nodes = [node for node in members if node.zone == zone]
+    def _top(self, level: int, members: Sequence[Node]) -> None:
+        """A row above the boxes: over its area's boxes; over all of them where areas do not part them."""
+        areas = sorted({node.group(self.fabric.area) or 0 for node in members})
+        for turn, area in enumerate(areas):
+            nodes = [node for node in members if (node.group(self.fabric.area) or 0) == area]
             left, width = 0.0, self.width
-            if len(zones) > 1:
-                boxes = [self.box[rack] for rack, inside in self.racks.items() if inside[0].zone == zone]
-                left = min(x for x, _ in boxes)
-                width = max(x + w for x, w in boxes) - left
-                self.zones[zone or 0] = (left, width)
+            if len(areas) > 1:
+                inside = [self.box[box] for box, nodes in self.boxes.items() if self._area_of(nodes) == area]
+                width = self.width / len(areas)
+                left = turn * width
+                if inside:
+                    left = min(x for x, _ in inside)
+                    width = max(x + w for x, w in inside) - left
+                self.areas[area] = (left, width, bool(inside))
             span = min(width, max(0.7 * width, 1.1 * len(nodes)))
             for place, node in enumerate(nodes):
                 x = left + (width - span) / 2 + (place + 0.5) * span / len(nodes)
-                self.at[node.name] = (x, self.rows[tier])
-            self.pitch[tier] = min(self.pitch.get(tier, span), span / len(nodes))
-        self.pitch.setdefault(tier, self.width)
+                self.at[node.name] = (x, self.rows[level])
+            self.pitch[level] = min(self.pitch.get(level, span), span / len(nodes))
+        self.pitch.setdefault(level, self.width)
 
-    def _rack(self, rack: int, nodes: Sequence[Node], x: float) -> None:
-        margin = 0.06 * self.rack
-        self.box[rack] = (x + margin / 2, self.rack - margin)
-        hosts = [node for node in nodes if node.tier is Tier.HOST]
-        leaves = [node for node in nodes if node.tier is Tier.RTSW]
-        for members, step in ((hosts, self.slot), (leaves, self.rack / max(1, len(leaves)))):
+    def _area_of(self, nodes: Sequence[Node]) -> int | None:
+        """The area that all of a box is in; None where it is in several, or in none."""
+        numbers = {node.group(self.fabric.area) for node in nodes}
+        return numbers.pop() if len(numbers) == 1 else None
+
+    def _box(self, box: int, nodes: Sequence[Node], x: float) -> None:
+        margin = 0.06 * self.box_width
+        self.box[box] = (x + margin / 2, self.box_width - margin)
+        hosts = [node for node in nodes if node.level == 0]
+        leaves = [node for node in nodes if node.level == _LEAF]
+        for members, step in ((hosts, self.slot), (leaves, self.box_width / max(1, len(leaves)))):
             for place, node in enumerate(members):
                 offset = (place - (len(members) - 1) / 2) * step
-                self.at[node.name] = (x + self.rack / 2 + offset, self.rows[node.tier])
+                self.at[node.name] = (x + self.box_width / 2 + offset, self.rows[node.level])
 
-    def size(self, tier: Tier) -> Point:
+    def size(self, level: int) -> Point:
         """Width and height of a node: its usual one, more where many links end at it, or what its neighbours leave."""
-        width, height = _SIZES[tier]
-        return min(max(width, 0.09 * self.crowd[tier]), 0.82 * self.pitch[tier]), height
+        width, height = _SWITCH_SIZE if level else _HOST_SIZE
+        return min(max(width, 0.09 * self.crowd[level]), 0.82 * self.pitch[level]), height
 
-    def _crowd(self, tier: Tier) -> int:
+    def _crowd(self, level: int) -> int:
         """The most links that end at one side of a node."""
-        nodes = [node for node in self.fabric.nodes if node.tier is tier]
+        nodes = self.members[level]
         ups = [(sum((node.name, port.name) in self.up for port in node.ports), len(node.ports)) for node in nodes]
         return max((max(up, every - up) for up, every in ups), default=1)
 
-    def font(self, tier: Tier) -> float:
-        """Points in which the tier's longest name fits its box; 0 where that would be too small to read."""
-        longest = max(len(node.name) for node in self.fabric.nodes if node.tier is tier)
-        fits = self.size(tier)[0] * 72 / (0.66 * longest)
+    def font(self, level: int) -> float:
+        """Points in which the level's longest name fits its box; 0 where that would be too small to read."""
+        longest = max(len(node.name) for node in self.members[level])
+        fits = self.size(level)[0] * 72 / (0.66 * longest)
         return min(9.0, fits) if fits >= 5.5 else 0.0
 
     def ends(self, link: Link) -> tuple[Point, Point]:
@@ -230,15 +241,15 @@ class _PictureLayout:
     def _end(self, name: str, port: str) -> Point:
         node, up = self.fabric.by_name[name], (name, port) in self.up
         x, y = self.at[name]
-        width, height = self.size(node.tier)
+        width, height = self.size(node.level)
         ports = [p.name for p in node.ports if ((name, p.name) in self.up) == up]
         spread = 0.72 * width / max(1, len(ports))
         x += (ports.index(port) - (len(ports) - 1) / 2) * spread
         return x, y + height / 2 * (1 if up else -1)
 
 
-def _count(nodes: Sequence[Node], tier: Tier) -> int:
-    return sum(node.tier is tier for node in nodes)
+def _count(nodes: Sequence[Node], level: int) -> int:
+    return sum(node.level == level for node in nodes)
 
 
 def _heading(axes: Axes, fabric: Fabric, caption: str, at: Point) -> None:
@@ -253,34 +264,38 @@ def _heading(axes: Axes, fabric: Fabric, caption: str, at: Point) -> None:
     axes.text(at[0], at[1] - 0.24, text, fontsize=9, color=INK, gid="caption")
 
 
-def _racks(axes: Axes, layout: _PictureLayout) -> None:
-    """A box round each rack, with its number below; the tiers' names at the left."""
+def _frames(axes: Axes, layout: _PictureLayout) -> None:
+    """A box for each rack, with its number below, and a frame for each area; the levels' names at the left."""
     from matplotlib.patches import FancyBboxPatch
 
-    top = layout.rows[Tier.RTSW] + 0.32
-    named = layout.rack * 72 / (0.62 * 7.5 * len(f"rack {len(layout.box)}"))  # labels that a rack's width has room for
+    word, area_word = layout.fabric.box, layout.fabric.area
+    top = layout.rows[_LEAF] + 0.32
+    named = layout.box_width * 72 / (0.62 * 7.5 * len(f"{word} {len(layout.box)}"))  # labels that a box has room for
     step = 1 if named >= 1 else 4
-    for rack, (x, width) in layout.box.items():
+    for number, (x, width) in layout.box.items():
         box = FancyBboxPatch(
             (x, layout.bottom + 0.3), width, top - layout.bottom - 0.3, boxstyle="round,pad=0,rounding_size=0.06",
-            facecolor="#f6f7f9", edgecolor="#d5dae0", linewidth=0.8, zorder=0, gid=f"rack-{rack}",
+            facecolor="#f6f7f9", edgecolor="#d5dae0", linewidth=0.8, zorder=0, gid=f"{word}-{number}",
         )  # fmt: skip
         axes.add_patch(box)
-        if not rack or (rack - 1) % step == 0:
-            text = f"rack {rack}" if rack else "in no rack"
+        if not number or (number - 1) % step == 0:
+            text = f"{word} {number}" if number else f"in no {word}"
             axes.text(x + width / 2, layout.bottom + 0.1, text, fontsize=7.5, color=INK, ha="center", va="center")
-    for zone, (x, width) in layout.zones.items():
-        low, high = layout.bottom + 0.22, layout.rows[Tier.CTSW] + 0.42
+    for number, (x, width, whole) in layout.areas.items():
+        above = layout.rows[_LEAF + 1]
+        low, high = layout.bottom + 0.22 if whole else above - 0.42, above + 0.42
         box = FancyBboxPatch(
             (x - 0.04, low), width + 0.08, high - low, boxstyle="round,pad=0,rounding_size=0.08",
-            facecolor="none", edgecolor="#8a97a6", linewidth=0.9, linestyle=(0, (4, 3)), zorder=0, gid=f"zone-{zone}",
+            facecolor="none", edgecolor="#8a97a6", linewidth=0.9, linestyle=(0, (4, 3)), zorder=0,
+            gid=f"{area_word}-{number}",
         )  # fmt: skip
         axes.add_patch(box)
-        axes.text(x + 0.06, high - 0.04, f"zone {zone}", fontsize=8, color=INK, ha="left", va="top", style="italic")
-    for tier, y in layout.rows.items():
-        if not _count(layout.fabric.nodes, tier):
-            continue
-        axes.text(layout.left + 0.2, y, _NAMES[tier], fontsize=8, color=INK, ha="left", va="center", style="italic")
+        text = f"{area_word} {number}"
+        axes.text(x + 0.06, high - 0.04, text, fontsize=8, color=INK, ha="left", va="top", style="italic")
+    for level, y in layout.rows.items():
+        if layout.members[level]:
+            title = layout.fabric.levels[level].title
+            axes.text(layout.left + 0.2, y, title, fontsize=8, color=INK, ha="left", va="center", style="italic")
 
 
 def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], LinkLoad], most: int) -> None:
@@ -304,7 +319,7 @@ def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], L
 
 def _thickest(fabric: Fabric) -> float:
     """Points of the busiest port's half: less where many links cross."""
-    crossing = sum(1 for link in fabric.links if fabric.by_name[link.a[0]].tier is not Tier.HOST)
+    crossing = sum(1 for link in fabric.links if fabric.by_name[link.a[0]].role is Role.SWITCH)
     return max(1.6, min(7.0, 7.0 * math.pow(16 / max(1, crossing), 0.4)))
 
 
@@ -327,28 +342,27 @@ def _nodes(axes: Axes, layout: _PictureLayout) -> None:
     """Boxes with names; where names do not fit, the first and every so many more, beside their box."""
     from matplotlib.patches import Rectangle
 
-    for tier in Tier:
-        members = [node for node in layout.fabric.nodes if node.tier is tier]
+    for level, members in layout.members.items():
         if not members:
             continue
-        width, height = layout.size(tier)
-        font = layout.font(tier)
+        width, height = layout.size(level)
+        font = layout.font(level)
         step = 1 if font else _thinned(len(members), layout.width)
         for place, node in enumerate(members):
             x, y = layout.at[node.name]
             patch = Rectangle(
-                (x - width / 2, y - height / 2), width, height, facecolor=_FILL[tier], edgecolor=INK,
+                (x - width / 2, y - height / 2), width, height, facecolor=_FILL[level], edgecolor=INK,
                 linewidth=0.9 if font else 0.5, zorder=3, gid=f"node-{node.name}",
             )  # fmt: skip
             axes.add_patch(patch)
             if font:
                 axes.text(x, y, node.name, fontsize=font, color=INK, ha="center", va="center", zorder=4)
             elif place % step == 0:
-                below = y - height / 2 - 0.04 if tier is Tier.HOST else y
+                below = y if level else y - height / 2 - 0.04
                 axes.text(
                     x, below, node.name, fontsize=6.5, color=INK, ha="center",
-                    va="top" if tier is Tier.HOST else "center", zorder=4,
-                    bbox=None if tier is Tier.HOST else {"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+                    va="center" if level else "top", zorder=4,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6} if level else None,
                 )  # fmt: skip
 
 

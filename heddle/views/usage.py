@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric
 from heddle.views.picture import LinkLoad
 
 if TYPE_CHECKING:
@@ -41,22 +41,22 @@ def link_loads(fabric: Fabric, flows: Sequence[Mapping[str, Any]], links: Sequen
         packets, size = sent.get(nic, (0, 0))
         sent[nic] = (packets + int(flow["packets"]), size + int(flow["bytes"]))
     rows = [(":".join(link.a), ":".join(link.b)) for link in fabric.links]
-    totals: dict[Tier, int] = {}
+    totals: dict[int, int] = {}
     for a, b in rows:
-        tier = _tier(fabric, a)
-        totals[tier] = totals.get(tier, 0) + sum(sent.get(ref, (0, 0))[1] for ref in (a, b))
+        level = _level(fabric, a)
+        totals[level] = totals.get(level, 0) + sum(sent.get(ref, (0, 0))[1] for ref in (a, b))
     loads = []
     for a, b in rows:
         up, down = sent.get(a, (0, 0)), sent.get(b, (0, 0))
-        whole = totals[_tier(fabric, a)]
+        whole = totals[_level(fabric, a)]
         share = (up[1] + down[1]) / whole if whole else 0.0
         loads.append(LinkLoad(a, b, *up, *down, share))
     return loads
 
 
-def _tier(fabric: Fabric, ref: str) -> Tier:
-    """The tier of a link's lower end: links of hosts are one set, those between switches another."""
-    return fabric.by_name[ref.partition(":")[0]].tier
+def _level(fabric: Fabric, ref: str) -> int:
+    """The level of a link's lower end: links of hosts are one set, those between switches another."""
+    return fabric.by_name[ref.partition(":")[0]].level
 
 
 def describe_run(run: Mapping[str, Any]) -> str:

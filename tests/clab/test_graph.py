@@ -33,7 +33,7 @@ def test_dot_has_every_node_in_its_group_and_every_link() -> None:
     fabric = build(load_fabric("zone"))
     text = drawing("dot", fabric).decode()
     groups = dict(re.findall(r"^\t(\w+) \[.*group=(\w+)", text, re.MULTILINE))
-    assert groups == {n.name: {"host": "server", "rtsw": "leaf", "ctsw": "spine"}[n.tier.value] for n in fabric.nodes}
+    assert groups == {n.name: ("server", "leaf", "spine")[n.level] for n in fabric.nodes}
     drawn = sorted(tuple(sorted(link)) for link in re.findall(r"^\t(\w+)--(\w+)", text, re.MULTILINE))
     assert drawn == sorted(tuple(sorted((link.a[0], link.b[0]))) for link in fabric.links)
 

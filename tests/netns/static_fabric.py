@@ -19,7 +19,7 @@ from typing import Any
 from heddle.base.events import Silent
 from heddle.base.process import Journal, run
 from heddle.base.units import parse_size
-from heddle.fabric.model import Fabric, Node, Tier
+from heddle.fabric.model import Fabric, Node, Role
 from heddle.fabric.shapes import clos
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
@@ -72,7 +72,7 @@ def static_fabric(
             run(["ip", "-n", lab.handle(node.name).netns.name, "-batch", "-"], stdin=_node_batch(fabric, node, weights))
             with inside(lab.handle(node.name).netns):
                 for key in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
-                    Path("/proc/sys/net", key).write_text("0" if node.tier is Tier.HOST else "1")
+                    Path("/proc/sys/net", key).write_text("0" if node.role is Role.HOST else "1")
         switch.apply(fabric, lab.handles(), Journal(), Silent())
         yield lab
     finally:
@@ -105,13 +105,13 @@ def _node_batch(fabric: Fabric, node: Node, weights: Sequence[int]) -> str:
             peer_ip = peers[port.name].port(port.peer_port).address
             assert peer_ip is not None
             lines.append(f"neigh add {peer_ip.ip} lladdr {peer_mac} dev {port.name} nud permanent")
-            if node.tier is Tier.HOST:
+            if node.role is Role.HOST:
                 lines.append(f"route add default via {peer_ip.ip}")
         else:
             lines.append(f"neigh add {gateway} lladdr {peer_mac} dev {port.name} nud permanent")
-    if node.tier is not Tier.HOST:
+    if node.role is Role.SWITCH:
         for prefix, ports in fabric.expected_next_hops[node.name].items():
-            if prefix not in fabric.rack_prefixes:
+            if prefix not in fabric.edge_prefixes:
                 continue  # host links have their routes by their addresses
             ordered = [p.name for p in node.ports if p.name in ports]
             hops = [f"nexthop via {gateway} dev {p} onlink weight {weights[i]}" for i, p in enumerate(ordered)]
@@ -133,7 +133,7 @@ def some_flows(fabric: Fabric, count: int) -> list[Flow]:
     flows = []
     for i in range(count):
         src = hosts[i % len(hosts)]
-        others = [h for h in hosts if h.rack != src.rack]
+        others = [h for h in hosts if h.group("rack") != src.group("rack")]
         dst = others[i * 7 % len(others)]
         flows.append(
             Flow(

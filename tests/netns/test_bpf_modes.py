@@ -123,7 +123,7 @@ def test_in_mode_flow_the_program_leaves_roce_alone(lab: StaticLab) -> None:
 
 def test_pinned_takes_the_member_that_the_destinations_downlink_says(lab: StaticLab) -> None:
     told(lab, "pinned")
-    rack = [host for host in lab.fabric.hosts if host.rack == 2]
+    rack = [host for host in lab.fabric.hosts if host.group("rack") == 2]
     flow = flows_of(lab, 1)[0]
     slices = [replace(flow, dst_ip=str(host.ports[0].address).partition("/")[0]) for host in rack]
     assert ports(lab, [frame_of(lab, f) for f in slices]) == ["eth1", "eth2", "eth3", "eth4", "eth1", "eth2"]
@@ -187,7 +187,7 @@ def test_a_worse_route_by_the_port_is_not_steered_to(lab: StaticLab) -> None:
     """A lookup by port finds the default route where the route to the rack lacks the port; the kernel would not."""
     seed = told(lab, "pinned")
     flow = flows_of(lab, 1)[0]
-    first, second = ([h for h in lab.fabric.hosts if h.rack == 2][at].ports[0].address for at in (0, 1))
+    first, second = ([h for h in lab.fabric.hosts if h.group("rack") == 2][at].ports[0].address for at in (0, 1))
     frames = [frame_of(lab, replace(flow, dst_ip=str(address).partition("/")[0])) for address in (first, second)]
     assert ports(lab, frames) == ["eth1", "eth2"]
     (prefix,) = (str(p) for p, n in lab.fabric.expected_next_hops["rtsw1"].items() if len(n) == 4)
@@ -324,7 +324,9 @@ def test_slices_go_round_a_number_of_ways_that_is_no_power_of_two(family: str) -
         mac = made.fabric.by_name["rtsw1"].port("eth4").mac
         with inside(handle.netns), Program.pinned(pin_dir(made.name, "rtsw1") / "hash") as program:
             for rack in (2, 3):
-                hosts = [str(h.ports[0].address).partition("/")[0] for h in made.fabric.hosts if h.rack == rack]
+                hosts = [
+                    str(h.ports[0].address).partition("/")[0] for h in made.fabric.hosts if h.group("rack") == rack
+                ]
                 sent = [roce_frame(replace(flow, dst_ip=host), 64, "02:00:00:00:00:09", mac) for host in hosts]
                 taken = [run_on(program, frame, ifindex=indexes["eth4"]).cb[1] for frame in sent]
                 assert taken == [indexes[port] for port in ("eth1", "eth2", "eth3", "eth1")]
@@ -371,7 +373,7 @@ def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else
 
 def test_a_dead_member_falls_back_to_ecmp_and_comes_back(lab: StaticLab) -> None:
     seed = told(lab, "pinned")
-    rack = [host for host in lab.fabric.hosts if host.rack == 2]
+    rack = [host for host in lab.fabric.hosts if host.group("rack") == 2]
     flow = flows_of(lab, 1)[0]
     frames = [frame_of(lab, replace(flow, dst_ip=str(host.ports[0].address).partition("/")[0])) for host in rack[:4]]
     try:

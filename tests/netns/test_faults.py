@@ -130,8 +130,10 @@ def test_a_drain_by_hand_is_seen_as_well(dc: Lab) -> None:
 
 def lost(lab: Lab) -> int:
     """RoCE packets that an RTSW took from its hosts and that no RTSW gave to a host, since the lab is up."""
-    racks = {str(p.address.ip): host.rack for host in lab.fabric.hosts for p in host.ports if p.address is not None}
-    names = {node.rack: node.name for node in lab.fabric.switches if node.rack is not None}
+    racks = {
+        str(p.address.ip): host.group("rack") for host in lab.fabric.hosts for p in host.ports if p.address is not None
+    }
+    names = {node.group("rack"): node.name for node in lab.fabric.switches if node.group("rack") is not None}
     hosts = {p.name for p in lab.fabric.by_name["rtsw1"].ports if p.address is not None}
     entered = arrived = 0
     for rack, name in names.items():

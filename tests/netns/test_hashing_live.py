@@ -58,7 +58,7 @@ def tell(lab: StaticLab, row: SwitchHashing) -> None:
 def flows_of(lab: StaticLab, count: int) -> list[Flow]:
     """Flows from host1 to the hosts of the other rack, in turn."""
     mine = [flow for flow in some_flows(lab.fabric, 8 * count) if flow.src == "host1"]
-    rack = [host for host in lab.fabric.hosts if host.rack == 2]
+    rack = [host for host in lab.fabric.hosts if host.group("rack") == 2]
     ends = [rack[i % len(rack)] for i in range(count)]
     return [replace(flow, dst=end.name, dst_ip=address(end)) for flow, end in zip(mine, ends, strict=False)]
 
@@ -110,7 +110,7 @@ def test_a_queue_pair_keeps_to_one_way_where_the_mode_says_so(lab: StaticLab, mo
     if mode == "exact-match":
         assert [ways(found, flow) for flow in flows[:2]] == [{"eth4"}, {"eth1"}]
     if mode == "pinned":
-        rack = [address(host) for host in lab.fabric.hosts if host.rack == 2]
+        rack = [address(host) for host in lab.fabric.hosts if host.group("rack") == 2]
         assert all(ways(found, flow) == {UPLINKS[rack.index(flow.dst_ip)]} for flow in flows)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heddle.fabric.model import Tier
+from heddle.fabric.model import Role
 from tests.netns.blaster import Blast, blast
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, PortUse, pfc_lab, until
 
@@ -50,11 +50,11 @@ class FirstPauses:
         for node in fabric.nodes:
             for port in node.ports:
                 row = net.row(f"{node.name}:{port.name}")
-                if node.tier is Tier.CTSW and port.peer_node == near:
+                if node.level == 2 and port.peer_node == near:
                     self.rows["ctsw"].append(row)
-                elif node.tier is Tier.RTSW and fabric.by_name[port.peer_node].tier is Tier.CTSW and node.name != near:
+                elif node.level == 1 and fabric.by_name[port.peer_node].level == 2 and node.name != near:
                     self.rows["rtsw"].append(row)
-                elif node.tier is Tier.HOST and port.peer_node != near:
+                elif node.role is Role.HOST and port.peer_node != near:
                     self.rows["hosts"].append(row)
         self._since = net.queues.gates["since_ns"]
         self._before = {kind: self._count(kind) for kind in self.rows}

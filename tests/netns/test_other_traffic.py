@@ -29,8 +29,8 @@ def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str, opt
     with static_fabric("flow") as lab, ExitStack() as stack:
         row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, options)
         rehash.change(lab.name, [(lab.handle("rtsw1"), row)])
-        here = next(host for host in lab.fabric.hosts if host.rack == 1)
-        there = next(host for host in lab.fabric.hosts if host.rack == 2).ports[0].address
+        here = next(host for host in lab.fabric.hosts if host.group("rack") == 1)
+        there = next(host for host in lab.fabric.hosts if host.group("rack") == 2).ports[0].address
         own = here.ports[0].address
         assert own is not None and there is not None
         ears = {}

@@ -60,12 +60,12 @@ def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int,
     found = []
     for row, node in enumerate(lab.fabric.switches):
         fib = read_fib(lab.handle(node.name), lab.fabric.spec.ip_version)
-        for prefix, owner in lab.fabric.rack_prefixes.items():
+        for prefix, owner in lab.fabric.edge_prefixes.items():
             if owner == node.name:
                 continue
             hops = fib.routes.get(prefix, ())
             kernel = [(f"{node.name}:{hop.port}", hop.weight) for hop in hops if not hop.dead]
-            group = int(forwarding.group[row, (lab.fabric.by_name[owner].rack or 0) - 1])
+            group = int(forwarding.group[row, lab.fabric.edge_of[owner] - 1])
             part = slice(*forwarding.start[group : group + 2]) if group >= 0 else slice(0)
             ports = [wires.ports[at] for at in forwarding.member[part]]
             paper = list(zip(ports, forwarding.weight[part].tolist(), strict=True))

@@ -98,7 +98,7 @@ def mend(lab: StaticLab, switch: str, port: str) -> None:
 
 def test_exact_entries_go_before_the_hash_and_a_dead_one_is_not_followed(lab: StaticLab) -> None:
     flows = some_flows(lab.fabric, 60)
-    prefix = next(p for p, owner in lab.fabric.rack_prefixes.items() if owner == "rtsw2")
+    prefix = next(p for p, owner in lab.fabric.edge_prefixes.items() if owner == "rtsw2")
     mine = upward(flows)[:20]
     table = {(flow.sport, ip_network(prefix)): f"eth{1 + at % 4}" for at, flow in enumerate(mine)}
     choose_by(lab, "exact-match", exact={"rtsw1": table})

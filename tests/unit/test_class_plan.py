@@ -63,7 +63,7 @@ def test_each_port_has_the_numbers_of_its_own_rate() -> None:
     slow, fast = policies["rtsw1", "eth2"][3], policies["rtsw1", "eth1"][3]
     assert (slow.headroom, fast.headroom) == (31_250 + 8428, 125_000 + 8428)
     assert (slow.quanta, fast.quanta) == (12_207, 48_828), "a quarter of a second, in 512 bits each"
-    assert slow.shared == fast.shared == budget_of(lab.by_name["rtsw1"], lab.spec.queues).shared
+    assert slow.shared == fast.shared == budget_of(lab, lab.by_name["rtsw1"], lab.spec.queues).shared
     assert policies["rtsw1", "eth2"][6].ecn is False, "control is never marked"
     assert policies["rtsw1", "eth2"][5] == UNUSED
     host = policies["host1", "eth1"][3]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
 from heddle.spec.load import load_fabric, presets
@@ -46,8 +46,8 @@ def test_no_two_ends_loopbacks_or_router_ids_are_the_same(six: Fabric) -> None:
     assert all(isinstance(each, IPv4Address) for each in ids)
     pool = six.spec.addressing.network
     assert all(each is not None and each in pool for each in loopbacks)
-    prefixes = sorted(prefix for prefix in six.rack_prefixes if isinstance(prefix, IPv6Network))
-    assert len(prefixes) == len(six.rack_prefixes)
+    prefixes = sorted(prefix for prefix in six.edge_prefixes if isinstance(prefix, IPv6Network))
+    assert len(prefixes) == len(six.edge_prefixes)
     assert not any(one.overlaps(next_) for one, next_ in pairwise(prefixes))
     assert not any(loopback in prefix for loopback in loopbacks if loopback is not None for prefix in prefixes)
 
@@ -107,5 +107,5 @@ def test_the_longest_ipv6_prefix_is_found() -> None:
 
 def test_tiers_are_the_same_tiers() -> None:
     fabric = build(FabricSpec(name="x", family="ipv6", racks=2, ctsw=2, zones=2, atsw=2))
-    assert {node.tier for node in fabric.nodes} == set(Tier)
+    assert {node.level for node in fabric.nodes} == set(range(4))
     assert fabric.by_name["atsw2"].loopback == IPv6Address("fd00:0:0:ffff::3:2")

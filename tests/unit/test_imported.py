@@ -11,7 +11,6 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.base.state import Record
-from heddle.fabric.model import Tier
 from heddle.kernel.fib import Fib
 from heddle.lab.imported import frr
 from heddle.lab.imported.choose import blueprint_of
@@ -165,7 +164,7 @@ def test_switches_without_a_leaf_are_a_third_tier(write: Write) -> None:
         links += f"    - endpoints: [{', '.join(ends)}]\n"
     hosts = "    h1: {kind: linux}\n    h2: {kind: linux}\n"
     fabric = import_topology(write(f"name: x\ntopology:\n  nodes:\n{nodes}{hosts}  links:\n{links}"), "netns").fabric
-    assert {node.name: node.tier.value for node in fabric.nodes} == {
+    assert {node.name: fabric.level_of(node).word for node in fabric.nodes} == {
         **dict.fromkeys(("leaf1", "leaf2"), "rtsw"),
         **dict.fromkeys(("spine1", "spine2"), "ctsw"),
         **dict.fromkeys(("h1", "h2"), "host"),
@@ -186,10 +185,10 @@ def test_links_larger_than_pfc_can_hold_back_have_no_lossless_class(write: Write
 
 def test_who_has_frr_is_a_switch_and_who_has_hosts_a_leaf(tmp_path: Path) -> None:
     fabric = import_topology(mini_clos(tmp_path), "netns").fabric
-    assert {n.name: n.tier for n in fabric.nodes} == {
-        **dict.fromkeys(("leaf-1", "leaf-2"), Tier.RTSW),
-        **dict.fromkeys(("Spine-1", "Spine-2"), Tier.CTSW),
-        **dict.fromkeys(("h1", "h2"), Tier.HOST),
+    assert {n.name: n.level for n in fabric.nodes} == {
+        **dict.fromkeys(("leaf-1", "leaf-2"), 1),
+        **dict.fromkeys(("Spine-1", "Spine-2"), 2),
+        **dict.fromkeys(("h1", "h2"), 0),
     }
     leaf = fabric.by_name["leaf-1"]
     assert [(p.name, str(p.address), p.rate_bps, p.mtu) for p in leaf.ports] == [

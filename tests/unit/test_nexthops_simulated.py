@@ -7,7 +7,7 @@ import random
 import pytest
 
 from heddle.fabric.model import Fabric
-from heddle.fabric.nexthops import next_hop_groups, racks_of
+from heddle.fabric.nexthops import edges_of, next_hop_groups
 from heddle.fabric.shapes import build
 from heddle.spec.schema import FabricSpec
 
@@ -28,7 +28,7 @@ def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
         for name, node in switches.items()
     }
     table: Table = {name: {} for name in switches}
-    for origin in (node for node in fabric.switches if node.rack is not None):
+    for origin in (node for node in fabric.switches if node.group("rack") is not None):
         said: dict[str, Route] = {}
         while True:
             now: dict[str, Route] = {origin.name: ((origin.asn or 0,), origin.name in drained)}
@@ -42,13 +42,13 @@ def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
                     continue
                 rank = max(each[0] for each in heard)
                 best = [each for each in heard if each[0] == rank]
-                table[name][origin.rack or 0] = frozenset(port for _, port, _ in best)
+                table[name][origin.group("rack") or 0] = frozenset(port for _, port, _ in best)
                 path, marked = best[0][2]
                 now[name] = ((node.asn or 0, *path), marked or name in drained)
             if now == said:
                 break
             for name in switches.keys() - now.keys():
-                table[name].pop(origin.rack or 0, None)
+                table[name].pop(origin.group("rack") or 0, None)
             said = now
     return table
 
@@ -66,7 +66,7 @@ def test_next_hops_are_those_of_bgp_whatever_is_down_and_drained(seed: int) -> N
         dead = set(draw.sample(ports, draw.randint(0, len(ports) // draw.choice([2, 3, 6]))))
         drained = set(draw.sample(names, draw.randint(0, min(4, len(names)))))
         found = {
-            name: {rack: frozenset(group.ports) for group in groups for rack in racks_of(group.racks)}
+            name: {rack: frozenset(group.ports) for group in groups for rack in edges_of(group.edges)}
             for name, groups in next_hop_groups(fabric, dead, drained).items()
         }
         assert found == spoken(fabric, dead, drained), (fabric.spec, dead, drained)

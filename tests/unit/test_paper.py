@@ -10,7 +10,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.forecast.demand import traffic_of
 from heddle.forecast.forecast import Ask, forecast
@@ -60,8 +60,8 @@ def fibs_of(fabric: Fabric, wires: Wires) -> dict[str, Fib]:
         for prefix, ports in fabric.expected_next_hops[node.name].items():
             names = [port.name for port in node.ports if port.name in ports]
             weights = dict.fromkeys(names, 1)
-            if fabric.spec.routing.ucmp and prefix in fabric.rack_prefixes:
-                rack = (fabric.by_name[fabric.rack_prefixes[prefix]].rack or 0) - 1
+            if fabric.spec.routing.ucmp and prefix in fabric.edge_prefixes:
+                rack = fabric.edge_of[fabric.edge_prefixes[prefix]] - 1
                 group = int(forwarding.group[row, rack])
                 part = slice(*forwarding.start[group : group + 2])
                 refs = [wires.ports[at] for at in forwarding.member[part]]
@@ -230,7 +230,7 @@ def test_a_rule_is_that_of_a_live_switch() -> None:
     from heddle.predict.predict import rule_of as live
 
     for mode in ("flow", "e-ecmp", "pinned", "spray", "flowlet", "exact-match"):
-        node = next(n for n in fabric.switches if n.tier is Tier.RTSW)
+        node = next(n for n in fabric.switches if n.level == 1)
         assert rule_of(fabric.spec, mode) == live(hashing_of(fabric, node, mode))
 
 

@@ -158,8 +158,8 @@ def test_mmr_counts_idle_uplinks_and_links_tell_ours_from_the_rest() -> None:
     assert set(uplinks) == {"rtsw1:eth1", "rtsw1:eth2", "rtsw2:eth1", "rtsw2:eth2"}
     most = max(link.flows for link in uplinks.values())
     assert result.mmr.flows == result.mmr.bytes == round(most / 8, 4)
-    assert result.per_rtsw["rtsw1"].flows == round(most / 16, 4)
-    assert result.per_rtsw["rtsw2"].flows is None
+    assert result.per_leaf["rtsw1"].flows == round(most / 16, 4)
+    assert result.per_leaf["rtsw2"].flows is None
     assert sum(link.packets for link in uplinks.values()) == 320
     text = result.text()
     assert max(len(line) for line in text.splitlines()) <= 100

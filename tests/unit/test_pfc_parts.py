@@ -75,7 +75,7 @@ def test_the_layout_says_again_what_the_fabric_says() -> None:
     assert (again.directory, again.spaces) == (layout.directory, spaces)
     assert port_ids(again.fabric) == port_ids(fabric)
     for node, other in zip(fabric.nodes, again.fabric.nodes, strict=True):
-        assert (node.name, node.tier) == (other.name, other.tier)
+        assert (node.name, node.role, node.level) == (other.name, other.role, other.level)
         for port, twin in zip(node.ports, other.ports, strict=True):
             assert (port.ref, port.peer_ref, port.rate_bps, port.mtu) == (
                 twin.ref,

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.fabric.model import Fabric, Link, Node, Port, Tier
+from heddle.fabric.model import Fabric, Link, Node, Port, Role
 from heddle.fabric.shapes import build
 from heddle.proof.verdict import LinkUse, Mmr
 from heddle.spec.load import load_fabric
@@ -78,24 +78,25 @@ def test_every_node_rack_and_port_is_drawn_once(name: str) -> None:
     drawn = Drawn(drawing("svg", fabric))
     assert drawn.named("node-") == {node.name for node in fabric.nodes}
     assert drawn.named("sent-") == {port.ref for node in fabric.nodes for port in node.ports}
-    assert drawn.named("rack-") == {str(node.rack) for node in fabric.nodes if node.rack is not None}
+    assert drawn.named("rack-") == {str(node.group("rack")) for node in fabric.nodes if node.group("rack") is not None}
 
 
 def test_a_lab_of_somebodys_own_need_not_be_a_clos() -> None:
     """Two leaves in a rack, a host in none, a link between leaves, and no spine."""
     ends = [("lone", "eth1", "left", "eth1"), ("left", "eth2", "right", "eth1"), ("pair", "eth1", "left", "eth3")]
     ends.append(("pair", "eth2", "right", "eth2"))
-    tiers = {"left": Tier.RTSW, "right": Tier.RTSW, "lone": Tier.HOST, "pair": Tier.HOST}
+    levels = {"left": 1, "right": 1, "lone": 0, "pair": 0}
     nodes = []
-    for name, tier in tiers.items():
+    for name, level in levels.items():
         ports = [(mine, other, theirs) for one, mine, other, theirs in ends if one == name]
         ports += [(mine, other, theirs) for other, theirs, one, mine in ends if one == name]
         made = tuple(Port(name, port, "02:00:00:00:00:01", peer, far, 10**6, 1500) for port, peer, far in ports)
-        nodes.append(Node(name, tier, 1, made, rack=None if name == "lone" else 1))
+        role = Role.SWITCH if level else Role.HOST
+        nodes.append(Node(name, role, level, 1, made, () if name == "lone" else (("rack", 1),)))
     links = tuple(Link((a, x), (b, y), 10**6, 1500) for a, x, b, y in ends)
-    fabric = Fabric("own", FABRICS["one"].spec, tuple(nodes), links)
+    fabric = replace(FABRICS["one"], name="own", nodes=tuple(nodes), links=links)
     drawn = Drawn(drawing("svg", fabric, loads_of(fabric, {"left:eth2": 500}), "a run"))
-    assert drawn.named("node-") == set(tiers)
+    assert drawn.named("node-") == set(levels)
     assert drawn.named("sent-") == {f"{one}:{port}" for a, x, b, y in ends for one, port in ((a, x), (b, y))}
     assert {"in no rack", "rack 1"} <= set(drawn.texts)
     assert any(text.startswith("RTSW to RTSW: max 500 B (left:eth2)") for text in drawn.texts)
@@ -125,23 +126,23 @@ def test_where_names_do_not_fit_some_of_them_stand_for_all() -> None:
     hosts = [text for text in texts if re.fullmatch(r"host\d+", text)]
     assert 0 < len(hosts) < len(fabric.hosts) / 2
     assert "host1" in hosts
-    assert {node.name for node in fabric.switches if node.tier is Tier.CTSW} <= set(texts)
+    assert {node.name for node in fabric.switches if node.level == 2} <= set(texts)
 
 
 @pytest.mark.parametrize("name", sorted(FABRICS))
 def test_tiers_are_rows_and_links_do_not_lie_on_each_other(name: str) -> None:
     fabric = FABRICS[name]
     drawn = Drawn(drawing("svg", fabric))
-    starts: dict[Tier, set[float]] = {}
+    starts: dict[int, set[float]] = {}
     ends = []
     for node in fabric.nodes:
         for port in node.ports:
             x1, y1, x2, y2 = drawn.half(port.ref).ends
             ends.append((x1, y1, x2, y2))
-            if fabric.by_name[port.peer_node].tier is not Tier.HOST:
-                starts.setdefault(node.tier, set()).add(round(y1, 3))
-    middle = Tier.CTSW if Tier.ATSW in starts else Tier.RTSW  # links leave it upwards and downwards
-    assert all(len(heights) == 1 for tier, heights in starts.items() if tier not in (Tier.RTSW, middle))
+            if fabric.by_name[port.peer_node].role is Role.SWITCH:
+                starts.setdefault(node.level, set()).add(round(y1, 3))
+    middle = 2 if 3 in starts else 1  # links leave it upwards and downwards
+    assert all(len(heights) == 1 for level, heights in starts.items() if level not in (1, middle))
     assert len(ends) == len(set(ends)), "several links of one host and switch lie side by side"
 
 
@@ -262,7 +263,7 @@ def counted(fabric: Fabric) -> Sequence[LinkUse]:
     """Uneven bytes at every port of every switch."""
     ports = [(s, p) for s in fabric.switches for p in s.ports]
     return [
-        LinkUse(p.ref, s.tier is Tier.RTSW and fabric.by_name[p.peer_node].tier is not Tier.HOST, n, 100 * n * n, 1)
+        LinkUse(p.ref, s.level == 1 and fabric.by_name[p.peer_node].role is Role.SWITCH, n, 100 * n * n, 1)
         for n, (s, p) in enumerate(ports)
     ]
 

@@ -108,7 +108,7 @@ def test_a_plan_is_a_function_of_fabric_and_options(demo: Fabric) -> None:
 
 def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> None:
     plan = build_plan(demo, RunOptions(placement="cyclic"))
-    racks = [demo.by_name[e.host].rack for e in plan.endpoints]
+    racks = [demo.by_name[e.host].group("rack") for e in plan.endpoints]
     assert all(racks[q.src_rank] != racks[q.dst_rank] for q in plan.qps)
     block = build_plan(demo, RunOptions())
     assert [e.host for e in block.endpoints] == [f"host{i}" for i in range(1, 17)]

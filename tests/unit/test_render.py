@@ -154,7 +154,7 @@ def test_every_node_says_which_lab_it_is_of(spec: FabricSpec, tmp_path: Path) ->
     topology = read_topology(render(build(spec), tmp_path / "out"))
     for name, node in topology.nodes.items():
         assert node.labels["heddle-lab"] == spec.name
-        assert node.labels["tier"] == build(spec).by_name[name].tier.value
+        assert node.labels["tier"] == build(spec).level_of(build(spec).by_name[name]).word
 
 
 def test_the_frr_kind_is_spelt_as_its_version_wants(spec: FabricSpec) -> None:

@@ -67,7 +67,7 @@ def test_links_that_are_not_one_after_the_other_have_a_rule_each() -> None:
 def test_at_a_ctsw_a_racks_number_is_added_so_that_it_uses_all_of_its_ways() -> None:
     dc = build(load_fabric("dc"))
     steering = steering_of(dc, dc.by_name["ctsw1"], DEFAULT_OPTIONS)
-    racks = {dc.by_name[owner].prefix: dc.by_name[owner].rack for owner in dc.rack_prefixes.values()}
+    racks = {dc.by_name[owner].prefix: dc.by_name[owner].group("rack") for owner in dc.edge_prefixes.values()}
     turns = {racks[prefix]: rule.slice for prefix, rule in steering.prefixes.items()}
     assert turns == {3: 2, 4: 3}
     assert {rule.slice for rule in steering_of(dc, dc.by_name["atsw1"], DEFAULT_OPTIONS).prefixes.values()} == {0}

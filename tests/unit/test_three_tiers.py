@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.fabric.model import Fabric, Tier
-from heddle.fabric.nexthops import next_hop_groups, racks_of
+from heddle.fabric.model import Fabric
+from heddle.fabric.nexthops import edges_of, next_hop_groups
 from heddle.fabric.seeds import seed_for, switch_seed
 from heddle.fabric.shapes import build
 from heddle.spec.load import load_fabric
@@ -34,7 +34,7 @@ def largest() -> Fabric:
 
 def ways(fabric: Fabric, switch: str, dead: tuple[str, ...] = (), drained: tuple[str, ...] = ()) -> dict[int, str]:
     groups = next_hop_groups(fabric, dead, drained)[switch]
-    return {rack: " ".join(group.ports) for group in groups for rack in racks_of(group.racks)}
+    return {rack: " ".join(group.ports) for group in groups for rack in edges_of(group.edges)}
 
 
 def test_ports_lead_where_the_reference_says(dc: Fabric) -> None:
@@ -43,7 +43,7 @@ def test_ports_lead_where_the_reference_says(dc: Fabric) -> None:
     assert peers["ctsw1"] == ["rtsw1", "rtsw2", "atsw1", "atsw2"]
     assert peers["ctsw4"] == ["rtsw3", "rtsw4", "atsw1", "atsw2"]
     assert peers["atsw2"] == ["ctsw1", "ctsw2", "ctsw3", "ctsw4"]
-    assert [dc.by_name[name].zone for name in ("rtsw2", "ctsw3", "host8", "atsw1")] == [1, 2, 2, None]
+    assert [dc.by_name[name].group("zone") for name in ("rtsw2", "ctsw3", "host8", "atsw1")] == [1, 2, 2, None]
 
 
 def test_the_top_is_as_narrow_as_the_file_says(dc: Fabric) -> None:
@@ -67,7 +67,7 @@ def test_nothing_collides_in_the_largest_fabric(largest: Fabric) -> None:
     addresses = [port.address.ip for node in largest.nodes for port in node.ports if port.address is not None]
     assert len(set(macs)) == len(macs)
     assert len(set(addresses)) == len(addresses) == 2 * 32_256
-    tiers = [{node.asn for node in switches if node.tier is tier} for tier in (Tier.RTSW, Tier.CTSW, Tier.ATSW)]
+    tiers = [{node.asn for node in switches if node.level == level} for level in (1, 2, 3)]
     assert [len(each) for each in tiers] == [2016, 8, 1]
     assert len(set.union(*tiers)) == 2025
 
@@ -76,7 +76,7 @@ def test_next_hops_of_the_largest_fabric_are_found_at_once(largest: Fabric) -> N
     start = time.process_time()
     groups = next_hop_groups(largest)
     assert time.process_time() - start < 4, "0.4 s of processor time, usually"
-    sizes = {name: [(len(g.ports), g.racks.bit_count()) for g in groups[name]] for name in ("rtsw1", "ctsw1", "atsw1")}
+    sizes = {name: [(len(g.ports), g.edges.bit_count()) for g in groups[name]] for name in ("rtsw1", "ctsw1", "atsw1")}
     assert sizes["rtsw1"] == [(18, 2015)]
     assert sizes["ctsw1"] == [(1, 1)] * 252 + [(18, 2016 - 252)]
     assert sizes["atsw1"] == [(18, 252)] * 8
@@ -125,7 +125,8 @@ def test_seeds_follow_the_choice(seed: str | int) -> None:
     seeds = {node.name: node.hash_seed for node in build(spec).switches}
     kinds = {"per-switch": 10, "per-tier": 3, "shared": 1, 77: 1}
     assert len(set(seeds.values())) == kinds[seed]
-    assert seeds == {node.name: seed_for(seed, node.tier.value, node.name) for node in build(spec).switches}
+    fabric = build(spec)
+    assert seeds == {n.name: seed_for(seed, fabric.level_of(n).word, n.name) for n in fabric.switches}
     if seed == 77:
         assert seeds["atsw1"] == 77
 

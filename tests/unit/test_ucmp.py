@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from heddle.fabric.model import Fabric
-from heddle.fabric.nexthops import Group, next_hop_groups, racks_of
+from heddle.fabric.nexthops import Group, edges_of, next_hop_groups
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import announcements, expected_weights, weights_of
 from heddle.render.render import rendered
@@ -23,7 +23,7 @@ def fabric_of(exceptions: dict[str, str] | None = None, **keys: Any) -> Fabric:
 
 def bandwidths(fabric: Fabric, switch: str, rack: int, dead: tuple[str, ...] = ()) -> tuple[int, ...]:
     groups = next_hop_groups(fabric, dead)[switch]
-    return next(group.bandwidths for group in groups if rack in racks_of(group.racks))
+    return next(group.bandwidths for group in groups if rack in edges_of(group.edges))
 
 
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2}
@@ -94,7 +94,7 @@ def test_only_what_no_sum_says_is_configured() -> None:
     said = announcements(fabric)
     assert {ref for ref in said if not ref.startswith("rtsw")} == {"ctsw3:eth1"}
     (rule,) = said["ctsw3:eth1"]
-    assert (set(racks_of(rule.racks)), rule.mbit) == ({2, 3}, 10)
+    assert (set(edges_of(rule.edges)), rule.mbit) == ({2, 3}, 10)
     config = rendered(fabric)["ctsw3/frr.conf"]
     assert "neighbor eth1 route-map eth1 out" in config
     assert "ip prefix-list eth1-10 permit 10.0.1.0/24\nip prefix-list eth1-10 permit 10.0.2.0/24\n" in config

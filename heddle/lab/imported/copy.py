@@ -14,7 +14,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from heddle.base.problems import machine_errors
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric, Role
 from heddle.lab.imported import frr
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.variables import literal
@@ -90,7 +90,7 @@ def is_heddles(image: str) -> bool:
 
 
 def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dict[str, Any]:
-    switch = fabric.by_name[node.name].tier is not Tier.HOST
+    switch = fabric.by_name[node.name].role is Role.SWITCH
     starts = heddle_starts(node, runtime)
     binds = [bind.text for bind in node.binds]
     commands = list(node.exec)

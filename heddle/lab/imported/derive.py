@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 from pydantic import Field, model_validator
 
 from heddle.base.problems import InputError, Problem
-from heddle.fabric.model import Fabric, Link, Node, Port, Tier
+from heddle.fabric.model import Fabric, Link, Node, Port, Role
 from heddle.fabric.seeds import switch_seed
+from heddle.fabric.shapes.clos import LEVELS
 from heddle.lab.imported import frr
 from heddle.lab.imported.description import LinkDescription, NodeDescription, TopologyDescription
 from heddle.spec.queuespec import LARGEST_PFC_MTU
@@ -25,7 +26,9 @@ from heddle.spec.schema import ROCE_OVERHEAD, FabricSpec
 
 DEFAULT_RATE_BPS: Final = 100 * 10**6
 _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
-_MAC_TIERS: Final = {Tier.RTSW: 0x11, Tier.CTSW: 0x12, Tier.ATSW: 0x13, Tier.HOST: 0x14}  # beside those of the shapes
+_MAC_LEVELS: Final = (0x14, 0x11, 0x12, 0x13)  # by level; beside those of the shapes
+_HOST, _LEAF, _SPINE, _TOP = range(4)  # levels
+BOX: Final = "rack"  # a leaf and its hosts
 
 
 class ImportedSpec(FabricSpec):
@@ -52,7 +55,7 @@ def derive(description: TopologyDescription) -> Fabric:
         raise InputError(
             Problem("", description.name, f"has {len(names)} nodes, more than MAC addresses can be made for")
         )
-    tiers = _tiers(description)
+    levels = _levels(description)
     ports: dict[str, list[Port]] = {name: [] for name in names}
     addresses = {name: _addresses(node) for name, node in description.nodes.items()}
     for link in description.links:
@@ -62,33 +65,35 @@ def derive(description: TopologyDescription) -> Fabric:
             ports[mine.node].append(
                 Port(mine.node, mine.interface, mine.mac, other.node, other.interface, rate, link.mtu, address)
             )
-    counts = dict.fromkeys(Tier, 0)
+    counts = [0] * len(LEVELS)
     racks: dict[str, int] = {}
     nodes: list[Node] = []
-    # Switches by tier, then hosts: the order of our own fabrics, and of every table.
-    for tier in (Tier.RTSW, Tier.CTSW, Tier.ATSW, Tier.HOST):
-        for name in (each for each in names if tiers[each] is tier):
-            counts[tier] += 1
-            if tier is Tier.RTSW:
-                racks[name] = counts[tier]
+    # Switches by level, then hosts: the order of our own fabrics, and of every table.
+    for level in (_LEAF, _SPINE, _TOP, _HOST):
+        for name in (each for each in names if levels[each] == level):
+            counts[level] += 1
+            if level == _LEAF:
+                racks[name] = counts[level]
             own = tuple(
-                replace(port, mac=port.mac or _mac(tier, names[name], place))
+                replace(port, mac=port.mac or _mac(level, names[name], place))
                 for place, port in enumerate(sorted(ports[name], key=lambda p: _natural(p.name)), 1)
             )
             rack = racks.get(name) or next((racks[p.peer_node] for p in own if p.peer_node in racks), None)
-            seed = None if tier is Tier.HOST else switch_seed(name)
-            above = tier in (Tier.CTSW, Tier.ATSW)
-            nodes.append(Node(name, tier, counts[tier], own, None if above else rack, hash_seed=seed))
-    links = tuple(_link(link, tiers) for link in description.links)
-    spec = _spec(description, tiers, links, [each for table in addresses.values() for each in table.values()])
-    hosts = sorted((n for n in nodes if n.tier is Tier.HOST), key=lambda n: n.rack or len(nodes))
-    return Fabric(description.name, spec, (*(n for n in nodes if n.tier is not Tier.HOST), *hosts), links)
+            role = Role.HOST if level == _HOST else Role.SWITCH
+            seed = None if role is Role.HOST else switch_seed(name)
+            groups = ((BOX, rack),) if rack is not None and level in (_HOST, _LEAF) else ()
+            nodes.append(Node(name, role, level, counts[level], own, groups, hash_seed=seed))
+    links = tuple(_link(link, levels) for link in description.links)
+    spec = _spec(description, levels, links, [each for table in addresses.values() for each in table.values()])
+    hosts = sorted((n for n in nodes if n.role is Role.HOST), key=lambda n: n.group(BOX) or len(nodes))
+    switches = [n for n in nodes if n.role is Role.SWITCH]
+    return Fabric(description.name, spec, (*switches, *hosts), links, LEVELS, box=BOX)
 
 
-def _tiers(description: TopologyDescription) -> dict[str, Tier]:
-    """Nodes with FRR are switches; those that have a host are leaves, those that have no leaf the third tier.
+def _levels(description: TopologyDescription) -> dict[str, int]:
+    """Nodes with FRR are switches; those that have a host are leaves, those that have no leaf are on the third level.
 
-    Where there are no leaves at all, there is no telling, and one tier is as good.
+    Where there are no leaves at all, there is no telling, and the second level is as good.
     """
     hosts = {name for name, node in description.nodes.items() if not node.frr}
     leaves = {
@@ -100,9 +105,9 @@ def _tiers(description: TopologyDescription) -> dict[str, Tier]:
     beside = {
         mine.node for link in description.links for mine, other in (link.ends, link.ends[::-1]) if other.node in leaves
     }
-    top = Tier.ATSW if leaves else Tier.CTSW
-    tiers = {n: Tier.HOST if n in hosts else Tier.CTSW if n in beside else top for n in description.nodes}
-    return tiers | dict.fromkeys(leaves, Tier.RTSW)
+    top = _TOP if leaves else _SPINE
+    levels = {n: _HOST if n in hosts else _SPINE if n in beside else top for n in description.nodes}
+    return levels | dict.fromkeys(leaves, _LEAF)
 
 
 def _addresses(node: NodeDescription) -> Mapping[str, IPv4Interface]:
@@ -111,29 +116,28 @@ def _addresses(node: NodeDescription) -> Mapping[str, IPv4Interface]:
     return {**frr.configured_addresses(text), **frr.command_addresses(node.exec)}
 
 
-def _link(link: LinkDescription, tiers: Mapping[str, Tier]) -> Link:
-    """`a` is the lower tier."""
-    order = (Tier.HOST, Tier.RTSW, Tier.CTSW, Tier.ATSW)
-    a, b = sorted(link.ends, key=lambda end: order.index(tiers[end.node]))
+def _link(link: LinkDescription, levels: Mapping[str, int]) -> Link:
+    """`a` is on the lower level."""
+    a, b = sorted(link.ends, key=lambda end: levels[end.node])
     return Link((a.node, a.interface), (b.node, b.interface), link.rate_bps or DEFAULT_RATE_BPS, link.mtu)
 
 
 def _spec(
-    description: TopologyDescription, tiers: Mapping[str, Tier], links: tuple[Link, ...], addresses: list[IPv4Interface]
+    description: TopologyDescription, levels: Mapping[str, int], links: tuple[Link, ...], addresses: list[IPv4Interface]
 ) -> ImportedSpec:
-    at_hosts = [link for link in links if tiers[link.a[0]] is Tier.HOST]
-    between = [link for link in links if tiers[link.a[0]] is not Tier.HOST]
+    at_hosts = [link for link in links if levels[link.a[0]] == _HOST]
+    between = [link for link in links if levels[link.a[0]] != _HOST]
     mtu = min((link.mtu for link in links), default=9500)
     rates = {
         "host": min((link.rate_bps for link in at_hosts or links), default=DEFAULT_RATE_BPS),
         "fabric": min((link.rate_bps for link in between or links), default=DEFAULT_RATE_BPS),
     }
-    counts = {tier: sum(each is tier for each in tiers.values()) for tier in Tier}
+    counts = [sum(each == level for each in levels.values()) for level in range(len(LEVELS))]
     data: dict[str, Any] = {
         "name": description.name,
-        "racks": counts[Tier.RTSW],
-        "ctsw": counts[Tier.CTSW] + counts[Tier.ATSW],
-        "hosts_per_rack": max(1, -(-counts[Tier.HOST] // max(1, counts[Tier.RTSW]))) if counts[Tier.HOST] else 0,
+        "racks": counts[_LEAF],
+        "ctsw": counts[_SPINE] + counts[_TOP],
+        "hosts_per_rack": max(1, -(-counts[_HOST] // max(1, counts[_LEAF]))) if counts[_HOST] else 0,
         "link": {**{key: f"{rate}bit" for key, rate in rates.items()}, "mtu": mtu},
         "roce": {"ib_mtu": next(size for size in _IB_MTUS if size + ROCE_OVERHEAD <= mtu)},
         "addressing": {"pool": str(_pool(addresses)), "rack_prefix": 16},
@@ -149,9 +153,9 @@ def _pool(addresses: list[IPv4Interface]) -> IPv4Network:
     return space if any(each.ip in space for each in addresses) else IPv4Network("10.0.0.0/8")
 
 
-def _mac(tier: Tier, node: int, port: int) -> str:
-    """Locally administered, unicast: 02, tier, node (16 bits), port (16 bits); brief links name none."""
-    octets = (0x02, _MAC_TIERS[tier], node >> 8, node & 0xFF, port >> 8, port & 0xFF)
+def _mac(level: int, node: int, port: int) -> str:
+    """Locally administered, unicast: 02, level, node (16 bits), port (16 bits); brief links name none."""
+    octets = (0x02, _MAC_LEVELS[level], node >> 8, node & 0xFF, port >> 8, port & 0xFF)
     return ":".join(f"{octet:02x}" for octet in octets)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.events import Observer
 from heddle.base.families import Address
 from heddle.base.problems import CheckError, Problem
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib, read_fib
 from heddle.lab import daemons as bgp
 from heddle.lab.convergence import STEP
@@ -113,7 +113,7 @@ def host_addresses(fabric: Fabric) -> list[tuple[Address, str]]:
         (port.address.ip, port.ref)
         for host in fabric.hosts
         for port in host.ports
-        if port.address is not None and fabric.by_name[port.peer_node].tier is not Tier.HOST
+        if port.address is not None and fabric.by_name[port.peer_node].role is Role.SWITCH
     ]
 
 

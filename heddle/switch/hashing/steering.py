@@ -12,7 +12,7 @@ from ipaddress import ip_network
 from typing import Any, Final, Literal
 
 from heddle.base.families import Network
-from heddle.fabric.model import Fabric, Node, Tier
+from heddle.fabric.model import Fabric, Node
 
 DEFAULT_BUCKETS: Final = 256
 MAX_MEMBERS: Final = 128  # steer.h: as many as FRR's multipath and a fabric file's uplinks
@@ -111,7 +111,7 @@ def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:
     """What a switch of a fabric may steer: a group for each distinct set of two or more next hops, no exact entries.
 
     A prefix that its hosts' links fill from its start, one network after the other, needs one rule; of any other the
-    links have a rule each, so that a slice is the index of the downlink all the same (CTSWs: see _turn).
+    links have a rule each, so that a slice is the index of the downlink all the same (level 2: see _turn).
     """
     order = {port.name: index for index, port in enumerate(node.ports)}
     groups: dict[tuple[str, ...], int] = {}
@@ -132,21 +132,20 @@ def slots_of(members: tuple[str, ...], options: HashOptions) -> tuple[str, ...]:
 
 
 def _downlinks(fabric: Fabric, prefix: Network) -> tuple[Network, ...]:
-    """The networks of the links to a rack's NICs, in the order of its RTSW's ports."""
-    owner = fabric.rack_prefixes.get(prefix)
+    """The networks of an edge's links to NICs, in the order of its ports."""
+    owner = fabric.edge_prefixes.get(prefix)
     ports = fabric.by_name[owner].ports if owner is not None else ()
     return tuple(port.address.network for port in ports if port.address is not None)
 
 
 def _turn(fabric: Fabric, node: Node, prefix: Network) -> int:
-    """What is added to every slice of a rack: at a CTSW its ordinal, from 0.
+    """What is added to every slice of an edge: on level 2 its number, from 0.
 
-    A CTSW gets from its RTSWs only those slices that are pinned to it. By the slice alone it would use some of its
-    own ways, and others never. What an ATSW gets is sorted by that sum, so there the slice alone is new again.
+    A switch of level 2 gets from below only those slices that are pinned to it. By the slice alone it would use some of
+    its next hops, and others never. What level 3 gets is sorted by that sum, so there the slice alone is enough again.
     """
-    owner = fabric.rack_prefixes.get(prefix)
-    rack = fabric.by_name[owner].rack if owner is not None and node.tier is Tier.CTSW else None
-    return (rack or 1) - 1
+    owner = fabric.edge_prefixes.get(prefix)
+    return fabric.edge_of[owner] - 1 if owner is not None and node.level == 2 else 0
 
 
 def _slices(prefix: Network, links: tuple[Network, ...], group: int, turn: int) -> dict[Network, PrefixRule]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
-from heddle.fabric.model import Fabric, Node, Port, Tier
+from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.namespace import setns
 from heddle.kernel.uapi import CLONE_NEWNET
 from heddle.switch.pfc.gates import Gates
@@ -52,7 +52,13 @@ class AgentConfig:
         """What the agent is told on its standard input."""
         spaces = {node: str(path) for node, path in self.spaces.items()}
         nodes = [
-            [n.name, n.tier.value, n.index, [[p.name, p.peer_node, p.peer_port, p.rate_bps, p.mtu] for p in n.ports]]
+            [
+                n.name,
+                n.role.value,
+                n.level,
+                n.index,
+                [[p.name, p.peer_node, p.peer_port, p.rate_bps, p.mtu] for p in n.ports],
+            ]
             for n in self.fabric.nodes
         ]
         return json.dumps({"lab": self.fabric.name, "directory": str(self.directory), "spaces": spaces, "nodes": nodes})
@@ -62,9 +68,9 @@ class AgentConfig:
         """What `to_json` wrote."""
         data: Mapping[str, Any] = json.loads(text)
         nodes = []
-        for name, tier, index, rows in data["nodes"]:
+        for name, role, level, index, rows in data["nodes"]:
             ports = (Port(name, own, "", node, peer, rate, mtu) for own, node, peer, rate, mtu in rows)
-            nodes.append(Node(name, Tier(tier), index, tuple(ports)))
+            nodes.append(Node(name, Role(role), level, index, tuple(ports)))
         spaces = {node: Path(path) for node, path in data["spaces"].items()}
         fabric = Fabric(data["lab"], cast(Any, None), tuple(nodes), ())
         return cls(Path(data["directory"]), spaces, fabric)

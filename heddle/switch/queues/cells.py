@@ -21,7 +21,7 @@ import numpy.typing as npt
 from heddle.base import resources
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
-from heddle.fabric.model import Fabric, Tier
+from heddle.fabric.model import Fabric, Role
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Object, Program, loaded
 from heddle.kernel.ringbuffer import Event, Events
@@ -322,11 +322,11 @@ class LabQueues:
         base, bases = 0, {}
         for name, (_, node) in nodes.items():
             bases[name] = base
-            base += _matrix(node.tier, len(node.ports))
+            base += _matrix(node.role, len(node.ports))
         for number, port in numbered_ports(self.fabric):
             index, node = nodes[port.node]
             peer = self.ids[port.peer_node, port.peer_port]
-            flags = LINK_HOST if node.tier is Tier.HOST else 0
+            flags = LINK_HOST if node.role is Role.HOST else 0
             local = number - self.ids[port.node, node.ports[0].name]
             self.links[number] = (peer, index, local, len(node.ports), bases[port.node], flags, port.rate_bps)
         classes = self._views["dscp"]
@@ -367,16 +367,16 @@ def packed(policies: Sequence[Policy]) -> Rows:
     return rows
 
 
-def _matrix(tier: Tier, ports: int) -> int:
+def _matrix(role: Role, ports: int) -> int:
     """Cells of `transit` that a node needs."""
-    return 0 if tier is Tier.HOST else (ports + 1) * ports * CLASSES
+    return 0 if role is Role.HOST else (ports + 1) * ports * CLASSES
 
 
 def _sizes(fabric: Fabric) -> dict[str, int]:
     """Entries of each map: row 0 is no port's."""
     ports = len(port_ids(fabric)) + 1
     rows = dict.fromkeys(("cells", "ingress", "gates", "agent"), ports * CLASSES)
-    matrix = sum(_matrix(node.tier, len(node.ports)) for node in fabric.nodes)
+    matrix = sum(_matrix(node.role, len(node.ports)) for node in fabric.nodes)
     return {
         **rows, "policies": 2 * ports * CLASSES, "links": ports, "switches": len(fabric.nodes),
         "transit": max(1, matrix), "active": 1, "dscp": 1, "events": EVENTS_BYTES,

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.buffers import Budget, buffer_bytes, too_small
-from heddle.fabric.model import Fabric, Node, Tier
+from heddle.fabric.model import Fabric, Node, Role
 from heddle.spec.queuespec import DSCPS, Kind, QueuesSpec
 
 PortKey = tuple[str, str]  # node, port
@@ -119,7 +119,7 @@ def policies_of(
     problems: list[Problem] = []
     for node in fabric.nodes:
         mine = (own or {}).get(node.name, usual)
-        budget = None if node.tier is Tier.HOST else budget_of(node, mine)
+        budget = None if node.role is Role.HOST else budget_of(fabric, node, mine)
         frame = max((port.mtu for port in node.ports), default=0) + HEADER
         if budget is not None and node.ports and budget.shared < frame:
             why, hint = too_small(mine, node.name, len(node.ports), budget, frame - HEADER)
@@ -134,9 +134,9 @@ def policies_of(
     return found
 
 
-def budget_of(switch: Node, queues: QueuesSpec) -> Budget:
+def budget_of(fabric: Fabric, switch: Node, queues: QueuesSpec) -> Budget:
     """How a switch's buffer is laid out, in bytes."""
-    return buffer_bytes(queues, switch.tier.value, [(port.rate_bps, port.mtu) for port in switch.ports])
+    return buffer_bytes(queues, fabric.level_of(switch).word, [(port.rate_bps, port.mtu) for port in switch.ports])
 
 
 def deepest_queue(fabric: Fabric, number: int, queues: QueuesSpec | None = None) -> int:
@@ -148,7 +148,7 @@ def deepest_queue(fabric: Fabric, number: int, queues: QueuesSpec | None = None)
     spec = queues or fabric.spec.queues
     found = [spec.buffer.host]
     for node in fabric.switches:
-        budget = budget_of(node, spec)
+        budget = budget_of(fabric, node, spec)
         if spec.pfc.enabled and number in spec.lossless:
             held = sum(spec.pfc.xoff + spec.pfc.headroom_bytes(port.rate_bps, port.mtu) for port in node.ports)
             found.append(min(budget.buffer, held))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.process import Journal, run
-from heddle.fabric.model import Fabric, Node, Port, Tier
+from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import read_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
@@ -135,7 +135,7 @@ def apply(netns: Path, node: Node, setup: Setup, filters: Iterable[Filter], jour
             lines += setup.discipline.lines(port, setup.plan)
             lines += filter_lines(port, wanted, setup.ids[port.node, port.name])
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
-    if setup.curves and node.tier is not Tier.HOST:
+    if setup.curves and node.role is Role.SWITCH:
         red.install(netns, {(port.name, number): c for port in node.ports for number, c in setup.curves.items()})
 
 
