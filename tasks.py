@@ -11,7 +11,7 @@ from typing import Any
 
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console
-from heddle.cli.program import main
+from heddle.cli.program import main, typed_to_invoke
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -397,5 +397,8 @@ from heddle.cli.plot_verb import plot  # noqa: E402, F401
 from heddle.cli.queues_verb import queues  # noqa: E402, F401 - in this order they are listed
 from heddle.cli.upkeep import bench, image, lint, setup, test  # noqa: E402, F401
 
-if __name__ == "__main__":
+typed = typed_to_invoke()
+if typed is not None:  # `invoke up tiny`, `inv up tiny`: what follows the verb means the same as after ./inv
+    sys.argv[1:] = typed
+if __name__ == "__main__" or typed is not None:
     sys.exit(main(globals()))

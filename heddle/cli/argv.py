@@ -2,8 +2,7 @@
 
 In:  a Verb (its parameters, read from the function's signature) and the words.
 Out: keyword arguments with their types; InputError collects every word that is wrong.
-invoke's own parser is not used for verbs: it cannot have optional positionals, takes the next word for another task
-(`./inv up demo`), and stops at the first mistake.
+Why not invoke's parser: see program.py.
 """
 
 from __future__ import annotations

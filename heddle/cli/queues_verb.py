@@ -13,7 +13,6 @@ from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
-from heddle.lab.capture import MOST_SECONDS
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -176,6 +175,8 @@ def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
 
 
 def _check_watch(out: Console, every: float, seconds: float) -> None:
+    from heddle.lab.capture import MOST_SECONDS
+
     problems = []
     if out.json:
         hint = "./inv queues --format json gives one reading"

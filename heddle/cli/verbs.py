@@ -102,13 +102,15 @@ def verb(
             if out.exit_code:
                 raise SystemExit(out.exit_code)
 
-        # invoke reads flags (for completion) from the signature: the console is its context, ours come at the end.
+        # `invoke --help VERB` and its completion read flags from the signature: the console stands for invoke's
+        # context, and ours come at the end.
         signature = inspect.signature(function)
         extra = [inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default) for p in common]
         plain = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]
         body.__signature__ = signature.replace(parameters=[*plain, *extra])  # type: ignore[attr-defined]
         del body.__wrapped__
-        task = Task(body, name=called, auto_shortflags=False, iterable=[p.name for p in own if p.kind == "list"])
+        lists, helps = [p.name for p in own if p.kind == "list"], {p.name: p.help for p in spec.parameters}
+        task = Task(body, name=called, auto_shortflags=False, iterable=lists, help=helps)
         task.verb = spec
         return task
 

@@ -1,0 +1,135 @@
+"""How the process ends: exit codes, the text of errors, and with `--format json` the document of an error.
+
+Exit codes: 0 done and well, 1 a check failed, 2 the input is wrong, 3 the machine lacks something, 70 a defect of
+Heddle, 130 Ctrl-C, 141 nobody reads on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.base.tables import written
+from heddle.base.version import VERSION
+from heddle.cli.console import colour_wanted, problems_json
+
+DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED: Final = 130  # as a shell reports SIGINT
+PIPE: Final = 141  # as a shell reports SIGPIPE
+_NOWHERE: Final = Problem("", "the working directory", "is not there any more", "cd to one that is")
+
+
+def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> int:
+    """Do the work and return the exit code; what goes wrong is printed, and never a traceback for a user's mistake.
+
+    words: the command line, for the report of a defect.
+    """
+    _open_streams()
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is no reason to leave a half-made lab
+        signal.signal(ending, _terminated)
+    try:
+        work()
+        written()
+    except BrokenPipeError:
+        return _nobody_reads()
+    except SystemExit as end:
+        return _flushed(end.code if isinstance(end.code, int) else 0)
+    except (HeddleError, KeyboardInterrupt) as error:
+        return _ended(error, as_json)
+    except FileNotFoundError as error:
+        return _defect(error, words, as_json) if _is_somewhere() else _told("InputError", 2, [_NOWHERE], as_json)
+    except Exception as error:
+        return _defect(error, words, as_json)
+    return 0
+
+
+def _open_streams() -> None:
+    """What the caller closed (`>&-`) is /dev/null for us: else the next file opened would stand in its place."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _is_somewhere() -> bool:
+    try:
+        return Path.cwd().is_dir()
+    except FileNotFoundError:
+        return False
+
+
+def _terminated(number: int, frame: object) -> None:
+    # As an exception, so that every `finally` on the way out does its work.
+    raise SystemExit(128 + number)
+
+
+def _flushed(code: int) -> int:
+    try:
+        written()
+    except BrokenPipeError:
+        return _nobody_reads()
+    except MachineError as error:
+        return _ended(error, as_json=False)
+    return code
+
+
+def _nobody_reads() -> int:
+    # Python flushes stdout once more at exit, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return PIPE
+
+
+def _ended(error: HeddleError | KeyboardInterrupt, as_json: bool) -> int:
+    if isinstance(error, HeddleError):
+        return _told(type(error).__name__, error.exit_code, error.problems, as_json)
+    problem = Problem("", "./inv", "was interrupted", "./inv status shows what runs, ./inv down takes it away")
+    return _told("Interrupted", INTERRUPTED, [problem], as_json)
+
+
+def _told(kind: str, code: int, problems: Sequence[Problem], as_json: bool) -> int:
+    try:
+        if as_json:
+            _print_json(problems_json(kind, code, problems))
+        red, plain = ("\033[31m", "\033[0m") if colour_wanted(sys.stderr) else ("", "")
+        for problem in problems:
+            head, newline, hint = str(problem).partition("\n")
+            print(f"{red}{head}{plain}{newline}{hint}", file=sys.stderr)
+    except BrokenPipeError:
+        return _nobody_reads()
+    return code
+
+
+def _print_json(data: Mapping[str, Any]) -> None:
+    try:
+        written(json.dumps(data, indent=2) + "\n")
+    except MachineError as error:  # stderr still says what the document would have said
+        print(error, file=sys.stderr)
+
+
+def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
+    if os.environ.get("HEDDLE_DEBUG"):
+        traceback.print_exception(error)
+        return DEFECT
+    from heddle.base.state import state_dir
+
+    report = state_dir() / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    said = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+    hint = "HEDDLE_DEBUG=1 shows where"
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(f"Heddle {VERSION}: {words}\n\n" + "".join(traceback.format_exception(error)))
+        hint = f"please report it with {report}"
+    except OSError:
+        pass
+    return _told("Defect", DEFECT, [Problem("", said, "is a defect of Heddle, not yours", hint)], as_json)

@@ -1,0 +1,78 @@
+"""Declared, locked and imported packages are the same ones."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# pytest loads them by their entry points; no module imports them.
+PLUGINS = {"pytest-timeout"}
+# pydantic's documentation says to import some names from here; its own version decides which one is installed.
+PARTS = {"pydantic-core": "pydantic"}
+OURS = {"heddle", "tests", "tasks"}
+
+
+def normal(name: str) -> str:
+    """A package's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {normal(re.split(r"[<>=~!;\[ ]", each, maxsplit=1)[0]) for each in project["dependencies"]}
+
+
+def imported() -> set[str]:
+    """The packages of all imports in heddle/, tests/ and tasks.py, those of functions and of type checking too."""
+    modules = {name.split(".")[0] for name in _modules()} - OURS - set(sys.stdlib_module_names)
+    known = packages_distributions()
+    packages = {normal(package) for module in modules for package in known.get(module, [module])}
+    return {PARTS.get(package, package) for package in packages}
+
+
+def _modules() -> Iterator[str]:
+    for path in [ROOT / "tasks.py", *(ROOT / "heddle").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module
+
+
+def locked() -> dict[str, set[str]]:
+    """Package -> what asks for it, by the comments of requirements.lock."""
+    found: dict[str, set[str]] = {}
+    name = ""
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if match := re.match(r"([A-Za-z0-9_.-]+)==", line):
+            name = normal(match[1])
+            found.setdefault(name, set())
+        elif match := re.match(r"    #(?: via|  )\s*([A-Za-z0-9_.-]+)", line):
+            found[name].add(normal(match[1]))
+    return found
+
+
+def test_every_declared_package_is_imported_and_every_imported_one_declared() -> None:
+    assert imported() == declared() - PLUGINS
+    assert declared() >= PLUGINS
+
+
+def test_the_lock_has_what_is_declared_and_nothing_that_no_package_asks_for() -> None:
+    packages = locked()
+    assert {name for name, askers in packages.items() if "heddle" in askers} == declared()
+    for name, askers in packages.items():
+        assert askers, name
+        assert askers <= {"heddle", *packages}, name
+
+
+def test_every_locked_package_has_hashes_and_no_index_is_named() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    assert "://" not in text
+    for stanza in re.split(r"\n(?=\S)", text.strip()):
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", stanza), stanza.splitlines()[0]
