@@ -12,13 +12,13 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.host import packages, preflight, probes
+from heddle.host import limits, packages, probes
 from heddle.host.engine.docker import SETUP
 
 APT: Final = "apt-get install"
@@ -175,12 +175,37 @@ def _limit(name: str, path: str, least: int, what: str) -> Check:
     return Check(name, value >= least, f"{key} = {value}, {what}", f"sysctl -w {key}={least}")
 
 
+def _neighbours() -> Check:
+    keys = {limits.ARP.key: "IPv4", limits.NDISC.key: "IPv6"}
+    values = {key: value for key in keys if (value := limits.HERE.value(key)) is not None}
+    if not values:
+        return Check("neighbours", True, "their limit is not visible in this network namespace")
+    least = min(values.values())
+    shown = " and ".join(f"{value} ({keys[key]})" for key, value in values.items())
+    detail = f"gc_thresh3 = {shown}: enough for {least // 4} links; {_raising(values)}"
+    short = [key for key, value in values.items() if value < 1024 and not limits.HERE.writable(key)]
+    return Check("neighbours", not short, detail, f"sysctl -w {' '.join(f'{key}=1024' for key in values)}")
+
+
 def _backlog() -> Check:
-    most = preflight.backlog()
+    most = limits.HERE.value(limits.BACKLOG)
     if most is None:
         return Check("backlog", True, "its length cannot be seen here", required=False)
-    detail = f"{preflight.BACKLOG} = {most}: enough for {most // preflight.PACKETS_A_PORT} ports"
-    return Check("backlog", most >= 1000, detail, f"sysctl -w {preflight.BACKLOG}=1000", required=False)
+    detail = f"{limits.BACKLOG} = {most}: enough for {most // limits.PACKETS_A_PORT} ports"
+    ok = most >= 1000 or limits.HERE.writable(limits.BACKLOG)
+    fix = f"sysctl -w {limits.BACKLOG}=1000"
+    return Check("backlog", ok, f"{detail}; {_raising([limits.BACKLOG])}", fix, required=False)
+
+
+def _raising(keys: Iterable[str]) -> str:
+    """What `up` does, or has done, with these sysctls."""
+    labs, raised = limits.HERE.state()
+    if before := {raised[key] for key in keys if key in raised}:
+        was = " and ".join(str(each) for each in sorted(before))
+        return f"raised from {was}, until the last lab is down ({', '.join(labs)})"
+    if all(map(limits.HERE.writable, keys)):
+        return "up raises it for larger fabrics"
+    return "it cannot be raised here: the sysctl is read-only"
 
 
 def _cpus() -> Check:
@@ -270,9 +295,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "clsact": lambda: _try("clsact", "BPF can be attached to ports", _FULL),
     "bpf": _bpf,
     "bpffs": _bpffs,
-    "neighbours": lambda: _limit(
-        "neighbours", "/proc/sys/net/ipv6/neigh/default/gc_thresh3", 1024, "two entries a link"
-    ),
+    "neighbours": _neighbours,
     "inotify": lambda: _limit("inotify", "/proc/sys/fs/inotify/max_user_instances", 128, "instances of one user"),
     "pids": lambda: _limit("pids", "/proc/sys/kernel/pid_max", 8192, "two daemons a switch"),
     "cpus": _cpus,

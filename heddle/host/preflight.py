@@ -19,6 +19,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.base.sysctls import HASH_SEED, SYSCTLS
 from heddle.fabric.model import Fabric
+from heddle.host import limits
 
 FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
 _PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
@@ -31,8 +32,6 @@ _CAPABILITIES: Final = {
     "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21,
 }  # fmt: skip
 _MULTIPATH: Final = 16  # of an FRR that was configured without a word about it (configure.ac)
-BACKLOG: Final = "net.core.netdev_max_backlog"
-PACKETS_A_PORT: Final = 2  # that a shaper lets go at once (HTB's burst)
 STATUS: Final = Path("/proc/self/status")
 
 
@@ -42,29 +41,6 @@ def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
     problems += _multipath(fabric) if daemons else []
     if problems:
         raise MachineError(*problems)
-
-
-def backlog() -> int | None:
-    """How many packets may wait for a processor between two ends of a link; None where that cannot be seen."""
-    try:
-        return int(SYSCTLS.joinpath(*BACKLOG.split(".")).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def warnings(fabric: Fabric) -> Iterator[str]:
-    """What will do, and may not do under load.
-
-    A packet that finds the backlog of its processor full is lost between two switches, by the machine: the queues it
-    has left never hear of it. The limit is one for all namespaces, so nobody but the user changes it.
-    """
-    ports, most = sum(len(node.ports) for node in fabric.nodes), backlog()
-    if most is not None and most < (need := PACKETS_A_PORT * ports):
-        step = 1 << (need - 1).bit_length()
-        yield (
-            f"{BACKLOG} = {most}: {ports} ports may have {need} packets under way at once, and what finds no room"
-            f" is lost by the machine, not by a switch; sysctl -w {BACKLOG}={step}"
-        )
 
 
 def frr_dir() -> Path | None:
@@ -155,13 +131,7 @@ def _limits(fabric: Fabric) -> Iterator[Problem]:
 
     FRR's inotify watch is not among them: zebra opens one only when it keeps VRFs in namespaces, which none here does.
     """
-    hosts = sum(len(node.ports) for node in fabric.hosts)
-    between = len(fabric.links) - hosts
-    # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. Each entry
-    # has one of a multicast group beside it.
-    arp, nd = (4 * hosts, 4 * between) if fabric.spec.ip_version == 4 else (0, 4 * (hosts + between))
-    for family, table, need in (("ipv4", "arp_cache", arp), ("ipv6", "ndisc_cache", nd)):
-        yield from _at_least(f"net.{family}.neigh.default.gc_thresh3", need + _neighbours(table), "neighbours")
+    yield from limits.HERE.unmet(fabric.name, limits.needs_of(fabric))
     threads = _THREADS_A_SWITCH * len(fabric.switches)
     yield from _at_least("kernel.pid_max", threads + _THREADS_BESIDE, "processes and threads")
     yield from _at_least("kernel.threads-max", threads + _THREADS_BESIDE, "processes and threads")
@@ -179,15 +149,6 @@ def _ulimit(flag: str, limit: int, need: int, what: str) -> Iterator[Problem]:
         if most != resource.RLIM_INFINITY and most < step:
             hint += ", as root and in the shell that starts ./inv"
         yield Problem("", f"ulimit {flag} = {have}", f"is too low: {need} {what} are needed", hint)
-
-
-def _neighbours(table: str) -> int:
-    """How many neighbours all namespaces have already; the first column of each line, in hex, is the whole table's."""
-    try:
-        lines = Path("/proc/net/stat", table).read_text(encoding="ascii").splitlines()
-        return int(lines[1].split()[0], 16)
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def _at_least(key: str, need: int, what: str) -> Iterator[Problem]:

@@ -22,8 +22,9 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import CheckError, InputError, Problem, machine_errors, trouble
 from heddle.base.process import Journal
 from heddle.fabric.model import Fabric
+from heddle.host import limits
 from heddle.host.engine.binary import installed_version
-from heddle.host.preflight import preflight, warnings
+from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health
 from heddle.lab.lab import Blueprint, Lab
@@ -31,7 +32,7 @@ from heddle.lab.opening import lab_from, lab_of, topology_path
 from heddle.lab.rendered import Rendered, spec_of
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
-from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime
+from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime, on_machine
 from heddle.spec.schema import FabricSpec
 
 
@@ -77,8 +78,6 @@ def up(
                 observer.say(note)
             preflight(lab.fabric, daemons=engine.daemons_here)
             switch.check(lab.fabric)
-            for text in warnings(lab.fabric):
-                observer.warn(text)
             with clock.step("prepare"):
                 chosen = engine.prepare(lab.fabric, options, observer)
             lab = _make(lab, chosen, source, observer, clock)
@@ -116,6 +115,7 @@ def script_of(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: R
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
     name = made.fabric.name
     journal = Journal()
+    limits.HERE.explain(name, limits.needs_of(made.fabric), journal)
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
         topology = made.write(Path(scratch, "topology"), options)
         journal.comment(f"The files of {name} are written to {topology_path(name).parent}:")
@@ -154,6 +154,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
     umask = os.umask(0o022)  # nobody else writes where root looks again, and daemons read as user frr
     try:
         state.write_record(record)
+        limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
         with clock.step("render"):
             lab.made.write(lab.topology.parent, options)
             state.give_to_caller(lab.topology.parent, deep=True)
@@ -229,6 +230,7 @@ def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
         pfc.stop(name)
         count = sum(engine.destroy(name, observer) for engine in engines)
         switch.remove(name)
+        limits.HERE.release(name, on_machine, observer)
         return state.remove_record(name) or count > 0
 
 

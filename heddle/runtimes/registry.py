@@ -81,3 +81,8 @@ def get_runtime(name: str) -> Runtime:
         raise InputError(Problem("", f"--runtime {name}", "is no runtime", did_you_mean(name, RUNTIMES)))
     module, _, attribute = RUNTIMES[name].partition(":")
     return cast(Runtime, getattr(import_module(module), attribute)())
+
+
+def on_machine(lab: str) -> bool:
+    """Whether anything of a lab is on this machine, in any runtime and of any user."""
+    return any(get_runtime(name).exists(lab) for name in RUNTIMES)

@@ -1,0 +1,276 @@
+"""Limits of the machine that `up` raises, and that the `down` of the last lab restores.
+
+In:  what a fabric needs of each limit. Several labs share one machine, so their needs are added.
+Out: sysctls in place, and a record of them (limitrecord.py).
+These sysctls are one for all network namespaces and all users of the machine. So the record is not in a state
+directory, but in /run, and it goes with the last lab.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.base.process import Journal
+from heddle.fabric.model import Fabric
+from heddle.host.limitrecord import Claim, LimitRecord, RaisedKey, RecordFile
+
+BACKLOG: Final = "net.core.netdev_max_backlog"
+PACKETS_A_PORT: Final = 2  # that a shaper sends at once (HTB's burst)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit of the machine, and the sysctls to raise for it.
+
+    factors: sysctl -> its value for a need of 1; the last one is the limit itself. table: /proc/net/stat/TABLE counts
+    what all namespaces use of it. required: a lab cannot come up without it.
+    """
+
+    factors: Mapping[str, float]
+    what: str
+    table: str = ""
+    required: bool = True
+
+    @property
+    def key(self) -> str:
+        """The sysctl that is the limit."""
+        return list(self.factors)[-1]
+
+    def values(self, need: int) -> dict[str, int]:
+        """What to set for this need: sysctl -> value."""
+        step = 1 << (need - 1).bit_length()
+        return {key: int(step * factor) for key, factor in self.factors.items()}
+
+
+def _neighbours(family: str, table: str) -> Limit:
+    # Above gc_thresh2 the kernel looks for entries to remove every 5 s (neigh_alloc in net/core/neighbour.c), so
+    # gc_thresh2 gets the need. The proportions are the kernel's: 128, 512, 1024.
+    factors = {f"net.{family}.neigh.default.gc_thresh{i}": factor for i, factor in ((1, 0.25), (2, 1), (3, 2))}
+    return Limit(factors, "neighbours", table)
+
+
+ARP: Final = _neighbours("ipv4", "arp_cache")
+NDISC: Final = _neighbours("ipv6", "ndisc_cache")
+# A packet that finds the backlog of its CPU full is lost between two switches, and their queues never see it.
+PACKETS: Final = Limit({BACKLOG: 1}, "packets in flight between ports", required=False)
+LIMITS: Final = (ARP, NDISC, PACKETS)
+_KEYS: Final = frozenset(key for limit in LIMITS for key in limit.factors)
+
+
+def needs_of(fabric: Fabric) -> dict[str, int]:
+    """What a fabric needs of each limit: sysctl -> number."""
+    hosts = sum(len(node.ports) for node in fabric.hosts)
+    between = len(fabric.links) - hosts
+    # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. Each entry
+    # has one of a multicast group beside it.
+    arp, nd = (4 * hosts, 4 * between) if fabric.spec.ip_version == 4 else (0, 4 * (hosts + between))
+    packets = PACKETS_A_PORT * sum(len(node.ports) for node in fabric.nodes)
+    return {ARP.key: arp, NDISC.key: nd, PACKETS.key: packets}
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A limit that is too low: its value, the need, and what its sysctls are and have to be."""
+
+    limit: Limit
+    have: int
+    need: int
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """`net.ipv4.neigh.default.gc_thresh1/2/3 from 128/512/1024 to 1024/4096/8192`."""
+        first, *more = self.after
+        values = ("/".join(str(each) for each in side.values()) for side in (self.before, self.after))
+        return f"{'/'.join([first, *(key[-1] for key in more)])} from {' to '.join(values)}"
+
+    @property
+    def argv(self) -> list[str]:
+        """The command that raises it."""
+        return ["sysctl", "-w", *(f"{key}={value}" for key, value in self.after.items())]
+
+    def problem(self, reason: str) -> Problem:
+        """The shortage as an error. reason: why Heddle cannot raise it."""
+        why = f"is too low: {self.need} {self.limit.what} are needed, and Heddle cannot raise it: {reason}"
+        hint = "run on the machine itself, not in a container: " + " ".join(self.argv)
+        return Problem("kernel", f"{self.limit.key} = {self.have}", why, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """The limits of one machine."""
+
+    proc: Path = Path("/proc")
+    run: Path = Path("/run")
+
+    @property
+    def file(self) -> RecordFile:
+        """The record."""
+        try:
+            boot = self._sysctl("kernel.random.boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            boot = ""
+        return RecordFile(self.run, boot)
+
+    def value(self, key: str) -> int | None:
+        """A sysctl; None where this kernel or this network namespace has no such sysctl."""
+        try:
+            return int(self._sysctl(key).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+
+    def writable(self, key: str) -> bool:
+        """Whether root can set a sysctl; in a container /proc/sys is often read-only."""
+        path = self._sysctl(key)
+        try:
+            if os.geteuid() == 0:
+                return os.access(path, os.W_OK)
+            return path.stat().st_uid == 0 and not os.statvfs(path).f_flag & os.ST_RDONLY
+        except OSError:
+            return False
+
+    def state(self) -> tuple[list[str], Mapping[str, int]]:
+        """The labs in the record, and the value before each sysctl that still has the value that Heddle has set."""
+        try:
+            record = self.file.load()
+        except MachineError:
+            return [], {}
+        raised = {key: each.before for key, each in record.raised.items() if self.value(key) in each.ours}
+        return sorted(record.labs), raised
+
+    def shortages(self, lab: str, needs: Mapping[str, int], record: LimitRecord | None = None) -> list[Shortage]:
+        """What is too low for a lab beside the others of the record."""
+        record = record or self.file.load()
+        found = []
+        for limit in LIMITS:
+            have, need = self.value(limit.key), needs.get(limit.key, 0)
+            if have is None or need == 0:
+                continue  # not in this kernel or namespace, so no limit here
+            # A lab that is coming up does not use all that it needs yet, and not every entry belongs to a lab.
+            need += max(record.claimed(limit.key, but=lab), self._in_use(limit))
+            if have < need:
+                before = {key: value for key in limit.factors if (value := self.value(key)) is not None}
+                after = {key: max(before[key], value) for key, value in limit.values(need).items() if key in before}
+                found.append(Shortage(limit, have, need, before, after))
+        return found
+
+    def unmet(self, lab: str, needs: Mapping[str, int]) -> Iterator[Problem]:
+        """The required limits that are too low and that Heddle cannot raise."""
+        for short in self.shortages(lab, needs):
+            if short.limit.required and not all(map(self.writable, short.after)):
+                yield short.problem("the sysctl is read-only here")
+
+    def explain(self, lab: str, needs: Mapping[str, int], journal: Journal) -> None:
+        """Note the commands that `raise_for` would stand for now."""
+        short = self.shortages(lab, needs)
+        if short:
+            journal.comment("Limits of this machine that are too low; the down of the last lab restores them.")
+        for each in short:
+            journal.note(each.argv)
+
+    def raise_for(
+        self, lab: str, needs: Mapping[str, int], here: Callable[[str], bool], journal: Journal, observer: Observer
+    ) -> None:
+        """Record a lab's needs, and raise what is too low. MachineError when a required limit cannot be raised.
+
+        here: whether anything of a lab is on this machine; a lab with nothing left does not count.
+        """
+        file = self.file
+        with file.locked():
+            record = file.load().without_dead(here)
+            record = replace(record, labs={**record.labs, lab: Claim.of_this_process(needs)})
+            short = self.shortages(lab, needs, record)
+            record = _with_raises(record, short)
+            file.save(record)  # first: if this process is killed now, the record knows every sysctl that was raised
+            done = [each for each in short if self._raise(each, observer)]
+            file.save(self._settled(record))
+        for each in done:
+            journal.note(each.argv)
+            observer.say(f"raised {each}: {each.need} {each.limit.what} are possible")
+        if done:
+            observer.say("these are limits of the whole machine; the down of the last lab restores them")
+
+    def release(self, lab: str, here: Callable[[str], bool], observer: Observer) -> None:
+        """Remove a lab from the record; after the last lab, restore what was raised. A failure is only a warning."""
+        file = self.file
+        if not file.path.exists() or os.geteuid() != 0:
+            return
+        try:
+            with file.locked():
+                record = file.load().without(lab).without_dead(here)
+                if not record.labs:
+                    for key, each in record.raised.items():
+                        self._restore(key, each, observer)
+                    record = replace(record, raised={})
+                file.save(record)
+        except HeddleError as error:
+            observer.warn(f"the limits of this machine were not restored: {error}")
+
+    def _sysctl(self, key: str) -> Path:
+        return self.proc.joinpath("sys", *key.split("."))
+
+    def _in_use(self, limit: Limit) -> int:
+        """What all namespaces use; the first column of each line, in hex, is the whole table's."""
+        try:
+            lines = (self.proc / "net/stat" / limit.table).read_text(encoding="ascii").splitlines()
+            return int(lines[1].split()[0], 16)
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def _raise(self, short: Shortage, observer: Observer) -> bool:
+        try:
+            for key, value in short.after.items():
+                self._sysctl(key).write_text(f"{value}\n", encoding="ascii")
+        except OSError as error:
+            problem = short.problem(error.strerror or str(error))
+            if short.limit.required:
+                raise MachineError(problem) from None
+            observer.warn(str(problem))
+            return False
+        return True
+
+    def _settled(self, record: LimitRecord) -> LimitRecord:
+        """The record after the sysctls were set: of each only the value that it has now."""
+        raised = {
+            key: replace(each, ours=(now,)) if (now := self.value(key)) in each.ours else each
+            for key, each in record.raised.items()
+        }
+        return replace(record, raised=raised)
+
+    def _restore(self, key: str, raised: RaisedKey, observer: Observer) -> None:
+        now = self.value(key)
+        if key not in _KEYS or now is None or now == raised.before:
+            return
+        if now not in raised.ours:
+            observer.say(f"{key} = {now} was set by the user or another program, and stays")
+            return
+        try:
+            self._sysctl(key).write_text(f"{raised.before}\n", encoding="ascii")
+        except OSError as error:
+            observer.warn(f"{key} = {now} cannot be restored: {error.strerror}; sysctl -w {key}={raised.before}")
+        else:
+            observer.say(f"restored {key} from {now} to {raised.before}")
+
+
+def _with_raises(record: LimitRecord, short: list[Shortage]) -> LimitRecord:
+    """The record with what will be raised. A value that Heddle has not set is the one to restore."""
+    raised = dict(record.raised)
+    for each in short:
+        for key, want in each.after.items():
+            have, known = each.before[key], raised.get(key)
+            if want == have:
+                continue
+            if known is not None and have in known.ours:
+                raised[key] = RaisedKey(known.before, (have, want))
+            else:
+                raised[key] = RaisedKey(have, (want,))
+    return replace(record, raised=raised)
+
+
+HERE: Final = MachineLimits()
