@@ -63,7 +63,7 @@ RUN: Final = {
     "collective": "all-reduce, all-to-all, or incast (all to rank 0)",
     "algorithm": "ring, staggered or direct: each collective has one",
     "ranks": "how many; otherwise every NIC",
-    "size": "bytes a rank: 8, 64K, or 64K:16M:x2",
+    "size": "bytes a rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests",
     "qps": "queue pairs of a connection",
     "qp_mode": "split (each message over all QPs) or round-robin (messages in turn)",
     "iters": "iterations measured",

@@ -17,9 +17,9 @@ from heddle.forecast.columns import Connections, addresses, connect
 from heddle.forecast.matrix import check_memory, matrix_of
 from heddle.forecast.planfile import PaperPlan
 from heddle.forecast.volume import Volume, cutting, of_lengths, of_pattern
-from heddle.traffic.collectives import find_pattern
+from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
-from heddle.traffic.plan import Endpoint, place
+from heddle.traffic.plan import Endpoint, place, smallest_size
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,20 @@ def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
     else:
         pattern = find_pattern(*spec.pattern)
         check_memory(plan, len(endpoints), pattern.connections(len(endpoints)), spec.qps)
-        pairs, kinds, volume = of_pattern(pattern, len(endpoints), spec.size // ELEMENT_BYTES, cut)
+        pairs, kinds, volume = of_pattern(pattern, len(endpoints), _count(plan, pattern, len(endpoints)), cut)
         src, dst = pairs.T
     connections = connect(endpoints, src, dst, kinds, spec.qps, spec.source_ports)
     return Traffic(plan, endpoints, addresses(endpoints), connections, volume)
+
+
+def _count(plan: PaperPlan, pattern: Pattern, ranks: int) -> int:
+    """Elements of a rank's array that are sent, rounded down as a run does it; InputError when none are left."""
+    count = pattern.whole(ranks, plan.spec.size // ELEMENT_BYTES)
+    if count == 0:
+        why = f"is rounded down to 0 bytes by {pattern.collective} over {ranks} ranks, as in nccl-tests"
+        hint = f"use {smallest_size(pattern, ranks)} or more, or fewer ranks"
+        raise InputError(Problem(plan.document.where(("size",)), f"size: {plan.spec.size}", why, hint))
+    return count
 
 
 def _placed(fabric: Fabric, plan: PaperPlan) -> tuple[Endpoint, ...]:

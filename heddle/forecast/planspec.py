@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from heddle.base.problems import did_you_mean, nearest
 from heddle.spec.keys import Size, at
 from heddle.traffic.collectives import patterns, usual_algorithm
-from heddle.traffic.options import ELEMENT_BYTES, MAX_QPS, SourcePorts, parse_source_ports
+from heddle.traffic.options import MAX_QPS, SourcePorts, parse_source_ports
 
 MOST_BYTES: Final = 1 << 40  # of a rank or a pair
 # Matrices that need no file, and whether a number belongs to them.
@@ -97,8 +97,6 @@ class PlanSpec(BaseModel):
         legal = sorted(a for c, a in patterns() if c == collective)
         if algorithm not in legal:
             raise at("algorithm", f"is none of {collective}'s", did_you_mean(algorithm, legal))
-        if self.size % ELEMENT_BYTES:
-            raise at("size", "is no whole number of float32 elements", f"try {-(-self.size // 4) * 4}", given=["size"])
 
     def _check_matrix(self) -> None:
         if self.file is not None:

@@ -57,7 +57,10 @@ class RunOptions:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """`8`, `64K:16M`, `64K:16M:x2` or `64K:1M:64K` (nccl-tests' -b, -e, -f, -i); ValueError says what is wrong."""
+    """`8`, `64K:16M`, `64K:16M:x2` or `64K:1M:64K` (nccl-tests' -b, -e, -f, -i); ValueError says what is wrong.
+
+    Bytes as they were typed: how many of them a collective uses, `build_plan` knows.
+    """
     parts = text.split(":")
     if len(parts) > 3:
         raise ValueError("has too many parts; write 64K, or 64K:16M:x2")
@@ -70,8 +73,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     for size in sizes:
         if size < ELEMENT_BYTES or size > MAX_SIZE:
             raise ValueError(f"has {size} bytes, which is outside {ELEMENT_BYTES} (one float32) to {MAX_SIZE} (256M)")
-        if size % ELEMENT_BYTES:
-            raise ValueError(f"gives {size} bytes, which is no whole number of float32 elements")
     return tuple(sizes)
 
 

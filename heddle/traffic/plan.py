@@ -11,7 +11,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Final
 
@@ -129,7 +129,7 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     """Place the ranks, open the QPs; InputError when the fabric has no such ranks or hosts."""
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
-    _check_sizes(pattern, len(endpoints), options)
+    options = _rounded(pattern, len(endpoints), options)
     _check_messages(pattern, len(endpoints), options)
     numbers = _QpNumbers(endpoints)
     qps = []
@@ -151,12 +151,27 @@ def longest_transfer(pattern: Pattern, ranks: int, count: int) -> int:
     return max(span[1] - span[0] for t in transfers for span in (t.send, t.recv))
 
 
-def _check_sizes(pattern: Pattern, ranks: int, options: RunOptions) -> None:
-    """InputError for arrays so small that some ranks would have nothing to send."""
-    least = pattern.least(ranks) * ELEMENT_BYTES
-    if min(options.sizes) < least:
-        why = f"gives {ranks} ranks less than an element each ({ELEMENT_BYTES} bytes) to send"
-        raise InputError(Problem("", f"--size {min(options.sizes)}", why, f"try --size {least}, or fewer --ranks"))
+def _rounded(pattern: Pattern, ranks: int, options: RunOptions) -> RunOptions:
+    """The options with the sizes that are really sent, rounded down as nccl-tests does.
+
+    InputError for a size that becomes 0. There nccl-tests times a collective of nothing and prints a row of 0 bytes;
+    without packets there is nothing to see on a fabric.
+    """
+    sizes = tuple(pattern.whole(ranks, size // ELEMENT_BYTES) * ELEMENT_BYTES for size in options.sizes)
+    for size, rounded in zip(options.sizes, sizes, strict=True):
+        if rounded == 0:
+            why = f"is rounded down to 0 bytes by {options.collective} over {ranks} ranks, as in nccl-tests"
+            least = smallest_size(pattern, ranks)
+            raise InputError(Problem("", f"--size {size}", why, f"use --size {least} or more, or fewer --ranks"))
+    return replace(options, sizes=sizes)
+
+
+def smallest_size(pattern: Pattern, ranks: int) -> int:
+    """The least bytes of a rank's array that are not rounded down to 0."""
+    count = 1
+    while not pattern.whole(ranks, count):
+        count *= 2
+    return pattern.whole(ranks, count) * ELEMENT_BYTES
 
 
 def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:

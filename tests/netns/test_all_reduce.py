@@ -64,6 +64,18 @@ def test_sizes_from_one_element_to_many_messages(tiny: Lab) -> None:
     assert last_paths(tiny).agree
 
 
+@pytest.mark.parametrize(
+    ("collective", "sent"), [("all-reduce", 300_000), ("all-to-all", 4 * 74_992), ("incast", 4 * 74_992)]
+)
+def test_the_table_has_the_size_that_was_sent(tiny: Lab, collective: str, sent: int) -> None:
+    """Of 300,001 bytes whole elements; of chunks of four ranks whole 16 bytes: 18,748 of 18,750 elements."""
+    result = all_reduce(tiny, collective=collective, sizes=(300_001,))
+    (row,) = result.rows
+    assert (row.size, row.wrong) == (sent, 0)
+    assert f"{sent:12d}  {sent // 4:12d}     float" in result.table()
+    assert last_paths(tiny).agree
+
+
 def test_e_ecmp_spreads_the_queue_pairs_that_one_five_tuple_keeps_together(fabric_lab: FabricLab) -> None:
     used = {}
     for ecmp in ("flow", "e-ecmp"):

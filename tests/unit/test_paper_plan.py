@@ -130,6 +130,18 @@ def test_bytes_of_a_matrix_are_those_of_its_messages(qp_mode: str) -> None:
         assert sum(payload) == length
 
 
+@pytest.mark.parametrize(
+    ("collective", "sent"), [("all-reduce", 300_000), ("incast", 299_776), ("all-to-all", 299_776)]
+)
+def test_a_size_on_paper_is_rounded_as_in_a_run(collective: str, sent: int, tmp_path: Path) -> None:
+    def payload(size: int) -> list[list[int]]:
+        plan = plan_file(tmp_path / f"{size}.yml", f"collective: {collective}\nranks: 16\nsize: {size}\n")
+        found: list[list[int]] = traffic(plan, hosts_per_rack=4, racks=4).volume.payload.tolist()
+        return found
+
+    assert payload(300_001) == payload(sent) != payload(sent - 256)
+
+
 def test_ipv6_headers_are_twenty_bytes_longer() -> None:
     four, six = (cutting(fabric(family=family), 1, "split", 4096) for family in ("ipv4", "ipv6"))
     assert six.overhead - four.overhead == 20

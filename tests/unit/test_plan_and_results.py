@@ -15,9 +15,10 @@ from heddle.runs.results import MachineUse, RunResult, SizeRow, size_row
 from heddle.runs.run import payload_bytes, total_packets
 from heddle.spec.load import load_fabric
 from heddle.switch.queues.classes import deepest_queue
-from heddle.traffic.collectives import find_pattern
+from heddle.traffic.collectives import find_pattern, patterns
+from heddle.traffic.collectives.pattern import chunk_range
 from heddle.traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
-from heddle.traffic.plan import build_plan
+from heddle.traffic.plan import build_plan, smallest_size
 from heddle.wire.sport import sport_for_qps
 
 
@@ -42,7 +43,7 @@ def test_sizes_are_written_as_for_nccl_tests(text: str, sizes: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "3", "6", "4M:64K", "1K:2K:x1", "1K:2K:x", "1:2:3:4", "1K:1G:4", "2G", "1Q", "-8", "8:16:0"]
+    "text", ["", "0", "3", "4M:64K", "1K:2K:x1", "1K:2K:x", "1:2:3:4", "1K:1G:4", "2G", "1Q", "-8", "8:16:0"]
 )
 def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
@@ -52,11 +53,11 @@ def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
 def test_all_wrong_options_are_told_at_once() -> None:
     with pytest.raises(InputError) as caught:
         run_options(
-            collective="all_reduce", size="9", qps=0, qp_mode="splitt", sport="fixed:99999", iters=0, chunk="100",
+            collective="all_reduce", size="2", qps=0, qp_mode="splitt", sport="fixed:99999", iters=0, chunk="100",
             window=0, timeout=7,
         )  # fmt: skip
     told = str(caught.value)
-    for flag in ("--size 9", "--qps 0", "--qp-mode splitt", "--sport fixed:99999", "--iters 0", "--chunk 100"):
+    for flag in ("--size 2", "--qps 0", "--qp-mode splitt", "--sport fixed:99999", "--iters 0", "--chunk 100"):
         assert flag in told
     assert "did you mean split?" in told
     assert "did you mean all-reduce?" in told
@@ -127,13 +128,50 @@ def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> N
         (RunOptions(algorithm="rnig"), "did you mean ring?"),
         (RunOptions(collective="all-to-al"), "did you mean all-to-all?"),
         (RunOptions(collective="all-to-all", algorithm="ring"), "--algorithm ring is none of all-to-all's"),
-        (RunOptions(collective="all-to-all", sizes=(60, 4096)), "--size 60 gives 16 ranks less than an element"),
-        (RunOptions(collective="incast", sizes=(4,)), "try --size 64, or fewer --ranks"),
+        (RunOptions(collective="all-to-all", sizes=(255, 4096)), "--size 255 is rounded down to 0 bytes by all-to-all"),
+        (RunOptions(collective="incast", sizes=(4,)), "use --size 256 or more, or fewer --ranks"),
     ],
 )
 def test_plans_that_the_fabric_cannot_hold(demo: Fabric, options: RunOptions, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         build_plan(demo, options)
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "typed", "sent"),
+    [
+        ("all-reduce", 16, 300001, 300000),  # whole elements of float32
+        ("all-reduce", 16, 7, 4),
+        ("all-reduce", 3, 1 << 20, 1 << 20),
+        ("all-to-all", 16, 1 << 20, 1 << 20),
+        ("all-to-all", 16, 300001, 16 * 18736),  # 300001/4/16 = 4687 elements, and 4684 are whole 16 bytes
+        ("all-to-all", 3, 1 << 20, 3 * 349520),
+        ("incast", 5, 1000, 5 * 192),
+        ("incast", 16, 511, 256),
+    ],
+)
+def test_sizes_are_rounded_down_as_nccl_tests_does(
+    demo: Fabric, collective: str, ranks: int, typed: int, sent: int
+) -> None:
+    plan = build_plan(demo, run_options(collective=collective, ranks=ranks, size=str(typed)))
+    assert plan.options.sizes == (sent,)
+    chunks = {chunk_range(rank, ranks, sent // 4) for rank in range(ranks)}
+    if collective != "all-reduce":
+        assert {(hi - lo) * 4 for lo, hi in chunks} == {sent // ranks}
+        assert sent // ranks % 16 == 0
+
+
+def test_a_series_of_sizes_is_rounded_size_by_size(demo: Fabric) -> None:
+    plan = build_plan(demo, run_options(size="10:20:3"))
+    assert plan.options.sizes == (8, 12, 16, 16)  # nccl-tests prints a row twice then, too
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 16, 1000])
+def test_the_least_size_is_the_one_below_which_nothing_is_sent(ranks: int) -> None:
+    for pattern in patterns().values():
+        least = smallest_size(pattern, ranks) // 4
+        assert pattern.whole(ranks, least) == least
+        assert pattern.whole(ranks, least - 1) == 0
 
 
 def test_a_fabric_of_one_host_is_named_and_no_flag_that_nobody_typed() -> None:

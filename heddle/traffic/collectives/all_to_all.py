@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range
+from heddle.traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range, whole_chunks
 
 UNDER_WAY: Final = 2  # rounds of one rank
 
@@ -61,9 +61,9 @@ class StaggeredAllToAll:
         """All of them."""
         return ranks
 
-    def least(self, ranks: int) -> int:
-        """One for each rank."""
-        return ranks
+    def whole(self, ranks: int, count: int) -> int:
+        """Equal chunks of whole 16 bytes."""
+        return whole_chunks(ranks, count)
 
     def connections(self, ranks: int) -> int:
         """One for each two ranks, each way."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.traffic.collectives.pattern import NOTHING, Piece, Transfer, chunk_lengths, chunk_range
+from heddle.traffic.collectives.pattern import NOTHING, Piece, Transfer, chunk_lengths, chunk_range, whole_chunks
 
 
 class DirectIncast:
@@ -52,9 +52,9 @@ class DirectIncast:
         """Rank 0."""
         return 1
 
-    def least(self, ranks: int) -> int:
-        """One for each rank."""
-        return ranks
+    def whole(self, ranks: int, count: int) -> int:
+        """Equal chunks of whole 16 bytes."""
+        return whole_chunks(ranks, count)
 
     def connections(self, ranks: int) -> int:
         """Two for each rank but 0."""

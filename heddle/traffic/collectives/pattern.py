@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Span = tuple[int, int]  # elements [lo, hi); an empty one is not sent at all
 NOTHING: Span = (0, 0)
+ALIGN: Final = 4  # float32 elements in 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Pattern(Protocol):
     def receivers(self, ranks: int) -> int:
         """How many ranks take in data at the same time, each busbw_factor x its array."""
 
-    def least(self, ranks: int) -> int:
-        """The fewest elements with which every rank takes part."""
+    def whole(self, ranks: int, count: int) -> int:
+        """How many of `count` elements are used, after nccl-tests' rounding (GetCollByteCount); 0 if too few."""
 
     def connections(self, ranks: int) -> int:
         """How many pairs `peers` has."""
@@ -86,6 +87,14 @@ class Pattern(Protocol):
 
         It spares whoever counts bytes the programs of all ranks. count: elements of a rank's array.
         """
+
+
+def whole_chunks(ranks: int, count: int) -> int:
+    """Elements used where each rank has a chunk of its own: chunks are equal, and whole multiples of 16 bytes.
+
+    nccl-tests 2.19, src/alltoall.cu and src/gather.cu: (count/nranks) & ~(16/eltSize - 1) for each rank.
+    """
+    return ranks * (count // ranks // ALIGN * ALIGN)
 
 
 def chunk_range(index: int, ranks: int, count: int) -> Span:
