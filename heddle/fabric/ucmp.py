@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 _MOST: Final = 25_600  # what FRR's `set extcommunity bandwidth` takes, in Mbit/s
 _PERCENT: Final = 100
-_SINCE_SCALED: Final = (10, 0)
-_SINCE_254: Final = (10, 2)
-# One release of FRR for each way in which weights are made of bandwidths.
+# The largest weight of a route since a release of FRR, newest first. FRR 35718a2aea (10.0): 255; db87ab3d86 (10.2):
+# 254, since a kernel of that time refused 255; 9bf55de0a6 (10.5): 255 again. No later patch of these releases has
+# changed it. (zebra's option for weights of 16 bits, of 10.5, stays off.)
+_LARGEST: Final = (((10, 5), 255), ((10, 2), 254), ((10, 0), 255))
+# One release of FRR for each arithmetic that makes weights of bandwidths.
 RELEASES: Final = ((8, 4), (10, 0), (10, 3))
 
 
@@ -47,16 +49,16 @@ class Announcement:
 def weights_of(bandwidths: Sequence[int], release: tuple[int, ...]) -> tuple[int, ...]:
     """The weights of next hops in the kernel, for FRR of that release.
 
-    Until 9.1 bgpd makes whole per cents of the sum (bgp_zebra_use_nhop_weighted); from 10.0 on zebra scales the largest
-    to 255, later to 254 (zapi_read_nexthops). What would be 0 is 1. A single next hop has no weight.
+    Before 10.0 bgpd makes whole per cents of the sum (bgp_zebra_use_nhop_weighted). Since 10.0 zebra scales all weights
+    so that the largest bandwidth has the largest weight (zapi_read_nexthops); equal bandwidths have it, too. What would
+    be 0 is 1. A single next hop has no weight.
     """
     if len(bandwidths) < 2:
         return (1,) * len(bandwidths)
-    if release < _SINCE_SCALED:
-        total = sum(bandwidths)
-        return tuple(max(1, each * _PERCENT // total) for each in bandwidths)
-    scale = 254 if release >= _SINCE_254 else 255
-    return tuple(max(1, each * scale // max(bandwidths)) for each in bandwidths)
+    for since, largest in _LARGEST:
+        if release >= since:
+            return tuple(max(1, each * largest // max(bandwidths)) for each in bandwidths)
+    return tuple(max(1, each * _PERCENT // sum(bandwidths)) for each in bandwidths)
 
 
 def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tuple[int, ...]:

@@ -69,12 +69,23 @@ def test_what_is_left_of_a_zone_is_told_when_a_link_is_lost() -> None:
     [
         ((8, 4, 4), (38, 19, 3, 38)),
         ((9, 1), (38, 19, 3, 38)),
+        ((9, 1, 3), (38, 19, 3, 38)),
         ((10, 0, 1), (255, 127, 25, 255)),
+        ((10, 1, 5), (255, 127, 25, 255)),
+        ((10, 2), (254, 127, 25, 254)),
         ((10, 3), (254, 127, 25, 254)),
+        ((10, 4, 4), (254, 127, 25, 254)),
+        ((10, 5, 0), (255, 127, 25, 255)),
+        ((10, 7), (255, 127, 25, 255)),
     ],
 )
 def test_weights_are_those_that_each_release_makes(release: tuple[int, ...], weights: tuple[int, ...]) -> None:
     assert weights_of((100, 50, 10, 100), release) == weights
+
+
+def test_equal_bandwidths_have_equal_weights_of_each_release_s_own() -> None:
+    found = [weights_of((100, 100), release) for release in ((8, 4), (10, 0), (10, 3), (10, 5))]
+    assert found == [(50, 50), (255, 255), (254, 254), (255, 255)]
 
 
 def test_no_weight_is_zero_and_one_way_has_none() -> None:
