@@ -151,11 +151,26 @@ def ensure(
     line = shlex.join([*([] if os.geteuid() == 0 else ["sudo"]), "apt-get", "install", *words])
     for part in lacking:
         say(f"missing: {part.packages[0]} ({part.why})")
-    allowed = yes or os.environ.get("CI", "").lower() in ("1", "true", "yes")
+    announced = _announced(words)
+    say(announced)
+    allowed = "--yes" if yes else "CI=true" if os.environ.get("CI", "").lower() in ("1", "true", "yes") else ""
+    if sudo is not None and allowed:
+        say(f"{allowed} allows this without a question")
     if sudo is None or not (allowed or ask(f"Install {', '.join(words)} now?")):
         hint = f"{line}\nor let Heddle do it: the same line again with --yes"
         raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
-    _install(lacking, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, say)
+    _install(lacking, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, announced, say)
+
+
+def _announced(words: Sequence[str]) -> str:
+    """What apt would install, with all dependencies, in a sentence; apt is asked, and changes nothing."""
+    argv = ["apt-get", "-s", "-q", "-y", "install", "--no-install-recommends", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    names = sorted({line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")})
+    if done.returncode or not names:  # no package lists yet, as on a bare machine
+        return f"apt-get would install {', '.join(words)}, and what they depend on; they stay when labs are down"
+    count = f"{len(names)} package{'' if len(names) == 1 else 's'}"
+    return f"apt-get would install {count}, which stay when labs are down: {', '.join(names)}"
 
 
 def _sudo() -> list[str] | None:
@@ -166,7 +181,7 @@ def _sudo() -> list[str] | None:
     return [sudo] if sudo else None
 
 
-def _install(lacking: Sequence[Part], before: list[str], line: str, say: Callable[[str], None]) -> None:
+def _install(lacking: Sequence[Part], before: list[str], line: str, announced: str, say: Callable[[str], None]) -> None:
     get = [*before, "apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
     words = _known(lacking)
     names = [p.name for p in lacking]
@@ -178,6 +193,8 @@ def _install(lacking: Sequence[Part], before: list[str], line: str, say: Callabl
             say("apt-get update, and again")
             _apt([*get, "update"])
             words = _known(lacking)
+            if (now := _announced(words)) != announced:
+                say(now)
             ended = _apt([*get, "install", "--no-install-recommends", *words])
     still = [p for p in lacking if not p.present()]
     if still:

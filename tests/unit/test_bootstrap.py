@@ -65,6 +65,17 @@ def test_the_first_call_makes_a_venv_and_the_next_does_not(clone: Path) -> None:
     assert inv(clone, "x").stderr == ""
 
 
+def test_the_set_up_names_what_it_will_install_before_it_does(clone: Path) -> None:
+    lines = ["one==1.0", "two.x==2.0 ; python_version < '4'", "two.x==3.0", "colours==1 ; sys_platform == 'win32'"]
+    lock = "".join(f"{line} \\\n    --hash=sha256:00\n    # via one\n" for line in lines)
+    (clone / "requirements.lock").write_text(lock)
+    done = inv(clone, "x", HEDDLE_PYTHON=sys.executable, PIP_NO_INDEX="1")
+    said = done.stderr.splitlines()
+    at = said.index("setting up Heddle's Python packages in .venv (once; it takes a while), and nowhere else:")
+    assert said[at + 1] == "  one, two.x"
+    assert any("ERROR" in line for line in said[at + 2 :])  # pip comes after that
+
+
 def test_a_stale_stamp_sets_up_again(clone: Path) -> None:
     inv(clone, HEDDLE_PYTHON=sys.executable)
     (clone / "requirements.lock").write_text("# still nothing\n")

@@ -82,6 +82,10 @@ def test_a_yes_installs(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A stand-in for apt-get: it refuses once, as on a machine without package lists, then brings FRR."""
     log, frr = tmp_path / "log", tmp_path / "frr"
     script = f"""#!/bin/sh
+case "$*" in "-s "*)
+    [ "$(grep -c update '{log}')" -gt 0 ] || exit 100
+    printf 'NOTE: simulated\nInst libyang2 (2.1)\nInst frr (8.4)\nConf frr (8.4)\n'; exit 0 ;;
+esac
 echo "$*" >> '{log}'
 case "$*" in *update*) exit 0 ;; esac
 [ "$(grep -c install '{log}')" -gt 1 ] || exit 100
@@ -97,7 +101,20 @@ printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
     monkeypatch.setattr(packages, "FRR_DIRS", (frr,))
     if how == "CI":
         monkeypatch.setenv("CI", "true")
-    packages.ensure(["frr"], yes=how == "yes", ask=lambda _: how == "asked")
+    said: list[str] = []
+
+    def ask(question: str) -> bool:
+        said.append(question)
+        return how == "asked"
+
+    packages.ensure(["frr"], yes=how == "yes", ask=ask, say=said.append)
+    assert said[:2] == [
+        "missing: frr (the switches' control plane: zebra and bgpd)",
+        "apt-get would install frr, and what they depend on; they stay when labs are down",
+    ]
+    allowed = {"yes": "--yes allows this without a question", "CI": "CI=true allows this without a question"}
+    assert said[2] == allowed.get(how, "Install frr now?")
+    assert "apt-get would install 2 packages, which stay when labs are down: frr, libyang2" in said
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
 
 
