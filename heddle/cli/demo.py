@@ -30,8 +30,8 @@ from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import uplinks
 
 # Every QP of a NIC from one UDP port, as some NICs do: then only the QP number tells the flows of a pair apart.
-_OPTIONS: Final = RunOptions(
-    sizes=(1 << 20,), iters=3, warmup=1, placement="cyclic", source_ports=parse_source_ports("fixed")
+OPTIONS: Final = RunOptions(
+    sizes=(1 << 20,), iters=2, warmup=1, placement="cyclic", source_ports=parse_source_ports("fixed")
 )
 _GAIN_EXPECTED: Final = 1.2
 
@@ -106,7 +106,7 @@ class DemoResult:
         lines = [f"{'what ran':<46}{'busbw GB/s':>11}{'MMR bytes':>11}{'paths proven':>15}"]
         for p in self.played:
             proven = f"{len(p.paths.flows)} of {len(p.paths.flows)}" if p.paths.agree else "NO"
-            lines.append(f"{p.act.title:<46}{p.run.busbw:>11.5f}{p.paths.mmr.bytes or 0:>11.2f}{proven:>15}")
+            lines.append(f"{p.act.title:<46}{p.run.busbw:>11.6f}{p.paths.mmr.bytes or 0:>11.2f}{proven:>15}")
         return "\n".join(
             [*lines, "", *(textwrap.fill(line, 98, break_on_hyphens=False) for line in self._lesson()), ""]
         )
@@ -124,8 +124,10 @@ class DemoResult:
         ]
         if self.gain < _GAIN_EXPECTED:
             lines.append(f"(That is less than the {_GAIN_EXPECTED} expected: was this machine busy with other things?)")
-        if any(p.run.machine.limited for p in self.played):
-            lines.append("(This machine, not the fabric, was the limit in at least one run.)")
+        if any(p.run.machine.overrun for p in self.played):
+            lines.append("(The host CPU was the bottleneck in at least one run: do not trust its bandwidth.)")
+        elif any(p.run.machine.limited for p in self.played):
+            lines.append("(All CPUs of this machine were busy, which may have slowed down a run.)")
         return lines
 
 
@@ -141,7 +143,7 @@ def demo(observer: Observer, show: Callable[[str], None], name: str | None = Non
         spec = load_fabric("demo", name=name, overrides=[f"routing.ecmp={ecmp}"])
         with _running(spec, observer) as lab:
             for act in acts:
-                result = run(lab, replace(_OPTIONS, qps=act.qps), observer)
+                result = run(lab, replace(OPTIONS, qps=act.qps), observer)
                 played.append(Played(act, result, last_paths(lab)))
                 show(_scene(played[-1]))
     return DemoResult(tuple(played), time.monotonic() - began)

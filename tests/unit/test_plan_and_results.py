@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.cli.demo import ACTS, OPTIONS, Act
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.host import capacity as machine
@@ -19,6 +20,7 @@ from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import chunk_range
 from heddle.traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
 from heddle.traffic.plan import build_plan, smallest_size
+from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import sport_for_qps
 
 
@@ -216,6 +218,15 @@ def test_what_reduces_nothing_says_so_in_the_table(demo: Fabric) -> None:
         text = replace(result_of(demo, rows), options=RunOptions(collective=collective)).table()
         (line,) = (line.split() for line in text.splitlines() if not line.startswith("#"))
         assert line[3:5] == words
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.title)
+def test_the_demo_leaves_a_third_of_two_cores_to_spare(demo: Fabric, act: Act) -> None:
+    """Two cores that were measured carry about 10,100 data packets/s (`./inv doctor`)."""
+    plan = build_plan(demo, replace(OPTIONS, qps=act.qps))
+    overhead = LAYOUTS[plan.ip_version].overhead_bytes
+    wanted = machine.wanted_pps([e.rate_bps for e in plan.endpoints], payload_bytes(plan), overhead)
+    assert 5000 < wanted < 10_100 * 2 // 3
 
 
 def test_an_incast_wants_one_nic_of_the_machine_and_an_all_to_all_wants_all(demo: Fabric) -> None:
