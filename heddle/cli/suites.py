@@ -37,11 +37,11 @@ def needs_root(typed: Mapping[str, Any]) -> bool:
 
 
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
-    """What the suite needs of the system."""
-    fabric = packages.TESTS if needs_root(typed) else ()
+    """What the suite needs of the system: every program that its tests start."""
+    needed = packages.TESTS if needs_root(typed) else packages.UNIT_TESTS
     if typed["suite"] == "clab":
-        fabric = (*fabric, *packages.ENGINE)
-    return (*fabric, *packages.BUILD) if typed["build"] else fabric
+        needed = (*needed, *packages.ENGINE, *packages.IMAGE)
+    return (*needed, *packages.BUILD) if typed["build"] else needed
 
 
 def check_suite(suite: str) -> None:

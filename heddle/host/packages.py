@@ -34,12 +34,14 @@ class Part:
     """Something of the system that Heddle uses: how to see it, and the Debian packages that bring it.
 
     packages: the first that apt knows is taken (libbpf1 was libbpf0 before Debian 12 and Ubuntu 22.10).
+    programs: what Heddle or its tests start from it.
     """
 
     name: str
     why: str
     packages: tuple[str, ...]
     present: Callable[[], bool]
+    programs: tuple[str, ...] = ()
 
 
 def frr_daemon(name: str) -> Path | None:
@@ -66,53 +68,57 @@ def _program(name: str) -> Callable[[], bool]:
     return lambda: find_program(name, "/usr/sbin", "/sbin") is not None
 
 
+def _tool(name: str, why: str, *programs: str, packages: tuple[str, ...] = ()) -> Part:
+    """A part that is there when these programs are; without any, the one of its own name."""
+    needed = programs or (name,)
+    return Part(name, why, packages or (name,), lambda: all(_program(each)() for each in needed), needed)
+
+
 def _frr() -> bool:
     return all(frr_daemon(d) for d in ("zebra", "bgpd")) and _program("vtysh")()
 
 
-def _iproute2() -> bool:
-    return _program("ip")() and _program("tc")()
-
-
-def _util_linux() -> bool:
-    return all(_program(name)() for name in ("nsenter", "setpriv"))
-
-
 _ALL: Final = (
-    Part("frr", "the switches' control plane: zebra and bgpd", ("frr",), _frr),
-    Part(
-        "iproute2",
-        "namespaces, links and queues: ip and tc",
-        ("iproute2",),
-        lambda: _program("ip")() and _program("tc")(),
-    ),
+    Part("frr", "the switches' control plane: zebra and bgpd", ("frr",), _frr, ("zebra", "bgpd", "vtysh")),
+    _tool("iproute2", "namespaces, links and queues: ip and tc", "ip", "tc"),
     Part("libbpf", "loads the hashing and counting programs", ("libbpf1", "libbpf0"), lambda: libbpf() is not None),
-    Part("util-linux", "enters namespaces: nsenter and setpriv", ("util-linux",), _util_linux),
-    Part("ethtool", "tests look at offloads with it", ("ethtool",), _program("ethtool")),
-    Part("tcpdump", "captures what passes a port", ("tcpdump",), _program("tcpdump")),
-    Part("tshark", "tests compare our packets with its dissection", ("tshark",), _program("tshark")),
-    Part("openssh-server", "tests of --place log in to it", ("openssh-server",), _program("sshd")),
-    Part("clang", "rebuilds the BPF programs", ("clang",), _program("clang")),
-    Part("mmdebstrap", "makes the base image where no registry answers", ("mmdebstrap",), _program("mmdebstrap")),
+    _tool("util-linux", "enters namespaces: nsenter and setpriv", "nsenter", "setpriv", "unshare"),
+    _tool("mount", "tests mount file systems", "mount", "umount"),
+    _tool("procps", "tests look at processes and sysctls", "ps", "sysctl"),
+    _tool("iputils-ping", "tests send pings", "ping"),
+    _tool("git", "tests of --place make a checkout"),
+    _tool("ethtool", "tests look at offloads with it"),
+    _tool("tcpdump", "captures what passes a port"),
+    _tool("tshark", "tests compare our packets with its dissection", "tshark", "dumpcap"),
+    _tool("openssh-server", "tests of --place log in to it", "sshd"),
+    _tool("openssh-client", "tests of --place make keys for it", "ssh-keygen", "ssh-agent", "ssh-add"),
+    _tool("clang", "rebuilds the BPF programs", "clang", "readelf"),
+    _tool("mmdebstrap", "makes the base image where no registry answers"),
     Part(
         "debian-archive-keyring",
         "Debian's keys, for the base image",
         ("debian-archive-keyring",),
         Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists,
     ),
-    Part("docker", "the container engine: dockerd", ("docker.io",), _program("dockerd")),
+    _tool("docker", "the container engine: dockerd", "dockerd", packages=("docker.io",)),
     # A package of its own from Debian 13 on; before, and on Ubuntu, docker.io brings it.
-    Part("docker-cli", "the container engine's command", ("docker-cli", "docker.io"), _program("docker")),
+    _tool("docker-cli", "the container engine's command", "docker", packages=("docker-cli", "docker.io")),
     Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
 PARTS: Final = {p.name: p for p in _ALL}
-# What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what the tests need.
+# What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what the tests need
+# (tests/unit/test_suite_packages.py looks for every program that a test starts).
 LAB: Final = ("iproute2", "libbpf", "util-linux")
 FABRIC: Final = ("frr", *LAB)
 CAPTURE: Final = ("tcpdump", "util-linux")
-TESTS: Final = (*FABRIC, "ethtool", "tcpdump", "tshark", "openssh-server")
+UNIT_TESTS: Final = ("git", "libbpf", "tshark", "util-linux")
+TESTS: Final = (
+    *FABRIC, "ethtool", "git", "iputils-ping", "mount", "openssh-client", "openssh-server", "procps", "tcpdump",
+    "tshark",
+)  # fmt: skip
 BUILD: Final = ("clang", "libbpf-dev")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
+SYSTEMD: Final = Path("/run/systemd/system")  # there where systemd runs
 ENGINE: Final = ("docker", "docker-cli")
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
 
@@ -185,7 +191,8 @@ def _install(lacking: Sequence[Part], before: list[str], line: str, announced: s
     get = [*before, "apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
     words = _known(lacking)
     names = [p.name for p in lacking]
-    with _quiet_services(before, [name for name in names if name in _SERVICES], say), _no_starts("docker" in names):
+    served = [name for name in names if name in _SERVICES]
+    with _quiet_services(before, served, say), _no_starts(bool(served) or "docker" in names):
         say(f"installing {' '.join(words)}")
         ended = _apt([*get, "install", "--no-install-recommends", *words])
         if ended:
@@ -252,7 +259,7 @@ _SERVICES: Final = {
 @contextmanager
 def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
     """Keep the services of these parts from starting in the machine's own namespace while we install them."""
-    systemd = Path("/run/systemd/system").is_dir()
+    systemd = SYSTEMD.is_dir()
     # What runs already is somebody's, whatever package it came from.
     services = {name: _SERVICES[name] for name in parts if not _SERVICES[name].pid_file.exists()}
 
@@ -270,20 +277,25 @@ def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str]
                 systemctl(service, "unmask", "--runtime")
                 systemctl(service, "disable")
                 say(f"{name}'s own service stays off on this machine: {service.why}")
-            elif service.pid_file.exists():
+                continue
+            if service.pid_file.exists():
                 # No systemd, and no policy against starting: the init script has started it.
                 subprocess.run([*before, service.script, "stop"], capture_output=True, check=False)
                 say(f"{name}'s own service was stopped: {service.why}")
+            if find_program("update-rc.d", "/usr/sbin", "/sbin") and Path(service.script).exists():
+                # Its package has also made links in /etc/rc2.d and the like, for the next start of the machine.
+                argv = [*before, "update-rc.d", Path(service.script).name, "disable"]
+                subprocess.run(argv, capture_output=True, check=False)
 
 
 @contextmanager
 def _no_starts(wanted: bool) -> Iterator[None]:
-    """Where systemd does not run, keep docker's package from starting an engine that fails or changes the firewall.
+    """Where systemd does not run, keep packages from starting their services while we install them.
 
-    invoke-rc.d asks policy-rc.d, and 101 means no; a policy of the machine's own is left as it is. Heddle starts the
-    engine itself, see engine/daemon.py.
+    invoke-rc.d asks policy-rc.d, and 101 means no; a policy of the machine's own is left as it is. Docker's engine
+    would fail or change the firewall; Heddle starts it itself, see engine/byhand/dockerd.py.
     """
-    if not wanted or Path("/run/systemd/system").is_dir() or POLICY.exists() or os.geteuid() != 0:
+    if not wanted or SYSTEMD.is_dir() or POLICY.exists() or os.geteuid() != 0:
         yield
         return
     POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")

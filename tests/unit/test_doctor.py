@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,39 @@ printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
     assert said[2] == allowed.get(how, "Install frr now?")
     assert "apt-get would install 2 packages, which stay when labs are down: frr, libyang2" in said
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
+
+
+@pytest.mark.parametrize("systemd", [True, False], ids=["systemd", "no systemd"])
+def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
+    systemd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins for apt-get and what manages services: they write down what is asked of them, in order."""
+    log, tools = tmp_path / "log", tmp_path / "bin"
+    tools.mkdir()
+    for name in ("apt-get", "systemctl", "update-rc.d"):
+        started = f"[ -x '{tmp_path}/policy' ] && echo nothing may start >> '{log}'\n" if name == "apt-get" else ""
+        brings = f"printf '#!/bin/sh' > '{tools}/sshd'; chmod +x '{tools}/sshd'\n" if name == "apt-get" else ""
+        script = f"#!/bin/sh\n[ \"$1\" = -s ] && exit 100\n{started}echo {name} $* >> '{log}'\n{brings}"
+        (tools / name).write_text(script)
+        (tools / name).chmod(0o755)
+    (tmp_path / "ssh").write_text("")
+    service = replace(packages._SERVICES["openssh-server"], script=str(tmp_path / "ssh"), pid_file=tmp_path / "pid")
+    monkeypatch.setattr(packages, "_SERVICES", {"openssh-server": service})
+    monkeypatch.setattr(packages, "POLICY", tmp_path / "policy")
+    monkeypatch.setattr(packages, "SYSTEMD", tmp_path if systemd else tmp_path / "none")
+    part = replace(packages.PARTS["openssh-server"], present=(tools / "sshd").exists)
+    monkeypatch.setattr(packages, "PARTS", {"openssh-server": part})
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    packages.ensure(["openssh-server"], yes=True)
+    asked = [line for line in log.read_text().splitlines() if not line.startswith("apt-get")]
+    units = "ssh.service ssh.socket"
+    assert asked == (
+        [f"systemctl mask --runtime {units}", f"systemctl unmask --runtime {units}", f"systemctl disable {units}"]
+        if systemd
+        else ["nothing may start", "update-rc.d ssh disable"]
+    )
+    assert not (tmp_path / "policy").exists()
 
 
 def test_probing_leaves_nothing() -> None:

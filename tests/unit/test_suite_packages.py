@@ -1,0 +1,117 @@
+"""`./inv test` installs every program that tests start: the tests' sources are read, and each program is looked up."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from heddle.cli.suites import ALL, SUITES, needed_packages
+from heddle.host.packages import BUILD, PARTS
+
+TESTS = Path(__file__).resolve().parents[1]
+# Of Debian's essential packages, of the shell, and Python, which runs the tests: on every machine.
+ESSENTIAL: Final = frozenset(
+    {
+        "bash", "cat", "dpkg", "echo", "env", "exit", "false", "find", "hostname", "kill", "printenv", "python3", "rm",
+        "sh", "sleep", "tar", "test", "timeout", "touch", "tr", "true", "uniq",
+    }
+)  # fmt: skip
+# Tests look whether these are there, and do without them.
+LOOKED_FOR: Final = frozenset({"iptables-save", "nft", "containerlab"})
+# Words that stand for a program that does not exist; and, of suite unit, words that are data and start nothing.
+DATA: Final = {"": frozenset({"no-such-command"}), "unit": frozenset({"a", "bgpd", "docker", "ip", "zebra"})}
+# Functions whose first list of words is a command. `docker` and `ask` take words of the engine's own.
+RUNNERS: Final = frozenset({"run", "Popen", "call", "check_call", "check_output", "command", "exec", "capture"})
+ENGINE: Final = frozenset({"docker", "ask"})
+FOLDERS: Final = {"unit": ("unit",), "golden": ("golden",), "netns": ("netns", "."), "clab": ("clab", "netns", ".")}
+_COMMAND: Final = re.compile(r"(?:^|[;&|(]|\bdo\b|\bthen\b)\s*(?:exec\s+)?([a-z][a-z0-9-]*)(?=\s)")
+_PROGRAM: Final = re.compile(r"[a-z][a-z0-9_.+-]*")
+
+
+def programs_of(source: str) -> Iterator[tuple[str, int]]:
+    """Programs that a source starts, and the line of each."""
+    tree = ast.parse(source)
+    engine = {id(word) for call in _calls(tree) if _name(call) in ENGINE for word in ast.walk(call)}
+    brought = frozenset(program for part in PARTS.values() for program in part.programs)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.List | ast.Tuple) and id(node) not in engine:
+            words = [_text(each) for each in node.elts]
+            if words and words[0] in brought:
+                yield words[0], node.lineno  # a command, wherever it is given to a runner
+            for at, word in enumerate(words):
+                if word in ("sh", "bash") and words[at + 1 : at + 2] == ["-c"]:
+                    yield from ((found, node.lineno) for found in _COMMAND.findall("".join(words[at + 2 : at + 3])))
+    for call in _calls(tree):
+        if id(call) in engine or not call.args:
+            continue
+        first = [each for each in call.args if isinstance(each, ast.List | ast.Tuple)][:1]
+        if _name(call) in RUNNERS and first and first[0].elts and (word := _text(first[0].elts[0])):
+            yield word, call.lineno
+        if _name(call) in ("which", "find_program") and (word := _text(call.args[0])):
+            yield word, call.lineno
+        if _name(call) == "broken":  # tests/netns/test_validate.py: commands as lines
+            yield from ((each.partition(" ")[0], call.lineno) for each in map(_text, call.args) if " " in each)
+
+
+def _calls(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _text(node: ast.AST) -> str:
+    """A string, with a word for each part of it that is computed; empty for anything else."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(each) or "X" for each in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def uncovered(suite: str) -> list[str]:
+    """Where a test of the suite starts a program that no package of the suite brings."""
+    parts = [*needed_packages({"suite": suite, "build": False}), *BUILD]  # what needs clang says so, see --build
+    known = ESSENTIAL | LOOKED_FOR | DATA[""] | DATA.get(suite, frozenset())
+    known |= {program for name in parts for program in PARTS[name].programs}
+    found = []
+    for folder in FOLDERS[suite]:
+        for path in sorted((TESTS / folder).glob("*.py")):
+            for program, line in programs_of(path.read_text(encoding="utf-8")):
+                if _PROGRAM.fullmatch(program) and program not in known:
+                    found.append(f"{path.relative_to(TESTS)}:{line} {program}")
+    return found
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_program_that_a_suite_starts_is_in_its_packages(suite: str) -> None:
+    assert uncovered(suite) == []
+
+
+def test_all_has_what_each_of_its_suites_needs() -> None:
+    everything = set(needed_packages({"suite": "all", "build": False}))
+    for suite in ALL:
+        assert set(needed_packages({"suite": suite, "build": False})) <= everything
+
+
+@pytest.mark.parametrize(
+    ("source", "program"),
+    [
+        ('subprocess.run(["nosuch", "-x"])', "nosuch"),
+        ('argv = ["tshark", "-r", path]\nrun(argv)', "tshark"),
+        ('lab.capture("host1", ["iperf3", "-c", ip])', "iperf3"),
+        ('subprocess.Popen([*where, "sh", "-c", f"cd {x} && socat - {y}"])', "socat"),
+        ('shutil.which("hping3")', "hping3"),
+        ('broken(lab, "host1", "ethtool -K eth1 gro on")', "ethtool"),
+    ],
+)
+def test_programs_are_found_in_sources(source: str, program: str) -> None:
+    assert program in {found for found, _ in programs_of(source)}
+
+
+def test_the_words_of_an_engine_are_no_programs() -> None:
+    assert list(programs_of('docker(["ps", "--all"])\nask(["exec", name, "ip", "route"])')) == []
