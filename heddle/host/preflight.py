@@ -1,6 +1,6 @@
 """Whether this machine can run this fabric, found out before anything is made. Everything that is wrong, at once.
 
-In:  FabricSpec and the fabric built from it.
+In:  a built fabric.
 Out: nothing, or MachineError with the command that mends each shortcoming.
 """
 
@@ -139,7 +139,7 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
     # Only the kernel's own hash needs it: in all other modes the seed is the BPF program's.
-    if not fabric.spec.routing.by_program and not SYSCTLS.joinpath(*HASH_SEED.split(".")).exists():
+    if not fabric.policy.routing.by_program and not SYSCTLS.joinpath(*HASH_SEED.split(".")).exists():
         yield Problem(
             "kernel",
             HASH_SEED,
@@ -159,7 +159,7 @@ def _limits(fabric: Fabric) -> Iterator[Problem]:
     between = len(fabric.links) - hosts
     # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. Each entry
     # has one of a multicast group beside it.
-    arp, nd = (4 * hosts, 4 * between) if fabric.spec.ip_version == 4 else (0, 4 * (hosts + between))
+    arp, nd = (4 * hosts, 4 * between) if fabric.policy.ip_version == 4 else (0, 4 * (hosts + between))
     for family, table, need in (("ipv4", "arp_cache", arp), ("ipv6", "ndisc_cache", nd)):
         yield from _at_least(f"net.{family}.neigh.default.gc_thresh3", need + _neighbours(table), "neighbours")
     threads = _THREADS_A_SWITCH * len(fabric.switches)

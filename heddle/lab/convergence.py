@@ -102,7 +102,7 @@ def gaps(
     prefixes = set(fabric.prefixes.values())
     found = []
     for switch in wanted.ports if switches is None else switches:
-        routes = read_fib(handles[switch], fabric.spec.ip_version).routes
+        routes = read_fib(handles[switch], fabric.policy.ip_version).routes
         for prefix, ports in wanted.ports[switch].items():
             hops = [hop for hop in routes.get(prefix, ()) if strict or not hop.dead]
             have = frozenset(hop.port for hop in hops)

@@ -160,7 +160,7 @@ def state_of(lab: Lab) -> State:
 
 def _is_drained(lab: Lab, node: Node) -> bool:
     """bgpd under graceful shutdown puts the community on what it originates, as its own loopback."""
-    command = f"show bgp {lab.fabric.spec.ip.word} unicast {node.loopback}/{lab.fabric.spec.ip.bits} json"
+    command = f"show bgp {lab.fabric.policy.ip.word} unicast {node.loopback}/{lab.fabric.policy.ip.bits} json"
     try:
         paths = json.loads(bgp.answer(lab.runtime, lab.name, lab.topology, node.name, "bgpd", command))["paths"]
         return any(_COMMUNITY in _communities(path) for path in paths)

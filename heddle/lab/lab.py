@@ -43,8 +43,11 @@ class Blueprint(Protocol):
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the topology and what it binds into `out`; the topology's path."""
 
+    def spec_data(self) -> Mapping[str, Any]:
+        """The fabric file as the lab's record keeps it; empty where there is none."""
+
     def recorded(self) -> Mapping[str, Any]:
-        """What the lab's record keeps beside the spec, so that `reopened` has the same again."""
+        """What the record keeps beside that, so that `reopened` has the same again."""
 
     def differences(self, record: Record) -> list[Difference]:
         """How a running lab of that name differs from this one."""
@@ -109,7 +112,7 @@ class Lab:
 
     def neighbours(self, switch: str) -> Mapping[str, str] | None:
         """Port -> BGP state of a switch; None when its bgpd does not answer."""
-        return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.spec.ip_version)
+        return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.policy.ip_version)
 
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
         """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""

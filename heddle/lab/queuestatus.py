@@ -18,15 +18,15 @@ from heddle.base.ethernet import HEADER
 from heddle.base.units import parse_duration
 from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
-from heddle.switch.queues.classes import Policies, Policy
+from heddle.switch.queues.classes import ClassPolicy, Policies
 from heddle.switch.queues.portids import numbered_ports, row
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from heddle.fabric.model import Fabric, Port
+    from heddle.fabric.policy import PfcPolicy
     from heddle.lab.lab import Lab
-    from heddle.spec.queuespec import PfcSpec
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
 _WAITING: Final = 2  # packets: a queue that never held more had nothing to wait for
@@ -232,7 +232,7 @@ def result_of(
     )
     return QueuesResult(
         fabric.name,
-        fabric.spec.k,
+        fabric.policy.k,
         rows,
         switches,
         _headroom(fabric, policies, rows, copies.lost, settings),
@@ -251,7 +251,7 @@ class _Copies:
         self.now_ns = now_ns
         self.lost: dict[tuple[str, int], int] = {}  # packets that headroom lacked for, by the port that they came by
 
-    def row(self, number: int, port: Port, traffic_class: int, policy: Policy) -> QueueRow:
+    def row(self, number: int, port: Port, traffic_class: int, policy: ClassPolicy) -> QueueRow:
         at = row(number, traffic_class)
         cell, inward, gate, agent = self.cells[at], self.ingress[at], self.gates[at], self.agent[at]
         drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
@@ -289,7 +289,7 @@ class _Copies:
             quiet=not (counted or waited or paused_ns or int(agent["storms"]) or int(agent["watchdog"])),
         )
 
-    def switch(self, index: int, name: str, policies: Sequence[Policy]) -> SwitchRow:
+    def switch(self, index: int, name: str, policies: Sequence[ClassPolicy]) -> SwitchRow:
         found = self.switches[index]
         any_policy = next(policy for policy in policies if policy.kind != "unused")
         return SwitchRow(
@@ -342,7 +342,7 @@ def _headroom(
     groups: dict[tuple[int, int, int, int | None], list[QueueRow]] = {}
     for (node, name), classes in policies.items():
         port = fabric.by_name[node].port(name)
-        assumed = _assumed_ns(fabric.spec.queues.pfc, settings.get(node, {}))
+        assumed = _assumed_ns(fabric.policy.queues.pfc, settings.get(node, {}))
         for traffic_class, policy in enumerate(classes):
             if policy.pfc and node in switches:
                 group = groups.setdefault((port.rate_bps, port.mtu, policy.headroom, assumed), [])
@@ -363,7 +363,7 @@ def _headroom(
     )
 
 
-def _assumed_ns(pfc: PfcSpec, own: Mapping[str, Any]) -> int | None:
+def _assumed_ns(pfc: PfcPolicy, own: Mapping[str, Any]) -> int | None:
     """The reaction time that a node's headroom is made for; None where bytes were given. own: what was set on it."""
     if own.get("pfc.headroom", pfc.headroom) != "auto":
         return None

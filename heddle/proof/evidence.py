@@ -159,7 +159,7 @@ def collect_after(lab: RunningLab, before: Before, flows: Sequence[SentFlow]) ->
 
 def read_routing(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> tuple[dict[str, Fib], dict[str, SwitchHashing]]:
     """FIB and hashing of every switch of a lab, by name."""
-    fibs = {name: read_fib(handle, fabric.spec.ip_version) for name, handle in handles.items()}
+    fibs = {name: read_fib(handle, fabric.policy.ip_version) for name, handle in handles.items()}
     return fibs, {name: read_hashing(fabric.name, handle) for name, handle in handles.items()}
 
 
@@ -196,8 +196,8 @@ def _quiet(lab: RunningLab, handles: Mapping[str, NodeHandle]) -> dict[str, Swit
 
 def _patience(fabric: Fabric) -> float:
     """Seconds in which all that is under way has passed: it may fill the queues of a slow port."""
-    deepest = max(deepest_queue(fabric, number) for number in fabric.spec.queues.numbers)
-    return SETTLE_S + 8 * deepest / min(fabric.spec.link.host, fabric.spec.link.fabric)
+    deepest = max(deepest_queue(fabric, number) for number in fabric.policy.queues.numbers)
+    return SETTLE_S + 8 * deepest / fabric.slowest_bps
 
 
 def _settled(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from heddle.base.events import Observer
 from heddle.base.process import run
-from heddle.fabric.shapes import build
+from heddle.fabric.fabricfile import load_fabric
 from heddle.host.engine import binary
 from heddle.host.engine.setup import engine_running
 from heddle.lab import lifecycle as labs
@@ -20,7 +20,6 @@ from heddle.lab.convergence import gaps
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import render
 from heddle.runtimes.registry import get_runtime
-from heddle.spec.load import load_fabric
 
 from . import Figure, at_most
 
@@ -55,7 +54,7 @@ def _command_line(observer: Observer) -> float:
     """Seconds from `containerlab deploy`, told to use as many workers as there are nodes, until all next hops are in
     every kernel. The same file; no rates, queues or programs.
     """
-    fabric = build(load_fabric("zone", name=_LAB))
+    fabric = load_fabric("zone", name=_LAB).fabric
     engine = get_runtime("containerlab")
     options = engine.prepare(fabric, RenderOptions(), observer)
     with _directory() as where:

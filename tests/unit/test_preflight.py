@@ -12,9 +12,11 @@ from heddle.base.problems import MachineError
 from heddle.fabric.shapes import build
 from heddle.host import preflight as room
 from heddle.host.preflight import preflight
-from heddle.spec.schema import FabricSpec, RoutingSpec
+from heddle.spec.routingspec import RoutingSpec
+from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
-LARGE = build(FabricSpec(name="large", racks=128, ctsw=16))
+LARGE = build(ClosSpec(name="large", racks=128, ctsw=16))
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def small(ecmp: str = "flow") -> FabricSpec:
-    return FabricSpec(name="small", racks=2, ctsw=2, routing=RoutingSpec.model_validate({"ecmp": ecmp}))
+    return ClosSpec(name="small", racks=2, ctsw=2, routing=RoutingSpec.model_validate({"ecmp": ecmp}))
 
 
 def test_a_machine_that_has_everything_passes(machine: Path) -> None:
@@ -70,7 +72,7 @@ def test_limits_too_low_for_the_size_come_with_their_sysctl(machine: Path) -> No
 
 
 def test_hosts_of_an_ipv6_fabric_are_neighbours_of_ipv6(machine: Path) -> None:
-    hosts = build(FabricSpec(name="wide", family="ipv6", racks=4, ctsw=1, hosts_per_rack=64))
+    hosts = build(ClosSpec(name="wide", family="ipv6", racks=4, ctsw=1, hosts_per_rack=64))
     with pytest.raises(MachineError) as caught:
         preflight(hosts)
     # 4 for each of 256 host links and of 4 fabric links, and 100 that are there.
@@ -138,8 +140,8 @@ def test_an_frr_that_was_built_for_fewer_paths_is_named_before_anything_is_made(
     room._zebra_says.cache_clear()
     try:
         assert room.frr_release() == (8, 4, 4)
-        preflight(build(FabricSpec(name="narrow", racks=2, ctsw=limit)))
-        wide = build(FabricSpec(name="wide", racks=2, ctsw=limit + 1))
+        preflight(build(ClosSpec(name="narrow", racks=2, ctsw=limit)))
+        wide = build(ClosSpec(name="wide", racks=2, ctsw=limit + 1))
         with pytest.raises(MachineError) as caught:
             preflight(wide)
         why = f"zebra was built for {limit} next hops a route, and this fabric has {limit + 1}"
@@ -153,7 +155,7 @@ def test_an_frr_that_was_built_for_fewer_paths_is_named_before_anything_is_made(
 def test_a_backlog_that_many_ports_can_fill_is_warned_of(machine: Path) -> None:
     (machine / "sys/net/core").mkdir()
     (machine / "sys/net/core/netdev_max_backlog").write_text("100\n")
-    small, large = (build(FabricSpec(name="p", racks=racks, ctsw=4)) for racks in (4, 5))  # of 48 and of 60 ports
+    small, large = (build(ClosSpec(name="p", racks=racks, ctsw=4)) for racks in (4, 5))  # of 48 and of 60 ports
     assert list(room.warnings(small)) == []
     (said,) = room.warnings(large)
     assert "100: 60 ports may have 120 packets under way" in said
