@@ -339,14 +339,13 @@ def render(
     from pathlib import Path
 
     from heddle.base.files import real
-    from heddle.fabric.shapes import build
+    from heddle.fabric.fabricfile import load_fabric
     from heddle.host.engine.binary import installed_version
     from heddle.render.dialects import render_options
     from heddle.render.render import render as write
-    from heddle.spec.load import load_fabric
 
     options = render_options(dialect, mgmt, version=installed_version())
-    written = write(build(load_fabric(fabric, name=name, overrides=set_)), real(out_), options)
+    written = write(load_fabric(fabric, name=name, overrides=set_).fabric, real(out_), options)
     topology = Path(out_) / written.name
     done = {"topology": str(topology), "dialect": options.dialect}
     out.result(done, f"wrote {topology}, and what it binds beside it")

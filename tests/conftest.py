@@ -31,6 +31,7 @@ import pytest
 
 from heddle.base import state
 from heddle.cli.progress import PlainObserver
+from heddle.fabric.fabricfile import load_fabric
 from heddle.host.engine import binary, images
 from heddle.host.engine import docker as docker_engine
 from heddle.host.engine.byhand import dockerd as daemon
@@ -41,8 +42,7 @@ from heddle.lab.lab import Lab
 from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
-from heddle.spec.load import load_fabric
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 FabricLab = Callable[..., Lab]
@@ -147,7 +147,7 @@ def fabric_lab(lab_name: Callable[[], str], runtime: str) -> Iterator[FabricLab]
 
     def make(**keys: Any) -> Lab:
         names.append(lab_name())
-        return life.up(FabricSpec(name=names[-1], **keys), runtime=runtime).lab
+        return life.up(ClosSpec(name=names[-1], **keys), runtime=runtime).lab
 
     try:
         yield make

@@ -42,7 +42,7 @@ class Record:
     name: str
     runtime: str
     phase: Literal["starting", "running"]
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any]  # the whole fabric file; empty where there is none
     source: str = ""  # the preset or file it came from
     seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
@@ -103,7 +103,8 @@ def read_record(lab: str) -> Record | None:
         named = (
             isinstance(record.spec, dict)
             and isinstance(record.imported, dict)
-            and record.name == record.spec.get("name") == lab
+            and record.name == lab
+            and bool(record.imported or record.spec.get("name") == lab)
         )
         if not named or not all(isinstance(word, str) for word in words):
             raise ValueError(f"it is no record of {lab}")

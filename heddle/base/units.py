@@ -24,6 +24,14 @@ _RATE: Final = {
 }  # fmt: skip
 _DURATION: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
+# What a fabric's scale relates to: a 400 Gb/s NIC, as in the fabric that is rebuilt here.
+_HARDWARE_BPS: Final = 400 * 10**9
+
+
+def scale_of(host_bps: int) -> int:
+    """k of a fabric whose hosts' links have this rate: how many times slower it is than the hardware."""
+    return max(1, round(_HARDWARE_BPS / host_bps))
+
 
 def parse_size(text: str | int) -> int:
     """Bytes in `text`; ValueError says what is wrong with it."""
@@ -86,3 +94,23 @@ def format_duration(ns: int) -> str:
         if ns >= unit and ns % unit == 0:
             return f"{ns // unit}{name}"
     return f"{ns}ns"
+
+
+def shown(size: int) -> str:
+    """Bytes as a file has them: `60KB`, `1MB`, `4214`."""
+    for unit, factor in (("MB", 10**6), ("KB", 10**3)):
+        if size >= factor and size * 10 % factor == 0:
+            return f"{size / factor:g}{unit}"
+    return str(size)
+
+
+def round_up(size: int) -> str:
+    """A size that people would write, not below the given one: two digits that count."""
+    factor: int = 10 ** max(0, len(str(size)) - 2)
+    return shown(-(-size // factor) * factor)
+
+
+def round_down(size: int) -> str:
+    """The same, not above it."""
+    factor: int = 10 ** max(0, len(str(size)) - 2)
+    return shown(size // factor * factor)

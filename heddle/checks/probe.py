@@ -72,7 +72,7 @@ def _steps(count: int) -> Sequence[int]:
 def _patience(fabric: Fabric, packets: int, nics: int) -> float:
     """Seconds for a round: twice what the slowest port needs for its share, and some for the machine."""
     rate = min(port.rate_bps for host in fabric.hosts for port in host.ports)
-    return 0.5 + 2 * 8 * fabric.spec.link.mtu * (packets / nics) / rate
+    return 0.5 + 2 * 8 * fabric.policy.mtu * (packets / nics) / rate
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def shapers(subject: Subject) -> Found:
             else:
                 faults += setup.differences(port, shaper)
         if setup.curves and node.role is Role.SWITCH:
-            curves = red.curves_of(own.get(node.name, lab.fabric.spec.queues))
+            curves = red.curves_of(own.get(node.name, lab.fabric.policy.queues))
             given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
             faults += [f"{node.name}:{line}" for line in red.differences(subject.handles[node.name].netns, given)]
     rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
@@ -98,7 +98,7 @@ def thresholds(subject: Subject) -> Found:
                 at = row(number, traffic_class)
                 if now[at] != wanted[at]:
                     faults.append(f"{port.ref}, class {traffic_class}: {_difference(now[at], wanted[at])}")
-        plan = class_plan(lab.fabric.spec.queues)
+        plan = class_plan(lab.fabric.policy.queues)
         classes = live.classes()
         moved = np.flatnonzero(classes != np.array(plan.dscp))
         faults += [f"DSCP {n} is of class {classes[n]}, not {plan.dscp[n]}" for n in moved]

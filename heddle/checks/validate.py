@@ -122,7 +122,7 @@ def _same(now: str, wanted: str) -> bool:
 
 def _rules(lab: Lab) -> dict[str, dict[str, str]]:
     """Switch -> the sysctls of hashing that it should have: as set last, or its topology's own, or Heddle's."""
-    version, live, kept = lab.fabric.spec.ip_version, rehash.set_live(lab), lab.made.kept()
+    version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.made.kept()
     return {
         name: hashing.sysctls(row.mode, row.seed, row.options, version)
         | ({} if name in live else dict(kept.get(name, {})))
@@ -137,7 +137,7 @@ def _hashing(subject: Subject) -> Found:
     wanted, rules = rehash.wanted(lab), _rules(lab)
     for name, row in wanted.items():
         now = subject.now.hashing[name]
-        policy = hashing.number(rules[name][f"net.ipv{lab.fabric.spec.ip_version}.fib_multipath_hash_policy"])
+        policy = hashing.number(rules[name][f"net.ipv{lab.fabric.policy.ip_version}.fib_multipath_hash_policy"])
         seed = row.seed if now.by_program else hashing.number(rules[name].get(HASH_SEED, str(row.seed)))
         if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
             found = f"{name}: {now.mode} with seed {now.seed} and policy {now.policy}"

@@ -118,9 +118,12 @@ def _labs() -> list[str]:
 def _settings() -> list[str]:
     from heddle.lab.requeue import LIVE
     from heddle.spec.queuespec import QueuesSpec
+    from heddle.spec.shapes import SHAPES
     from heddle.spec.wording import paths_of
 
-    paths = list(paths_of(QueuesSpec))
+    words = dict.fromkeys(word for spec in SHAPES.values() for word in spec.levels)
+    paths = [path for path in paths_of(QueuesSpec) if path != "buffer.switch"]  # `buffer` says the same
+    paths += [f"buffer.{word}" for word in words]
     groups = {path.rpartition(".")[0] for path in paths} | {"ecn.classes"}
     groups -= {"buffer"}  # which takes one size for all switches, too
     return [f"{path}=" for path in paths if path.startswith(LIVE) and path not in groups]

@@ -17,6 +17,7 @@ from typing import Any, Final
 from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem
+from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
@@ -24,8 +25,6 @@ from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runtimes.registry import get_runtime
-from heddle.spec.load import load_fabric
-from heddle.spec.schema import FabricSpec
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import uplinks
 
@@ -140,8 +139,8 @@ def demo(observer: Observer, show: Callable[[str], None], name: str | None = Non
     played: list[Played] = []
     name = name or _free_name()
     for ecmp, acts in groupby(ACTS, key=lambda act: act.ecmp):
-        spec = load_fabric("demo", name=name, overrides=[f"routing.ecmp={ecmp}"])
-        with _running(spec, observer) as lab:
+        loaded = load_fabric("demo", name=name, overrides=[f"routing.ecmp={ecmp}"])
+        with _running(loaded, observer) as lab:
             for act in acts:
                 result = run(lab, replace(OPTIONS, qps=act.qps), observer)
                 played.append(Played(act, result, last_paths(lab)))
@@ -160,15 +159,16 @@ def _names() -> Iterator[str]:
 
 
 @contextmanager
-def _running(spec: FabricSpec, observer: Observer) -> Iterator[Lab]:
+def _running(loaded: LoadedFabric, observer: Observer) -> Iterator[Lab]:
     """A lab of the demo's own for a with block; down at its end, however that comes."""
-    done = labs.up(spec, observer=observer, rollback=True, source="demo")
+    name = loaded.fabric.name
+    done = labs.up(loaded, observer=observer, rollback=True, source="demo")
     if not done.created:
-        raise InputError(Problem("", f"lab {spec.name}", "is running already", f"./inv down {spec.name}"))
+        raise InputError(Problem("", f"lab {name}", "is running already", f"./inv down {name}"))
     try:
         yield done.lab
     finally:
-        labs.down(spec.name, observer)
+        labs.down(name, observer)
 
 
 def _scene(p: Played) -> str:

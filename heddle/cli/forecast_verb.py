@@ -49,20 +49,20 @@ def predict_paths(
     down: Sequence[str], drain: Sequence[str], csv: str | None, heatmap: str | None,
 ) -> None:  # fmt: skip
     """Predict, and write what was asked for."""
+    from heddle.fabric.fabricfile import load_fabric
     from heddle.forecast.forecast import Ask, forecast
     from heddle.forecast.planfile import load_plan
     from heddle.predict.selftest import verdict
-    from heddle.spec.load import load_fabric
     from heddle.views.heatmap import kind_of
 
     ask = Ask(_mode(mode), _trials(trials), _words("--down", down), _words("--drain", drain))
     kind = kind_of(heatmap) if heatmap is not None else None
     _check_files(csv, heatmap, files_in({"predict": predict, "plan": plan}))
-    spec = load_fabric(predict, overrides=set_)
+    fabric = load_fabric(predict, overrides=set_).fabric
     if plan is None:
         hint = "a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
         raise InputError(Problem("", "--predict", "needs to know what is sent", f"--plan {hint}"))
-    result = forecast(spec, load_plan(plan), ask, out.observer, verdict())
+    result = forecast(fabric, load_plan(plan), ask, out.observer, verdict())
     written = _write(result, csv, heatmap, kind)
     from heddle.views.forecasttext import render
 

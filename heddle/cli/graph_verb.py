@@ -40,12 +40,11 @@ def _subject(
 ) -> tuple[Fabric, Sequence[LinkLoad], str, Path | None]:
     """What is drawn, with what a run put on it, which run that was, and the topology of a lab."""
     if fabric is not None:
-        from heddle.fabric.shapes import build
-        from heddle.spec.load import load_fabric
+        from heddle.fabric.fabricfile import load_fabric
 
         if lab is not None:
             raise InputError(Problem("", f"{lab} and --fabric", "are two things to draw", "name one of them"))
-        return build(load_fabric(fabric, overrides=set_)), (), "", None
+        return load_fabric(fabric, overrides=set_).fabric, (), "", None
     if set_:
         raise InputError(Problem("", "--set", "is for a fabric that is named with --fabric", "a lab is as it runs"))
     from heddle.lab.opening import open_lab

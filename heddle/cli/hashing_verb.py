@@ -7,7 +7,7 @@ Out: a table and JSON; or a change that was checked as a whole before anything o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.families import Network
@@ -16,14 +16,19 @@ from heddle.base.tables import table
 from heddle.base.units import format_duration
 from heddle.cli.console import Console
 from heddle.cli.exactrows import COLUMNS, ExactRows, entry_rows, file_rows
+from heddle.fabric.checks import Said, complaints_about
+from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
+from heddle.fabric.policydata import routing_as_file
+from heddle.fabric.policyof import routing_policy
 from heddle.lab import rehash
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
-from heddle.spec.schema import FabricSpec, HashSpec
-from heddle.switch.hashing.hashing import FIELDS, MODES, HashOptions, SwitchHashing, options_of
-from heddle.switch.hashing.steering import DEFAULT_OPTIONS
+from heddle.spec.keys import Strict
+from heddle.spec.routingspec import HashSpec, RoutingSpec
+from heddle.switch.hashing.hashing import MODES, SwitchHashing
 
 if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
 
 ExactTables = dict[str, dict[tuple[int, Network], str]]
@@ -76,7 +81,7 @@ def _set(lab: Lab, mode: str, asked: Asked) -> None:
         hint = f"./inv hashing {_EXACT} ..."
         raise InputError(Problem("", "--table, --entry and --clear", f"are of mode {_EXACT}, not of {mode}", hint))
     switches = _names(asked.switches) or None
-    options, seed = _options(lab.fabric.spec, mode, asked.settings)
+    options, seed = _options(lab.fabric, mode, asked.settings)
     tables, added = _tables(lab, asked)
     left = [name for name in (*tables, *added) if switches and name not in switches]
     if switches and left:
@@ -93,17 +98,19 @@ def _names(typed: Sequence[str]) -> list[str]:
     return names
 
 
-def _options(given: FabricSpec, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
-    """The file's options with what was typed in their place, checked as a fabric file is."""
-    from pydantic import ValidationError
+class _Keys(Strict):
+    """The part of a fabric file that is set here."""
 
+    routing: RoutingSpec
+
+
+def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
+    """The file's options with what was typed in their place, checked as a fabric file is."""
     from heddle.spec.load import override
-    from heddle.spec.plain import dump_spec
-    from heddle.spec.wording import problems_of
+    from heddle.spec.wording import examined
     from heddle.spec.yamlfile import Document
 
-    model = type(given)  # an imported topology's spec has fewer limits
-    document = Document(dump_spec(given), "")
+    document = Document({"routing": routing_as_file(fabric.policy.routing)}, "")
     problems = Problems()
     override(document, f"routing.ecmp={mode}", problems)
     typed: list[str] = []
@@ -121,18 +128,21 @@ def _options(given: FabricSpec, mode: str, settings: Sequence[str]) -> tuple[Has
             continue
         typed.append(first)
         override(document, f"routing.{key if first in _KEYS else f'hash.{key}'}={value}", problems)
-    try:
-        spec = model.model_validate(document.data)
-    except ValidationError as error:
-        problems.found += problems_of(error, document, model)
+    found = examined(document, _Keys)
+    problems.found += found.problems
+    if found.value is None:
+        raise InputError(*problems.found)
+    routing = routing_policy(found.value.routing)
+    complaints = complaints_about(replace(fabric, policy=replace(fabric.policy, routing=routing)))
+    problems.found += Said(document, found.spoilt).problems(complaints)
     problems.raise_if_any()
-    modes = {**_OF_MODES, "buckets": MODES if spec.routing.resilient else ()}
+    modes = {**_OF_MODES, "buckets": MODES if routing.hash.resilient else ()}
     for key in dict.fromkeys(typed):
         if mode not in modes.get(key, MODES):
             hint = f"it counts in {', '.join(modes[key])}" if modes[key] else "it counts with --set resilient=true"
             problems.add(where="--set", what=key, why=f"has no effect under {mode}", hint=hint)
     problems.raise_if_any()
-    return options_of(spec.routing), spec.routing.seed
+    return routing.hash, routing.seed
 
 
 def _meant(key: str) -> str:

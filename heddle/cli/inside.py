@@ -82,12 +82,11 @@ def lab_for_run(
     if lab is not None:
         hint = "--lab takes a running one, --fabric brings one up for the run"
         raise InputError(Problem("", "--lab and --fabric", "exclude each other", hint))
-    from heddle.fabric.shapes import build
-    from heddle.spec.load import load_fabric
+    from heddle.fabric.fabricfile import load_fabric
 
-    spec = load_fabric(fabric, overrides=overrides)
-    check(build(spec))
-    done = labs.up(spec, runtime=runtime or "netns", observer=out.observer, rollback=True, source=fabric)
+    loaded = load_fabric(fabric, overrides=overrides)
+    check(loaded.fabric)
+    done = labs.up(loaded, runtime=runtime or "netns", observer=out.observer, rollback=True, source=fabric)
     try:
         yield done.lab
     finally:

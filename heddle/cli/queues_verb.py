@@ -123,7 +123,7 @@ def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequen
             for each in patterns
             if not any(fnmatchcase(name, each) for name in names)
         ]
-    numbers = lab.fabric.spec.queues.numbers
+    numbers = lab.fabric.policy.queues.numbers
     some = "classes in use: " + ", ".join(str(number) for number in numbers)
     known = {str(number): number for number in numbers}
     classes = _split(class_)

@@ -14,6 +14,7 @@ from typing import Final
 from heddle.base.families import Interface, Network
 from heddle.fabric.linkrates import rate_of
 from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.policyof import policy_of
 from heddle.fabric.seeds import seed_for
 from heddle.spec.schema import FabricSpec
 
@@ -57,7 +58,8 @@ class Drawing:
     def fabric(self, *, box: str, area: str, sizes: tuple[str, ...]) -> Fabric:
         """All of it; arguments as in Fabric."""
         nodes = tuple(replace(node, ports=tuple(self._ports[name])) for name, node in self._nodes.items())
-        return Fabric(self._spec.name, self._spec, nodes, tuple(self._links), self._levels, box, area, sizes)
+        policy = policy_of(self._spec, [level.word for level in self._levels[1:]])
+        return Fabric(self._spec.name, policy, nodes, tuple(self._links), self._levels, box, area, sizes)
 
     def _add(self, node: Node) -> str:
         self._nodes[node.name], self._ports[node.name] = node, []

@@ -1,6 +1,6 @@
 """Rates of links that differ from their tier's: `link.exceptions` of a fabric file.
 
-In:  how many nodes of each kind a fabric has, and how many ports each of them.
+In:  names of nodes and ports, and the built fabric (unknown), or the ends of a link (rate_of).
 Out: what is wrong with a name in the file, or the rate of one link.
 An exception names a node (`ctsw2`: all its links) or a port (`rtsw1:eth3`: the link behind it, both ways).
 """
@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-_NAME: Final = re.compile(r"(rtsw|ctsw|atsw|host)([1-9][0-9]*)(?::eth([1-9][0-9]*))?")
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
+
+_NAME: Final = re.compile(r"([a-z]+)([1-9][0-9]*)(?::eth([1-9][0-9]*))?")
 
 
-def unknown(name: str, kinds: Mapping[str, tuple[int, int]]) -> tuple[str, str] | None:
-    """Why `name` is no node or port of the fabric, and a hint; None when it is one.
-
-    kinds: kind (`rtsw`) -> how many there are, and how many ports each of them has.
-    """
-    found = _NAME.fullmatch(name)
-    if found is None:
-        return "is neither a node nor a port", "a node is ctsw2, a port rtsw1:eth3"
-    kind, index, port = found[1], int(found[2]), int(found[3] or 1)
-    count, ports = kinds.get(kind, (0, 0))
+def unknown(name: str, fabric: Fabric) -> tuple[str, str] | None:
+    """Why `name` is no node or port of the fabric, and a hint; None when it is one."""
+    node, _, port = name.partition(":")
+    found = fabric.by_name.get(node)
+    if found is not None and (port in {each.name for each in found.ports} or name == node):
+        return None
+    words = {level.word: level.title for level in fabric.levels}
+    parts = _NAME.fullmatch(name)
+    if parts is None or parts[1] not in words:
+        low, *above = [*words][1:]
+        return "is neither a node nor a port", f"a node is {above[0] if above else low}2, a port {low}1:eth3"
+    word = parts[1]
+    level = [*words].index(word)
+    title = words[word] if level else word
+    count = sum(each.level == level for each in fabric.nodes)
     if not count:
-        return f"is no node: the fabric has no {kind.upper()}", ""
-    if index > count:
-        return "is no node of this fabric", f"{kind}1 to {kind}{count} are"
-    if port > ports:
-        return f"is no port: a {kind.upper() if kind != 'host' else kind} has {ports} of them", f"eth1 to eth{ports}"
-    return None
+        return f"is no node: the fabric has no {title}", ""
+    if found is None:
+        return "is no node of this fabric", f"{word}1 to {word}{count} are"
+    return f"is no port: a {title} has {len(found.ports)} of them", f"eth1 to eth{len(found.ports)}"
 
 
 def rate_of(exceptions: Mapping[str, int], a: tuple[str, str], b: tuple[str, str], usual: int) -> int:

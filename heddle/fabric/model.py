@@ -1,6 +1,6 @@
 """The built fabric: frozen values, derived from the fabric file alone.
 
-In:  nothing; shapes build these from a FabricSpec.
+In:  nothing; shapes build these from a fabric file.
 Out: Fabric, with nodes in a fixed order, ports in the order eth1, eth2, ..., and links in the order they were drawn.
 Two builds of one spec are equal, so two `up`s give the same fabric, path for path.
 """
@@ -18,7 +18,7 @@ from heddle.base.families import Address, Interface, Network
 from heddle.fabric.nexthops import Group, edges_of, next_hop_groups
 
 if TYPE_CHECKING:
-    from heddle.spec.schema import FabricSpec
+    from heddle.fabric.policy import Policy
 
 
 class Role(StrEnum):
@@ -119,7 +119,7 @@ class Fabric:
     """
 
     name: str
-    spec: FabricSpec
+    policy: Policy
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
     levels: tuple[Level, ...] = ()
@@ -153,6 +153,11 @@ class Fabric:
     def uplinks_of(self, node: Node) -> int:
         """How many of a node's ports lead to a higher level."""
         return sum(self.by_name[port.peer_node].level > node.level for port in node.ports)
+
+    @cached_property
+    def slowest_bps(self) -> int:
+        """The rate of the slowest link; 1 Mbit/s, the least that there is, in a fabric without links."""
+        return min((link.rate_bps for link in self.links), default=10**6)
 
     @cached_property
     def edges(self) -> tuple[Node, ...]:

@@ -49,7 +49,7 @@ def next_hop_groups(
     dead: ports (`rtsw1:eth3`), either end of a link. drained: switches under graceful shutdown; not their hosts.
     """
     groups = _Routes(fabric, dead, drained).groups()
-    if not fabric.spec.routing.ucmp:
+    if not fabric.policy.routing.ucmp:
         return groups
     from heddle.fabric.ucmp import with_bandwidths
 

@@ -1,6 +1,6 @@
 """A prediction from end to end: fabric and plan in, loads under every mode out, with nothing that runs.
 
-In:  FabricSpec, PaperPlan; what is down and drained; how many trials.
+In:  Fabric, PaperPlan; what is down and drained; how many trials.
 Out: Prediction (result.py).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
-from heddle.fabric.shapes import build
+from heddle.fabric.model import Fabric
 from heddle.forecast import modes as how
 from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic, traffic_of
@@ -26,7 +26,6 @@ from heddle.host.preflight import frr_release
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
-from heddle.spec.schema import FabricSpec
 
 _GROUPS: Final = {
     "threshold": False,
@@ -45,12 +44,11 @@ class Ask:
 
 
 def forecast(
-    spec: FabricSpec, plan: PaperPlan, ask: Ask, observer: Observer, checked: SelfTest | None = None
+    fabric: Fabric, plan: PaperPlan, ask: Ask, observer: Observer, checked: SelfTest | None = None
 ) -> Prediction:
     """Predict. checked: whether this machine's kernel agrees. InputError for a plan that does not fit the fabric."""
-    release = frr_release() if spec.routing.ucmp else None
+    release = frr_release() if fabric.policy.routing.ucmp else None
     observer.begin("fabric")
-    fabric = build(spec)
     trouble = trouble_of(fabric, ask.down, ask.drain)
     traffic = traffic_of(fabric, plan)
     wires = wires_of(fabric)
@@ -76,7 +74,7 @@ class _Forecast:
     ) -> None:
         self._wires, self._traffic, self._nics, self._trouble = wires, traffic, nics, trouble
         self._before, self._after, self._ask = before, after, ask
-        self._own = ask.mode or wires.fabric.spec.routing.ecmp
+        self._own = ask.mode or wires.fabric.policy.routing.ecmp
         self._modes = how.compared(self._own)
         self._steering = how.steering_of(wires, before)
         self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
@@ -113,24 +111,24 @@ class _Forecast:
 
     def _hashed(self, trial: int) -> list[Scenario]:
         """Each mode that gives flows a path, under the file's seeds (trial 0) or under others."""
-        wires, spec = self._wires, self._wires.fabric.spec
+        wires, policy = self._wires, self._wires.fabric.policy
         scenarios = []
         for mode in how.HASHED:
-            rule = how.rule_of(spec, mode)
+            rule = how.rule_of(policy, mode)
             rules = how.rules_of(wires, rule, self._steering, how.other_seeds(wires.seeds, trial))
             scenarios.append(Scenario(mode, self._after, rules))
         return scenarios
 
     def _scenarios(self) -> tuple[list[Scenario], list[int | None]]:
         """The modes under the file's seeds; then the pairs for `moved`."""
-        wires, spec = self._wires, self._wires.fabric.spec
+        wires, policy = self._wires, self._wires.fabric.policy
         scenarios = self._hashed(0)
         befores: list[int | None] = [None] * len(scenarios)
         if self._trouble and self._modes[0] in how.HASHED:
             for key, on in _GROUPS.items():
-                if on and spec.routing.ucmp:
+                if on and policy.routing.ucmp:
                     continue  # buckets know no weights: a file that says both is refused
-                rule = how.rule_of(spec, self._modes[0], resilient=on)
+                rule = how.rule_of(policy, self._modes[0], resilient=on)
                 rules = how.rules_of(wires, rule, self._steering, wires.seeds)
                 scenarios += [Scenario(f"{key}/before", self._before, rules), Scenario(key, self._after, rules)]
                 befores += [None, len(scenarios) - 2]
@@ -264,7 +262,7 @@ class _Forecast:
     def _notes(self) -> Iterator[str]:
         if said := how.said_of(self._own):
             yield said
-        if self._wires.fabric.spec.routing.ucmp and frr_release() is None:
+        if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, whose release would say more"
         traffic = self._traffic
         silent = (traffic.volume.wire == 0).sum(axis=1)

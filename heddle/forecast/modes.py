@@ -1,6 +1,6 @@
 """The hashing modes that a prediction compares, as rules; and what a fabric file says of its own.
 
-In:  FabricSpec, Forwarding of the fabric in which nothing has failed.
+In:  Policy, Forwarding of the fabric in which nothing has failed.
 Out: FabricRules for every switch, under the file's seeds or under others.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import U32
+from heddle.fabric.policy import FIELDS_5_TUPLE, Policy
 from heddle.forecast.wires import Wires
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
-from heddle.spec.schema import FabricSpec
-from heddle.switch.hashing.hashing import FIELDS_5_TUPLE, MODES, POLICY_CUSTOM, kernel_policy, options_of
+from heddle.switch.hashing.hashing import MODES, POLICY_CUSTOM, kernel_policy
 from heddle.switch.hashing.maps import SPREADING
 
 EVEN_SPLIT: Final = "even split"
@@ -46,13 +46,13 @@ def said_of(own: str) -> str:
     return ""
 
 
-def rule_of(spec: FabricSpec, mode: str, *, resilient: bool | None = None) -> HashingRule:
+def rule_of(policy: Policy, mode: str, *, resilient: bool | None = None) -> HashingRule:
     """How switches of a fabric choose in a mode, with the options of its file. resilient: in place of the file's."""
-    options = options_of(spec.routing)
+    options = policy.routing.hash
     options = options if resilient is None else replace(options, resilient=resilient)
-    policy = kernel_policy(mode, options, spec.ip_version)
-    fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
-    return HashingRule(mode, policy, fields, options.udf, options.resilient, options.buckets)
+    number = kernel_policy(mode, options, policy.ip_version)
+    fields = options.fields if number == POLICY_CUSTOM else FIELDS_5_TUPLE
+    return HashingRule(mode, number, fields, options.udf, options.resilient, options.buckets)
 
 
 def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:

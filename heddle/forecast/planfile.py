@@ -53,9 +53,7 @@ class PaperPlan:
 
 def load_plan(typed: str) -> PaperPlan:
     """Read a plan's file or words. InputError carries every problem that it has by itself."""
-    from pydantic import ValidationError
-
-    from heddle.spec.wording import problems_of
+    from heddle.spec.wording import examined
 
     document, file = _of_words(typed), ""
     if document is None:
@@ -67,11 +65,10 @@ def load_plan(typed: str) -> PaperPlan:
             path, file, keys = _file(typed), typed, []
         document = _of_file(path, file)
         _put(document, keys)
-    try:
-        spec = PlanSpec.model_validate(document.data)
-    except ValidationError as error:
-        raise InputError(*problems_of(error, document, PlanSpec)) from None
-    return PaperPlan(spec, typed, document, file)
+    found = examined(document, PlanSpec)
+    if found.value is None or found.problems:
+        raise InputError(*found.problems)
+    return PaperPlan(found.value, typed, document, file)
 
 
 def _of_file(path: Path, shown: str) -> Document:

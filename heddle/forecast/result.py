@@ -129,7 +129,7 @@ class Prediction:
     @property
     def k(self) -> int:
         """What the rates of hardware are divided by."""
-        return self.wires.fabric.spec.k
+        return self.wires.fabric.policy.k
 
     def to_json(self) -> dict[str, Any]:
         """The document of `--format json`."""

@@ -52,7 +52,7 @@ class Cutting:
 
 def cutting(fabric: Fabric, qps: int, qp_mode: QpMode, chunk: int) -> Cutting:
     """As a fabric's NICs cut."""
-    return Cutting(fabric.spec.roce.ib_mtu, LAYOUTS[fabric.spec.ip_version].overhead_bytes, qps, qp_mode, chunk)
+    return Cutting(fabric.policy.ib_mtu, LAYOUTS[fabric.policy.ip_version].overhead_bytes, qps, qp_mode, chunk)
 
 
 def of_lengths(lengths: I64, cut: Cutting) -> Volume:

@@ -69,7 +69,7 @@ def needs_of(fabric: Fabric) -> dict[str, int]:
     between = len(fabric.links) - hosts
     # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. Each entry
     # has one of a multicast group beside it.
-    arp, nd = (4 * hosts, 4 * between) if fabric.spec.ip_version == 4 else (0, 4 * (hosts + between))
+    arp, nd = (4 * hosts, 4 * between) if fabric.policy.ip_version == 4 else (0, 4 * (hosts + between))
     packets = PACKETS_A_PORT * sum(len(node.ports) for node in fabric.nodes)
     return {ARP.key: arp, NDISC.key: nd, PACKETS.key: packets}
 

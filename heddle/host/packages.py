@@ -24,6 +24,7 @@ from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import find_program
+from heddle.host.engine.docker import SYSTEMD
 from heddle.host.preflight import FRR_DIRS
 
 LIBBPF: Final = ("libbpf.so.1", "libbpf.so.0")
@@ -118,7 +119,6 @@ TESTS: Final = (
 )  # fmt: skip
 BUILD: Final = ("clang", "libbpf-dev")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
-SYSTEMD: Final = Path("/run/systemd/system")  # there where systemd runs
 ENGINE: Final = ("docker", "docker-cli")
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
 

@@ -1,6 +1,6 @@
 """Whether this machine can run this fabric, found out before anything is made. Everything that is wrong, at once.
 
-In:  FabricSpec and the fabric built from it.
+In:  a built fabric.
 Out: nothing, or MachineError with the command that mends each shortcoming.
 """
 
@@ -115,7 +115,7 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
     # Only the kernel's own hash needs it: in all other modes the seed is the BPF program's.
-    if not fabric.spec.routing.by_program and not SYSCTLS.joinpath(*HASH_SEED.split(".")).exists():
+    if not fabric.policy.routing.by_program and not SYSCTLS.joinpath(*HASH_SEED.split(".")).exists():
         yield Problem(
             "kernel",
             HASH_SEED,

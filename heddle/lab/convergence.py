@@ -149,7 +149,7 @@ def wait(
     names = [switch.name for switch in fabric.switches]
 
     def look(switches: Iterable[str]) -> list[Gap]:
-        fibs = {switch: read_fib(handles[switch], fabric.spec.ip_version) for switch in switches}
+        fibs = {switch: read_fib(handles[switch], fabric.policy.ip_version) for switch in switches}
         return gaps(fabric, fibs, wanted)
 
     pending = {gap.switch for gap in look(names)}

@@ -44,8 +44,11 @@ class Blueprint(Protocol):
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the topology and what it binds into `out`; the topology's path."""
 
+    def spec_data(self) -> Mapping[str, Any]:
+        """The fabric file as the lab's record keeps it; empty where there is none."""
+
     def recorded(self) -> Mapping[str, Any]:
-        """What the lab's record keeps beside the spec, so that `reopened` has the same again."""
+        """What the record keeps beside that, so that `reopened` has the same again."""
 
     def differences(self, record: Record) -> list[Difference]:
         """How a running lab of that name differs from this one."""
@@ -117,7 +120,7 @@ class Lab:
 
     def neighbours(self, switch: str) -> Mapping[str, str] | None:
         """Port -> BGP state of a switch; None when its bgpd does not answer."""
-        return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.spec.ip_version)
+        return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.policy.ip_version)
 
     def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
         """Read these parts of the lab once, in bulk. nodes: of which nodes, all by default.
@@ -127,7 +130,7 @@ class Lab:
         where = self.runtime, self.name, self.topology
         questions = DaemonQuestions(
             sessions=lambda switch: self.made.peers(self, switch),
-            drained=lambda switch: bgp.drained(*where, self.fabric.by_name[switch], self.fabric.spec.ip),
+            drained=lambda switch: bgp.drained(*where, self.fabric.by_name[switch], self.fabric.policy.ip),
             silent=lambda switch: tuple(bgp.silent(*where, switch, self.made.daemons(switch))),
         )
         return take(self.fabric, self.handles(), parts, questions, nodes=nodes, keep_errors=keep_errors)

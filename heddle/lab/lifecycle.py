@@ -1,6 +1,6 @@
 """The life of a lab: up and down, and everything that they undo.
 
-In:  FabricSpec or another Blueprint (up), or a lab's name (everything else).
+In:  a fabric file as loaded, or another Blueprint (up), or a lab's name (everything else).
 Out: Lab (handle.py); opening.py finds a running one by its name.
 What a lab is, is written to its record before anything is made, so that whatever is killed can be found and removed.
 """
@@ -27,13 +27,12 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health
-from heddle.lab.lab import Blueprint, Lab
+from heddle.lab.lab import Lab
 from heddle.lab.opening import lab_from, lab_of, topology_path
-from heddle.lab.rendered import Rendered, spec_of
+from heddle.lab.rendered import Source, blueprint_from
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
 from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime, on_machine
-from heddle.spec.schema import FabricSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class UpResult:
 
 
 def up(
-    wanted: FabricSpec | Blueprint,
+    wanted: Source,
     *,
     runtime: str = "netns",
     options: RenderOptions = DEFAULT,
@@ -67,7 +66,7 @@ def up(
 
     observer = observer or Silent()
     engine = get_runtime(runtime)
-    lab = lab_from(_blueprint(wanted), engine)
+    lab = lab_from(blueprint_from(wanted), engine)
     clock = _Clock()
     with state.lock(lab.name):
         running = _running(lab, options, observer)
@@ -109,9 +108,9 @@ def down(name: str, observer: Observer | None = None) -> bool:
         return _remove(name, observer or Silent(), *map(get_runtime, RUNTIMES))
 
 
-def script_of(wanted: FabricSpec | Blueprint, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
+def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
     """What `up` would run, as a shell script; nothing is run. InputError when `up` would refuse the options."""
-    made = _blueprint(wanted)
+    made = blueprint_from(wanted)
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
     name = made.fabric.name
     journal = Journal()
@@ -146,7 +145,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
     from heddle.switch import install as switch
 
     record = state.Record(
-        *(lab.name, lab.runtime.name, "starting", spec_of(lab.made), source),
+        *(lab.name, lab.runtime.name, "starting", lab.made.spec_data(), source),
         options=_recorded(options),
         imported=lab.made.recorded(),
     )
@@ -245,10 +244,6 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _blueprint(wanted: FabricSpec | Blueprint) -> Blueprint:
-    return Rendered(wanted) if isinstance(wanted, FabricSpec) else wanted
 
 
 class _Clock:

@@ -11,7 +11,6 @@ from heddle.lab.lab import Blueprint, Lab
 from heddle.lab.rendered import Rendered
 from heddle.render.render import topology_name
 from heddle.runtimes.registry import Runtime, get_runtime
-from heddle.spec.plain import load_spec
 
 
 def open_lab(name: str | None = None) -> Lab:
@@ -48,7 +47,7 @@ def _only(names: Sequence[str]) -> str:
 def reopened(record: state.Record) -> Blueprint:
     """What a running lab was made from; MachineError when another version of Heddle recorded it."""
     if not record.imported:
-        return Rendered(load_spec(record.spec))
+        return Rendered.of_record(record)
     from heddle.lab.imported.imported import ImportedLab
 
     return ImportedLab.of_record(record)

@@ -18,7 +18,7 @@ from heddle.base.units import parse_duration
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
-from heddle.switch.queues.classes import Policies, Policy
+from heddle.switch.queues.classes import ClassPolicy, Policies
 from heddle.switch.queues.portids import numbered_ports, row
 from heddle.switch.queues.queuestate import QueueState
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from heddle.fabric.model import Fabric, Port
+    from heddle.fabric.policy import PfcPolicy
     from heddle.lab.lab import Lab
-    from heddle.spec.queuespec import PfcSpec
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
 _WAITING: Final = 2  # packets: a queue that never held more had nothing to wait for
@@ -238,11 +238,11 @@ def result_of(
     }
     headroom = _headroom(fabric, policies, rows, lost, settings)
     return QueuesResult(
-        fabric.name, fabric.spec.k, rows, switches, headroom, reactions_of(queues.agent), agent, settings
+        fabric.name, fabric.policy.k, rows, switches, headroom, reactions_of(queues.agent), agent, settings
     )
 
 
-def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, policy: Policy) -> QueueRow:
+def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, policy: ClassPolicy) -> QueueRow:
     at = row(number, traffic_class)
     cell, inward, gate, agent = queues.cells[at], queues.ingress[at], queues.gates[at], queues.agent[at]
     drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
@@ -280,7 +280,7 @@ def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, 
     )
 
 
-def _switch_row(queues: QueueState, index: int, name: str, policies: Sequence[Policy]) -> SwitchRow:
+def _switch_row(queues: QueueState, index: int, name: str, policies: Sequence[ClassPolicy]) -> SwitchRow:
     found = queues.switches[index]
     any_policy = next(policy for policy in policies if policy.kind != "unused")
     return SwitchRow(
@@ -330,7 +330,7 @@ def _headroom(
     groups: dict[tuple[int, int, int, int | None], list[QueueRow]] = {}
     for (node, name), classes in policies.items():
         port = fabric.by_name[node].port(name)
-        assumed = _assumed_ns(fabric.spec.queues.pfc, settings.get(node, {}))
+        assumed = _assumed_ns(fabric.policy.queues.pfc, settings.get(node, {}))
         for traffic_class, policy in enumerate(classes):
             if policy.pfc and node in switches:
                 group = groups.setdefault((port.rate_bps, port.mtu, policy.headroom, assumed), [])
@@ -351,7 +351,7 @@ def _headroom(
     )
 
 
-def _assumed_ns(pfc: PfcSpec, own: Mapping[str, Any]) -> int | None:
+def _assumed_ns(pfc: PfcPolicy, own: Mapping[str, Any]) -> int | None:
     """The reaction time that a node's headroom is made for; None where bytes were given. own: what was set on it."""
     if own.get("pfc.headroom", pfc.headroom) != "auto":
         return None

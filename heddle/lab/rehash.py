@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import state
 from heddle.base.families import Network
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
 from heddle.fabric.seeds import seed_for
 from heddle.kernel.fib import port_names
 from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing import hashing
-from heddle.switch.hashing.hashing import HashOptions, SwitchHashing, hashing_of, options_of, pin_dir, programmed
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir, programmed
 from heddle.switch.hashing.maps import Tables
-from heddle.switch.hashing.steering import DEFAULT_OPTIONS
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Node
@@ -82,7 +82,7 @@ def set_hashing(
     switches go on by their old rule in both cases.
     """
     nodes = _nodes(lab, switches)
-    _check_steerable(lab, mode, options or options_of(lab.fabric.spec.routing))
+    _check_steerable(lab, mode, options or lab.fabric.policy.routing.hash)
     check_exact(lab, exact or {})
     check_exact(lab, added or {})
     names = {node.name for node in nodes} | set(exact or {}) | set(added or {})
@@ -254,7 +254,7 @@ def _wanted(lab: Lab, node: Node, live: Mapping[str, Any] | None) -> SwitchHashi
 
 def _change_and_remember(lab: Lab, rows: Sequence[SwitchHashing]) -> None:
     handles = lab.handles()
-    change(lab.name, [(handles[row.switch], row) for row in rows], lab.fabric.spec.ip_version)
+    change(lab.name, [(handles[row.switch], row) for row in rows], lab.fabric.policy.ip_version)
     record = state.read_record(lab.name)
     if record is None:
         return

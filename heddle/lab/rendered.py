@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.events import Observer
+from heddle.fabric.fabricfile import LoadedFabric, checked
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import build
 from heddle.lab import convergence
@@ -18,11 +18,14 @@ from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.render import host_sysctls, render, switch_sysctls
 from heddle.spec.plain import differences, dump_spec, load_spec
+from heddle.spec.schema import FabricSpec
 
 if TYPE_CHECKING:
     from heddle.base.state import Record
     from heddle.render.dialects import RenderOptions
-    from heddle.spec.schema import FabricSpec
+
+
+Source = FabricSpec | LoadedFabric | Blueprint
 
 
 @dataclass(frozen=True)
@@ -30,17 +33,23 @@ class Rendered:
     """A fabric file, rendered."""
 
     spec: FabricSpec
+    fabric: Fabric
     rendered: bool = True
     notes: tuple[str, ...] = ()
 
-    @cached_property
-    def fabric(self) -> Fabric:
-        """Drawn from the spec alone."""
-        return build(self.spec)
+    @classmethod
+    def of_record(cls, record: Record) -> Rendered:
+        """What a running lab was made from; MachineError when another version of Heddle recorded it."""
+        spec = load_spec(record.spec)
+        return cls(spec, build(spec))
 
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Render it."""
         return render(self.fabric, out, options)
+
+    def spec_data(self) -> Mapping[str, Any]:
+        """All of it, defaults too."""
+        return dump_spec(self.spec)
 
     def recorded(self) -> Mapping[str, Any]:
         """The spec says it all."""
@@ -122,6 +131,7 @@ class Rendered:
         return up, len(between)
 
 
-def spec_of(made: Blueprint) -> dict[str, Any]:
-    """The spec as the record has it."""
-    return dump_spec(made.fabric.spec)
+def blueprint_from(wanted: Source) -> Blueprint:
+    """What a lab is to be made from. InputError for a spec that no fabric can be built from."""
+    loaded = checked(wanted) if isinstance(wanted, FabricSpec) else wanted
+    return Rendered(loaded.spec, loaded.fabric) if isinstance(loaded, LoadedFabric) else loaded

@@ -7,7 +7,6 @@ record, so that `validate` and `queues` know. The whole is checked as a fabric f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -15,33 +14,35 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
-from heddle.spec.plain import dump_spec
-from heddle.spec.queuespec import QueuesSpec, shown
+from heddle.base.units import shown
+from heddle.fabric.bufferchecks import unknown_words
+from heddle.fabric.checks import Said, complaints_about
+from heddle.fabric.policydata import dump_queues, load_queues, queues_as_file
+from heddle.fabric.policyof import queue_policy
+from heddle.spec.keys import Strict
+from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import Policies, policies_of
 from heddle.switch.queues.portqueues import Setup
 
 if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric, Level
+    from heddle.fabric.policy import QueuePolicy
     from heddle.lab.lab import Lab
-    from heddle.spec.schema import FabricSpec
 
 # Paths below `queues` that are thresholds, and so in a map; all others are in qdiscs, or in tables that those go by.
 LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
                 "alpha")  # fmt: skip
-_TIERS: Final = ("rtsw", "ctsw", "atsw")
 _EXAMPLE: Final = "as ./inv queues set ecn.kmax=800KB --switch 'ctsw*'"
 
 
-def own_queues(lab: Lab) -> dict[str, QueuesSpec]:
+def own_queues(lab: Lab) -> dict[str, QueuePolicy]:
     """Node -> its queues, for those that were set while the lab ran; MachineError when the record cannot be read."""
     record = state.read_record(lab.name)
     try:
-        return {
-            node: QueuesSpec.model_validate_json(json.dumps(data))
-            for node, data in (record.queues if record is not None else {}).items()
-        }
-    except ValueError:
+        return {node: load_queues(data) for node, data in (record.queues if record is not None else {}).items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
         why = "was set by another version of Heddle, and this one cannot read it"
         hint = f"./inv down {lab.name}, then up again"
         raise MachineError(Problem("", f"the queues of lab {lab.name}", why, hint)) from None
@@ -54,10 +55,10 @@ def wanted_policies(lab: Lab) -> Policies:
 
 def own_settings(lab: Lab) -> dict[str, dict[str, Any]]:
     """Node -> path -> value, for what is otherwise than the fabric file says: `ecn.kmax` -> 800000."""
-    usual = _flat(_dumped(lab.fabric.spec, lab.fabric.spec.queues))
+    usual = _flat(_as_file(lab.fabric, lab.fabric.policy.queues))
     found: dict[str, dict[str, Any]] = {}
     for node, queues in own_queues(lab).items():
-        rows = _flat(_dumped(lab.fabric.spec, queues))
+        rows = _flat(_as_file(lab.fabric, queues))
         found[node] = {path: value for path, value in rows.items() if usual.get(path) != value}
     return found
 
@@ -71,18 +72,19 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
     from heddle.switch.queues.cells import LabQueues
 
     names = _nodes(lab, switches)
-    tiers = {lab.fabric.level_of(lab.fabric.by_name[name]).word for name in names}
+    levels = {lab.fabric.by_name[name].level for name in names}
     with state.lock(lab.name, state.HASHING):  # which guards the record, too: both are changed while runs hold the lab
         own = own_queues(lab)
-        usual = lab.fabric.spec.queues
-        made: dict[str, QueuesSpec] = {}  # before -> after, since most switches have the same
+        usual = lab.fabric.policy.queues
+        made: list[tuple[QueuePolicy, QueuePolicy]] = []  # before and after, since most switches have the same
         for name in names:
             before = own.get(name, usual)
-            key = before.model_dump_json()
-            if key not in made:
-                made[key] = changed(lab.fabric.spec, before, settings, tiers)
-            own[name] = made[key]
-        _check_gates(lab, made.values())
+            after = next((new for old, new in made if old == before), None)
+            if after is None:
+                after = changed(lab.fabric, before, settings, levels)
+                made.append((before, after))
+            own[name] = after
+        _check_gates(lab, [after for _, after in made])
         own = {name: queues for name, queues in own.items() if queues != usual}
         policies = policies_of(lab.fabric, own=own)
         with LabQueues.pinned(lab.fabric) as live:
@@ -90,15 +92,15 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
         _tell_red(lab, {name: own.get(name, usual) for name in names})
         record = state.read_record(lab.name)
         if record is not None:
-            kept = {name: _dumped(lab.fabric.spec, queues) for name, queues in own.items()}
+            kept = {name: dump_queues(queues) for name, queues in own.items()}
             state.write_record(replace(record, queues=kept))
     pfc.reload(lab.name)
     return names
 
 
-def _check_gates(lab: Lab, made: Iterable[QueuesSpec]) -> None:
+def _check_gates(lab: Lab, made: Iterable[QueuePolicy]) -> None:
     """InputError where pauses are asked for, and the lab's scheduler has no gates that they could close."""
-    if any(queues.pfc.enabled and queues.lossless for queues in made):
+    if any(queues.paused for queues in made):
         setup = Setup.of(lab.fabric)
         if not setup.gated:
             why = f"needs gates, and scheduler {setup.discipline.name} has none"
@@ -106,21 +108,26 @@ def _check_gates(lab: Lab, made: Iterable[QueuesSpec]) -> None:
             raise InputError(Problem("queues set", "pfc.enabled=true", why, hint))
 
 
+class _Keys(Strict):
+    """The part of a fabric file that is set here."""
+
+    queues: QueuesSpec
+
+
 def changed(
-    given: FabricSpec, queues: QueuesSpec, settings: Sequence[str], tiers: Collection[str] = (*_TIERS, "host")
-) -> QueuesSpec:
-    """`queues` with settings in place, checked together with the rest of a fabric file; InputError with all problems.
+    fabric: Fabric, queues: QueuePolicy, settings: Sequence[str], levels: Collection[int] | None = None
+) -> QueuePolicy:
+    """`queues` with settings in place, checked together with the rest of the fabric; InputError with all problems.
 
-    tiers: those of the nodes that it is for.
+    levels: those of the nodes that it is for; all when None.
     """
-    from pydantic import ValidationError
-
     from heddle.spec.load import override
-    from heddle.spec.wording import problems_of
+    from heddle.spec.wording import examined
     from heddle.spec.yamlfile import Document, Mark
 
-    model = type(given)
-    document = Document({**dump_spec(given), "queues": _dumped(given, queues)}, "")
+    words = {level.word: number for number, level in enumerate(fabric.levels)}
+    meant = [word for word, number in words.items() if levels is None or number in levels]
+    document = Document({"queues": _as_file(fabric, queues)}, "")
     for path, value in _flat(document.data["queues"]).items():  # so that a problem with what was there names its value
         said = shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
         document.marks["queues", *path.split(".")] = Mark("", said)
@@ -130,22 +137,28 @@ def changed(
         key = path.strip().removeprefix("queues.")
         if not equals or not key:
             problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=_EXAMPLE)
-        elif wrong := _not_live(key, tiers):
+        elif wrong := _not_live(key, fabric, meant):
             problems.found.append(wrong)
         else:  # one size is for every switch that is meant, and leaves hosts theirs
-            for each in [f"buffer.{tier}" for tier in _TIERS if tier in tiers] if key == "buffer" else [key]:
+            one = key in ("buffer", "buffer.switch")
+            for each in [f"buffer.{word}" for word in meant if words[word]] if one else [key]:
                 override(document, f"queues.{each}={value}", problems)
     for mark, found in list(document.marks.items()):
         document.marks[mark] = replace(found, where=found.where.replace("--set", "queues set"))
-    try:
-        spec = model.model_validate(document.data)
-    except ValidationError as error:
-        problems.found += problems_of(error, document, model)
+    result = examined(document, _Keys)
+    problems.found += result.problems
+    if result.value is None:
+        raise InputError(*problems.found)
+    spec = result.value.queues
+    made = queue_policy(spec, [*words][1:])
+    built = replace(fabric, policy=replace(fabric.policy, queues=made))
+    complaints = [*unknown_words(spec.buffer.words, fabric), *complaints_about(built)]
+    problems.found += Said(document, result.spoilt).problems(complaints)
     problems.raise_if_any()
-    return spec.queues
+    return made
 
 
-def _tell_red(lab: Lab, wanted: Mapping[str, QueuesSpec]) -> None:
+def _tell_red(lab: Lab, wanted: Mapping[str, QueuePolicy]) -> None:
     """Give the kernel's REDs of these nodes their curves, where they mark: a port at a time, and no packet is lost."""
     for node in lab.fabric.switches:
         if node.name in wanted and wanted[node.name].ecn.marker == "red":
@@ -153,14 +166,15 @@ def _tell_red(lab: Lab, wanted: Mapping[str, QueuesSpec]) -> None:
             red.change(lab.handle(node.name).netns, {(p.name, n): c for p in node.ports for n, c in curves.items()})
 
 
-def _not_live(key: str, tiers: Collection[str]) -> Problem | None:
-    """Why a path cannot be set on running nodes of these tiers, or None when it can."""
+def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
+    """Why a path cannot be set on running nodes, or None when it can. meant: the words of their levels."""
     from heddle.spec.wording import paths_of
 
     if any(key == live or key.startswith(f"{live}.") for live in LIVE):
-        of, _, tier = key.partition(".")
-        if of == "buffer" and tier in (*_TIERS, "host") and tier not in tiers:
-            return Problem("queues set", key, *_nobody(tier, tiers))
+        of, _, word = key.partition(".")
+        level = next((each for each in fabric.levels if each.word == word), None)
+        if of == "buffer" and level is not None and word not in meant:
+            return Problem("queues set", key, *_not_meant(level, fabric, meant))
         return None
     known = [*paths_of(QueuesSpec)]
     inside = [each for each in LIVE if each.startswith(f"{key}.")]
@@ -173,13 +187,13 @@ def _not_live(key: str, tiers: Collection[str]) -> Problem | None:
     return Problem("queues set", key, "is no key of queues", hint)
 
 
-def _nobody(tier: str, tiers: Collection[str]) -> tuple[str, str]:
-    """Why and hint, where a tier's buffer is set and none of that tier is among those that are meant."""
-    if tier == "host":
+def _not_meant(level: Level, fabric: Fabric, meant: Sequence[str]) -> tuple[str, str]:
+    """Why and hint, where a level's buffer is set and none of that level is among the nodes that are meant."""
+    hosts = fabric.levels[0]
+    if level == hosts:
         return "is that of hosts, and --switch names switches", "leave --switch out"
-    some = [each for each in _TIERS if each in tiers]
-    hint = " or ".join(f"buffer.{each}" for each in some)
-    return f"is that of {tier.upper()}s, and none is among the nodes that are meant", f"these have {hint}"
+    hint = " or ".join(f"buffer.{word}" for word in meant if word != hosts.word)
+    return f"is that of {level.title}s, and none is among the nodes that are meant", f"these have {hint}"
 
 
 def _anew(path: str) -> str:
@@ -200,10 +214,9 @@ def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
 
 
-def _dumped(given: FabricSpec, queues: QueuesSpec) -> dict[str, Any]:
-    """Queues as plain data, durations with their unit, as a fabric file has them."""
-    data: dict[str, Any] = dump_spec(given.model_copy(update={"queues": queues}))["queues"]
-    return data
+def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
+    """Queues in a fabric file's own words."""
+    return queues_as_file(queues, [level.word for level in fabric.levels[1:]])
 
 
 def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -256,7 +256,7 @@ class _Reading:
                 found = replace(found, down=ports_down(netlink))
         if self._wants(LabPart.FIBS):
             with self._guarded(LabPart.FIBS):
-                found = replace(found, fib=fib_of(netlink, name, names, self._fabric.spec.ip_version))
+                found = replace(found, fib=fib_of(netlink, name, names, self._fabric.policy.ip_version))
         if self._wants(LabPart.HASHING):
             with self._guarded(LabPart.HASHING), Tables.pinned(pin_dir(lab, name)) as tables:
                 rule = hashing_in(tables, name, names)

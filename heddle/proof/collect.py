@@ -70,8 +70,8 @@ def _flows(counters: Mapping[str, SwitchCounters]) -> dict[str, tuple[FlowCount,
 
 def _patience(fabric: Fabric) -> float:
     """Seconds in which all that is under way has passed: it may fill the queues of a slow port."""
-    deepest = max(deepest_queue(fabric, number) for number in fabric.spec.queues.numbers)
-    return SETTLE_S + 8 * deepest / min(fabric.spec.link.host, fabric.spec.link.fabric)
+    deepest = max(deepest_queue(fabric, number) for number in fabric.policy.queues.numbers)
+    return SETTLE_S + 8 * deepest / fabric.slowest_bps
 
 
 def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[SentFlow]) -> None:

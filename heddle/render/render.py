@@ -92,7 +92,7 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
     )
     announced = _announced(fabric)
     shared = {
-        "family": fabric.spec.ip,
+        "family": fabric.policy.ip,
         "fabric": fabric,
         "announced": announced,
         # What only bgpd understands.
@@ -143,7 +143,7 @@ def mgmt_subnet(fabric: Fabric) -> IPv4Network:
 
     172.24.0.0/13 leaves alone what Docker hands out first; when the pool lies there, 192.168.0.0/16 takes its place.
     """
-    pool = fabric.spec.addressing.network
+    pool = fabric.policy.pool
     space = IPv4Network("172.24.0.0/13")
     if isinstance(pool, IPv4Network) and space.overlaps(pool):
         space = IPv4Network("192.168.0.0/16")
@@ -159,7 +159,7 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
     `flow` lets the kernel hash the five-tuple; in other modes a BPF program sets the packet's hash: policy 1 takes it.
     """
     hashing = _hashing_sysctls(fabric)
-    if fabric.spec.ip_version == 6:
+    if fabric.policy.ip_version == 6:
         return {
             "net.ipv6.conf.all.forwarding": "1",
             "net.ipv6.conf.all.disable_ipv6": "0",
@@ -187,10 +187,10 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
 
 def _hashing_sysctls(fabric: Fabric) -> dict[str, str]:
     from heddle.base.sysctls import HASH_SEED
-    from heddle.switch.hashing.hashing import POLICY_CUSTOM, options_of, sysctls
+    from heddle.switch.hashing.hashing import POLICY_CUSTOM, sysctls
 
-    routing = fabric.spec.routing
-    rules = sysctls(routing.ecmp, 1, options_of(routing), fabric.spec.ip_version)
+    routing = fabric.policy.routing
+    rules = sysctls(routing.ecmp, 1, routing.hash, fabric.policy.ip_version)
     custom = str(POLICY_CUSTOM) in (value for key, value in rules.items() if key.endswith("policy"))
     return {key: value for key, value in rules.items() if key != HASH_SEED and (custom or not key.endswith("fields"))}
 
@@ -204,7 +204,7 @@ _KEPT_ADDRESSES: Final[Mapping[str, str]] = {
 
 def host_sysctls(fabric: Fabric) -> Mapping[str, str]:
     """What makes a namespace a host."""
-    return _HOST_SYSCTLS if fabric.spec.ip_version == 4 else {**_HOST_SYSCTLS, **_KEPT_ADDRESSES}
+    return _HOST_SYSCTLS if fabric.policy.ip_version == 4 else {**_HOST_SYSCTLS, **_KEPT_ADDRESSES}
 
 
 # A host with several NICs answers on the one it was asked on, so no reverse path filter. IPv6 stays on, as containerlab
@@ -250,14 +250,14 @@ def host_commands(fabric: Fabric, host: Node) -> list[str]:
     There is no default route: what is not in the fabric must fail at once. With several NICs the pool is reached over
     all of them, and a socket bound to one NIC's address leaves through that NIC (a table each).
     """
-    pool = fabric.spec.addressing.network
+    pool = fabric.policy.pool
     ways: list[tuple[str, str, str]] = []
     for port in host.ports:
         peer = fabric.by_name[port.peer_node].port(port.peer_port)
         if port.address is not None and peer.address is not None:
             ways.append((port.name, str(port.address), str(peer.address.ip)))
     commands = [f"ip addr add {address} dev {name}" for name, address, _ in ways]
-    ip = "ip" if fabric.spec.ip_version == 4 else "ip -6"
+    ip = "ip" if fabric.policy.ip_version == 4 else "ip -6"
     if len(ways) == 1:
         return [*commands, f"{ip} route add {pool} via {ways[0][2]} dev {ways[0][0]}"]
     hops = " ".join(f"nexthop via {gateway} dev {name}" for name, _, gateway in ways)
@@ -270,7 +270,7 @@ def host_commands(fabric: Fabric, host: Node) -> list[str]:
 
 def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
     """Port -> what BGP says of the bandwidth behind it: prefixes, and Mbit/s. Empty without `routing.ucmp`."""
-    if not fabric.spec.routing.ucmp:
+    if not fabric.policy.routing.ucmp:
         return {}
     from heddle.fabric.ucmp import announcements
 

@@ -74,7 +74,7 @@ def save(lab: Lab, what: str, labels: Sequence[RowLabel], series: Series) -> Non
     import numpy as np
 
     path = series_path(lab)
-    about = {"format": _FORMAT, "lab": lab.name, "what": what, "k": lab.fabric.spec.k}
+    about = {"format": _FORMAT, "lab": lab.name, "what": what, "k": lab.fabric.policy.k}
     text = json.dumps({**about, "labels": [asdict(label) for label in labels]})
     arrays: dict[str, Any] = {"about_json": np.array(text), **series.arrays()}
     state.make_dir(path.parent)

@@ -162,7 +162,7 @@ class ContainerlabRuntime:
 def _networks(fabric: Fabric) -> set[IPv4Network]:
     """What a fabric uses of IPv4, as the engine does: its pool, and in somebody's own topology what its ports have."""
     ports = (port.address.network for node in fabric.nodes for port in node.ports if port.address is not None)
-    return {each for each in (fabric.spec.addressing.network, *ports) if isinstance(each, IPv4Network)}
+    return {each for each in (fabric.policy.pool, *ports) if isinstance(each, IPv4Network)}
 
 
 def _container(lab: str, node: str) -> str:

@@ -6,8 +6,8 @@ Checks that need more than one key raise ValueError through `at(path, ...)`, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -47,6 +47,7 @@ Duration = Annotated[int, parsed(parse_duration)]  # nanoseconds
 
 
 class Strict(BaseModel):
-    """A group of keys: no other keys, no conversions, frozen."""
+    """A group of keys: no other keys, no conversions, frozen. synonyms: words of other tools -> the path meant here."""
 
+    synonyms: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,13 +1,15 @@
 """Fabric file -> FabricSpec, with every error of the file shown at once.
 
 In:  a preset's name or a path, and `--set path=value` overrides.
-Out: FabricSpec. InputError carries one Problem an error, with file, line, dotted path, value, reason and a hint.
+Out: a Document, and the FabricSpec in it or one Problem an error, with file, line, dotted path, value, reason and hint.
+What shows only on the built fabric comes after that: heddle/fabric/fabricfile.py.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +19,7 @@ from heddle.base.problems import InputError, Problem, Problems, nearest
 
 if TYPE_CHECKING:
     from heddle.spec.schema import FabricSpec
+    from heddle.spec.wording import Examined
     from heddle.spec.yamlfile import Document, Trail
 
 _SOME: Final = 8  # files that a hint names
@@ -32,16 +35,11 @@ def _presets() -> Path:
     return resources.HERE.content(resources.TOPOLOGIES)
 
 
-def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequence[str] = ()) -> FabricSpec:
-    """Read a preset or a fabric file, apply the overrides, and check everything.
+def read_fabric(name_or_path: str, *, name: str | None, overrides: Sequence[str], problems: Problems) -> Document:
+    """Read a preset or a fabric file, and apply the overrides; nothing but the overrides themselves is checked.
 
-    name: replaces the file's name (`--name`). overrides: `path=value` each (`--set`), applied before the checks.
-    Raises InputError with all problems found.
+    name: replaces the file's name (`--name`). overrides: `path=value` each (`--set`).
     """
-    from pydantic import ValidationError
-
-    from heddle.spec.schema import FabricSpec
-    from heddle.spec.wording import problems_of
     from heddle.spec.yamlfile import parse, read_text
 
     path, source = find_fabric(name_or_path)
@@ -49,17 +47,26 @@ def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequen
     if "topology" in document.data and "racks" not in document.data:
         hint = f"./inv up --topology {shlex.quote(source)} brings it up"
         raise InputError(Problem(source, "the file", "is a containerlab topology, not a fabric file", hint))
-    problems = Problems()
     for text in overrides:
         override(document, text, problems)
     if name is not None:
         _put(document, ("name",), name, "--name")
-    try:
-        spec = FabricSpec.model_validate(document.data)
-    except ValidationError as error:
-        problems.found += problems_of(error, document, FabricSpec)
-    problems.raise_if_any()
-    return spec
+    return document
+
+
+def examined_fabric(document: Document) -> Examined[FabricSpec]:
+    """The spec, of the shape that the file names; where there is no such shape, the rest is read as of the nearest."""
+    from heddle.spec.shapes import DEFAULT, SHAPES
+    from heddle.spec.wording import Examined, examined, in_order, not_one_of
+
+    shape = document.data.get("shape", DEFAULT)
+    if shape is None or isinstance(shape, dict | list) or shape in SHAPES:
+        return examined(document, SHAPES.get(shape, SHAPES[DEFAULT]) if isinstance(shape, str) else SHAPES[DEFAULT])
+    text = document.text(("shape",)) or str(shape)
+    problem = Problem(document.where(("shape",)), f"shape: {text}", *not_one_of(list(SHAPES), text))
+    rest = {key: value for key, value in document.data.items() if key != "shape"}
+    found = examined(replace(document, data=rest), SHAPES[nearest(text, SHAPES) or DEFAULT])
+    return Examined(found.value, in_order([problem, *found.problems]), found.spoilt | {"shape"})
 
 
 def find_fabric(name_or_path: str) -> tuple[Path, str]:

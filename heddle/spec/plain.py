@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_duration, format_rate
 from heddle.spec.keys import Duration, Rate
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes import DEFAULT, SHAPES
+
+if TYPE_CHECKING:
+    from heddle.spec.schema import FabricSpec
 
 # What marks a field as a rate or a duration: the parser in its annotation.
 _RATE: Final = get_args(Rate)[1]
@@ -30,8 +33,8 @@ def load_spec(data: Mapping[str, Any]) -> FabricSpec:
     """The spec that was dumped; MachineError when another version of Heddle dumped it and this one cannot read it."""
     try:
         # As JSON, since strict models take lists for tuples and text for enums only there.
-        return FabricSpec.model_validate_json(json.dumps(data))
-    except ValidationError:
+        return SHAPES[data.get("shape", DEFAULT)].model_validate_json(json.dumps(data))
+    except (ValidationError, KeyError):
         name = data.get("name", "")
         why = "was made by another version of Heddle, whose fabric this one cannot read"
         raise MachineError(Problem("", f"lab {name}", why, f"./inv down {name}, then up again")) from None
@@ -40,8 +43,13 @@ def load_spec(data: Mapping[str, Any]) -> FabricSpec:
 def differences(old: FabricSpec, new: FabricSpec) -> list[tuple[str, Any, Any]]:
     """(path, old value, new value) of every key that differs, in the file's order."""
     before, after = _flat(dump_spec(old)), _flat(dump_spec(new))
-    keys = dict.fromkeys([*before, *after])
-    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    rows = ((key, _value(before, key), _value(after, key)) for key in dict.fromkeys([*before, *after]))
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _value(flat: Mapping[str, Any], key: str) -> Any:
+    """A level without a buffer of its own has that of all switches."""
+    return flat.get(key, flat.get("queues.buffer.switch") if key.startswith("queues.buffer.") else None)
 
 
 def _dump(model: BaseModel) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What `queues` of a fabric file may say: classes, buffers, ECN and PFC, and what of it cannot be.
 
 In:  plain data, as the rest of the file. Out: QueuesSpec, frozen; sizes in bytes, durations in nanoseconds.
-What these say to the rest of the file, and what is left of a buffer to be shared, is heddle/fabric/buffers.py's.
+What these say to the rest of the file is checked on the built fabric: heddle/fabric/bufferchecks.py.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from heddle.base.ethernet import CLASSES, HEADER, MAX_QUANTA, QUANTUM_BITS
-from heddle.base.units import parse_size
+from heddle.base.ethernet import CLASSES, DSCPS, MAX_QUANTA
+from heddle.base.units import parse_size, round_down, shown
 from heddle.spec.keys import Duration, Size, Strict, at, wrong
 
-DSCPS: Final = 64
-LARGEST_PFC_MTU: Final = 60_000  # a closed gate refuses what it counts as 65,535 bytes, and a packet must be less
 _BUFFERS: Final = (10_000, 2**29)  # the queues below take twice as much (disciplines.LEAF_LIMIT)
 _HEADROOMS: Final = (0, 2**31)
-Kind = Literal["control", "lossless", "lossy"]
 
 
 def _size(bounds: tuple[int, int]) -> BeforeValidator:
@@ -60,11 +57,11 @@ Quanta = Annotated[int | Literal["auto"], BeforeValidator(_quanta)]
 
 
 def _one_for_all(value: Any) -> Any:
-    """A buffer for every switch may be written without naming the tiers."""
+    """A buffer for every switch may be written without naming the levels."""
     if isinstance(value, dict | BufferSpec):
         return value
     read: Any = _size(_BUFFERS).func
-    return dict.fromkeys(("rtsw", "ctsw", "atsw"), read(value))
+    return {"switch": read(value)}
 
 
 def _words(value: Any) -> Any:
@@ -76,12 +73,26 @@ _Keyed = BeforeValidator(_words)
 
 
 class BufferSpec(Strict):
-    """Bytes of one switch of each tier, shared by its ports; `host`: what waits at most in a port of a host."""
+    """Bytes of one switch, shared by its ports; `host`: what waits at most in a port of a host.
 
-    rtsw: BufferSize = "auto"
-    ctsw: BufferSize = "auto"
-    atsw: BufferSize = "auto"
+    Any other key is the word of a level (`rtsw`), whose switches then have another size than `switch`. Which words a
+    fabric has is its shape's, so that is checked on the built fabric.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, BufferSize]
+
+    switch: BufferSize = "auto"
     host: Size = Field(default=1_000_000, ge=_BUFFERS[0], le=2**31 - 1)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Levels that have a size of their own, as the file names them."""
+        return tuple(self.__pydantic_extra__)
+
+    def size(self, word: str) -> int | Literal["auto"]:
+        """The size of a switch of a level."""
+        return self.__pydantic_extra__.get(word, self.switch)
 
 
 class CurveSpec(Strict):
@@ -155,20 +166,6 @@ class PfcSpec(Strict):
     headroom: Headroom = "auto"
     watchdog: WatchdogSpec = WatchdogSpec()
 
-    def headroom_bytes(self, rate_bps: int, mtu: int) -> int:
-        """Bytes that still arrive at a port after Xoff: what the sender sends until it stops, and a frame each way."""
-        if self.headroom != "auto":
-            return self.headroom
-        return -(-rate_bps * self.reaction // (8 * 10**9)) + 2 * (mtu + HEADER)
-
-    def quanta_at(self, rate_bps: int) -> int:
-        """Of a pause frame sent by a port of this rate; 1 to 65535."""
-        if self.quanta != "auto":
-            return self.quanta
-        if not self.watchdog.enabled:
-            return MAX_QUANTA
-        return max(1, min(MAX_QUANTA, rate_bps * self.watchdog.detect // (4 * QUANTUM_BITS * 10**9)))
-
     @model_validator(mode="after")
     def _thresholds_fall(self) -> PfcSpec:
         if self.xon >= self.xoff:
@@ -208,14 +205,6 @@ class QueuesSpec(Strict):
         """Classes in use, ascending."""
         named = {self.control, self.best_effort, *self.lossless, *(int(word) for word in self.weights)}
         return tuple(sorted(named))
-
-    def kind(self, number: int) -> Kind:
-        """What a class in use is."""
-        return "control" if number == self.control else "lossless" if number in self.lossless else "lossy"
-
-    def weight(self, number: int) -> int:
-        """Its share among those that are not control: 4 for lossless ones and 1 for others, where nothing is said."""
-        return self.weights.get(str(number), 4 if number in self.lossless else 1)
 
     @model_validator(mode="after")
     def _classes_exist(self) -> QueuesSpec:
@@ -283,23 +272,3 @@ def _classes_of(path: str, words: Iterable[str]) -> None:
     for word in words:
         if not (word.isdecimal() and len(word) == 1 and int(word) < CLASSES):
             raise at(f"{path}.{word}", "is not of a class", _EIGHT)
-
-
-def shown(size: int) -> str:
-    """Bytes as a file has them: `60KB`, `1MB`, `4214`."""
-    for unit, factor in (("MB", 10**6), ("KB", 10**3)):
-        if size >= factor and size * 10 % factor == 0:
-            return f"{size / factor:g}{unit}"
-    return str(size)
-
-
-def round_up(size: int) -> str:
-    """A size that people would write, not below the given one: two digits that count."""
-    factor: int = 10 ** max(0, len(str(size)) - 2)
-    return shown(-(-size // factor) * factor)
-
-
-def round_down(size: int) -> str:
-    """The same, not above it."""
-    factor: int = 10 ** max(0, len(str(size)) - 2)
-    return shown(size // factor * factor)

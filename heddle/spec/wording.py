@@ -1,7 +1,8 @@
 """pydantic's errors in the words of the house: file and line, path and value, a reason that ends the sentence, a hint.
 
-In:  a ValidationError, the Document that was checked, and the model.
-Out: Problems in the order of the file's lines. One table, `_WORDS`, maps pydantic's error types to reasons.
+In:  a Document, and the model that it is to be of.
+Out: Examined: the model, or Problems in the order of the file's lines.
+One table, `_WORDS`, maps pydantic's error types to reasons.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import copy
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,34 +27,44 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 Model = type[BaseModel]
+M = TypeVar("M", bound=BaseModel)
 
 _ROUNDS: Final = 16  # more than there are checks between keys
-# What a key may hold, for the hint under `is missing`: an example says more than a type.
-_EXAMPLES: Final = {"name": "zone", "racks": "8", "ctsw": "4"}
-# Words of other tools and houses, and what they are called here.
-_SYNONYMS: Final = {
-    "spines": "ctsw", "spine": "ctsw", "leaves": "racks", "leafs": "racks", "leaf": "racks", "rtsw": "racks",
-    "servers": "hosts_per_rack", "gpus": "nics_per_host", "hash": "routing.hash", "topology": "shape",
-}  # fmt: skip
 _DURATION: Final = re.compile(r"[0-9.]+ *[num]?s")
 _OF_LISTS: Final = ("heddle_at", "list_type", "tuple_type", "too_short")
 _PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "1 to 12 small letters and digits, a letter first"}
 
 
-def problems_of(error: ValidationError, document: Document, model: Model) -> list[Problem]:
+@dataclass(frozen=True, slots=True)
+class Examined(Generic[M]):
+    """What came of a document. value: what is left of it when all that is wrong is taken out, if that does at all.
+
+    spoilt: dotted paths of what is wrong, of which nothing more can be said.
+    """
+
+    value: M | None
+    problems: list[Problem]
+    spoilt: frozenset[str]
+
+
+def examined(document: Document, model: type[M]) -> Examined[M]:
     """Every error as a Problem, once a path, in the order of the lines.
 
     What keys say to each other is looked at only in a file whose keys are right by themselves. So what is wrong is
     taken out of a copy, and the rest looked at again, until nothing more is found.
     """
-    groups = _grouped(error, model)
+    try:
+        return Examined(model.model_validate(document.data), [], frozenset())
+    except ValidationError as error:
+        groups = _grouped(error, model)
     found = _problems(groups, document, model)
     data, wrong = copy.deepcopy(document.data), set(groups)
+    value: M | None = None
     for _ in range(_ROUNDS):
         for trail in groups:
-            _take_out(data, trail)
+            _take_out(data, trail, model)
         try:
-            model.model_validate(data)
+            value = model.model_validate(data)
             break
         except ValidationError as later:
             groups = _grouped(later, model)
@@ -61,26 +74,48 @@ def problems_of(error: ValidationError, document: Document, model: Model) -> lis
         spoilt = {dotted(trail) for trail in wrong}
         found += _problems({t: ds for t, ds in groups.items() if not given[t] & spoilt}, document, model)
         wrong |= set(groups)
-    return sorted(found, key=lambda p: _line(p.where))
+    return Examined(value, in_order(found), frozenset(dotted(trail) for trail in wrong))
 
 
-def _take_out(data: dict[str, Any], trail: Trail) -> None:
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Problems of one file by their lines; those of flags come last."""
+    return sorted(problems, key=lambda problem: _line(problem.where))
+
+
+def _take_out(data: dict[str, Any], trail: Trail, model: Model) -> None:
     """Remove a key, so that its default stands there; a key that must be given gets a value that is right."""
     here: Any = data
     for step in trail[:-1]:
         here = here.get(step) if isinstance(here, dict) else None
     if isinstance(here, dict) and trail:
         here.pop(trail[-1], None)
-    if len(trail) == 1 and trail[0] in _EXAMPLES:
-        example = _EXAMPLES[str(trail[0])]
-        data[str(trail[0])] = int(example) if example.isdigit() else example
+    if len(trail) == 1 and (example := _example(trail, model)) is not None:
+        data[str(trail[0])] = example
+
+
+def _example(trail: Trail, model: Model) -> Any:
+    """A value that a key may have, for the hint under `is missing`: an example says more than a type."""
+    group = _group_at(trail[:-1], model)
+    field = group.model_fields.get(str(trail[-1])) if group else None
+    return next(iter((field.examples if field else None) or ()), None)
 
 
 def _grouped(error: ValidationError, model: Model) -> dict[Trail, list[ErrorDetails]]:
     groups: dict[Trail, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         groups.setdefault(_trail(detail, model), []).append(detail)
-    return groups
+    # pydantic looks at keys that have no field of their own last: here levels go before hosts.
+    free = {trail: _is_free(trail, model) for trail in groups}
+    order: list[Trail] = []
+    for _, same in groupby(groups, key=lambda trail: trail[:-1]):
+        order += sorted(same, key=lambda trail: not free[trail])
+    return {trail: groups[trail] for trail in order}
+
+
+def _is_free(trail: Trail, model: Model) -> bool:
+    """Whether a key is one of those that its group takes without having a field for it."""
+    group = _group_at(trail[:-1], model)
+    return group is not None and group.model_config.get("extra") == "allow" and trail[-1] not in group.model_fields
 
 
 def _problems(groups: Mapping[Trail, list[ErrorDetails]], document: Document, model: Model) -> list[Problem]:
@@ -158,10 +193,10 @@ def _problem(trail: Trail, details: list[ErrorDetails], document: Document, mode
     if len(details) > 1:
         why, hint = _union(details, text)
     elif detail["type"] == "missing":
-        example = _EXAMPLES.get(str(trail[-1]), "")
+        example = _example(trail, model)
         why, hint = "is missing", f"add {trail[-1]}: {example}" if example else "add it"
     elif detail["input"] is None and detail["type"] not in ("heddle_at", "heddle_unit"):
-        example = _EXAMPLES.get(str(trail[-1]), "")
+        example = _example(trail, model)
         why, hint = "has no value", f"write {trail[-1]}: {example}" if example else "give it one, or leave the key out"
     elif detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
         why, hint = "is not a group of keys", _legal(_group_at(trail, model))
@@ -185,7 +220,8 @@ def _key_meant(trail: Trail, model: Model) -> str:
     legal = list((_group_at(trail[:-1], model) or model).model_fields)
     elsewhere = [p for p in paths_of(model) if p.rpartition(".")[2] == key]
     longer = [k for k in legal if k.startswith(key + "_")]
-    return _SYNONYMS.get(key.lower()) or next(iter([*longer, *elsewhere]), "") or nearest(key, legal)
+    meant = getattr(model, "synonyms", {}).get(key.lower())
+    return meant or next(iter([*longer, *elsewhere]), "") or nearest(key, legal)
 
 
 def _key_hint(trail: Trail, model: Model) -> str:
@@ -220,7 +256,11 @@ def _near(text: str, words: list[str]) -> str:
 
 
 def _literal(detail: ErrorDetails, text: str) -> tuple[str, str]:
-    words = _choices(detail)
+    return not_one_of(_choices(detail), text)
+
+
+def not_one_of(words: list[str], text: str) -> tuple[str, str]:
+    """Why a word that is none of these is wrong, and a hint."""
     if len(words) == 1:
         return f"is not {words[0]}, the only choice so far", ""
     return f"is not one of {', '.join(words)}", _near(text, words)

@@ -144,7 +144,7 @@ def _pin_switch(
 ) -> list[queues.Filter]:
     """Load and pin a switch's own copies of `hash` and `count`; sysctls and seed as the fabric says."""
     wanted = hashing.hashing_of(fabric, node)
-    version = fabric.spec.ip_version
+    version = fabric.policy.ip_version
     pins = _pin_dir(fabric.name, node.name)
     room = {**sizes(wanted.steering, len(fabric.switches)), "ids": len(node.ports) + 1}
     with _depths(fabric) as shared, loaded(resources.HERE.bpf_object("hash"), room, shared) as made:

@@ -141,7 +141,7 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
             qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
     fan_in = int(np.bincount(pairs[:, 1]).max())
     timeout_s = ack_timeout(fabric, options, fan_in)
-    return Plan(fabric.name, fabric.spec.k, fabric.spec.roce.ib_mtu, timeout_s, options, endpoints, tuple(qps))
+    return Plan(fabric.name, fabric.policy.k, fabric.policy.ib_mtu, timeout_s, options, endpoints, tuple(qps))
 
 
 def longest_transfer(pattern: Pattern, ranks: int, count: int) -> int:
@@ -193,12 +193,13 @@ def ack_timeout(fabric: Fabric, options: RunOptions, fan_in: int = 1) -> float:
     """
     if options.timeout is not None:
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
-    queues, link = fabric.spec.queues, fabric.spec.link
+    queues = fabric.policy.queues
+    nic = min(port.rate_bps for host in fabric.hosts for port in host.ports)
     number = class_plan(queues).dscp[DSCP_DATA]
-    wait = 3 * 8 * deepest_queue(fabric, number) / min(link.host, link.fabric)
+    wait = 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
     if queues.pfc.enabled and number in queues.lossless:
-        frame = fabric.spec.roce.ib_mtu + LAYOUTS[fabric.spec.ip_version].overhead_bytes
-        wait += 8 * fan_in * options.qps * window_of(options) * frame / link.host
+        frame = fabric.policy.ib_mtu + LAYOUTS[fabric.policy.ip_version].overhead_bytes
+        wait += 8 * fan_in * options.qps * window_of(options) * frame / nic
         wait += queues.pfc.watchdog.detect * 1e-9 if queues.pfc.watchdog.enabled else 0.0
     return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
 
@@ -241,12 +242,11 @@ def _no_nic(fabric: Fabric, port: Port) -> str:
     peer = fabric.by_name[port.peer_node]
     gateway = peer.port(port.peer_port)
     if port.address is None:
-        own = ", and a topology of one's own is run over IPv4 only" if fabric.spec.shape != "clos" else ""
-        return f"has no {fabric.spec.ip.name} address{own}"
+        return f"has no {fabric.policy.ip.name} address, and a topology of one's own is run over IPv4 only"
     if peer.role is Role.HOST:
         return f"leads to {peer.name}, which is no switch"
     if gateway.address is None:
-        return f"leads to {gateway.ref}, which has no {fabric.spec.ip.name} address: a rank's packets go to a router"
+        return f"leads to {gateway.ref}, which has no {fabric.policy.ip.name} address: a rank's packets go to a router"
     if gateway.address.ip not in port.address.network:
         return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
     return ""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.tables import table
-from heddle.base.units import format_bytes, format_rate
-from heddle.spec.queuespec import round_up, shown
+from heddle.base.units import format_bytes, format_rate, round_up, shown
 
 if TYPE_CHECKING:
     from heddle.lab.queuestatus import Headroom, QueueRow, QueuesResult, Reactions, SwitchRow

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from heddle.base.events import Observer
+from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import lifecycle as labs
-from heddle.spec.load import load_fabric
 
 from . import Figure, at_most
 from .yardstick import bare_fabric
@@ -22,7 +22,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
     bare, full, rss = float("inf"), float("inf"), 0.0
     for _ in range(2):
         bare = min(bare, bare_fabric(_RACKS, _CTSW))
-        spec = load_fabric("zone", name=_LAB)
+        spec = load_fabric("zone", name=_LAB).spec
         try:
             result = labs.up(spec, observer=observer, rollback=True)
             full = min(full, result.seconds["total"])

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.events import Observer
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
-from heddle.spec.load import load_fabric
 
 from . import Figure, at_most
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from heddle.base.events import Observer
 from heddle.cli.demo import demo
+from heddle.fabric.fabricfile import load_fabric
 from heddle.host.capacity import PACKET_COST_CRCS, crc_seconds
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.spec.load import load_fabric
 from heddle.traffic.options import RunOptions
 from heddle.wire.layout import OVERHEAD_BYTES
 
@@ -25,8 +25,8 @@ _LAB = "benchar"
 
 def fluid_busbw(lab: Lab) -> float:
     """GB/s of payload that one host link carries when nothing else is on it: rate x payload / frame."""
-    mtu = lab.fabric.spec.roce.ib_mtu
-    return lab.fabric.spec.link.host / 8 * mtu / (mtu + OVERHEAD_BYTES) / 1e9
+    mtu = lab.fabric.policy.ib_mtu
+    return lab.fabric.hosts[0].ports[0].rate_bps / 8 * mtu / (mtu + OVERHEAD_BYTES) / 1e9
 
 
 def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: str) -> tuple[Lab, RunResult, float]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from heddle.base.events import Observer
 from heddle.base.process import run
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.shapes import build
 from heddle.host.engine import binary
 from heddle.host.engine.setup import engine_running
 from heddle.kernel.fib import Fib, read_fib
@@ -23,7 +23,6 @@ from heddle.lab.convergence import gaps
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import render
 from heddle.runtimes.registry import get_runtime
-from heddle.spec.load import load_fabric
 
 from . import Figure, at_most
 
@@ -58,7 +57,7 @@ def _command_line(observer: Observer) -> float:
     """Seconds from `containerlab deploy`, told to use as many workers as there are nodes, until all next hops are in
     every kernel. The same file; no rates, queues or programs.
     """
-    fabric = build(load_fabric("zone", name=_LAB))
+    fabric = load_fabric("zone", name=_LAB).fabric
     engine = get_runtime("containerlab")
     options = engine.prepare(fabric, RenderOptions(), observer)
     with _directory() as where:
@@ -76,7 +75,7 @@ def _command_line(observer: Observer) -> float:
 
 
 def _fibs(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> dict[str, Fib]:
-    return {switch.name: read_fib(handles[switch.name], fabric.spec.ip_version) for switch in fabric.switches}
+    return {switch.name: read_fib(handles[switch.name], fabric.policy.ip_version) for switch in fabric.switches}
 
 
 def _containerlab(verb: str, topology: Path, *flags: str) -> None:

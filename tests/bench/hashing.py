@@ -19,10 +19,11 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.base.process import run
+from heddle.fabric.policy import HashOptions
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
-from heddle.switch.hashing.hashing import HashOptions, SwitchHashing, hashing_of
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from tests.netns.queue_bench import checksum
 from tests.netns.static_fabric import GATEWAY, StaticLab, roce_frame, some_flows, static_fabric
 

@@ -70,15 +70,15 @@ def _walked(qps: int) -> float:
     from heddle.forecast.modes import HASHED, rule_of, rules_of, steering_of
     from heddle.forecast.planfile import load_plan
     from heddle.forecast.wires import forwarding_of, wires_of
-    from heddle.spec.schema import FabricSpec
+    from heddle.spec.shapes.clos import ClosSpec
     from heddle.spec.yamlfile import parse
 
-    fabric = build(FabricSpec.model_validate(parse(_FABRIC, "paper.yml").data))
+    fabric = build(ClosSpec.model_validate(parse(_FABRIC, "paper.yml").data))
     wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan(f"{_PLAN},qps={qps}"))
     nics, forwarding = nics_of(wires, traffic), forwarding_of(wires)
     steering = steering_of(wires, forwarding)
     scenarios = [
-        Scenario(mode, forwarding, rules_of(wires, rule_of(fabric.spec, mode), steering, wires.seeds))
+        Scenario(mode, forwarding, rules_of(wires, rule_of(fabric.policy, mode), steering, wires.seeds))
         for mode in HASHED
     ]
     best = float("inf")

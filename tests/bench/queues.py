@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.events import Observer
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.policy import HashOptions
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.lab import lifecycle as labs
 from heddle.lab.opening import open_lab
 from heddle.lab.queuestatus import reactions_of
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
-from heddle.spec.load import load_fabric
-from heddle.switch.hashing.hashing import HashOptions
 from heddle.switch.pfc.gates import Gates
 from heddle.traffic.options import RunOptions
 from tests.netns.blaster import Blast, blast
@@ -62,7 +62,7 @@ def incast(observer: Observer) -> Iterator[Figure]:
                 observer.advance("bench queues", turn + 1)
                 port = PortUse(net, net.down_port(sink))
                 arrived += sum(h.packets for h in blast(net.lab, blasts, watch=port.look))
-                busy.append(port.rate_bps / net.lab.fabric.spec.link.host)
+                busy.append(port.rate_bps / net.lab.fabric.hosts[0].ports[0].rate_bps)
             lost[pauses] = 1 - arrived / (_REPEATS * len(senders) * _PACKETS)
             if pauses:
                 use, reactions = statistics.median(busy), reactions_of(net.queues.agent)

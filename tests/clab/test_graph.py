@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import MachineError
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import build
 from heddle.host.engine.docker import docker
-from heddle.spec.load import load_fabric
 from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.views.graph import DRAWIO_IMAGE, drawing
 
 pytestmark = pytest.mark.usefixtures("engine")
-FABRICS = [load_fabric("tiny"), load_fabric("zone"), FabricSpec(name="rails", racks=1, ctsw=2, nics_per_host=2)]
+FABRICS = [load_fabric("tiny"), load_fabric("zone"), ClosSpec(name="rails", racks=1, ctsw=2, nics_per_host=2)]
 
 
 @pytest.mark.parametrize("spec", FABRICS, ids=lambda spec: str(spec.name))
@@ -30,7 +31,7 @@ def test_mermaid_has_every_link_in_the_order_of_names(spec: FabricSpec) -> None:
 
 
 def test_dot_has_every_node_in_its_group_and_every_link() -> None:
-    fabric = build(load_fabric("zone"))
+    fabric = load_fabric("zone").fabric
     text = drawing("dot", fabric).decode()
     groups = dict(re.findall(r"^\t(\w+) \[.*group=(\w+)", text, re.MULTILINE))
     assert groups == {n.name: ("server", "leaf", "spine")[n.level] for n in fabric.nodes}
@@ -39,7 +40,7 @@ def test_dot_has_every_node_in_its_group_and_every_link() -> None:
 
 
 def test_drawio_draws_or_names_the_image_that_it_lacks() -> None:
-    fabric = build(load_fabric("tiny"))
+    fabric = load_fabric("tiny").fabric
     before = docker(["container", "ls", "--all", "--quiet"]).out
     try:
         text = drawing("drawio", fabric).decode()
@@ -56,4 +57,4 @@ def test_without_containerlab_the_command_that_installs_it_is_named(
 ) -> None:
     monkeypatch.setenv("HEDDLE_CONTAINERLAB", str(tmp_path / "none"))
     with pytest.raises(MachineError, match="is not a program"):
-        drawing("mermaid", build(load_fabric("tiny")))
+        drawing("mermaid", load_fabric("tiny").fabric)

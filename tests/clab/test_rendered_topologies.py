@@ -16,28 +16,31 @@ import pytest
 import yaml
 
 from heddle.base.process import Done, run
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.shapes import SHAPES, build
+from heddle.fabric.shapes import build
 from heddle.host.engine import binary
 from heddle.host.engine.binary import installed_version
 from heddle.host.engine.docker import docker
 from heddle.render.dialects import FRR_KIND, RenderOptions
 from heddle.render.render import render
-from heddle.spec.load import load_fabric, presets
-from heddle.spec.schema import FabricSpec, RoutingSpec
+from heddle.spec.load import presets
+from heddle.spec.routingspec import RoutingSpec
+from heddle.spec.shapes import SHAPES
+from heddle.spec.shapes.clos import ClosSpec
 
 Containerlab = Callable[..., Done]
 E_ECMP = RoutingSpec(ecmp="e-ecmp")
 FABRICS = {
-    **{f"preset-{name}": load_fabric(name) for name in presets()},
+    **{f"preset-{name}": load_fabric(name).spec for name in presets()},
     **{
-        f"shape-{shape}": FabricSpec.model_validate({"name": "cut", "shape": shape, "racks": 2, "ctsw": 3})
+        f"shape-{shape}": ClosSpec.model_validate({"name": "cut", "shape": shape, "racks": 2, "ctsw": 3})
         for shape in SHAPES
     },
-    "smallest": FabricSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1),
-    "e-ecmp": FabricSpec(name="eecmp", racks=2, ctsw=2, hosts_per_rack=1, routing=E_ECMP),
-    "rails": FabricSpec(name="rails", racks=2, ctsw=2, hosts_per_rack=2, nics_per_host=4),
-    "large": FabricSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2),
+    "smallest": ClosSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1),
+    "e-ecmp": ClosSpec(name="eecmp", racks=2, ctsw=2, hosts_per_rack=1, routing=E_ECMP),
+    "rails": ClosSpec(name="rails", racks=2, ctsw=2, hosts_per_rack=2, nics_per_host=4),
+    "large": ClosSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2),
 }
 WAYS = {
     "linux": RenderOptions(),
@@ -75,7 +78,7 @@ def test_containerlab_takes_what_is_rendered(fabric: str, way: str, containerlab
 
 def test_a_dry_run_makes_nothing(containerlab: Containerlab, tmp_path: Path) -> None:
     before = present()
-    topology = str(render(build(load_fabric("tiny", name="dryrun")), tmp_path / "out"))
+    topology = str(render(load_fabric("tiny", name="dryrun").fabric, tmp_path / "out"))
     done = containerlab("deploy", "--dry-run", "--topo", topology)
     assert done.code == 0, done.err
     assert "dryrun" in done.out
@@ -83,7 +86,7 @@ def test_a_dry_run_makes_nothing(containerlab: Containerlab, tmp_path: Path) -> 
 
 
 def test_a_key_that_containerlab_does_not_know_is_refused(containerlab: Containerlab, tmp_path: Path) -> None:
-    topology = render(build(load_fabric("tiny")), tmp_path / "out")
+    topology = render(load_fabric("tiny").fabric, tmp_path / "out")
     data = yaml.safe_load(topology.read_text())
     data["topology"]["nodes"]["rtsw1"]["daemon"] = ["bgpd"]
     topology.write_text(yaml.safe_dump(data))
@@ -107,7 +110,7 @@ def test_the_c9s_dialect_is_the_same_fabric(
     containerlab: Containerlab, lab_name: Callable[[], str], tmp_path: Path
 ) -> None:
     name = lab_name()
-    fabric = build(load_fabric("tiny", name=name))
+    fabric = load_fabric("tiny", name=name).fabric
     path = render(fabric, tmp_path / "out", RenderOptions(dialect="c9s"))
     data = yaml.safe_load(path.read_text())
     data["mgmt"]["network"] = f"heddle-{name}"  # the dialect names none, and Docker's default one may be somebody's

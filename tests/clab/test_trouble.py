@@ -16,7 +16,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
-from heddle.fabric.shapes import build
+from heddle.fabric.fabricfile import load_fabric
 from heddle.host.engine import binary
 from heddle.host.engine.docker import docker
 from heddle.kernel.namespace import NETNS_DIR
@@ -32,7 +32,6 @@ from heddle.runs.run import run
 from heddle.runtimes import clab_deploy
 from heddle.runtimes.clab_containers import marker
 from heddle.runtimes.clab_network import free_subnet
-from heddle.spec.load import load_fabric
 from heddle.traffic.options import run_options
 from tests.conftest import Up
 
@@ -161,7 +160,7 @@ def network_of(lab: Lab) -> dict[str, Any]:
 
 
 def test_a_management_network_that_somebody_has_is_stepped_around(name: str, up: Up) -> None:
-    wanted = mgmt_subnet(build(load_fabric("tiny", name=name)))
+    wanted = mgmt_subnet(load_fabric("tiny", name=name).fabric)
     docker(["network", "create", "--subnet", str(wanted), f"{name}-theirs"])
     try:
         lab = up(name).lab

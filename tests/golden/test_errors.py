@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.spec.load import load_fabric
+from heddle.fabric.fabricfile import load_fabric
 
 CASES = sorted((Path(__file__).parent / "errors").glob("*.yml"))
 

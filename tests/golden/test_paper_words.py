@@ -11,9 +11,9 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
-from heddle.spec.load import load_fabric
 from heddle.views.forecasttext import render
 from heddle.views.style import WIDTH
 
@@ -27,7 +27,7 @@ def test_a_wrong_plan_is_explained_in_exactly_these_words(
 ) -> None:
     monkeypatch.chdir(HERE)
     with pytest.raises(InputError) as caught:
-        forecast(load_fabric("zone"), load_plan(case.name), Ask(), Silent())
+        forecast(load_fabric("zone").fabric, load_plan(case.name), Ask(), Silent())
     said = f"{caught.value}\n"
     log = case.with_suffix(".log")
     if regen_goldens:
@@ -47,7 +47,7 @@ def test_a_prediction_is_told_in_exactly_these_tables(regen_goldens: bool, monke
         ("dc", "ring,qps=16,placement=cyclic", Ask(trials=20, down=("ctsw1",))),
         ("demo", "permutation,qps=2", Ask(mode="spray", down=("host3",), drain=("ctsw2",))),
     ):
-        said.append(render(forecast(load_fabric(fabric), load_plan(plan), ask, Silent())))
+        said.append(render(forecast(load_fabric(fabric).fabric, load_plan(plan), ask, Silent())))
     text = "\n\n\n".join(said) + "\n"
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     log = HERE / "tables.log"

@@ -54,7 +54,7 @@ class _Source:
         here, there = lab.fabric.by_name[blast.src], lab.fabric.by_name[blast.dst]
         port = here.ports[0]
         gateway = lab.fabric.by_name[port.peer_node].port(port.peer_port)
-        version = lab.fabric.spec.ip_version
+        version = lab.fabric.policy.ip_version
         self.blast = blast
         self._flow = FlowHeader(
             src_mac=port.mac, dst_mac=gateway.mac, src_ip=address(here), dst_ip=address(there),
@@ -96,7 +96,7 @@ def blast(
         sources = [_Source(lab, each, 0x100 + at) for at, each in enumerate(blasts)]
         for source in sources:
             stack.enter_context(source.socket)
-        version, sinks = lab.fabric.spec.ip_version, {}
+        version, sinks = lab.fabric.policy.ip_version, {}
         for name in {each.dst for each in blasts}:
             port, most = lab.fabric.by_name[name].ports[0], max(each.payload for each in blasts)
             sink = PacketSocket(lab.handle(name).netns, port.name, most, hush=False, version=version)

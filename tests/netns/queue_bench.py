@@ -18,11 +18,11 @@ from heddle.base.ethernet import CLASSES
 from heddle.fabric.shapes import clos
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.kernel.testrun import TestRun, run_on
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.queues.cells import CAUSES, LabQueues, packed
-from heddle.switch.queues.classes import Policy, class_plan, policies_of
+from heddle.switch.queues.classes import ClassPolicy, class_plan, policies_of
 from heddle.switch.queues.portids import row
 
 UNSPEC: Final = 0xFFFFFFFF
@@ -31,7 +31,7 @@ LOSSLESS, BEST_EFFORT, CONTROL = 3, 0, 6
 MARK: Final = 0x5EDD << 16
 ECT0, ECT1, CE = 2, 1, 3
 DATA: Final = 26 << 2 | ECT0  # a packet of class 3
-LOSSY: Final = Policy(
+LOSSY: Final = ClassPolicy(
     kind="lossy", ecn=True, kmin=100_000, kmax=400_000, pmax=0.2, reserve=10_000, alpha=1.0, shared=1_000_000,
     buffer=2_000_000,
 )  # fmt: skip
@@ -48,7 +48,7 @@ class Bench:
         self.queues = queues
         queues.links[0] = (1, 0, 0, 4, 0, 0, 10**8)
 
-    def policy(self, policy: Policy, port: int = 0) -> None:
+    def policy(self, policy: ClassPolicy, port: int = 0) -> None:
         """Let all classes of a port go by it: its own frame is 1,514 bytes."""
         rows = packed([policy] * CLASSES)
         some = slice(row(port, 0) * 2 + self.queues.half, row(port + 1, 0) * 2, 2)
@@ -85,12 +85,12 @@ def bench(**keys: Any) -> Iterator[Bench]:
     """Programs and maps of their own for the length of a with block."""
     ensure_bpffs()
     name = f"hq{os.getpid()}x{next(_numbers) % 100}"
-    spec = FabricSpec.model_validate({"name": name, "racks": 2, "ctsw": 2, "hosts_per_rack": 2} | keys)
+    spec = ClosSpec.model_validate({"name": name, "racks": 2, "ctsw": 2, "hosts_per_rack": 2} | keys)
     fabric = clos.build(spec)
     pins = PINS / name / "_queues"
     pins.mkdir(parents=True)
     try:
-        with LabQueues.create(fabric, class_plan(spec.queues), policies_of(fabric), pins) as queues:
+        with LabQueues.create(fabric, class_plan(fabric.policy.queues), policies_of(fabric), pins) as queues:
             yield Bench(queues)
     finally:
         switch.remove(name)

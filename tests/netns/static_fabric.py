@@ -24,7 +24,7 @@ from heddle.fabric.shapes import clos
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart, Snapshot, take
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
 from heddle.traffic.plan import Flow
 
@@ -63,7 +63,7 @@ def static_fabric(
 ) -> Iterator[StaticLab]:
     """A Clos with a CTSW for each weight, up for the length of a with block; its name is its own."""
     name = f"hb{os.getpid()}x{next(_count) % 100}"
-    spec = FabricSpec.model_validate(
+    spec = ClosSpec.model_validate(
         {"name": name, "racks": racks, "ctsw": len(weights), "hosts_per_rack": hosts_per_rack}
         | {"routing": {"ecmp": ecmp}}
         | keys
@@ -99,7 +99,7 @@ def _create(lab: StaticLab) -> None:
 
 def _node_batch(fabric: Fabric, node: Node, weights: Sequence[int]) -> str:
     lines = ["link set lo up"]
-    gateway, nodad = (GATEWAY, "") if fabric.spec.ip_version == 4 else (GATEWAY6, " nodad")
+    gateway, nodad = (GATEWAY, "") if fabric.policy.ip_version == 4 else (GATEWAY6, " nodad")
     peers = {port.name: fabric.by_name[port.peer_node] for port in node.ports}
     for port in node.ports:
         lines.append(f"link set {port.name} up")

@@ -56,7 +56,7 @@ def frames_of(lab: StaticLab, qpns: Sequence[int], tos: int = DATA, flow: Flow |
     made = []
     for qpn in qpns:
         frame = roce_frame(replace(flow or flows_of(lab, 1)[0], qpn=qpn), 200, "02:00:00:00:00:09", mac)
-        if lab.fabric.spec.ip_version == 6:
+        if lab.fabric.policy.ip_version == 6:
             made.append(frame[:14] + bytes((0x60 | tos >> 4, tos << 4 & 0xF0)) + frame[16:])
         else:
             made.append(frame[:15] + bytes((tos,)) + frame[16:])

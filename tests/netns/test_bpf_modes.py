@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from heddle.base.process import run
+from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
 from heddle.kernel.libbpf import Program
 from heddle.kernel.namespace import inside
 from heddle.kernel.testrun import TestRun, run_on
 from heddle.lab import rehash
 from heddle.predict.hashes import FlowArrays, e_ecmp_hash, jhash2
-from heddle.switch.hashing.hashing import HashOptions, hashing_of, pin_dir
+from heddle.switch.hashing.hashing import hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
-from heddle.switch.hashing.steering import Udf
 from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import GATEWAY, GATEWAY6, StaticLab, roce_frame, some_flows, static_fabric
 
@@ -48,7 +48,7 @@ def told(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **options
     """Tell rtsw1 a mode; the seed that it hashes with."""
     row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, HashOptions(**options))
     row = replace(row, steering=replace(row.steering, exact=exact or {}))
-    rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.spec.ip_version)
+    rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
     return row.seed
 
 
@@ -86,7 +86,7 @@ def link(lab: StaticLab, state: str) -> None:
     port = lab.fabric.by_name["rtsw1"].port("eth2")
     lab.ip(port.peer_node, "link", "set", port.peer_port, state)
     (prefix,) = (str(p) for p, ports in lab.fabric.expected_next_hops["rtsw1"].items() if len(ports) == 4)
-    show = ["ip", f"-{lab.fabric.spec.ip_version}", "-n", lab.handle("rtsw1").netns.name, "route", "show", prefix]
+    show = ["ip", f"-{lab.fabric.policy.ip_version}", "-n", lab.handle("rtsw1").netns.name, "route", "show", prefix]
     until = time.monotonic() + 5
     while ("linkdown" in run(show).out) != (state == "down"):
         assert time.monotonic() < until, run(show).out
@@ -137,7 +137,7 @@ def test_a_steered_packet_leaves_as_the_kernel_would_have_sent_it(lab: StaticLab
     port = lab.fabric.by_name["rtsw1"].port(port_names(lab.handle("rtsw1"))[run.cb[1]])
     peer = lab.fabric.by_name[port.peer_node].port(port.peer_port)
     assert run.frame[:12] == bytes.fromhex((peer.mac + port.mac).replace(":", ""))
-    if lab.fabric.spec.ip_version == 6:
+    if lab.fabric.policy.ip_version == 6:
         assert run.frame[21] == 63 and run.frame[12:21] + run.frame[22:] == before[12:21] + before[22:]
         return
     assert run.frame[22] == 63 and run.frame[26:] == before[26:]
@@ -161,7 +161,7 @@ def test_what_is_the_kernels_to_handle_is_never_steered(lab: StaticLab) -> None:
     seed = told(lab, "pinned")
     flow = flows_of(lab, 1)[0]
     plain = frame_of(lab, flow)
-    six = lab.fabric.spec.ip_version == 6
+    six = lab.fabric.policy.ip_version == 6
     ttl = 21 if six else 22
     changed = {
         "TTL 1": plain[:ttl] + b"\x01" + plain[ttl + 1 :],
@@ -191,7 +191,7 @@ def test_a_worse_route_by_the_port_is_not_steered_to(lab: StaticLab) -> None:
     frames = [frame_of(lab, replace(flow, dst_ip=str(address).partition("/")[0])) for address in (first, second)]
     assert ports(lab, frames) == ["eth1", "eth2"]
     (prefix,) = (str(p) for p, n in lab.fabric.expected_next_hops["rtsw1"].items() if len(n) == 4)
-    six = lab.fabric.spec.ip_version == 6
+    six = lab.fabric.policy.ip_version == 6
     via = ["via", GATEWAY6 if six else GATEWAY, "dev"]
     hops = {port: ["nexthop", *via, port, "onlink"] for port in UPLINKS}
     default = ["default", "metric", "2048", *via, "eth1", "onlink"]

@@ -82,7 +82,7 @@ def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop(ends: tuple[dict[st
         static_fabric("flow", queues={"dscp": {26: 0, 5: 3, 63: 0}}, **keys) as lab,
         LabQueues.pinned(lab.fabric) as all_,
     ):
-        plan, source = class_plan(lab.fabric.spec.queues), lab.fabric.hosts[0]
+        plan, source = class_plan(lab.fabric.policy.queues), lab.fabric.hosts[0]
         assert [plan.dscp[each] for each in (0, 5, 24, 26, 31, 46, 48, 56, 63)] == [0, 3, 3, 0, 3, 0, 6, 6, 0]
         hops = [(source.name, "eth1"), ("rtsw1", "eth1"), ("ctsw1", "eth2"), ("rtsw2", "eth4")]
         before = {hop: leaf_packets(lab, *hop) for hop in hops}

@@ -11,7 +11,7 @@ import pytest
 from heddle.base.process import run
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
-from heddle.switch.queues.classes import Policy, policies_of
+from heddle.switch.queues.classes import ClassPolicy, policies_of
 from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import LOSSLESS
 from tests.netns.queue_traffic import SIZE, rack, send_from
@@ -139,7 +139,7 @@ def test_policies_change_under_load_and_no_packet_is_lost(what: str) -> None:
         made.at_rest()
 
 
-def _changed(policy: Policy, what: str) -> Policy:
+def _changed(policy: ClassPolicy, what: str) -> ClassPolicy:
     if what == "ecn":
         return replace(policy, kmin=1000, kmax=2000, pmax=1.0)
     return replace(policy, reserve=200_000, alpha=2.0, xoff=500_000, xon=400_000)

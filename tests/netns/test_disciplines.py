@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -13,9 +14,9 @@ import pytest
 from heddle.base.problems import MachineError
 from heddle.base.units import parse_rate
 from heddle.fabric.model import Port
+from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart
-from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues import ets, red
 from heddle.switch.queues import portqueues as queues
@@ -33,7 +34,7 @@ NO_RED: Final = red.missing()
 needs_ets = pytest.mark.skipif(bool(NO_ETS), reason=NO_ETS)
 needs_red = pytest.mark.skipif(bool(NO_RED), reason=NO_RED)
 
-LOSSY: Final = QueuesSpec(lossless=[], weights={"1": 3})  # classes 0 and 1 share as 1 to 3 what control, 6, leaves
+LOSSY: Final = QueuePolicy(lossless=(), weights={1: 3})  # classes 0 and 1 share as 1 to 3 what control, 6, leaves
 
 
 def pair_with(name: str) -> AbstractContextManager[PortPair]:
@@ -71,8 +72,8 @@ def test_classes_share_by_weight_and_control_goes_before_them(name: str) -> None
 @needs_ets
 def test_ets_is_taken_where_no_class_can_be_paused() -> None:
     assert chosen(LOSSY).name == "ets"
-    assert chosen(LOSSY.model_copy(update={"scheduler": "htb"})).name == "htb"
-    assert chosen(QueuesSpec()).name == "htb"
+    assert chosen(replace(LOSSY, scheduler="htb")).name == "htb"
+    assert chosen(QueuePolicy()).name == "htb"
 
 
 @pytest.mark.skipif(not NO_ETS, reason="this kernel has sch_ets")
@@ -81,7 +82,7 @@ def test_without_sch_ets_auto_is_htb_and_ets_is_refused() -> None:
     with pytest.raises(
         MachineError, match=r"scheduler: ets is not possible: this kernel has no sch_ets\n.*scheduler: htb"
     ):
-        chosen(LOSSY.model_copy(update={"scheduler": "ets"}))
+        chosen(replace(LOSSY, scheduler="ets"))
 
 
 @needs_ets
@@ -201,7 +202,7 @@ def test_what_red_has_marked_is_in_the_books_of_its_port_which_close() -> None:
         assert CE not in ecn[:20] and ecn[-1] == CE
         netns = made.lab.handle(made.egress.node).netns
         seen = red.read_marks(netns)
-        curves = red.curves_of(made.lab.fabric.spec.queues)
+        curves = red.curves_of(made.lab.fabric.policy.queues)
         assert red.differences(netns, {(made.egress.name, number): curve for number, curve in curves.items()}) == []
         assert made.cell()["marks"] == ecn.count(CE) == seen[made.egress.name, 3]
         made.at_rest()

@@ -12,6 +12,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.checks.validate import validate
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.ucmp import weights_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import NextHop, read_fib
@@ -24,7 +25,6 @@ from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.spec.load import load_fabric
 from heddle.switch.counters import read_counters
 from heddle.traffic.options import RunOptions
 
@@ -181,7 +181,7 @@ def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
     name = lab_name()
     spec = load_fabric(
         "dc", name=name, overrides=["routing.ucmp=true", "hosts_per_rack=1", "link.exceptions.ctsw4=10mbit"]
-    )
+    ).spec
     try:
         lab = life.up(spec).lab
         hops = read_fib(lab.handle("rtsw1")).routes[lab.fabric.prefixes[2]]

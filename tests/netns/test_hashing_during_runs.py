@@ -11,6 +11,7 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
@@ -18,7 +19,6 @@ from heddle.lab.rehash import set_exact, set_hashing, wanted
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.spec.load import load_fabric
 from heddle.traffic.options import RunOptions
 
 LONG = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate

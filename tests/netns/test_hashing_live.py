@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import MachineError
+from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel import grace
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
 from heddle.predict.hashes import FlowArrays, e_ecmp_hash
 from heddle.switch.counters import read_counters
-from heddle.switch.hashing.hashing import MODES, HashOptions, SwitchHashing, hashing_of, pin_dir, read_hashing
-from heddle.switch.hashing.steering import Udf
+from heddle.switch.hashing.hashing import MODES, SwitchHashing, hashing_of, pin_dir, read_hashing
 from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, send, some_flows, static_fabric
 
@@ -52,7 +52,7 @@ def row_of(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **optio
 
 
 def tell(lab: StaticLab, row: SwitchHashing) -> None:
-    rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.spec.ip_version)
+    rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
 
 
 def flows_of(lab: StaticLab, count: int) -> list[Flow]:
@@ -168,7 +168,7 @@ def test_a_steered_packet_arrives_with_the_ttl_and_checksum_of_a_routed_one(lab:
                 pass
             seen.append(frame)
     assert seen[0] == seen[1]
-    assert seen[0][21 if lab.fabric.spec.ip_version == 6 else 22] == 64 - 3
+    assert seen[0][21 if lab.fabric.policy.ip_version == 6 else 22] == 64 - 3
 
 
 def test_a_kernel_that_cannot_say_when_packets_have_passed_is_named_and_nothing_changes(

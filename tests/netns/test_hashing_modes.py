@@ -16,6 +16,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.checks.validate import validate
 from heddle.cli.program import main
+from heddle.fabric.policy import HashOptions
 from heddle.lab import lifecycle as life
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
@@ -23,8 +24,8 @@ from heddle.proof.verdict import PathsResult
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.spec.schema import FabricSpec
-from heddle.switch.hashing.hashing import HashOptions, read_hashing
+from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.hashing.hashing import read_hashing
 from heddle.traffic.options import RunOptions, parse_source_ports
 from tests.conftest import FabricLab
 from tests.netns.order import in_order
@@ -128,9 +129,9 @@ def test_seeds_can_be_shared_or_told_apart_by_tier(lab: Lab) -> None:
 
 def test_a_lab_that_was_switched_is_still_the_lab_of_its_file(lab: Lab, runtime: str) -> None:
     rehash.set_hashing(lab, "spray")
-    assert not life.up(FabricSpec(name=lab.name, racks=2, ctsw=4), runtime=runtime).created
+    assert not life.up(ClosSpec(name=lab.name, racks=2, ctsw=4), runtime=runtime).created
     assert rehash.label(lab) == "spray"
-    other = FabricSpec.model_validate({"name": lab.name, "racks": 2, "ctsw": 4, "routing": {"ecmp": "spray"}})
+    other = ClosSpec.model_validate({"name": lab.name, "racks": 2, "ctsw": 4, "routing": {"ecmp": "spray"}})
     with pytest.raises(InputError, match=r"routing\.ecmp: spray was asked for"):
         life.up(other, runtime=runtime)
 

@@ -11,6 +11,8 @@ import pytest
 from heddle.base.events import Silent
 from heddle.checks.validate import validate
 from heddle.endpoints.nic.nic import announce
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import read_fib
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
@@ -21,8 +23,6 @@ from heddle.lab.rehash import set_exact, set_hashing
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.spec.load import load_fabric
-from heddle.switch.hashing.steering import HashOptions, Udf
 from heddle.traffic.options import RunOptions
 from heddle.wire import roce
 from heddle.wire.pcapng import Frame

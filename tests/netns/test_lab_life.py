@@ -305,7 +305,7 @@ def up_in_a_process(name: str, step: str, sign: str, runtime: str, after: float 
 import os, signal, threading
 from heddle.lab import lifecycle as lab
 from heddle.base.events import Silent
-from heddle.spec.load import load_fabric
+from heddle.fabric.fabricfile import load_fabric
 
 class At(Silent):
     def begin(self, step, total=None):

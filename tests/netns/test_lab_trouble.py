@@ -13,6 +13,7 @@ import pytest
 
 from heddle.base import state
 from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.fib import read_fib
 from heddle.lab import health
 from heddle.lab import lifecycle as life
@@ -21,7 +22,6 @@ from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_space import RUN_DIR
-from heddle.spec.load import load_fabric
 from heddle.switch.hashing import hashing
 from tests.conftest import Up
 
@@ -189,8 +189,8 @@ def test_more_links_than_open_files_come_up_and_go_down(name: str, leftovers: Le
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
 from heddle.lab import lifecycle as lab
-from heddle.spec.schema import FabricSpec
-lab.up(FabricSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=128))
+from heddle.spec.shapes.clos import ClosSpec
+lab.up(ClosSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=128))
 assert lab.down({name!r})
 """
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=120)

@@ -61,7 +61,7 @@ def test_up_raises_what_a_fabric_of_many_links_needs_and_down_restores_it(
 ) -> None:
     spec = wide(name)
     needs = limits.needs_of(build(spec))
-    assert f"sysctl -w {next(iter(limits.ARP.factors))}=" in life.explain(spec)
+    assert f"sysctl -w {next(iter(limits.ARP.factors))}=" in life.script_of(spec)
     life.up(spec, observer=PlainObserver(sys.stderr))
     assert all((HERE.value(key) or 0) >= need for key, need in needs.items())
     assert name in HERE.state()[0]

@@ -35,7 +35,7 @@ def two_ends(family: str) -> Iterator[tuple[StaticLab, Flow, PacketSocket, Packe
     with static_fabric("flow", (1,), family=family) as lab:
         flow = some_flows(lab.fabric, 1)[0]
         here, there = (lab.fabric.by_name[name] for name in (flow.src, flow.dst))
-        version = lab.fabric.spec.ip_version
+        version = lab.fabric.policy.ip_version
         with (
             PacketSocket(lab.handle(here.name).netns, "eth1", MTU, hush=False, version=version) as near,
             PacketSocket(lab.handle(there.name).netns, "eth1", MTU, hush=False, version=version) as far,
@@ -84,7 +84,7 @@ def notices(lab: StaticLab, host: str, version: int) -> int:
 @FAMILIES
 def test_a_packet_socket_gets_every_packet_and_the_host_takes_no_notice(family: str) -> None:
     with two_ends(family) as (lab, flow, near, far):
-        version = lab.fabric.spec.ip_version
+        version = lab.fabric.policy.ip_version
         before = notices(lab, flow.dst, version)
         assert near.send(batch_of(lab, flow), COUNT) == COUNT
         got = received(far, version)
@@ -101,7 +101,7 @@ def test_a_packet_socket_gets_every_packet_and_the_host_takes_no_notice(family: 
 def test_without_the_program_the_host_would_take_notice(family: str) -> None:
     """The control of the test above: it is the program that keeps the host silent, nothing else does."""
     with two_ends(family) as (lab, flow, near, far):
-        version = lab.fabric.spec.ip_version
+        version = lab.fabric.policy.ip_version
         run(["tc", "-n", lab.handle(flow.dst).netns.name, "qdisc", "del", "dev", "eth1", "clsact"])
         before = notices(lab, flow.dst, version)
         assert near.send(batch_of(lab, flow), COUNT) == COUNT

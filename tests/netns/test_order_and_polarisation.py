@@ -10,14 +10,14 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.checks.validate import CheckResult, validate
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.policy import HashOptions
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.spec.load import load_fabric
 from heddle.switch.counters import read_counters
-from heddle.switch.hashing.steering import HashOptions
 from heddle.traffic.options import RunOptions
 from tests.netns.order import in_order, late
 

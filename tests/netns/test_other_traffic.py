@@ -10,9 +10,10 @@ from contextlib import ExitStack
 import pytest
 
 from heddle.base.process import run
+from heddle.fabric.policy import HashOptions
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
-from heddle.switch.hashing.hashing import HashOptions, hashing_of
+from heddle.switch.hashing.hashing import hashing_of
 from tests.netns.static_fabric import static_fabric
 
 pytestmark = pytest.mark.root

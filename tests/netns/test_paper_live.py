@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from heddle.base.events import Silent
+from heddle.fabric.policy import HashOptions
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.wires import Trouble, forwarding_of, trouble_of, wires_of
@@ -21,8 +22,7 @@ from heddle.lab.rehash import set_hashing
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.spec.schema import FabricSpec
-from heddle.switch.hashing.steering import HashOptions
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
 
 pytestmark = pytest.mark.root
@@ -42,7 +42,7 @@ def lab_of(lab_name: Callable[[], str]) -> Iterator[Callable[..., Lab]]:
 
     def make(**keys: Any) -> Lab:
         if repr(keys) not in made:
-            spec = FabricSpec.model_validate({"name": lab_name(), "link": LINK, **keys})
+            spec = ClosSpec.model_validate({"name": lab_name(), "link": LINK, **keys})
             made[repr(keys)] = life.up(spec, runtime="netns").lab
         return made[repr(keys)]
 
@@ -59,7 +59,7 @@ def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int,
     forwarding = forwarding_of(wires, trouble, release)
     found = []
     for row, node in enumerate(lab.fabric.switches):
-        fib = read_fib(lab.handle(node.name), lab.fabric.spec.ip_version)
+        fib = read_fib(lab.handle(node.name), lab.fabric.policy.ip_version)
         for prefix, owner in lab.fabric.edge_prefixes.items():
             if owner == node.name:
                 continue
@@ -89,7 +89,7 @@ def test_ports_carry_to_the_byte_what_was_predicted_without_a_lab(
 ) -> None:
     lab = lab_of(**keys)
     assert kernels_differ(lab) == []
-    compare(lab, lab.fabric.spec.routing.ecmp)
+    compare(lab, lab.fabric.policy.routing.ecmp)
 
 
 def compare(lab: Lab, mode_name: str) -> None:
@@ -98,9 +98,7 @@ def compare(lab: Lab, mode_name: str) -> None:
     clean_run(lab, options)
     proof = last_paths(lab)
     assert proof.agree
-    paper = forecast(
-        lab.fabric.spec, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent()
-    )
+    paper = forecast(lab.fabric, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent())
     mode = paper.modes[0]
     assert mode.mode == mode_name
     assert mode.flows is not None

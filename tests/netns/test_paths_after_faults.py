@@ -8,6 +8,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.fabric.policy import HashOptions
 from heddle.lab import lifecycle as life
 from heddle.lab.faults import Fault, drain, link_down, switch_down
 from heddle.lab.lab import Lab
@@ -16,8 +17,7 @@ from heddle.proof.verdict import foresee
 from heddle.runs.explain import explain
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
 from heddle.runs.run import run
-from heddle.spec.schema import FabricSpec
-from heddle.switch.hashing.steering import HashOptions
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
 from tests.netns.static_fabric import some_flows
 
@@ -34,7 +34,7 @@ def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
     """Three racks below four CTSWs, and a run of 96 QPs on record."""
     name = lab_name()
     try:
-        made = life.up(FabricSpec(name=name, racks=3, ctsw=4, hosts_per_rack=2)).lab
+        made = life.up(ClosSpec(name=name, racks=3, ctsw=4, hosts_per_rack=2)).lab
         run(made, RunOptions(qps=16, sizes=(65536,), iters=1, warmup=0), Silent())
         yield made
     finally:

@@ -8,6 +8,7 @@ from ipaddress import ip_network
 import pytest
 
 from heddle.base.families import Network
+from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
 from heddle.predict.spread import ports_of
 from heddle.proof.collect import collect_after, collect_before
@@ -15,7 +16,7 @@ from heddle.proof.evidence import SentFlow
 from heddle.proof.verdict import PathsResult, prove
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables
-from heddle.switch.hashing.steering import HashOptions, Steering, Udf
+from heddle.switch.hashing.steering import Steering
 from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from heddle.base.ethernet import LARGEST_PFC_MTU
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
-from heddle.spec.queuespec import LARGEST_PFC_MTU
 from heddle.switch.pfc.gates import Gates, LinkEvent
 from tests.netns.pfc_lab import until
 from tests.netns.port_pair import PortPair, class_id, first_in_line, port_lines, port_pair, realtime

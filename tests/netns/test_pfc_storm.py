@@ -57,7 +57,7 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
     port, other = net.down_port(stormy), net.down_port(calm)
     row = net.row(port)
     flows = zip(senders, (stormy, calm), (0, 0.005), strict=True)
-    dropping = net.lab.fabric.spec.queues.pfc.watchdog.action == "drop"
+    dropping = net.lab.fabric.policy.queues.pfc.watchdog.action == "drop"
     full, modest = (net.loading([(sender, sink, LOSSLESS)], every=every) for sender, sink, every in flows)
     with full, modest:
         time.sleep(0.5)

@@ -161,8 +161,8 @@ def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
     """PFC off: every gate opens, pauses are not heeded, nobody is asked. On again: as before."""
     sink = net.lab.fabric.hosts[-1].name
     port = net.down_port(sink)
-    spec = net.lab.fabric.spec.queues
-    off = spec.model_copy(update={"pfc": spec.pfc.model_copy(update={"enabled": False})})
+    queues = net.lab.fabric.policy.queues
+    off = replace(queues, pfc=replace(queues.pfc, enabled=False))
     with incast(net):
         with net.pausing(sink):
             until(lambda: net.closed(port))

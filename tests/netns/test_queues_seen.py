@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.base.process import run as command
 from heddle.checks.validate import validate
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.queuestatus import read_queues
@@ -28,7 +30,6 @@ from heddle.lab.requeue import set_queues, wanted_policies
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.seriesfile import load
-from heddle.spec.load import load_fabric
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
@@ -253,7 +254,7 @@ def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab:
 
 
 def test_validate_names_thresholds_that_nobody_set_and_headroom_that_lacked(lab: Lab) -> None:
-    other = lab.fabric.spec.queues.model_copy(update={"alpha": 0.5})
+    other = replace(lab.fabric.policy.queues, alpha=0.5)
     with LabQueues.pinned(lab.fabric) as live:
         live.set_policies(policies_of(lab.fabric, own={"rtsw1": other}))
         found = failed(lab)

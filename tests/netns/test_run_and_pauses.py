@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from heddle.base.events import Silent
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.runs.lastrun import last_paths
 from heddle.runs.run import run
-from heddle.spec.load import load_fabric
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues

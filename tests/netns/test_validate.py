@@ -96,7 +96,7 @@ def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
 
 
 def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
-    mtu = tiny.fabric.spec.link.mtu
+    mtu = tiny.fabric.policy.mtu
     with broken(tiny, "host1", "ip link set eth1 mtu 1400", f"ip link set eth1 mtu {mtu}") as found:
         # What the link lost was in a queue's books until the agent took it out, a second or two later.
         assert {"reachability"} <= set(found) <= {"reachability", "depths"}

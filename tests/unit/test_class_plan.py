@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from heddle.base.problems import InputError
 from heddle.fabric.buffers import buffer_bytes
+from heddle.fabric.fabricfile import checked, load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.shapes import build
-from heddle.spec.load import load_fabric, presets
+from heddle.fabric.policy import BufferPolicy, QueuePolicy
+from heddle.spec.load import presets
 from heddle.spec.plain import dump_spec, load_spec
-from heddle.spec.queuespec import QueuesSpec
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.queues.classes import UNUSED, budget_of, class_plan, deepest_queue, policies_of
 from heddle.switch.queues.disciplines import DISCIPLINES, number_of
 
@@ -22,11 +23,11 @@ SLOW = {"host": "25mbit", "fabric": "25mbit"}
 
 def fabric(link: Any = SLOW, **queues: Any) -> Fabric:
     queues["pfc"] = {"reaction": "10ms", **queues.get("pfc", {})}
-    return build(FabricSpec(name="q", racks=8, ctsw=4, link=link, queues=queues))  # type: ignore[arg-type]
+    return checked(ClosSpec(name="q", racks=8, ctsw=4, link=link, queues=queues)).fabric  # type: ignore[arg-type]
 
 
 def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() -> None:
-    plan = class_plan(QueuesSpec.model_validate({"weights": {1: 2}, "dscp": {26: 1, 63: 0}}))
+    plan = class_plan(QueuePolicy(weights={1: 2}, dscp={26: 1, 63: 0}))
     assert plan.numbers == (0, 1, 3, 6)
     assert plan.kinds == ("lossy", "lossy", "lossless", "control")
     assert plan.weights == (1, 2, 4, 0)
@@ -39,22 +40,22 @@ def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() 
 
 
 def test_network_control_is_of_control_whatever_its_number() -> None:
-    plan = class_plan(QueuesSpec(control=5))
+    plan = class_plan(QueuePolicy(control=5))
     assert plan.dscp[48:] == (5,) * 16
     assert plan.dscp[40:48] == (5,) * 8
 
 
 def test_a_buffer_is_headroom_and_reserve_and_what_is_shared() -> None:
-    spec = fabric().spec.queues
+    queues = fabric().policy.queues
     one = 25_000_000 * 10 // 8000 + 2 * 4214  # 10 ms at the port's rate, and two frames
     ports = [(25_000_000, 4200)] * 6
-    found = buffer_bytes(spec, "rtsw", ports)
+    found = buffer_bytes(queues, 1, ports)
     assert (found.headroom, found.reserved) == (6 * one, 6 * 3 * 10_000)
     assert found.buffer == 6 * one + 6 * 150_000
     assert found.shared == found.buffer - found.headroom - found.reserved == 720_000
-    assert buffer_bytes(spec, "ctsw", ports).buffer == 6 * one + 6 * 1_000_000, "spines are deep"
-    without = spec.model_copy(update={"pfc": spec.pfc.model_copy(update={"enabled": False})})
-    assert buffer_bytes(without, "rtsw", ports).headroom == 0
+    assert buffer_bytes(queues, 2, ports).buffer == 6 * one + 6 * 1_000_000, "spines are deep"
+    without = replace(queues, pfc=replace(queues.pfc, enabled=False))
+    assert buffer_bytes(without, 1, ports).headroom == 0
 
 
 def test_each_port_has_the_numbers_of_its_own_rate() -> None:
@@ -63,7 +64,7 @@ def test_each_port_has_the_numbers_of_its_own_rate() -> None:
     slow, fast = policies["rtsw1", "eth2"][3], policies["rtsw1", "eth1"][3]
     assert (slow.headroom, fast.headroom) == (31_250 + 8428, 125_000 + 8428)
     assert (slow.quanta, fast.quanta) == (12_207, 48_828), "a quarter of a second, in 512 bits each"
-    assert slow.shared == fast.shared == budget_of(lab, lab.by_name["rtsw1"], lab.spec.queues).shared
+    assert slow.shared == fast.shared == budget_of(lab.by_name["rtsw1"], lab.policy.queues).shared
     assert policies["rtsw1", "eth2"][6].ecn is False, "control is never marked"
     assert policies["rtsw1", "eth2"][5] == UNUSED
     host = policies["host1", "eth1"][3]
@@ -90,8 +91,11 @@ def test_without_pfc_a_lossless_class_is_dropped_like_others() -> None:
 
 def test_a_switch_whose_buffer_is_eaten_up_by_a_fast_link_is_named() -> None:
     link = {**SLOW, "exceptions": {"ctsw2": "1gbit"}}
+    with pytest.raises(InputError, match=r"^queues.buffer is below .* x 8 ports of ctsw2 "):
+        fabric(link=link, buffer="8MB")
+    small = replace(fabric(link=link).policy.queues, buffer=BufferPolicy(switches=(1_500_000,) * 3))
     with pytest.raises(InputError) as caught:
-        policies_of(fabric(link=link, buffer="1500KB"))
+        policies_of(fabric(link=link), small)
     assert [p.where for p in caught.value.problems] == [*(f"rtsw{n}" for n in range(1, 9)), "ctsw2"]
     assert "queues.buffer is below" in str(caught.value.problems[-1])
 
@@ -111,7 +115,7 @@ def test_no_queue_is_deeper_than_the_buffer_whatever_its_ports_may_hold() -> Non
 def test_quanta_last_less_than_the_watchdog_waits_at_the_slowest_link(link: Any, most: int) -> None:
     """Of 512 bits each; 48,828 of them last 0.99999744 s at 25 Mbit/s."""
     fabric(link=link, pfc={"quanta": most})
-    with pytest.raises(ValueError, match=r"quanta|slowest link"):
+    with pytest.raises(InputError, match=r"queues.pfc.quanta last .* at the slowest link"):
         fabric(link=link, pfc={"quanta": most + 1})
     fabric(link=link, pfc={"quanta": most + 1, "watchdog": {"enabled": False}})
 
@@ -130,13 +134,13 @@ def test_odd_rates_have_whole_quanta_and_headroom_rounded_up(rate: str, quanta: 
 
 def test_every_preset_is_read_back_as_it_was_written() -> None:
     for name in presets():
-        spec = load_fabric(name, overrides=["queues.weights={1: 2}", "queues.ecn.classes={3: {kmin: 10KB}}"])
+        spec = load_fabric(name, overrides=["queues.weights={1: 2}", "queues.ecn.classes={3: {kmin: 10KB}}"]).spec
         assert load_spec(dump_spec(spec)) == spec
 
 
 def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
     lab = fabric(weights={3: 5, 1: 2})
-    plan, port = class_plan(lab.spec.queues), lab.by_name["rtsw1"].ports[0]
+    plan, port = class_plan(lab.policy.queues), lab.by_name["rtsw1"].ports[0]
     lines = DISCIPLINES["htb"].lines(port, plan)
     turns = [line.split()[-4:] for line in lines if line.startswith("class") and "parent 1:1" in line]
     assert turns == [
@@ -152,5 +156,5 @@ def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
 
 def test_where_nothing_can_be_paused_there_is_neither_gate_nor_kick() -> None:
     lab = fabric(lossless=[])
-    lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], class_plan(lab.spec.queues))
+    lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], class_plan(lab.policy.queues))
     assert not any("tbf" in line or "ff0" in line for line in lines)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from heddle.cli.demo import ACTS, DemoResult, Played
-from heddle.fabric.shapes import build
+from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.results import MachineUse
-from heddle.spec.load import load_fabric
 from tests.bench.demopicture import picture
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "demo.svg"
@@ -22,7 +21,7 @@ def text_of(svg: str) -> str:
 
 def test_the_picture_shows_a_run_of_the_preset() -> None:
     shown = text_of(PICTURE.read_text(encoding="utf-8"))
-    k = build(load_fabric("demo")).spec.k
+    k = load_fabric("demo").fabric.policy.k
     assert f"k = {k}: rates are 1/{k} of the hardware's" in shown
     for act in ACTS:
         assert f"── {act.title} ──" in shown

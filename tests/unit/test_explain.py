@@ -17,9 +17,9 @@ from heddle.predict.spread import element, ports_of, spreads
 from heddle.predict.steps import bounds, jhash_steps, siphash_steps
 from heddle.runs import lastrun
 from heddle.runs.flowword import made_up
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
-FABRIC = clos.build(FabricSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2))
+FABRIC = clos.build(ClosSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2))
 
 
 def test_steps_end_where_the_arrays_arithmetic_ends() -> None:

@@ -7,20 +7,22 @@ from itertools import pairwise
 
 import pytest
 
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
-from heddle.spec.load import load_fabric, presets
+from heddle.spec.load import presets
 from heddle.spec.plain import differences, dump_spec, load_spec
-from heddle.spec.schema import AddressingSpec, FabricSpec
+from heddle.spec.schema import AddressingSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 
 @pytest.fixture(params=[*presets(), "rails"])
 def six(request: pytest.FixtureRequest) -> Fabric:
     if request.param == "rails":
         keys = {"racks": 2, "ctsw": 3, "nics_per_host": 4}
-        return build(FabricSpec.model_validate({"name": "rails", "family": "ipv6", **keys}))
-    return build(load_fabric(request.param, overrides=["family=ipv6"]))
+        return build(ClosSpec.model_validate({"name": "rails", "family": "ipv6", **keys}))
+    return load_fabric(request.param, overrides=["family=ipv6"]).fabric
 
 
 def test_nics_have_127s_of_their_racks_64_and_the_switch_the_even_end(six: Fabric) -> None:
@@ -44,7 +46,7 @@ def test_no_two_ends_loopbacks_or_router_ids_are_the_same(six: Fabric) -> None:
     assert len({*ends, *loopbacks}) == len(ends) + len(loopbacks)
     assert len(set(ids)) == len(ids)
     assert all(isinstance(each, IPv4Address) for each in ids)
-    pool = six.spec.addressing.network
+    pool = six.policy.pool
     assert all(each is not None and each in pool for each in loopbacks)
     prefixes = sorted(prefix for prefix in six.edge_prefixes if isinstance(prefix, IPv6Network))
     assert len(prefixes) == len(six.edge_prefixes)
@@ -53,14 +55,14 @@ def test_no_two_ends_loopbacks_or_router_ids_are_the_same(six: Fabric) -> None:
 
 
 def test_a_loopback_shows_tier_and_index() -> None:
-    fabric = build(FabricSpec(name="x", family="ipv6", racks=7, ctsw=2))
+    fabric = build(ClosSpec(name="x", family="ipv6", racks=7, ctsw=2))
     assert fabric.by_name["rtsw7"].loopback == IPv6Address("fd00:0:0:ffff::1:7")
     assert fabric.by_name["ctsw2"].loopback == IPv6Address("fd00:0:0:ffff::2:2")
     assert fabric.by_name["rtsw7"].router_id == IPv4Address("10.255.16.7")
 
 
 def test_only_addresses_differ_between_the_families() -> None:
-    four, six = (build(load_fabric("demo", overrides=[f"family={word}"])) for word in ("ipv4", "ipv6"))
+    four, six = (load_fabric("demo", overrides=[f"family={word}"]).fabric for word in ("ipv4", "ipv6"))
     assert four.links == six.links
     for a, b in zip(four.nodes, six.nodes, strict=True):
         assert (a.name, a.asn, a.hash_seed, a.router_id) == (b.name, b.asn, b.hash_seed, b.router_id)
@@ -70,29 +72,29 @@ def test_only_addresses_differ_between_the_families() -> None:
 
 
 def test_defaults_are_the_familys_and_what_a_file_says_is_kept() -> None:
-    plain = FabricSpec(name="x", family="ipv6", racks=1, ctsw=1)
+    plain = ClosSpec(name="x", family="ipv6", racks=1, ctsw=1)
     assert (plain.addressing.pool, plain.addressing.rack_prefix) == ("fd00::/48", 64)
-    own = FabricSpec(name="x", family="ipv6", racks=1, ctsw=1, addressing=AddressingSpec(pool="fd12:3456:789a::/48"))
+    own = ClosSpec(name="x", family="ipv6", racks=1, ctsw=1, addressing=AddressingSpec(pool="fd12:3456:789a::/48"))
     assert (own.addressing.pool, own.addressing.rack_prefix) == ("fd12:3456:789a::/48", 64)
-    longer = FabricSpec(name="x", family="ipv6", racks=1, ctsw=1, addressing=AddressingSpec(rack_prefix=120))
+    longer = ClosSpec(name="x", family="ipv6", racks=1, ctsw=1, addressing=AddressingSpec(rack_prefix=120))
     assert (longer.addressing.pool, longer.addressing.rack_prefix) == ("fd00::/48", 120)
 
 
 def test_a_spec_of_ipv6_survives_being_stored() -> None:
-    spec = load_fabric("tiny", overrides=["family=ipv6"])
+    spec = load_fabric("tiny", overrides=["family=ipv6"]).spec
     assert load_spec(dump_spec(spec)) == spec
-    changed = {path: (old, new) for path, old, new in differences(load_fabric("tiny"), spec)}
+    changed = {path: (old, new) for path, old, new in differences(load_fabric("tiny").spec, spec)}
     assert changed["family"] == ("ipv4", "ipv6")
 
 
 def test_an_older_record_without_a_family_is_one_of_ipv4() -> None:
-    data = dump_spec(load_fabric("tiny"))
+    data = dump_spec(load_fabric("tiny").spec)
     del data["family"]
-    assert load_spec(data) == load_fabric("tiny")
+    assert load_spec(data) == load_fabric("tiny").spec
 
 
 def test_the_longest_ipv6_prefix_is_found() -> None:
-    fabric = build(FabricSpec(name="x", family="ipv6", racks=2, ctsw=2))
+    fabric = build(ClosSpec(name="x", family="ipv6", racks=2, ctsw=2))
     routes = {
         prefix: tuple(NextHop(port, number, "fe80::1") for number, port in enumerate(sorted(ports)))
         for prefix, ports in fabric.expected_next_hops["rtsw1"].items()
@@ -106,6 +108,6 @@ def test_the_longest_ipv6_prefix_is_found() -> None:
 
 
 def test_tiers_are_the_same_tiers() -> None:
-    fabric = build(FabricSpec(name="x", family="ipv6", racks=2, ctsw=2, zones=2, atsw=2))
+    fabric = build(ClosSpec(name="x", family="ipv6", racks=2, ctsw=2, zones=2, atsw=2))
     assert {node.level for node in fabric.nodes} == set(range(4))
     assert fabric.by_name["atsw2"].loopback == IPv6Address("fd00:0:0:ffff::3:2")

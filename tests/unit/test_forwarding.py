@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import CheckError
+from heddle.fabric.policy import Udf
 from heddle.kernel.fib import NextHop
 from heddle.predict import forwarding as engine
 from heddle.predict.forwarding import Forwarding, Hops, forwarding_of, walk
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, exact_keys, steering_like
 from heddle.proof import oracle
-from heddle.switch.hashing.steering import Udf
 
 LEAVES, SPINES, HOSTS = 2, 3, 2
 SEEDS = {f"leaf{i}": 11 + i for i in range(LEAVES)} | {f"spine{i}": 21 + i for i in range(SPINES)}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from heddle.base.families import Network
+from heddle.fabric.policy import Udf
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.forwarding import forwarding_of
 from heddle.predict.hashes import FlowArrays, e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.switch.hashing.steering import Udf
 from heddle.traffic.plan import Flow
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from heddle.fabric.shapes import build
+from heddle.fabric.fabricfile import load_fabric
 from heddle.predict.hashes import FlowArrays, e_ecmp_hash
-from heddle.spec.load import load_fabric
 from heddle.traffic.options import run_options
 from heddle.traffic.plan import Flow, build_plan
 
@@ -22,7 +21,7 @@ def rol(x: int, n: int) -> int:
 
 def example() -> Flow:
     options = run_options(qps=16, placement="cyclic", sport="fixed")
-    plan = build_plan(build(load_fabric("demo", overrides=["routing.ecmp=e-ecmp"])), options)
+    plan = build_plan(load_fabric("demo", overrides=["routing.ecmp=e-ecmp"]).fabric, options)
     return next(flow for flow in plan.flows() if (flow.src, flow.dst, flow.qpn) == ("host1", "host5", 266718))
 
 
@@ -32,7 +31,7 @@ def rows(start: str, end: str) -> list[list[int]]:
 
 
 def test_the_words_are_those_of_the_run_that_the_text_names() -> None:
-    seed = build(load_fabric("demo")).by_name["rtsw1"].hash_seed
+    seed = load_fabric("demo").fabric.by_name["rtsw1"].hash_seed
     flow = example()
     assert (flow.sport, flow.first_hop, seed) == (49152, "rtsw1:eth5", 2784992780)
     words = [0x0A000001, 0x0A000101, flow.sport << 16 | flow.dport, flow.qpn, seed]

@@ -9,18 +9,19 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.cli.exactrows import ExactRows, entry_rows, file_rows
 from heddle.cli.hashing_verb import _names, _options, _text
+from heddle.fabric.shapes import build
 from heddle.predict.steps import siphash_steps
 from heddle.runs.explain import Step
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import MODES, SwitchHashing
 
-SPEC = FabricSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2)
+FABRIC = build(ClosSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2))
 
 
 @pytest.mark.parametrize("key", ["gap", "hash.gap", "routing.hash.gap"])
 def test_a_key_is_its_last_word_or_its_path_in_the_fabric_file(key: str) -> None:
-    assert _options(SPEC, "flowlet", [f"{key}=5ms"])[0].gap_ns == 5_000_000
-    assert _options(SPEC, "flowlet", ["routing.seed=7", "udf.bytes=2"])[1] == 7
+    assert _options(FABRIC, "flowlet", [f"{key}=5ms"])[0].gap_ns == 5_000_000
+    assert _options(FABRIC, "flowlet", ["routing.seed=7", "udf.bytes=2"])[1] == 7
 
 
 @pytest.mark.parametrize(
@@ -39,15 +40,15 @@ def test_a_key_is_its_last_word_or_its_path_in_the_fabric_file(key: str) -> None
 )
 def test_an_option_that_does_nothing_is_refused_and_says_where_it_would(mode: str, setting: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        _options(SPEC, mode, [setting])
+        _options(FABRIC, mode, [setting])
     assert f"--set  {said}" in str(caught.value)
 
 
 def test_a_file_may_hold_options_of_every_mode() -> None:
     routing = {"hash": {"gap": "5ms", "choice": "round-robin"}, "resilient": True}
-    spec = FabricSpec.model_validate({"name": "tiny", "racks": 2, "ctsw": 2, "routing": routing})
+    fabric = build(ClosSpec.model_validate({"name": "tiny", "racks": 2, "ctsw": 2, "routing": routing}))
     for mode in MODES:
-        assert _options(spec, mode, ["buckets=64"])[0].buckets == 64
+        assert _options(fabric, mode, ["buckets=64"])[0].buckets == 64
 
 
 def test_switches_that_are_none_are_not_all() -> None:
@@ -89,7 +90,7 @@ def test_steps_of_64_bits_stay_within_a_hundred_columns() -> None:
 
 def test_a_table_of_switches_with_many_options_stays_within_a_hundred_columns() -> None:
     options, _ = _options(
-        SPEC, "flowlet", ["gap=1500us", "first=load", "resilient=true", "udf.base=l3", "udf.offset=12"]
+        FABRIC, "flowlet", ["gap=1500us", "first=load", "resilient=true", "udf.base=l3", "udf.offset=12"]
     )
     row = SwitchHashing("rtsw1", "flowlet", 4294967295, 1, 0x37, options)
     counts = dict.fromkeys(("steered", "fell_back", "repicks", "misses"), 123456)

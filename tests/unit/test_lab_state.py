@@ -12,6 +12,7 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.lifecycle import down, script_of
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
@@ -19,9 +20,9 @@ from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_cleanup import remove_lab
 from heddle.runtimes.netns_topology import read_topology
 from heddle.runtimes.registry import get_runtime
-from heddle.spec.load import load_fabric, presets
+from heddle.spec.load import presets
 from heddle.spec.plain import differences, dump_spec, load_spec
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 
 @pytest.fixture(autouse=True)
@@ -39,20 +40,20 @@ def empty_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_fabric_that_no_kernel_would_carry_is_refused(keys: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        FabricSpec.model_validate({"name": "x", "racks": 1, "ctsw": 1, **keys})
+        ClosSpec.model_validate({"name": "x", "racks": 1, "ctsw": 1, **keys})
 
 
 @pytest.mark.parametrize("preset", presets())
 def test_a_spec_survives_being_stored(preset: str) -> None:
-    spec = load_fabric(preset, overrides=["link.host=12500kbit", "routing.seed=77"])
+    spec = load_fabric(preset, overrides=["link.host=12500kbit", "routing.seed=77"]).spec
     assert load_spec(dump_spec(spec)) == spec
     assert dump_spec(spec)["link"]["host"] == "12500kbit"
 
 
 def test_differences_are_named_by_their_path() -> None:
-    old = FabricSpec(name="x", racks=2, ctsw=2)
+    old = ClosSpec(name="x", racks=2, ctsw=2)
     new = load_spec({**dump_spec(old), "racks": 3, "routing": {"ecmp": "e-ecmp"}})
-    assert differences(old, new) == [("racks", 2, 3), ("routing.ecmp", "flow", "e-ecmp")]
+    assert differences(old, new) == [("routing.ecmp", "flow", "e-ecmp"), ("racks", 2, 3)]
 
 
 def test_a_record_comes_back_as_it_was_written() -> None:
@@ -143,7 +144,7 @@ def test_the_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
 
 
 def test_explain_prints_every_command_and_runs_none() -> None:
-    script = script_of(FabricSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1))
+    script = script_of(ClosSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1))
     for line in (
         "netns add heddle-dry-rtsw1",
         "link add eth1 netns heddle-dry-rtsw1 address 02:01:00:01:00:01 mtu 4200 type veth peer name eth1 "
@@ -159,7 +160,7 @@ def test_explain_prints_every_command_and_runs_none() -> None:
 
 
 def test_explain_refuses_what_up_would_refuse() -> None:
-    spec = FabricSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1)
+    spec = ClosSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1)
     with pytest.raises(InputError, match="--dialect frr is containerlab's own kind"):
         script_of(spec, "netns", RenderOptions(dialect="frr"))
     with pytest.raises(InputError, match="--dialect c9s is for Kubernetes"):

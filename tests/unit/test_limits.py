@@ -22,7 +22,7 @@ from heddle.base.process import Journal
 from heddle.fabric.shapes import build
 from heddle.host import doctor, limits
 from heddle.host.limits import ARP, BACKLOG, NDISC, MachineLimits, needs_of
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 DEFAULTS = {
     **{f"net.{family}.neigh.default.gc_thresh{i}": n for family in ("ipv4", "ipv6")
@@ -99,7 +99,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_fabric_of_64_racks_needs_more_than_the_defaults(machine: Machine) -> None:
-    fabric = build(FabricSpec(name="big", racks=64, ctsw=8, hosts_per_rack=2))
+    fabric = build(ClosSpec(name="big", racks=64, ctsw=8, hosts_per_rack=2))
     assert needs_of(fabric) == BIG
     assert [each.limit for each in machine.limits.shortages("big", BIG)] == [NDISC, limits.PACKETS]
 

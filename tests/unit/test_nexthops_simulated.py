@@ -9,7 +9,7 @@ import pytest
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import edges_of, next_hop_groups
 from heddle.fabric.shapes import build
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 Route = tuple[tuple[int, ...], bool]  # AS path, the nearest first; whether GRACEFUL_SHUTDOWN is on it
 Table = dict[str, dict[int, frozenset[str]]]
@@ -60,7 +60,7 @@ def test_next_hops_are_those_of_bgp_whatever_is_down_and_drained(seed: int) -> N
         zones = draw.choice([1, 2, 2, 3])
         racks, ctsw = draw.randint(1, 3), draw.randint(1, 3)
         atsw = draw.randint(1, 3) if zones > 1 else None
-        fabric = build(FabricSpec(name="x", zones=zones, racks=racks, ctsw=ctsw, atsw=atsw, hosts_per_rack=1))
+        fabric = build(ClosSpec(name="x", zones=zones, racks=racks, ctsw=ctsw, atsw=atsw, hosts_per_rack=1))
         names = [node.name for node in fabric.switches]
         ports = [p.ref for node in fabric.switches for p in node.ports if p.address is None]
         dead = set(draw.sample(ports, draw.randint(0, len(ports) // draw.choice([2, 3, 6]))))
@@ -69,4 +69,4 @@ def test_next_hops_are_those_of_bgp_whatever_is_down_and_drained(seed: int) -> N
             name: {rack: frozenset(group.ports) for group in groups for rack in edges_of(group.edges)}
             for name, groups in next_hop_groups(fabric, dead, drained).items()
         }
-        assert found == spoken(fabric, dead, drained), (fabric.spec, dead, drained)
+        assert found == spoken(fabric, dead, drained), (fabric.name, dead, drained)

@@ -23,7 +23,7 @@ from heddle.host.preflight import frr_release
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.predict import predict
 from heddle.predict.rules import HashingRule
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
@@ -47,8 +47,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @cache
-def spec_of(shape: str) -> FabricSpec:
-    return FabricSpec.model_validate({"name": "small", **SHAPES[shape]})
+def fabric_of(shape: str) -> Fabric:
+    return changed(shape)
 
 
 def fibs_of(fabric: Fabric, wires: Wires) -> dict[str, Fib]:
@@ -60,7 +60,7 @@ def fibs_of(fabric: Fabric, wires: Wires) -> dict[str, Fib]:
         for prefix, ports in fabric.expected_next_hops[node.name].items():
             names = [port.name for port in node.ports if port.name in ports]
             weights = dict.fromkeys(names, 1)
-            if fabric.spec.routing.ucmp and prefix in fabric.edge_prefixes:
+            if fabric.policy.routing.ucmp and prefix in fabric.edge_prefixes:
                 rack = fabric.edge_of[fabric.edge_prefixes[prefix]] - 1
                 group = int(forwarding.group[row, rack])
                 part = slice(*forwarding.start[group : group + 2])
@@ -73,14 +73,13 @@ def fibs_of(fabric: Fabric, wires: Wires) -> dict[str, Fib]:
 
 
 def ask(shape: str, plan: str = "ring,qps=16", **keys: object) -> Prediction:
-    return forecast(spec_of(shape), load_plan(plan), Ask(**keys), Silent())  # type: ignore[arg-type]
+    return forecast(fabric_of(shape), load_plan(plan), Ask(**keys), Silent())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", HASHED)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ports_carry_what_flow_by_flow_prediction_says(shape: str, mode: str) -> None:
-    spec = spec_of(shape)
-    fabric = build(spec)
+    fabric = fabric_of(shape)
     wires = wires_of(fabric)
     plan = build_plan(fabric, RunOptions(qps=5, placement="cyclic"))
     hashing = {node.name: hashing_of(fabric, node, mode) for node in fabric.switches}
@@ -90,7 +89,7 @@ def test_ports_carry_what_flow_by_flow_prediction_says(shape: str, mode: str) ->
         nic = next(e.nic for e in plan.endpoints if e.host == flow.src)
         for port in (nic, *path):
             wanted[port] = wanted.get(port, 0) + 1
-    found = forecast(spec, load_plan("ring,qps=5,placement=cyclic"), Ask(mode=mode), Silent())
+    found = forecast(fabric, load_plan("ring,qps=5,placement=cyclic"), Ask(mode=mode), Silent())
     flows = found.modes[0].flows
     assert flows is not None
     assert {port: round(count) for port, count in zip(found.wires.ports, flows, strict=True) if count} == wanted
@@ -113,7 +112,7 @@ def test_what_enters_a_switch_leaves_it(shape: str, down: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_even_split_is_what_spraying_every_flow_comes_to(shape: str) -> None:
-    fabric = build(spec_of(shape))
+    fabric = fabric_of(shape)
     wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan("all-to-all"))
     forwarding, nics = forwarding_of(wires), nics_of(wires, traffic)
     rules = rules_of(wires, HashingRule("spray", 1), steering_of(wires, forwarding), wires.seeds)
@@ -133,8 +132,8 @@ def test_an_even_split_of_an_even_fabric_meets_the_roofline_and_nothing_beats_it
 
 
 def test_a_roofline_may_be_a_cut_and_not_a_nic() -> None:
-    spec = replace_spec("three", oversubscription=6.0)
-    found = forecast(spec, load_plan("shift:4"), Ask(), Silent())
+    fabric = changed("three", oversubscription=6.0)
+    found = forecast(fabric, load_plan("shift:4"), Ask(), Silent())
     assert found.roofline.what.startswith("all links from zone")
     assert found.roofline.seconds > found.roofline.nic_s
     incast = ask("two", "incast:5")
@@ -142,12 +141,12 @@ def test_a_roofline_may_be_a_cut_and_not_a_nic() -> None:
     assert incast.roofline.seconds == incast.roofline.nic_s
 
 
-def replace_spec(shape: str, **keys: object) -> FabricSpec:
-    return FabricSpec.model_validate({"name": "small", **SHAPES[shape], **keys})
+def changed(shape: str, **keys: object) -> Fabric:
+    return build(ClosSpec.model_validate({"name": "small", **SHAPES[shape], **keys}))
 
 
 def test_pinned_slices_are_dealt_over_uplinks() -> None:
-    found = forecast(spec_of("two"), load_plan("shift:3"), Ask(mode="pinned"), Silent())
+    found = forecast(fabric_of("two"), load_plan("shift:3"), Ask(mode="pinned"), Silent())
     wires, flows = found.wires, found.modes[0].flows
     assert flows is not None
     # Each rank sends to its like in the next rack: NIC i of a rack over uplink i, so the fourth one idles.
@@ -226,28 +225,28 @@ def test_the_mode_of_the_file_comes_first() -> None:
 
 
 def test_a_rule_is_that_of_a_live_switch() -> None:
-    fabric = build(spec_of("two"))
+    fabric = fabric_of("two")
     from heddle.predict.predict import rule_of as live
 
     for mode in ("flow", "e-ecmp", "pinned", "spray", "flowlet", "exact-match"):
         node = next(n for n in fabric.switches if n.level == 1)
-        assert rule_of(fabric.spec, mode) == live(hashing_of(fabric, node, mode))
+        assert rule_of(fabric.policy, mode) == live(hashing_of(fabric, node, mode))
 
 
 def test_shared_seeds_polarise_on_paper_too() -> None:
-    shared = replace_spec("three", routing={"seed": "shared", "ecmp": "e-ecmp"}, ctsw=2, atsw=2)
+    shared = changed("three", routing={"seed": "shared", "ecmp": "e-ecmp"}, ctsw=2, atsw=2)
     found = forecast(shared, load_plan("all-to-all,qps=16"), Ask(), Silent())
     flows = found.modes[0].flows
     assert flows is not None
     tops = np.flatnonzero(found.wires.direction == 2)
     assert (flows[tops] == 0).sum() == len(tops) // 2  # each CTSW uses one of its two uplinks
-    apart = replace_spec("three", routing={"ecmp": "e-ecmp"}, ctsw=2, atsw=2)
+    apart = changed("three", routing={"ecmp": "e-ecmp"}, ctsw=2, atsw=2)
     flows = forecast(apart, load_plan("all-to-all,qps=16"), Ask(), Silent()).modes[0].flows
     assert flows is not None and flows[tops].all()
 
 
 def test_down_and_drain_name_what_is_there() -> None:
-    fabric = build(spec_of("two"))
+    fabric = fabric_of("two")
     with pytest.raises(InputError) as caught:
         trouble_of(fabric, ["rtsw9", "rtsw1:eth99", "ctsw1"], ["host1", "cstw2"])
     assert [p.what for p in caught.value.problems] == [

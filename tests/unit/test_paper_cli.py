@@ -14,9 +14,9 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.forecast_verb import FLAGS, files_in, on_paper
 from heddle.cli.program import main
+from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
-from heddle.spec.load import load_fabric
 from heddle.views.heatmap import draw, kind_of
 
 NOTHING: dict[str, Any] = {"predict": None, **dict.fromkeys(FLAGS), "set_": (), "down": (), "drain": (), "trials": 0}
@@ -51,7 +51,7 @@ def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_
     code, said = inv("paths", "--predict", "dc", *words, "--csv", "l.csv", "--heatmap", "l.svg")
     assert code == 0
     assert said["fabric"] == "dc"
-    assert said["emulated"] == {"k": load_fabric("dc").k}
+    assert said["emulated"] == {"k": load_fabric("dc").spec.k}
     assert [mode["mode"] for mode in said["modes"]] == ["e-ecmp", "flow", "pinned", "even split"]
     assert said["down"] == ["rtsw1:eth1", "ctsw3"]
     assert said["trials"] == 3
@@ -120,7 +120,7 @@ def test_files_of_a_prediction_come_along_to_another_machine(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
-    result = forecast(load_fabric("dc"), load_plan("all-to-all,qps=2"), Ask(down=("ctsw1:eth1",)), Silent())
+    result = forecast(load_fabric("dc").fabric, load_plan("all-to-all,qps=2"), Ask(down=("ctsw1:eth1",)), Silent())
     word = kind_of(f"x.{kind}")
     first = draw(word, result)
     assert first == draw(word, result)
@@ -128,11 +128,11 @@ def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
 
 
 def test_a_heat_map_names_its_tiers_and_its_busiest_link() -> None:
-    result = forecast(load_fabric("dc"), load_plan("all-to-all,qps=2"), Ask(), Silent())
+    result = forecast(load_fabric("dc").fabric, load_plan("all-to-all,qps=2"), Ask(), Silent())
     text = draw("svg", result).decode()
     for word in ("RTSW to CTSW", "CTSW to ATSW", "rtsw4", "atsw2", result.wires.ports[result.modes[0].busiest]):
         assert word in text
-    assert "ATSW" not in draw("svg", forecast(load_fabric("tiny"), load_plan("ring"), Ask(), Silent())).decode()
+    assert "ATSW" not in draw("svg", forecast(load_fabric("tiny").fabric, load_plan("ring"), Ask(), Silent())).decode()
 
 
 def test_a_heat_map_is_a_picture() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from heddle.base.events import Silent
+from heddle.fabric.shapes import build
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Prediction
 from heddle.predict.statistics import EVEN, UNEVEN
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 TWO = {
     "racks": 8,
@@ -29,8 +30,8 @@ THREE = {
 
 def predicted(shape: dict[str, object], seed: str | int, *, ucmp: bool) -> Prediction:
     routing = {"ucmp": ucmp, "seed": seed}
-    spec = FabricSpec.model_validate({"name": "small", **shape, "routing": routing})
-    return forecast(spec, load_plan("all-to-all,qps=16"), Ask(), Silent())
+    spec = ClosSpec.model_validate({"name": "small", **shape, "routing": routing})
+    return forecast(build(spec), load_plan("all-to-all,qps=16"), Ask(), Silent())
 
 
 @pytest.mark.parametrize("seed", ["per-switch", 7, 8])

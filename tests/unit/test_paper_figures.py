@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from heddle.base.events import Silent
+from heddle.fabric.shapes import build
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.modes import EVEN_SPLIT
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Percentiles, Prediction
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
 
 
 def ask(shape: dict[str, Any], plan: str, **keys: Any) -> Prediction:
-    spec = FabricSpec.model_validate({"name": "small", **shape})
-    return forecast(spec, load_plan(plan), Ask(**keys), Silent())
+    spec = ClosSpec.model_validate({"name": "small", **shape})
+    return forecast(build(spec), load_plan(plan), Ask(**keys), Silent())
 
 
 @pytest.mark.parametrize("key", ["down", "drain"])

@@ -16,7 +16,7 @@ from heddle.forecast.demand import Traffic, traffic_of
 from heddle.forecast.planfile import files_of, load_plan
 from heddle.forecast.volume import Cutting, cutting, of_lengths, of_pattern
 from heddle.predict.hashes import FlowArrays
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns
 from heddle.traffic.options import RunOptions, SourcePorts
 from heddle.traffic.plan import build_plan
@@ -31,7 +31,7 @@ SPORTS = {
 
 
 def fabric(**keys: object) -> Fabric:
-    return build(FabricSpec.model_validate({"name": "small", "racks": 3, "ctsw": 2, "hosts_per_rack": 2, **keys}))
+    return build(ClosSpec.model_validate({"name": "small", "racks": 3, "ctsw": 2, "hosts_per_rack": 2, **keys}))
 
 
 def plan_file(path: Path, text: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from heddle.fabric.policy import HashOptions
 from heddle.predict import selftest
 from heddle.predict.predict import predict
 from heddle.predict.selftest import SelfTest, remember, verdict
@@ -16,7 +17,6 @@ from heddle.proof.verdict import PathsResult, prove
 from heddle.runs.moved import moved_of
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.switch.hashing.steering import HashOptions
 from tests.unit.test_paths_report import FABRIC, SENT, evidence, fibs, snapshot
 
 SPRAY = {s.name: SwitchHashing(s.name, "spray", s.hash_seed or 1, 1, 0x37) for s in FABRIC.switches}

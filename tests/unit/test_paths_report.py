@@ -17,12 +17,12 @@ from heddle.predict.predict import predict
 from heddle.proof.evidence import PARTS, Evidence, SentFlow
 from heddle.proof.evidencefile import from_json, to_json
 from heddle.proof.verdict import PathsResult, prove
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.plan import Flow
 
-FABRIC = clos.build(FabricSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
+FABRIC = clos.build(ClosSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
 HASHING = {s.name: SwitchHashing(s.name, "flow", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from heddle.fabric.shapes import clos
 from heddle.lab.queuestatus import reaction_bin as bin_that_is_read
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.pfc import world
 from heddle.switch.pfc.agent import reaction_bin
 from heddle.switch.pfc.control import AgentState, alive, stop
@@ -68,7 +68,7 @@ def test_an_earlier_deadline_that_is_added_later_comes_first() -> None:
 
 
 def test_the_layout_says_again_what_the_fabric_says() -> None:
-    fabric = clos.build(FabricSpec(name="lay", racks=2, ctsw=2, hosts_per_rack=2))
+    fabric = clos.build(ClosSpec(name="lay", racks=2, ctsw=2, hosts_per_rack=2))
     spaces = {node.name: Path("/run/netns", node.name) for node in fabric.nodes}
     layout = world.AgentConfig(Path("/somewhere"), spaces, fabric)
     again = world.AgentConfig.from_json(layout.to_json())

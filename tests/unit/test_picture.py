@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Link, Node, Port, Role
 from heddle.fabric.shapes import build
 from heddle.proof.verdict import LinkUse, Mmr
-from heddle.spec.load import load_fabric
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.views.graph import drawing, kind_of, write_file
 from heddle.views.picture import LinkLoad, amount, spreads
 from heddle.views.usage import describe_run, link_loads
@@ -26,11 +26,11 @@ from heddle.views.usage import describe_run, link_loads
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 FABRICS = {
-    **{name: build(load_fabric(name)) for name in ("tiny", "demo", "zone")},
-    "one": build(FabricSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1)),
-    "rails": build(FabricSpec(name="rails", racks=2, ctsw=3, hosts_per_rack=2, nics_per_host=4)),
-    "dc": build(load_fabric("dc")),
-    "large": build(FabricSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2)),
+    **{name: load_fabric(name).fabric for name in ("tiny", "demo", "zone")},
+    "one": build(ClosSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1)),
+    "rails": build(ClosSpec(name="rails", racks=2, ctsw=3, hosts_per_rack=2, nics_per_host=4)),
+    "dc": load_fabric("dc").fabric,
+    "large": build(ClosSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2)),
 }
 
 
@@ -179,9 +179,9 @@ def test_without_a_run_the_picture_says_so() -> None:
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_path: Path) -> None:
     code = (
-        "import sys; from heddle.views.graph import drawing, kind_of; from heddle.spec.load import load_fabric;"
+        "import sys; from heddle.views.graph import drawing, kind_of; from heddle.fabric.fabricfile import load_fabric;"
         "from heddle.fabric.shapes import build;"
-        "sys.stdout.buffer.write(drawing(kind_of(sys.argv[1]), build(load_fabric('tiny')), (), 'a run'))"
+        "sys.stdout.buffer.write(drawing(kind_of(sys.argv[1]), load_fabric('tiny').fabric, (), 'a run'))"
     )
     argv = [sys.executable, "-c", code, kind]
     one, other = (subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout for _ in range(2))

@@ -9,12 +9,11 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli.demo import ACTS, OPTIONS, Act
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.shapes import build
 from heddle.host import capacity as machine
 from heddle.runs.results import MachineUse, RunResult, SizeRow, size_row
 from heddle.runs.run import payload_bytes, total_packets
-from heddle.spec.load import load_fabric
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import chunk_range
@@ -26,7 +25,7 @@ from heddle.wire.sport import sport_for_qps
 
 @pytest.fixture(scope="module")
 def demo() -> Fabric:
-    return build(load_fabric("demo"))
+    return load_fabric("demo").fabric
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_source_ports() -> None:
 def test_a_plan_is_a_function_of_fabric_and_options(demo: Fabric) -> None:
     options = RunOptions(qps=4)
     plan = build_plan(demo, options)
-    assert plan == build_plan(build(load_fabric("demo")), options)
+    assert plan == build_plan(load_fabric("demo").fabric, options)
     assert len(plan.qps) == 16 * 4
     for qp in plan.qps:
         assert qp.dst_rank == (qp.src_rank + 1) % 16
@@ -177,23 +176,23 @@ def test_the_least_size_is_the_one_below_which_nothing_is_sent(ranks: int) -> No
 
 
 def test_a_fabric_of_one_host_is_named_and_no_flag_that_nobody_typed() -> None:
-    lonely = build(load_fabric("tiny", name="one", overrides=["racks=1", "hosts_per_rack=1"]))
+    lonely = load_fabric("tiny", name="one", overrides=["racks=1", "hosts_per_rack=1"]).fabric
     with pytest.raises(InputError, match=r"^one gives 1 of the two ranks"):
         build_plan(lonely, run_options())
 
 
 def test_queueing_alone_never_looks_like_loss(demo: Fabric) -> None:
-    dropping = build(load_fabric("demo", name="demo", overrides=["queues.pfc.enabled=false"]))
+    dropping = load_fabric("demo", name="demo", overrides=["queues.pfc.enabled=false"]).fabric
     deepest = deepest_queue(dropping, 3)
-    assert build_plan(dropping, RunOptions()).timeout_s > 3 * 8 * deepest / dropping.spec.link.fabric
+    assert build_plan(dropping, RunOptions()).timeout_s > 3 * 8 * deepest / dropping.slowest_bps
     assert build_plan(demo, RunOptions(timeout=14)).timeout_s == pytest.approx(0.0671, rel=1e-3)
 
 
 def test_pauses_alone_never_look_like_loss(demo: Fabric) -> None:
-    detect = demo.spec.queues.pfc.watchdog.detect * 1e-9
-    drain = 3 * 8 * deepest_queue(demo, 3) / demo.spec.link.fabric
+    detect = demo.policy.queues.pfc.watchdog.detect * 1e-9
+    drain = 3 * 8 * deepest_queue(demo, 3) / demo.slowest_bps
     assert build_plan(demo, RunOptions()).timeout_s > detect + drain
-    way_in = 8 * 15 * 64 * (4096 + 58) / demo.spec.link.host  # what 15 windows take on the link to rank 0
+    way_in = 8 * 15 * 64 * (4096 + 58) / demo.hosts[0].ports[0].rate_bps  # what 15 windows take on the link to rank 0
     assert build_plan(demo, RunOptions(collective="incast")).timeout_s > detect + drain + way_in
 
 

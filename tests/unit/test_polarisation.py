@@ -10,14 +10,15 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.polarisation import Polarisation, made_up, polarisation
-from heddle.spec.schema import FabricSpec, RoutingSpec
+from heddle.spec.routingspec import RoutingSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 
 
 def fabric_of(k: int, seed: str = "per-switch", zones: int = 2) -> Fabric:
     """A fabric on paper, with k uplinks at each of its two tiers that have any."""
     routing = RoutingSpec(seed=seed)  # type: ignore[arg-type]
-    return build(FabricSpec(name="k", zones=zones, racks=2, ctsw=k, atsw=k if zones > 1 else None, routing=routing))
+    return build(ClosSpec(name="k", zones=zones, racks=2, ctsw=k, atsw=k if zones > 1 else None, routing=routing))
 
 
 def fibs_of(fabric: Fabric, dead: tuple[str, ...] = (), weights: tuple[int, ...] = ()) -> dict[str, Fib]:
@@ -127,13 +128,13 @@ def test_the_made_up_flows_are_the_same_every_time_and_cross_zones() -> None:
     assert flows == made_up(fabric, 500)
     assert len(flows) == len(set(flows)) == 500
     assert all(fabric.by_name[flow.src].group("zone") != fabric.by_name[flow.dst].group("zone") for flow in flows)
-    lone = build(FabricSpec(name="one", racks=1, ctsw=2))
+    lone = build(ClosSpec(name="one", racks=1, ctsw=2))
     assert made_up(lone, 5) == []
 
 
 def test_a_trifle_is_real_and_not_named() -> None:
     """One rack of eight hashes as its CTSW does: seven in eight of what comes is independent."""
-    fabric = build(FabricSpec(name="k", zones=2, racks=8, ctsw=2, atsw=2, hosts_per_rack=1))
+    fabric = build(ClosSpec(name="k", zones=2, racks=8, ctsw=2, atsw=2, hosts_per_rack=1))
     nodes = tuple(
         replace(node, hash_seed=fabric.by_name["rtsw1"].hash_seed) if node.name == "ctsw1" else node
         for node in fabric.nodes

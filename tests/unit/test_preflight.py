@@ -13,9 +13,10 @@ from heddle.fabric.shapes import build
 from heddle.host import limits
 from heddle.host import preflight as room
 from heddle.host.preflight import preflight
-from heddle.spec.schema import FabricSpec, RoutingSpec
+from heddle.spec.routingspec import RoutingSpec
+from heddle.spec.shapes.clos import ClosSpec
 
-LARGE = build(FabricSpec(name="large", racks=128, ctsw=16))
+LARGE = build(ClosSpec(name="large", racks=128, ctsw=16))
 
 
 @pytest.fixture
@@ -47,8 +48,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def small(ecmp: str = "flow") -> FabricSpec:
-    return FabricSpec(name="small", racks=2, ctsw=2, routing=RoutingSpec.model_validate({"ecmp": ecmp}))
+def small(ecmp: str = "flow") -> ClosSpec:
+    return ClosSpec(name="small", racks=2, ctsw=2, routing=RoutingSpec.model_validate({"ecmp": ecmp}))
 
 
 def test_a_machine_that_has_everything_passes(machine: Path) -> None:
@@ -86,7 +87,7 @@ def test_limits_that_cannot_be_raised_come_with_their_sysctl(machine: Path, monk
 
 def test_hosts_of_an_ipv6_fabric_are_neighbours_of_ipv6(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_only(monkeypatch)
-    hosts = build(FabricSpec(name="wide", family="ipv6", racks=4, ctsw=1, hosts_per_rack=64))
+    hosts = build(ClosSpec(name="wide", family="ipv6", racks=4, ctsw=1, hosts_per_rack=64))
     with pytest.raises(MachineError) as caught:
         preflight(hosts)
     # 4 for each of 256 host links and of 4 fabric links, and 100 that are there.
@@ -155,8 +156,8 @@ def test_an_frr_that_was_built_for_fewer_paths_is_named_before_anything_is_made(
     room._zebra_says.cache_clear()
     try:
         assert room.frr_release() == (8, 4, 4)
-        preflight(build(FabricSpec(name="narrow", racks=2, ctsw=limit)))
-        wide = build(FabricSpec(name="wide", racks=2, ctsw=limit + 1))
+        preflight(build(ClosSpec(name="narrow", racks=2, ctsw=limit)))
+        wide = build(ClosSpec(name="wide", racks=2, ctsw=limit + 1))
         with pytest.raises(MachineError) as caught:
             preflight(wide)
         why = f"zebra was built for {limit} next hops a route, and this fabric has {limit + 1}"

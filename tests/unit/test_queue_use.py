@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.shapes import build
 from heddle.runs.queueuse import QueueTotals, QueueUse, use_of
 from heddle.runs.series import COLUMNS, Series
-from heddle.spec.load import load_fabric
 from heddle.switch.queues.cells import CAUSES
 from heddle.switch.queues.portids import port_ids, row
 
 
 @pytest.fixture
 def fabric() -> Fabric:
-    return build(load_fabric("tiny"))
+    return load_fabric("tiny").fabric
 
 
 def at(fabric: Fabric, ref: str) -> int:

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from heddle.cli.queuelive import page
 from heddle.cli.queues_verb import RowFilter, matching
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.shapes import build
 from heddle.lab.queuestatus import AgentRow, QueuesResult, reaction_bin, reactions_of, result_of
 from heddle.runs.queueuse import QueueUse
-from heddle.spec.load import load_fabric
 from heddle.switch.queues import cells
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import port_ids, row
@@ -53,7 +52,7 @@ class Maps:
 
 @pytest.fixture
 def maps() -> Maps:
-    fabric = build(load_fabric("tiny", overrides=["queues.pfc.reaction=10ms", *RATES]))
+    fabric = load_fabric("tiny", overrides=["queues.pfc.reaction=10ms", *RATES]).fabric
     rows = (len(port_ids(fabric)) + 1) * 8
     table = {"cells": cells.CELL, "ingress": cells.INGRESS, "gates": cells.GATE, "agent": cells.AGENT}
     made = {name: np.zeros(rows, layout) for name, layout in table.items()}
@@ -146,13 +145,13 @@ def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) 
 
 
 def test_headroom_is_told_by_the_reaction_time_that_was_set_where_it_was_set(maps: Maps) -> None:
-    own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.reaction=20ms", *RATES]).queues}
+    own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.reaction=20ms", *RATES]).fabric.policy.queues}
     policies = policies_of(maps.fabric, own=own)
     result = result_of(maps.fabric, maps.state(), policies, ALIVE, {"ctsw1": {"pfc.reaction": "20ms"}})
     said = text(result)
     assert "headroom of 10 ports at 100mbit: 100mbit x 10 ms assumed + 2 packets of 4214 B = 133 KB each" in said
     assert "headroom of 2 ports at 100mbit: 100mbit x 20 ms assumed + 2 packets of 4214 B = 258 KB each" in said
-    own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.headroom=300KB", *RATES]).queues}
+    own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.headroom=300KB", *RATES]).fabric.policy.queues}
     result = result_of(
         maps.fabric, maps.state(), policies_of(maps.fabric, own=own), ALIVE, {"ctsw1": {"pfc.headroom": 300_000}}
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from heddle.spec.queuespec import QueuesSpec
+from heddle.fabric.policy import ClassCurve, EcnPolicy, QueuePolicy
 from heddle.switch.queues import red
 
 PMAXES = [0.01, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9, 1.0]
@@ -44,8 +45,8 @@ def test_its_curve_is_above_the_straight_line_by_as_much_as_the_docs_say(pmax: f
 
 
 def test_every_class_but_control_has_a_curve_and_none_marks_while_ecn_is_off() -> None:
-    queues = QueuesSpec.model_validate({"ecn": {"marker": "red", "classes": {"3": {"pmax": 0.5}}}})
+    queues = QueuePolicy(ecn=EcnPolicy(marker="red", classes={3: ClassCurve(pmax=0.5)}))
     assert red.curves_of(queues) == {0: red.Curve(40_000, 160_000, 0.2), 3: red.Curve(40_000, 160_000, 0.5)}
-    off = queues.model_copy(update={"ecn": queues.ecn.model_copy(update={"enabled": False})})
+    off = replace(queues, ecn=replace(queues.ecn, enabled=False))
     assert set(red.curves_of(off).values()) == {red.NEVER}
     assert red.NEVER.fraction(1 << 30) == 0.0

@@ -7,34 +7,38 @@ from collections.abc import Collection
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.model import Fabric
 from heddle.lab.requeue import changed
-from heddle.spec.load import load_fabric
-from heddle.spec.schema import FabricSpec
+
+HOSTS, LEAVES, SPINES = range(3)
 
 
 @pytest.fixture(scope="module")
-def spec() -> FabricSpec:
-    return load_fabric("tiny")
+def tiny() -> Fabric:
+    return load_fabric("tiny").fabric
 
 
-def refused(spec: FabricSpec, *settings: str, tiers: Collection[str] = ("rtsw", "ctsw", "host")) -> str:
+def refused(fabric: Fabric, *settings: str, levels: Collection[int] = (HOSTS, LEAVES, SPINES)) -> str:
     with pytest.raises(InputError) as caught:
-        changed(spec, spec.queues, settings, tiers)
+        changed(fabric, fabric.policy.queues, settings, levels)
     return str(caught.value)
 
 
-def test_several_settings_hold_together_and_everything_else_stays(spec: FabricSpec) -> None:
-    made = changed(spec, spec.queues, ["ecn.kmin=500KB", "queues.ecn.kmax=800KB", "pfc.watchdog.detect=2s", "alpha=2"])
+def test_several_settings_hold_together_and_everything_else_stays(tiny: Fabric) -> None:
+    made = changed(
+        tiny, tiny.policy.queues, ["ecn.kmin=500KB", "queues.ecn.kmax=800KB", "pfc.watchdog.detect=2s", "alpha=2"]
+    )
     assert (made.ecn.kmin, made.ecn.kmax, made.pfc.watchdog.detect, made.alpha) == (500_000, 800_000, 2 * 10**9, 2.0)
-    back = changed(spec, made, ["ecn.kmin=40KB", "ecn.kmax=160KB", "pfc.watchdog.detect=1s", "alpha=1"])
-    assert back == spec.queues
+    back = changed(tiny, made, ["ecn.kmin=40KB", "ecn.kmax=160KB", "pfc.watchdog.detect=1s", "alpha=1"])
+    assert back == tiny.policy.queues
 
 
-def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(spec: FabricSpec) -> None:
-    buffer = changed(spec, spec.queues, ["buffer=20MB"]).buffer
-    assert {buffer.rtsw, buffer.ctsw, buffer.atsw} == {20_000_000}
-    assert buffer.host == spec.queues.buffer.host
-    assert changed(spec, spec.queues, ["buffer.ctsw=30MB"]).buffer.rtsw == spec.queues.buffer.rtsw
+def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(tiny: Fabric) -> None:
+    buffer = changed(tiny, tiny.policy.queues, ["buffer=20MB"]).buffer
+    assert set(buffer.switches) == {20_000_000}
+    assert buffer.host == tiny.policy.queues.buffer.host
+    assert changed(tiny, tiny.policy.queues, ["buffer.ctsw=30MB"]).buffer.switches == ("auto", 30_000_000, "auto")
 
 
 @pytest.mark.parametrize(
@@ -58,25 +62,25 @@ def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(spec
         (["pfc.headroom=4213"], "queues set  queues.pfc.headroom: 4213 is below a frame of 4214 bytes"),
     ],
 )
-def test_what_cannot_be_is_said_as_of_a_fabric_file(spec: FabricSpec, settings: list[str], said: str) -> None:
-    assert said in refused(spec, *settings)
+def test_what_cannot_be_is_said_as_of_a_fabric_file(tiny: Fabric, settings: list[str], said: str) -> None:
+    assert said in refused(tiny, *settings)
 
 
-def test_all_that_is_wrong_is_said_at_once(spec: FabricSpec) -> None:
-    text = refused(spec, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
+def test_all_that_is_wrong_is_said_at_once(tiny: Fabric) -> None:
+    text = refused(tiny, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
     assert all(word in text for word in ("lossless is fixed", "foo is no key", "pfc.xon: 90KB"))
 
 
-def test_what_is_of_hosts_is_not_set_at_switches(spec: FabricSpec) -> None:
-    text = refused(spec, "buffer.host=2MB", tiers=["rtsw"])
+def test_what_is_of_hosts_is_not_set_at_switches(tiny: Fabric) -> None:
+    text = refused(tiny, "buffer.host=2MB", levels=[LEAVES])
     assert "is that of hosts, and --switch names switches" in text
-    assert changed(spec, spec.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000
+    assert changed(tiny, tiny.policy.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000
 
 
-def test_a_buffer_that_none_of_the_switches_has_is_not_set(spec: FabricSpec) -> None:
-    text = refused(spec, "buffer.rtsw=2MB", tiers=["ctsw"])
+def test_a_buffer_that_none_of_the_switches_has_is_not_set(tiny: Fabric) -> None:
+    text = refused(tiny, "buffer.rtsw=2MB", levels=[SPINES])
     assert "buffer.rtsw is that of RTSWs, and none is among the nodes that are meant" in text
     assert "hint: these have buffer.ctsw" in text
-    assert "hint: these have buffer.rtsw or buffer.ctsw" in refused(spec, "buffer.atsw=2MB")
-    buffer = changed(spec, spec.queues, ["buffer=3MB"], ["ctsw"]).buffer
-    assert (buffer.rtsw, buffer.ctsw) == (spec.queues.buffer.rtsw, 3_000_000)
+    assert "hint: these have buffer.rtsw or buffer.ctsw" in refused(tiny, "buffer.atsw=2MB")
+    buffer = changed(tiny, tiny.policy.queues, ["buffer=3MB"], [SPINES]).buffer
+    assert buffer.switches == ("auto", 3_000_000, "auto")

@@ -219,11 +219,10 @@ def test_a_series_is_kept_as_it_was_and_forgotten_when_told(tmp_path: Path) -> N
         maps.arrive(70_000)
         pause()
     (series,) = found
-    from heddle.fabric.shapes import build
-    from heddle.spec.load import load_fabric
+    from heddle.fabric.fabricfile import load_fabric
 
     lab = a_lab(tmp_path)
-    object.__setattr__(lab, "fabric", build(load_fabric("tiny")))
+    object.__setattr__(lab, "fabric", load_fabric("tiny").fabric)
     label = RowLabel("rtsw1:eth3", 3, "lossless", 10**8, kmin=100_000, kmax=400_000)
     seriesfile.save(lab, "incast", [label], series)
     read = seriesfile.load(lab)

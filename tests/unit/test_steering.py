@@ -9,15 +9,17 @@ from ipaddress import ip_network
 import pytest
 
 from heddle.base.units import format_duration, parse_duration
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions, Udf
+from heddle.fabric.policyof import routing_policy
 from heddle.fabric.shapes import build
 from heddle.lab.rehash import label_of
-from heddle.spec.load import load_fabric
 from heddle.spec.plain import dump_spec, load_spec
-from heddle.spec.schema import FabricSpec
-from heddle.switch.hashing.hashing import MODES, SwitchHashing, hashing_of, kernel_policy, options_of, sysctls
-from heddle.switch.hashing.steering import DEFAULT_OPTIONS, HashOptions, PrefixRule, Steering, Udf, steering_of
+from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.hashing.hashing import MODES, SwitchHashing, hashing_of, kernel_policy, sysctls
+from heddle.switch.hashing.steering import PrefixRule, Steering, steering_of
 
-FABRIC = build(FabricSpec(name="a", racks=3, ctsw=4, hosts_per_rack=3))
+FABRIC = build(ClosSpec(name="a", racks=3, ctsw=4, hosts_per_rack=3))
 
 
 def test_options_are_what_the_file_says_and_survive_the_record() -> None:
@@ -27,12 +29,14 @@ def test_options_are_what_the_file_says_and_survive_the_record() -> None:
         "hash.fields=[src, dst]",
         "resilient=true",
     ]
-    spec = load_fabric("tiny", overrides=[f"routing.{each}" for each in (*settings, "ecmp=e-ecmp", "hash.buckets=64")])
-    options = options_of(spec.routing)
+    spec = load_fabric(
+        "tiny", overrides=[f"routing.{each}" for each in (*settings, "ecmp=e-ecmp", "hash.buckets=64")]
+    ).spec
+    options = routing_policy(spec.routing).hash
     assert options == HashOptions(fields=0x03, udf=Udf("l4", 0, 2), gap_ns=500_000, resilient=True, buckets=64)
     assert HashOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
     assert load_spec(json.loads(json.dumps(dump_spec(spec)))) == spec
-    assert options_of(FabricSpec(name="a", racks=1, ctsw=1).routing) == DEFAULT_OPTIONS
+    assert routing_policy(ClosSpec(name="a", racks=1, ctsw=1).routing).hash == DEFAULT_OPTIONS
 
 
 @pytest.mark.parametrize("text", ["1ns", "500us", "20ms", "10s", "1500us"])
@@ -65,7 +69,7 @@ def test_links_that_are_not_one_after_the_other_have_a_rule_each() -> None:
 
 
 def test_at_a_ctsw_a_racks_number_is_added_so_that_it_uses_all_of_its_ways() -> None:
-    dc = build(load_fabric("dc"))
+    dc = load_fabric("dc").fabric
     steering = steering_of(dc, dc.by_name["ctsw1"], DEFAULT_OPTIONS)
     racks = {dc.by_name[owner].prefix: dc.by_name[owner].group("rack") for owner in dc.edge_prefixes.values()}
     turns = {racks[prefix]: rule.slice for prefix, rule in steering.prefixes.items()}

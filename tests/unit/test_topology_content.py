@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from heddle.fabric.shapes import build
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported.companions import files_of
 from heddle.lab.imported.imported import import_topology
-from heddle.spec.load import load_fabric, presets
+from heddle.spec.load import presets
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "topologies/examples"
@@ -28,7 +28,7 @@ def test_an_example_says_what_it_is_for_and_what_to_type(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FABRICS, ids=lambda path: path.name)
 def test_an_example_fabric_is_one(path: Path) -> None:
-    assert len(build(load_fabric(str(path))).hosts) >= 4
+    assert len(load_fabric(str(path)).fabric.hosts) >= 4
     assert path.stem not in presets(), "examples are named by their paths"
 
 

@@ -10,11 +10,10 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.completion import candidates
-from heddle.fabric.shapes import build
+from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.demand import traffic_of
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import files_of, load_plan, plan_words, plans
-from heddle.spec.load import load_fabric
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAFFIC = ROOT / "traffic"
@@ -33,7 +32,7 @@ def test_every_file_begins_with_what_it_is_for(path: Path) -> None:
 @pytest.mark.parametrize("name", plans())
 def test_every_plan_predicts_on_zone(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    found = forecast(load_fabric("zone"), load_plan(name), Ask(), Silent())
+    found = forecast(load_fabric("zone").fabric, load_plan(name), Ask(), Silent())
     assert found.to_json()["plan"]["flows"] > 0
     assert found.to_json()["unreachable"]["flows"] == 0
     assert found.to_json()["completion"]["over_roofline"] >= 1
@@ -48,7 +47,7 @@ def test_there_are_plans_of_each_sort_and_no_file_is_left_over() -> None:
 
 def test_the_matrix_of_a_plan_stands_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    connections = traffic_of(build(load_fabric("zone")), load_plan("two-tenants")).connections
+    connections = traffic_of(load_fabric("zone").fabric, load_plan("two-tenants")).connections
     assert (np.asarray(connections.src) % 2 == np.asarray(connections.dst) % 2).all()
     assert load_plan("two-tenants").matrix_file == str(TRAFFIC / "two-tenants.csv")
 
@@ -73,7 +72,7 @@ def test_a_misspelt_name_is_hinted() -> None:
 
 def test_problems_name_the_file_of_a_plan() -> None:
     with pytest.raises(InputError, match=r"traffic/checkpoint\.yml:\d+  ranks: 16"):
-        traffic_of(build(load_fabric("tiny")), load_plan("checkpoint"))
+        traffic_of(load_fabric("tiny").fabric, load_plan("checkpoint"))
 
 
 def test_shells_offer_the_names() -> None:
@@ -91,5 +90,5 @@ def test_a_matrix_may_have_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     Path("m.csv").write_text("# who to whom\n\nsrc,dst,bytes\n # one way\n0,1,64K\n#0,2,64K\n1,x,2\n")
     with pytest.raises(InputError, match=r"m\.csv:7  dst: x") as caught:
-        traffic_of(build(load_fabric("tiny")), load_plan("m.csv"))
+        traffic_of(load_fabric("tiny").fabric, load_plan("m.csv"))
     assert len(caught.value.problems) == 1

@@ -12,13 +12,13 @@ from heddle.fabric.nexthops import Group, edges_of, next_hop_groups
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import announcements, expected_weights, weights_of
 from heddle.render.render import rendered
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 
 def fabric_of(exceptions: dict[str, str] | None = None, **keys: Any) -> Fabric:
     link = {"host": "100mbit", "fabric": "100mbit", "exceptions": exceptions or {}}
     data = {"name": "t", "racks": 3, "ctsw": 4, "link": link, "routing": {"ucmp": True}, **keys}
-    return build(FabricSpec.model_validate(data))
+    return build(ClosSpec.model_validate(data))
 
 
 def bandwidths(fabric: Fabric, switch: str, rack: int, dead: tuple[str, ...] = ()) -> tuple[int, ...]:

@@ -1,19 +1,16 @@
-"""Spec -> fabric, one shape a file. A new shape is its own file and one line here."""
+"""Spec -> fabric, one shape a file, by the name that heddle/spec/shapes/ has for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from heddle.fabric.model import Fabric
-from heddle.fabric.shapes import clos
-from heddle.spec.schema import FabricSpec
-
-SHAPES: Final[Mapping[str, Callable[[FabricSpec], Fabric]]] = {
-    "clos": clos.build,
-}
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
+    from heddle.spec.schema import FabricSpec
 
 
 def build(spec: FabricSpec) -> Fabric:
     """The fabric that a spec describes; the same spec always gives an equal fabric."""
-    return SHAPES[spec.shape](spec)
+    fabric: Fabric = import_module(f"heddle.fabric.shapes.{spec.shape}").build(spec)
+    return fabric

@@ -17,7 +17,7 @@ from typing import Final
 from heddle.base.families import Network
 from heddle.fabric.drawing import Drawing, Groups
 from heddle.fabric.model import Fabric, Level
-from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
 
 _ASN_CTSW: Final = 4_200_000_000  # + zone
 _ASN_ATSW: Final = 4_200_000_900
@@ -31,7 +31,7 @@ LEVELS: Final = (
 )
 
 
-def build(spec: FabricSpec) -> Fabric:
+def build(spec: ClosSpec) -> Fabric:
     """Draw the nodes, then the links in a fixed order; ports are numbered as links reach them."""
     rates = (spec.link.host, spec.link.fabric, spec.top_rate, 0)
     drawing = Drawing(spec, [replace(level, uplink_bps=rate) for level, rate in zip(LEVELS, rates, strict=True)])
@@ -64,6 +64,6 @@ def build(spec: FabricSpec) -> Fabric:
     return drawing.fabric(box="rack", area="zone", sizes=("racks", "hosts_per_rack", "nics_per_host"))
 
 
-def _groups(spec: FabricSpec, zone: int, rack: int | None = None) -> Groups:
+def _groups(spec: ClosSpec, zone: int, rack: int | None = None) -> Groups:
     """The rack, and the zone where there are several."""
     return (*([("rack", rack)] if rack else []), *([("zone", zone)] if spec.zones > 1 else []))

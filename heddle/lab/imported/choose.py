@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.lab import Blueprint
-from heddle.lab.rendered import Rendered
+from heddle.lab.rendered import blueprint_from
 from heddle.runtimes.registry import RUNTIMES
-from heddle.spec.load import load_fabric
 
 _ONE: Final = "./inv up zone, or ./inv up --topology mylab.clab.yml"
 
@@ -30,7 +30,7 @@ def blueprint_of(
     if topology is None:
         if fabric is None:
             raise InputError(Problem("", "./inv up", "needs a fabric, or --topology FILE", _ONE))
-        return Rendered(load_fabric(fabric, name=name, overrides=overrides)), fabric
+        return blueprint_from(load_fabric(fabric, name=name, overrides=overrides)), fabric
     if fabric is not None:
         why = f"is a fabric, and --topology {topology} says all that one would"
         raise InputError(Problem("", fabric, why, _ONE))

@@ -1,7 +1,7 @@
 """TopologyDescription -> Fabric: which nodes are switches and leaves, and which ports there are.
 
 In:  a TopologyDescription.
-Out: Fabric with a FabricSpec that says what is true of the file: counts, the slowest rates, the smallest MTU.
+Out: Fabric with a Policy that says what is true of the file: the scale, the smallest MTU, the default queues.
 Addresses are those that the file's commands and frr.conf give; those of the running lab take their place, see live.py.
 """
 
@@ -11,41 +11,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Any, Final, Literal
+from typing import Final
 
-from pydantic import Field, model_validator
-
+from heddle.base.ethernet import LARGEST_PFC_MTU
+from heddle.base.families import IPV4
 from heddle.base.problems import InputError, Problem
+from heddle.base.units import scale_of
 from heddle.fabric.model import Fabric, Link, Node, Port, Role
+from heddle.fabric.policy import Policy, QueuePolicy
 from heddle.fabric.seeds import switch_seed
 from heddle.fabric.shapes.clos import LEVELS
 from heddle.lab.imported import frr
 from heddle.lab.imported.description import LinkDescription, NodeDescription, TopologyDescription
-from heddle.spec.queuespec import LARGEST_PFC_MTU
-from heddle.spec.schema import ROCE_OVERHEAD, FabricSpec
+from heddle.runtimes.netns_topology import DEFAULT_MTU
 
 DEFAULT_RATE_BPS: Final = 100 * 10**6
 _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
 _MAC_LEVELS: Final = (0x14, 0x11, 0x12, 0x13)  # by level; beside those of the shapes
 _HOST, _LEAF, _SPINE, _TOP = range(4)  # levels
 BOX: Final = "rack"  # a leaf and its hosts
-
-
-class ImportedSpec(FabricSpec):
-    """What is true of a lab that no fabric file describes. racks: leaves, ctsw: other switches; either may be none."""
-
-    shape: Literal["imported"] = "imported"  # type: ignore[assignment]
-    racks: int = Field(ge=0)
-    ctsw: int = Field(ge=0)
-    hosts_per_rack: int = Field(default=0, ge=0)
-
-    @model_validator(mode="after")
-    def _fits(self) -> ImportedSpec:
-        return self  # addresses are the file's, so nothing has to fit into a pool
-
-    @model_validator(mode="after")
-    def _queues_fit(self) -> ImportedSpec:
-        return self  # ports are the file's, and buffers are made for them
 
 
 def derive(description: TopologyDescription) -> Fabric:
@@ -84,10 +68,10 @@ def derive(description: TopologyDescription) -> Fabric:
             groups = ((BOX, rack),) if rack is not None and level in (_HOST, _LEAF) else ()
             nodes.append(Node(name, role, level, counts[level], own, groups, hash_seed=seed))
     links = tuple(_link(link, levels) for link in description.links)
-    spec = _spec(description, levels, links, [each for table in addresses.values() for each in table.values()])
+    policy = _policy(description, links, [each for table in addresses.values() for each in table.values()])
     hosts = sorted((n for n in nodes if n.role is Role.HOST), key=lambda n: n.group(BOX) or len(nodes))
     switches = [n for n in nodes if n.role is Role.SWITCH]
-    return Fabric(description.name, spec, (*switches, *hosts), links, LEVELS, box=BOX)
+    return Fabric(description.name, policy, (*switches, *hosts), links, LEVELS, box=BOX)
 
 
 def _levels(description: TopologyDescription) -> dict[str, int]:
@@ -122,29 +106,22 @@ def _link(link: LinkDescription, levels: Mapping[str, int]) -> Link:
     return Link((a.node, a.interface), (b.node, b.interface), link.rate_bps or DEFAULT_RATE_BPS, link.mtu)
 
 
-def _spec(
-    description: TopologyDescription, levels: Mapping[str, int], links: tuple[Link, ...], addresses: list[IPv4Interface]
-) -> ImportedSpec:
-    at_hosts = [link for link in links if levels[link.a[0]] == _HOST]
-    between = [link for link in links if levels[link.a[0]] != _HOST]
-    mtu = min((link.mtu for link in links), default=9500)
-    rates = {
-        "host": min((link.rate_bps for link in at_hosts or links), default=DEFAULT_RATE_BPS),
-        "fabric": min((link.rate_bps for link in between or links), default=DEFAULT_RATE_BPS),
-    }
-    counts = [sum(each == level for each in levels.values()) for level in range(len(LEVELS))]
-    data: dict[str, Any] = {
-        "name": description.name,
-        "racks": counts[_LEAF],
-        "ctsw": counts[_SPINE] + counts[_TOP],
-        "hosts_per_rack": max(1, -(-counts[_HOST] // max(1, counts[_LEAF]))) if counts[_HOST] else 0,
-        "link": {**{key: f"{rate}bit" for key, rate in rates.items()}, "mtu": mtu},
-        "roce": {"ib_mtu": next(size for size in _IB_MTUS if size + ROCE_OVERHEAD <= mtu)},
-        "addressing": {"pool": str(_pool(addresses)), "rack_prefix": 16},
-        # A gate cannot hold larger packets back, so nothing is lossless where there are some.
-        "queues": {"lossless": [] if any(link.mtu > LARGEST_PFC_MTU for link in links) else [3]},
-    }
-    return ImportedSpec.model_validate(data)
+def _policy(description: TopologyDescription, links: tuple[Link, ...], addresses: list[IPv4Interface]) -> Policy:
+    """What is true of the file: the smallest MTU, and a scale by the slowest link of a host."""
+    hosts = {name for name, node in description.nodes.items() if not node.frr}
+    at_hosts = [link for link in links if link.a[0] in hosts]
+    slowest = min((link.rate_bps for link in at_hosts or links), default=DEFAULT_RATE_BPS)
+    mtu = min((link.mtu for link in links), default=DEFAULT_MTU)
+    # A gate cannot hold larger packets back, so nothing is lossless where there are some.
+    large = any(link.mtu > LARGEST_PFC_MTU for link in links)
+    return Policy(
+        ip=IPV4,
+        pool=_pool(addresses),
+        k=scale_of(slowest),
+        mtu=mtu,
+        ib_mtu=next(size for size in _IB_MTUS if size + IPV4.overhead <= mtu),
+        queues=QueuePolicy(lossless=() if large else (3,)),
+    )
 
 
 def _pool(addresses: list[IPv4Interface]) -> IPv4Network:

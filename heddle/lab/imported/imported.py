@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from heddle.base.ethernet import LARGEST_PFC_MTU
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.state import Record, check_name
@@ -30,12 +31,11 @@ from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
-from heddle.lab.imported.record import dump_fabric, load_fabric
+from heddle.lab.imported.record import dump_fabric, restore_fabric
 from heddle.lab.lab import Difference
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
-from heddle.spec.queuespec import LARGEST_PFC_MTU
 from heddle.switch.hashing import hashing
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class ImportedLab:
         """As it was when the lab was made; MachineError when this version cannot read that."""
         data = record.imported
         try:
-            fabric = load_fabric(record.spec, data["fabric"])
+            fabric = restore_fabric(data["fabric"])
             daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
             return cls(fabric, record.runtime, daemons, data["hashing"], data["owners"], data["parts"])
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -101,8 +101,12 @@ class ImportedLab:
                 Problem("", f"lab {record.name}", why, f"./inv down {record.name}, then up again")
             ) from None
 
+    def spec_data(self) -> Mapping[str, Any]:
+        """No fabric file describes it."""
+        return {}
+
     def recorded(self) -> Mapping[str, Any]:
-        """All but the spec."""
+        """All of it."""
         return {
             "fabric": dump_fabric(self.fabric),
             "daemons": {name: list(names) for name, names in self.known_daemons.items()},
@@ -241,7 +245,7 @@ def _notes(
     if unrated := sum(link.rate_bps is None for link in description.links):
         rate = format_rate(DEFAULT_RATE_BPS)
         notes.append(f"{unrated} links name no rate and get {rate} each way; vars: {{rate_bps: N}} of a link names one")
-    if not fabric.spec.queues.lossless:
+    if not fabric.policy.queues.lossless:
         notes.append(f"no class is lossless: a link's mtu is above {LARGEST_PFC_MTU}, the most that PFC can hold back")
     own = [name for name, rules in sysctls.items() if rules]
     if fabric.switches and len(own) < len(fabric.switches):

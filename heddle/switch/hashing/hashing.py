@@ -11,27 +11,21 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.sysctls import HASH_SEED, SYSCTLS
 from heddle.fabric.model import Fabric, Node
+from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
 from heddle.kernel.fib import port_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing.maps import MODES, POLICIES, ProgramRule, Tables
-from heddle.switch.hashing.steering import DEFAULT_OPTIONS, NO_STEERING, HashOptions, Steering, Udf, steering_of
-
-if TYPE_CHECKING:
-    from heddle.spec.schema import RoutingSpec
+from heddle.switch.hashing.steering import NO_STEERING, Steering, steering_of
 
 __all__ = ["MODES", "POLICIES", "HashOptions", "Steering", "SwitchHashing"]
 PINS: Final = BPFFS / "heddle"
-FIELDS_5_TUPLE: Final = 0x37  # FIB_MULTIPATH_HASH_FIELD_{SRC,DST}_{IP,PORT} and IP_PROTO
-FIELDS: Final[Mapping[str, int]] = {  # FIB_MULTIPATH_HASH_FIELD_*, in the words of a fabric file
-    "src": 0x01, "dst": 0x02, "proto": 0x04, "flowlabel": 0x08, "sport": 0x10, "dport": 0x20,
-}  # fmt: skip
 POLICY_L4: Final = POLICIES["l4"]  # takes skb->hash when it is a layer-4 one
 POLICY_CUSTOM: Final = POLICIES["fields"]  # never does
 
@@ -71,28 +65,13 @@ def programmed(mode: str, options: HashOptions) -> bool:
     return mode != "flow" or options.resilient
 
 
-def options_of(routing: RoutingSpec) -> HashOptions:
-    """What a fabric file says of hashing, as plain values."""
-    chosen = routing.hash
-    return HashOptions(
-        policy=chosen.policy,
-        fields=sum(FIELDS[name] for name in chosen.fields),
-        udf=Udf(chosen.udf.base, chosen.udf.offset, chosen.udf.bytes),
-        gap_ns=chosen.gap,
-        first=chosen.first,
-        choice=chosen.choice,
-        resilient=routing.resilient,
-        buckets=chosen.buckets,
-    )
-
-
 def hashing_of(
     fabric: Fabric, node: Node, mode: str | None = None, options: HashOptions | None = None, seed: int | None = None
 ) -> SwitchHashing:
     """What a switch of a fabric should do: as its file says, where nothing else is given."""
-    routing = fabric.spec.routing
-    mode, options = mode or routing.ecmp, options or options_of(routing)
-    policy = kernel_policy(mode, options, fabric.spec.ip_version)
+    routing = fabric.policy.routing
+    mode, options = mode or routing.ecmp, options or routing.hash
+    policy = kernel_policy(mode, options, fabric.policy.ip_version)
     fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
     seed = seed or node.hash_seed or 1
     return SwitchHashing(node.name, mode, seed, policy, fields, options, steering_of(fabric, node, options))

@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 
 from heddle.base.families import Network
 from heddle.base.problems import MachineError, Problem
+from heddle.fabric.policy import DEFAULT_UDF, HashOptions, Udf
 from heddle.kernel.libbpf import Map, Object
-from heddle.switch.hashing.steering import DEFAULT_UDF, HashOptions, PrefixRule, Steering, Udf
+from heddle.switch.hashing.steering import PrefixRule, Steering
 
 MODES: Final[Mapping[str, int]] = {  # rules.h: MODE_*
     "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,

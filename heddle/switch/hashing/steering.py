@@ -7,56 +7,15 @@ Out: Steering: port names, prefixes and numbers, ready to be written into the sw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from ipaddress import ip_network
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from heddle.base.families import Network
 from heddle.fabric.model import Fabric, Node
+from heddle.fabric.policy import HashOptions
 
-DEFAULT_BUCKETS: Final = 256
 MAX_MEMBERS: Final = 128  # steer.h: as many as FRR's multipath and a fabric file's uplinks
-
-
-@dataclass(frozen=True, slots=True)
-class Udf:
-    """Bytes of a packet that are hashed beside addresses and ports, as an ASIC's user-defined field names them.
-
-    base: the header that `offset` (bytes) counts from. Read as one big-endian number; 0 where the packet is too short.
-    """
-
-    base: Literal["l3", "l4", "bth"] = "bth"
-    offset: int = 5
-    bytes: int = 3
-
-
-DEFAULT_UDF: Final = Udf()  # the BTH's destination QP
-
-
-@dataclass(frozen=True, slots=True)
-class HashOptions:
-    """`routing.hash` and `routing.resilient` of the fabric file, as plain values."""
-
-    policy: Literal["fields", "l3", "l4"] = "fields"  # of mode flow
-    fields: int = 0x37  # FIB_MULTIPATH_HASH_FIELD_*: both addresses, protocol, both ports
-    udf: Udf = DEFAULT_UDF  # of every mode that hashes a queue pair
-    gap_ns: int = 20_000_000  # flowlet, adaptive: the silence after which a queue pair may go another way
-    first: Literal["hash", "load"] = "hash"  # flowlet: how its way is chosen
-    choice: Literal["random", "round-robin"] = "random"  # spray
-    resilient: bool = False
-    buckets: int = DEFAULT_BUCKETS
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> HashOptions:
-        """What `to_json` wrote."""
-        return cls(**{**data, "udf": Udf(**data["udf"])})
-
-
-DEFAULT_OPTIONS: Final = HashOptions()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from heddle.kernel.libbpf import Map, Object, Program, loaded
 from heddle.kernel.ringbuffer import Event, Events
 from heddle.kernel.testrun import run_on
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.queues.classes import ClassPlan, Policies, Policy
+from heddle.switch.queues.classes import ClassPlan, ClassPolicy, Policies
 from heddle.switch.queues.portids import OWNER, numbered_ports, port_ids, row
 
 __all__ = ["CAUSES", "OWNER", "Event", "LabQueues"]
@@ -354,7 +354,7 @@ def htb_priority(number: int) -> int:
     return 1 << 16 | number + 1 << 4
 
 
-def packed(policies: Sequence[Policy]) -> Rows:
+def packed(policies: Sequence[ClassPolicy]) -> Rows:
     """The policies of a port's eight classes, as the map has them; without what is the port's own."""
     names = [name for name in POLICY.names or () if name not in ("priority", "fallback", "frame", "spare")]
     rows = np.zeros(CLASSES, np.dtype([(name, POLICY[name]) for name in names]))

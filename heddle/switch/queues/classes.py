@@ -1,7 +1,7 @@
 """Traffic classes of a lab, and what holds for each class of each port: the numbers that programs and agent go by.
 
 In:  a Fabric and its `queues` (a switch may have others than the file says, see `queues set`).
-Out: ClassPlan: which class a packet is of; Policy: thresholds in bytes, marking curve, times in nanoseconds.
+Out: ClassPlan: which class a packet is of; ClassPolicy: thresholds in bytes, marking curve, times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from heddle.base.ethernet import CLASSES, HEADER
+from heddle.base.ethernet import CLASSES, DSCPS, HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.buffers import Budget, buffer_bytes, too_small
 from heddle.fabric.model import Fabric, Node, Role
-from heddle.spec.queuespec import DSCPS, Kind, QueuesSpec
+from heddle.fabric.policy import ClassKind, QueuePolicy
 
 PortKey = tuple[str, str]  # node, port
 BURST_PACKETS: Final = 2  # that the shaper of a port sends at once
@@ -30,7 +30,7 @@ class ClassPlan:
     """
 
     numbers: tuple[int, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ClassKind, ...]
     weights: tuple[int, ...]
     control: int
     best_effort: int
@@ -41,7 +41,7 @@ class ClassPlan:
         """Classes that may be paused."""
         return tuple(n for n, kind in zip(self.numbers, self.kinds, strict=True) if kind == "lossless")
 
-    def kind(self, number: int) -> Kind:
+    def kind(self, number: int) -> ClassKind:
         """What a class in use is; KeyError for another."""
         return dict(zip(self.numbers, self.kinds, strict=True))[number]
 
@@ -50,7 +50,7 @@ class ClassPlan:
         return dict(zip(self.numbers, self.weights, strict=True))[number]
 
 
-def class_plan(queues: QueuesSpec) -> ClassPlan:
+def class_plan(queues: QueuePolicy) -> ClassPlan:
     """The classes that a file asks for.
 
     DSCPs 8n to 8n+7 are of class n where there is one (its upper three bits, as IP precedence and 802.1p have it);
@@ -64,12 +64,12 @@ def class_plan(queues: QueuesSpec) -> ClassPlan:
         return queues.control if dscp // 8 in _NETWORK_CONTROL else queues.best_effort
 
     weights = tuple(0 if n == queues.control else queues.weight(n) for n in numbers)
-    dscp = tuple(queues.dscp.get(str(each), usual(each)) for each in range(DSCPS))
+    dscp = tuple(queues.dscp.get(each, usual(each)) for each in range(DSCPS))
     return ClassPlan(numbers, tuple(map(queues.kind, numbers)), weights, queues.control, queues.best_effort, dscp)
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ClassPolicy:
     """What holds for one class of one port: of its packets as they leave there, and (xoff ... action) as they come in.
 
     Sizes in bytes of frames, Ethernet header included. Ports of hosts have a `buffer`, which is what may wait there of
@@ -80,7 +80,7 @@ class Policy:
     detect_ns: 0 without a watchdog.
     """
 
-    kind: Kind | Literal["unused"] = "unused"
+    kind: ClassKind | Literal["unused"] = "unused"
     ecn: bool = False
     red: bool = False
     at_dequeue: bool = False
@@ -101,25 +101,25 @@ class Policy:
     buffer: int = 0
 
 
-UNUSED: Final = Policy()
-Policies = Mapping[PortKey, tuple[Policy, ...]]  # a policy for each of the eight classes
+UNUSED: Final = ClassPolicy()
+Policies = Mapping[PortKey, tuple[ClassPolicy, ...]]  # a policy for each of the eight classes
 
 
 def policies_of(
-    fabric: Fabric, queues: QueuesSpec | None = None, own: Mapping[str, QueuesSpec] | None = None
+    fabric: Fabric, queues: QueuePolicy | None = None, own: Mapping[str, QueuePolicy] | None = None
 ) -> Policies:
     """(node, port) -> the policy of each of its eight classes, for every port of every switch and host.
 
     queues: the file's when None. own: switches that have another.
     InputError names switches whose buffer is smaller than what is set aside in it.
     """
-    usual = queues or fabric.spec.queues
-    found: dict[PortKey, tuple[Policy, ...]] = {}
-    made: dict[tuple[int, Budget | None, int, int], tuple[Policy, ...]] = {}
+    usual = queues or fabric.policy.queues
+    found: dict[PortKey, tuple[ClassPolicy, ...]] = {}
+    made: dict[tuple[int, Budget | None, int, int], tuple[ClassPolicy, ...]] = {}
     problems: list[Problem] = []
     for node in fabric.nodes:
         mine = (own or {}).get(node.name, usual)
-        budget = None if node.role is Role.HOST else budget_of(fabric, node, mine)
+        budget = None if node.role is Role.HOST else budget_of(node, mine)
         frame = max((port.mtu for port in node.ports), default=0) + HEADER
         if budget is not None and node.ports and budget.shared < frame:
             why, hint = too_small(mine, node.name, len(node.ports), budget, frame - HEADER)
@@ -134,21 +134,21 @@ def policies_of(
     return found
 
 
-def budget_of(fabric: Fabric, switch: Node, queues: QueuesSpec) -> Budget:
+def budget_of(switch: Node, queues: QueuePolicy) -> Budget:
     """How a switch's buffer is laid out, in bytes."""
-    return buffer_bytes(queues, fabric.level_of(switch).word, [(port.rate_bps, port.mtu) for port in switch.ports])
+    return buffer_bytes(queues, switch.level, [(port.rate_bps, port.mtu) for port in switch.ports])
 
 
-def deepest_queue(fabric: Fabric, number: int, queues: QueuesSpec | None = None) -> int:
+def deepest_queue(fabric: Fabric, number: int, queues: QueuePolicy | None = None) -> int:
     """Bytes of one class that can wait in one port of a switch at most.
 
     Paused: what all ingress ports may hold, each up to xoff and its headroom. Otherwise the dynamic threshold: a queue
     that is alone grows to alpha / (1 + alpha) of what is shared (Choudhury and Hahne 1998).
     """
-    spec = queues or fabric.spec.queues
+    spec = queues or fabric.policy.queues
     found = [spec.buffer.host]
     for node in fabric.switches:
-        budget = budget_of(fabric, node, spec)
+        budget = budget_of(node, spec)
         if spec.pfc.enabled and number in spec.lossless:
             held = sum(spec.pfc.xoff + spec.pfc.headroom_bytes(port.rate_bps, port.mtu) for port in node.ports)
             found.append(min(budget.buffer, held))
@@ -157,7 +157,7 @@ def deepest_queue(fabric: Fabric, number: int, queues: QueuesSpec | None = None)
     return max(found)
 
 
-def _policies(queues: QueuesSpec, budget: Budget | None, rate_bps: int, mtu: int) -> tuple[Policy, ...]:
+def _policies(queues: QueuePolicy, budget: Budget | None, rate_bps: int, mtu: int) -> tuple[ClassPolicy, ...]:
     """budget: None for a host's port."""
     if budget is None:
         bare = Budget(queues.buffer.host, 0, 0)
@@ -167,17 +167,17 @@ def _policies(queues: QueuesSpec, budget: Budget | None, rate_bps: int, mtu: int
     return tuple(kinds.get(number, UNUSED) for number in range(CLASSES))
 
 
-def _of_host(policy: Policy) -> Policy:
+def _of_host(policy: ClassPolicy) -> ClassPolicy:
     """Hosts are paused, and neither mark nor pause: what comes in is taken at once."""
     return replace(policy, ecn=False, red=False, at_dequeue=False, kmin=0, kmax=0, pmax=0.0, reserve=0, shared=0,
                    xoff=0, xon=0, headroom=0)  # fmt: skip
 
 
-def _policy(queues: QueuesSpec, number: int, budget: Budget, rate_bps: int, mtu: int) -> Policy:
+def _policy(queues: QueuePolicy, number: int, budget: Budget, rate_bps: int, mtu: int) -> ClassPolicy:
     kind, ecn, pfc = queues.kind(number), queues.ecn, queues.pfc
     kmin, kmax, pmax = ecn.curve(number)
     marks = ecn.enabled and kind != "control"
-    common = Policy(
+    common = ClassPolicy(
         kind=kind, ecn=marks and ecn.marker == "bpf", red=marks and ecn.marker == "red", at_dequeue=ecn.at == "dequeue",
         kmin=kmin, kmax=kmax, pmax=pmax,
         reserve=queues.reserve, alpha=queues.alpha, shared=budget.shared, buffer=budget.buffer,

@@ -16,7 +16,7 @@ from typing import Final
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Port
-from heddle.spec.queuespec import QueuesSpec
+from heddle.fabric.policy import QueuePolicy
 from heddle.switch.queues import ets
 from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan
 
@@ -123,7 +123,7 @@ DISCIPLINES: Final[Mapping[str, Discipline]] = {
 }
 
 
-def chosen(queues: QueuesSpec) -> Discipline:
+def chosen(queues: QueuePolicy) -> Discipline:
     """The scheduler that a file asks for; `auto` takes ETS where no class can be paused and this kernel has it.
 
     By name, ETS may have lossless classes with PFC off: they have no gates, and PFC cannot be switched on later.

@@ -15,9 +15,9 @@ from typing import Final
 
 from heddle.base.ethernet import HEADER
 from heddle.fabric.model import Port
+from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.netlink import attribute, attributes
 from heddle.kernel.tried import refusal
-from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan
 
 _HANDLE: Final = 2
@@ -31,7 +31,7 @@ def missing() -> str:
     return refusal("ets", attribute(_TCA_ETS_NBANDS, b"\2") + attribute(_TCA_ETS_NSTRICT, struct.pack("=B", 1)))
 
 
-def may_hold(queues: QueuesSpec) -> bool:
+def may_hold(queues: QueuePolicy) -> bool:
     """Whether ETS does for these queues: where nothing can be paused, now or by `queues set`."""
     return not queues.lossless
 

@@ -76,7 +76,7 @@ class Setup:
     @classmethod
     def of(cls, fabric: Fabric) -> Setup:
         """As the fabric file says. MachineError when this kernel lacks what it asks for by name."""
-        spec = fabric.spec.queues
+        spec = fabric.policy.queues
         curves: Mapping[int, red.Curve] = {}
         if spec.ecn.marker == "red":
             red.require()

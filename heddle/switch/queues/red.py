@@ -23,6 +23,7 @@ from typing import Final
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import MachineError, Problem
+from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import (
     NLM_F_CREATE,
@@ -36,7 +37,6 @@ from heddle.kernel.netlink import (
 )
 from heddle.kernel.tried import qdisc_body, refusal
 from heddle.kernel.uapi import TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_TBF_PARMS, TCMSG
-from heddle.spec.queuespec import QueuesSpec
 
 Key = tuple[str, int]  # port, class
 
@@ -90,7 +90,7 @@ def told(pmax: float) -> float:
     return 2 / k * (1 - 1 / (pmax * (k + 1)))
 
 
-def curves_of(queues: QueuesSpec) -> dict[int, Curve]:
+def curves_of(queues: QueuePolicy) -> dict[int, Curve]:
     """Class -> its curve: every class but control, which is never marked; with ECN off they mark nothing."""
     marked = [number for number in queues.numbers if queues.kind(number) != "control"]
     return {number: Curve(*queues.ecn.curve(number)) if queues.ecn.enabled else NEVER for number in marked}

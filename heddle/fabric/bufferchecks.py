@@ -1,0 +1,115 @@
+"""Whether the buffers of a built fabric have room for what its queues ask for.
+
+In:  a Fabric. Out: Complaints about `queues` and `link.mtu`, in the order in which they are looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.ethernet import HEADER, LARGEST_PFC_MTU, QUANTUM_BITS
+from heddle.base.problems import nearest
+from heddle.base.units import format_duration, format_rate, round_down, round_up
+from heddle.fabric.buffers import buffer_bytes, too_small
+from heddle.fabric.complaint import Complaint
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric, Level
+
+Ports = tuple[tuple[int, int], ...]  # rate in bit/s and MTU of each
+_HOST: Final = "host"
+_ORDINALS: Final = ("no", "first", "second", "third", "fourth", "fifth")
+_LINKS: Final = ("link.host", "link.fabric", "link.exceptions")
+_SHARES: Final = ("queues.lossless", "queues.weights", "queues.reserve", "queues.pfc")
+
+
+def complaints(fabric: Fabric) -> Iterator[Complaint]:
+    """What queues, and the rates and MTUs of links, say to each other."""
+    queues = fabric.policy.queues
+    mtu = max((link.mtu for link in fabric.links), default=fabric.policy.mtu)
+    if queues.buffer.host < 2 * (mtu + HEADER):
+        why = f"is below two frames of {mtu + HEADER} bytes"
+        yield Complaint("queues.buffer.host", why, "try 1MB", ("link.mtu", "queues.buffer"))
+    yield from _absent(fabric)
+    if queues.paused:
+        yield from _pfc(fabric, mtu)
+    kinds: dict[int, dict[Ports, str]] = {}  # level -> ports -> the first switch that has such
+    for node in fabric.switches:
+        ports = tuple((port.rate_bps, port.mtu) for port in node.ports)
+        if ports:
+            kinds.setdefault(node.level, {}).setdefault(ports, node.name)
+    for level, switches in kinds.items():
+        for ports, name in switches.items():
+            yield from _budget(fabric, level, ports, name if len(switches) > 1 else fabric.levels[level].word)
+
+
+def unknown_words(
+    words: Iterable[str], fabric: Fabric, synonyms: Mapping[str, str] | None = None
+) -> Iterator[Complaint]:
+    """Keys of `queues.buffer` that are no level of the fabric. synonyms: words that others have for its levels."""
+    legal = [*(level.word for level in fabric.levels[1:]), _HOST]
+    for word in words:
+        if word in legal:
+            continue
+        meant = (synonyms or {}).get(word.lower(), "")
+        near = meant if meant in legal else nearest(word, legal)
+        hint = f"did you mean {near}?" if near else f"legal in it: {', '.join(legal)}"
+        yield Complaint(f"queues.buffer.{word}", "is not a key", hint, valued=False)
+
+
+def _absent(fabric: Fabric) -> Iterator[Complaint]:
+    """Sizes of levels that have no node; one size for all switches is no mistake."""
+    buffer, there = fabric.policy.queues.buffer, {node.level for node in fabric.nodes}
+    for number, level in enumerate(fabric.levels[1:], 1):
+        if number not in there and buffer.at_level(number) not in ("auto", buffer.at_level(1)):
+            why = f"has no effect without a {_ORDINALS[number]} tier"
+            yield Complaint(f"queues.buffer.{level.word}", why, f"leave it out, or say {level.word}", counts=True)
+
+
+def _pfc(fabric: Fabric, mtu: int) -> Iterator[Complaint]:
+    pfc, frame, slowest = fabric.policy.queues.pfc, mtu + HEADER, fabric.slowest_bps
+    if mtu > LARGEST_PFC_MTU:
+        why = f"is above {LARGEST_PFC_MTU}, the most that a closed gate holds back"
+        hint = f"try {LARGEST_PFC_MTU}, or queues.pfc.enabled: false"
+        yield Complaint("link.mtu", why, hint, ("queues.pfc.enabled", "queues.lossless"))
+    if pfc.xoff < frame:
+        why = f"is below a frame of {frame} bytes: each would pause its sender"
+        yield Complaint("queues.pfc.xoff", why, f"try {round_up(4 * frame)}", ("link.mtu", "queues.pfc.xon"))
+    if pfc.headroom != "auto" and pfc.headroom < frame:
+        why = f"is below a frame of {frame} bytes: what would pass Xoff is dropped, and so its sender is never paused"
+        yield Complaint("queues.pfc.headroom", why, f"try auto, or {round_up(2 * frame)}", ("link.mtu",))
+    lasts = pfc.quanta_at(slowest) * QUANTUM_BITS * 10**9 // slowest
+    if pfc.watchdog.enabled and lasts >= pfc.watchdog.detect:
+        detect = format_duration(pfc.watchdog.detect)
+        last = f"last {lasts / 10**6:g} ms at the slowest link, {format_rate(slowest)}: {QUANTUM_BITS} bits each"
+        why = f"{last}; the watchdog takes a pause of {detect} for a storm"
+        fit = pfc.watchdog.detect * slowest // (4 * QUANTUM_BITS * 10**9)
+        longer = format_duration(-(-2 * lasts // 10**8) * 10**8)
+        hint = f"try {max(1, fit)}, auto, or watchdog.detect: {longer}"
+        yield Complaint("queues.pfc.quanta", why, hint, ("queues.pfc.watchdog.detect", *_LINKS), counts=True)
+
+
+def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Complaint]:
+    """What is left to share in a switch of a level. name: of the switch, or its level's where all have such ports."""
+    queues, level = fabric.policy.queues, fabric.levels[number]
+    found, mtu = buffer_bytes(queues, number, ports), max(mtu for _, mtu in ports)
+    if found.shared >= mtu + HEADER:
+        return
+    given = ("link.mtu", *_LINKS, *_SHARES)
+    path = _path(fabric, level)
+    if queues.buffer.at_level(number) != "auto":
+        why, hint = too_small(queues, name, len(ports), found, mtu)
+        yield Complaint(path, why, hint, given, counts=True)
+        return
+    each = f"x {len(queues.numbers)} classes x {len(ports)} ports of {name}"
+    left = found.buffer - found.headroom
+    why = f"{each} = {found.reserved} bytes leaves less than a frame of {mtu + HEADER} of the {left} that auto gives"
+    hint = f"try {round_down(left // 2 // len(queues.numbers) // len(ports))}, or name a queues.buffer"
+    yield Complaint("queues.reserve", why, hint, (*given, path), counts=True)
+
+
+def _path(fabric: Fabric, level: Level) -> str:
+    """One size for all switches stands at the group itself."""
+    same = len(set(fabric.policy.queues.buffer.switches)) == 1
+    return "queues.buffer" if same else f"queues.buffer.{level.word}"

@@ -1,0 +1,84 @@
+"""What routing, queues, links and IP of a fabric say to each other, checked on the built fabric.
+
+In:  a Fabric; for names that a fabric file gives, its FabricSpec too.
+Out: Complaints: the dotted path of the key at fault, why, and a hint. `problems_about` gives them the file's lines.
+Here no level has a name of its own: a complaint about one takes its word from `Fabric.levels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from heddle.base.problems import Problem
+from heddle.fabric import bufferchecks
+from heddle.fabric.complaint import Complaint
+from heddle.fabric.linkrates import unknown
+from heddle.fabric.policy import DEFAULT_BUCKETS, FIELDS
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
+    from heddle.spec.schema import FabricSpec
+    from heddle.spec.yamlfile import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Where the keys of a fabric file stand. spoilt: paths that are wrong already. counts: the shape's own keys."""
+
+    document: Document
+    spoilt: Collection[str] = ()
+    counts: Set[str] = frozenset()
+
+    def problems(self, complaints: Iterable[Complaint]) -> Iterator[Problem]:
+        """Complaints as problems, one a path; none that hangs on a key that is wrong itself."""
+        wrong = set(self.spoilt)
+        for each in complaints:
+            given = {*each.given, *(self.counts if each.counts else ())}
+            if each.path in wrong or given & wrong:
+                continue
+            wrong.add(each.path)
+            trail = tuple(each.path.split("."))
+            text = self.document.text(trail) if each.valued else ""
+            what = f"{each.path}: {text}" if text else each.path
+            yield Problem(self.document.where(trail), what, each.why, each.hint)
+
+
+def complaints_about(fabric: Fabric) -> Iterator[Complaint]:
+    """What a fabric's policy asks for and its ports and links cannot give."""
+    yield from _hashing(fabric)
+    yield from _packets(fabric)
+    yield from bufferchecks.complaints(fabric)
+
+
+def complaints_of_names(spec: FabricSpec, fabric: Fabric) -> Iterator[Complaint]:
+    """Names in the file that nothing of the fabric has."""
+    for name in spec.link.exceptions:
+        wrong = unknown(name, fabric)
+        if wrong is not None:
+            yield Complaint(f"link.exceptions.{name}", *wrong, counts=True)
+    yield from bufferchecks.unknown_words(spec.queues.buffer.words, fabric, spec.synonyms)
+
+
+def _hashing(fabric: Fabric) -> Iterator[Complaint]:
+    policy, options = fabric.policy, fabric.policy.routing.hash
+    if options.fields & FIELDS["flowlabel"] and policy.ip_version == 4:
+        why = "has flowlabel, which IPv4 does not have"
+        yield Complaint("routing.hash.fields", why, "leave it out", ("family",))
+    if not options.resilient:
+        return
+    most = max((fabric.uplinks_of(node) for node in fabric.switches), default=0)
+    if options.buckets < most:
+        why = f"are fewer than the {most} ways that share them"
+        hint = f"try {max(DEFAULT_BUCKETS, 2 * most)}"
+        yield Complaint("routing.hash.buckets", why, hint, ("routing.resilient",), counts=True)
+
+
+def _packets(fabric: Fabric) -> Iterator[Complaint]:
+    policy = fabric.policy
+    need = policy.ib_mtu + policy.ip.overhead
+    if policy.mtu < need:
+        why = f"is below {need}: IB MTU {policy.ib_mtu} and {policy.ip.overhead} bytes of headers"
+        hint = f"try mtu: {max(need, 4200)}, or a smaller roce.ib_mtu"
+        yield Complaint("link.mtu", why, hint, ("roce.ib_mtu", "family"))

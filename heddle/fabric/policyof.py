@@ -1,0 +1,91 @@
+"""A fabric file's keys about routing, queues, scale and IP as the policy of the fabric that is built from it.
+
+In:  a FabricSpec, and the words of the shape's levels. Out: Policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from heddle.fabric.policy import (
+    FIELDS,
+    BufferPolicy,
+    ClassCurve,
+    EcnPolicy,
+    HashOptions,
+    PfcPolicy,
+    Policy,
+    QueuePolicy,
+    RoutingPolicy,
+    Udf,
+    WatchdogPolicy,
+)
+
+if TYPE_CHECKING:
+    from heddle.spec.queuespec import QueuesSpec
+    from heddle.spec.routingspec import RoutingSpec
+    from heddle.spec.schema import FabricSpec
+
+
+def policy_of(spec: FabricSpec, words: Sequence[str]) -> Policy:
+    """words: of the levels of switches, from the leaves up, as `queues.buffer` names them."""
+    return Policy(
+        ip=spec.ip,
+        pool=spec.addressing.network,
+        k=spec.k,
+        mtu=spec.link.mtu,
+        ib_mtu=spec.roce.ib_mtu,
+        routing=routing_policy(spec.routing),
+        queues=queue_policy(spec.queues, words),
+    )
+
+
+def routing_policy(routing: RoutingSpec) -> RoutingPolicy:
+    """`routing` of a fabric file."""
+    chosen = routing.hash
+    options = HashOptions(
+        policy=chosen.policy,
+        fields=sum(FIELDS[name] for name in chosen.fields),
+        udf=Udf(chosen.udf.base, chosen.udf.offset, chosen.udf.bytes),
+        gap_ns=chosen.gap,
+        first=chosen.first,
+        choice=chosen.choice,
+        resilient=routing.resilient,
+        buckets=chosen.buckets,
+    )
+    return RoutingPolicy(routing.ecmp, routing.seed, options, routing.ucmp)
+
+
+def queue_policy(queues: QueuesSpec, words: Sequence[str]) -> QueuePolicy:
+    """`queues` of a fabric file. words: as of `policy_of`."""
+    ecn, pfc, watchdog = queues.ecn, queues.pfc, queues.pfc.watchdog
+    return QueuePolicy(
+        lossless=tuple(queues.lossless),
+        control=queues.control,
+        best_effort=queues.best_effort,
+        weights={int(number): weight for number, weight in queues.weights.items()},
+        dscp={int(dscp): number for dscp, number in queues.dscp.items()},
+        ecn=EcnPolicy(
+            enabled=ecn.enabled,
+            kmin=ecn.kmin,
+            kmax=ecn.kmax,
+            pmax=ecn.pmax,
+            at=ecn.at,
+            marker=ecn.marker,
+            classes={int(number): ClassCurve(own.kmin, own.kmax, own.pmax) for number, own in ecn.classes.items()},
+        ),
+        pfc=PfcPolicy(
+            enabled=pfc.enabled,
+            xoff=pfc.xoff,
+            xon=pfc.xon,
+            quanta=pfc.quanta,
+            reaction=pfc.reaction,
+            headroom=pfc.headroom,
+            watchdog=WatchdogPolicy(watchdog.enabled, watchdog.detect, watchdog.restore, watchdog.action),
+        ),
+        buffer=BufferPolicy(queues.buffer.host, tuple(queues.buffer.size(word) for word in words)),
+        reserve=queues.reserve,
+        alpha=queues.alpha,
+        scheduler=queues.scheduler,
+    )

@@ -1,0 +1,17 @@
+"""What a fabric file of each shape may say, one shape a file. heddle/fabric/shapes/ has a builder of the same name.
+
+A new shape is its own file here, its builder, and one line below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes.clos import ClosSpec
+
+DEFAULT: Final = "clos"
+SHAPES: Final[Mapping[str, type[FabricSpec]]] = {
+    "clos": ClosSpec,
+}

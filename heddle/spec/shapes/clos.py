@@ -1,0 +1,105 @@
+"""The keys of `shape: clos`: racks under CTSWs, and zones of them under ATSWs.
+
+In:  plain data, as the rest of the file. Out: ClosSpec, frozen. heddle/fabric/shapes/clos.py builds it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field, model_validator
+
+from heddle.spec.keys import at
+from heddle.spec.schema import FASTEST_BPS, SLOWEST_BPS, FabricSpec
+
+_MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
+_MOST_SWITCHES: Final = 4095  # of a level: each has a block of 4,096 loopbacks
+
+
+class ClosSpec(FabricSpec):
+    """A fabric file of this shape."""
+
+    synonyms: ClassVar = {
+        **FabricSpec.synonyms,
+        **dict.fromkeys(("spines", "spine"), "ctsw"),
+        **dict.fromkeys(("leaves", "leafs", "leaf", "rtsw"), "racks"),
+        "servers": "hosts_per_rack",
+        "gpus": "nics_per_host",
+    }
+    levels: ClassVar = ("rtsw", "ctsw", "atsw")
+
+    shape: Literal["clos"] = "clos"
+    zones: int = Field(default=1, ge=1, le=64)
+    racks: int = Field(ge=1, le=1024, examples=[8])  # of a zone, as ctsw
+    ctsw: int = Field(ge=1, le=128, examples=[4])
+    atsw: int | None = Field(default=None, ge=1, le=128)
+    oversubscription: float | None = Field(
+        default=None, gt=0, le=1000
+    )  # of the top: a zone's racks' rate to the ATSWs'
+    hosts_per_rack: int = Field(default=2, ge=1, le=1024)
+    nics_per_host: int = Field(default=1, ge=1, le=16)
+
+    @property
+    def all_racks(self) -> int:
+        """Racks of all zones."""
+        return self.zones * self.racks
+
+    @property
+    def top_rate(self) -> int:
+        """Bit/s of a link from a CTSW to an ATSW.
+
+        A zone's CTSWs take racks * ctsw * link.fabric from below and have ctsw * atsw links upwards.
+        """
+        if self.oversubscription is None:
+            return self.link.fabric
+        return round(self.racks * self.link.fabric / ((self.atsw or 1) * self.oversubscription))
+
+    @model_validator(mode="after")
+    def _third_tier_fits(self) -> ClosSpec:
+        if self.zones > 1 and self.atsw is None:
+            raise at("zones", "are joined by ATSWs, and there is no atsw", "try atsw: 2", given=["atsw"])
+        if self.zones == 1 and self.atsw is not None:
+            raise at("atsw", "has nothing to join: there is one zone", "try zones: 2, or leave it out", given=["zones"])
+        for key, count in (("racks", self.all_racks), ("ctsw", self.zones * self.ctsw)):
+            if count > _MOST_SWITCHES:
+                why = f"makes {count} in {self.zones} zones, and there are loopback addresses for {_MOST_SWITCHES}"
+                raise at(key, why, f"try {key}: {_MOST_SWITCHES // self.zones}", given=["zones"])
+        if self.oversubscription is None:
+            return self
+        if self.atsw is None:
+            raise at(
+                "oversubscription", "is that of the links to ATSWs, and there are none", "try zones: 2 and atsw: 2"
+            )
+        if not SLOWEST_BPS <= self.top_rate <= FASTEST_BPS:
+            why = f"gives links to ATSWs {self.top_rate / 10**6:g} Mbit/s; 1 to 10,000 can be emulated"
+            fit = self.racks * self.link.fabric / (self.atsw * min(max(self.top_rate, SLOWEST_BPS), FASTEST_BPS))
+            raise at("oversubscription", why, f"try {fit:g}", given=["racks", "link.fabric", "atsw"])
+        return self
+
+    @model_validator(mode="after")
+    def _addresses_fit(self) -> ClosSpec:
+        family = self.ip
+        nics = self.hosts_per_rack * self.nics_per_host
+        room = 2 ** (family.bits - self.addressing.rack_prefix) // 2  # a /31 or /127 a NIC
+        if nics > room:
+            fit = family.bits - (2 * nics - 1).bit_length()
+            raise at(
+                "hosts_per_rack",
+                f"asks for {nics} NICs a rack, and a /{self.addressing.rack_prefix} has room for {room}",
+                f"try addressing.rack_prefix: {fit}" if fit >= family.racks[0] else "use more racks",
+                given=["nics_per_host", "addressing.rack_prefix"],
+            )
+        if self.all_racks * self.hosts_per_rack > _MOST_HOSTS:
+            why = f"makes {self.all_racks * self.hosts_per_rack} hosts, and there are MAC addresses for {_MOST_HOSTS}"
+            fit = _MOST_HOSTS // self.all_racks
+            raise at("hosts_per_rack", why, f"try hosts_per_rack: {fit}", given=["racks", "zones"])
+        pool = self.addressing.network
+        length = self.addressing.rack_prefix
+        racks = 2 ** (length - pool.prefixlen) - 2 ** max(0, length - family.last)
+        if self.all_racks > racks:
+            why = f"are more than the {racks} prefixes that {pool} holds"
+            why = why if self.zones == 1 else f"in {self.zones} zones {why}"
+            raise at(
+                "racks", why, "try a longer addressing.rack_prefix", given=["addressing.rack_prefix", "addressing.pool"]
+            )
+        return self

@@ -1,0 +1,161 @@
+"""Files of a shape with other keys and other words for its levels: every check is made, with lines, by those words."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar, Literal
+
+import pytest
+from pydantic import Field
+
+from heddle.base.families import Network
+from heddle.base.problems import InputError
+from heddle.fabric.drawing import Drawing
+from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
+from heddle.fabric.model import Fabric, Level
+from heddle.fabric.shapes import build
+from heddle.spec.plain import dump_spec, load_spec
+from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes import SHAPES
+from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.queues.classes import budget_of
+
+
+class PairSpec(FabricSpec):
+    """Leaves under spines, and one host a leaf."""
+
+    synonyms: ClassVar = {**FabricSpec.synonyms, "tor": "leaf", "rtsw": "leaves"}
+    levels: ClassVar = ("leaf", "spine")
+
+    shape: Literal["pair"] = "pair"
+    leaves: int = Field(ge=1, le=64, examples=[4])
+    spines: int = Field(ge=1, le=64, examples=[2])
+
+
+def draw(spec: PairSpec) -> Fabric:
+    host, fabric = spec.link.host, spec.link.fabric
+    rows = [("host", "hosts", "server", host), ("leaf", "Leaf", "leaf", fabric), ("spine", "Spine", "spine", 0)]
+    drawing = Drawing(spec, [Level(*row) for row in rows])
+    subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=spec.addressing.rack_prefix)
+    prefixes = list(islice(subnets, spec.leaves))
+    for n, prefix in enumerate(prefixes, 1):
+        drawing.switch(1, n, 4_200_001_000 + n, (("pod", n),), prefix)
+    for n in range(1, spec.spines + 1):
+        drawing.switch(2, n, 4_200_000_000, ())
+    for n, prefix in enumerate(prefixes, 1):
+        drawing.host(n, (("pod", n),))
+        for spine in range(1, spec.spines + 1):
+            drawing.join(f"leaf{n}", f"spine{spine}")
+        base = int(prefix.network_address)
+        drawing.join(f"host{n}", f"leaf{n}", (spec.ip.end(base + 1), spec.ip.end(base)))
+    return drawing.fabric(box="pod", area="", sizes=("leaves",))
+
+
+@pytest.fixture(autouse=True)
+def pair(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    builder = ModuleType("heddle.fabric.shapes.pair")
+    builder.build = draw  # type: ignore[attr-defined]
+    monkeypatch.setitem(SHAPES, "pair", PairSpec)
+    monkeypatch.setitem(sys.modules, builder.__name__, builder)
+
+
+HEAD = "name: p\nshape: pair\nleaves: 3\nspines: 2\n"
+
+
+def load(text: str) -> LoadedFabric:
+    Path("p.yml").write_text(text)
+    return load_fabric("p.yml")
+
+
+def refused(text: str) -> list[str]:
+    """Every problem on a line of its own, hints behind them."""
+    with pytest.raises(InputError) as caught:
+        load(text)
+    return [re.sub(r"\n +hint:", ";", str(problem)) for problem in caught.value.problems]
+
+
+def test_a_shape_is_its_spec_its_builder_and_one_line() -> None:
+    loaded = load(f"{HEAD}queues: {{buffer: {{leaf: 3MB}}}}\n")
+    assert isinstance(loaded.spec, PairSpec)
+    assert [node.name for node in loaded.fabric.switches] == ["leaf1", "leaf2", "leaf3", "spine1", "spine2"]
+    queues = loaded.fabric.policy.queues
+    leaf, spine = (loaded.fabric.by_name[name] for name in ("leaf1", "spine1"))
+    assert budget_of(leaf, queues).buffer == 3_000_000
+    deep = budget_of(spine, queues)
+    assert deep.buffer - deep.headroom == 3 * 1_000_000, "what is no leaf is deep"
+    shallow = budget_of(leaf, load(HEAD).fabric.policy.queues)
+    assert shallow.buffer - shallow.headroom == 3 * 150_000
+    assert load_spec(dump_spec(loaded.spec)) == loaded.spec
+
+
+def test_each_shape_names_its_levels_as_its_builder_does() -> None:
+    specs = {"clos": ClosSpec(name="c", racks=1, ctsw=1), "pair": PairSpec(name="p", leaves=1, spines=1)}
+    assert set(specs) == set(SHAPES)
+    for spec in specs.values():
+        assert spec.levels == tuple(level.word for level in build(spec).levels[1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("queues: {buffer: {rtsw: 3MB}}", "queues.buffer.rtsw is not a key; legal in it: leaf,"),
+        ("queues: {buffer: {spin: 3MB}}", "queues.buffer.spin is not a key; did you mean spine?"),
+        ("queues: {buffer: {tor: 3MB}}", "queues.buffer.tor is not a key; did you mean leaf?"),
+        ("queues: {buffer: {spine: 20KB}}", "queues.buffer.spine: 20KB is below 1994498 bytes: headroom 633428 x 3"),
+        ("queues: {buffer: 20KB}", "queues.buffer: 20KB is below 1994498 bytes: headroom 633428 x 3 ports of leaf"),
+        ("queues: {pfc: {enabled: false}, reserve: 60KB}", "queues.reserve: 60KB x 3 classes x 3 ports of leaf"),
+        ("queues: {buffer: {host: 10KB}}\nlink: {mtu: 9000}", "queues.buffer.host: 10KB is below two frames of 9014"),
+        ("link: {exceptions: {spine3: 5mbit}}", "link.exceptions.spine3: 5mbit is no node of this fabric;"
+         " spine1 to spine2 are"),
+        ("link: {exceptions: {'leaf1:eth4': 5mbit}}", "is no port: a Leaf has 3 of them; eth1 to eth3"),
+        ("link: {exceptions: {ctsw1: 5mbit}}", "ctsw1: 5mbit is neither a node nor a port;"
+         " a node is spine2, a port leaf1:eth3"),
+        ("link: {mtu: 1500}", "link.mtu: 1500 is below 4160: IB MTU 4096 and 64 bytes of headers"),
+        ("link: {mtu: 65000}", "link.mtu: 65000 is above 60000, the most that a closed gate holds back"),
+        ("routing: {resilient: true, hash: {buckets: 1}}", "routing.hash.buckets: 1 are fewer than the 2 ways"),
+        ("routing: {hash: {fields: [flowlabel]}}", "routing.hash.fields has flowlabel, which IPv4 does not have"),
+        ("queues: {pfc: {quanta: 65535, watchdog: {detect: 10ms}}}", "queues.pfc.quanta: 65535 last 335.539 ms"),
+        ("racks: 3", "racks is not a key; legal here: name, shape, family, link, scale, routing"),
+        ("rtsw: 3", "rtsw is not a key; did you mean leaves?"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_by_line_and_in_the_words_of_the_shape(text: str, said: str) -> None:
+    (found,) = refused(f"{HEAD}{text}\n")
+    assert found.startswith("p.yml:5  ") and said in found
+
+
+def test_all_that_is_wrong_is_said_at_once_and_nothing_that_only_follows() -> None:
+    text = "link: {host: 5, mtu: 1500, exceptions: {leaf9: 5mbit}}\nqueues:\n  buffer: {spin: 1MB}\n  control: six\n"
+    heads = [each.split("; ")[0] for each in refused(HEAD + text)]
+    assert heads == [
+        "p.yml:5  link.host: 5 has no unit",
+        "p.yml:5  link.exceptions.leaf9: 5mbit is no node of this fabric",
+        "p.yml:5  link.mtu: 1500 is below 4160: IB MTU 4096 and 64 bytes of headers",
+        "p.yml:7  queues.buffer.spin is not a key",
+        "p.yml:8  queues.control: six is not a whole number",
+    ]
+    # How large a buffer has to be follows from how many ports there are, and that is wrong itself.
+    (found,) = refused("name: p\nshape: pair\nleaves: 0\nspines: 2\nqueues: {buffer: 20KB}\n")
+    assert found.startswith("p.yml:3  leaves: 0 is below 1")
+
+
+def test_an_unknown_shape_has_a_hint_and_the_rest_is_read_as_of_the_nearest() -> None:
+    shape, leaves = refused("name: p\nshape: piar\nleaves: 0\nspines: 2\n")
+    assert shape == "p.yml:2  shape: piar is not one of clos, pair; did you mean pair?"
+    assert leaves.startswith("p.yml:3  leaves: 0 is below 1")
+    (number,) = refused("name: p\nshape: 3\nracks: 2\nctsw: 2\n")
+    assert number == "p.yml:2  shape: 3 is not one of clos, pair"
+    (nothing,) = refused("name: p\nshape:\nracks: 2\nctsw: 2\n")
+    assert nothing.startswith("p.yml:2  shape has no value")
+
+
+def test_a_spec_that_a_program_has_made_is_checked_too() -> None:
+    spec = PairSpec.model_validate({"name": "p", "leaves": 2, "spines": 2, "link": {"exceptions": {"leaf9": "5mbit"}}})
+    with pytest.raises(InputError, match=r"^link.exceptions.leaf9 is no node of this fabric"):
+        checked(spec)
