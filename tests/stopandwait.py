@@ -1,7 +1,7 @@
 """A second transport, as a user would add one: this file, and one line of TRANSPORTS (`register`).
 
 Stop-and-wait: one packet is under way. Every packet is a write of its own, placed by its own address. A rate limiter
-leaves at least `gap_s` between two packets. The receiver may ignore every so-manieth packet, as if it had been lost.
+leaves at least `gap_s` between two packets. The receiver can ignore every N-th packet, as if it had been lost.
 `python -m tests.stopandwait` is a worker that knows it.
 """
 

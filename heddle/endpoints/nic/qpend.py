@@ -52,7 +52,7 @@ class QpInfo:
 class QpEnd:
     """One end of a queue pair. It has no socket and no clock: the NIC calls it and reads its properties afterwards.
 
-    The defaults are those of an end that does nothing: override what the end does. Properties are read for every few
+    The defaults are those of an end that does nothing: override what the end does. The NIC reads properties every few
     packets, so they must be cheap. `now` is in seconds, of a clock that only advances.
     """
 
@@ -92,15 +92,16 @@ class QpEnd:
         return 0
 
     def answer(self, batch: SendBatch, slot: int) -> None:
-        """Write one answer (acknowledgement, grant, notification) into a slot. Answers pass data in the fabric.
+        """Write one answer (acknowledgement, grant, notification) into a slot. Called only when `answering`.
 
-        Its payload is at most the transport's `answer_bytes`. Called only when `answering`.
+        Answers have a traffic class of their own, which goes ahead of data. The payload is at most the transport's
+        `answer_bytes`.
         """
 
     def receive(self, got: Received, index: int, now: float) -> int:
-        """Frame `index` arrived, sound and from the peer. Take it, and any frames after it in `got.run_end(index)`.
+        """Frame `index` arrived: sound, and from the peer. Take it; frames up to `got.run_end(index)` may go with it.
 
-        Returns the index behind the last frame taken; `index` itself when the frame is none of this transport's.
+        Returns the index behind the last frame taken, or `index` when this end has no use for such a frame.
         """
         return index
 
