@@ -10,7 +10,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.endpoints import crew
 from heddle.endpoints.transports import TRANSPORTS
-from heddle.lab.lifecycle import Lab
+from heddle.lab.lab import Lab
 from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
