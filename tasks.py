@@ -200,6 +200,7 @@ def run(
     timeout: int | None = None,
     placement: str = "block",
     bucket: str = "10ms",
+    transport: str = "rc",
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -207,15 +208,17 @@ def run(
 ) -> None:
     """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated."""
     from heddle.cli.inside import lab_for_run
+    from heddle.endpoints.transports import find_transport
+    from heddle.runs.run import plan_run
     from heddle.runs.run import run as run_collective
     from heddle.traffic.options import run_options
-    from heddle.traffic.plan import build_plan
 
     options = run_options(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
         warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, bucket=bucket,
+        transport=transport, find_transport=find_transport,
     )  # fmt: skip
-    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: build_plan(built, options)) as where:
+    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:
         result = run_collective(where, options, out.observer)
     out.result(result.to_json(), result.table())
     out.exit_code = 1 if result.wrong else 0

@@ -103,6 +103,12 @@ def _modes() -> list[str]:
     return list(MODES)
 
 
+def _transports() -> list[str]:
+    from heddle.endpoints.transports import TRANSPORTS
+
+    return list(TRANSPORTS)
+
+
 def _plans() -> list[str]:
     from heddle.forecast.planfile import plan_words, plans
 
@@ -141,5 +147,6 @@ _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "mode": _modes,
     "plan": _plans,
     "predict": _fabrics,
+    "transport": _transports,
     "format": lambda: ["text", "json"],
 }

@@ -1,6 +1,6 @@
 """The workers of a run: started, given their tasks, kept to the one start barrier, and ended whatever happens.
 
-In:  a plan and the namespace of each host.
+In:  a plan, its transport, and the namespace of each host.
 Out: one report per worker. CheckError when a rank died, MachineError when a worker did.
 """
 
@@ -22,10 +22,12 @@ from pydantic import TypeAdapter
 from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import Task
 from heddle.host import capacity as machine
 from heddle.traffic.plan import Plan
 
+_WORKER: Final = "heddle.endpoints.worker"
 _END_S: Final = 3.0
 
 
@@ -34,7 +36,7 @@ class _Member:
 
     def __init__(self) -> None:
         self.proc = subprocess.Popen(
-            [sys.executable, "-m", "heddle.endpoints.worker"],
+            [sys.executable, "-m", _WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=resources.HERE.python_path,
@@ -82,21 +84,21 @@ class Crew:
     before, after: the machine at the start barrier, and when the last rank was done. began_ns: the barrier's time.
     """
 
-    def __init__(self, plan: Plan, netns: Mapping[str, Path], workers: int) -> None:
+    def __init__(self, plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int) -> None:
         self._plan = plan
         self._deadline = time.monotonic() + plan.max_seconds
         self.before = self.after = machine.read()
         self.began_ns = 0  # CLOCK_MONOTONIC
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
-        paths = {host: str(path) for host, path in netns.items()}
+        paths, parameters = {host: str(path) for host, path in netns.items()}, transport.parameters()
         for index in range(workers):
             # Neighbours in the ring go to different workers, so that both ends of a transfer have a processor.
             ranks = tuple(range(index, len(plan.endpoints), workers))
             member = _Member()
             self._members.append(member)
             self._selector.register(member.out, selectors.EVENT_READ, member)
-            member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths)))
+            member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
 
     def run(self, observer: Observer) -> list[dict[str, Any]]:
         """Start all ranks at once and wait for all of them; a report per worker."""
@@ -159,9 +161,9 @@ def worker_count(plan: Plan) -> int:
 
 
 @contextmanager
-def crew_of(plan: Plan, netns: Mapping[str, Path], workers: int) -> Iterator[Crew]:
+def crew_of(plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int) -> Iterator[Crew]:
     """Workers for a with block, ended at its end."""
-    crew = Crew(plan, netns, workers)
+    crew = Crew(plan, transport, netns, workers)
     try:
         yield crew
     finally:

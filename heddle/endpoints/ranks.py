@@ -1,6 +1,6 @@
 """A rank: its arrays, its memory as others may write it, and how far it has come. It learns only from what arrives.
 
-In:  a Plan, a rank, and for each peer the requesters of the QPs that lead there.
+In:  a Plan, a rank, and for each peer the QPs that lead there.
 Out: results per size: seconds and the number of wrong elements.
 Addresses on the wire name what they carry: virtual address = epoch (16 bits), step (12), byte offset in the array (36);
 immediate = epoch (8), step (12), message (12). An epoch is one iteration; a neighbour is at most one epoch ahead,
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.transports.rc import Message
+from heddle.endpoints.nic.qpend import Message
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
@@ -78,7 +78,7 @@ class _Staged:
 
 
 class Rank:
-    """Runs one rank through all sizes and iterations. Also the `Access` that its responders write through."""
+    """Runs one rank through all sizes and iterations. Also the `Access` of the QPs that end here."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Rank:
             wrong += int(np.count_nonzero(work[piece.lo : piece.hi] != want))
         self.results.append(SizeResult(self.size, self._seconds, wrong))
 
-    # what responders call
+    # what receiving ends of queue pairs call
 
     def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
         """Where a write goes; None for a wrong key, or an address that no message of this or the next epoch has."""

@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import CheckError, HeddleError, Problem
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import Nic, QueuePair, announce
 from heddle.endpoints.nic.packetsocket import PacketSocket
+from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.ranks import Floats, Rank, rank_input, rkey_of
-from heddle.endpoints.transports.rc import RcParams, Requester, Responder
+from heddle.endpoints.transports import find_transport
 from heddle.host import capacity as machine
 from heddle.kernel.namespace import inside
 from heddle.traffic.collectives import find_pattern
@@ -38,22 +39,20 @@ from heddle.traffic.plan import Endpoint, Plan
 from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 
 _SEND_FRAMES: Final = 16  # how many may wait in the port's queue: the NIC's own queue
-_TICK_S: Final = 0.02  # the grain of retransmission timers
+_TICK_S: Final = 0.02  # how often a link that was down is tried again
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker is to do: the whole plan, its own ranks, and the namespace path of each host."""
+    """What a worker is to do: the whole plan, its own ranks, and the namespace path of each host.
+
+    parameters: those of the plan's transport, as the transport itself wrote them.
+    """
 
     plan: Plan
     ranks: tuple[int, ...]
     netns: Mapping[str, str]
-
-
-def rc_params(plan: Plan) -> RcParams:
-    """The connections' parameters; an acknowledgement is asked for at least twice a window."""
-    every = max(1, min(8, plan.window // 2))
-    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries)
+    parameters: Mapping[str, JsonValue]
 
 
 class Worker:
@@ -61,6 +60,7 @@ class Worker:
 
     def __init__(self, task: Task) -> None:
         self._plan = task.plan
+        self._transport = find_transport(task.plan.options.transport).load(task.parameters)
         self._nics: dict[int, Nic] = {}
         self._ranks: dict[int, Rank] = {}
         # The sum of all ranks' inputs, for each size: made before the start, since it takes its time.
@@ -89,20 +89,21 @@ class Worker:
         mtu, version = self._plan.ib_mtu, self._plan.ip_version
         port = PacketSocket(netns, endpoint.port, mtu, send_frames=_SEND_FRAMES, hush=False, version=version)
         answers = PacketSocket(netns, endpoint.port, mtu, receive_bytes=0, hush=False, version=version)
-        nic = Nic(port, answers, mtu, version)
+        nic = Nic(port, answers, mtu, version, self._transport.answer_bytes)
         self._nics[endpoint.rank] = nic
         self._by_fd[nic.socket.fileno()] = nic
         self._poll.register(nic.socket.fileno(), select.EPOLLIN)
 
     def _connect(self, ranks: tuple[int, ...]) -> None:
         """Open the QP ends of these ranks and give each rank the ones that it sends by."""
-        plan, params = self._plan, rc_params(self._plan)
+        plan, transport = self._plan, self._transport
         ends = plan.endpoints
         links: dict[int, dict[int, list[QueuePair]]] = {r: defaultdict(list) for r in ranks}
         for q in plan.qps:
             if q.src_rank in links:
                 flow = _flow(ends[q.src_rank], ends[q.dst_rank], q.sport, q.dst_qpn, TOS_DATA)
-                pair = QueuePair(self._nics[q.src_rank], q.src_qpn, flow, requester=Requester(params, q.psn))
+                here = QpInfo(q.src_qpn, flow, q.psn)
+                pair = QueuePair(self._nics[q.src_rank], here, transport.sender(here))
                 self._nics[q.src_rank].add(pair)
                 links[q.src_rank][q.dst_rank].append(pair)
         keys = {e.rank: rkey_of(plan.lab, e.nic) for e in ends}
@@ -111,8 +112,9 @@ class Worker:
         for q in plan.qps:
             if q.dst_rank in links:
                 flow = _flow(ends[q.dst_rank], ends[q.src_rank], q.sport, q.src_qpn, TOS_ANSWER)
-                responder = Responder(params, q.psn, self._ranks[q.dst_rank])
-                self._nics[q.dst_rank].add(QueuePair(self._nics[q.dst_rank], q.dst_qpn, flow, responder=responder))
+                there = QpInfo(q.dst_qpn, flow, q.psn)
+                end = transport.receiver(there, self._ranks[q.dst_rank])
+                self._nics[q.dst_rank].add(QueuePair(self._nics[q.dst_rank], there, end))
 
     def run(self, stdin: int) -> None:
         """Work through all sizes, then answer the others until told to stop."""
@@ -142,8 +144,8 @@ class Worker:
 
     def _wait(self, stdin: int, sleep: bool) -> bool:
         """Sleep until something arrives or a timer runs out; True when it is time to stop."""
-        timeout = max(0.0, self._next_tick - time.monotonic()) if sleep else 0.0
-        for fd, events in self._poll.poll(timeout):
+        due = min(self._next_tick, *(nic.deadline for nic in self._nics.values())) if sleep else 0.0
+        for fd, events in self._poll.poll(max(0.0, due - time.monotonic())):
             if fd == stdin:
                 return True
             nic = self._by_fd[fd]
@@ -154,10 +156,13 @@ class Worker:
         now = time.monotonic()
         if now >= self._next_tick:
             self._tick(now)
+        for nic in self._nics.values():
+            if nic.deadline <= now:
+                nic.expire(now)
         return False
 
     def _tick(self, now: float) -> None:
-        """Look at all retransmission timers, and try again where a link was down."""
+        """Note which ports take nothing, and try again where a link was down."""
         self._next_tick = now + _TICK_S
         for rank, nic in self._nics.items():
             nic.expire(now)
@@ -204,9 +209,8 @@ class Worker:
         qps: list[dict[str, Any]] = []
         for rank, nic in self._nics.items():
             for pair in nic.qps.values():
-                sent = asdict(pair.requester.counters) if pair.requester is not None else None
-                took = asdict(pair.responder.counters) if pair.responder is not None else None
-                qps.append({"rank": rank, "qpn": pair.qpn, "requester": sent, "responder": took})
+                seen = {"packets": pair.packets, "bytes": pair.bytes, "ce": pair.ce}
+                qps.append({"rank": rank, "qpn": pair.qpn, **seen, "counters": dict(pair.end.counters())})
         return {
             "ranks": {str(r): [asdict(s) for s in rank.results] for r, rank in self._ranks.items()},
             "qps": qps,

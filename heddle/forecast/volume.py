@@ -3,7 +3,7 @@
 In:  what a connection's messages are (a pattern's transfers, or a matrix' bytes), split over QPs or dealt in turn.
 Out: Volume: a table with a row a kind of connection and a column a QP, in bytes of frames from Ethernet header to ICRC,
      which is what ports count and what a port's rate is of; and the payload in them.
-Source of the cutting: traffic/schedule.py (messages), endpoints/ranks.py (parts), endpoints/transports/rc.py (packets).
+Source of the cutting: traffic/schedule.py (messages), endpoints/ranks.py (parts), transports/rcstate.py (packets).
 """
 
 from __future__ import annotations

@@ -7,10 +7,13 @@ those of the fabric file, 1/k of the hardware's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from pydantic import JsonValue
+
+from heddle.endpoints.transports.protocol import Column
 from heddle.runs.queueuse import QueueUse
 from heddle.switch.hashing.maps import SPREADING
 from heddle.traffic.collectives import find_pattern
@@ -37,7 +40,10 @@ class SizeRow:
 
 @dataclass(frozen=True, slots=True)
 class FlowRow:
-    """The data direction of one QP, and what became of its packets. `bytes` are those of frames."""
+    """The data direction of one QP, and what became of its packets. `bytes` are those of frames.
+
+    counters: what the transport reports, by the keys of its columns.
+    """
 
     src: str
     dst: str
@@ -51,12 +57,28 @@ class FlowRow:
     first_hop: str
     packets: int
     bytes: int
-    retransmitted: int
-    naks: int
-    timeouts: int
-    out_of_order: int
-    duplicates: int
     ce: int  # data packets that arrived with a mark: congestion experienced
+    counters: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat row: the transport's counters stand between bytes and marks."""
+        row = asdict(self)
+        counters, marks = row.pop("counters"), row.pop("ce")
+        return {**row, **counters, "ce": marks}
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """The transport of a run: its name, its parameters, and what its columns in the rows of flows mean."""
+
+    name: str = ""
+    parameters: Mapping[str, JsonValue] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """`transport` of the run's document."""
+        columns = [{"key": column.key, "unit": column.unit, "text": column.text} for column in self.columns]
+        return {"name": self.name, "parameters": dict(self.parameters), "columns": columns}
 
 
 _ALL: Final = 0.97  # of a processor's time, as good as all of it
@@ -101,6 +123,7 @@ class RunResult:
     stray: int
     warnings: tuple[str, ...] = field(default=())
     queues: QueueUse | None = None
+    transport: Carrier = field(default_factory=Carrier)
 
     @property
     def wrong(self) -> int:
@@ -112,16 +135,22 @@ class RunResult:
         """The average over sizes, GB/s, as nccl-tests' last line has it."""
         return sum(row.busbw for row in self.rows) / len(self.rows)
 
+    def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
+        """The transport's columns that a line of the table shows, each with the number of every QP."""
+        shown = [column for column in self.transport.columns if column.line == line]
+        return [(column, [flow.counters[column.key] for flow in self.flows]) for column in shown]
+
     def to_json(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
         return {
             "lab": self.lab,
             "ecmp": self.ecmp,
+            "transport": self.transport.to_json(),
             "options": asdict(self.options),
             "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.endpoints],
             "results": [asdict(row) for row in self.rows],
             "avg_busbw": self.busbw,
-            "flows": [asdict(flow) for flow in self.flows],
+            "flows": [flow.to_json() for flow in self.flows],
             "emulated": {"k": self.k},
             "machine": {**asdict(self.machine), "limited": self.machine.limited},
             "icrc_errors": self.icrc_errors,
@@ -163,27 +192,35 @@ class RunResult:
         return [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}", *columns]
 
     def _foot(self) -> list[str]:
-        lost = sum(f.retransmitted for f in self.flows)
+        events = [(sum(values), column.text) for column, values in self.counted("packets")]
+        events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
         lines = [
             f"# Out of bounds values : {self.wrong} {'FAILED' if self.wrong else 'OK'}",
             f"# Avg bus bandwidth    : {self.busbw:g}",
             f"#emulated : k = {self.k}: rates are 1/{self.k} of the hardware's, "
             f"so {self.busbw:.4g} GB/s here stands for {self.busbw * self.k:.4g} GB/s",
         ]
-        if lost or self.icrc_errors or self.stray:
-            lines.append(f"#packets  : {lost} sent again, {self.icrc_errors} with a wrong ICRC, {self.stray} stray")
+        if any(count for count, _ in events):
+            lines.append("#packets  : " + ", ".join(f"{count} {text}" for count, text in events))
         lines += self.queues.lines() if self.queues is not None else []
-        late = [flow.out_of_order for flow in self.flows if flow.out_of_order]
-        if late:
-            packets = f"{sum(late)} packet{'' if sum(late) == 1 else 's'} out of order"
-            lines.append(f"#order    : {packets} on {len(late)} of {len(self.flows)} QPs")
-            if not any(mode in self.ecmp for mode in SPREADING):
-                lines.append("#order    : each keeps to one way; lost packets, or two busy processors, can do that")
+        lines += self._order()
         if self.machine.limited:
             verdict = "was the limit, not the fabric" if self.machine.overrun else "may have been the limit"
             lines.append(f"#machine  : {verdict} ({_why_limited(self.machine)})")
         lines.extend(f"#warning  : {w}" for w in self.warnings)
         lines.append(f"# Collective test concluded: {self.options.collective}")
+        return lines
+
+    def _order(self) -> list[str]:
+        """What the transport says about the order of arrival."""
+        lines = []
+        for column, values in self.counted("order"):
+            total, qps = sum(values), sum(1 for value in values if value)
+            if total:
+                packets = f"{total} packet{'' if total == 1 else 's'} {column.text}"
+                lines.append(f"#order    : {packets} on {qps} of {len(values)} QPs")
+        if lines and not any(mode in self.ecmp for mode in SPREADING):
+            lines.append("#order    : each keeps to one way; lost packets, or two busy processors, can do that")
         return lines
 
 

@@ -15,6 +15,9 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_size
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import part_sizes
+from heddle.endpoints.transports import find_transport
+from heddle.endpoints.transports.protocol import Transport
+from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.lab import health
 from heddle.lab.lab import Lab
@@ -23,7 +26,7 @@ from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.evidence import SentFlow
 from heddle.runs.lastrun import clear, save
 from heddle.runs.recording import recording
-from heddle.runs.results import FlowRow, MachineUse, RunResult, size_row
+from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, size_row
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
@@ -37,7 +40,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
 
     A result with wrong elements is returned, not raised: `#wrong` is a result. The lab is locked meanwhile.
     """
-    plan = build_plan(lab.fabric, options)
+    plan, transport = plan_run(lab.fabric, options)
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
     wanted, budget = _budget(plan)
@@ -55,13 +58,21 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
         clear(lab)
         evidence_before = collect_before(lab)
         with recording(lab, options.bucket_ns, _said(plan)) as queues:
-            with crew_of(plan, netns, workers) as crew, queues.during(lambda: crew.began_ns):
+            with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
                 reports = crew.run(observer)
-            result = _result(lab, plan, reports, MachineReadings(crew.before, crew.after, wanted, budget))
+            readings = MachineReadings(crew.before, crew.after, wanted, budget)
+            result = _result(lab, plan, transport, reports, readings)
             evidence = collect_after(lab, evidence_before, sent_flows(result))
             result = replace(result, queues=queues.kept(crew.began_ns), warnings=tuple(queues.remarks))
         save(lab, result, evidence)
     return result
+
+
+def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
+    """What a run will send, and by which transport; InputError for everything that the fabric or it cannot meet."""
+    kind = find_transport(options.transport)
+    plan = build_plan(fabric, options)
+    return plan, kind.of(plan)
 
 
 def _said(plan: Plan) -> str:
@@ -127,7 +138,9 @@ def _check_memory(plan: Plan, workers: int) -> None:
         raise MachineError(Problem("", what, why, "lower --size or --ranks"))
 
 
-def _result(lab: Lab, plan: Plan, reports: list[dict[str, Any]], readings: MachineReadings) -> RunResult:
+def _result(
+    lab: Lab, plan: Plan, transport: Transport, reports: list[dict[str, Any]], readings: MachineReadings
+) -> RunResult:
     """Put what the workers said together: rows in order of size, flows in order of the plan's QPs."""
     ranks: dict[int, list[dict[str, Any]]] = {}
     ends: dict[tuple[int, int], dict[str, Any]] = {}
@@ -149,26 +162,26 @@ def _result(lab: Lab, plan: Plan, reports: list[dict[str, Any]], readings: Machi
         options=plan.options,
         endpoints=plan.endpoints,
         rows=tuple(rows),
-        flows=_flow_rows(plan, ends),
+        flows=_flow_rows(plan, transport, ends),
         machine=_machine_use(reports, nics, readings),
         icrc_errors=sum(n["icrc_errors"] + n["malformed"] for n in nics),
         stray=sum(n["stray"] for n in nics),
+        transport=Carrier(plan.options.transport, transport.parameters(), transport.columns),
     )
 
 
-def _flow_rows(plan: Plan, ends: dict[tuple[int, int], dict[str, Any]]) -> tuple[FlowRow, ...]:
+def _flow_rows(plan: Plan, transport: Transport, ends: dict[tuple[int, int], dict[str, Any]]) -> tuple[FlowRow, ...]:
     rows = []
     for qp in plan.qps:
         src, dst = plan.endpoints[qp.src_rank], plan.endpoints[qp.dst_rank]
-        sent = ends[qp.src_rank, qp.src_qpn]["requester"]
-        took = ends[qp.dst_rank, qp.dst_qpn]["responder"]
+        sent, took = ends[qp.src_rank, qp.src_qpn], ends[qp.dst_rank, qp.dst_qpn]
+        counted = {**sent["counters"], **took["counters"]}
         rows.append(
             FlowRow(
                 src=src.host, dst=dst.host, src_rank=qp.src_rank, dst_rank=qp.dst_rank, src_ip=src.ip, dst_ip=dst.ip,
                 sport=qp.sport, dport=ROCE_PORT, qpn=qp.dst_qpn, first_hop=src.first_hop,
-                packets=sent["sent"], bytes=sent["sent_bytes"], retransmitted=sent["retransmitted"],
-                naks=sent["naks"], timeouts=sent["timeouts"],
-                out_of_order=took["out_of_order"], duplicates=took["duplicates"], ce=took["ce"],
+                packets=sent["packets"], bytes=sent["bytes"], ce=took["ce"],
+                counters={column.key: counted[column.key] for column in transport.columns},
             )
         )  # fmt: skip
     return tuple(rows)

@@ -7,7 +7,7 @@ Out: RunOptions, frozen. InputError collects everything that is wrong with them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -21,6 +21,7 @@ MAX_SIZE: Final = 1 << 28
 MAX_QPS: Final = 128  # NCCL's own limit for a connection
 TIMEOUTS: Final = (8, 31)  # exponents: from 1 ms, below which a busy machine alone looks like loss, to IBTA's largest
 BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record: shorter ones cost more than they tell
+TRANSPORT: Final = "rc"  # when the user names none
 FIXED_SPORT: Final = 49152  # what OTG takes when none is given
 
 
@@ -51,6 +52,7 @@ class RunOptions:
     timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: by rates, queues and pauses
     retries: int = 7
     bucket_ns: int = 10_000_000  # of the queues' record over time
+    transport: str = TRANSPORT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
@@ -130,8 +132,13 @@ def run_options(
     window: int | None = None,
     timeout: int | None = None,
     bucket: str = "10ms",
+    transport: str = TRANSPORT,
+    find_transport: Callable[[str], object] | None = None,
 ) -> RunOptions:
-    """Options as they were typed; InputError with everything that is wrong with them."""
+    """Options as they were typed; InputError with everything that is wrong with them.
+
+    find_transport: raises InputError for the name of no transport. A later room supplies it, since it has the list.
+    """
     problems = Problems()
 
     def wrong(flag: str, why: str, hint: str = "") -> None:
@@ -153,6 +160,11 @@ def run_options(
         wrong(f"--qp-mode {qp_mode}", "is not a way to use QPs", did_you_mean(qp_mode, get_args(QpMode)))
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
+    except InputError as error:
+        problems.found += error.problems
+    try:
+        if find_transport is not None:
+            find_transport(transport)
     except InputError as error:
         problems.found += error.problems
     for flag, value, low, high in (
@@ -177,7 +189,7 @@ def run_options(
     mode: QpMode = "split" if qp_mode == "split" else "round-robin"
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
-        timeout, bucket_ns=bucket_ns,
+        timeout, bucket_ns=bucket_ns, transport=transport,
     )  # fmt: skip
 
 
@@ -189,4 +201,5 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"QPs: {options.qps} ({options.qp_mode})",
         f"source ports: {options.source_ports.mode}",
         f"placement: {options.placement}",
+        f"transport: {options.transport}",
     )

@@ -11,7 +11,7 @@ _TRIES = 3
 
 def late(result: RunResult) -> int:
     """Packets that came out of order."""
-    return sum(flow.out_of_order for flow in result.flows)
+    return sum(flow.counters["out_of_order"] for flow in result.flows)
 
 
 def in_order(ran: Callable[[], RunResult]) -> RunResult:

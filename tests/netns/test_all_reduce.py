@@ -112,7 +112,7 @@ def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab
     keys = {"link": {"host": "100mbit", "fabric": "20mbit"}, "queues": dropping("20KB")}
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=2, **keys)
     result = all_reduce(lab, placement="cyclic", sizes=(1 << 17,), timeout=15, retries=100)
-    assert sum(flow.retransmitted for flow in result.flows) > 0
+    assert sum(flow.counters["retransmitted"] for flow in result.flows) > 0
     assert result.wrong == 0
     paths = last_paths(lab)
     assert paths.lost

@@ -100,7 +100,7 @@ def test_spray_brings_packets_out_of_order_and_the_table_says_so(
     result = ran(dc)
     assert late(result) > 0
     assert result.wrong == 0, "what came out of order was sent again"
-    some = sum(1 for flow in result.flows if flow.out_of_order)
+    some = sum(1 for flow in result.flows if flow.counters["out_of_order"])
     assert f"#order    : {late(result)} packets out of order on {some} of {len(result.flows)} QPs" in result.table()
     assert sum(row["out_of_order"] for row in result.to_json()["flows"]) == late(result)
     blamed = "each keeps to one way"

@@ -78,7 +78,7 @@ def clean_run(lab: Lab, options: RunOptions) -> RunResult:
     """A run in which nothing was sent twice: a busy machine may lose a packet now and then."""
     for _ in range(4):
         result = run(lab, options, Silent())
-        if not sum(flow.retransmitted for flow in result.flows):
+        if not sum(flow.counters["retransmitted"] for flow in result.flows):
             return result
     raise AssertionError("packets were lost in each of four runs")
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from heddle.endpoints.nic.qpend import Message
 from heddle.endpoints.ranks import Rank, part_sizes, rank_input
-from heddle.endpoints.transports.rc import Message, RcParams, Requester, Responder, WritePacket
+from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.schedule import build_schedule
@@ -37,7 +38,7 @@ class Wire:
                 if self.dice.random() < self.loss:
                     continue
                 m = burst.message
-                first, last = i == 0, i == m.packets - 1
+                first, last = i == 0, i == burst.of - 1
                 psn = (burst.psn + i - burst.start) & PSN_MASK
                 reth = (m.va, m.rkey, len(m.payload)) if first else None
                 packet = WritePacket(psn, first, last, True, reth, m.imm if last else None)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from heddle.endpoints.transports.rc import NEVER, Message, RcParams, Requester, Responder, WritePacket
+from heddle.endpoints.nic.qpend import NEVER, Message
+from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
 from heddle.wire.layout import ACK_NO_LIMIT, NAK_ACCESS, NAK_SEQUENCE, PSN_MASK
 
 PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)
@@ -36,7 +37,7 @@ def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[
     for burst in requester.take(limit, now):
         message = burst.message
         for i in range(burst.start, burst.start + burst.packets):
-            first, last = i == 0, i == message.packets - 1
+            first, last = i == 0, i == burst.of - 1
             psn = (burst.psn + i - burst.start) & PSN_MASK
             reth = (message.va, message.rkey, len(message.payload)) if first else None
             ask = last or psn % PARAMS.ack_every == 0

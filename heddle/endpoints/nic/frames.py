@@ -60,7 +60,6 @@ _TEMPLATES_KEPT: Final = 512  # per flow; a sweep over odd sizes must not grow w
 
 _ETH = struct.Struct(">6s6sH")
 _BTH8 = struct.Struct(">BBHI")
-_ACK_TAIL = struct.Struct(">II")
 _ICRC = struct.Struct("<I")
 
 
@@ -182,6 +181,40 @@ class SendBatch(FrameBuffer):
         self.mtu_bytes = mtu_bytes
         self._tails: dict[tuple[int, int], list[memoryview]] = {}
 
+    def put_packet(
+        self,
+        slot: int,
+        flow: FlowHeader,
+        opcode: int,
+        psn: int,
+        payload: Payload = b"",
+        *,
+        extension: bytes = b"",
+        ackreq: bool = False,
+        solicited: bool = False,
+    ) -> int:
+        """Write one packet of any opcode into a slot; the frame's bytes.
+
+        extension: its extended headers, in the order and of the lengths that wire.EXTENSIONS gives the opcode.
+        ValueError when they have another length, or the payload is longer than the MTU. KeyError for an unknown opcode.
+        """
+        mem = self.mem
+        start = self.starts[slot]
+        size = len(payload)
+        if size > self.mtu_bytes:
+            raise ValueError(f"payload of {size} bytes, MTU is {self.mtu_bytes}")
+        made = flow.template(opcode, size, solicited)
+        if made.frame_bytes > self.frame_bytes:
+            raise ValueError(f"frame of {made.frame_bytes} bytes, room is for {self.frame_bytes}: a batch of IPv4?")
+        if made.ext_at + len(extension) != made.payload_at:
+            raise ValueError(f"opcode {opcode:#04x} and the extended headers given do not belong together")
+        mem[start : start + made.psn_at] = made.prefix
+        WORD.pack_into(mem, start + made.psn_at, psn & PSN_MASK | ackreq << 31)
+        at = start + made.payload_at
+        mem[start + made.ext_at : at] = extension
+        mem[at : at + size] = payload
+        return self._seal(slot, start, made)
+
     def put_data(
         self,
         slot: int,
@@ -200,27 +233,12 @@ class SendBatch(FrameBuffer):
         RETH and immediate data must be given exactly when the opcode carries them, and the payload must fit the
         MTU: ValueError otherwise. KeyError for an unknown opcode.
         """
-        mem = self.mem
-        start = self.starts[slot]
-        size = len(payload)
-        if size > self.mtu_bytes:
-            raise ValueError(f"payload of {size} bytes, MTU is {self.mtu_bytes}")
-        made = flow.template(opcode, size, solicited)
-        if made.frame_bytes > self.frame_bytes:
-            raise ValueError(f"frame of {made.frame_bytes} bytes, room is for {self.frame_bytes}: a batch of IPv4?")
-        at = start + made.ext_at
-        mem[start : start + made.psn_at] = made.prefix
-        WORD.pack_into(mem, start + made.psn_at, psn & PSN_MASK | ackreq << 31)
-        if reth is not None:
-            RETH.pack_into(mem, at, *reth)
-            at += RETH.size
+        extension = RETH.pack(*reth) if reth is not None else b""
         if imm is not None:
-            WORD.pack_into(mem, at, imm)
-            at += WORD.size
-        if at != start + made.payload_at:
-            raise ValueError(f"opcode {opcode:#04x} and the extended headers given do not belong together")
-        mem[at : at + size] = payload
-        return self._seal(slot, start, made)
+            extension += WORD.pack(imm)
+        return self.put_packet(
+            slot, flow, opcode, psn, payload, extension=extension, ackreq=ackreq, solicited=solicited
+        )
 
     def _seal(self, slot: int, start: int, made: Template) -> int:
         """Zero the padding, add the ICRC, note the length."""
@@ -280,8 +298,8 @@ class SendBatch(FrameBuffer):
         index: int,
         count: int,
         ack_every: int,
-    ) -> int:
-        """Write packets [index, index + count) of one RDMA WRITE with immediate into slots from `slot` on; their bytes.
+    ) -> None:
+        """Write packets [index, index + count) of one RDMA WRITE with immediate into slots from `slot` on.
 
         psn is that of packet `index`; all packets but the last carry the batch's MTU. Every `ack_every`-th packet of
         the message and its last ask for an ACK. ValueError when the packets are not in the message or the batch.
@@ -292,7 +310,8 @@ class SendBatch(FrameBuffer):
         if not 0 <= index < stop <= packets or slot + count > self.slots:
             raise ValueError(f"packets {index} to {stop} of {packets} are no burst for slot {slot} of {self.slots}")
         if packets == 1:
-            return self.put_data(slot, flow, WRITE_ONLY_IMM, psn, message, ackreq=True, reth=reth, imm=imm)
+            self.put_data(slot, flow, WRITE_ONLY_IMM, psn, message, ackreq=True, reth=reth, imm=imm)
+            return
         view = memoryview(message)
         middle, end = max(index, 1), min(stop, packets - 1)
         if index == 0:
@@ -309,7 +328,6 @@ class SendBatch(FrameBuffer):
         if stop == packets:
             last, tail = slot + count - 1, view[(packets - 1) * mtu :]
             self.put_data(last, flow, WRITE_LAST_IMM, psn + count - 1, tail, ackreq=True, imm=imm)
-        return int(self.lengths[slot : slot + count].sum())
 
     def _tails_of(self, psn_at: int, icrc_at: int) -> list[memoryview]:
         """Per slot, what the ICRC covers behind the template."""
@@ -323,18 +341,8 @@ class SendBatch(FrameBuffer):
 
     def put_ack(self, slot: int, flow: FlowHeader, psn: int, syndrome: int, msn: int) -> int:
         """Write an ACK or NAK (as the syndrome says) for `psn`, with the 24-bit message sequence number."""
-        made = flow.template(ACK)
-        start = self.starts[slot]
-        mem = self.mem
-        mem[start : start + made.psn_at] = made.prefix
-        _ACK_TAIL.pack_into(mem, start + made.psn_at, psn & PSN_MASK, syndrome << 24 | msn & PSN_MASK)
-        return self._seal(slot, start, made)
+        return self.put_packet(slot, flow, ACK, psn, extension=WORD.pack(syndrome << 24 | msn & PSN_MASK))
 
     def put_cnp(self, slot: int, flow: FlowHeader) -> int:
         """Write a congestion notification for the flow's destination QP: BECN set, PSN 0, 16 reserved bytes of zero."""
-        made = flow.template(CNP)
-        start = self.starts[slot]
-        self.mem[start : start + made.psn_at] = made.prefix
-        end = made.ext_at + CNP_BYTES
-        self.mem[start + made.psn_at : start + end] = bytes(end - made.psn_at)
-        return self._seal(slot, start, made)
+        return self.put_packet(slot, flow, CNP, 0, extension=bytes(CNP_BYTES))

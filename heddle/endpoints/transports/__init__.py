@@ -1,1 +1,22 @@
-"""Transports of a NIC, one file each."""
+"""Transports: how queue pairs carry messages. One file each, and one line of TRANSPORTS. See protocol.py."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.transports.rc import Rc
+
+TRANSPORTS: Final[dict[str, type[Transport]]] = {
+    "rc": Rc,
+}
+
+
+def find_transport(name: str) -> type[Transport]:
+    """The transport of that name; InputError with the nearest word when there is none."""
+    found = TRANSPORTS.get(name)
+    if found is None:
+        hint = did_you_mean(name, TRANSPORTS)
+        raise InputError(Problem("", f"--transport {name}", "is not a transport", hint))
+    return found

@@ -1,0 +1,80 @@
+"""What a transport is. Worker, NIC, ranks and results know transports only by what is declared here and in QpEnd.
+
+A transport is one file in this directory and one line of `TRANSPORTS` (__init__.py). It supplies a Transport: its
+parameters, the columns that it reports, and two kinds of QpEnd (../nic/qpend.py): one sends data, one receives it.
+
+| caller | calls |
+|---|---|
+| run    | `of(plan)` before anything starts; `columns` for result rows |
+| crew   | `parameters()`, sent to each worker process |
+| worker | `load(parameters)`, then `sender` and `receiver` for the ends of its queue pairs |
+| rank   | `post(message)`; it is called back through `Access` |
+| NIC    | `take` and `answer` for frames to send, `receive` for frames that arrived, `expire` at `deadline` |
+
+Two kinds of collaborators belong to a transport and not to the NIC. Both are created in `sender` and `receiver`, and
+what they need to know is part of the transport's parameters.
+
+Congestion control decides when packets may leave. A sending end asks it in `ready` and `take`, and reports to it in
+`receive` (acknowledgements, CNPs) and `expire`. A receiving end sees marks as `got.kinds[i].ce` and may answer them. A
+rate limiter is not `ready` between two packets and sets `deadline` to the time of the next one: the NIC then calls
+`expire`, and `take` if the end is ready. The grain is that of epoll, 1 ms.
+
+Receiver-driven admission is a pair of ends that wrap the ends of another transport: the sending one keeps messages
+from `post` until a grant arrives, the receiving one grants in `answer`. A wrapped end is an end, so admission
+combines with any transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, Self
+
+from pydantic import JsonValue
+
+from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
+from heddle.traffic.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number that a transport reports for each queue pair, beside packets, bytes and marks, which the NIC counts.
+
+    key:  its name in JSON rows and in `QpEnd.counters`. unit: packets, times, ...
+    text: what the table prints behind the sum over all queue pairs: `sent again`.
+    line: the line of the table that shows it: `packets` (with wrong ICRCs), `order` (packets that arrived before an
+          earlier one), or none: in JSON only.
+    """
+
+    key: str
+    unit: str
+    text: str
+    line: Literal["", "packets", "order"] = ""
+
+
+class Transport(Protocol):
+    """How queue pairs carry messages in one run. Frozen: the same parameters make the same ends in every worker.
+
+    columns:      what it counts, in the order of JSON rows.
+    answer_bytes: the largest payload of an answer.
+    """
+
+    columns: ClassVar[tuple[Column, ...]]
+    answer_bytes: ClassVar[int]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """With the parameters that fit a plan; InputError for options that this transport cannot meet."""
+
+    @classmethod
+    def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
+        """What `parameters` gave, after its way through JSON."""
+
+    def parameters(self) -> dict[str, JsonValue]:
+        """The parameters as plain data, for workers and for the record of the run."""
+
+    def sender(self, qp: QpInfo) -> QpEnd:
+        """The end that sends data."""
+
+    def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
+        """The end that writes what arrives into a rank's memory."""

@@ -1,0 +1,340 @@
+"""The state of a reliable connection (RC) as InfiniBand defines it, without frames, sockets and clocks.
+
+In:  messages to write (`Requester.post`), packets and acknowledgements that arrived, the time.
+Out: bursts of packets to send (`Requester.take`), what to answer (`Responder.receive`).
+Go-back-N: a lost packet, a NAK or a time-out makes the requester send again from the oldest packet not acknowledged.
+PSNs are 24 bits on the wire and unbounded integers in here (IBTA vol. 1, section 9.7).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle.endpoints.nic.qpend import NEVER, Access, Message
+from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE, PSN_MASK
+
+PSN_HALF: Final = 0x800000
+
+
+@dataclass(frozen=True, slots=True)
+class RcParams:
+    """How a connection behaves. Times in seconds, sizes in bytes, the window in packets."""
+
+    mtu: int = 4096
+    window: int = 64
+    ack_every: int = 8
+    timeout_s: float = 0.54
+    retries: int = 7
+
+
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    """A message that was posted: its first PSN (unbounded), and how many packets it has."""
+
+    message: Message
+    first: int
+    packets: int
+
+
+class Burst(NamedTuple):
+    """Consecutive packets of one message: so many from packet `start` on, the first with PSN `psn` (24 bits).
+
+    of: how many packets the whole message has.
+    """
+
+    message: Message
+    start: int
+    packets: int
+    psn: int
+    of: int
+
+
+@dataclass(slots=True)
+class RequesterCounters:
+    """What a requester did, in packets unless named otherwise."""
+
+    sent: int = 0
+    retransmitted: int = 0
+    naks: int = 0
+    timeouts: int = 0
+
+
+class Requester:
+    """The sending half of a QP."""
+
+    __slots__ = (
+        "_queue",
+        "_tail",
+        "_tries",
+        "_unsent",
+        "counters",
+        "deadline",
+        "error",
+        "next",
+        "params",
+        "tried",
+        "una",
+    )
+
+    def __init__(self, params: RcParams, psn: int) -> None:
+        self.params = params
+        self.una = psn  # oldest PSN not acknowledged
+        self.next = psn  # next PSN to send
+        self.tried = psn  # one past the highest PSN ever sent
+        self._tail = psn  # one past the last PSN of what is posted
+        self._queue: deque[_Posted] = deque()  # messages not wholly acknowledged, oldest first
+        self._unsent = 0  # index in _queue of the message that `next` stands in
+        self._tries = 0
+        self.deadline = NEVER
+        self.error = ""
+        self.counters = RequesterCounters()
+
+    @property
+    def idle(self) -> bool:
+        """True when everything that was posted is acknowledged."""
+        return self.una == self._tail
+
+    @property
+    def ready(self) -> int:
+        """How many packets may be sent now."""
+        return 0 if self.error else min(self._tail, self.una + self.params.window) - self.next
+
+    def post(self, message: Message) -> None:
+        """Queue a message; it is sent in order, when the window allows."""
+        packets = max(1, -(-len(message.payload) // self.params.mtu))
+        self._queue.append(_Posted(message, self._tail, packets))
+        self._tail += packets
+
+    def take(self, limit: int, now: float) -> list[Burst]:
+        """Up to `limit` packets to send now, as bursts. They count as sent; starts the retransmission timer."""
+        bursts: list[Burst] = []
+        start = at = self.next
+        end = min(start + limit, start + self.ready)
+        while at < end:
+            posted = self._queue[self._unsent]
+            beyond = posted.first + posted.packets
+            stop = end if end < beyond else beyond
+            bursts.append(Burst(posted.message, at - posted.first, stop - at, at & PSN_MASK, posted.packets))
+            self._unsent += stop == beyond
+            at = stop
+        if bursts:
+            self.next = end
+            self.counters.sent += end - start
+            if start < self.tried:
+                self.counters.retransmitted += min(self.tried, end) - start
+            self.tried = max(self.tried, end)
+            if self.deadline == NEVER:
+                self.deadline = now + self.params.timeout_s
+        return bursts
+
+    def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
+        """An ACK or NAK for `psn` (24 bits) arrived."""
+        at = self._unwrap(psn)
+        if syndrome & 0x60 == 0:
+            self._advance(at + 1, now)
+        elif syndrome == NAK_SEQUENCE:
+            self.counters.naks += 1
+            self._advance(at, now)
+            if at == self.una and self.una < self.tried:
+                self._rewind(now)
+        else:
+            self._fail(f"the receiver refused a write (AETH syndrome 0x{syndrome:02x})")
+
+    def expire(self, now: float) -> None:
+        """The time is `now`: go back to the oldest unacknowledged packet if the timer ran out, or give up."""
+        if now < self.deadline:
+            return
+        self.counters.timeouts += 1
+        self._tries += 1
+        if self._tries > self.params.retries:
+            self._fail(f"no acknowledgement after {self.params.retries} retries of {self.params.timeout_s:.3g} s")
+        else:
+            self._rewind(now)
+
+    def hold(self, seconds: float) -> None:
+        """The timer stood still for so long: what it waits for could not have left."""
+        self.deadline += seconds
+
+    def _fail(self, why: str) -> None:
+        self.error = why
+        self.deadline = NEVER
+
+    def _unwrap(self, psn: int) -> int:
+        """The unbounded PSN nearest to `una` that has these 24 bits."""
+        return self.una + ((psn - self.una + PSN_HALF) & PSN_MASK) - PSN_HALF
+
+    def _advance(self, una: int, now: float) -> None:
+        if not self.una < una <= self.tried:
+            return  # old news, or an acknowledgement of what was never sent
+        self.una = una
+        self._tries = 0
+        while self._queue and self._queue[0].first + self._queue[0].packets <= una:
+            self._queue.popleft()
+            self._unsent -= 1
+        if self.next <= una:  # acknowledged while going back: go on from there
+            self.next = una
+            self._unsent = 0
+        self.deadline = NEVER if self.una == self.next else now + self.params.timeout_s
+
+    def _rewind(self, now: float) -> None:
+        self.next = self.una
+        self._unsent = 0
+        self.deadline = now + self.params.timeout_s
+
+
+class WritePacket(NamedTuple):
+    """The headers of an RDMA WRITE packet, as a responder needs them. `reth` is (va, rkey, length)."""
+
+    psn: int
+    first: bool
+    last: bool
+    ack_request: bool
+    reth: tuple[int, int, int] | None = None
+    imm: int | None = None
+
+
+@dataclass(slots=True)
+class ResponderCounters:
+    """What a responder saw, in packets; `duplicates` and `out_of_order` were not accepted."""
+
+    received: int = 0
+    duplicates: int = 0
+    out_of_order: int = 0
+    invalid: int = 0
+    naks: int = 0
+
+
+class Responder:
+    """The receiving half of a QP: takes packets in order, writes them to memory, says what to answer."""
+
+    __slots__ = (
+        "_at",
+        "_early",
+        "_left",
+        "_nak_sent",
+        "_psn",
+        "_target",
+        "ack_due",
+        "counters",
+        "memory",
+        "msn",
+        "params",
+        "reply",
+    )
+
+    def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
+        self.params = params
+        self.memory = memory
+        self.msn = 0
+        self.ack_due = False
+        self.reply: tuple[int, int] | None = None  # a NAK to send: (PSN, syndrome)
+        self.counters = ResponderCounters()
+        self._psn = psn & PSN_MASK  # the PSN that must come next
+        self._nak_sent = False
+        self._early = self._psn  # since the NAK: the furthest packet that came too early and was not kept
+        self._target: memoryview | None = None  # what the current message is written to
+        self._at = 0
+        self._left = 0
+
+    @property
+    def acked(self) -> int:
+        """The PSN that an ACK sent now carries: the last one taken in order."""
+        return (self._psn - 1) & PSN_MASK
+
+    def receive(self, packet: WritePacket, payload: memoryview) -> None:
+        """A data packet with a right ICRC arrived. Afterwards `ack_due` and `reply` say what to send."""
+        ahead = (packet.psn - self._psn + PSN_HALF & PSN_MASK) - PSN_HALF
+        if ahead < 0:
+            self.counters.duplicates += 1
+            self.ack_due = True  # the ACK of it was lost, or a time-out came too early: say again where we are
+            return
+        if ahead > 0:
+            self.counters.out_of_order += 1
+            if not self._nak_sent or (packet.psn - self._early) & PSN_MASK < PSN_HALF:
+                self._early = packet.psn
+            if not self._nak_sent:  # one NAK a gap, until what is missing arrives
+                self._nak(NAK_SEQUENCE)
+            return
+        problem = self._write(packet, payload)
+        if problem:
+            self.counters.invalid += 1
+            self._nak(problem)
+            return
+        self.counters.received += 1
+        self._psn = (self._psn + 1) & PSN_MASK
+        if self._nak_sent:
+            self._close_gap()
+        if packet.ack_request:
+            self.ack_due = True
+        if packet.last:
+            self.msn = (self.msn + 1) & PSN_MASK
+            if packet.imm is not None:
+                self.memory.arrived(packet.imm)
+
+    def receive_middles(self, psn: int, block: NDArray[np.uint8], ack_request: bool) -> None:
+        """A MIDDLE packet for each row of `block`, PSNs counting up from `psn`: taken at once where nothing is amiss.
+
+        block: uint8 (packets, bytes of each). ack_request: one of them asks for an acknowledgement.
+        """
+        count, size = block.shape
+        at, target = self._at, self._target
+        if psn != self._psn or target is None or size != self.params.mtu or count * size > self._left:
+            for row in block:
+                self.receive(WritePacket(psn, False, False, ack_request), row.data)
+                psn = (psn + 1) & PSN_MASK
+            return
+        np.frombuffer(target, np.uint8)[at : at + count * size].reshape(count, size)[:] = block
+        self._at += count * size
+        self._left -= count * size
+        self.counters.received += count
+        self._psn = (psn + count) & PSN_MASK
+        if self._nak_sent:
+            self._close_gap()
+        if ack_request:
+            self.ack_due = True
+
+    def _close_gap(self) -> None:
+        """What was missing has come. A NAK that still waits to be sent asks for what came before it and was not kept.
+
+        When that has come again, too, there is nothing to go back for.
+        """
+        waits = self.reply is not None and self.reply[1] == NAK_SEQUENCE
+        if waits and (self._early - self._psn) & PSN_MASK < PSN_HALF:
+            self.reply = (self._psn, NAK_SEQUENCE)
+            return
+        self._nak_sent = False
+        if waits:
+            self.reply = None
+            self.ack_due = True
+
+    def _nak(self, syndrome: int) -> None:
+        self.counters.naks += 1
+        self._nak_sent = True
+        self.reply = (self._psn, syndrome)
+
+    def _write(self, packet: WritePacket, payload: memoryview) -> int:
+        """Copy a packet's payload to where it belongs; 0, or the syndrome that says what is wrong with it."""
+        size = len(payload)
+        if packet.first:
+            if self._target is not None or packet.reth is None:
+                return NAK_INVALID
+            va, rkey, length = packet.reth
+            target = self.memory.resolve(va, rkey, length)
+            if target is None:
+                return NAK_ACCESS
+            self._target, self._at, self._left = target, 0, length
+        if self._target is None or size > self._left or (not packet.last and size != self.params.mtu):
+            return NAK_INVALID
+        if packet.last and size != self._left:
+            return NAK_INVALID
+        self._target[self._at : self._at + size] = payload
+        self._at += size
+        self._left -= size
+        if packet.last:
+            self._target = None
+        return 0

@@ -1,0 +1,190 @@
+"""A second transport, as a user would add one: this file, and one line of TRANSPORTS (`register`).
+
+Stop-and-wait: one packet is under way. Every packet is a write of its own, placed by its own address. A rate limiter
+leaves at least `gap_s` between two packets. The receiver can ignore every N-th packet, as if it had been lost.
+`python -m tests.stopandwait` is a worker that knows it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping, MutableMapping
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Self
+
+from pydantic import JsonValue, TypeAdapter
+
+from heddle.base.problems import InputError, Problem
+from heddle.endpoints.nic.frames import SendBatch
+from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
+from heddle.endpoints.transports import TRANSPORTS
+from heddle.endpoints.transports.protocol import Column, Transport
+from heddle.traffic.plan import Plan
+from heddle.wire import layout as wire
+
+NAME = "stop-and-wait"
+_RETRIES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class WaitParams:
+    mtu: int
+    timeout_s: float
+    gap_s: float = 0.001
+    ignore_every: int = 0
+
+
+class WaitingSender(QpEnd):
+    def __init__(self, params: WaitParams, qp: QpInfo) -> None:
+        self._params, self._flow, self._psn = params, qp.flow, qp.psn
+        self._messages: deque[Message] = deque()
+        self._at = 0  # offset in the first message
+        self._waits = False  # for the acknowledgement of the packet that is under way
+        self._paused = False  # by the rate limiter
+        self._next_at, self._timer = 0.0, NEVER
+        self._tries = self._pauses = self._again = 0
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._messages) and not self._waits and not self._paused
+
+    @property
+    def deadline(self) -> float:
+        return min(self._timer, self._next_at if self._paused else NEVER)
+
+    @property
+    def idle(self) -> bool:
+        return not self._messages
+
+    @property
+    def error(self) -> str:
+        return f"no acknowledgement after {_RETRIES} retries" if self._tries > _RETRIES else ""
+
+    def post(self, message: Message) -> None:
+        self._messages.append(message)
+
+    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
+        if not self.ready:
+            return 0
+        message = self._messages[0]
+        part = message.payload[self._at : self._at + self._params.mtu]
+        last = self._at + len(part) == len(message.payload)
+        batch.put_data(
+            slot, self._flow, wire.WRITE_ONLY_IMM if last else wire.WRITE_ONLY, self._psn, part, ackreq=True,
+            reth=(message.va + self._at, message.rkey, len(part)), imm=message.imm if last else None,
+        )  # fmt: skip
+        self._waits = self._paused = True
+        self._timer, self._next_at = now + self._params.timeout_s, now + self._params.gap_s
+        return 1
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        if got.kinds[index].opcode != wire.ACK:
+            return index
+        if self._waits and got.psns[index] == self._psn:
+            self._at += self._params.mtu
+            if self._at >= len(self._messages[0].payload):
+                self._messages.popleft()
+                self._at = 0
+            self._psn = self._psn + 1 & wire.PSN_MASK
+            self._waits, self._timer, self._tries = False, NEVER, 0
+        return index + 1
+
+    def expire(self, now: float) -> None:
+        if self._paused and now >= self._next_at:
+            self._paused = False
+            self._pauses += 1
+        if now >= self._timer:
+            self._waits, self._timer = False, NEVER
+            self._tries += 1
+            self._again += 1
+
+    def hold(self, seconds: float) -> None:
+        self._timer += seconds
+
+    def counters(self) -> Mapping[str, int]:
+        return {"again": self._again, "pauses": self._pauses}
+
+
+class WaitingReceiver(QpEnd):
+    def __init__(self, params: WaitParams, qp: QpInfo, memory: Access) -> None:
+        self._params, self._flow, self._memory = params, qp.flow, memory
+        self._psn = qp.psn  # the next that is new
+        self._answers = False
+        self._seen = self._ignored = 0
+
+    @property
+    def answering(self) -> bool:
+        return self._answers
+
+    def answer(self, batch: SendBatch, slot: int) -> None:
+        batch.put_ack(slot, self._flow, self._psn - 1, wire.ACK_NO_LIMIT, 0)
+        self._answers = False
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        opcode = got.kinds[index].opcode
+        if opcode not in (wire.WRITE_ONLY, wire.WRITE_ONLY_IMM):
+            return index
+        self._seen += 1
+        if self._params.ignore_every and self._seen % self._params.ignore_every == 0:
+            self._ignored += 1
+            return index + 1
+        if got.psns[index] == self._psn:
+            payload = got.payload(index)
+            target = self._memory.resolve(*got.reth(index))
+            if target is None:
+                return index
+            target[:] = payload
+            self._psn = self._psn + 1 & wire.PSN_MASK
+            if opcode == wire.WRITE_ONLY_IMM:
+                self._memory.arrived(got.imm(index))
+        self._answers = True
+        return index + 1
+
+    def counters(self) -> Mapping[str, int]:
+        return {"ignored": self._ignored}
+
+
+@dataclass(frozen=True)
+class StopAndWait:
+    params: WaitParams
+
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("again", "packets", "sent a second time", "packets"),
+        Column("ignored", "packets", "ignored on purpose", "packets"),
+        Column("pauses", "times", "pauses of the rate limiter"),
+    )
+    answer_bytes: ClassVar[int] = 0
+    ignore_every: ClassVar[int] = 0  # for runs of the test's process; workers have it from their parameters
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        if plan.options.window not in (None, 1):
+            raise InputError(Problem("", f"--window {plan.options.window}", f"is not 1, as {NAME} needs"))
+        return cls(WaitParams(plan.ib_mtu, plan.timeout_s, ignore_every=cls.ignore_every))
+
+    @classmethod
+    def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
+        return cls(TypeAdapter(WaitParams).validate_python(parameters))
+
+    def parameters(self) -> dict[str, JsonValue]:
+        return asdict(self.params)
+
+    def sender(self, qp: QpInfo) -> QpEnd:
+        return WaitingSender(self.params, qp)
+
+    def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
+        return WaitingReceiver(self.params, qp, memory)
+
+
+def register(transports: MutableMapping[str, type[Transport]]) -> None:
+    """The one line."""
+    transports[NAME] = StopAndWait
+
+
+if __name__ == "__main__":
+    from heddle.endpoints import worker
+
+    register(TRANSPORTS)
+    sys.exit(worker.main())

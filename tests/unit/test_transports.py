@@ -1,0 +1,221 @@
+"""What every transport must do, for all that are registered and one more; and how a run chooses one.
+
+Two ends of a queue pair talk through real frames over a cable that loses some.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.endpoints.nic.framebuffer import FrameBuffer
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.parse import Parser
+from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.endpoints.transports import TRANSPORTS, find_transport
+from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.transports.rc import Rc, RcSender
+from heddle.endpoints.transports.rcstate import RcParams
+from heddle.fabric.shapes import build
+from heddle.runs.results import FlowRow
+from heddle.runs.run import plan_run
+from heddle.spec.load import load_fabric
+from heddle.traffic.options import RunOptions, run_options
+from heddle.wire import layout as wire
+from tests.stopandwait import NAME, StopAndWait
+
+KINDS: dict[str, type[Transport]] = {**TRANSPORTS, NAME: StopAndWait}
+MTU = 4096
+RKEY = 7
+NEAR, FAR = "10.0.0.1", "10.0.1.1"
+
+
+def _flow(src: str, dst: str, dqpn: int) -> FlowHeader:
+    macs = ("02:00:00:00:00:01", "02:00:00:00:00:02")
+    return FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=50000, dqpn=dqpn)
+
+
+HERE = QpInfo(5, _flow(NEAR, FAR, 6), wire.PSN_MASK - 2)
+THERE = QpInfo(6, _flow(FAR, NEAR, 5), wire.PSN_MASK - 2)
+
+
+@pytest.fixture(params=list(KINDS))
+def transport(request: pytest.FixtureRequest) -> Transport:
+    """With the parameters that it gives a plan, after their way to a worker."""
+    kind = KINDS[request.param]
+    _, made = _planned(request.param)
+    return kind.load(json.loads(json.dumps(made.parameters())))
+
+
+def _planned(name: str, **options: object) -> tuple[object, Transport]:
+    patch = pytest.MonkeyPatch()
+    with patch.context() as m:
+        m.setitem(TRANSPORTS, NAME, StopAndWait)
+        return plan_run(build(load_fabric("tiny")), RunOptions(transport=name, **options))  # type: ignore[arg-type]
+
+
+@dataclass
+class Memory:
+    data: bytearray
+    arrivals: list[int] = field(default_factory=list)
+
+    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
+        return memoryview(self.data)[va : va + length] if rkey == RKEY and va + length <= len(self.data) else None
+
+    def arrived(self, imm: int) -> None:
+        self.arrivals.append(imm)
+
+
+class Cable:
+    """Carries frames from end to end, and loses some. Reads what a NIC would read."""
+
+    def __init__(self, loss: float, seed: int, answer_bytes: int) -> None:
+        self._dice, self._loss = random.Random(seed), loss
+        self._data, self._answers = SendBatch(MTU, slots=16), SendBatch(answer_bytes, slots=1)
+        self._far, self._parser = FrameBuffer(self._data.frame_bytes, slots=16), Parser()
+
+    def turn(self, sender: QpEnd, receiver: QpEnd, now: float) -> None:
+        for end in (sender, receiver):
+            if end.deadline <= now:
+                end.expire(now)
+                assert end.deadline > now
+        if sender.ready:
+            count = sender.take(self._data, 0, self._dice.randint(1, 16), now)
+            assert count > 0
+            self._carry(self._data, count, receiver, now)
+        while receiver.answering:
+            receiver.answer(self._answers, 0)
+            self._carry(self._answers, 1, sender, now)
+
+    def _carry(self, batch: SendBatch, count: int, end: QpEnd, now: float) -> None:
+        frames = [bytes(batch.frame(i)) for i in range(count) if self._dice.random() >= self._loss]
+        for i, frame in enumerate(frames):
+            self._far.mem[self._far.starts[i] : self._far.starts[i] + len(frame)] = frame
+        got = self._parser.parse(self._far, [len(frame) for frame in frames])
+        assert all(got.sounds)
+        at = 0
+        while at < len(frames):
+            beyond = end.receive(got, at, now)
+            assert at < beyond <= got.run_end(at)
+            at = beyond
+
+
+def _times() -> Iterator[float]:
+    now = 0.0
+    for _ in range(100_000):
+        yield now
+        now += 0.01
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+def test_every_message_arrives_once_and_whole(transport: Transport, loss: float) -> None:
+    sizes = [4, 1, 4096, 4097, 100_000, 12_288, 131_072]
+    total = random.Random(3).randbytes(sum(sizes))
+    memory = Memory(bytearray(len(total)))
+    sender, receiver = transport.sender(HERE), transport.receiver(THERE, memory)
+    assert sender.idle and not sender.ready and sender.deadline == NEVER
+    at = 0
+    for imm, size in enumerate(sizes):
+        sender.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
+        at += size
+    assert sender.ready and not sender.idle
+    cable = Cable(loss, 1, transport.answer_bytes)
+    for now in _times():
+        cable.turn(sender, receiver, now)
+        if sender.idle:
+            break
+    assert sender.idle and not sender.error
+    assert bytes(memory.data) == total
+    assert sorted(memory.arrivals) == list(range(len(sizes)))
+
+
+def test_the_two_ends_report_the_columns_between_them(transport: Transport) -> None:
+    sent, took = transport.sender(HERE).counters(), transport.receiver(THERE, Memory(bytearray())).counters()
+    assert not set(sent) & set(took)
+    assert {*sent, *took} == {column.key for column in transport.columns}
+    assert all(column.unit and column.text for column in transport.columns)
+    own = {"src", "dst", "src_rank", "dst_rank", "src_ip", "dst_ip", "sport", "dport", "qpn", "first_hop"}
+    assert not {*own, "packets", "bytes", "ce"} & {column.key for column in transport.columns}
+
+
+def test_an_end_leaves_frames_that_are_not_its_own(transport: Transport) -> None:
+    batch, parser = SendBatch(MTU, slots=1), Parser()
+    batch.put_data(0, HERE.flow, wire.SEND_ONLY, 1, b"1234")
+    got = parser.parse(batch, [int(batch.lengths[0])])
+    for end in (transport.sender(HERE), transport.receiver(THERE, Memory(bytearray(8)))):
+        assert end.receive(got, 0, 0.0) == 0
+        assert not end.answering
+
+
+def test_a_peer_that_says_nothing_ends_in_an_error(transport: Transport) -> None:
+    sender, batch = transport.sender(HERE), SendBatch(MTU, slots=16)
+    sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
+    for now in _times():
+        if sender.deadline <= now:
+            sender.expire(now)
+        if sender.ready:
+            sender.take(batch, 0, 16, now)
+        if sender.error:
+            break
+    assert "no acknowledgement" in sender.error
+
+
+def test_timers_of_what_could_not_leave_are_moved(transport: Transport) -> None:
+    sender, batch = transport.sender(HERE), SendBatch(MTU, slots=16)
+    sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
+    sender.take(batch, 0, 16, 0.0)
+    while sender.deadline < 0.1:  # not a timer for an answer
+        sender.expire(sender.deadline)
+    before = sender.deadline
+    sender.hold(1.0)
+    assert sender.deadline == pytest.approx(before + 1.0, abs=0.021)
+
+
+def test_a_receiving_end_takes_no_messages(transport: Transport) -> None:
+    with pytest.raises(ValueError, match="only receives"):
+        transport.receiver(THERE, Memory(bytearray())).post(Message(memoryview(b"x"), 0, RKEY, 0))
+
+
+def test_rows_of_rc_keep_their_keys() -> None:
+    counters = {column.key: at for at, column in enumerate(Rc.columns)}
+    row = FlowRow("host1", "host2", 0, 1, NEAR, FAR, 50000, 4791, 6, "rtsw1:eth3", 10, 41580, 2, counters)
+    assert list(row.to_json()) == [
+        "src", "dst", "src_rank", "dst_rank", "src_ip", "dst_ip", "sport", "dport", "qpn", "first_hop", "packets",
+        "bytes", "retransmitted", "naks", "timeouts", "out_of_order", "duplicates", "ce",
+    ]  # fmt: skip
+
+
+def test_rc_gets_its_parameters_from_the_plan() -> None:
+    assert _planned("rc", window=3, timeout=14, retries=2)[1].parameters() == {
+        "mtu": 4096, "window": 3, "ack_every": 1, "timeout_s": pytest.approx(0.0671, rel=1e-3), "retries": 2,
+    }  # fmt: skip
+    assert _planned("rc")[1].parameters()["ack_every"] == 8
+
+
+def test_timers_of_rc_run_out_on_a_grid_and_never_early() -> None:
+    sender, batch = RcSender(RcParams(timeout_s=0.001), HERE), SendBatch(MTU, slots=1)
+    sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
+    sender.take(batch, 0, 1, 7.013)
+    assert sender.deadline == pytest.approx(7.02)
+
+
+def test_the_name_is_checked_with_all_other_options() -> None:
+    assert run_options(find_transport=find_transport).transport == "rc"
+    with pytest.raises(InputError) as caught:
+        run_options(transport="rcc", qps=0, find_transport=find_transport)
+    assert "--transport rcc is not a transport\n  hint: did you mean rc?" in str(caught.value)
+    assert "--qps 0" in str(caught.value)
+    with pytest.raises(InputError, match="--transport ud is not a transport"):
+        plan_run(build(load_fabric("tiny")), RunOptions(transport="ud"))
+
+
+def test_shells_complete_transports() -> None:
+    import tasks
+    from heddle.cli.completion import candidates
+
+    assert candidates(["./inv", "run", "--transport", ""], {"run": tasks.run.verb}, []) == list(TRANSPORTS)
