@@ -7,14 +7,13 @@ Out: what was looked at, and everything that is wrong, in lines. Nothing is chan
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.units import format_rate
+from heddle.checks.subject import Found, NothingError, Subject
 from heddle.fabric.model import Node, Role
-from heddle.kernel.handle import NodeHandle
 from heddle.lab.requeue import own_queues, own_settings, wanted_policies
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
@@ -27,24 +26,20 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.switch.queues.cells import LabQueues
 
-Found = tuple[str, list[str]]
 _REST_S: Final = 1.0  # how long a queue may take to be seen empty: BGP says something now and then
 _POLL_S: Final = 0.01
 _CALM: Final = 5  # packets in that time: what BGP says, and fewer than the slowest link carries
 _AGAIN_S: Final = 0.15  # a gate that is opened at this moment is open then
 
 
-class NothingError(Exception):
-    """A check finds nothing to look at."""
-
-
-def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def shapers(subject: Subject) -> Found:
     """Rate, burst, scheduler and queues of every port, in the kernel."""
+    lab = subject.lab
     setup = queues.Setup.of(lab.fabric)
     own = own_queues(lab) if setup.curves else {}
     faults: list[str] = []
     for node in lab.fabric.nodes:
-        found = queues.read(handles[node.name].netns, [port.name for port in node.ports])
+        found = queues.read(subject.handles[node.name].netns, [port.name for port in node.ports])
         for port in node.ports:
             shaper = found.get(port.name)
             if shaper is None:
@@ -59,7 +54,7 @@ def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
         if setup.curves and node.role is Role.SWITCH:
             curves = red.curves_of(own.get(node.name, lab.fabric.spec.queues))
             given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
-            faults += [f"{node.name}:{line}" for line in red.differences(handles[node.name].netns, given)]
+            faults += [f"{node.name}:{line}" for line in red.differences(subject.handles[node.name].netns, given)]
     rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
     count = sum(len(node.ports) for node in lab.fabric.nodes)
     classes = ", ".join(f"{n} {kind}" for n, kind in zip(setup.plan.numbers, setup.plan.kinds, strict=True))
@@ -67,12 +62,13 @@ def shapers(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     return said, faults
 
 
-def programs(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def programs(subject: Subject) -> Found:
     """Which programs stand at each port, in which order, and whether each knows which port it is at."""
+    lab = subject.lab
     ids = port_ids(lab.fabric)
     faults: list[str] = []
     for node in lab.fabric.nodes:
-        for port, found in read_attached(handles[node.name].netns, [each.name for each in node.ports]).items():
+        for port, found in read_attached(subject.handles[node.name].netns, [each.name for each in node.ports]).items():
             wanted = _wanted(node, ids[node.name, port])
             if found != wanted:
                 now, should = (", ".join(each.text() for each in some) for some in (found, wanted))
@@ -88,11 +84,11 @@ def _wanted(node: Node, number: int) -> tuple[Attached, ...]:
     )  # fmt: skip
 
 
-def thresholds(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def thresholds(subject: Subject) -> Found:
     """Classes by DSCP and every threshold, in the maps that the programs go by, against what was set last."""
     import numpy as np
 
-    del handles
+    lab = subject.lab
     faults: list[str] = []
     with _open(lab) as live:
         now, wanted = live.policies(), live.expected(wanted_policies(lab))
@@ -115,13 +111,13 @@ def _difference(now: Any, wanted: Any) -> str:
     return ", ".join(f"{name} is {now[name]}, not {wanted[name]}" for name in names)
 
 
-def depths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def depths(subject: Subject) -> Found:
     """At rest every queue is empty: each byte that was counted in was counted out, by egress port and by ingress port.
 
     A queue counts once it was seen empty. Of one that never was, while next to nothing left it, the bytes are stuck, or
     were counted in and never out. Where packets keep passing nothing can be said.
     """
-    del handles
+    lab = subject.lab
     with _open(lab) as live:
         rest = _Rest.of(live)
     ids = port_ids(lab.fabric)
@@ -203,36 +199,37 @@ class _Rest:
         return [f"{shared} bytes count as shared, and its buffer is empty"] if shared and not switch["used"] else []
 
 
-def headroom(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def headroom(subject: Subject) -> Found:
     """No lossless class has lost a packet for want of headroom."""
-    del handles
+    lab, ingress = subject.lab, subject.now.queues.ingress
+    ids = port_ids(lab.fabric)
     faults: list[str] = []
     ports = 0
-    with _open(lab) as live:
-        for (node, name), classes in wanted_policies(lab).items():
-            for number, policy in enumerate(classes):
-                if policy.pfc and lab.fabric.by_name[node].role is Role.SWITCH:
-                    ports += 1
-                    inward = live.ingress[row(live.ids[node, name], number)]
-                    if inward["drops"]:
-                        count, lacked = int(inward["drops"]), int(inward["lost_high"])
-                        lost = f"{count} packet{'' if count == 1 else 's'} dropped for want of headroom"
-                        faults.append(f"{node}:{name}, class {number}: {lost}, {lacked} bytes in one pause")
+    for (node, name), classes in wanted_policies(lab).items():
+        for number, policy in enumerate(classes):
+            if policy.pfc and lab.fabric.by_name[node].role is Role.SWITCH:
+                ports += 1
+                inward = ingress[row(ids[node, name], number)]
+                if inward["drops"]:
+                    count, lacked = int(inward["drops"]), int(inward["lost_high"])
+                    lost = f"{count} packet{'' if count == 1 else 's'} dropped for want of headroom"
+                    faults.append(f"{node}:{name}, class {number}: {lost}, {lacked} bytes in one pause")
     if not ports:
         raise NothingError("no class is both lossless and paused by PFC")
     return f"enough at {ports} ports: no lossless packet was dropped", faults
 
 
-def pauses(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def pauses(subject: Subject) -> Found:
     """Agent and keeper run, and no gate is closed but by a pause that holds."""
+    lab = subject.lab
     if not queues.Setup.of(lab.fabric).gated:
         raise NothingError("no class can be paused")
     state = pfc.alive(lab.name)
     faults = [f"the {name} of PFC does not run" for name in ("agent", "keeper") if getattr(state, name) is None]
-    closed = _closed(lab, handles)
+    closed = _closed(subject)
     if closed:
         time.sleep(_AGAIN_S)
-        closed &= _closed(lab, handles)
+        closed &= _closed(subject)
     with _open(lab) as live:
         for node, port, number in sorted(closed):
             agent = live.agent[row(live.ids[node, port], number)]
@@ -246,9 +243,11 @@ def pauses(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     return f"agent (process {state.agent}) and keeper ({state.keeper}) run; {now}{cut}", faults
 
 
-def _closed(lab: Lab, handles: Mapping[str, NodeHandle]) -> set[tuple[str, str, int]]:
+def _closed(subject: Subject) -> set[tuple[str, str, int]]:
     return {
-        (node.name, port, number) for node in lab.fabric.nodes for port, number in read_closed(handles[node.name].netns)
+        (node.name, port, number)
+        for node in subject.lab.fabric.nodes
+        for port, number in read_closed(subject.handles[node.name].netns)
     }
 
 

@@ -7,7 +7,7 @@ only packets sent are UDP probes from host to host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,16 +16,13 @@ from heddle.base.problems import CheckError, HeddleError, InputError, Problem
 from heddle.base.sysctls import HASH_SEED, SYSCTLS
 from heddle.checks import queuechecks
 from heddle.checks.probe import probe
-from heddle.checks.queuechecks import Found, NothingError
+from heddle.checks.subject import Found, NothingError, Subject
 from heddle.fabric.model import Node, Role
 from heddle.kernel import offloads
-from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
-from heddle.proof.evidence import read_routing
 from heddle.runs.lastrun import has_run, last_paths
 from heddle.switch.hashing import hashing
-from heddle.switch.hashing.hashing import read_hashing
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -53,10 +50,9 @@ class CheckResult:
 
 def validate(lab: Lab) -> tuple[CheckResult, ...]:
     """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said."""
-    handles = lab.handles()
     lost = lab.runtime.lacking(lab.name, lab.topology)
-    nodes = CheckResult("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(handles)} run")
-    checks: tuple[tuple[str, Callable[[Lab, Mapping[str, NodeHandle]], Found]], ...] = (
+    nodes = CheckResult("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(lab.handles())} run")
+    checks: tuple[tuple[str, Callable[[Subject], Found]], ...] = (
         ("sysctls", _sysctls),
         ("hashing", _hashing),
         ("queues", queuechecks.shapers),
@@ -76,7 +72,8 @@ def validate(lab: Lab) -> tuple[CheckResult, ...]:
     )
     if lost:
         return (nodes, *(CheckResult(name, True, "not asked: nodes do not run", skipped=True) for name, _ in checks))
-    return (nodes, *(_check(name, partial(check, lab, handles)) for name, check in checks))
+    subject = Subject.of(lab)
+    return (nodes, *(_check(name, partial(check, subject)) for name, check in checks))
 
 
 def _first_line(problem: Problem) -> str:
@@ -96,7 +93,8 @@ def _check(name: str, ask: Callable[[], Found]) -> CheckResult:
     return CheckResult(name, False, "; ".join(faults[:_SHOWN]) + more)
 
 
-def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def _sysctls(subject: Subject) -> Found:
+    lab = subject.lab
     faults: list[str] = []
     count = 0
     given, rules = lab.made.sysctls(lab), _rules(lab)
@@ -105,7 +103,7 @@ def _sysctls(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
         if node.role is Role.SWITCH:
             wanted |= rules[node.name]
         count += len(wanted)
-        with inside(handles[node.name].netns):
+        with inside(subject.handles[node.name].netns):
             for key, value in wanted.items():
                 path = SYSCTLS / key.replace(".", "/")
                 now = path.read_text().strip() if path.exists() else "missing"
@@ -132,12 +130,13 @@ def _rules(lab: Lab) -> dict[str, dict[str, str]]:
     }
 
 
-def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def _hashing(subject: Subject) -> Found:
     """Modes, seeds, options and tables, in the maps and in the kernel, against what was set last."""
+    lab = subject.lab
     faults: list[str] = []
     wanted, rules = rehash.wanted(lab), _rules(lab)
     for name, row in wanted.items():
-        now = read_hashing(lab.name, handles[name])
+        now = subject.now.hashing[name]
         policy = hashing.number(rules[name][f"net.ipv{lab.fabric.spec.ip_version}.fib_multipath_hash_policy"])
         seed = row.seed if now.by_program else hashing.number(rules[name].get(HASH_SEED, str(row.seed)))
         if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
@@ -150,68 +149,66 @@ def _hashing(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", faults
 
 
-def _offloads(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def _offloads(subject: Subject) -> Found:
     faults = [
         f"{node.name}:{port} has {', '.join(on)} on"
-        for node in lab.fabric.nodes
-        for port, on in offloads.read(handles[node.name].netns, _names(node)).items()
+        for node in subject.lab.fabric.nodes
+        for port, on in offloads.read(subject.handles[node.name].netns, _names(node)).items()
         if on
     ]
-    return f"{', '.join(offloads.FEATURES)} off on {_ports(lab)} ports", faults
+    return f"{', '.join(offloads.FEATURES)} off on {_ports(subject.lab)} ports", faults
 
 
-def _links(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
-    del handles
+def _links(subject: Subject) -> Found:
+    lab = subject.lab
     if not lab.made.rendered:
         raise NothingError("which links are meant to be up is the topology's own affair")
-    return f"{len(lab.fabric.links)} are up, and no switch is drained", list(
-        map(_first_line, health.down_or_drained(lab))
-    )
+    faults = health.down_or_drained(lab, subject.now)
+    return f"{len(lab.fabric.links)} are up, and no switch is drained", list(map(_first_line, faults))
 
 
-def _daemons(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
-    silent = [
-        f"{fault.where}: {fault.what} {fault.why}"
-        for fault in (*health.silent_daemons(lab), *health.foreign_queues(lab))
-    ]
+def _daemons(subject: Subject) -> Found:
+    lab, now = subject.lab, subject.now
+    wrong = (*health.silent_daemons(now), *health.foreign_queues(now))
+    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in wrong]
     names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.made.daemons(node.name))
     if not names and not silent:
         raise NothingError("no file says which daemons should run")
     return f"{' and '.join(names)} answer on {len(lab.fabric.switches)} switches", silent
 
 
-def _bgp(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
-    del handles
-    faults = lab.made.session_faults(lab)
-    expected = lab.made.sessions(lab)[1]
+def _bgp(subject: Subject) -> Found:
+    made = subject.lab.made
+    faults = made.session_faults(subject.now)
+    expected = made.sessions(subject.now)[1]
     if not expected and not faults:
         raise NothingError("no BGP session is configured between switches of the lab")
     return f"{expected} sessions established", faults
 
 
-def _routes(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
-    del handles
-    looked_at = lab.made.routes_said()
+def _routes(subject: Subject) -> Found:
+    made = subject.lab.made
+    looked_at = made.routes_said()
     if not looked_at:
         raise NothingError("no host has an address, so no route can be asked for")
-    return looked_at, lab.made.gaps(lab)
+    return looked_at, made.gaps(subject.now)
 
 
-def _reachability(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def _reachability(subject: Subject) -> Found:
+    lab = subject.lab
     if sum(port.address is not None for host in lab.fabric.hosts for port in host.ports) < 2:
         raise NothingError("fewer than two ports of hosts have an address")
-    result = probe(lab.fabric, handles)
+    result = probe(lab.fabric, subject.handles)
     sizes = sorted({port.mtu for host in lab.fabric.hosts for port in host.ports})
     size = "- and ".join(str(each) for each in sizes)
     return f"{result.tried} pairs of hosts, {size}-byte packets that must not be fragmented", list(result.faults)
 
 
-def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
-    del handles
-    if not has_run(lab):
+def _paths(subject: Subject) -> Found:
+    if not has_run(subject.lab):
         return "no run yet", []
     try:
-        result = last_paths(lab)
+        result = last_paths(subject.lab)
     except InputError as error:  # a record that cannot be read says nothing of the lab
         raise NothingError(_first_line(error.problems[0])) from None
     wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
@@ -220,25 +217,25 @@ def _paths(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
     return f"{result.said} agree on {len(result.flows)} QPs of the last run", wrong
 
 
-def _polarisation(lab: Lab, handles: Mapping[str, NodeHandle]) -> Found:
+def _polarisation(subject: Subject) -> Found:
     from heddle.predict.polarisation import enough, polarisation
 
-    fibs, rules = read_routing(lab.fabric, {n.name: handles[n.name] for n in lab.fabric.switches})
+    fabric, rules = subject.lab.fabric, subject.now.hashing
     try:
-        found = polarisation(lab.fabric, fibs, rules)
+        found = polarisation(fabric, subject.now.fibs, rules)
     except CheckError as error:
         raise NothingError("; ".join(map(_first_line, error.problems))) from None
     if not found.pairs:
         raise NothingError(found.reason)
     if few := [pair.switch for pair in found.pairs if pair.too_few]:
-        raise NothingError(f"too few to judge: {enough(lab.fabric)} flows, for as many ways as {few[0]} has")
+        raise NothingError(f"too few to judge: {enough(fabric)} flows, for as many ways as {few[0]} has")
     bits = max(pair.dependence.bits for pair in found.pairs)
     polarised = [pair for pair in found.pairs if pair.polarised]
     wrong = [pair.text() for pair in polarised]
     if any(rules[pair.switch].mode in ("flow", "e-ecmp") for pair in polarised):  # no seed plays a part in the others
         wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
     said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
-    return f"{said} over {enough(lab.fabric)} flows", wrong
+    return f"{said} over {enough(fabric)} flows", wrong
 
 
 def _names(node: Node) -> Iterable[str]:

@@ -18,9 +18,9 @@ from heddle.cli.console import Console
 from heddle.cli.exactrows import COLUMNS, ExactRows, entry_rows, file_rows
 from heddle.lab import rehash
 from heddle.lab.opening import open_lab
+from heddle.lab.snapshot import LabPart
 from heddle.spec.schema import FabricSpec, HashSpec
-from heddle.switch.hashing.hashing import FIELDS, MODES, HashOptions, SwitchHashing, options_of, pin_dir, read_hashing
-from heddle.switch.hashing.maps import Tables
+from heddle.switch.hashing.hashing import FIELDS, MODES, HashOptions, SwitchHashing, options_of
 from heddle.switch.hashing.steering import DEFAULT_OPTIONS
 
 if TYPE_CHECKING:
@@ -161,19 +161,15 @@ def _tables(lab: Lab, asked: Asked) -> tuple[ExactTables, ExactTables]:
     return rows.tables, entries.tables
 
 
-def _rows(lab: Lab, switches: Sequence[str]) -> list[tuple[SwitchHashing, dict[str, int]]]:
-    handles = lab.handles()
+def _rows(lab: Lab, switches: Sequence[str]) -> list[tuple[SwitchHashing, Mapping[str, int]]]:
     names = [node.name for node in lab.fabric.switches]
     unknown = [name for name in switches if name not in names]
     if unknown:
         raise InputError(
             *(Problem("--switch", name, f"is no switch of {lab.name}", did_you_mean(name, names)) for name in unknown)
         )
-    rows = []
-    for name in switches or names:
-        with Tables.pinned(pin_dir(lab.name, name)) as tables:
-            rows.append((read_hashing(lab.name, handles[name]), tables.statistics()))
-    return rows
+    now = lab.snapshot(LabPart.HASHING, switches or names)
+    return [(now.hashing[name], now.statistics[name]) for name in switches or names]
 
 
 def _json(row: SwitchHashing, stats: Mapping[str, int]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.lab.queuestatus import QueueRow, QueuesResult, Reader, SwitchRow
+    from heddle.lab.queuestatus import QueueRow, QueuesResult, QueueWatch, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
 _ACTIONS: Final = ("set", "reset")
@@ -195,16 +195,16 @@ def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: flo
     Maps outlive their lab for as long as somebody looks at them, so that is asked of a node's namespace.
     """
     from heddle.cli.queuelive import Screen
-    from heddle.lab.queuestatus import Reader
+    from heddle.lab.queuestatus import QueueWatch
     from heddle.switch.queues.cells import LabQueues
 
     end = time.monotonic() + seconds
     with LabQueues.pinned(lab.fabric) as live, Screen(sys.stdout, out) as screen:
-        reader = Reader(lab, live)
+        watch = QueueWatch(lab, live)
         namespace = _namespace(lab)
         try:
             while True:
-                result = _reading(reader, lab, namespace)
+                result = _reading(watch, lab, namespace)
                 rows, hidden = wanted.rows(result)
                 screen.draw(result, rows, wanted.switches(result), hidden)
                 left = end - time.monotonic()
@@ -215,13 +215,13 @@ def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: flo
             return
 
 
-def _reading(reader: Reader, lab: Lab, namespace: int | None) -> QueuesResult:
+def _reading(watch: QueueWatch, lab: Lab, namespace: int | None) -> QueuesResult:
     """One reading; InputError when the lab has gone, before it or meanwhile."""
     gone = InputError(Problem("", f"lab {lab.name}", "has been taken down", "up brings it up again"))
     if namespace is None or _namespace(lab) != namespace:
         raise gone
     try:
-        return reader.read()
+        return watch.read()
     except HeddleError:
         if _namespace(lab) != namespace:
             raise gone from None

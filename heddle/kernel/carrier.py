@@ -12,11 +12,16 @@ def down_ports(handle: NodeHandle) -> dict[str, bool]:
 
     Raises MachineError when the namespace is not there.
     """
-    found: dict[str, bool] = {}
     with RouteSocket(handle.netns) as netlink:
-        for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
-            flags = IFINFOMSG.unpack_from(message)[3]
-            if flags & (IFF_UP | IFF_LOWER_UP) != IFF_UP | IFF_LOWER_UP:
-                name = attributes(message, IFINFOMSG.size)[IFLA_IFNAME].rstrip(b"\0").decode()
-                found[name] = not flags & IFF_UP
+        return ports_down(netlink)
+
+
+def ports_down(netlink: RouteSocket) -> dict[str, bool]:
+    """The same, read by a socket that is open already."""
+    found: dict[str, bool] = {}
+    for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
+        flags = IFINFOMSG.unpack_from(message)[3]
+        if flags & (IFF_UP | IFF_LOWER_UP) != IFF_UP | IFF_LOWER_UP:
+            name = attributes(message, IFINFOMSG.size)[IFLA_IFNAME].rstrip(b"\0").decode()
+            found[name] = not flags & IFF_UP
     return found

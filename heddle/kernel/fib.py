@@ -123,29 +123,33 @@ def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
     Raises MachineError when the namespace is not there.
     """
     with RouteSocket(handle.netns) as netlink:
-        names = read_names(netlink)
-        objects = _Objects(netlink, names)
-        found: dict[Network, tuple[int, tuple[NextHop, ...]]] = {}
-        buckets: dict[Network, tuple[int, ...]] = {}
-        for body in _dump(netlink, RTM_GETROUTE, RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
-            _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
-            if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
-                continue
-            attrs = attributes(body, RTMSG.size)
-            network = _network(attrs.get(RTA_DST), length, version)
-            if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
-                continue
-            metric = _u32(attrs.get(_RTA_PRIORITY))
-            if network in found and found[network][0] <= metric:
-                continue  # fib_table_lookup takes the lowest metric
-            hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
-            if hops and all(hop.port == "lo" for hop in hops):
-                continue  # an IPv6 address of the node itself: table local has it, too, and comes first
-            found[network] = (metric, hops)
-            buckets.pop(network, None)
-            if dealt := objects.buckets(_u32(attrs.get(_RTA_NH_ID))):
-                buckets[network] = dealt
-    return Fib(handle.name, {network: hops for network, (_, hops) in found.items()}, buckets)
+        return fib_of(netlink, handle.name, read_names(netlink), version)
+
+
+def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version: Version) -> Fib:
+    """The same, read by a socket that is open already. names: ifindex -> interface name."""
+    objects = _Objects(netlink, names)
+    found: dict[Network, tuple[int, tuple[NextHop, ...]]] = {}
+    buckets: dict[Network, tuple[int, ...]] = {}
+    for body in _dump(netlink, RTM_GETROUTE, RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
+        _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
+        if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
+            continue
+        attrs = attributes(body, RTMSG.size)
+        network = _network(attrs.get(RTA_DST), length, version)
+        if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
+            continue
+        metric = _u32(attrs.get(_RTA_PRIORITY))
+        if network in found and found[network][0] <= metric:
+            continue  # fib_table_lookup takes the lowest metric
+        hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
+        if hops and all(hop.port == "lo" for hop in hops):
+            continue  # an IPv6 address of the node itself: table local has it, too, and comes first
+        found[network] = (metric, hops)
+        buckets.pop(network, None)
+        if dealt := objects.buckets(_u32(attrs.get(_RTA_NH_ID))):
+            buckets[network] = dealt
+    return Fib(switch, {network: hops for network, (_, hops) in found.items()}, buckets)
 
 
 def port_names(handle: NodeHandle) -> dict[int, str]:

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -75,8 +76,9 @@ def attributes(data: bytes, offset: int) -> dict[int, bytes]:
 class RouteSocket:
     """A NETLINK_ROUTE socket that stands in one namespace. Not for sharing between threads."""
 
-    def __init__(self, netns: Path) -> None:
-        with inside(netns):
+    def __init__(self, netns: Path, *, here: bool = False) -> None:
+        """Open it in `netns`. here: the calling thread is in that namespace already, and does not enter it again."""
+        with nullcontext() if here else inside(netns):
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._where = netns.name
         self._sequence = 0

@@ -18,7 +18,7 @@ from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import edges_of, next_hop_groups
 from heddle.fabric.ucmp import RELEASES, weights_of
-from heddle.kernel.fib import NextHop, read_fib
+from heddle.kernel.fib import Fib, NextHop, read_fib
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import ESTABLISHED
 
@@ -87,22 +87,17 @@ def default_timeout(fabric: Fabric) -> float:
 
 
 def gaps(
-    fabric: Fabric,
-    handles: Mapping[str, NodeHandle],
-    switches: Iterable[str] | None = None,
-    wanted: ExpectedRoutes | None = None,
-    *,
-    strict: bool = False,
+    fabric: Fabric, fibs: Mapping[str, Fib], wanted: ExpectedRoutes | None = None, *, strict: bool = False
 ) -> list[Gap]:
-    """What is not as it should be, in the kernels of these switches (all of them by default).
+    """What is not as it should be, in the FIBs of some switches or of all.
 
     wanted: what should be; as the file has it by default. strict: dead next hops must be gone from routes, too.
     """
     wanted = wanted or ExpectedRoutes.of(fabric)
     prefixes = set(fabric.prefixes.values())
     found = []
-    for switch in wanted.ports if switches is None else switches:
-        routes = read_fib(handles[switch], fabric.spec.ip_version).routes
+    for switch, fib in fibs.items():
+        routes = fib.routes
         for prefix, ports in wanted.ports[switch].items():
             hops = [hop for hop in routes.get(prefix, ()) if strict or not hop.dead]
             have = frozenset(hop.port for hop in hops)
@@ -151,14 +146,20 @@ def wait(
     total = len(fabric.switches)
     observer.begin(STEP, total)
     end = time.monotonic() + timeout
-    pending = {gap.switch for gap in gaps(fabric, handles, None, wanted)}
+    names = [switch.name for switch in fabric.switches]
+
+    def look(switches: Iterable[str]) -> list[Gap]:
+        fibs = {switch: read_fib(handles[switch], fabric.spec.ip_version) for switch in switches}
+        return gaps(fabric, fibs, wanted)
+
+    pending = {gap.switch for gap in look(names)}
     while pending:
         observer.advance(STEP, total - len(pending))
         start = time.monotonic()
-        found = gaps(fabric, handles, sorted(pending), wanted)
+        found = look(sorted(pending))
         pending = {gap.switch for gap in found}
         if not pending:
-            found = gaps(fabric, handles, None, wanted)
+            found = look(names)
             pending = {gap.switch for gap in found}
         now = time.monotonic()
         if pending and now > end:

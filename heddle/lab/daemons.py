@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from heddle.base.families import Version
+from heddle.base.families import Family, Version
 from heddle.base.problems import MachineError
+from heddle.fabric.model import Node
 from heddle.runtimes.registry import Runtime
 
 ESTABLISHED: Final = "Established"
+GRACEFUL_SHUTDOWN: Final = "graceful-shutdown"  # the community of RFC 8326, 65535:0
 DAEMONS: Final = ("zebra", "bgpd")
 _COMMAND: Final = "show bgp ipv{} unicast summary json"
 _ALL_FAMILIES: Final = "show bgp summary json"
@@ -54,6 +56,16 @@ def silent(runtime: Runtime, lab: str, topology: Path, node: str, daemons: Itera
         except (OSError, MachineError):
             found.append(daemon)
     return found
+
+
+def drained(runtime: Runtime, lab: str, topology: Path, node: Node, family: Family) -> bool:
+    """Whether BGP drains a switch: under graceful shutdown bgpd puts the community on its own loopback's prefix."""
+    command = f"show bgp {family.word} unicast {node.loopback}/{family.bits} json"
+    try:
+        paths = json.loads(answer(runtime, lab, topology, node.name, "bgpd", command))["paths"]
+        return any(GRACEFUL_SHUTDOWN in str(path.get("community", {}).get("string", "")) for path in paths)
+    except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # bgpd does not answer, which is reported elsewhere
 
 
 def answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, command: str) -> str:

@@ -14,21 +14,22 @@ What is wrong now is read from the kernels and from BGP, never remembered: a fau
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import run
 from heddle.base.state import lock
-from heddle.fabric.model import Node, Role
+from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel.carrier import down_ports
 from heddle.kernel.namespace import inside
 from heddle.lab import convergence
 from heddle.lab import daemons as bgp
+from heddle.lab.daemons import GRACEFUL_SHUTDOWN
+from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -37,7 +38,6 @@ _SECONDS: Final = 60.0
 _PAUSE_S: Final = 0.1
 _LOOKS: Final = 2
 _SHOWN: Final = 4  # ports named in a line
-_COMMUNITY: Final = "graceful-shutdown"  # RFC 8326, 65535:0
 
 
 @dataclass
@@ -68,6 +68,19 @@ class State:
     dead: tuple[str, ...]
     drained: tuple[str, ...]
 
+    @classmethod
+    def of(cls, fabric: Fabric, now: Snapshot) -> State:
+        """Which links are down, and which switches are drained. Parts: CARRIER and DRAINED."""
+        ports = {port.ref: port for node in fabric.switches for port in node.ports}
+        down = {ref: (ports[ref], here) for ref, here in now.down.items() if ref in ports}
+        dead = []
+        for ref, (port, here) in down.items():
+            # A link is named by the end where it was taken down; hosts' ends are known by what is left at the switch.
+            there = port.peer_ref in down and down[port.peer_ref][1]
+            if here or not there:
+                dead.append(ref if here or fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)
+        return cls(tuple(dead), now.drained)
+
     def text(self) -> str:
         """`rtsw1:eth3 is down; ctsw2 is drained (BGP graceful-shutdown)`; empty when nothing is."""
         parts = []
@@ -77,7 +90,7 @@ class State:
             parts.append(f"{', '.join(self.dead[:_SHOWN])}{more} {verb} down")
         if self.drained:
             verb = "is" if len(self.drained) == 1 else "are"
-            parts.append(f"{', '.join(self.drained)} {verb} drained (BGP graceful-shutdown)")
+            parts.append(f"{', '.join(self.drained)} {verb} drained (BGP {GRACEFUL_SHUTDOWN})")
         return "; ".join(parts)
 
     def problems(self) -> list[Problem]:
@@ -86,7 +99,10 @@ class State:
             Problem(ref, "the link", "is down", "ip link set dev ... up, where it was taken down") for ref in self.dead
         ]
         hint = "vtysh: no bgp graceful-shutdown, in router bgp"
-        return [*links, *(Problem(name, "BGP", f"drains the switch ({_COMMUNITY})", hint) for name in self.drained)]
+        return [
+            *links,
+            *(Problem(name, "BGP", f"drains the switch ({GRACEFUL_SHUTDOWN})", hint) for name in self.drained),
+        ]
 
 
 def link_down(lab: Lab, port: str, timeout: float = _SECONDS) -> Fault:
@@ -129,7 +145,7 @@ def drain(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
     node = _switch(lab, switch)
     _known(lab)
     # One that is drained already is not drained by this fault, and stays so behind it.
-    words = ("", "") if _is_drained(lab, node) else ("", "no ")
+    words = ("", "") if switch in lab.snapshot(LabPart.DRAINED, [switch]).drained else ("", "no ")
     do, undo = (partial(_graceful, lab, node, word) for word in words)
     return _made(lab, f"{switch} drained", do, undo, timeout)
 
@@ -142,34 +158,7 @@ def undrain(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
 
 def state_of(lab: Lab) -> State:
     """Which links are down, and which switches are drained, as kernels and BGP have it now."""
-    down = {
-        port.ref: (port, taken[port.name])
-        for node in lab.fabric.switches
-        if (taken := down_ports(lab.handle(node.name)))
-        for port in node.ports
-        if port.name in taken
-    }
-    dead = []
-    for ref, (port, here) in down.items():
-        # A link is named by the end where somebody took it down; hosts' ends are known by what is left at the switch.
-        there = port.peer_ref in down and down[port.peer_ref][1]
-        if here or not there:
-            dead.append(ref if here or lab.fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)
-    return State(tuple(dead), tuple(node.name for node in lab.fabric.switches if _is_drained(lab, node)))
-
-
-def _is_drained(lab: Lab, node: Node) -> bool:
-    """bgpd under graceful shutdown puts the community on what it originates, as its own loopback."""
-    command = f"show bgp {lab.fabric.spec.ip.word} unicast {node.loopback}/{lab.fabric.spec.ip.bits} json"
-    try:
-        paths = json.loads(bgp.answer(lab.runtime, lab.name, lab.topology, node.name, "bgpd", command))["paths"]
-        return any(_COMMUNITY in _communities(path) for path in paths)
-    except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # bgpd does not answer, which is told elsewhere
-
-
-def _communities(path: Mapping[str, Any]) -> str:
-    return str(path.get("community", {}).get("string", ""))
+    return State.of(lab.fabric, lab.snapshot(LabPart.CARRIER | LabPart.DRAINED))
 
 
 def wait(lab: Lab, timeout: float = _SECONDS) -> None:
@@ -180,10 +169,11 @@ def wait(lab: Lab, timeout: float = _SECONDS) -> None:
     end = time.monotonic() + timeout
     settled = 0
     while settled < _LOOKS:
-        state = state_of(lab)
+        now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS | LabPart.SESSIONS)
+        state = State.of(lab.fabric, now)
         wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained)
-        found = convergence.gaps(lab.fabric, lab.handles(), None, wanted, strict=True)
-        late = _unsettled(lab, state)
+        found = convergence.gaps(lab.fabric, now.fibs, wanted, strict=True)
+        late = _unsettled(lab.fabric, now, state)
         settled = 0 if found or late else settled + 1
         if time.monotonic() > end and found:
             raise CheckError(*convergence.describe_gaps(lab.fabric, found, lab.neighbours, timeout))
@@ -195,15 +185,15 @@ def wait(lab: Lab, timeout: float = _SECONDS) -> None:
             time.sleep(_PAUSE_S)
 
 
-def _unsettled(lab: Lab, state: State) -> list[str]:
+def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
     """Ends of links between switches whose BGP has not noticed yet: sessions over dead ones, none over others."""
-    ends = {port.ref: port for node in lab.fabric.switches for port in node.ports}
+    ends = {port.ref: port for node in fabric.switches for port in node.ports}
     dead = set(state.dead) | {ends[ref].peer_ref for ref in state.dead if ref in ends}
     found = []
-    for node in lab.fabric.switches:
-        sessions = lab.neighbours(node.name) or {}
+    for node in fabric.switches:
+        sessions = now.sessions[node.name] or {}
         for port in node.ports:
-            if lab.fabric.by_name[port.peer_node].role is Role.SWITCH:
+            if fabric.by_name[port.peer_node].role is Role.SWITCH:
                 up = sessions.get(port.name) == bgp.ESTABLISHED
                 if up == (port.ref in dead):
                     found.append(f"{port.ref}: {'BGP has not noticed' if up else 'no BGP session'}")

@@ -1,11 +1,19 @@
-"""What is wrong with a running lab: nodes, daemons, queues, links, the PFC agent. Nothing is repaired here."""
+"""What is wrong with a running lab: nodes, daemons, queues, links, the PFC agent. Nothing is repaired here.
+
+In:  a Lab, or a snapshot of it with the parts that `parts` names. Out: Problems.
+"""
 
 from __future__ import annotations
 
 from heddle.base.problems import CheckError, MachineError, Problem
-from heddle.lab import daemons as bgp
-from heddle.lab.faults import state_of
+from heddle.lab.faults import State
 from heddle.lab.lab import Lab
+from heddle.lab.snapshot import LabPart, Snapshot
+
+
+def parts(lab: Lab) -> LabPart:
+    """The parts of a snapshot that `problems` needs. Which links of an imported topology should be up is not known."""
+    return LabPart.SILENT | LabPart.ROOTS | (LabPart.CARRIER | LabPart.DRAINED if lab.made.rendered else LabPart(0))
 
 
 def faults(lab: Lab) -> list[Problem]:
@@ -14,41 +22,41 @@ def faults(lab: Lab) -> list[Problem]:
     """
     if lost := lab.runtime.lacking(lab.name, lab.topology):
         return lost  # what else is wrong follows from that
-    return [*silent_daemons(lab), *foreign_queues(lab), *lost_agent(lab), *down_or_drained(lab)]
+    return problems(lab, lab.snapshot(parts(lab)))
 
 
-def silent_daemons(lab: Lab) -> list[Problem]:
-    """Daemons that do not answer."""
+def problems(lab: Lab, now: Snapshot) -> list[Problem]:
+    """The same for a lab whose nodes all run."""
+    return [*silent_daemons(now), *foreign_queues(now), *lost_agent(lab), *down_or_drained(lab, now)]
+
+
+def silent_daemons(now: Snapshot) -> list[Problem]:
+    """Daemons that do not answer. Part: SILENT."""
     # Started again alone, zebra often stays without the routes of a bgpd that knew the old one.
-    hint = f"./inv down {lab.name}, then up again, makes it anew"
+    hint = f"./inv down {now.lab}, then up again, makes it anew"
     return [
-        Problem(node.name, daemon, "does not answer", hint)
-        for node in lab.fabric.switches
-        for daemon in bgp.silent(lab.runtime, lab.name, lab.topology, node.name, lab.made.daemons(node.name))
+        Problem(switch, daemon, "does not answer", hint) for switch, names in now.silent.items() for daemon in names
     ]
 
 
-def down_or_drained(lab: Lab) -> list[Problem]:
-    """Links that are down and switches that BGP drains, by a fault on purpose or by hand."""
-    return state_of(lab).problems() if lab.made.rendered else []
+def down_or_drained(lab: Lab, now: Snapshot) -> list[Problem]:
+    """Links that are down and switches that BGP drains, by a fault on purpose or by hand. Parts: CARRIER, DRAINED."""
+    return State.of(lab.fabric, now).problems() if lab.made.rendered else []
 
 
-def foreign_queues(lab: Lab) -> list[Problem]:
-    """Ports whose root qdisc is not Heddle's: somebody's `tc`, or `containerlab tools netem`, took its place."""
-    from heddle.switch.queues import portqueues as queues
-
-    hint = f"./inv down {lab.name}, then up again, puts it back"
+def foreign_queues(now: Snapshot) -> list[Problem]:
+    """Ports whose root qdisc is not Heddle's: `tc`, or `containerlab tools netem`, replaced it. Part: ROOTS."""
+    hint = f"./inv down {now.lab}, then up again, puts it back"
     return [
-        Problem(f"{node.name}:{port}", "the queue", f"is not Heddle's: {kind} stands at its root", hint)
+        Problem(ref, "the queue", f"is not Heddle's: {kind} stands at its root", hint)
         if kind
-        else Problem(f"{node.name}:{port}", "the port", "is gone: somebody removed it", hint)
-        for node in lab.fabric.nodes
-        for port, kind in queues.foreign(lab.handle(node.name).netns, [p.name for p in node.ports]).items()
+        else Problem(ref, "the port", "is gone: somebody removed it", hint)
+        for ref, kind in now.foreign_roots.items()
     ]
 
 
 def lost_agent(lab: Lab) -> list[Problem]:
-    """Of a lab that can pause: that nobody runs who carries pauses out."""
+    """Of a lab that can pause: its agent does not run, so no pause is sent or obeyed."""
     from heddle.switch.pfc import control as pfc
     from heddle.switch.queues import portqueues as queues
 
@@ -62,5 +70,5 @@ def check_ports(lab: Lab) -> None:
     """MachineError for nodes that do not run, CheckError for foreign queues: nothing is measured over those."""
     if lost := lab.runtime.lacking(lab.name, lab.topology):
         raise MachineError(*lost)
-    if foreign := foreign_queues(lab):
+    if foreign := foreign_queues(lab.snapshot(LabPart.ROOTS)):
         raise CheckError(*foreign)

@@ -6,7 +6,7 @@ Blueprint says what a lab should be: made from a fabric file (rendered.py) or fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +16,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import daemons as bgp
+from heddle.lab.snapshot import DaemonQuestions, LabPart, Snapshot, take
 from heddle.runtimes.registry import Runtime
 
 if TYPE_CHECKING:
@@ -64,17 +65,24 @@ class Blueprint(Protocol):
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Return when the lab has converged; CheckError with what is missing after `timeout` seconds."""
 
-    def gaps(self, lab: Lab) -> list[str]:
-        """What the kernels lack of the routes that there should be, in lines."""
+    def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
+        """Port or peer -> state of a switch's BGP session, asked now; None when its bgpd does not answer."""
+
+    @property
+    def gap_parts(self) -> LabPart:
+        """The parts of a snapshot that `gaps` goes by."""
+
+    def gaps(self, now: Snapshot) -> list[str]:
+        """Routes that the kernels should have and do not have, in lines."""
 
     def routes_said(self) -> str:
         """What `gaps` looks for, when nothing lacks; empty where nothing is known that should be there."""
 
-    def sessions(self, lab: Lab) -> tuple[int, int]:
-        """BGP sessions established, and expected."""
+    def sessions(self, now: Snapshot) -> tuple[int, int]:
+        """BGP sessions established, and expected. Part: SESSIONS."""
 
-    def session_faults(self, lab: Lab) -> list[str]:
-        """Ends of sessions that are not established, in lines."""
+    def session_faults(self, now: Snapshot) -> list[str]:
+        """Ends of sessions that are not established, in lines. Part: SESSIONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,19 @@ class Lab:
     def neighbours(self, switch: str) -> Mapping[str, str] | None:
         """Port -> BGP state of a switch; None when its bgpd does not answer."""
         return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.spec.ip_version)
+
+    def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
+        """Read these parts of the lab once, in bulk. nodes: of which nodes, all by default.
+
+        HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
+        """
+        where = self.runtime, self.name, self.topology
+        questions = DaemonQuestions(
+            sessions=lambda switch: self.made.peers(self, switch),
+            drained=lambda switch: bgp.drained(*where, self.fabric.by_name[switch], self.fabric.spec.ip),
+            silent=lambda switch: tuple(bgp.silent(*where, switch, self.made.daemons(switch))),
+        )
+        return take(self.fabric, self.handles(), parts, questions, nodes=nodes, keep_errors=keep_errors)
 
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
         """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""

@@ -7,7 +7,6 @@ are read while packets pass, so numbers of one row may be a packet apart.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -16,10 +15,12 @@ import numpy as np
 
 from heddle.base.ethernet import HEADER
 from heddle.base.units import parse_duration
+from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
 from heddle.switch.queues.classes import Policies, Policy
 from heddle.switch.queues.portids import numbered_ports, row
+from heddle.switch.queues.queuestate import QueueState
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -187,118 +188,105 @@ class QueuesResult:
 
 def read_queues(lab: Lab) -> QueuesResult:
     """One reading of a lab; MachineError when its maps are gone."""
-    with LabQueues.pinned(lab.fabric) as live:
-        return Reader(lab, live).read()
+    return _result_now(lab, lab.snapshot(LabPart.QUEUES).queues)
 
 
-class Reader:
-    """Reads a lab again and again, as `--watch` does; what cannot change in between is read once."""
+class QueueWatch:
+    """Reads a lab again and again, as `--watch` does, with its maps open all the while."""
 
     def __init__(self, lab: Lab, live: LabQueues) -> None:
         self._lab, self._live = lab, live
 
     def read(self) -> QueuesResult:
         """One reading."""
-        from heddle.lab.requeue import own_settings, wanted_policies
-        from heddle.switch.pfc import control as pfc
+        return _result_now(self._lab, QueueState.of(self._live))
 
-        state = pfc.alive(self._lab.name)
-        return result_of(
-            self._lab.fabric, self._live, wanted_policies(self._lab), AgentRow(state.agent, state.keeper),
-            own_settings(self._lab), time.monotonic_ns(),
-        )  # fmt: skip
+
+def _result_now(lab: Lab, queues: QueueState) -> QueuesResult:
+    from heddle.lab.requeue import own_settings, wanted_policies
+    from heddle.switch.pfc import control as pfc
+
+    state = pfc.alive(lab.name)
+    agent = AgentRow(state.agent, state.keeper)
+    return result_of(lab.fabric, queues, wanted_policies(lab), agent, own_settings(lab))
 
 
 def result_of(
     fabric: Fabric,
-    live: LabQueues,
+    queues: QueueState,
     policies: Policies,
     agent: AgentRow,
     settings: Mapping[str, Mapping[str, Any]],
-    now_ns: int,
 ) -> QueuesResult:
-    """What maps say of a fabric; a function of its arguments alone. now_ns: CLOCK_MONOTONIC."""
-    copies = _Copies(live, now_ns)
+    """What the maps report of a fabric; a function of its arguments alone."""
     rows = tuple(
-        copies.row(number, port, traffic_class, policy)
+        _queue_row(queues, number, port, traffic_class, policy)
         for number, port in numbered_ports(fabric)
         for traffic_class, policy in enumerate(policies[port.node, port.name])
         if policy.kind != "unused"
     )
     switches = tuple(
-        copies.switch(index, node.name, policies[node.name, node.ports[0].name])
+        _switch_row(queues, index, node.name, policies[node.name, node.ports[0].name])
         for index, node in enumerate(fabric.nodes)
         if node in fabric.switches and node.ports
     )
+    lost = {
+        (port.ref, traffic_class): int(queues.ingress[row(number, traffic_class)]["drops"])
+        for number, port in numbered_ports(fabric)
+        for traffic_class, policy in enumerate(policies[port.node, port.name])
+        if policy.pfc
+    }
+    headroom = _headroom(fabric, policies, rows, lost, settings)
     return QueuesResult(
-        fabric.name,
-        fabric.spec.k,
-        rows,
-        switches,
-        _headroom(fabric, policies, rows, copies.lost, settings),
-        copies.reactions(),
-        agent,
-        settings,
+        fabric.name, fabric.spec.k, rows, switches, headroom, reactions_of(queues.agent), agent, settings
     )
 
 
-class _Copies:
-    """The maps at one moment, so that one row's numbers are of one time."""
+def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, policy: Policy) -> QueueRow:
+    at = row(number, traffic_class)
+    cell, inward, gate, agent = queues.cells[at], queues.ingress[at], queues.gates[at], queues.agent[at]
+    drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
+    if gate["lost"]:
+        drops[LOST] = int(gate["lost"])
+    closed_since = int(agent["closed_since_ns"])
+    paused_ns = int(agent["paused_ns"]) + (max(0, queues.taken_ns - closed_since) if closed_since else 0)
+    # highest has the packet in it that was dropped first, which short has, too; headroom may have been less then.
+    short, highest = int(inward["lost_high"]), int(inward["headroom_high"])
+    counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
+    waited = int(cell["high_water"]) > _WAITING * (port.mtu + HEADER)
+    return QueueRow(
+        port=port.ref,
+        traffic_class=traffic_class,
+        kind=policy.kind,
+        depth=int(cell["depth"]),
+        high_water=int(cell["high_water"]),
+        packets=int(cell["out_packets"]),
+        bytes=int(cell["out_bytes"]),
+        marks=int(cell["marks"]),
+        drops=drops,
+        drop_bytes=int(cell["drop_bytes"]),
+        held=int(inward["occupancy"]),
+        held_high=int(inward["high_water"]),
+        xoffs=int(inward["xoffs"]),
+        beyond=max(highest, min(highest, policy.headroom) + short),
+        short=short,
+        pfc_sent=int(agent["pfc_sent"]),
+        pfc_received=int(gate["pfc_received"]),
+        paused=closed_since > 0,
+        paused_ms=round(paused_ns / 1e6, 3),
+        watchdog=WATCHDOG[int(agent["watchdog"])],
+        storms=int(agent["storms"]),
+        quiet=not (counted or waited or paused_ns or int(agent["storms"]) or int(agent["watchdog"])),
+    )
 
-    def __init__(self, live: LabQueues, now_ns: int) -> None:
-        self.cells, self.ingress = live.cells.copy(), live.ingress.copy()
-        self.gates, self.agent, self.switches = live.gates.copy(), live.agent.copy(), live.switches.copy()
-        self.now_ns = now_ns
-        self.lost: dict[tuple[str, int], int] = {}  # packets that headroom lacked for, by the port that they came by
 
-    def row(self, number: int, port: Port, traffic_class: int, policy: Policy) -> QueueRow:
-        at = row(number, traffic_class)
-        cell, inward, gate, agent = self.cells[at], self.ingress[at], self.gates[at], self.agent[at]
-        drops = {cause: int(count) for cause, count in zip(CAUSES, cell["drops"], strict=True) if count}
-        if gate["lost"]:
-            drops[LOST] = int(gate["lost"])
-        closed_since = int(agent["closed_since_ns"])
-        paused_ns = int(agent["paused_ns"]) + (max(0, self.now_ns - closed_since) if closed_since else 0)
-        # highest has the packet in it that was dropped first, which short has, too; headroom may have been less then.
-        short, highest = int(inward["lost_high"]), int(inward["headroom_high"])
-        self.lost[port.ref, traffic_class] = int(inward["drops"])
-        counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
-        waited = int(cell["high_water"]) > _WAITING * (port.mtu + HEADER)
-        return QueueRow(
-            port=port.ref,
-            traffic_class=traffic_class,
-            kind=policy.kind,
-            depth=int(cell["depth"]),
-            high_water=int(cell["high_water"]),
-            packets=int(cell["out_packets"]),
-            bytes=int(cell["out_bytes"]),
-            marks=int(cell["marks"]),
-            drops=drops,
-            drop_bytes=int(cell["drop_bytes"]),
-            held=int(inward["occupancy"]),
-            held_high=int(inward["high_water"]),
-            xoffs=int(inward["xoffs"]),
-            beyond=max(highest, min(highest, policy.headroom) + short),
-            short=short,
-            pfc_sent=int(agent["pfc_sent"]),
-            pfc_received=int(gate["pfc_received"]),
-            paused=closed_since > 0,
-            paused_ms=round(paused_ns / 1e6, 3),
-            watchdog=WATCHDOG[int(agent["watchdog"])],
-            storms=int(agent["storms"]),
-            quiet=not (counted or waited or paused_ns or int(agent["storms"]) or int(agent["watchdog"])),
-        )
-
-    def switch(self, index: int, name: str, policies: Sequence[Policy]) -> SwitchRow:
-        found = self.switches[index]
-        any_policy = next(policy for policy in policies if policy.kind != "unused")
-        return SwitchRow(
-            name, any_policy.buffer, any_policy.shared, int(found["used"]), int(found["high_water"]),
-            int(found["shared_used"]), int(found["headroom_used"]),
-        )  # fmt: skip
-
-    def reactions(self) -> Reactions:
-        return reactions_of(self.agent)
+def _switch_row(queues: QueueState, index: int, name: str, policies: Sequence[Policy]) -> SwitchRow:
+    found = queues.switches[index]
+    any_policy = next(policy for policy in policies if policy.kind != "unused")
+    return SwitchRow(
+        name, any_policy.buffer, any_policy.shared, int(found["used"]), int(found["high_water"]),
+        int(found["shared_used"]), int(found["headroom_used"]),
+    )  # fmt: skip
 
 
 def reactions_of(agent: npt.NDArray[Any]) -> Reactions:

@@ -13,8 +13,9 @@ from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import build
 from heddle.lab import convergence
 from heddle.lab import daemons as bgp
-from heddle.lab.faults import state_of
+from heddle.lab.faults import State
 from heddle.lab.lab import Blueprint, Difference, Lab
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.render import host_sysctls, render, switch_sysctls
 from heddle.spec.plain import differences, dump_spec, load_spec
 
@@ -73,16 +74,25 @@ class Rendered:
         seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
         convergence.wait(self.fabric, lab.handles(), lab.neighbours, observer, seconds)
 
-    def gaps(self, lab: Lab) -> list[str]:
+    def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
+        """By port: sessions are unnumbered."""
+        return lab.neighbours(switch)
+
+    @property
+    def gap_parts(self) -> LabPart:
+        """Routes, and what may explain that some are missing."""
+        return LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED
+
+    def gaps(self, now: Snapshot) -> list[str]:
         """Prefixes without exactly their next hops, or with other weights."""
-        found = convergence.gaps(self.fabric, lab.handles())
+        found = convergence.gaps(self.fabric, now.fibs)
         if not found:
             return []
-        state = state_of(lab)
+        state = State.of(self.fabric, now)
         said = [state.text()] if state.text() else []
         if said:  # what that explains is named once, and not again for each prefix
             wanted = convergence.ExpectedRoutes.of(self.fabric, state.dead, state.drained)
-            found = convergence.gaps(self.fabric, lab.handles(), None, wanted)
+            found = convergence.gaps(self.fabric, now.fibs, wanted)
         return [*said, *(gap.text() for gap in found)]
 
     def routes_said(self) -> str:
@@ -90,22 +100,22 @@ class Rendered:
         count = sum(len(table) for table in self.fabric.expected_next_hops.values())
         return f"{count} prefixes with all their next hops, in every kernel"
 
-    def session_faults(self, lab: Lab) -> list[str]:
+    def session_faults(self, now: Snapshot) -> list[str]:
         """Both ends of every link between switches."""
         faults: list[str] = []
         for node in self.fabric.switches:
-            states = lab.neighbours(node.name)
+            states = now.sessions[node.name]
             if states is None:
                 faults.append(f"{node.name}: bgpd does not answer")
                 continue
             wanted = [p for p in node.ports if self.fabric.by_name[p.peer_node].role is Role.SWITCH]
-            now = {port.ref: states.get(port.name, "not configured") for port in wanted}
-            faults += [f"{ref}: {state}" for ref, state in now.items() if state != bgp.ESTABLISHED]
+            found = {port.ref: states.get(port.name, "not configured") for port in wanted}
+            faults += [f"{ref}: {state}" for ref, state in found.items() if state != bgp.ESTABLISHED]
         return faults
 
-    def sessions(self, lab: Lab) -> tuple[int, int]:
+    def sessions(self, now: Snapshot) -> tuple[int, int]:
         """A link each; one counts as established when both of its ends say so."""
-        states = {node.name: lab.neighbours(node.name) or {} for node in self.fabric.switches}
+        states = {switch: answer or {} for switch, answer in now.sessions.items()}
         roles = {node.name: node.role for node in self.fabric.nodes}
         between = [x for x in self.fabric.links if Role.HOST not in (roles[x.a[0]], roles[x.b[0]])]
         up = sum(all(states[node].get(port) == bgp.ESTABLISHED for node, port in (x.a, x.b)) for x in between)

@@ -14,6 +14,7 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.lab import health
 from heddle.lab.opening import open_lab
+from heddle.lab.snapshot import LabPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,11 @@ def _status(name: str) -> LabStatus:
         lab = open_lab(name)
         record = state.read_record(name)
         lost = lab.runtime.lacking(name, lab.topology)
-        faults = lost or health.faults(lab)
-        missing = lost or lab.made.gaps(lab)
+        # Where nodes are gone the rest follows from that; their daemons can be asked all the same.
+        more = LabPart(0) if lost else health.parts(lab) | lab.made.gap_parts
+        now = lab.snapshot(LabPart.SESSIONS | more)
+        faults = lost or health.problems(lab, now)
+        missing = lost or lab.made.gaps(now)
     except HeddleError as error:  # any reason why it cannot be opened or read: it is shown, and `down` works
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
     return LabStatus(
@@ -75,7 +79,7 @@ def _status(name: str) -> LabStatus:
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
-        bgp=BgpStatus(*lab.made.sessions(lab)),
+        bgp=BgpStatus(*lab.made.sessions(now)),
         source=record.source if record else "",
         faults=_lines(faults),
     )

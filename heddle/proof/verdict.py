@@ -1,6 +1,6 @@
 """The verdict on paths: three sources side by side, and how evenly the links were used.
 
-In:  a lab's fabric, Evidence of a run, and what every sender sent.
+In:  a lab's fabric, and Evidence of a run.
 Out: PathsResult: `agree` is true only if prediction, oracle and measurement name the same ports for every QP that sent
 packets, these lead to its destination, the first hop counted exactly the packets and bytes that were sent, and every
 packet missing further on is found in a drop counter. Where a QP is spread over several ports, prediction and oracle
@@ -15,21 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heddle.fabric.model import Fabric
-from heddle.kernel.fib import Fib
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import predict
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.predict.spread import ports_of, spreads
 from heddle.predict.statistics import Entropy, tuple_entropy
 from heddle.proof import oracle
+from heddle.proof.collect import RunningLab
 from heddle.proof.counts import lost_behind, measured_why, unexplained_losses
-from heddle.proof.evidence import Evidence, RunningLab, SentFlow, read_routing, switch_handles
-from heddle.proof.measure import Measured, measure, peers_of
-from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.proof.evidence import Evidence, SentFlow
+from heddle.proof.measure import Measured, key_of, measure, peers_of
 from heddle.traffic.plan import Flow
 
 Path = tuple[str, ...]
-Routing = tuple[Mapping[str, Fib], Mapping[str, SwitchHashing]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +154,18 @@ class PathsResult:
         return render(self)
 
 
-def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> PathsResult:
-    """Lay the three sources side by side. flows in the order that `collect_after` had them."""
+def prove(fabric: Fabric, evidence: Evidence) -> PathsResult:
+    """Lay the three sources side by side, for every flow that was sent."""
+    flows = evidence.sent
     wanted = [sent.flow for sent in flows]
     trusted = verdict()
-    predicted = _predicted(lab.fabric, (evidence.fibs, evidence.hashing), wanted, trusted)
+    predicted = _predicted(fabric, evidence.before, wanted, trusted)
     foretold = [asked if own is None else own for own, asked in zip(predicted, evidence.oracle, strict=True)]
-    measured = measure(lab.fabric, evidence.counters, wanted, [spreads(path) for path in foretold])
-    peers = peers_of(lab.fabric)
+    measured = measure(fabric, evidence.counters, wanted, [spreads(path) for path in foretold])
+    peers = peers_of(fabric)
     lost = lost_behind(measured, peers, evidence)
     unexplained = unexplained_losses(lost, evidence)
-    doors = _doors(lab.fabric)
+    doors = _doors(fabric)
     proofs = tuple(
         _proof(sent, own, asked, seen, (unexplained, peers), doors)
         for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
@@ -174,20 +174,19 @@ def prove(lab: RunningLab, evidence: Evidence, flows: Sequence[SentFlow]) -> Pat
     notes = _notes(evidence, misses, lost, sum(not sent.packets for sent in flows)) + _said(trusted, proofs)
     # Packets that went by two rules prove neither, also where what was counted lies within both.
     agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
-    links = _links(lab.fabric, evidence, flows)
-    return _result(lab.fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
+    links = _links(fabric, evidence)
+    return _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
 
 
-def foresee(lab: RunningLab, flows: Sequence[Flow], routing: Routing | None = None) -> PathsResult:
+def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
     """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only.
 
-    routing: FIBs and hashing that were read already.
+    now: a snapshot with FIBS and HASHING, where there is one already.
     """
-    handles = switch_handles(lab)
-    fibs, hashing = routing or read_routing(lab.fabric, handles)
+    now = now or lab.snapshot(LabPart.FIBS | LabPart.HASHING)
     trusted = verdict()
-    predicted = _predicted(lab.fabric, (fibs, hashing), flows, trusted)
-    asked = oracle.ask(lab.fabric, handles, hashing, flows)
+    predicted = _predicted(lab.fabric, now, flows, trusted)
+    asked = oracle.ask(lab.fabric, lab.handles(), now.hashing, flows)
     doors = _doors(lab.fabric)
     proofs = tuple(
         FlowProof(flow, 0, own, other, (), (), _path_why(flow, own, other, doors))
@@ -203,9 +202,9 @@ def foresee(lab: RunningLab, flows: Sequence[Flow], routing: Routing | None = No
     return _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
 
 
-def _predicted(fabric: Fabric, routing: Routing, flows: Sequence[Flow], trusted: SelfTest) -> Sequence[Path | None]:
+def _predicted(fabric: Fabric, then: Snapshot, flows: Sequence[Flow], trusted: SelfTest) -> Sequence[Path | None]:
     """The prediction, where it holds; None for every flow where it does not."""
-    return [None] * len(flows) if trusted.differs else predict(fabric, *routing, flows)
+    return [None] * len(flows) if trusted.differs else predict(fabric, then.fibs, then.hashing, flows)
 
 
 def _sources(trusted: SelfTest, *more: str) -> tuple[str, ...]:
@@ -302,8 +301,8 @@ def _ports(fabric: Fabric) -> list[tuple[str, bool]]:
     ]
 
 
-def _links(fabric: Fabric, evidence: Evidence, flows: Sequence[SentFlow]) -> list[LinkUse]:
-    ours = {(sent.flow.src_ip, sent.flow.dst_ip, sent.flow.qpn) for sent in flows}
+def _links(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
+    ours = {key_of(sent.flow) for sent in evidence.sent}
     used: dict[str, list[int]] = {}  # port -> packets, bytes, flows
     for switch, table in evidence.counters.items():
         for row in table.flows:

@@ -17,6 +17,7 @@ import numpy as np
 from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.kernel.handle import NodeHandle
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.forwarding import MAX_HOPS, walk
 from heddle.predict.hashes import FlowArrays, flow_keys, udf_values
 from heddle.predict.predict import forwarding_for, rule_of, rules_for
@@ -24,7 +25,6 @@ from heddle.predict.rules import HashingRule
 from heddle.predict.spread import element
 from heddle.predict.steps import Row, bounds, jhash_steps, siphash_steps
 from heddle.proof import oracle
-from heddle.proof.evidence import read_routing, switch_handles
 from heddle.runs.flowword import flow_of
 from heddle.switch.hashing.hashing import POLICY_CUSTOM, SwitchHashing
 from heddle.switch.hashing.maps import SPREADING
@@ -149,19 +149,12 @@ class Explanation:
 def explain(lab: Lab, asked: str) -> Explanation:
     """Follow a flow over the lab as it is now. InputError for a flow that cannot be."""
     flow = flow_of(lab, asked)
-    handles = switch_handles(lab)
-    fibs, hashing = read_routing(lab.fabric, handles)
-    return explain_flow(lab.fabric, handles, fibs, hashing, flow)
+    return explain_flow(lab.fabric, lab.handles(), lab.snapshot(LabPart.FIBS | LabPart.HASHING), flow)
 
 
-def explain_flow(
-    fabric: Fabric,
-    handles: Mapping[str, NodeHandle],
-    fibs: Mapping[str, Fib],
-    hashing: Mapping[str, SwitchHashing],
-    flow: Flow,
-) -> Explanation:
+def explain_flow(fabric: Fabric, handles: Mapping[str, NodeHandle], now: Snapshot, flow: Flow) -> Explanation:
     """The same for a flow and tables that are known. Where packets are spread, the first port is followed."""
+    fibs, hashing = now.fibs, now.hashing
     forwarding = forwarding_for(fabric, fibs, [flow.dst_ip])
     rules = rules_for(forwarding, hashing, [flow.dst_ip])
     columns = FlowArrays.of([flow])

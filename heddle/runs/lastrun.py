@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from heddle.base import state
 from heddle.base.problems import InputError, Problem
+from heddle.proof import evidencefile
 from heddle.proof.evidence import Evidence, SentFlow
 from heddle.proof.verdict import PathsResult, prove
 
@@ -35,7 +36,7 @@ def has_run(lab: Lab) -> bool:
 
 def save(lab: Lab, result: RunResult, evidence: Evidence) -> None:
     """Keep a run and its evidence."""
-    state.write_json(_path(lab), {"run": result.to_json(), "evidence": evidence.to_json()})
+    state.write_json(_path(lab), {"run": result.to_json(), "evidence": evidencefile.to_json(evidence)})
 
 
 def load(lab: Lab) -> tuple[dict[str, Any], Evidence]:
@@ -48,7 +49,7 @@ def load(lab: Lab) -> tuple[dict[str, Any], Evidence]:
         data = json.loads(path.read_text())
         for row in data["run"]["flows"]:
             SentFlow.from_json(row)
-        return data["run"], Evidence.from_json(data["evidence"])
+        return data["run"], evidencefile.from_json(data["evidence"])
     except (ValueError, LookupError, TypeError, AttributeError):
         why = "is of another version of Heddle, or damaged"
         hint = "./inv run --collective all-reduce makes a new one"
@@ -57,5 +58,5 @@ def load(lab: Lab) -> tuple[dict[str, Any], Evidence]:
 
 def last_paths(lab: Lab) -> PathsResult:
     """Where every QP of the last run went, by three sources."""
-    run, evidence = load(lab)
-    return prove(lab, evidence, [SentFlow.from_json(flow) for flow in run["flows"]])
+    _, evidence = load(lab)
+    return prove(lab.fabric, evidence)

@@ -15,13 +15,13 @@ import numpy as np
 
 from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.forwarding import NOWHERE, Forwarding, Hops, walk
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import forwarding_for, predict, rules_for
 from heddle.predict.rules import FabricRules, steering_like
 from heddle.predict.spread import spreads
-from heddle.proof.evidence import SentFlow, read_routing, switch_handles
-from heddle.proof.verdict import Path, PathsResult, Routing, foresee
+from heddle.proof.verdict import Path, PathsResult, foresee
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.traffic.plan import Flow
 
@@ -112,25 +112,25 @@ def now(lab: Lab) -> Now:
     """The last run's QPs over the fabric as it is. InputError when it has had no run."""
     from heddle.runs.lastrun import load
 
-    run, evidence = load(lab)
-    flows = [SentFlow.from_json(row).flow for row in run["flows"]]
-    routing = read_routing(lab.fabric, switch_handles(lab))
-    result = foresee(lab, flows, routing)
+    _, evidence = load(lab)
+    flows = [sent.flow for sent in evidence.sent]
+    now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
+    result = foresee(lab, flows, now)
     predicted = result.selftest is None or not result.selftest.differs
-    before: Routing = (evidence.fibs, evidence.hashing)
-    was = predict(lab.fabric, *before, flows) if predicted else evidence.oracle
-    return Now(result, moved_of(lab.fabric, before, routing, flows, (was, result)), tuple(was))
+    then = evidence.before
+    was = predict(lab.fabric, then.fibs, then.hashing, flows) if predicted else evidence.oracle
+    return Now(result, moved_of(lab.fabric, then, now, flows, (was, result)), tuple(was))
 
 
 def moved_of(
-    fabric: Fabric, before: Routing, after: Routing, flows: Sequence[Flow], paths: tuple[Sequence[Path], PathsResult]
+    fabric: Fabric, before: Snapshot, after: Snapshot, flows: Sequence[Flow], paths: tuple[Sequence[Path], PathsResult]
 ) -> Moved:
     """Compare two states of a fabric. paths: of the flows, before and after."""
     was, result = paths
     pairs = [(then, proof.foretold) for then, proof in zip(was, result.flows, strict=True)]
     own = [not spreads(then) and not spreads(since) for then, since in pairs]
     moved = sum(then != since for (then, since), single in zip(pairs, own, strict=True) if single)
-    kinds = {row.options.resilient for row in after[1].values()}
+    kinds = {row.options.resilient for row in after.hashing.values()}
     in_force = "mixed" if len(kinds) > 1 else RESILIENT if kinds == {True} else THRESHOLD
     compared = _Compared(fabric, before, after, flows)
     singles = np.array(own, dtype=bool)
@@ -146,15 +146,15 @@ def moved_of(
 class _Compared:
     """Two states of a fabric as arrays with the same ports and destinations."""
 
-    def __init__(self, fabric: Fabric, before: Routing, after: Routing, flows: Sequence[Flow]) -> None:
+    def __init__(self, fabric: Fabric, before: Snapshot, after: Snapshot, flows: Sequence[Flow]) -> None:
         self._fabric = fabric
         self._before, self._after = before, after
         self._flows = flows
         self._addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
         classes = {address: number for number, address in enumerate(self._addresses)}
         self._destination = np.array([classes[flow.dst_ip] for flow in flows], dtype=np.int32)
-        self._then = forwarding_for(fabric, before[0], self._addresses)
-        self._now = forwarding_for(fabric, after[0], self._addresses)
+        self._then = forwarding_for(fabric, before.fibs, self._addresses)
+        self._now = forwarding_for(fabric, after.fibs, self._addresses)
 
     def gone(self, was: Sequence[Path]) -> Bools:
         """Which flows took a port that is no live next hop for their destination any more."""
@@ -180,10 +180,9 @@ class _Compared:
         """Which flows would go another way after than before, if every switch hashed so in both states; who had to."""
         homes = steering_like(self._then)  # for a fabric that does not say what its next hops should be
         tables = []
-        for forwarding, (_, hashing) in ((self._then, self._before), (self._now, self._after)):
-            rules = rules_for(
-                forwarding, {name: self._with(row, resilient) for name, row in hashing.items()}, self._addresses
-            )
+        for forwarding, state in ((self._then, self._before), (self._now, self._after)):
+            hashing = {name: self._with(row, resilient) for name, row in state.hashing.items()}
+            rules = rules_for(forwarding, hashing, self._addresses)
             made = rules if rules.steering is not None else replace(rules, steering=homes)
             tables.append(self._walk(forwarding, made).ports)
         width = max(table.shape[1] for table in tables)

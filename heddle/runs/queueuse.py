@@ -81,7 +81,7 @@ class QueueUse:
 
 
 @dataclass(frozen=True)
-class Reading:
+class QueueTotals:
     """Counters at one moment; rows as in the maps."""
 
     counts: npt.NDArray[np.int64]  # as series.counted
@@ -89,7 +89,7 @@ class Reading:
     storms: int
 
     @classmethod
-    def of(cls, live: LabQueues) -> Reading:
+    def of(cls, live: LabQueues) -> QueueTotals:
         """Now."""
         import time
 
@@ -101,7 +101,7 @@ class Reading:
         return cls(counted(live, time.monotonic_ns()), drops, int(live.agent["storms"].sum()))
 
 
-def use_of(fabric: Fabric, before: Reading, after: Reading, series: Series) -> QueueUse:
+def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Series) -> QueueUse:
     """The difference of two readings."""
     import numpy as np
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from heddle.base.problems import CheckError, HeddleError
 from heddle.lab.requeue import wanted_policies
 from heddle.runs import seriesfile
-from heddle.runs.queueuse import QueueUse, Reading, labels_of, use_of
+from heddle.runs.queueuse import QueueTotals, QueueUse, labels_of, use_of
 from heddle.runs.series import Sampler, Series
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
@@ -30,7 +30,7 @@ class Recording:
 
     def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str) -> None:
         self._lab, self._live, self._what = lab, live, what
-        self._before = Reading.of(live)
+        self._before = QueueTotals.of(live)
         self._sampler = Sampler(live, bucket_ns / 1e9, self._mend)
         self.remarks: list[str] = []
 
@@ -57,7 +57,7 @@ class Recording:
 
     def kept(self, start_ns: int) -> QueueUse:
         """Write down what was sampled from `start_ns` (CLOCK_MONOTONIC) on; what all of the run did."""
-        after = Reading.of(self._live)
+        after = QueueTotals.of(self._live)
         return use_of(self._lab.fabric, self._before, after, self._save(self._what, start_ns))
 
     def _save(self, what: str, start_ns: int) -> Series:

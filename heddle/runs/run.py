@@ -19,7 +19,8 @@ from heddle.host import capacity as machine
 from heddle.lab import health
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
-from heddle.proof.evidence import SentFlow, collect_after, collect_before
+from heddle.proof.collect import collect_after, collect_before
+from heddle.proof.evidence import SentFlow
 from heddle.runs.lastrun import clear, save
 from heddle.runs.recording import recording
 from heddle.runs.results import FlowRow, MachineUse, RunResult, size_row

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from ipaddress import IPv6Address
 from typing import Any, Final
@@ -62,6 +62,7 @@ class SwitchCounters:
         """What was counted after `before`; rows that did not change are left out."""
         old_flows = {(f.port, f.src, f.dst, f.qpn): f for f in before.flows}
         old_ports = {p.port: p for p in before.ports}
+        none = PortCount("", 0, 0, 0, 0)
         flows: list[FlowCount] = []
         for f in self.flows:
             old = old_flows.get((f.port, f.src, f.dst, f.qpn))
@@ -70,10 +71,15 @@ class SwitchCounters:
                 flows.append(row)
         ports: list[PortCount] = []
         for p in self.ports:
-            _, *were = astuple(old_ports[p.port]) if p.port in old_ports else ("", 0, 0, 0, 0)
-            _, *are = astuple(p)
-            ports.append(PortCount(p.port, *(int(a - b) for a, b in zip(are, were, strict=True))))
+            was = old_ports.get(p.port, none)
+            roce = p.roce_packets - was.roce_packets, p.roce_bytes - was.roce_bytes
+            ports.append(PortCount(p.port, p.packets - was.packets, p.bytes - was.bytes, *roce))
         return SwitchCounters(self.switch, tuple(flows), tuple(ports), self.misses - before.misses)
+
+    def moved(self, other: SwitchCounters) -> SwitchCounters:
+        """Without the flows that the other reading has unchanged."""
+        same = set(other.flows)
+        return replace(self, flows=tuple(f for f in self.flows if f not in same))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; rows as lists in the order of the fields."""
@@ -100,8 +106,12 @@ def _address(octets: bytes) -> str:
 
 def read_counters(lab: str, handle: NodeHandle) -> SwitchCounters:
     """All counters of one switch, in a few system calls. MachineError when it was not set up."""
-    names = port_names(handle)
-    pins = pin_dir(lab, handle.name)
+    return counters_of(lab, handle.name, port_names(handle))
+
+
+def counters_of(lab: str, switch: str, names: Mapping[int, str]) -> SwitchCounters:
+    """The same where the switch's interfaces are known. names: ifindex -> interface name."""
+    pins = pin_dir(lab, switch)
     with Map.pinned(pins / "flows", _FLOW_KEY.size, _FLOW_COUNT.size) as cells:
         keys, values = cells.items()
     rows = zip(_FLOW_KEY.iter_unpack(keys), _FLOW_COUNT.iter_unpack(values), strict=True)
@@ -123,4 +133,4 @@ def read_counters(lab: str, handle: NodeHandle) -> SwitchCounters:
     )
     with Map.pinned(pins / "misses", 4, _MISSES.size) as cells:
         (misses,) = _MISSES.unpack(cells.lookup(bytes(4)) or bytes(8))
-    return SwitchCounters(handle.name, tuple(flows), tuple(ports), misses)
+    return SwitchCounters(switch, tuple(flows), tuple(ports), misses)

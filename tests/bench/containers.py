@@ -6,15 +6,18 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from heddle.base.events import Observer
 from heddle.base.process import run
+from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.host.engine import binary
 from heddle.host.engine.setup import engine_running
+from heddle.kernel.fib import Fib, read_fib
+from heddle.kernel.handle import NodeHandle
 from heddle.lab import lifecycle as labs
 from heddle.lab.convergence import gaps
 from heddle.render.dialects import RenderOptions
@@ -65,11 +68,15 @@ def _command_line(observer: Observer) -> float:
         try:
             _containerlab("deploy", topology, "--max-workers", str(len(fabric.nodes)))
             end = start + _LIMIT_S
-            while gaps(fabric, handles) and time.monotonic() < end:
+            while gaps(fabric, _fibs(fabric, handles)) and time.monotonic() < end:
                 time.sleep(0.05)
             return time.monotonic() - start
         finally:
             _containerlab("destroy", topology, "--cleanup")
+
+
+def _fibs(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> dict[str, Fib]:
+    return {switch.name: read_fib(handles[switch.name], fabric.spec.ip_version) for switch in fabric.switches}
 
 
 def _containerlab(verb: str, topology: Path, *flags: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -23,6 +23,7 @@ from heddle.fabric.model import Fabric, Node, Role
 from heddle.fabric.shapes import clos
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
+from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.spec.schema import FabricSpec
 from heddle.switch import install as switch
 from heddle.traffic.plan import Flow
@@ -34,7 +35,7 @@ _count = count()
 
 @dataclass(frozen=True)
 class StaticLab:
-    """Enough of a lab for paths: name, fabric, handles."""
+    """Enough of a lab for paths: name, fabric, handles, snapshots."""
 
     fabric: Fabric
     nodes: Mapping[str, NodeHandle]
@@ -48,6 +49,9 @@ class StaticLab:
 
     def handle(self, node: str) -> NodeHandle:
         return self.nodes[node]
+
+    def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None) -> Snapshot:
+        return take(self.fabric, self.nodes, parts, nodes=nodes)
 
     def ip(self, node: str, *arguments: str) -> None:
         run(["ip", "-n", self.handle(node).netns.name, *arguments])

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from heddle.base.process import run
+from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.classes import Policy, policies_of
 from heddle.switch.queues.portids import row
-from heddle.switch.queues.portqueues import read_drops
 from tests.netns.queue_bench import LOSSLESS
 from tests.netns.queue_traffic import SIZE, rack, send_from
 
@@ -114,8 +114,7 @@ def test_packets_that_went_with_their_qdisc_are_missed_and_taken_out_of_the_book
         made.at_rest()
         assert int(made.queues.gates["lost"][row(port, LOSSLESS)]) == 60 - arrived == waits // SIZE
         assert int(made.cell()["drop_bytes"]) == waits
-        handles = {made.egress.node: made.lab.handle(made.egress.node)}
-        assert read_drops(made.lab.fabric, handles)[made.egress.ref] == 60 - arrived
+        assert made.lab.snapshot(LabPart.DROPS).drops[made.egress.ref] == 60 - arrived
 
 
 @pytest.mark.parametrize("what", ["ecn", "buffers"])

@@ -14,6 +14,7 @@ from heddle.base.problems import MachineError
 from heddle.base.units import parse_rate
 from heddle.fabric.model import Port
 from heddle.kernel.namespace import inside
+from heddle.lab.snapshot import LabPart
 from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues import ets, red
@@ -216,7 +217,7 @@ def test_a_switch_that_serves_by_ets_has_all_its_books_and_they_close() -> None:
         netns = made.lab.handle(made.egress.node).netns
         (queue,) = queues.read(netns, [made.egress.name]).values()
         assert queues.Setup.of(made.lab.fabric).differences(made.egress, queue) == []
-        assert queues.foreign(netns, [made.egress.name]) == {}
+        assert made.lab.snapshot(LabPart.ROOTS).foreign_roots == {}
 
 
 @pytest.mark.skipif(not NO_RED, reason="this kernel has sch_red")

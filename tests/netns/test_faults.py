@@ -18,6 +18,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.lab.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
 from heddle.lab.lab import Lab
+from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
@@ -40,7 +41,7 @@ def dc(lab_name: Callable[[], str]) -> Iterator[Lab]:
 def left_as_found(dc: Lab) -> Iterator[None]:
     yield
     assert state_of(dc) == State((), ())
-    assert not gaps(dc.fabric, dc.handles(), strict=True)
+    assert not gaps(dc.fabric, dc.snapshot(LabPart.FIBS).fibs, strict=True)
 
 
 def ways(lab: Lab, switch: str, rack: int) -> set[str]:
@@ -183,7 +184,7 @@ def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
         }
         with link_down(lab, "ctsw1:eth3"):
             wanted = ExpectedRoutes.of(lab.fabric, ["ctsw1:eth3"])
-            assert not gaps(lab.fabric, lab.handles(), None, wanted, strict=True)
+            assert not gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs, wanted, strict=True)
             hops = read_fib(lab.handle("ctsw3")).routes[lab.fabric.prefixes[1]]
             assert {hop.port: hop.weight for hop in hops} == {"eth3": 33, "eth4": 66}
         run(lab, RunOptions(qps=16, sizes=(65536,), iters=1, warmup=0), Silent())

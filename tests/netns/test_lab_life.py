@@ -20,6 +20,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.convergence import gaps
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import enter
@@ -163,7 +164,9 @@ def test_several_nics_and_odd_numbers_work(fabric_lab: Callable[..., Lab]) -> No
 def test_a_dead_bgpd_is_named_and_what_it_cost(name: str, up: Up) -> None:
     lab = up(name).lab
     kill(lab, "ctsw1", "bgpd")
-    until(lambda: len(gaps(lab.fabric, lab.handles())) == 4)  # ctsw1 has lost both racks, each rack one way
+    until(
+        lambda: len(gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs)) == 4
+    )  # ctsw1 has lost both racks, each rack one way
     with pytest.raises(CheckError) as caught:
         lab.wait(timeout=0.5)
     said = str(caught.value)

@@ -10,7 +10,8 @@ import pytest
 from heddle.base.families import Network
 from heddle.kernel.fib import port_names
 from heddle.predict.spread import ports_of
-from heddle.proof.evidence import SentFlow, collect_after, collect_before
+from heddle.proof.collect import collect_after, collect_before
+from heddle.proof.evidence import SentFlow
 from heddle.proof.verdict import PathsResult, prove
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables
@@ -56,7 +57,7 @@ def proven(lab: StaticLab, flows: Sequence[Flow], packets: int = PACKETS) -> Pat
     before = collect_before(lab)
     send(lab, dict.fromkeys(flows, packets))
     sent = [SentFlow(flow, packets, packets * len(roce_frame(flow))) for flow in flows]
-    return prove(lab, collect_after(lab, before, sent), sent)
+    return prove(lab.fabric, collect_after(lab, before, sent))
 
 
 def first_ports(result: PathsResult) -> list[str]:

@@ -11,9 +11,12 @@ import pytest
 from heddle.kernel.fib import read_fib
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import inside
+from heddle.lab.snapshot import LabPart
 from heddle.predict.predict import predict
 from heddle.proof import oracle
-from heddle.proof.evidence import Evidence, SentFlow, collect_after, collect_before, read_routing, switch_handles
+from heddle.proof.collect import collect_after, collect_before
+from heddle.proof.evidence import SentFlow
+from heddle.proof.evidencefile import from_json, to_json
 from heddle.proof.verdict import foresee, prove
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing import hashing
@@ -31,8 +34,9 @@ def sent_flow(flow: Flow, packets: int, payload: int = 64) -> SentFlow:
 
 
 def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    fibs, modes = read_routing(lab.fabric, switch_handles(lab))
-    return predict(lab.fabric, fibs, modes, flows), oracle.ask(lab.fabric, lab.handles(), modes, flows)
+    now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
+    predicted = predict(lab.fabric, now.fibs, now.hashing, flows)
+    return predicted, oracle.ask(lab.fabric, lab.handles(), now.hashing, flows)
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 3, 10), (1, 1, 1), (1,) * 8])
@@ -82,8 +86,8 @@ def test_real_frames_take_the_paths_that_were_predicted(ecmp: str, weights: tupl
         sent = [sent_flow(f, i % 3 + 1) for i, f in enumerate(some_flows(lab.fabric, 400))]
         send(lab, {row.flow: row.packets for row in sent})
         evidence = collect_after(lab, before, sent)
-        evidence = Evidence.from_json(json.loads(json.dumps(evidence.to_json())))
-        result = prove(lab, evidence, sent)
+        evidence = from_json(json.loads(json.dumps(to_json(evidence))))
+        result = prove(lab.fabric, evidence)
         assert result.agree, result.text()
         assert all(proof.measured == proof.predicted == proof.oracle for proof in result.flows)
         assert all(proof.counted == (proof.sent,) * 3 for proof in result.flows)
@@ -121,7 +125,7 @@ def test_packets_that_a_full_queue_drops_are_named_and_explained() -> None:
         send(lab, {flow: 100}, payload=1000)
         sent = [sent_flow(flow, 100, payload=1000)]
         evidence = collect_after(lab, before, sent)
-        result = prove(lab, evidence, sent)
+        result = prove(lab.fabric, evidence)
         port = result.flows[0].measured[0]
         assert result.agree, result.text()
         assert 50 < result.lost[port] == evidence.drops[port]
@@ -134,7 +138,7 @@ def test_what_is_not_proven_says_why() -> None:
         before = collect_before(lab)
         send(lab, {flow: 5})
         sent = [sent_flow(flow, 6)]
-        result = prove(lab, collect_after(lab, before, sent), sent)
+        result = prove(lab.fabric, collect_after(lab, before, sent))
         assert not result.agree
         assert "6 packets were sent, the first hop counted 5" in result.text()
 
@@ -168,7 +172,7 @@ def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is
         before = collect_before(lab)
         sent = [sent_flow(f, 1) for f in some_flows(lab.fabric, 100)]
         send(lab, {row.flow: row.packets for row in sent})
-        result = prove(lab, collect_after(lab, before, sent), sent)
+        result = prove(lab.fabric, collect_after(lab, before, sent))
         assert result.agree, result.text()
 
 
@@ -191,7 +195,7 @@ def test_counters_of_a_slow_port_are_waited_for() -> None:
         before = collect_before(lab)
         send(lab, {flow: 60}, payload=4000)  # two seconds' worth
         sent = [sent_flow(flow, 60, payload=4000)]
-        result = prove(lab, collect_after(lab, before, sent), sent)
+        result = prove(lab.fabric, collect_after(lab, before, sent))
         assert result.agree, result.text()
         assert result.flows[0].counted == (60, 60, 60)
 
@@ -204,5 +208,5 @@ def test_what_an_earlier_run_left_under_way_is_not_counted_for_the_next() -> Non
         before = collect_before(lab)
         sent = [sent_flow(flow, 2)]
         send(lab, {flow: 2})
-        result = prove(lab, collect_after(lab, before, sent), sent)
+        result = prove(lab.fabric, collect_after(lab, before, sent))
         assert result.agree, result.text()

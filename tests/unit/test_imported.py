@@ -11,13 +11,12 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.base.state import Record
-from heddle.kernel.fib import Fib
 from heddle.lab.imported import frr
 from heddle.lab.imported.choose import blueprint_of
 from heddle.lab.imported.companions import files_of
 from heddle.lab.imported.copy import copied
 from heddle.lab.imported.imported import ImportedLab, import_topology
-from heddle.lab.imported.reachability import Look, Session
+from heddle.lab.imported.reachability import Session, Sessions
 from heddle.lab.imported.variables import expand, lab_name, literal
 from heddle.lab.rendered import spec_of
 from heddle.render.dialects import RenderOptions
@@ -247,7 +246,7 @@ def test_files_that_a_topology_binds_go_with_it(tmp_path: Path) -> None:
 
 def test_a_session_counts_by_both_ends_or_by_the_only_one_that_can_be_asked() -> None:
     def count(*sessions: Session) -> tuple[int, int]:
-        return Look(sessions, (), (), {name: Fib(name, {}) for name in ("r1", "r2")}).count()
+        return Sessions(sessions, (), ("r1", "r2")).count()
 
     up, down = "Established", "Active"
     two = [Session("r2", "10.0.0.1", "r1", up), Session("r2", "10.0.0.3", "r1", up)]

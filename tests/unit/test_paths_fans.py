@@ -17,7 +17,7 @@ from heddle.runs.moved import moved_of
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.hashing.steering import HashOptions
-from tests.unit.test_paths_report import FABRIC, SENT, MadeLab, evidence, fibs
+from tests.unit.test_paths_report import FABRIC, SENT, evidence, fibs, snapshot
 
 SPRAY = {s.name: SwitchHashing(s.name, "spray", s.hash_seed or 1, 1, 0x37) for s in FABRIC.switches}
 FLOW = SENT[0].flow
@@ -42,11 +42,11 @@ def sprayed(counts: Counts, drops: dict[str, int] | None = None) -> Evidence:
         for switch in FABRIC.switches
     }
     path = predict(FABRIC, fibs(), SPRAY, [FLOW])[0]
-    return Evidence(fibs(), SPRAY, tables, drops or {}, 0, (path,))
+    return Evidence(snapshot(fibs(), SPRAY), snapshot(fibs(), SPRAY, tables, drops), tuple(SENT), (path,))
 
 
 def judge(found: Evidence) -> PathsResult:
-    return prove(MadeLab(), found, SENT)
+    return prove(FABRIC, found)
 
 
 def test_packets_that_stay_within_the_ways_and_sum_are_a_proof() -> None:
@@ -131,9 +131,9 @@ def test_a_verdict_holds_for_one_boot_one_kernel_and_one_version(
 
 def test_flows_that_are_spread_have_no_way_that_could_move() -> None:
     result = judge(sprayed(WHOLE))
-    routing = (fibs(), SPRAY)
+    routing = snapshot(fibs(), SPRAY)
     moved = moved_of(FABRIC, routing, routing, [FLOW], ([result.flows[0].foretold], result))
     assert (moved.flows, moved.spread, moved.moved, moved.gone) == (0, 1, 0, 0)
     assert moved.share(moved.moved) == 0.0 and "1 more are spread" in moved.text()
     mixed = {**SPRAY, "rtsw2": replace(SPRAY["rtsw2"], options=HashOptions(resilient=True))}
-    assert moved_of(FABRIC, routing, (fibs(), mixed), [FLOW], ([()], result)).in_force == "mixed"
+    assert moved_of(FABRIC, routing, snapshot(fibs(), mixed), [FLOW], ([()], result)).in_force == "mixed"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from heddle.base.families import Network
 from heddle.base.problems import CheckError
-from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import clos
 from heddle.kernel.fib import Fib, NextHop
-from heddle.kernel.handle import NodeHandle
+from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.predict.predict import predict
-from heddle.proof.evidence import Evidence, SentFlow
+from heddle.proof.evidence import PARTS, Evidence, SentFlow
+from heddle.proof.evidencefile import from_json, to_json
 from heddle.proof.verdict import PathsResult, prove
 from heddle.spec.schema import FabricSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
@@ -24,14 +24,6 @@ from heddle.traffic.plan import Flow
 
 FABRIC = clos.build(FabricSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
 HASHING = {s.name: SwitchHashing(s.name, "flow", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}
-
-
-class MadeLab:
-    name = "made"
-    fabric: Fabric = FABRIC
-
-    def handles(self) -> dict[str, NodeHandle]:
-        return {node.name: NodeHandle(node.name, Path("/nowhere")) for node in FABRIC.nodes}
 
 
 def fibs() -> dict[str, Fib]:
@@ -55,6 +47,56 @@ def flow(sport: int = 50_000, qpn: int = 7) -> Flow:
     return Flow("host1", "host2", str(a.ip), str(b.ip), sport, qpn, "rtsw1:eth3")
 
 
+def snapshot(
+    routes: Mapping[str, Fib],
+    hashing: Mapping[str, SwitchHashing],
+    counters: Mapping[str, SwitchCounters] | None = None,
+    drops: Mapping[str, int] | None = None,
+    backlog: int = 0,
+) -> Snapshot:
+    """The made fabric at one moment. drops: by `rtsw1:eth1`."""
+    nodes = {
+        name: NodeSnapshot(
+            name,
+            fib=fib,
+            hashing=hashing[name],
+            epoch=1,
+            statistics={},
+            counters=(counters or {}).get(name, SwitchCounters(name, (), (), 0)),
+            drops={ref.partition(":")[2]: n for ref, n in (drops or {}).items() if ref.startswith(f"{name}:")},
+        )
+        for name, fib in routes.items()
+    }
+    return Snapshot("made", PARTS, nodes, backlog)
+
+
+def with_routing(
+    found: Evidence, routes: Mapping[str, Fib] | None = None, hashing: Mapping[str, SwitchHashing] | None = None
+) -> Evidence:
+    """The same with other routes or hashing before and after the run."""
+    states = [
+        replace(
+            state,
+            nodes={
+                name: replace(node, fib=(routes or state.fibs)[name], hashing=(hashing or state.hashing)[name])
+                for name, node in state.nodes.items()
+            },
+        )
+        for state in (found.before, found.after)
+    ]
+    return replace(found, before=states[0], after=states[1])
+
+
+def with_counters(found: Evidence, counters: Mapping[str, SwitchCounters]) -> Evidence:
+    """The same with other counters after the run; before it there were none."""
+    return replace(found, after=found.after.with_counters({**found.after.counters, **counters}))
+
+
+def with_backlog(found: Evidence, drops: int) -> Evidence:
+    """The same on a machine that dropped so many packets in its backlog during the run."""
+    return replace(found, after=replace(found.after, machine_drops=drops))
+
+
 def evidence(sent: list[SentFlow], counts: tuple[int, ...] = (), drops: dict[str, int] | None = None) -> Evidence:
     """Every flow where it is predicted, counted as often as it was sent; or `counts` along the first one's path."""
     paths = predict(FABRIC, fibs(), HASHING, [s.flow for s in sent])
@@ -76,11 +118,12 @@ def evidence(sent: list[SentFlow], counts: tuple[int, ...] = (), drops: dict[str
         )
         for name, found in rows.items()
     }
-    return Evidence(fibs(), HASHING, tables, drops or {}, 0, tuple(paths))
+    before, after = snapshot(fibs(), HASHING), snapshot(fibs(), HASHING, tables, drops)
+    return Evidence(before, after, tuple(sent), tuple(paths))
 
 
 def judge(sent: list[SentFlow], found: Evidence) -> PathsResult:
-    return prove(MadeLab(), found, sent)
+    return prove(FABRIC, replace(found, sent=tuple(sent)))
 
 
 SENT = [SentFlow(flow(), 10, 1000)]
@@ -137,16 +180,14 @@ def test_a_flow_seen_off_its_path_is_no_proof() -> None:
     other = "eth1" if used == "eth2" else "eth2"
     table = found.counters["rtsw1"]
     stray = FlowCount(other, f.src_ip, f.dst_ip, f.qpn, 2, 200)
-    counters = {**found.counters, "rtsw1": replace(table, flows=(stray, *table.flows))}
-    result = judge(SENT, replace(found, counters=counters))
+    result = judge(SENT, with_counters(found, {"rtsw1": replace(table, flows=(stray, *table.flows))}))
     assert not result.agree
     assert result.flows[0].why == f"also seen at rtsw1:{other} (2 packets)"
 
 
 def test_uncounted_packets_spoil_every_proof() -> None:
     found = evidence(SENT)
-    counters = {**found.counters, "ctsw1": replace(found.counters["ctsw1"], misses=4)}
-    result = judge(SENT, replace(found, counters=counters))
+    result = judge(SENT, with_counters(found, {"ctsw1": replace(found.counters["ctsw1"], misses=4)}))
     assert not result.agree
     assert "4 packets were not counted: a counter map was full" in result.notes
 
@@ -177,7 +218,9 @@ def test_what_a_hash_of_5_tuples_can_tell_apart_is_said() -> None:
 
 def test_evidence_survives_json() -> None:
     found = evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3})
-    assert Evidence.from_json(json.loads(json.dumps(found.to_json()))) == found
+    again = from_json(json.loads(json.dumps(to_json(found))))
+    assert again == found
+    assert (again.counters, again.drops, again.changed) == (found.counters, found.drops, found.changed)
     assert SentFlow.from_json(SENT[0].to_json()) == SENT[0]
 
 
@@ -205,7 +248,7 @@ def test_a_path_that_does_not_reach_its_destination_is_no_proof() -> None:
     ctsw = "ctsw" + first[-1]
     lost = Fib(ctsw, {})
     cut = evidence(SENT, (10, 0, 0))
-    result = judge(SENT, replace(cut, fibs={**fibs(), ctsw: lost}, oracle=((first,),)))
+    result = judge(SENT, replace(with_routing(cut, {**fibs(), ctsw: lost}), oracle=((first,),)))
     assert not result.agree
     assert result.flows[0].why == f"the path ends after {first}, which does not lead to {SENT[0].flow.dst_ip}"
 
@@ -215,7 +258,7 @@ def test_bytes_must_sum_as_well_as_packets() -> None:
     found = evidence(SENT)
     table = found.counters["rtsw2"]
     other = replace(table, flows=tuple(replace(row, bytes=row.bytes - 4) for row in table.flows))
-    result = judge(SENT, replace(found, counters={**found.counters, "rtsw2": other}))
+    result = judge(SENT, with_counters(found, {"rtsw2": other}))
     assert "1000 bytes became 996" in result.flows[0].why
 
 
@@ -229,8 +272,8 @@ def test_a_qp_that_had_nothing_to_send_must_not_be_seen_anywhere() -> None:
 
 def test_one_packet_that_the_machine_lost_does_not_explain_two_losses() -> None:
     found = evidence(SENT, (10, 9, 8))
-    assert judge(SENT, replace(found, backlog_drops=2)).agree
-    result = judge(SENT, replace(found, backlog_drops=1))
+    assert judge(SENT, with_backlog(found, 2)).agree
+    result = judge(SENT, with_backlog(found, 1))
     assert not result.agree
     assert "1 packets vanished after rtsw1:" in result.flows[0].why
 

@@ -7,7 +7,7 @@ import pytest
 
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.runs.queueuse import QueueUse, Reading, use_of
+from heddle.runs.queueuse import QueueTotals, QueueUse, use_of
 from heddle.runs.series import COLUMNS, Series
 from heddle.spec.load import load_fabric
 from heddle.switch.queues.cells import CAUSES
@@ -27,8 +27,8 @@ def at(fabric: Fabric, ref: str) -> int:
 def used(fabric: Fabric) -> QueueUse:
     rows = (len(port_ids(fabric)) + 1) * 8
     counts, drops = np.full((rows, len(COLUMNS)), 1000, np.int64), np.full((rows, len(CAUSES) + 1), 100, np.int64)
-    before = Reading(counts, drops, 7)
-    after = Reading(counts.copy(), drops.copy(), 9)
+    before = QueueTotals(counts, drops, 7)
+    after = QueueTotals(counts.copy(), drops.copy(), 9)
     host, near, far = (at(fabric, ref) for ref in ("host1:eth1", "rtsw1:eth1", "ctsw1:eth1"))
     for place, name, more in (
         (host, "paused_ns", 3_000_000), (near, "paused_ns", 2_500_000), (near, "marks", 40), (far, "marks", 2),

@@ -21,6 +21,7 @@ from heddle.spec.load import load_fabric
 from heddle.switch.queues import cells
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import port_ids, row
+from heddle.switch.queues.queuestate import QueueState
 from heddle.views.queuetext import amount, queues_text
 
 NOW = 5_000_000_000
@@ -44,7 +45,10 @@ class Maps:
         return row(port_ids(self.fabric)[node, port], number)
 
     def result(self, agent: AgentRow = ALIVE, settings: Mapping[str, Mapping[str, Any]] | None = None) -> QueuesResult:
-        return result_of(self.fabric, cast(Any, self), policies_of(self.fabric), agent, settings or {}, NOW)
+        return result_of(self.fabric, self.state(), policies_of(self.fabric), agent, settings or {})
+
+    def state(self) -> QueueState:
+        return QueueState(NOW, self.cells, self.ingress, self.gates, self.agent, self.switches)
 
 
 @pytest.fixture
@@ -144,15 +148,14 @@ def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) 
 def test_headroom_is_told_by_the_reaction_time_that_was_set_where_it_was_set(maps: Maps) -> None:
     own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.reaction=20ms", *RATES]).queues}
     policies = policies_of(maps.fabric, own=own)
-    result = result_of(maps.fabric, cast(Any, maps), policies, ALIVE, {"ctsw1": {"pfc.reaction": "20ms"}}, NOW)
+    result = result_of(maps.fabric, maps.state(), policies, ALIVE, {"ctsw1": {"pfc.reaction": "20ms"}})
     said = text(result)
     assert "headroom of 10 ports at 100mbit: 100mbit x 10 ms assumed + 2 packets of 4214 B = 133 KB each" in said
     assert "headroom of 2 ports at 100mbit: 100mbit x 20 ms assumed + 2 packets of 4214 B = 258 KB each" in said
     own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.headroom=300KB", *RATES]).queues}
     result = result_of(
-        maps.fabric, cast(Any, maps), policies_of(maps.fabric, own=own), ALIVE,
-        {"ctsw1": {"pfc.headroom": 300_000}}, NOW,
-    )  # fmt: skip
+        maps.fabric, maps.state(), policies_of(maps.fabric, own=own), ALIVE, {"ctsw1": {"pfc.headroom": 300_000}}
+    )
     assert "headroom of 2 ports at 100mbit: 300 KB each, as set" in text(result)
 
 

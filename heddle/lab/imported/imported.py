@@ -22,6 +22,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.state import Record, check_name
 from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Node
+from heddle.lab import daemons as bgp
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
@@ -31,6 +32,7 @@ from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
 from heddle.lab.imported.record import dump_fabric, load_fabric
 from heddle.lab.lab import Difference
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
 from heddle.spec.queuespec import LARGEST_PFC_MTU
@@ -164,9 +166,18 @@ class ImportedLab:
         """Until sessions stand and hosts can be reached, see convergence.py."""
         convergence.wait(lab, self.owners, observer, timeout)
 
-    def gaps(self, lab: Lab) -> list[str]:
+    def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
+        """By peer as configured, of all address families."""
+        return bgp.peers(lab.runtime, lab.name, lab.topology, switch)
+
+    @property
+    def gap_parts(self) -> LabPart:
+        """Routes to hosts."""
+        return LabPart.FIBS
+
+    def gaps(self, now: Snapshot) -> list[str]:
         """Switches that have no route to a host."""
-        unreached = convergence.look(lab, self.owners).unreached
+        unreached = convergence.unreached(self.fabric, now)
         return [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
 
     def routes_said(self) -> str:
@@ -174,15 +185,19 @@ class ImportedLab:
         hosts = convergence.host_addresses(self.fabric)
         return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
 
-    def session_faults(self, lab: Lab) -> list[str]:
+    def session_faults(self, now: Snapshot) -> list[str]:
         """Sessions that both ends are in the lab for."""
-        now = convergence.look(lab, self.owners)
-        silent = [f"{switch}: bgpd does not answer" for switch in now.silent]
-        return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in now.down]
+        found = self._sessions(now)
+        silent = [f"{switch}: bgpd does not answer" for switch in found.silent]
+        return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in found.down]
 
-    def sessions(self, lab: Lab) -> tuple[int, int]:
+    def sessions(self, now: Snapshot) -> tuple[int, int]:
         """Sessions configured over the lab's own links and addresses."""
-        return convergence.look(lab, self.owners).count()
+        return self._sessions(now).count()
+
+    def _sessions(self, now: Snapshot) -> convergence.Sessions:
+        speakers = [switch for switch, names in self.known_daemons.items() if "bgpd" in names]
+        return convergence.sessions_of(self.fabric, speakers, self.owners, now)
 
 
 def _first(addresses: tuple[IPv4Interface, ...] | None) -> IPv4Interface | None:

@@ -8,7 +8,7 @@ address, and nothing of that has changed for a while; otherwise what is missing,
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
@@ -17,9 +17,10 @@ from heddle.base.events import Observer
 from heddle.base.families import Address
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Role
-from heddle.kernel.fib import Fib, read_fib
+from heddle.kernel.fib import Fib
 from heddle.lab import daemons as bgp
 from heddle.lab.convergence import STEP
+from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -41,24 +42,18 @@ class Session:
     state: str
 
 
-@dataclass(frozen=True)
-class Look:
-    """The lab at one moment. silent: switches whose bgpd should answer and does not; unreached: (switch, host port)."""
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """The BGP sessions of a lab. silent: switches whose bgpd should answer and does not. switches: those asked."""
 
     sessions: tuple[Session, ...]
     silent: tuple[str, ...]
-    unreached: tuple[tuple[str, str, str], ...]  # switch, address, host port
-    fibs: Mapping[str, Fib]
+    switches: tuple[str, ...]
 
     @property
     def down(self) -> tuple[Session, ...]:
         """Sessions that are not established."""
         return tuple(each for each in self.sessions if each.state != bgp.ESTABLISHED)
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing lacks."""
-        return not self.down and not self.silent and not self.unreached
 
     def count(self) -> tuple[int, int]:
         """Sessions established and expected, by pairs of nodes: the end that knows of more says how many there are, and
@@ -73,38 +68,59 @@ class Look:
             if here > there and theirs:
                 continue  # counted from the other end
             expected += max(len(mine), len(theirs))
-            up += min(sum(mine), sum(theirs)) if there in self.fibs else sum(mine)
+            up += min(sum(mine), sum(theirs)) if there in self.switches else sum(mine)
         return up, expected
+
+
+@dataclass(frozen=True)
+class Look:
+    """The lab at one moment: its sessions, hosts that switches have no route to, and all routes."""
+
+    bgp: Sessions
+    unreached: tuple[tuple[str, str, str], ...]  # switch, address, host port
+    fibs: Mapping[str, Fib]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing lacks."""
+        return not self.bgp.down and not self.bgp.silent and not self.unreached
 
     def lines(self) -> list[tuple[str, str, str]]:
         """What lacks, as (where, what, why)."""
-        found = [(switch, "bgpd", "does not answer") for switch in self.silent]
-        found += [(s.switch, f"the BGP session with {s.peer} ({s.node})", f"is {s.state}") for s in self.down]
+        found = [(switch, "bgpd", "does not answer") for switch in self.bgp.silent]
+        found += [(s.switch, f"the BGP session with {s.peer} ({s.node})", f"is {s.state}") for s in self.bgp.down]
         found += [(switch, f"{address} ({port})", "has no route") for switch, address, port in self.unreached]
         return found
 
 
 def look(lab: Lab, owners: Mapping[str, str]) -> Look:
     """Ask daemons and kernels now. owners: address -> node, of all addresses in the lab."""
-    fabric = lab.fabric
-    handles = lab.handles()
+    now = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS)
+    asked = [switch.name for switch in lab.fabric.switches if "bgpd" in lab.made.daemons(switch.name)]
+    return Look(sessions_of(lab.fabric, asked, owners, now), unreached(lab.fabric, now), now.fibs)
+
+
+def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, str], now: Snapshot) -> Sessions:
+    """Sessions between nodes of the lab. speakers: switches whose bgpd has to answer. Part: SESSIONS."""
     sessions: list[Session] = []
     silent: list[str] = []
-    for switch in fabric.switches:
-        states = bgp.peers(lab.runtime, lab.name, lab.topology, switch.name)
-        if states is None and "bgpd" in lab.made.daemons(switch.name):
-            silent.append(switch.name)
+    for switch, states in now.sessions.items():
+        if states is None and switch in speakers:
+            silent.append(switch)
         for peer, state in (states or {}).items():
-            if node := _owner(fabric, switch.name, peer, owners):
-                sessions.append(Session(switch.name, peer, node, state))
-    fibs = {switch.name: read_fib(handles[switch.name]) for switch in fabric.switches}
-    unreached = tuple(
+            if node := _owner(fabric, switch, peer, owners):
+                sessions.append(Session(switch, peer, node, state))
+    return Sessions(tuple(sessions), tuple(silent), tuple(now.sessions))
+
+
+def unreached(fabric: Fabric, now: Snapshot) -> tuple[tuple[str, str, str], ...]:
+    """(switch, address, host port) where a switch has no live route to a host. Part: FIBS."""
+    return tuple(
         (name, str(address), port)
         for address, port in host_addresses(fabric)
-        for name, fib in fibs.items()
+        for name, fib in now.fibs.items()
         if all(hop.dead for hop in fib.lookup(address))
     )
-    return Look(tuple(sessions), tuple(silent), unreached, fibs)
 
 
 def host_addresses(fabric: Fabric) -> list[tuple[Address, str]]:
@@ -155,7 +171,7 @@ def _said(lab: Lab, last: Look | None) -> str:
     if last is None:
         return "no switch, so nothing to wait for"
     hosts = len(host_addresses(lab.fabric))
-    expected = last.count()[1]
+    expected = last.bgp.count()[1]
     parts = [f"{expected} BGP sessions"] if expected else []
     parts.append(f"routes to {hosts} addresses of hosts in {len(lab.fabric.switches)} switches")
     return ", ".join(parts) if hosts or expected else "neither BGP sessions nor addresses of hosts to wait for"

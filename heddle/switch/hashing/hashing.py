@@ -193,13 +193,17 @@ def read_hashing(lab: str, handle: NodeHandle) -> SwitchHashing:
     MachineError when the switch was not set up.
     """
     names = port_names(handle)
-    with Tables.pinned(pin_dir(lab, handle.name)) as tables:
-        rule = tables.read(names)
+    with Tables.pinned(pin_dir(lab, handle.name)) as tables, inside(handle.netns):
+        return hashing_in(tables, handle.name, names)
+
+
+def hashing_in(tables: Tables, switch: str, names: Mapping[int, str]) -> SwitchHashing:
+    """The same of a switch in whose namespace the calling thread is. names: ifindex -> interface name."""
+    rule = tables.read(names)
     values: list[int] = []
-    with inside(handle.netns):
-        for name in sysctls("flow", 0, version=rule.version):
-            path = sysctl_path(name)
-            values.append(int(path.read_text()) if path.exists() else 0)
+    for name in sysctls("flow", 0, version=rule.version):
+        path = sysctl_path(name)
+        values.append(int(path.read_text()) if path.exists() else 0)
     policy, fields, kernel_seed = values
-    found = SwitchHashing(handle.name, rule.mode, rule.seed, policy, fields, rule.options, rule.steering)
+    found = SwitchHashing(switch, rule.mode, rule.seed, policy, fields, rule.options, rule.steering)
     return found if found.by_program else replace(found, seed=kernel_seed)

@@ -16,13 +16,12 @@ from typing import Final
 from heddle.base.process import Journal, run
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import read_names
-from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
 from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
 from heddle.switch.queues import ets, red
 from heddle.switch.queues.classes import ClassPlan, class_plan
 from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
-from heddle.switch.queues.portids import PortRef, classid, port_ids, row
+from heddle.switch.queues.portids import PortRef, classid, port_ids
 
 _PROGRAMS_A_BATCH: Final = 200  # tc keeps each that a batch names open until it ends; 256 files are the least there are
 
@@ -168,53 +167,33 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
     return found
 
 
-def foreign(netns: Path, ports: Iterable[str]) -> dict[str, str]:
-    """Port -> what stands at its root in place of our shaper: `netem`, or `nothing`; empty where the port is gone."""
+def foreign_roots(netlink: RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, str]:
+    """Port -> what stands at its root in place of our shaper: `netem`, or `nothing`; empty where the port is gone.
+
+    names: ifindex -> interface name.
+    """
     roots: dict[str, str] = {}
-    with RouteSocket(netns) as netlink:
-        names = read_names(netlink)
-        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
-            if parent == TC_H_ROOT:
-                kind = attributes(body, TCMSG.size)[TCA_KIND].rstrip(bytes(1)).decode()
-                found = "ours" if (kind, handle) == ("htb", _ROOT_ID) else kind
-                roots[names.get(ifindex, "")] = "nothing" if found == "noqueue" else found
+    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
+        if parent == TC_H_ROOT:
+            kind = attributes(body, TCMSG.size)[TCA_KIND].rstrip(bytes(1)).decode()
+            found = "ours" if (kind, handle) == ("htb", _ROOT_ID) else kind
+            roots[names.get(ifindex, "")] = "nothing" if found == "noqueue" else found
     return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
 
 
-def read_drops(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> dict[str, int]:
-    """`rtsw1:eth2` -> packets that its queues have refused since they were made, for all ports of these nodes.
-
-    Dropped by the programs, of whatever cause; missed behind a queue; or dropped by a queue itself, as nobody has seen.
-    """
-    from heddle.switch.queues.cells import LabQueues
-
+def refused_by_qdiscs(netlink: RouteSocket, names: Mapping[int, str]) -> dict[str, int]:
+    """Port -> packets that its qdiscs themselves have dropped; what the programs dropped is in the cells."""
     found: dict[str, int] = {}
-    with LabQueues.pinned(fabric) as lab:
-        for name, handle in handles.items():
-            own = _refused(handle.netns)
-            for port in fabric.by_name[name].ports:
-                first = lab.ids[name, port.name]
-                rows = slice(row(first, 0), row(first + 1, 0))
-                missed = int(lab.cells["drops"][rows].sum()) + int(lab.gates["lost"][rows].sum())
-                found[port.ref] = missed + own.get(port.name, 0)
-    return found
-
-
-def _refused(netns: Path) -> dict[str, int]:
-    """Port -> packets that its qdiscs themselves have dropped."""
-    found: dict[str, int] = {}
-    with RouteSocket(netns) as netlink:
-        names = read_names(netlink)
-        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
-            attrs = attributes(body, TCMSG.size)
-            if number_of(handle >> 16) is not None and TCA_STATS2 in attrs:
-                statistics = attributes(attrs[TCA_STATS2], 0)
-                if TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
-                    (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
-                    port = names.get(ifindex, f"if{ifindex}")
-                    found[port] = found.get(port, 0) + drops
+    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+        _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
+        attrs = attributes(body, TCMSG.size)
+        if number_of(handle >> 16) is not None and TCA_STATS2 in attrs:
+            statistics = attributes(attrs[TCA_STATS2], 0)
+            if TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
+                (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
+                port = names.get(ifindex, f"if{ifindex}")
+                found[port] = found.get(port, 0) + drops
     return found
 
 

@@ -1,0 +1,304 @@
+"""One reading of a running lab: the state of its kernels, programs, queues and daemons as one frozen value.
+
+In:  a fabric, the handles of its nodes, and the parts that the caller needs.
+Out: Snapshot. A part that was not read raises NotReadError when it is used.
+The namespace of each node is entered once, and one netlink socket answers all questions there. Nodes are read one after
+another: the work is Python's own, and threads do not make it faster. Daemons are asked by threads: their answers are
+waited for. All parts are read within milliseconds, but not at one instant: packets pass meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Flag, auto
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import HeddleError
+from heddle.fabric.model import Fabric, Node, Role
+from heddle.host.capacity import backlog_drops
+from heddle.kernel.carrier import ports_down
+from heddle.kernel.fib import Fib, fib_of, read_names
+from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import inside
+from heddle.kernel.netlink import RouteSocket
+from heddle.switch.counters import SwitchCounters, counters_of
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
+from heddle.switch.hashing.maps import Tables
+from heddle.switch.queues.portqueues import foreign_roots, refused_by_qdiscs
+
+if TYPE_CHECKING:
+    from heddle.switch.queues.queuestate import QueueState
+
+_ASKED_AT_ONCE: Final = 8  # daemons; each answers in about a millisecond
+
+
+class LabPart(Flag):
+    """What a snapshot can hold. Hosts are read for ROOTS only, all other parts are of switches."""
+
+    FIBS = auto()  # main routing tables
+    HASHING = auto()  # modes, seeds, options and tables; epochs and statistics of the program
+    COUNTERS = auto()  # packets and bytes by flow and by port
+    DROPS = auto()  # packets dropped by port, and by this machine's backlog
+    QUEUES = auto()  # the maps of all queues
+    CARRIER = auto()  # ports that carry nothing
+    ROOTS = auto()  # ports without Heddle's queues
+    SESSIONS = auto()  # states of BGP sessions
+    DRAINED = auto()  # whether BGP drains the switch
+    SILENT = auto()  # daemons that do not answer
+
+
+_IN_KERNELS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER | LabPart.ROOTS
+_OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
+
+
+class NotReadError(RuntimeError):
+    """A part of a snapshot is used that its caller did not ask for: a mistake in Heddle, not of its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonQuestions:
+    """How the daemons of a lab's switches are asked; each takes a switch's name. None: bgpd does not answer."""
+
+    sessions: Callable[[str], Mapping[str, str] | None]
+    drained: Callable[[str], bool]
+    silent: Callable[[str], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """One node. A field is None where its part was not read. drops, down, foreign: by the node's own port names."""
+
+    node: str
+    fib: Fib | None = None
+    hashing: SwitchHashing | None = None
+    epoch: int | None = None
+    statistics: Mapping[str, int] | None = None
+    counters: SwitchCounters | None = None
+    drops: Mapping[str, int] | None = None
+    down: Mapping[str, bool] | None = None
+    foreign: Mapping[str, str] | None = None
+    sessions: Mapping[str, str] | None = None
+    drained: bool | None = None
+    silent: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A lab at one moment. failed: part -> why it could not be read; using such a part raises that error."""
+
+    lab: str
+    parts: LabPart
+    nodes: Mapping[str, NodeSnapshot]
+    machine_drops: int | None = None
+    cells: QueueState | None = None
+    failed: Mapping[LabPart, HeddleError] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def fibs(self) -> Mapping[str, Fib]:
+        """Switch -> its main routing table."""
+        self._check(LabPart.FIBS)
+        return {name: each.fib for name, each in self.nodes.items() if each.fib is not None}
+
+    @cached_property
+    def hashing(self) -> Mapping[str, SwitchHashing]:
+        """Switch -> mode, seed, options and tables in force."""
+        self._check(LabPart.HASHING)
+        return {name: each.hashing for name, each in self.nodes.items() if each.hashing is not None}
+
+    @cached_property
+    def epochs(self) -> Mapping[str, int]:
+        """Switch -> a number that changes with each switch of its hashing, also with one that restores the old mode."""
+        self._check(LabPart.HASHING)
+        return {name: each.epoch for name, each in self.nodes.items() if each.epoch is not None}
+
+    @cached_property
+    def statistics(self) -> Mapping[str, Mapping[str, int]]:
+        """Switch -> packets that its hash program steered, and so on (Tables.statistics)."""
+        self._check(LabPart.HASHING)
+        return {name: each.statistics for name, each in self.nodes.items() if each.statistics is not None}
+
+    @cached_property
+    def counters(self) -> Mapping[str, SwitchCounters]:
+        """Switch -> packets and bytes by flow and by port, since the lab came up."""
+        self._check(LabPart.COUNTERS)
+        return {name: each.counters for name, each in self.nodes.items() if each.counters is not None}
+
+    @cached_property
+    def drops(self) -> Mapping[str, int]:
+        """`rtsw1:eth2` -> packets that its queues dropped, whatever the cause, since the lab came up."""
+        self._check(LabPart.DROPS)
+        return {f"{name}:{port}": n for name, each in self.nodes.items() for port, n in (each.drops or {}).items()}
+
+    @property
+    def backlog_drops(self) -> int:
+        """Packets that this machine's receive backlog dropped since boot, in whatever namespace."""
+        self._check(LabPart.DROPS)
+        return self.machine_drops or 0
+
+    @property
+    def queues(self) -> QueueState:
+        """The maps of all queues."""
+        self._check(LabPart.QUEUES)
+        if self.cells is None:
+            raise ValueError("a snapshot with the part QUEUES has cells")
+        return self.cells
+
+    @cached_property
+    def down(self) -> Mapping[str, bool]:
+        """`rtsw1:eth2`, for each port that carries nothing -> whether it was taken down at this end."""
+        self._check(LabPart.CARRIER)
+        return {f"{name}:{port}": here for name, each in self.nodes.items() for port, here in (each.down or {}).items()}
+
+    @cached_property
+    def foreign_roots(self) -> Mapping[str, str]:
+        """`rtsw1:eth2`, for each port without Heddle's queues -> the qdisc at its root, '' where the port is gone."""
+        self._check(LabPart.ROOTS)
+        return {f"{name}:{port}": k for name, each in self.nodes.items() for port, k in (each.foreign or {}).items()}
+
+    @cached_property
+    def sessions(self) -> Mapping[str, Mapping[str, str] | None]:
+        """Switch -> port or peer -> state of the BGP session; None where bgpd does not answer."""
+        self._check(LabPart.SESSIONS)
+        return {name: each.sessions for name, each in self.nodes.items()}
+
+    @cached_property
+    def drained(self) -> tuple[str, ...]:
+        """The switches that BGP drains."""
+        self._check(LabPart.DRAINED)
+        return tuple(name for name, each in self.nodes.items() if each.drained)
+
+    @cached_property
+    def silent(self) -> Mapping[str, tuple[str, ...]]:
+        """Switch -> its daemons that should answer and do not; only switches that have such."""
+        self._check(LabPart.SILENT)
+        return {name: each.silent for name, each in self.nodes.items() if each.silent}
+
+    def with_counters(self, counters: Mapping[str, SwitchCounters]) -> Snapshot:
+        """The same with other counters, by switch."""
+        return replace(self, nodes={name: replace(each, counters=counters[name]) for name, each in self.nodes.items()})
+
+    def _check(self, part: LabPart) -> None:
+        if part not in self.parts:
+            raise NotReadError(f"this snapshot of lab {self.lab} has no {part.name}: pass LabPart.{part.name}")
+        if part in self.failed:
+            raise self.failed[part]
+
+
+def take(
+    fabric: Fabric,
+    handles: Mapping[str, NodeHandle],
+    parts: LabPart,
+    questions: DaemonQuestions | None = None,
+    *,
+    nodes: Collection[str] | None = None,
+    keep_errors: bool = False,
+) -> Snapshot:
+    """Read a lab once. nodes: which ones, all by default. questions: how daemons are asked, for the parts of daemons.
+
+    HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
+    """
+    reading = _Reading(fabric, handles, parts, keep_errors=keep_errors)
+    chosen = [node for node in fabric.nodes if nodes is None or node.name in nodes]
+    found = {node.name: reading.kernel(node) for node in chosen if node.role is Role.SWITCH or LabPart.ROOTS in parts}
+    switches = [node for node in chosen if node.role is Role.SWITCH]
+    if parts & _OF_DAEMONS:
+        if questions is None:
+            raise ValueError("this lab has no daemons to ask")
+        found |= _asked([found[node.name] for node in switches], parts, questions)
+    return reading.finished(found, switches)
+
+
+class _Reading:
+    """A snapshot in the making. What has failed on one node is not tried on the others."""
+
+    def __init__(self, fabric: Fabric, handles: Mapping[str, NodeHandle], parts: LabPart, *, keep_errors: bool) -> None:
+        self._fabric, self._handles, self._parts = fabric, handles, parts
+        self._keep_errors = keep_errors
+        self._failed: dict[LabPart, HeddleError] = {}
+
+    @contextmanager
+    def _guarded(self, parts: LabPart) -> Iterator[None]:
+        """Note an error under these parts, where errors are kept."""
+        try:
+            yield
+        except HeddleError as error:
+            if not self._keep_errors:
+                raise
+            self._failed |= dict.fromkeys(parts & self._parts, error)
+
+    def _wants(self, part: LabPart) -> bool:
+        return part in self._parts and part not in self._failed
+
+    def kernel(self, node: Node) -> NodeSnapshot:
+        """All that a node's kernel and maps report; of hosts their root qdiscs."""
+        found = NodeSnapshot(node.name)
+        if not self._parts & _IN_KERNELS:
+            return found
+        netns = self._handles[node.name].netns
+        with self._guarded(_IN_KERNELS), inside(netns), RouteSocket(netns, here=True) as netlink:
+            names = read_names(netlink)
+            if self._wants(LabPart.ROOTS):
+                with self._guarded(LabPart.ROOTS):
+                    ports = [port.name for port in node.ports]
+                    found = replace(found, foreign=foreign_roots(netlink, names, ports))
+            if node.role is Role.SWITCH:
+                found = self._switch(found, netlink, names)
+        return found
+
+    def _switch(self, found: NodeSnapshot, netlink: RouteSocket, names: Mapping[int, str]) -> NodeSnapshot:
+        lab, name = self._fabric.name, found.node
+        if self._wants(LabPart.CARRIER):
+            with self._guarded(LabPart.CARRIER):
+                found = replace(found, down=ports_down(netlink))
+        if self._wants(LabPart.FIBS):
+            with self._guarded(LabPart.FIBS):
+                found = replace(found, fib=fib_of(netlink, name, names, self._fabric.spec.ip_version))
+        if self._wants(LabPart.HASHING):
+            with self._guarded(LabPart.HASHING), Tables.pinned(pin_dir(lab, name)) as tables:
+                rule = hashing_in(tables, name, names)
+                found = replace(found, hashing=rule, epoch=tables.epoch, statistics=tables.statistics())
+        if self._wants(LabPart.COUNTERS):
+            with self._guarded(LabPart.COUNTERS):
+                found = replace(found, counters=counters_of(lab, name, names))
+        if self._wants(LabPart.DROPS):
+            with self._guarded(LabPart.DROPS):
+                found = replace(found, drops=refused_by_qdiscs(netlink, names))
+        return found
+
+    def finished(self, found: Mapping[str, NodeSnapshot], switches: Iterable[Node]) -> Snapshot:
+        """With what the maps of the whole lab report."""
+        nodes, cells = dict(found), None
+        if self._parts & (LabPart.QUEUES | LabPart.DROPS):
+            from heddle.switch.queues.cells import LabQueues
+            from heddle.switch.queues.queuestate import QueueState, missed
+
+            with self._guarded(LabPart.QUEUES | LabPart.DROPS), LabQueues.pinned(self._fabric) as live:
+                if LabPart.QUEUES in self._parts:
+                    cells = QueueState.of(live)
+                if self._wants(LabPart.DROPS):
+                    for node in switches:
+                        own = nodes[node.name].drops or {}
+                        counts = missed(live, node.ports)
+                        drops = {port.name: counts[port.ref] + own.get(port.name, 0) for port in node.ports}
+                        nodes[node.name] = replace(nodes[node.name], drops=drops)
+        machine = backlog_drops() if LabPart.DROPS in self._parts else None
+        return Snapshot(self._fabric.name, self._parts, nodes, machine, cells, self._failed)
+
+
+def _asked(found: Collection[NodeSnapshot], parts: LabPart, questions: DaemonQuestions) -> dict[str, NodeSnapshot]:
+    """What the daemons of all switches answer."""
+
+    def ask(node: NodeSnapshot) -> NodeSnapshot:
+        return replace(
+            node,
+            sessions=questions.sessions(node.node) if LabPart.SESSIONS in parts else None,
+            drained=questions.drained(node.node) if LabPart.DRAINED in parts else None,
+            silent=questions.silent(node.node) if LabPart.SILENT in parts else None,
+        )
+
+    with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="ask-daemons") as pool:
+        return {node.node: node for node in pool.map(ask, found)}

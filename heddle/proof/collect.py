@@ -1,0 +1,99 @@
+"""Collecting evidence: one snapshot before a run, and one after it when its last packet has been counted.
+
+In:  a running lab; the flows with what each sender put on the wire.
+Out: the snapshot before; Evidence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Protocol
+
+from heddle.fabric.model import Fabric
+from heddle.kernel.handle import NodeHandle
+from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.proof import oracle
+from heddle.proof.evidence import PARTS, Evidence, SentFlow
+from heddle.proof.measure import key_of
+from heddle.switch.counters import FlowCount, SwitchCounters
+from heddle.switch.queues.classes import deepest_queue
+
+SETTLE_S: Final = 1.0  # how long counters may take to stop after a run, beside what ports need to drain
+_POLL_S: Final = 0.02
+_STILL_POLLS: Final = 6  # at 1 Mb/s, the slowest that a fabric may be, three packets of 4 KB go by
+_QUIET_POLLS: Final = 3  # at 1 Mb/s, a packet of 4 KB and more
+
+
+class RunningLab(Protocol):
+    """What of a lab is needed here."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """Its fabric."""
+
+    def handles(self) -> Mapping[str, NodeHandle]:
+        """The handle of every node."""
+
+    def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None) -> Snapshot:
+        """These parts of it, read once."""
+
+
+def collect_before(lab: RunningLab) -> Snapshot:
+    """Read the state of all switches, once nothing of an earlier run is under way. MachineError when no lab runs."""
+    _wait_until_quiet(lab)
+    return lab.snapshot(PARTS)
+
+
+def collect_after(lab: RunningLab, before: Snapshot, sent: Sequence[SentFlow]) -> Evidence:
+    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long."""
+    _wait_until_counted(lab, before, sent)
+    asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
+    return Evidence.of(before, lab.snapshot(PARTS), sent, asked)  # after the oracle: what changes meanwhile is seen
+
+
+def _wait_until_quiet(lab: RunningLab) -> None:
+    """Until counters stop: a run that was killed leaves packets in slow ports, which are not the next one's."""
+    deadline = time.monotonic() + _patience(lab.fabric)
+    last = _flows(lab.snapshot(LabPart.COUNTERS).counters)
+    still = 0
+    while still < _QUIET_POLLS and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        now = _flows(lab.snapshot(LabPart.COUNTERS).counters)
+        still = still + 1 if now == last else 0
+        last = now
+
+
+def _flows(counters: Mapping[str, SwitchCounters]) -> dict[str, tuple[FlowCount, ...]]:
+    return {name: table.flows for name, table in counters.items()}
+
+
+def _patience(fabric: Fabric) -> float:
+    """Seconds in which all that is under way has passed: it may fill the queues of a slow port."""
+    deepest = max(deepest_queue(fabric, number) for number in fabric.spec.queues.numbers)
+    return SETTLE_S + 8 * deepest / min(fabric.spec.link.host, fabric.spec.link.fabric)
+
+
+def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[SentFlow]) -> None:
+    deadline = time.monotonic() + _patience(lab.fabric)
+    last: dict[str, tuple[FlowCount, ...]] = {}
+    still = 0
+    while True:
+        counters = lab.snapshot(LabPart.COUNTERS).counters
+        now = _flows({name: table.since(before.counters[name]) for name, table in counters.items()})
+        still = still + 1 if now == last else 0
+        if _arrived(lab.fabric, now, sent) or still >= _STILL_POLLS or time.monotonic() > deadline:
+            return
+        last = now
+        time.sleep(_POLL_S)
+
+
+def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: Sequence[SentFlow]) -> bool:
+    """True when the ports that lead to hosts have counted every packet that was sent."""
+    to_hosts = {port.peer_ref for host in fabric.hosts for port in host.ports}
+    found: dict[tuple[str, str, int], int] = {}
+    for switch, rows in counted.items():
+        for row in rows:
+            if f"{switch}:{row.port}" in to_hosts:
+                found[row.src, row.dst, row.qpn] = row.packets
+    return all(found.get(key_of(each.flow), 0) == each.packets for each in sent)

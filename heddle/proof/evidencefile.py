@@ -1,0 +1,77 @@
+"""Evidence as plain data and back: the one place that knows its layout in a run's file.
+
+In:  Evidence, or what `to_json` gave. Out: the other one. Data of another FORMAT, or damaged data, raise ValueError,
+LookupError, TypeError or AttributeError: the caller says which file it was.
+What a node has in both snapshots alike is written once, with the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from heddle.kernel.fib import Fib
+from heddle.lab.snapshot import NodeSnapshot, Snapshot
+from heddle.proof.evidence import PARTS, Evidence, SentFlow
+from heddle.switch.counters import SwitchCounters
+from heddle.switch.hashing.hashing import SwitchHashing
+
+FORMAT: Final = 1
+
+
+def to_json(evidence: Evidence) -> dict[str, Any]:
+    """Plain data."""
+    return {
+        "format": FORMAT,
+        "before": _snapshot(evidence.before, {}),
+        "after": _snapshot(evidence.after, evidence.before.nodes),
+        "sent": [each.to_json() for each in evidence.sent],
+        "oracle": [list(path) for path in evidence.oracle],
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> Evidence:
+    """What `to_json` gave."""
+    if data["format"] != FORMAT:
+        raise ValueError(f"format {data['format']}, not {FORMAT}")
+    before = _read(data["before"], {})
+    return Evidence(
+        before,
+        _read(data["after"], before.nodes),
+        tuple(SentFlow.from_json(row) for row in data["sent"]),
+        tuple(tuple(str(port) for port in path) for path in data["oracle"]),
+    )
+
+
+def _snapshot(found: Snapshot, known: Mapping[str, NodeSnapshot]) -> dict[str, Any]:
+    rows = [_node(each, known.get(name)) for name, each in found.nodes.items()]
+    return {"lab": found.lab, "backlog": found.backlog_drops, "nodes": rows}
+
+
+def _node(node: NodeSnapshot, known: NodeSnapshot | None) -> dict[str, Any]:
+    """known: the same node in the first snapshot."""
+    row: dict[str, Any] = {"node": node.node, "epoch": node.epoch}
+    if node.fib is not None and (known is None or node.fib != known.fib):
+        row["fib"] = node.fib.to_json()
+    if node.hashing is not None and (known is None or node.hashing != known.hashing):
+        row["hashing"] = node.hashing.to_json()
+    if node.counters is not None:
+        row["counters"] = node.counters.to_json()
+    return {**row, "statistics": dict(node.statistics or {}), "drops": dict(node.drops or {})}
+
+
+def _read(data: Mapping[str, Any], known: Mapping[str, NodeSnapshot]) -> Snapshot:
+    nodes = {str(row["node"]): _read_node(row, known.get(str(row["node"]))) for row in data["nodes"]}
+    return Snapshot(str(data["lab"]), PARTS, nodes, int(data["backlog"]))
+
+
+def _read_node(row: Mapping[str, Any], known: NodeSnapshot | None) -> NodeSnapshot:
+    return NodeSnapshot(
+        str(row["node"]),
+        fib=known.fib if known is not None and "fib" not in row else Fib.from_json(row["fib"]),
+        hashing=known.hashing if known and "hashing" not in row else SwitchHashing.from_json(row["hashing"]),
+        epoch=int(row["epoch"]),
+        statistics={str(word): int(count) for word, count in row["statistics"].items()},
+        counters=SwitchCounters.from_json(row["counters"]),
+        drops={str(port): int(count) for port, count in row["drops"].items()},
+    )

@@ -1,0 +1,53 @@
+"""The queues of a lab at one moment: copies of the shared maps, which do not change while they are evaluated.
+
+In:  LabQueues, mapped. Out: QueueState, a row a port and class (portids.row); packets missed, by port.
+Packets pass while the maps are copied, so numbers of one row may be a packet apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from heddle.switch.queues.portids import row
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from heddle.fabric.model import Port
+    from heddle.switch.queues.cells import LabQueues
+
+
+@dataclass(frozen=True, eq=False)
+class QueueState:
+    """Copies of the maps, read-only; see LabQueues. taken_ns: CLOCK_MONOTONIC, the clock of all times in them."""
+
+    taken_ns: int
+    cells: npt.NDArray[Any]
+    ingress: npt.NDArray[Any]
+    gates: npt.NDArray[Any]
+    agent: npt.NDArray[Any]
+    switches: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, live: LabQueues) -> Self:
+        """Copy the maps now."""
+        copies = [each.copy() for each in (live.cells, live.ingress, live.gates, live.agent, live.switches)]
+        for each in copies:
+            each.flags.writeable = False
+        return cls(time.monotonic_ns(), *copies)
+
+
+def missed(live: LabQueues, ports: Iterable[Port]) -> dict[str, int]:
+    """`rtsw1:eth2` -> packets that the programs dropped there, whatever the cause, or found lost behind a queue.
+
+    Of these ports, since the lab came up. What a qdisc itself drops is not among them (portqueues.refused_by_qdiscs).
+    """
+    found: dict[str, int] = {}
+    for port in ports:
+        first = live.ids[port.node, port.name]
+        rows = slice(row(first, 0), row(first + 1, 0))
+        found[port.ref] = int(live.cells["drops"][rows].sum()) + int(live.gates["lost"][rows].sum())
+    return found
