@@ -50,8 +50,8 @@ class StaticLab:
     def handle(self, node: str) -> NodeHandle:
         return self.nodes[node]
 
-    def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None) -> Snapshot:
-        return take(self.fabric, self.nodes, parts, nodes=nodes)
+    def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
+        return take(self.fabric, self.nodes, parts, nodes=nodes, keep_errors=keep_errors)
 
     def ip(self, node: str, *arguments: str) -> None:
         run(["ip", "-n", self.handle(node).netns.name, *arguments])
