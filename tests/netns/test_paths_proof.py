@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,9 @@ def test_a_dead_next_hop_and_nexthop_groups_are_predicted_too() -> None:
             Path("/proc/sys/net/ipv4/conf/all/ignore_routes_with_linkdown").write_text("1")
             Path("/proc/sys/net/ipv4/conf/eth2/ignore_routes_with_linkdown").write_text("1")
         lab.ip(peer.peer_node, "link", "set", peer.peer_port, "down")
+        end = time.monotonic() + 5  # the kernel tells the other end a moment later (linkwatch)
+        while "rtsw1:eth2" not in lab.snapshot(LabPart.CARRIER, ["rtsw1"]).down and time.monotonic() < end:
+            time.sleep(0.01)
         predicted, asked = both(lab, [f for f in flows if f.first_hop.startswith("rtsw1:")])
         assert predicted == asked
         assert {path[0] for path in asked} == {"rtsw1:eth1", "rtsw1:eth3", "rtsw1:eth4"}
