@@ -10,10 +10,11 @@ import pytest
 
 from heddle.base.problems import CheckError
 from heddle.kernel.fib import NextHop
-from heddle.predict import forwarding as engine
-from heddle.predict.forwarding import Forwarding, Hops, forwarding_of, walk
+from heddle.predict import walk as engine
+from heddle.predict.forwarding import Forwarding, forwarding_of
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, exact_keys, steering_like
+from heddle.predict.walk import Hops, walk
 from heddle.proof import oracle
 from heddle.switch.hashing.steering import Udf
 
