@@ -296,9 +296,10 @@ def paths(
         return predict_paths(out, **asked)
     from heddle.lab.opening import open_lab
     from heddle.runs.lastrun import last_paths
+    from heddle.views.pathstext import paths_text
 
     result = last_paths(open_lab(lab))
-    out.result(result.to_json(), result.text())
+    out.result(result.to_json(), paths_text(result))
     out.exit_code = 0 if result.agree else 1
     return None
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.switch.queues.cells import LabQueues
 
-_BURST_PACKETS: Final = 2
 _REST_S: Final = 1.0  # how long a queue may take to be seen empty: BGP says something now and then
 _POLL_S: Final = 0.01
 _CALM: Final = 5  # packets in that time: what BGP says, and fewer than the slowest link carries

@@ -13,9 +13,10 @@ def paths_now(out: Console, lab: str | None, predict: str | None) -> None:
         raise InputError(Problem("", "--predict and --now", "exclude each other", "--now is about a lab that runs"))
     from heddle.lab.opening import open_lab
     from heddle.runs.moved import now
+    from heddle.views.pathstext import now_text
 
     found = now(open_lab(lab))
-    out.result(found.to_json(), found.text())
+    out.result(found.to_json(), now_text(found))
     out.exit_code = 0 if found.result.agree else 1
 
 

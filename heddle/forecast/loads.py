@@ -16,8 +16,9 @@ from heddle.base.arrays import F64, I32, Bools
 from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic
 from heddle.forecast.wires import Wires
-from heddle.predict.forwarding import MAX_HOPS, Forwarding, Hops, walk
+from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules
+from heddle.predict.walk import MAX_HOPS, Hops, walk
 
 _NAMED: int = 8  # flows without a way that are named
 _ENTRIES: int = 1 << 19  # (switch, destination) pairs that are spread together

@@ -1,10 +1,7 @@
-"""The engine of path prediction: next hops and hashing rules as arrays, and the walk of flows over them.
+"""The next hops of all switches as arrays, and the kernel's selection among them.
 
-In:  Forwarding (where each switch may send what), FabricRules (how it chooses), flows as columns.
-Out: Hops: for every flow the egress ports, hop by hop, as port ids; a hop that is not determined (spray, flowlets) is
-     a fan, all ports that it may take.
-One code for a running fabric, whose arrays come from FIBs (predict.py), and for a fabric on paper. There is no loop
-over flows: the time is linear in flows x hops.
+In:  groups of next hops, from FIBs (predict.py) or from a fabric file alone.
+Out: Forwarding: where each switch may send what, and the port that a hash value selects.
 """
 
 from __future__ import annotations
@@ -16,14 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from heddle.base.arrays import F64, I32, I64, U32, Bools
-from heddle.base.problems import CheckError, Problem
-from heddle.predict.hashes import FlowArrays
-from heddle.predict.rules import FAN, FabricRules
+from heddle.base.arrays import I32, I64, U32, Bools
 
-MAX_HOPS: Final = 16  # a packet that meets more switches than this is in a loop
 NOWHERE: Final = -1
-_BLOCK: Final = 1 << 15  # flows hashed at a time: their columns stay in the cache
 
 
 @dataclass(frozen=True)
@@ -95,146 +87,6 @@ class Forwarding:
             by_bucket = self.start[group] + value % self.size[group]
             at = np.where(self.modulo[group], by_bucket, at)
         return self.member[at]
-
-
-@dataclass(frozen=True)
-class WalkStep:
-    """One step of all flows that were still under way, a row for each port that a flow may take.
-
-    flow, port: row of the flow, id of the port. share: of the flow's packets, 1 where nothing has been spread.
-    fan: whether this port is one of several that this switch spreads the flow over.
-    """
-
-    flow: I32
-    port: I32
-    share: F64
-    fan: Bools
-
-
-@dataclass(frozen=True)
-class Hops:
-    """The walk of `count` flows."""
-
-    count: int
-    steps: tuple[WalkStep, ...]
-
-    @cached_property
-    def ports(self) -> I32:
-        """(flows, hops): port ids, -1 behind the end; of a fan the first one."""
-        table = np.full((self.count, len(self.steps)), NOWHERE, dtype=np.int32)
-        for at, step in enumerate(self.steps):
-            table[step.flow[::-1], at] = step.port[::-1]  # the first of a flow's rows is written last
-        return table
-
-    @cached_property
-    def fan(self) -> Bools:
-        """(flows, hops): where a flow may be at several ports."""
-        table = np.zeros((self.count, len(self.steps)), dtype=bool)
-        for at, step in enumerate(self.steps):
-            table[:, at] = np.bincount(step.flow, minlength=self.count) > 1
-        return table
-
-    def load(self, amount: F64, ports: int) -> F64:
-        """(ports,): what of each flow's amount goes over each port; a fan spreads by its weights."""
-        total = np.zeros(ports)
-        for step in self.steps:
-            total += np.bincount(step.port, weights=amount[step.flow] * step.share, minlength=ports)
-        return total
-
-
-def walk(
-    forwarding: Forwarding,
-    rules: FabricRules,
-    flows: FlowArrays,
-    destination: I32,
-    first: I32,
-    *,
-    slices: I32 | None = None,
-    max_hops: int = MAX_HOPS,
-) -> Hops:
-    """Take every flow from its first switch to where no switch follows.
-
-    destination, first (flows,): class of the destination and id of the first switch, -1: the flow goes nowhere.
-    slices (flows,): index of the destination's NIC in its rack, for `pinned` where the rules have no table of them.
-    A flow ends early at a switch that has no route or no live next hop, and after max_hops. CheckError when a switch
-    that has to choose hashes in a way that is not modelled.
-    """
-    row = np.flatnonzero(first >= 0).astype(np.int32)
-    here = first[row].astype(np.int32)
-    share = np.ones(len(row))
-    steps: list[WalkStep] = []
-    for _ in range(max_hops):
-        group = forwarding.group[here, destination[row]]
-        alive = forwarding.ways[group] > 0
-        if not alive.any():
-            break
-        row, here, share, group = row[alive], here[alive], share[alive], group[alive]
-        port = _choose(forwarding, rules, flows, destination, slices, row, here, group)
-        step = _step(forwarding, row, group, port, share)
-        steps.append(step)
-        row, here, share = _merged(step, forwarding.peer[step.port])
-    return Hops(len(flows), tuple(steps))
-
-
-def _choose(
-    forwarding: Forwarding,
-    rules: FabricRules,
-    flows: FlowArrays,
-    destination: I32,
-    slices: I32 | None,
-    row: I32,
-    here: I32,
-    group: I32,
-) -> I32:
-    """The port for each row, FAN where there are several; what has only one next hop is not hashed."""
-    port = forwarding.member[forwarding.start[group]]
-    several = np.flatnonzero(forwarding.size[group] > 1)
-    for switch in np.unique(here[several]):
-        if rules.problems[switch] is not None:
-            raise CheckError(rules.problems[switch] or Problem("", forwarding.switches[switch], "is not modelled"))
-    for start in range(0, len(several), _BLOCK):
-        block = several[start : start + _BLOCK]
-        rows = row[block]
-        port[block] = rules.choose(
-            forwarding, flows.take(rows), here[block], group[block], destination[rows],
-            None if slices is None else slices[rows],
-        )  # fmt: skip
-    return port
-
-
-def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -> WalkStep:
-    """Rows of fans become one for each member, with its share by weight."""
-    fan = port == FAN
-    if not fan.any():
-        return WalkStep(row, port, share, fan)
-    one, many = np.flatnonzero(~fan), np.flatnonzero(fan)
-    sizes = forwarding.size[group[many]]
-    source = np.repeat(many, sizes)
-    inner = np.arange(len(source)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    at = forwarding.start[group[source]] + inner
-    running = np.concatenate([[0], np.cumsum(forwarding.weight, dtype=np.int64)])
-    total = running[forwarding.start[group[source] + 1]] - running[forwarding.start[group[source]]]
-    order = np.argsort(np.concatenate([one, source]), kind="stable")
-    return WalkStep(
-        np.concatenate([row[one], row[source]])[order],
-        np.concatenate([port[one], forwarding.member[at]])[order],
-        np.concatenate([share[one], share[source] * forwarding.weight[at] / total])[order],
-        np.concatenate([np.zeros(len(one), bool), np.ones(len(source), bool)])[order],
-    )
-
-
-def _merged(step: WalkStep, peer: I32) -> tuple[I32, I32, F64]:
-    """The rows that arrive at a further switch; a flow that comes to one switch by several ports is one row there."""
-    on = np.flatnonzero(peer >= 0)
-    row: I32 = step.flow[on]
-    here: I32 = peer[on]
-    share: F64 = step.share[on]
-    if not step.fan.any() and not (share < 1).any():
-        return row, here, share
-    key = row.astype(np.int64) << 32 | here
-    unique, where = np.unique(key, return_inverse=True)
-    summed: F64 = np.bincount(where, weights=share, minlength=len(unique)).astype(np.float64)
-    return (unique >> 32).astype(np.int32), (unique & 0xFFFFFFFF).astype(np.int32), summed
 
 
 def forwarding_of(

@@ -21,11 +21,12 @@ import numpy.typing as npt
 from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib
-from heddle.predict.forwarding import Forwarding, walk
+from heddle.predict.forwarding import Forwarding
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import forwarding_for, rules_for
 from heddle.predict.rules import FabricRules
 from heddle.predict.statistics import DEPENDENT, TOO_FEW, Dependence, dependence, entropy_bits
+from heddle.predict.walk import walk
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.plan import Flow
 

@@ -3,7 +3,7 @@
 In:  Fib and SwitchHashing of every switch (read once), and flows.
 Out: for each flow the ordered egress ports, from its source's RTSW to the port that its destination host hangs on;
      where packets of one flow are spread, all ports of that step in one word (spread.py).
-The hashes are in hashes.py, how modes choose in rules.py, the kernel's selection and the walk in forwarding.py; here
+The hashes are in hashes.py, how modes choose in rules.py, the selection in forwarding.py, the walk in walk.py; here
 the FIBs and tables that were read become their arrays.
 """
 
@@ -19,10 +19,11 @@ from heddle.base.arrays import I32
 from heddle.base.families import Network
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, NextHop
-from heddle.predict.forwarding import Forwarding, Hops, forwarding_of, walk
+from heddle.predict.forwarding import Forwarding, forwarding_of
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.rules import NO_PORT, FabricRules, HashingRule, SteeringTables, exact_keys
 from heddle.predict.spread import element
+from heddle.predict.walk import Hops, walk
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.plan import Flow
 

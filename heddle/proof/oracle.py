@@ -27,8 +27,8 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from heddle.kernel.testrun import run_on
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
-from heddle.predict.forwarding import MAX_HOPS
 from heddle.predict.spread import element
+from heddle.predict.walk import MAX_HOPS
 from heddle.switch.hashing.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing, pin_dir, programmed
 from heddle.switch.hashing.maps import SPREADING
 from heddle.traffic.plan import Flow

@@ -147,12 +147,6 @@ class PathsResult:
             "selftest": self.selftest.to_json() if self.selftest else None,
         }
 
-    def text(self) -> str:
-        """Tables of at most 100 columns: verdict, uplink bars, then flows (disagreeing ones first)."""
-        from heddle.views.pathstext import render
-
-        return render(self)
-
 
 def prove(fabric: Fabric, evidence: Evidence) -> PathsResult:
     """Lay the three sources side by side, for every flow that was sent."""

@@ -16,11 +16,12 @@ import numpy as np
 from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.forwarding import NOWHERE, Forwarding, Hops, walk
+from heddle.predict.forwarding import NOWHERE, Forwarding
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import forwarding_for, predict, rules_for
 from heddle.predict.rules import FabricRules, steering_like
 from heddle.predict.spread import spreads
+from heddle.predict.walk import Hops, walk
 from heddle.proof.verdict import Path, PathsResult, foresee
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.traffic.plan import Flow
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 THRESHOLD: Final = "hash-threshold"
 RESILIENT: Final = "resilient"
-_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +95,6 @@ class Now:
         for row, proof, was in zip(data["flows"], self.result.flows, self.was, strict=True):
             row |= {"was": list(was), "moved": not spreads(was) and not proof.spread and proof.foretold != was}
         return {**data, "moved": self.moved.to_json()}
-
-    def text(self) -> str:
-        """How much moved, where to, and the paths as they are now."""
-        rows = [
-            f"  {proof.flow.src} to {proof.flow.dst}, QP {proof.flow.qpn}: {' '.join(was)} -> "
-            + (" ".join(proof.foretold) or "nowhere")
-            for proof, was in zip(self.result.flows, self.was, strict=True)
-            if not proof.spread and not spreads(was) and proof.foretold != was
-        ]
-        more = [f"  and {len(rows) - _SHOWN} more: --format json lists all"] if len(rows) > _SHOWN else []
-        return "\n".join([self.moved.text(), *rows[:_SHOWN], *more, "", self.result.text()])
 
 
 def now(lab: Lab) -> Now:

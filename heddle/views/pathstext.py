@@ -5,18 +5,33 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from heddle.predict.spread import spreads
 from heddle.views.style import WIDTH
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, LinkUse, PathsResult
+    from heddle.runs.moved import Now
 
 _BAR: Final = 40
 _ROWS: Final = 16
+_MOVED: Final = 8
 
 
-def render(result: PathsResult, rows: int = _ROWS) -> str:
-    """The whole report; at most `rows` proven QPs are listed, and as many that are not."""
+def paths_text(result: PathsResult, rows: int = _ROWS) -> str:
+    """Verdict, uplink bars, then QPs: at most `rows` that are proven and as many that are not, these first."""
     return "\n".join([*_verdict(result), "", *uplinks(result), *_entropy(result), "", *_flows(result, rows)])
+
+
+def now_text(now: Now) -> str:
+    """How many QPs of the last run moved, where to, and the paths as they are now."""
+    rows = [
+        f"  {proof.flow.src} to {proof.flow.dst}, QP {proof.flow.qpn}: {' '.join(was)} -> "
+        + (" ".join(proof.foretold) or "nowhere")
+        for proof, was in zip(now.result.flows, now.was, strict=True)
+        if not proof.spread and not spreads(was) and proof.foretold != was
+    ]
+    more = [f"  and {len(rows) - _MOVED} more: --format json lists all"] if len(rows) > _MOVED else []
+    return "\n".join([now.moved.text(), *rows[:_MOVED], *more, "", paths_text(now.result)])
 
 
 def _verdict(result: PathsResult) -> list[str]:

@@ -19,6 +19,7 @@ from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions, parse_source_ports
+from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab
 from tests.netns.static_fabric import dropping
 
@@ -48,7 +49,7 @@ def test_sums_are_right_and_every_path_is_proven(tiny: Lab, options: dict[str, o
     assert result.wrong == 0
     assert result.icrc_errors == result.stray == 0
     paths = last_paths(tiny)
-    assert paths.agree, paths.text()
+    assert paths.agree, paths_text(paths)
     assert len(paths.flows) == len(result.flows)
     for flow, proof in zip(result.flows, paths.flows, strict=True):
         assert proof.predicted == proof.oracle == proof.measured
@@ -82,7 +83,7 @@ def test_e_ecmp_spreads_the_queue_pairs_that_one_five_tuple_keeps_together(fabri
         lab = fabric_lab(racks=2, ctsw=4, hosts_per_rack=1, routing={"ecmp": ecmp})
         all_reduce(lab, qps=16, source_ports=parse_source_ports("fixed"))
         paths = last_paths(lab)
-        assert paths.agree, paths.text()
+        assert paths.agree, paths_text(paths)
         used[ecmp] = {proof.measured[0] for proof in paths.flows if proof.measured[0].startswith("rtsw1:")}
     assert len(used["flow"]) == 1
     assert len(used["e-ecmp"]) > 1
@@ -95,7 +96,7 @@ def test_other_shapes_than_the_presets(fabric_lab: FabricLab, racks: int, ctsw: 
     lab = fabric_lab(racks=racks, ctsw=ctsw, hosts_per_rack=hosts, link=link, routing={"ecmp": ecmp})
     result = all_reduce(lab, qps=4, placement="cyclic")
     assert result.wrong == 0
-    assert last_paths(lab).agree, last_paths(lab).text()
+    assert last_paths(lab).agree, paths_text(last_paths(lab))
 
 
 def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
@@ -105,7 +106,7 @@ def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
         ("host1", "eth1"), ("host1", "eth2"), ("host2", "eth1"), ("host2", "eth2"),
     ]  # fmt: skip
     assert result.wrong == 0
-    assert last_paths(lab).agree, last_paths(lab).text()
+    assert last_paths(lab).agree, paths_text(last_paths(lab))
 
 
 def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab) -> None:
@@ -116,7 +117,7 @@ def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab
     assert result.wrong == 0
     paths = last_paths(lab)
     assert paths.lost
-    assert paths.agree, paths.text()
+    assert paths.agree, paths_text(paths)
     for flow, proof in zip(result.flows, paths.flows, strict=True):
         assert proof.counted[0] == flow.packets
 

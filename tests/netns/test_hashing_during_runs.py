@@ -20,6 +20,7 @@ from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from heddle.views.pathstext import paths_text
 
 LONG = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate
 
@@ -61,7 +62,7 @@ def test_a_mode_is_switched_in_the_middle_of_a_run_and_its_paths_are_not_called_
     proof = last_paths(lab)
     assert not proof.agree
     assert proof.notes[0].startswith("hashing was switched during the run, and no path is of one rule: rtsw1, rtsw2")
-    assert proof.text().startswith("NOT PROVEN")
+    assert paths_text(proof).startswith("NOT PROVEN")
 
 
 def test_there_and_back_is_noticed_too(lab: Lab) -> None:
@@ -77,7 +78,7 @@ def test_there_and_back_is_noticed_too(lab: Lab) -> None:
     assert not any(row.why for row in proof.flows)
     assert not proof.agree
     assert proof.notes[0].endswith(": rtsw1")
-    assert proof.text().startswith("NOT PROVEN: the paths of 16 QPs")
+    assert paths_text(proof).startswith("NOT PROVEN: the paths of 16 QPs")
     assert run(lab, RunOptions(sizes=(4096,), iters=1), Silent()).wrong == 0
     assert last_paths(lab).agree
 

@@ -27,6 +27,7 @@ from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import read_hashing
 from heddle.traffic.options import RunOptions, parse_source_ports
+from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab
 from tests.netns.order import in_order
 
@@ -52,7 +53,7 @@ def ran(lab: Lab, **options: Any) -> tuple[RunResult, PathsResult]:
     result = run(lab, RunOptions(**chosen), Silent())
     paths = last_paths(lab)
     assert result.wrong == 0
-    assert paths.agree, paths.text()
+    assert paths.agree, paths_text(paths)
     return result, paths
 
 

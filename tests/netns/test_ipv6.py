@@ -24,6 +24,7 @@ from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from heddle.views.pathstext import paths_text
 from heddle.wire import roce
 from heddle.wire.pcapng import Frame
 from tests.conftest import Up
@@ -48,7 +49,7 @@ def proven(lab: Lab, result: RunResult) -> bool:
     """Whether the sums are right and prediction, oracle and counters say one thing of every QP."""
     paths = last_paths(lab)
     assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
-    assert paths.agree, paths.text()
+    assert paths.agree, paths_text(paths)
     assert all(proof.predicted == proof.oracle == proof.measured for proof in paths.flows)
     return len(paths.flows) == len(result.flows) > 0
 
@@ -160,7 +161,7 @@ def test_every_mode_steers_ipv6_as_predicted(six: Lab) -> None:
             set_hashing(six, mode, options)
             result = all_reduce(six, placement="cyclic")
             paths = last_paths(six)
-            assert (result.wrong, paths.agree) == (0, True), f"{word}: {paths.text()}"
+            assert (result.wrong, paths.agree) == (0, True), f"{word}: {paths_text(paths)}"
     finally:
         set_hashing(six, "flow", HashOptions())
     assert [check.name for check in validate(six) if not check.ok] == []

@@ -19,6 +19,7 @@ from heddle.runs.moved import RESILIENT, THRESHOLD, now
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
+from heddle.views.pathstext import now_text, paths_text
 from tests.netns.static_fabric import some_flows
 
 MODES = [
@@ -61,7 +62,7 @@ def test_prediction_is_what_the_kernels_do_after_a_fault_in_every_mode(lab: Lab,
         for mode, options in MODES:
             set_hashing(lab, mode, options)
             result = foresee(lab, flows)
-            assert result.agree, f"{mode}: {result.text()}"
+            assert result.agree, f"{mode}: {paths_text(result)}"
     set_hashing(lab, "flow", HashOptions())
     again = foresee(lab, flows)
     assert [proof.predicted for proof in again.flows] == [proof.predicted for proof in whole.flows]
@@ -80,7 +81,7 @@ def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
 ) -> None:
     with fault(lab):
         found = now(lab)
-    assert found.result.agree, found.text()
+    assert found.result.agree, now_text(found)
     moved = found.moved
     assert moved.flows == 96 and moved.in_force == THRESHOLD
     assert 0 < moved.gone < moved.moved
@@ -90,7 +91,7 @@ def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
     rows = found.to_json()["flows"]
     assert sum(row["moved"] for row in rows) == moved.moved
     assert all((row["was"] != row["predicted"]) == row["moved"] for row in rows)
-    assert f"{moved.moved} of 96 QPs" in found.text() and "(in force)" in found.text()
+    assert f"{moved.moved} of 96 QPs" in now_text(found) and "(in force)" in now_text(found)
 
 
 def test_every_step_of_a_choice_is_told_in_every_mode_and_the_kernel_agrees(lab: Lab) -> None:

@@ -18,6 +18,7 @@ from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables
 from heddle.switch.hashing.steering import Steering
 from heddle.traffic.plan import Flow
+from heddle.views.pathstext import paths_text
 from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -75,7 +76,7 @@ def test_pinned_follows_the_destination_alone_and_falls_back_when_its_way_is_gon
     flows = some_flows(lab.fabric, 48)
     ours = upward(flows)
     result = proven(lab, flows)
-    assert result.agree, result.text()
+    assert result.agree, paths_text(result)
     order = {host.name: index for index, host in enumerate(lab.fabric.hosts)}
     for proof in result.flows:
         slice_ = order[proof.flow.dst] % 3
@@ -83,7 +84,7 @@ def test_pinned_follows_the_destination_alone_and_falls_back_when_its_way_is_gon
     lab.ip("rtsw1", "link", "set", "eth2", "down")
     try:
         result = proven(lab, ours)
-        assert result.agree, result.text()
+        assert result.agree, paths_text(result)
         moved = [proof for proof in result.flows if order[proof.flow.dst] % 3 == 1]
         assert moved and all(p.measured[0] != "rtsw1:eth2" for p in moved)
     finally:
@@ -105,13 +106,13 @@ def test_exact_entries_go_before_the_hash_and_a_dead_one_is_not_followed(lab: St
     table = {(flow.sport, ip_network(prefix)): f"eth{1 + at % 4}" for at, flow in enumerate(mine)}
     choose_by(lab, "exact-match", exact={"rtsw1": table})
     result = proven(lab, flows)
-    assert result.agree, result.text()
+    assert result.agree, paths_text(result)
     told = {proof.flow: proof.measured[0] for proof in result.flows}
     assert [told[flow] for flow in mine] == [f"rtsw1:{table[flow.sport, prefix]}" for flow in mine]
     lab.ip("rtsw1", "link", "set", "eth3", "down")
     try:
         result = proven(lab, upward(flows))
-        assert result.agree, result.text()
+        assert result.agree, paths_text(result)
         assert "rtsw1:eth3" not in first_ports(result)
     finally:
         mend(lab, "rtsw1", "eth3")
@@ -122,7 +123,7 @@ def test_sprayed_packets_stay_within_the_ways_and_every_step_sums(lab: StaticLab
     choose_by(lab, "spray", HashOptions(choice=choice))  # type: ignore[arg-type]
     flows = some_flows(lab.fabric, 12)
     result = proven(lab, flows, 64)
-    assert result.agree, result.text()
+    assert result.agree, paths_text(result)
     for proof in result.flows:
         assert proof.spread and proof.foretold[0].endswith(":{eth1,eth2,eth3,eth4}")
         assert len(ports_of(proof.measured[0])) == 4
@@ -138,7 +139,7 @@ def test_sprayed_packets_stay_within_the_ways_and_every_step_sums(lab: StaticLab
 def test_flowlets_stay_within_the_ways(lab: StaticLab, first: str) -> None:
     choose_by(lab, "flowlet", HashOptions(gap_ns=1_000, first=first))  # type: ignore[arg-type]
     result = proven(lab, some_flows(lab.fabric, 24), 32)
-    assert result.agree, result.text()
+    assert result.agree, paths_text(result)
     assert all(proof.spread for proof in result.flows)
     assert any(len(ports_of(proof.measured[0])) > 1 for proof in result.flows)
 
@@ -146,7 +147,7 @@ def test_flowlets_stay_within_the_ways(lab: StaticLab, first: str) -> None:
 def test_adaptive_bursts_stay_within_the_ways(lab: StaticLab) -> None:
     choose_by(lab, "adaptive", HashOptions(gap_ns=1_000))
     result = proven(lab, some_flows(lab.fabric, 24), 32)
-    assert result.agree, result.text()
+    assert result.agree, paths_text(result)
     assert all(proof.spread for proof in result.flows)
     assert any(len(ports_of(proof.measured[0])) > 1 for proof in result.flows)
 
@@ -158,7 +159,7 @@ def test_adaptive_bursts_stay_within_the_ways(lab: StaticLab) -> None:
 def test_user_defined_fields_hash_what_they_name(lab: StaticLab, udf: Udf, spread: bool) -> None:
     choose_by(lab, "e-ecmp", HashOptions(udf=udf))
     result = proven(lab, some_flows(lab.fabric, 40))
-    assert result.agree, result.text()
+    assert result.agree, paths_text(result)
     assert {proof.spread for proof in result.flows} == {spread}
 
 
@@ -167,11 +168,11 @@ def test_resilient_hashing_moves_the_lost_share_alone_and_brings_it_back(lab: St
     choose_by(lab, mode, HashOptions(resilient=True, buckets=64))
     flows = upward(some_flows(lab.fabric, 200))
     before = proven(lab, flows, 2)
-    assert before.agree, before.text()
+    assert before.agree, paths_text(before)
     lab.ip("rtsw1", "link", "set", "eth1", "down")
     try:
         during = proven(lab, flows, 2)
-        assert during.agree, during.text()
+        assert during.agree, paths_text(during)
         for was, now in zip(first_ports(before), first_ports(during), strict=True):
             assert now == was if was != "rtsw1:eth1" else now.startswith("rtsw1:") and now != was
     finally:

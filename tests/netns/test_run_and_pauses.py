@@ -18,6 +18,7 @@ from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
+from heddle.views.pathstext import paths_text
 from tests.netns.pfc_lab import LOSSLESS
 
 pytestmark = pytest.mark.root
@@ -42,7 +43,7 @@ def test_every_data_packet_that_arrives_marked_is_counted(net: Lab, collective: 
     assert sum(f.counters["retransmitted"] for f in result.flows) == 0
     assert all(f.ce == f.packets for f in result.flows) and sum(f.ce for f in result.flows) > 40
     paths = last_paths(net)
-    assert paths.agree, paths.text()
+    assert paths.agree, paths_text(paths)
 
 
 def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(net: Lab) -> None:

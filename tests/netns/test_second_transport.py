@@ -15,6 +15,7 @@ from heddle.runs.lastrun import last_paths
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from heddle.views.pathstext import paths_text
 from tests import stopandwait
 from tests.stopandwait import NAME, StopAndWait
 
@@ -37,7 +38,7 @@ def test_it_runs_and_every_path_is_proven(tiny: Lab) -> None:
     result = all_reduce(tiny)
     assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
     paths = last_paths(tiny)
-    assert paths.agree, paths.text()
+    assert paths.agree, paths_text(paths)
     assert {flow.packets for flow in result.flows} == {3 * PACKETS}
     assert all(proof.counted == (3 * PACKETS,) * len(proof.measured) for proof in paths.flows)
 

@@ -11,10 +11,11 @@ import pytest
 from heddle.base.problems import CheckError
 from heddle.fabric.policy import Udf
 from heddle.kernel.fib import NextHop
-from heddle.predict import forwarding as engine
-from heddle.predict.forwarding import Forwarding, Hops, forwarding_of, walk
+from heddle.predict import walk as engine
+from heddle.predict.forwarding import Forwarding, forwarding_of
 from heddle.predict.hashes import FlowArrays
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, exact_keys, steering_like
+from heddle.predict.walk import Hops, walk
 from heddle.proof import oracle
 
 LEAVES, SPINES, HOSTS = 2, 3, 2

@@ -17,6 +17,7 @@ from heddle.proof.verdict import PathsResult, prove
 from heddle.runs.moved import moved_of
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.views.pathstext import paths_text
 from tests.unit.test_paths_report import FABRIC, SENT, evidence, fibs, snapshot
 
 SPRAY = {s.name: SwitchHashing(s.name, "spray", s.hash_seed or 1, 1, 0x37) for s in FABRIC.switches}
@@ -51,13 +52,13 @@ def judge(found: Evidence) -> PathsResult:
 
 def test_packets_that_stay_within_the_ways_and_sum_are_a_proof() -> None:
     result = judge(sprayed(WHOLE))
-    assert result.agree, result.text()
+    assert result.agree, paths_text(result)
     proof = result.flows[0]
     assert proof.predicted == ("rtsw1:{eth1,eth2}", "{ctsw1:eth2,ctsw2:eth2}", "rtsw2:eth3")
     row = proof.to_json()
     assert row["spread"] and row["counted"] == [10, 10, 10]
     assert row["by_port"] == {"rtsw1:eth1": 6, "rtsw1:eth2": 4, "ctsw1:eth2": 6, "ctsw2:eth2": 4, "rtsw2:eth3": 10}
-    assert "1 QP is spread" in result.text() and max(map(len, result.text().splitlines())) <= 100
+    assert "1 QP is spread" in paths_text(result) and max(map(len, paths_text(result).splitlines())) <= 100
 
 
 def test_a_fan_of_which_one_port_alone_was_used_is_a_proof_too() -> None:
@@ -87,7 +88,7 @@ def test_what_leaves_the_ways_or_does_not_sum_is_no_proof(changed: Counts, why: 
 def test_a_loss_behind_two_ports_is_put_down_to_the_queue_that_owns_up() -> None:
     counts = {**WHOLE, "rtsw2": (("eth3", 8),)}
     result = judge(sprayed(counts, {"ctsw2:eth2": 2}))
-    assert result.agree, result.text()
+    assert result.agree, paths_text(result)
     assert result.lost == {"ctsw2:eth2": 2}
     assert not judge(sprayed(counts, {"ctsw2:eth2": 1})).agree
 
@@ -108,8 +109,8 @@ def test_where_the_kernel_differs_the_oracle_stands_in_and_no_third_source_is_cl
     found = evidence(SENT)
     result = judge(found)
     assert result.agree and result.sources == ("oracle", "counters")
-    assert result.text().splitlines()[0] == "oracle and counters agree on the paths of all 1 QPs"
-    assert "kernel 7.99 chooses otherwise than the prediction" in " ".join(result.text().split())
+    assert paths_text(result).splitlines()[0] == "oracle and counters agree on the paths of all 1 QPs"
+    assert "kernel 7.99 chooses otherwise than the prediction" in " ".join(paths_text(result).split())
     data = result.to_json()
     assert data["flows"][0]["predicted"] is None and data["selftest"]["state"] == "differs"
     other = replace(found, oracle=(("rtsw1:eth9", *found.oracle[0][1:]),))

@@ -21,6 +21,7 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.plan import Flow
+from heddle.views.pathstext import paths_text
 
 FABRIC = clos.build(ClosSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
 HASHING = {s.name: SwitchHashing(s.name, "flow", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}
@@ -136,7 +137,7 @@ def test_three_sources_and_the_right_counts_are_a_proof() -> None:
     assert row["predicted"] == row["oracle"] == row["measured"] and len(row["measured"]) == 3
     assert row["measured"][0].startswith("rtsw1:") and row["measured"][-1] == "rtsw2:eth3"
     assert (row["packets"], row["counted"]) == (10, [10, 10, 10])
-    assert "agree on the paths of all 1 QPs" in result.text()
+    assert "agree on the paths of all 1 QPs" in paths_text(result)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_counts_that_do_not_sum_are_no_proof(counts: tuple[int, ...], why: str) 
     result = judge(SENT, evidence(SENT, counts))
     assert not result.agree
     assert why in result.flows[0].why
-    assert "NOT PROVEN" in result.text() and why in result.text()
+    assert "NOT PROVEN" in paths_text(result) and why in paths_text(result)
 
 
 def test_a_loss_that_a_queue_owns_up_to_is_explained() -> None:
@@ -170,7 +171,7 @@ def test_an_oracle_of_another_mind_is_no_proof() -> None:
     result = judge(SENT, replace(found, oracle=(other,)))
     assert not result.agree
     assert result.flows[0].why == "the prediction is not what the kernels say"
-    assert "rtsw1:eth9" in result.text()
+    assert "rtsw1:eth9" in paths_text(result)
 
 
 def test_a_flow_seen_off_its_path_is_no_proof() -> None:
@@ -202,7 +203,7 @@ def test_mmr_counts_idle_uplinks_and_links_tell_ours_from_the_rest() -> None:
     assert result.per_leaf["rtsw1"].flows == round(most / 16, 4)
     assert result.per_leaf["rtsw2"].flows is None
     assert sum(link.packets for link in uplinks.values()) == 320
-    text = result.text()
+    text = paths_text(result)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "and 16 more: --format json lists all" in text
 
@@ -212,8 +213,8 @@ def test_what_a_hash_of_5_tuples_can_tell_apart_is_said() -> None:
     sent = [SentFlow(flow(sport=50_000 + i % 4, qpn=i), 10, 1000) for i in range(16)]
     result = judge(sent, evidence(sent))
     assert result.to_json()["entropy"] == {"flows": 16, "distinct": 4, "bits": 2.0}
-    assert "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits" in result.text()
-    assert "5-tuples" not in judge([], evidence([])).text()
+    assert "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits" in paths_text(result)
+    assert "5-tuples" not in paths_text(judge([], evidence([])))
 
 
 def test_evidence_survives_json() -> None:

@@ -21,10 +21,9 @@ from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc, RcSender
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.fabric.shapes import build
+from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.results import FlowRow
 from heddle.runs.run import plan_run
-from heddle.spec.load import load_fabric
 from heddle.traffic.options import RunOptions, run_options
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
@@ -56,7 +55,7 @@ def _planned(name: str, **options: object) -> tuple[object, Transport]:
     patch = pytest.MonkeyPatch()
     with patch.context() as m:
         m.setitem(TRANSPORTS, NAME, StopAndWait)
-        return plan_run(build(load_fabric("tiny")), RunOptions(transport=name, **options))  # type: ignore[arg-type]
+        return plan_run(load_fabric("tiny").fabric, RunOptions(transport=name, **options))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -211,7 +210,7 @@ def test_the_name_is_checked_with_all_other_options() -> None:
     assert "--transport rcc is not a transport\n  hint: did you mean rc?" in str(caught.value)
     assert "--qps 0" in str(caught.value)
     with pytest.raises(InputError, match="--transport ud is not a transport"):
-        plan_run(build(load_fabric("tiny")), RunOptions(transport="ud"))
+        plan_run(load_fabric("tiny").fabric, RunOptions(transport="ud"))
 
 
 def test_shells_complete_transports() -> None:
