@@ -42,7 +42,7 @@ def demo(out: Console) -> None:
     The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. Everything is
     taken down again.
     """
-    from heddle.cli.demo import demo as run_demo
+    from heddle.cli.demo_verb import demo as run_demo
 
     result = run_demo(out.observer, out.show)
     out.result(result.to_json(), result.text())
@@ -140,7 +140,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 
     Flags of Heddle stand before the node: ./inv exec --lab zone rtsw1 ip route.
     """
-    from heddle.cli.inside import run_inside
+    from heddle.cli.exec_verb import run_inside
 
     run_inside(out, lab, node, cmd)
 
@@ -207,7 +207,7 @@ def run(
     set_: Sequence[str] = (),
 ) -> None:
     """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated."""
-    from heddle.cli.inside import lab_for_run
+    from heddle.cli.run_verb import lab_for_run
     from heddle.endpoints.transports import find_transport
     from heddle.runs.run import plan_run
     from heddle.runs.run import run as run_collective
@@ -391,14 +391,23 @@ def graph(
 )
 def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
     """Take a lab down: every namespace, process, pin and file of it, and of no other. Twice is as good as once."""
-    from heddle.cli.inside import take_down
+    from heddle.cli.down_verb import take_down
 
     take_down(out, lab, everything=all_)
 
 
+# In the order in which they are listed.
 from heddle.cli.plot_verb import plot  # noqa: E402, F401
-from heddle.cli.queues_verb import queues  # noqa: E402, F401 - in this order they are listed
-from heddle.cli.upkeep import bench, image, lint, setup, test  # noqa: E402, F401
+from heddle.cli.queues_verb import queues  # noqa: E402, F401
+
+# isort: split
+from heddle.cli.image_verb import image  # noqa: E402, F401
+from heddle.cli.setup_verb import setup  # noqa: E402, F401
+from heddle.cli.test_verb import test  # noqa: E402, F401
+
+# isort: split
+from heddle.cli.bench_verb import bench  # noqa: E402, F401
+from heddle.cli.lint_verb import lint  # noqa: E402, F401
 
 typed = typed_to_invoke()
 if typed is not None:  # `invoke up tiny`, `inv up tiny`: what follows the verb means the same as after ./inv

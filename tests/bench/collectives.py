@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from heddle.base.events import Observer
-from heddle.cli.demo import demo
+from heddle.cli.demo_verb import demo
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.capacity import PACKET_COST_CRCS, crc_seconds
 from heddle.lab import lifecycle as labs

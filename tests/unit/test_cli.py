@@ -432,7 +432,7 @@ def test_a_working_directory_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_be_brings_no_fabric_up(capsys: pytest.CaptureFixture[str]) -> None:
-    from heddle.cli.inside import lab_for_run
+    from heddle.cli.run_verb import lab_for_run
 
     def refuse(built: Fabric) -> None:
         raise InputError(Problem("", built.name, "is too small"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.cli.demo import ACTS, DemoResult, Played
+from heddle.cli.demo_verb import ACTS, DemoResult, Played
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.results import MachineUse
 from tests.bench.demopicture import picture

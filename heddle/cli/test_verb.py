@@ -1,4 +1,4 @@
-"""`./inv test` and `./inv lint`: pytest and the linters of .venv, with our exit codes."""
+"""The verb `test`: pytest over one suite or all of them, with our exit codes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
-from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
 from heddle.cli.console import Console
+from heddle.cli.verbs import verb
 from heddle.host import packages
 
 # Cheap to expensive. `all` is what every machine can run; clab needs a container engine and containerlab besides.
@@ -23,11 +23,6 @@ _AS_ROOT: Final = frozenset({"netns", "clab", "all"})
 _WHERE: Final[Mapping[str, tuple[str, ...]]] = {"clab": ("tests/clab", "tests/netns")}
 _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
-_LINTERS: Final = (
-    ("ruff", "check", "."),
-    ("ruff", "format", "--check", "."),
-    ("mypy",),
-)
 
 
 def needs_root(typed: Mapping[str, Any]) -> bool:
@@ -81,33 +76,17 @@ def _engine(out: Console) -> Iterator[None]:
         yield
 
 
-def run_linters(out: Console) -> None:
-    """ruff and mypy over the whole tree; CheckError names those that complained."""
-    root = resources.HERE.checkout("./inv lint")
-    _dev_tools(out, root)
-    out.close()
-    complained = []
-    for tool in _LINTERS:
-        argv = [sys.executable, "-m", *tool]
-        print("$ " + " ".join(tool), file=sys.stderr, flush=True)
-        if subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, check=False).returncode:
-            complained.append(" ".join(tool))
-    if complained:
-        raise CheckError(*[Problem("", name, "complains", "see above") for name in complained])
-    out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "All linters are content.")
-
-
-def _dev_tools(out: Console, root: Path) -> None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        if all(version(tool) for tool in ("mypy", "ruff", "types-PyYAML")):
-            return
-    except PackageNotFoundError:
-        pass
-    out.say("installing the linters of requirements-dev.lock")
-    argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
-    argv += ["--require-hashes", "-r", str(root / "requirements-dev.lock")]
-    if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
-        hint = "this needs the network once; run the same line again"
-        raise MachineError(Problem("", "requirements-dev.lock", "could not be installed", hint))
+@verb(
+    help={
+        "suite": "unit, golden, netns; all is these three; clab has the stories of netns told in containers",
+        "build": "see to it that clang is there, so that the BPF programs are rebuilt and compared",
+        "args": "words for pytest: ./inv test unit -- -k load -x",
+    },
+    positional=["suite"],
+    rest="args",
+    packages=needed_packages,
+    root=needs_root,
+)
+def test(out: Console, suite: str = "all", build: bool = False, args: Sequence[str] = ()) -> None:
+    """Run the test suites; unit and golden need no root."""
+    run_tests(out, suite, args)

@@ -1,0 +1,57 @@
+"""The verb `lint`: the linters of requirements-dev.lock over the whole tree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from heddle.base import resources
+from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.cli.console import Console
+from heddle.cli.verbs import verb
+
+_LINTERS: Final = (
+    ("ruff", "check", "."),
+    ("ruff", "format", "--check", "."),
+    ("mypy",),
+)
+
+
+@verb()
+def lint(out: Console) -> None:
+    """ruff and mypy --strict over the whole tree; installs them from requirements-dev.lock when needed."""
+    run_linters(out)
+
+
+def run_linters(out: Console) -> None:
+    """ruff and mypy over the whole tree; CheckError names those that complained."""
+    root = resources.HERE.checkout("./inv lint")
+    _dev_tools(out, root)
+    out.close()
+    complained = []
+    for tool in _LINTERS:
+        argv = [sys.executable, "-m", *tool]
+        print("$ " + " ".join(tool), file=sys.stderr, flush=True)
+        if subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, check=False).returncode:
+            complained.append(" ".join(tool))
+    if complained:
+        raise CheckError(*[Problem("", name, "complains", "see above") for name in complained])
+    out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "All linters are content.")
+
+
+def _dev_tools(out: Console, root: Path) -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        if all(version(tool) for tool in ("mypy", "ruff", "types-PyYAML")):
+            return
+    except PackageNotFoundError:
+        pass
+    out.say("installing the linters of requirements-dev.lock")
+    argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
+    argv += ["--require-hashes", "-r", str(root / "requirements-dev.lock")]
+    if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
+        hint = "this needs the network once; run the same line again"
+        raise MachineError(Problem("", "requirements-dev.lock", "could not be installed", hint))
