@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from heddle.cli.suites import ALL, SUITES, needed_packages
+from heddle.cli.test_verb import ALL, SUITES, needed_packages
 from heddle.host.packages import BUILD, PARTS
 
 TESTS = Path(__file__).resolve().parents[1]
