@@ -7,3 +7,18 @@ from typing import Final
 
 SYSCTLS: Final = Path("/proc/sys")
 HASH_SEED: Final = "net.ipv4.fib_multipath_hash_seed"  # of both versions of IP
+
+
+def sysctl_path(name: str) -> Path:
+    """Where a sysctl is read and written, in the namespace that the calling thread stands in."""
+    return SYSCTLS / name.replace(".", "/")
+
+
+def sysctl_number(text: str) -> int:
+    """A sysctl's value as the kernel reads it: 0x1 and 010 are not decimal (proc_get_long, strtoul with base 0).
+
+    ValueError for what is no number.
+    """
+    word = text.strip()
+    octal = len(word) > 1 and word[0] == "0" and word.isdigit()
+    return int(word, 8 if octal else 0)

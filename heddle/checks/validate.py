@@ -13,16 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import CheckError, HeddleError, InputError, Problem
-from heddle.base.sysctls import HASH_SEED, SYSCTLS
+from heddle.base.sysctls import HASH_SEED, SYSCTLS, sysctl_number
 from heddle.checks import queuechecks
 from heddle.checks.probe import probe
 from heddle.checks.subject import Found, NothingError, Subject
+from heddle.fabric import hashmodes
 from heddle.fabric.model import Node, Role
 from heddle.kernel import offloads
 from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
 from heddle.runs.lastrun import has_run, last_paths
-from heddle.switch.hashing import hashing
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -115,7 +115,7 @@ def _sysctls(subject: Subject) -> Found:
 def _same(now: str, wanted: str) -> bool:
     """Whether a sysctl has the value that was written: 0x37 is read as 55, and tables with tabs between numbers."""
     try:
-        return [hashing.number(word) for word in now.split()] == [hashing.number(word) for word in wanted.split()]
+        return [sysctl_number(word) for word in now.split()] == [sysctl_number(word) for word in wanted.split()]
     except ValueError:  # names, as of tcp_congestion_control
         return now.split() == wanted.split()
 
@@ -124,7 +124,7 @@ def _rules(lab: Lab) -> dict[str, dict[str, str]]:
     """Switch -> the sysctls of hashing that it should have: as set last, or its topology's own, or Heddle's."""
     version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.made.kept()
     return {
-        name: hashing.sysctls(row.mode, row.seed, row.options, version)
+        name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
         | ({} if name in live else dict(kept.get(name, {})))
         for name, row in rehash.wanted(lab).items()
     }
@@ -137,8 +137,8 @@ def _hashing(subject: Subject) -> Found:
     wanted, rules = rehash.wanted(lab), _rules(lab)
     for name, row in wanted.items():
         now = subject.now.hashing[name]
-        policy = hashing.number(rules[name][f"net.ipv{lab.fabric.policy.ip_version}.fib_multipath_hash_policy"])
-        seed = row.seed if now.by_program else hashing.number(rules[name].get(HASH_SEED, str(row.seed)))
+        policy = sysctl_number(rules[name][f"net.ipv{lab.fabric.policy.ip_version}.fib_multipath_hash_policy"])
+        seed = row.seed if now.by_program else sysctl_number(rules[name].get(HASH_SEED, str(row.seed)))
         if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
             found = f"{name}: {now.mode} with seed {now.seed} and policy {now.policy}"
             faults.append(f"{found}, not {row.mode} with {seed} and {policy}")

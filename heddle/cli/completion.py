@@ -98,7 +98,7 @@ def _kinds() -> list[str]:
 
 
 def _modes() -> list[str]:
-    from heddle.switch.hashing.hashing import MODES
+    from heddle.fabric.hashmodes import MODES
 
     return list(MODES)
 

@@ -17,6 +17,7 @@ from heddle.base.units import format_duration
 from heddle.cli.console import Console
 from heddle.cli.exactrows import COLUMNS, ExactRows, entry_rows, file_rows
 from heddle.fabric.checks import Said, complaints_about
+from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
 from heddle.fabric.policydata import routing_as_file
 from heddle.fabric.policyof import routing_policy
@@ -25,7 +26,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.spec.keys import Strict
 from heddle.spec.routingspec import HashSpec, RoutingSpec
-from heddle.switch.hashing.hashing import MODES, SwitchHashing
+from heddle.switch.hashing.hashing import SwitchHashing
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import U32
+from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, SPREADING, kernel_policy
 from heddle.fabric.policy import FIELDS_5_TUPLE, Policy
 from heddle.forecast.wires import Wires
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
-from heddle.switch.hashing.hashing import MODES, POLICY_CUSTOM, kernel_policy
-from heddle.switch.hashing.maps import SPREADING
 
 EVEN_SPLIT: Final = "even split"
 HASHED: Final = ("flow", "e-ecmp", "pinned")  # with a path for every flow; all that are compared, even split last

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import state
 from heddle.base.families import Network
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.sysctls import sysctl_number, sysctl_path
+from heddle.fabric import hashmodes
+from heddle.fabric.hashmodes import programmed
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
 from heddle.fabric.seeds import seed_for
 from heddle.kernel.fib import port_names
@@ -24,7 +27,7 @@ from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing import hashing
-from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir, programmed
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
 
 if TYPE_CHECKING:
@@ -184,7 +187,7 @@ class _Job:
     @classmethod
     def of(cls, lab: str, handle: NodeHandle, row: SwitchHashing, version: int, stack: ExitStack) -> _Job:
         tables = stack.enter_context(Tables.pinned(pin_dir(lab, handle.name)))
-        rules = hashing.sysctls(row.mode, row.seed, row.options, version)
+        rules = hashmodes.sysctls(row.mode, row.seed, row.options, version)
         return cls(handle, row, tables, port_names(handle), rules, {})
 
     def flip(self) -> None:
@@ -197,17 +200,17 @@ class _Job:
         numbers = {name: value for name, value in self.rules.items() if name not in policy}
         (path,) = policy
         with inside(self.handle.netns):
-            before = hashing.number(hashing.sysctl_path(path).read_text())
+            before = sysctl_number(sysctl_path(path).read_text())
         old = self.tables.read(self.names)
-        by_program = programmed(old.mode, old.options) and before == hashing.POLICY_L4
+        by_program = programmed(old.mode, old.options) and before == hashmodes.POLICY_L4
         netns = self.handle.netns
-        if policy[path] == str(hashing.POLICY_L4):
+        if policy[path] == str(hashmodes.POLICY_L4):
             if by_program and not programmed(self.row.mode, self.row.options):
                 hashing.write_sysctls(netns, numbers)
             self.tables.flip()
             self.rest = self.rules if self._differs() else {}
             return
-        first = numbers if by_program or before != hashing.POLICY_CUSTOM else policy
+        first = numbers if by_program or before != hashmodes.POLICY_CUSTOM else policy
         hashing.write_sysctls(netns, first)
         hashing.write_sysctls(netns, self.rules)
         self.tables.flip()
@@ -215,8 +218,8 @@ class _Job:
     def _differs(self) -> bool:
         """Whether any sysctl is not yet as the new rule has it."""
         with inside(self.handle.netns):
-            now = {name: hashing.number(hashing.sysctl_path(name).read_text()) for name in self.rules}
-        return now != {name: hashing.number(value) for name, value in self.rules.items()}
+            now = {name: sysctl_number(sysctl_path(name).read_text()) for name in self.rules}
+        return now != {name: sysctl_number(value) for name, value in self.rules.items()}
 
 
 def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:

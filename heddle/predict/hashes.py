@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import U32, U64
+from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
 from heddle.fabric.policy import FIELDS_5_TUPLE
-from heddle.switch.hashing.hashing import POLICY_CUSTOM, POLICY_L4
 
 if TYPE_CHECKING:
     from heddle.traffic.plan import Flow

@@ -25,12 +25,12 @@ import numpy as np
 from heddle.base import state
 from heddle.base.arrays import I32, U32
 from heddle.base.problems import HeddleError, MachineError
+from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
 from heddle.fabric.policy import FIELDS_5_TUPLE
 from heddle.host.doctor import Check
 from heddle.predict.forwarding import forwarding_of
 from heddle.predict.hashes import POLICY_L3, FlowArrays, kernel_hash
 from heddle.predict.trial import Trial, some_flows, trial
-from heddle.switch.hashing.hashing import POLICY_CUSTOM, POLICY_L4
 
 _FILE: Final = "selftest.json"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")

@@ -19,6 +19,7 @@ from typing import Final
 
 from heddle.base.families import Version
 from heddle.base.problems import CheckError, Problem
+from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, POLICY_L4, SPREADING, programmed
 from heddle.fabric.model import Fabric, Port, Role
 from heddle.kernel.fib import Fib, NextHop, read_fib, read_names, route_hops
 from heddle.kernel.handle import NodeHandle
@@ -29,8 +30,7 @@ from heddle.kernel.testrun import run_on
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
 from heddle.predict.spread import element
 from heddle.predict.walk import MAX_HOPS
-from heddle.switch.hashing.hashing import MODES, POLICY_CUSTOM, POLICY_L4, SwitchHashing, pin_dir, programmed
-from heddle.switch.hashing.maps import SPREADING
+from heddle.switch.hashing.hashing import SwitchHashing, pin_dir
 from heddle.traffic.plan import Flow
 from heddle.wire.layout import DSCP_DATA, ECN_CE, TOS_DATA
 

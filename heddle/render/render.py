@@ -187,7 +187,7 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
 
 def _hashing_sysctls(fabric: Fabric) -> dict[str, str]:
     from heddle.base.sysctls import HASH_SEED
-    from heddle.switch.hashing.hashing import POLICY_CUSTOM, sysctls
+    from heddle.fabric.hashmodes import POLICY_CUSTOM, sysctls
 
     routing = fabric.policy.routing
     rules = sysctls(routing.ecmp, 1, routing.hash, fabric.policy.ip_version)

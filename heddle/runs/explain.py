@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from heddle.fabric.hashmodes import POLICY_CUSTOM, SPREADING
 from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.kernel.handle import NodeHandle
@@ -26,8 +27,7 @@ from heddle.predict.steps import Row, bounds, jhash_steps, siphash_steps
 from heddle.predict.walk import MAX_HOPS, walk
 from heddle.proof import oracle
 from heddle.runs.flowword import flow_of
-from heddle.switch.hashing.hashing import POLICY_CUSTOM, SwitchHashing
-from heddle.switch.hashing.maps import SPREADING
+from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.plan import Flow
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 from pydantic import JsonValue
 
 from heddle.endpoints.transports.protocol import Column
+from heddle.fabric.hashmodes import SPREADING
 from heddle.runs.queueuse import QueueUse
-from heddle.switch.hashing.maps import SPREADING
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
 from heddle.traffic.plan import Endpoint

@@ -20,6 +20,7 @@ from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
+from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel import offloads
 from heddle.kernel.fib import port_names
@@ -159,7 +160,7 @@ def _pin_switch(
         for name in ("flows", "ports", "misses"):
             made.map(name, 0, 0).pin(pins / name)
         made.program("count").pin(pins / "count")
-    rules = hashing.sysctls(wanted.mode, wanted.seed, wanted.options, version)
+    rules = hashmodes.sysctls(wanted.mode, wanted.seed, wanted.options, version)
     hashing.write_sysctls(handle.netns, rules, kept)
     journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {wanted.mode}, seed {wanted.seed}")
     return [queues.Filter("ingress", 10, pins / "hash"), queues.Filter("egress", 10, pins / "count")]

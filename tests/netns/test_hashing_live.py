@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import MachineError
+from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel import grace
 from heddle.kernel.libbpf import Map
@@ -22,7 +23,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab import rehash
 from heddle.predict.hashes import FlowArrays, e_ecmp_hash
 from heddle.switch.counters import read_counters
-from heddle.switch.hashing.hashing import MODES, SwitchHashing, hashing_of, pin_dir, read_hashing
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir, read_hashing
 from heddle.traffic.plan import Flow
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, send, some_flows, static_fabric
 

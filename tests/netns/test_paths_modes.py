@@ -8,6 +8,7 @@ from ipaddress import ip_network
 import pytest
 
 from heddle.base.families import Network
+from heddle.fabric import hashmodes
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
 from heddle.predict.spread import ports_of
@@ -51,7 +52,7 @@ def choose_by(
         with Tables.pinned(hashing.pin_dir(lab.name, node.name)) as tables:
             tables.fill(rule, {name: index for index, name in port_names(handle).items()})
             tables.flip()
-        hashing.write_sysctls(handle.netns, hashing.sysctls(mode, wanted.seed, wanted.options, 4))
+        hashing.write_sysctls(handle.netns, hashmodes.sysctls(mode, wanted.seed, wanted.options, 4))
 
 
 def proven(lab: StaticLab, flows: Sequence[Flow], packets: int = PACKETS) -> PathsResult:

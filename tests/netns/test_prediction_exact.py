@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heddle.fabric.hashmodes import POLICY_CUSTOM
 from heddle.kernel.fib import read_fib
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
@@ -16,7 +17,6 @@ from heddle.predict.forwarding import forwarding_of
 from heddle.predict.hashes import FlowArrays, kernel_hash
 from heddle.predict.selftest import examine
 from heddle.predict.trial import MAX_PACKETS, Trial, some_flows, trial
-from heddle.switch.hashing.hashing import POLICY_CUSTOM
 
 pytestmark = pytest.mark.root
 

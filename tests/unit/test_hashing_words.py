@@ -9,11 +9,12 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.cli.exactrows import ExactRows, entry_rows, file_rows
 from heddle.cli.hashing_verb import _names, _options, _text
+from heddle.fabric.hashmodes import MODES
 from heddle.fabric.shapes import build
 from heddle.predict.steps import siphash_steps
 from heddle.runs.explain import Step
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.hashing.hashing import MODES, SwitchHashing
+from heddle.switch.hashing.hashing import SwitchHashing
 
 FABRIC = build(ClosSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2))
 

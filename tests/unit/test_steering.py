@@ -10,13 +10,14 @@ import pytest
 
 from heddle.base.units import format_duration, parse_duration
 from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.hashmodes import MODES, kernel_policy, sysctls
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions, Udf
 from heddle.fabric.policyof import routing_policy
 from heddle.fabric.shapes import build
 from heddle.lab.rehash import label_of
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.hashing.hashing import MODES, SwitchHashing, hashing_of, kernel_policy, sysctls
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.switch.hashing.steering import PrefixRule, Steering, steering_of
 
 FABRIC = build(ClosSpec(name="a", racks=3, ctsw=4, hosts_per_rack=3))

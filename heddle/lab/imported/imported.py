@@ -22,6 +22,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.state import Record, check_name
 from heddle.base.units import format_rate
+from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric, Node
 from heddle.lab import daemons as bgp
 from heddle.lab.imported import frr
@@ -36,7 +37,6 @@ from heddle.lab.lab import Difference
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
-from heddle.switch.hashing import hashing
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -249,7 +249,7 @@ def _notes(
         notes.append(f"no class is lossless: a link's mtu is above {LARGEST_PFC_MTU}, the most that PFC can hold back")
     own = [name for name, rules in sysctls.items() if rules]
     if fabric.switches and len(own) < len(fabric.switches):
-        rules = hashing.sysctls("flow", 1)
+        rules = hashmodes.sysctls("flow", 1)
         notes.append(
             f"{len(fabric.switches) - len(own)} switches hash as Heddle's own do: policy "
             f"{rules['net.ipv4.fib_multipath_hash_policy']} over the 5-tuple, a seed for each"

@@ -14,20 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem
-from heddle.base.sysctls import HASH_SEED, SYSCTLS
+from heddle.base.sysctls import HASH_SEED, sysctl_path
+from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, kernel_policy, programmed, sysctls
 from heddle.fabric.model import Fabric, Node
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
 from heddle.kernel.fib import port_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import inside
-from heddle.switch.hashing.maps import MODES, POLICIES, ProgramRule, Tables
+from heddle.switch.hashing.maps import ProgramRule, Tables
 from heddle.switch.hashing.steering import NO_STEERING, Steering, steering_of
 
-__all__ = ["MODES", "POLICIES", "HashOptions", "Steering", "SwitchHashing"]
 PINS: Final = BPFFS / "heddle"
-POLICY_L4: Final = POLICIES["l4"]  # takes skb->hash when it is a layer-4 one
-POLICY_CUSTOM: Final = POLICIES["fields"]  # never does
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +58,6 @@ class SwitchHashing:
         return cls(str(data["switch"]), str(data["mode"]), seed, policy, fields, options, steering)
 
 
-def programmed(mode: str, options: HashOptions) -> bool:
-    """Whether RoCEv2 is hashed or steered by the BPF program in this mode, and not by the kernel alone."""
-    return mode != "flow" or options.resilient
-
-
 def hashing_of(
     fabric: Fabric, node: Node, mode: str | None = None, options: HashOptions | None = None, seed: int | None = None
 ) -> SwitchHashing:
@@ -75,53 +68,6 @@ def hashing_of(
     fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
     seed = seed or node.hash_seed or 1
     return SwitchHashing(node.name, mode, seed, policy, fields, options, steering_of(fabric, node, options))
-
-
-def kernel_policy(mode: str, options: HashOptions, version: int = 4) -> int:
-    """The fib_multipath_hash_policy that goes with a mode. KeyError for a mode or policy that is none.
-
-    IPv6 packets are hashed otherwise under policy 3 than the kernel says when it is asked for a route
-    (rt6_multipath_custom_hash_skb and _fl6), so there the whole 5-tuple is policy 1.
-    """
-    if MODES[mode] != MODES["flow"] or options.resilient:
-        return POLICY_L4
-    if version == 6 and options.policy == "fields" and options.fields == FIELDS_5_TUPLE:
-        return POLICY_L4
-    return POLICIES[options.policy]
-
-
-def sysctls(mode: str, seed: int, options: HashOptions | None = None, version: int = 4) -> dict[str, str]:
-    """The sysctls of a mode, by their full names. KeyError for a mode that is none.
-
-    Without the kernel's own hash the seed is left out where the kernel has none: RoCE is seeded by the program then,
-    and the rest hashes alike in all switches, as it always did before Linux 6.11.
-    """
-    options = options or DEFAULT_OPTIONS
-    policy = kernel_policy(mode, options, version)
-    fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
-    rules = {
-        f"net.ipv{version}.fib_multipath_hash_policy": str(policy),
-        f"net.ipv{version}.fib_multipath_hash_fields": str(fields),
-        HASH_SEED: str(seed),
-    }
-    if programmed(mode, options) and not sysctl_path(HASH_SEED).exists():
-        del rules[HASH_SEED]
-    return rules
-
-
-def sysctl_path(name: str) -> Path:
-    """Where a sysctl is read and written, in the namespace that the calling thread stands in."""
-    return SYSCTLS / name.replace(".", "/")
-
-
-def number(text: str) -> int:
-    """A sysctl's value as the kernel reads it: 0x1 and 010 are not decimal (proc_get_long, strtoul with base 0).
-
-    ValueError for what is no number.
-    """
-    word = text.strip()
-    octal = len(word) > 1 and word[0] == "0" and word.isdigit()
-    return int(word, 8 if octal else 0)
 
 
 def pin_dir(lab: str, switch: str) -> Path:

@@ -16,15 +16,11 @@ from typing import Any, Final, Literal
 
 from heddle.base.families import Network
 from heddle.base.problems import MachineError, Problem
+from heddle.fabric.hashmodes import MODES, POLICIES
 from heddle.fabric.policy import DEFAULT_UDF, HashOptions, Udf
 from heddle.kernel.libbpf import Map, Object
 from heddle.switch.hashing.steering import PrefixRule, Steering
 
-MODES: Final[Mapping[str, int]] = {  # rules.h: MODE_*
-    "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,
-}  # fmt: skip
-SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})  # packets of one QP may take several paths
-POLICIES: Final[Mapping[str, int]] = {"l3": 0, "l4": 1, "fields": 3}  # fib_multipath_hash_policy
 _BASES: Final = ("l3", "l4", "bth")
 _CLEAR, _RESILIENT, _LOAD, _ROUND_ROBIN, _UDF = 1, 2, 4, 8, 16  # rules.h: RULE_*
 _CELL: Final = struct.Struct("=I")

@@ -1,0 +1,57 @@
+"""Hashing modes as numbers: which one the program has, which kernel policy goes with it, and the sysctls of a switch.
+
+In:  a mode's word and its options. Out: plain values; nothing here looks at a kernel but for whether it has seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from heddle.base.sysctls import HASH_SEED, sysctl_path
+from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
+
+MODES: Final[Mapping[str, int]] = {  # rules.h: MODE_*
+    "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,
+}  # fmt: skip
+SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})  # packets of one QP may take several paths
+POLICIES: Final[Mapping[str, int]] = {"l3": 0, "l4": 1, "fields": 3}  # fib_multipath_hash_policy
+POLICY_L4: Final = POLICIES["l4"]  # takes skb->hash when it is a layer-4 one
+POLICY_CUSTOM: Final = POLICIES["fields"]  # never does
+
+
+def programmed(mode: str, options: HashOptions) -> bool:
+    """Whether RoCEv2 is hashed or steered by the BPF program in this mode, and not by the kernel alone."""
+    return mode != "flow" or options.resilient
+
+
+def kernel_policy(mode: str, options: HashOptions, version: int = 4) -> int:
+    """The fib_multipath_hash_policy that goes with a mode. KeyError for a mode or policy that is none.
+
+    IPv6 packets are hashed otherwise under policy 3 than the kernel says when it is asked for a route
+    (rt6_multipath_custom_hash_skb and _fl6), so there the whole 5-tuple is policy 1.
+    """
+    if MODES[mode] != MODES["flow"] or options.resilient:
+        return POLICY_L4
+    if version == 6 and options.policy == "fields" and options.fields == FIELDS_5_TUPLE:
+        return POLICY_L4
+    return POLICIES[options.policy]
+
+
+def sysctls(mode: str, seed: int, options: HashOptions | None = None, version: int = 4) -> dict[str, str]:
+    """The sysctls of a mode, by their full names. KeyError for a mode that is none.
+
+    Without the kernel's own hash the seed is left out where the kernel has none: RoCE is seeded by the program then,
+    and the rest hashes alike in all switches, as it always did before Linux 6.11.
+    """
+    options = options or DEFAULT_OPTIONS
+    policy = kernel_policy(mode, options, version)
+    fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
+    rules = {
+        f"net.ipv{version}.fib_multipath_hash_policy": str(policy),
+        f"net.ipv{version}.fib_multipath_hash_fields": str(fields),
+        HASH_SEED: str(seed),
+    }
+    if programmed(mode, options) and not sysctl_path(HASH_SEED).exists():
+        del rules[HASH_SEED]
+    return rules
