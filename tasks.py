@@ -199,6 +199,7 @@ def run(
     window: int | None = None,
     timeout: int | None = None,
     placement: str = "block",
+    split: str = "auto",
     bucket: str = "10ms",
     transport: str = "rc",
     lab: str | None = None,
@@ -215,8 +216,8 @@ def run(
 
     options = run_options(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
-        warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, bucket=bucket,
-        transport=transport, find_transport=find_transport,
+        warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
+        bucket=bucket, transport=transport, find_transport=find_transport,
     )  # fmt: skip
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:
         result = run_collective(where, options, out.observer)

@@ -41,7 +41,7 @@ class Reach:
 def probe(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> Reach:
     """Send a datagram of the fabric's MTU between all pairs of NICs (at most 31 others each), lost ones again."""
     nics = [port for host in fabric.hosts for port in host.ports if port.address is not None]
-    pairs = [(i, (i + step) % len(nics)) for step in _steps(len(nics)) for i in range(len(nics))]
+    pairs = _pairs(fabric, nics)
     refused: dict[tuple[int, int], str] = {}
     arrived: set[tuple[int, int]] = set()
     with ExitStack() as stack:
@@ -59,6 +59,19 @@ def probe(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> Reach:
             why = refused.get((source, target), f"no {nics[source].mtu}-byte packet arrives")
             faults.append(f"{nics[source].ref} to {nics[target].ref}: {why}")
     return Reach(len(pairs), tuple(faults))
+
+
+def _pairs(fabric: Fabric, nics: Sequence[Port]) -> list[tuple[int, int]]:
+    """Which NICs send to which. Only NICs of one connected part of the fabric can: planes have no path between them."""
+    parts: dict[int | None, list[int]] = {}
+    for number, nic in enumerate(nics):
+        parts.setdefault(fabric.part_of.get(nic.peer_node), []).append(number)
+    return [
+        (members[place], members[(place + step) % len(members)])
+        for members in parts.values()
+        for step in _steps(len(members))
+        for place in range(len(members))
+    ]
 
 
 def _steps(count: int) -> Sequence[int]:

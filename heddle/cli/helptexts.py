@@ -73,6 +73,7 @@ RUN: Final = {
     "window": "packets that a queue pair may have unacknowledged; otherwise 64 a connection",
     "timeout": "until a packet counts as lost: 8 to 31 for 4.096 us x 2^N; otherwise by rates, queues and pauses",
     "placement": "ranks on hosts: block, cyclic, or host names with commas",
+    "split": "into communicators at the same time, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
     "transport": "protocol of the queue pairs; rc is InfiniBand's reliable connection",
     "bucket": "how finely queues are recorded over time, for plot: 1ms to 100ms",
     "lab": LAB,

@@ -92,9 +92,10 @@ class Crew:
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
         paths, parameters = {host: str(path) for host, path in netns.items()}, transport.parameters()
+        order = [rank for members in plan.communicators for rank in members]
         for index in range(workers):
             # Neighbours in the ring go to different workers, so that both ends of a transfer have a processor.
-            ranks = tuple(range(index, len(plan.endpoints), workers))
+            ranks = tuple(order[index::workers])
             member = _Member()
             self._members.append(member)
             self._selector.register(member.out, selectors.EVENT_READ, member)

@@ -66,7 +66,7 @@ class Worker:
         # The sum of all ranks' inputs, for each size: made before the start, since it takes its time.
         options = task.plan.options
         reduces = find_pattern(options.collective, options.algorithm).redop == "sum"
-        self._totals = {size: _total(len(task.plan.endpoints), size) for size in options.sizes if reduces}
+        self._totals = {size: _total(task.plan.size, size) for size in options.sizes if reduces}
         self._turning: list[Rank] = []
         self._busy = self._waited = 0.0
         self._next_tick = 0.0
@@ -107,8 +107,13 @@ class Worker:
                 self._nics[q.src_rank].add(pair)
                 links[q.src_rank][q.dst_rank].append(pair)
         keys = {e.rank: rkey_of(plan.lab, e.nic) for e in ends}
-        for rank in ranks:
-            self._ranks[rank] = Rank(plan.options, len(ends), rank, keys[rank], links[rank], keys)
+        for members in plan.communicators:
+            # Inside a communicator ranks are counted from 0, as patterns do.
+            number = {rank: place for place, rank in enumerate(members)}
+            own = {number[rank]: keys[rank] for rank in members}
+            for rank in (each for each in members if each in links):
+                peers = {number[peer]: pairs for peer, pairs in links[rank].items()}
+                self._ranks[rank] = Rank(plan.options, plan.size, number[rank], keys[rank], peers, own)
         for q in plan.qps:
             if q.dst_rank in links:
                 flow = _flow(ends[q.dst_rank], ends[q.src_rank], q.sport, q.src_qpn, TOS_ANSWER)

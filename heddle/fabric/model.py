@@ -160,6 +160,21 @@ class Fabric:
         return min((link.rate_bps for link in self.links), default=10**6)
 
     @cached_property
+    def part_of(self) -> Mapping[str, int]:
+        """Switch -> the connected part of the fabric that it is in, from 0 in file order: planes have no common one."""
+        found: dict[str, int] = {}
+        number = -1
+        for start in self.switches:
+            reached = [] if start.name in found else [start.name]
+            number += len(reached)
+            while reached:
+                name = reached.pop()
+                if name not in found:
+                    found[name] = number
+                    reached += [p.peer_node for p in self.by_name[name].ports if not self.leads_to_host(p)]
+        return found
+
+    @cached_property
     def edges(self) -> tuple[Node, ...]:
         """The switches that announce an edge prefix, in file order. Edge number N, from 1, is the Nth of them."""
         return tuple(n for n in self.switches if n.prefix is not None)

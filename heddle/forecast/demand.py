@@ -18,6 +18,7 @@ from heddle.forecast.matrix import check_memory, matrix_of
 from heddle.forecast.planfile import PaperPlan
 from heddle.forecast.volume import Volume, cutting, of_lengths, of_pattern
 from heddle.traffic.collectives import Pattern, find_pattern
+from heddle.traffic.communicators import Communicators, communicators_of
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.plan import Endpoint, place, smallest_size
 
@@ -39,16 +40,20 @@ def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
     endpoints = _placed(fabric, plan)
     cut = cutting(fabric, spec.qps, spec.qp_mode, spec.chunk)
     if spec.matrix is not None:
-        matrix = matrix_of(plan, endpoints)
+        groups = () if spec.file is not None else _split(fabric, plan, endpoints)
+        matrix = matrix_of(plan, endpoints, groups)
         check_memory(plan, len(endpoints), len(matrix.src), spec.qps)
         lengths, kind = np.unique(matrix.bytes, return_inverse=True)
         volume = of_lengths(lengths, cut)
         src, dst, kinds = matrix.src, matrix.dst, kind.ravel().astype(np.int32)
     else:
         pattern = find_pattern(*spec.pattern)
-        check_memory(plan, len(endpoints), pattern.connections(len(endpoints)), spec.qps)
-        pairs, kinds, volume = of_pattern(pattern, len(endpoints), _count(plan, pattern, len(endpoints)), cut)
-        src, dst = pairs.T
+        communicators = np.array(_split(fabric, plan, endpoints))
+        many, size = communicators.shape
+        check_memory(plan, len(endpoints), many * pattern.connections(size), spec.qps)
+        pairs, kinds, volume = of_pattern(pattern, size, _count(plan, pattern, size), cut)
+        src, dst = communicators[:, pairs].reshape(-1, 2).T
+        kinds = np.tile(kinds, many)
     connections = connect(endpoints, src, dst, kinds, spec.qps, spec.source_ports)
     return Traffic(plan, endpoints, addresses(endpoints), connections, volume)
 
@@ -71,8 +76,16 @@ def _placed(fabric: Fabric, plan: PaperPlan) -> tuple[Endpoint, ...]:
         raise InputError(*(_in_plan(plan, problem) for problem in error.problems)) from None
 
 
+def _split(fabric: Fabric, plan: PaperPlan, endpoints: Sequence[Endpoint]) -> Communicators:
+    """As a run splits its ranks."""
+    try:
+        return communicators_of(fabric, endpoints, plan.spec.split)
+    except InputError as error:
+        raise InputError(*(_in_plan(plan, problem) for problem in error.problems)) from None
+
+
 def _in_plan(plan: PaperPlan, problem: Problem) -> Problem:
-    for key in ("ranks", "placement"):
+    for key in ("ranks", "placement", "split"):
         flag, value = f"--{key} ", problem.what.removeprefix(f"--{key} ")
         if problem.what.startswith(flag):
             where = plan.document.where((key,))

@@ -220,7 +220,9 @@ class _Forecast:
         of_edge[wires.edge[leaves]] = area[leaves]
         areas = int(of_edge.max()) + 1
         top = wires.direction == 2
-        if areas > 1 and top.any():  # what leaves an area goes over the links from level 2 to level 3
+        if (
+            areas > 1 and 2 in wires.upward and top.any()
+        ):  # what leaves an area goes over the links from level 2 to level 3
             joined = np.zeros((areas, areas))
             np.add.at(joined, (of_edge[:, None], of_edge[None, :]), between)
             np.fill_diagonal(joined, 0)

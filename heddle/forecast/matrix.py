@@ -23,6 +23,7 @@ from heddle.host.capacity import free_bytes
 
 if TYPE_CHECKING:
     from heddle.forecast.planfile import PaperPlan
+    from heddle.traffic.communicators import Communicators
     from heddle.traffic.plan import Endpoint
 
 COLUMNS: Final = ("src", "dst", "bytes")
@@ -53,14 +54,24 @@ def check_memory(plan: PaperPlan, ranks: int, connections: int, qps: int) -> Non
         raise InputError(plan.problem(key, why, f"take fewer ranks, as ranks: {min(fit, ranks - 1)}"))
 
 
-def matrix_of(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> Matrix:
-    """The matrix of a plan for ranks at these places. InputError for what does not fit them."""
+def matrix_of(plan: PaperPlan, endpoints: Sequence[Endpoint], communicators: Communicators) -> Matrix:
+    """The matrix of a plan for ranks at these places. InputError for what does not fit them.
+
+    communicators: each has the named matrix among its own ranks; a file names ranks of the whole plan.
+    """
     if plan.spec.file is not None:
         return _sorted(*_read(plan, endpoints))
+    members = np.array(communicators)
+    src, dst = _named(plan, *members.shape)
+    src, dst = members[:, src].ravel(), members[:, dst].ravel()
+    return _sorted(src, dst, np.full(len(src), plan.spec.size, dtype=np.int64))
+
+
+def _named(plan: PaperPlan, many: int, ranks: int) -> tuple[I64, I64]:
+    """Senders and receivers of a named matrix among so many ranks. many: how many communicators have it."""
     name, number = plan.spec.named
-    ranks = len(endpoints)
     if name == "all-to-all":
-        check_memory(plan, ranks, ranks * (ranks - 1), plan.spec.qps)
+        check_memory(plan, many * ranks, many * ranks * (ranks - 1), plan.spec.qps)
         src = np.repeat(np.arange(ranks), ranks - 1)
         dst = (src + np.tile(np.arange(1, ranks), ranks)) % ranks
     elif name == "permutation":
@@ -76,7 +87,7 @@ def matrix_of(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> Matrix:
             raise InputError(plan.problem("matrix", why, f"try incast:{ranks - 1}"))
         src = np.arange(1, (number or 0) + 1)
         dst = np.zeros_like(src)
-    return _sorted(src, dst, np.full(len(src), plan.spec.size, dtype=np.int64))
+    return src, dst
 
 
 def _derangement(ranks: int, seed: int) -> I64:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from heddle.base.problems import did_you_mean, nearest
 from heddle.spec.keys import Size, at
 from heddle.traffic.collectives import patterns, usual_algorithm
+from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.options import MAX_QPS, SourcePorts, parse_source_ports
 
 MOST_BYTES: Final = 1 << 40  # of a rank or a pair
@@ -43,6 +44,7 @@ class PlanSpec(BaseModel):
     sport: str = "qpn"
     chunk: Annotated[Size, Field(ge=4096, le=1 << 24)] = 1 << 17
     placement: str = "block"
+    split: str = AUTO  # into communicators; see heddle/traffic/communicators.py
 
     @property
     def pattern(self) -> tuple[str, str]:
@@ -80,6 +82,13 @@ class PlanSpec(BaseModel):
         except ValueError as error:
             why, _, hint = str(error).partition("; ")
             raise at("sport", why, hint) from None
+        try:
+            object.__setattr__(self, "split", parse_split(self.split))
+        except ValueError as error:
+            why, _, hint = str(error).partition("; ")
+            raise at("split", why, hint) from None
+        if self.file is not None and self.split != AUTO:
+            raise at("split", "is for a collective or a named matrix", "leave it out: the file names both ends")
         if self.chunk % 128:
             raise at("chunk", "is not a multiple of 128 bytes", "one message; NCCL takes 128K")
         if self.matrix is not None:

@@ -248,20 +248,25 @@ def host_commands(fabric: Fabric, host: Node) -> list[str]:
     """The host's addresses and its way to the pool, as `ip` commands.
 
     There is no default route: what is not in the fabric must fail at once. With several NICs the pool is reached over
-    all of them, and a socket bound to one NIC's address leaves through that NIC (a table each).
+    all of them, and a socket bound to one NIC's address leaves through that NIC (a table each). Where no path joins the
+    NICs' leaves, as in planes, each edge is reached over the NICs of its own plane.
     """
     pool = fabric.policy.pool
     ways: list[tuple[str, str, str]] = []
+    parts: dict[int | None, list[str]] = {}
     for port in host.ports:
         peer = fabric.by_name[port.peer_node].port(port.peer_port)
         if port.address is not None and peer.address is not None:
             ways.append((port.name, str(port.address), str(peer.address.ip)))
+            parts.setdefault(fabric.part_of.get(port.peer_node), []).append(f"via {peer.address.ip} dev {port.name}")
     commands = [f"ip addr add {address} dev {name}" for name, address, _ in ways]
     ip = "ip" if fabric.policy.ip_version == 4 else "ip -6"
     if len(ways) == 1:
         return [*commands, f"{ip} route add {pool} via {ways[0][2]} dev {ways[0][0]}"]
-    hops = " ".join(f"nexthop via {gateway} dev {name}" for name, _, gateway in ways)
-    commands.append(f"{ip} route add {pool} {hops}")
+    edges = {part: [n.prefix for n in fabric.edges if fabric.part_of[n.name] == part] for part in parts}
+    for part, hops in parts.items():
+        over = hops[0] if len(hops) == 1 else " ".join(f"nexthop {hop}" for hop in hops)
+        commands += [f"{ip} route add {prefix} {over}" for prefix in ([pool] if len(parts) == 1 else edges[part])]
     for table, (name, address, gateway) in enumerate(ways, 101):
         commands.append(f"{ip} route add {pool} via {gateway} dev {name} table {table}")
         commands.append(f"{ip} rule add from {address.split('/')[0]} table {table}")

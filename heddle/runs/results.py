@@ -17,6 +17,7 @@ from heddle.endpoints.transports.protocol import Column
 from heddle.fabric.hashmodes import SPREADING
 from heddle.runs.queueuse import QueueUse
 from heddle.traffic.collectives import find_pattern
+from heddle.traffic.communicators import Communicators
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
 from heddle.traffic.plan import Endpoint
 
@@ -124,6 +125,8 @@ class RunResult:
     warnings: tuple[str, ...] = field(default=())
     queues: QueueUse | None = None
     transport: Carrier = field(default_factory=Carrier)
+    communicators: Communicators = ()
+    split: str = ""  # in words, where there are several communicators
 
     @property
     def wrong(self) -> int:
@@ -148,6 +151,7 @@ class RunResult:
             "transport": self.transport.to_json(),
             "options": asdict(self.options),
             "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.endpoints],
+            "communicators": [list(ranks) for ranks in self.communicators],
             "results": [asdict(row) for row in self.rows],
             "avg_busbw": self.busbw,
             "flows": [flow.to_json() for flow in self.flows],
@@ -179,7 +183,8 @@ class RunResult:
             f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
-            *_rank_lines(self.endpoints),
+            *self._split_lines(),
+            *_rank_lines(self.endpoints, self.communicators),
             "#",
             f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}",
             *(left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True)),
@@ -189,7 +194,12 @@ class RunResult:
         columns = (left.rstrip() for left in _COLUMNS)
         o = self.options
         what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
-        return [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}", *columns]
+        lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
+        return [*lines, *self._split_lines(), *columns]
+
+    def _split_lines(self) -> list[str]:
+        """One line where several communicators run; as in nccl-tests, bandwidths are then those of each."""
+        return [f"#split    : {self.split}; bandwidths are of each"] if self.split else []
 
     def _foot(self) -> list[str]:
         events = [(sum(values), column.text) for column, values in self.counted("packets")]
@@ -231,9 +241,14 @@ def size_row(size: int, iters: int, factor: float, seconds: Sequence[float], wro
     return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong)
 
 
-def _rank_lines(endpoints: Sequence[Endpoint]) -> list[str]:
-    """One line a rank up to 16, then only how many there are."""
-    shown = [f"#  Rank {e.rank:2d} on {e.host:>10s} device {e.port} [{e.ip}] behind {e.first_hop}" for e in endpoints]
+def _rank_lines(endpoints: Sequence[Endpoint], communicators: Communicators) -> list[str]:
+    """One line a rank up to 16, then only how many there are; its communicator is its group, as in nccl-tests."""
+    group = {rank: f" Group {place:2d}" for place, ranks in enumerate(communicators) for rank in ranks}
+    shown = [
+        f"#  Rank {e.rank:2d}{group[e.rank] if len(communicators) > 1 else ''} on {e.host:>10s} device {e.port} "
+        f"[{e.ip}] behind {e.first_hop}"
+        for e in endpoints
+    ]
     return shown if len(shown) <= 16 else [*shown[:4], f"#  ... {len(shown) - 5} more ranks", shown[-1]]
 
 

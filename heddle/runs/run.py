@@ -29,6 +29,7 @@ from heddle.runs.recording import recording
 from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, size_row
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
+from heddle.traffic.communicators import describe
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.plan import Flow, Plan, build_plan, longest_transfer
 from heddle.wire.layout import LAYOUTS, ROCE_PORT
@@ -80,7 +81,8 @@ def _said(plan: Plan) -> str:
     o = plan.options
     sizes = " to ".join(format_size(size) for size in dict.fromkeys((o.sizes[0], o.sizes[-1])))
     qps = f"{o.qps} QP{'' if o.qps == 1 else 's'}"
-    return f"{o.collective} over {len(plan.endpoints)} ranks, {sizes}, {qps}"
+    parts = f" in {len(plan.communicators)} communicators" if len(plan.communicators) > 1 else ""
+    return f"{o.collective} over {len(plan.endpoints)} ranks{parts}, {sizes}, {qps}"
 
 
 def sent_flows(result: RunResult) -> list[SentFlow]:
@@ -104,7 +106,7 @@ class MachineReadings:
 def _budget(plan: Plan) -> tuple[int, int]:
     rates = [e.rate_bps for e in plan.endpoints]
     every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
-    return every * _pattern(plan).receivers(len(rates)) // len(rates), machine.budget_pps()
+    return every * _pattern(plan).receivers(plan.size) // plan.size, machine.budget_pps()
 
 
 def _pattern(plan: Plan) -> Pattern:
@@ -115,7 +117,7 @@ def payload_bytes(plan: Plan) -> int:
     """What a data packet of the largest size carries, on the whole: messages split over many QPs make small ones."""
     options = plan.options
     count = max(options.sizes) // ELEMENT_BYTES
-    longest = longest_transfer(_pattern(plan), len(plan.endpoints), count) * ELEMENT_BYTES
+    longest = longest_transfer(_pattern(plan), plan.size, count) * ELEMENT_BYTES
     message = min(longest, options.chunk)
     part = part_sizes(message, options.qps)[0][1] if options.qp_mode == "split" else message
     return part // -(-part // plan.ib_mtu)
@@ -123,9 +125,9 @@ def payload_bytes(plan: Plan) -> int:
 
 def total_packets(plan: Plan) -> int:
     """About how many data packets all ranks together send in the whole run."""
-    o, pattern, ranks = plan.options, _pattern(plan), len(plan.endpoints)
+    o, pattern, ranks = plan.options, _pattern(plan), plan.size
     each = pattern.busbw_factor(ranks) * sum(o.sizes) * (o.iters + o.warmup)
-    return int(each * pattern.receivers(ranks)) // max(1, payload_bytes(plan))
+    return int(each * pattern.receivers(ranks)) * len(plan.communicators) // max(1, payload_bytes(plan))
 
 
 def _check_memory(plan: Plan, workers: int) -> None:
@@ -149,7 +151,7 @@ def _result(
         ranks.update({int(rank): sizes for rank, sizes in report["ranks"].items()})
         ends.update({(end["rank"], end["qpn"]): end for end in report["qps"]})
         nics.extend(report["nics"].values())
-    factor = _pattern(plan).busbw_factor(len(plan.endpoints))
+    factor = _pattern(plan).busbw_factor(plan.size)
     rows = []
     for index, size in enumerate(plan.options.sizes):
         seen = [sizes[index] for _, sizes in sorted(ranks.items())]
@@ -161,6 +163,8 @@ def _result(
         ecmp=label(lab),
         options=plan.options,
         endpoints=plan.endpoints,
+        communicators=plan.communicators,
+        split=describe(lab.fabric, plan.endpoints, plan.communicators),
         rows=tuple(rows),
         flows=_flow_rows(plan, transport, ends),
         machine=_machine_use(reports, nics, readings),

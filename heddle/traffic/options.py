@@ -14,6 +14,7 @@ from typing import Final, Literal, get_args
 from heddle.base.problems import InputError, Problems, did_you_mean
 from heddle.base.units import parse_duration, parse_size
 from heddle.traffic.collectives import find_pattern, usual_algorithm
+from heddle.traffic.communicators import AUTO, parse_split
 
 QpMode = Literal["split", "round-robin"]
 ELEMENT_BYTES: Final = 4  # float32
@@ -53,6 +54,7 @@ class RunOptions:
     retries: int = 7
     bucket_ns: int = 10_000_000  # of the queues' record over time
     transport: str = TRANSPORT
+    split: str = AUTO  # into communicators that run at the same time; see communicators.py
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
@@ -134,6 +136,7 @@ def run_options(
     bucket: str = "10ms",
     transport: str = TRANSPORT,
     find_transport: Callable[[str], object] | None = None,
+    split: str = AUTO,
 ) -> RunOptions:
     """Options as they were typed; InputError with everything that is wrong with them.
 
@@ -155,6 +158,7 @@ def run_options(
     sizes = parsed("--size", size, parse_sizes, (4,))
     ports = parsed("--sport", sport, parse_source_ports, SourcePorts())
     chunk_bytes = parsed("--chunk", chunk, parse_size, 1 << 17)
+    communicators = parsed("--split", split, parse_split, AUTO)
     bucket_ns = parsed("--bucket", bucket, parse_duration, BUCKETS_NS[0])
     if qp_mode not in get_args(QpMode):
         wrong(f"--qp-mode {qp_mode}", "is not a way to use QPs", did_you_mean(qp_mode, get_args(QpMode)))
@@ -189,7 +193,7 @@ def run_options(
     mode: QpMode = "split" if qp_mode == "split" else "round-robin"
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
-        timeout, bucket_ns=bucket_ns, transport=transport,
+        timeout, bucket_ns=bucket_ns, transport=transport, split=str(communicators),
     )  # fmt: skip
 
 

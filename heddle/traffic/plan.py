@@ -21,6 +21,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port, Role
 from heddle.switch.queues.classes import class_plan, deepest_queue
 from heddle.traffic.collectives import Pattern, find_pattern
+from heddle.traffic.communicators import Communicators, communicators_of
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.wire.layout import DSCP_DATA, LAYOUTS, ROCE_PORT
@@ -89,7 +90,8 @@ class Plan:
     timeout_s: float  # how long a requester waits for an acknowledgement
     options: RunOptions
     endpoints: tuple[Endpoint, ...]  # by rank
-    qps: tuple[Qp, ...]  # by connection, then index
+    qps: tuple[Qp, ...]  # by communicator, connection, then index
+    communicators: Communicators  # each the ranks that run the collective among themselves, all at the same time
 
     @property
     def ip_version(self) -> int:
@@ -100,6 +102,11 @@ class Plan:
     def window(self) -> int:
         """Packets that one QP may have unacknowledged."""
         return window_of(self.options)
+
+    @property
+    def size(self) -> int:
+        """How many ranks each communicator has."""
+        return len(self.communicators[0])
 
     @property
     def max_seconds(self) -> float:
@@ -129,19 +136,22 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     """Place the ranks, open the QPs; InputError when the fabric has no such ranks or hosts."""
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
-    options = _rounded(pattern, len(endpoints), options)
-    _check_messages(pattern, len(endpoints), options)
+    communicators = communicators_of(fabric, endpoints, options.split)
+    size = len(communicators[0])
+    options = _rounded(pattern, size, options)
+    _check_messages(pattern, size, options)
     numbers = _QpNumbers(endpoints)
     qps = []
-    pairs = pattern.peers(len(endpoints))
-    for src, dst in pairs.tolist():
+    pairs = pattern.peers(size)
+    for src, dst in np.array(communicators)[:, pairs].reshape(-1, 2).tolist():
         for index in range(options.qps):
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
             qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
     fan_in = int(np.bincount(pairs[:, 1]).max())
     timeout_s = ack_timeout(fabric, options, fan_in)
-    return Plan(fabric.name, fabric.policy.k, fabric.policy.ib_mtu, timeout_s, options, endpoints, tuple(qps))
+    policy = fabric.policy
+    return Plan(fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators)
 
 
 def longest_transfer(pattern: Pattern, ranks: int, count: int) -> int:

@@ -212,7 +212,7 @@ class _PictureLayout:
         self.box[box] = (x + margin / 2, self.box_width - margin)
         hosts = [node for node in nodes if node.level == 0]
         leaves = [node for node in nodes if node.level == _LEAF]
-        for members, step in ((hosts, self.slot), (leaves, self.box_width / max(1, len(leaves)))):
+        for members, step in ((hosts, self.slot), (leaves, (self.box_width - margin) / max(1, len(leaves)))):
             for place, node in enumerate(members):
                 offset = (place - (len(members) - 1) / 2) * step
                 self.at[node.name] = (x + self.box_width / 2 + offset, self.rows[node.level])
@@ -282,16 +282,16 @@ def _frames(axes: Axes, layout: _PictureLayout) -> None:
             text = f"{word} {number}" if number else f"in no {word}"
             axes.text(x + width / 2, layout.bottom + 0.1, text, fontsize=7.5, color=INK, ha="center", va="center")
     for number, (x, width, whole) in layout.areas.items():
-        above = layout.rows[_LEAF + 1]
+        above, beside = layout.rows[_LEAF + 1], 0.04 if whole else -0.08
         low, high = layout.bottom + 0.22 if whole else above - 0.42, above + 0.42
         box = FancyBboxPatch(
-            (x - 0.04, low), width + 0.08, high - low, boxstyle="round,pad=0,rounding_size=0.08",
+            (x - beside, low), width + 2 * beside, high - low, boxstyle="round,pad=0,rounding_size=0.08",
             facecolor="none", edgecolor="#8a97a6", linewidth=0.9, linestyle=(0, (4, 3)), zorder=0,
             gid=f"{area_word}-{number}",
         )  # fmt: skip
         axes.add_patch(box)
         text = f"{area_word} {number}"
-        axes.text(x + 0.06, high - 0.04, text, fontsize=8, color=INK, ha="left", va="top", style="italic")
+        axes.text(x - beside + 0.1, high - 0.04, text, fontsize=8, color=INK, ha="left", va="top", style="italic")
     for level, y in layout.rows.items():
         if layout.members[level]:
             title = layout.fabric.levels[level].title

@@ -66,9 +66,11 @@ def describe_run(run: Mapping[str, Any]) -> str:
     options = run["options"]
     sizes = [format_size(size) for size in options["sizes"]]
     size = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    many = len(run["communicators"])
+    parts = f" in {many} communicators" if many > 1 else ""
     qps, iters = int(options["qps"]), int(options["iters"])
     return (
-        f"{options['algorithm']} {options['collective']} of {size} on {len(run['ranks'])} ranks, "
+        f"{options['algorithm']} {options['collective']} of {size} on {len(run['ranks'])} ranks{parts}, "
         f"{qps} QP{'' if qps == 1 else 's'} a connection, ECMP {run['ecmp']}, "
         f"{iters} iteration{'' if iters == 1 else 's'} and {options['warmup']} of warm-up"
     )

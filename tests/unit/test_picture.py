@@ -218,10 +218,13 @@ def test_loads_have_both_directions_and_what_hosts_sent() -> None:
 
 def test_a_run_is_described_in_one_line() -> None:
     options = {"collective": "all-reduce", "algorithm": "ring", "sizes": [8, 65536], "qps": 1, "iters": 5, "warmup": 1}
-    text = describe_run({"options": options, "ranks": [{}, {}], "ecmp": "e-ecmp"})
+    run = {"options": options, "ranks": [{}, {}], "communicators": [[0, 1]], "ecmp": "e-ecmp"}
+    text = describe_run(run)
     assert text == (
         "ring all-reduce of 8 B to 64 KiB on 2 ranks, 1 QP a connection, ECMP e-ecmp, 5 iterations and 1 of warm-up"
     )
+    split = describe_run({**run, "ranks": [{}] * 4, "communicators": [[0, 2], [1, 3]]})
+    assert "on 4 ranks in 2 communicators, 1 QP" in split
 
 
 def test_amounts_are_short() -> None:

@@ -10,8 +10,10 @@ from typing import Final
 
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.spec.shapes.rail import RailSpec
 
 DEFAULT: Final = "clos"
 SHAPES: Final[Mapping[str, type[FabricSpec]]] = {
     "clos": ClosSpec,
+    "rail": RailSpec,
 }

@@ -1,0 +1,94 @@
+"""Which ranks belong together: one communicator, or several that run the same collective at the same time.
+
+In:  a fabric, endpoints by rank, and the split as typed: `auto`, or the words of nccl-tests' NCCL_TESTS_SPLIT.
+Out: communicators, each the ranks that belong to it, in order. InputError for those that cannot work.
+nccl-tests (README.md, "Running multiple operations in parallel") makes a color of each rank by one operation, as
+`MOD 8` or `AND 0x7`; ranks of one color form a communicator. `auto` makes one of each part of the fabric that holds
+ranks: a fabric of disconnected planes has a communicator for each plane, any other fabric has one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import InputError, Problem
+from heddle.fabric.model import Fabric
+
+if TYPE_CHECKING:
+    from heddle.traffic.plan import Endpoint
+
+AUTO: Final = "auto"
+Communicators = tuple[tuple[int, ...], ...]
+_OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "AND": lambda rank, value: rank & value,
+    "OR": lambda rank, value: rank | value,
+    "MOD": lambda rank, value: rank % value,
+    "DIV": lambda rank, value: rank // value,
+}
+_SIGNS: Final[Mapping[str, str]] = {"&": "AND", "|": "OR", "%": "MOD", "/": "DIV"}
+_TYPED: Final = re.compile(r"(AND|OR|MOD|DIV|[&|%/])\s*(0x[0-9a-f]{1,8}|0b[01]{1,32}|[0-9]{1,10})", re.IGNORECASE)
+
+
+def parse_split(text: str) -> str:
+    """`auto`, `MOD 8`, `% 8`, `and 0x7`: in one spelling, as `MOD 8`; ValueError says what is wrong."""
+    if text.strip().lower() == AUTO:
+        return AUTO
+    found = _TYPED.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("is neither auto nor an operation and a number; write 'MOD 8', 'DIV 8', 'AND 0x7' or 'OR 0x7'")
+    word, value = _SIGNS.get(found[1], found[1].upper()), int(found[2], 0)
+    if word in ("MOD", "DIV") and not value:
+        raise ValueError("divides by 0; write 'MOD 2'")
+    return f"{word} {value}"
+
+
+def communicators_of(fabric: Fabric, endpoints: Sequence[Endpoint], split: str) -> Communicators:
+    """The ranks by communicator, in the order of colors. split: as `parse_split` returns it."""
+    parts = [fabric.part_of[endpoint.first_hop.partition(":")[0]] for endpoint in endpoints]
+    if split == AUTO:
+        colors = parts
+    else:
+        word, value = split.split()
+        colors = [_OPERATIONS[word](rank, int(value)) for rank in range(len(endpoints))]
+    groups: dict[int, list[int]] = {}
+    for rank, color in enumerate(colors):
+        groups.setdefault(color, []).append(rank)
+    found = tuple(tuple(groups[color]) for color in sorted(groups))
+    _check(fabric, endpoints, parts, split, found)
+    return found
+
+
+def _check(
+    fabric: Fabric, endpoints: Sequence[Endpoint], parts: Sequence[int], split: str, found: Communicators
+) -> None:
+    """InputError for a communicator of one rank, for unlike ones, and for ranks that cannot reach each other."""
+    what = f"--ranks {len(endpoints)}" if split == AUTO else f"--split {split}"
+    part = fabric.area or "part"
+    for ranks in found:
+        other = next((rank for rank in ranks if parts[rank] != parts[ranks[0]]), None)
+        if other is not None:
+            here, there = endpoints[ranks[0]].nic, endpoints[other].nic
+            why = f"puts {here} and {there} into one communicator, and no path joins their {part}s"
+            raise InputError(Problem("", what, why, f"leave --split out: each {part} has a communicator of its own"))
+    sizes = sorted({len(ranks) for ranks in found})
+    if len(sizes) > 1:
+        fit = len(found) * sizes[0]
+        why = f"makes communicators of {' and '.join(map(str, sizes))} ranks; all have to be of one size"
+        hint = f"try --ranks {fit}" if fit >= 2 * len(found) else "place as many ranks on each"
+        raise InputError(Problem("", what, why, hint))
+    if sizes[0] < 2:
+        why = f"makes {len(found)} communicators of one rank, and a collective needs two"
+        hint = f"try --ranks {2 * len(found)}" if split == AUTO else "leave --split out"
+        raise InputError(Problem("", what, why, hint))
+
+
+def describe(fabric: Fabric, endpoints: Sequence[Endpoint], found: Communicators) -> str:
+    """`2 communicators of 4 ranks at the same time, one per plane`; nothing where there is one."""
+    if len(found) < 2:
+        return ""
+    parts = [{fabric.part_of[endpoints[rank].first_hop.partition(":")[0]] for rank in ranks} for ranks in found]
+    alone = len({part for each in parts for part in each}) == len(found)
+    per = f", one per {fabric.area or 'part'}" if alone else ""
+    return f"{len(found)} communicators of {len(found[0])} ranks at the same time{per}"
