@@ -1,198 +1,26 @@
-"""The built fabric: frozen values, derived from the fabric file alone.
+"""The built fabric: its wiring, and the next hops that follow from it.
 
 In:  nothing; shapes build these from a fabric file.
-Out: Fabric, with nodes in a fixed order, ports in the order eth1, eth2, ..., and links in the order they were drawn.
-Two builds of one spec are equal, so two `up`s give the same fabric, path for path.
+Out: Fabric. Two builds of one spec are equal, so two `up`s give the same fabric, path for path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
-from ipaddress import IPv4Address
-from typing import TYPE_CHECKING
 
-from heddle.base.families import Address, Interface, Network
-from heddle.fabric.nexthops import Group, edges_of, next_hop_groups
+from heddle.base.families import Network
+from heddle.fabric.nexthops import Group, edges_of
+from heddle.fabric.routes import next_hop_groups
+from heddle.fabric.wiring import Level, Link, Node, Port, Role, Wiring
 
-if TYPE_CHECKING:
-    from heddle.fabric.policy import Policy
-
-
-class Role(StrEnum):
-    """What a node does: it forwards, or it sends and receives."""
-
-    HOST = "host"
-    SWITCH = "switch"
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One row of a fabric, from the hosts up: how its nodes are called and shown. Each shape supplies its own.
-
-    word: names are word + index (`rtsw3`); it is also a label, a seed under `per-tier`, a key of `queues.buffer`.
-    title: the word in tables and pictures (`RTSW`). group: containerlab's name for the row, which its graph sorts by.
-    uplink_bps: bit/s of a link to the level above, where the fabric file gives that link no other rate.
-    """
-
-    word: str
-    title: str
-    group: str
-    uplink_bps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """One end of a link. `address` is set on routed host links (both ends); fabric ports are unnumbered."""
-
-    node: str
-    name: str
-    mac: str
-    peer_node: str
-    peer_port: str
-    rate_bps: int
-    mtu: int
-    address: Interface | None = None
-
-    @property
-    def ref(self) -> str:
-        """`rtsw1:eth3`."""
-        return f"{self.node}:{self.name}"
-
-    @property
-    def peer_ref(self) -> str:
-        """The other end, as `ctsw3:eth1`."""
-        return f"{self.peer_node}:{self.peer_port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A switch or a host. Switches have a loopback and a hash seed; in fabrics of a shape an AS number too.
-
-    level: index into `Fabric.levels`: 0 for hosts, 1 for the switches that hosts are connected to, and so on.
-    groups: the numbers of the racks, zones, pods it is in, from 1, the smallest group first; words are the shape's.
-    """
-
-    name: str
-    role: Role
-    level: int
-    index: int  # from 1, within its level
-    ports: tuple[Port, ...]
-    groups: tuple[tuple[str, int], ...] = ()
-    asn: int | None = None
-    loopback: Address | None = None  # in IPv4 also the BGP router id
-    prefix: Network | None = None  # of the links to its hosts: it announces this one, the edge prefix
-    hash_seed: int | None = None  # 32 bits, never 0 (0 means "random" to the kernel)
-    router_id: IPv4Address | None = None  # BGP's, in IPv6 fabrics too
-
-    def group(self, word: str | None) -> int | None:
-        """The number of its group of that word (`rack`); None when it is in none."""
-        return dict(self.groups).get(word or "")
-
-    def port(self, name: str) -> Port:
-        """The port of that name; KeyError when there is none."""
-        for port in self.ports:
-            if port.name == name:
-                return port
-        raise KeyError(f"{self.name}:{name}")
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Two ports, as node and port names; `a` is on the lower level."""
-
-    a: tuple[str, str]
-    b: tuple[str, str]
-    rate_bps: int
-    mtu: int
+__all__ = ["Fabric", "Level", "Link", "Node", "Port", "Role"]
 
 
 @dataclass(frozen=True)
-class Fabric:
-    """Everything derived from one fabric file.
-
-    levels: its rows, hosts first. box: the word of the groups that a picture draws as boxes, and that placement deals
-    ranks to in turn. area: the word of larger groups, in which fabrics of several such groups are divided. sizes: the
-    keys of the fabric file that more NICs come from.
-    """
-
-    name: str
-    policy: Policy
-    nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
-    levels: tuple[Level, ...] = ()
-    box: str = ""
-    area: str = ""
-    sizes: tuple[str, ...] = ()
-
-    @cached_property
-    def by_name(self) -> Mapping[str, Node]:
-        """Node name -> node."""
-        return {node.name: node for node in self.nodes}
-
-    @cached_property
-    def switches(self) -> tuple[Node, ...]:
-        """All nodes that are not hosts, in file order."""
-        return tuple(n for n in self.nodes if n.role is Role.SWITCH)
-
-    @cached_property
-    def hosts(self) -> tuple[Node, ...]:
-        """All hosts, in file order."""
-        return tuple(n for n in self.nodes if n.role is Role.HOST)
-
-    def level_of(self, node: Node) -> Level:
-        """The row that a node is in."""
-        return self.levels[node.level]
-
-    def leads_to_host(self, port: Port) -> bool:
-        """Whether a host is at the other end."""
-        return self.by_name[port.peer_node].role is Role.HOST
-
-    def uplinks_of(self, node: Node) -> int:
-        """How many of a node's ports lead to a higher level."""
-        return sum(self.by_name[port.peer_node].level > node.level for port in node.ports)
-
-    @cached_property
-    def slowest_bps(self) -> int:
-        """The rate of the slowest link; 1 Mbit/s, the least that there is, in a fabric without links."""
-        return min((link.rate_bps for link in self.links), default=10**6)
-
-    @cached_property
-    def part_of(self) -> Mapping[str, int]:
-        """Switch -> the connected part of the fabric that it is in, from 0 in file order: planes have no common one."""
-        found: dict[str, int] = {}
-        number = -1
-        for start in self.switches:
-            reached = [] if start.name in found else [start.name]
-            number += len(reached)
-            while reached:
-                name = reached.pop()
-                if name not in found:
-                    found[name] = number
-                    reached += [p.peer_node for p in self.by_name[name].ports if not self.leads_to_host(p)]
-        return found
-
-    @cached_property
-    def edges(self) -> tuple[Node, ...]:
-        """The switches that announce an edge prefix, in file order. Edge number N, from 1, is the Nth of them."""
-        return tuple(n for n in self.switches if n.prefix is not None)
-
-    @cached_property
-    def edge_of(self) -> Mapping[str, int]:
-        """Switch -> its edge number, for those that have one."""
-        return {node.name: number for number, node in enumerate(self.edges, 1)}
-
-    @cached_property
-    def prefixes(self) -> Mapping[int, Network]:
-        """Edge number -> the prefix."""
-        return {number: n.prefix for number, n in enumerate(self.edges, 1) if n.prefix is not None}
-
-    @cached_property
-    def edge_prefixes(self) -> Mapping[Network, str]:
-        """Edge prefix -> the switch that announces it."""
-        return {n.prefix: n.name for n in self.edges if n.prefix is not None}
+class Fabric(Wiring):
+    """Everything derived from one fabric file."""
 
     @cached_property
     def expected_next_hops(self) -> Mapping[str, Mapping[Network, frozenset[str]]]:

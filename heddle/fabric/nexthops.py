@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric, Node
+    from heddle.fabric.wiring import Node, Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +41,11 @@ def edges_of(bits: int) -> Iterator[int]:
         at = text.find("1", at + 1)
 
 
-def next_hop_groups(
-    fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()
+def groups_of(
+    wiring: Wiring, dead: Collection[str] = (), drained: Collection[str] = ()
 ) -> dict[str, tuple[Group, ...]]:
-    """Switch -> its groups, those with the lowest port first. An edge that a switch cannot reach is in none of them.
-
-    dead: ports (`rtsw1:eth3`), either end of a link. drained: switches under graceful shutdown; not their hosts.
-    """
-    groups = _Routes(fabric, dead, drained).groups()
-    if not fabric.policy.routing.ucmp:
-        return groups
-    from heddle.fabric.ucmp import with_bandwidths
-
-    return with_bandwidths(fabric, groups)
-
-
-def intact_groups(fabric: Fabric) -> dict[str, tuple[Group, ...]]:
-    """The groups of the fabric as its file has it, ports only."""
-    return _Routes(fabric, (), ()).groups()
+    """Switch -> its groups, ports only, those with the lowest port first; see routes.next_hop_groups."""
+    return _Routes(wiring, dead, drained).groups()
 
 
 @dataclass(slots=True)
@@ -72,7 +59,7 @@ class _Known:
 class _Routes:
     """What every switch announces upwards and downwards."""
 
-    def __init__(self, fabric: Fabric, dead: Collection[str], drained: Collection[str]) -> None:
+    def __init__(self, fabric: Wiring, dead: Collection[str], drained: Collection[str]) -> None:
         self._switches = {node.name: node for node in fabric.switches}
         self._drained = drained
         down: dict[str, list[tuple[str, Node]]] = {}

@@ -1,6 +1,6 @@
 """Unequal-cost multipath: how much bandwidth each next hop stands for, and what weights the kernels get from it.
 
-In:  a Fabric with `routing.ucmp`, and its groups of next hops (nexthops.py).
+In:  a Wiring with `routing.ucmp`, and its groups of next hops (nexthops.py).
 Out: the same groups, cut where bandwidths differ; what a switch's BGP must say of a link; the weights that FRR makes.
 Bandwidths travel in BGP's link-bandwidth extended community (draft-ietf-idr-link-bandwidth). An edge announces its
 prefix with the rate of the link that it announces it over. A switch with several paths announces their sum: FRR does
@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.fabric.nexthops import intact_groups
+from heddle.fabric.nexthops import groups_of
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from heddle.fabric.model import Fabric, Node, Port
     from heddle.fabric.nexthops import Group
+    from heddle.fabric.wiring import Node, Port, Wiring
 
     Bits = npt.NDArray[np.bool_]
     Parts = npt.NDArray[np.int64]
@@ -73,17 +73,17 @@ def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tu
     return tuple(each // step for each in group.bandwidths)
 
 
-def with_bandwidths(fabric: Fabric, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
+def with_bandwidths(fabric: Wiring, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
     """The groups with bandwidths, in Mbit/s as announced, cut where edges of a group have different ones."""
     return _Announced(fabric, groups, announcements(fabric)).cut()
 
 
-def announcements(fabric: Fabric) -> dict[str, tuple[Announcement, ...]]:
+def announcements(fabric: Wiring) -> dict[str, tuple[Announcement, ...]]:
     """Port (`ctsw1:eth3`) -> what has to be announced over it as a fixed number; ports without such are left out.
 
     Each edge's own prefix is announced so over each of its uplinks.
     """
-    groups = intact_groups(fabric)
+    groups = groups_of(fabric)
     sums = _Announced(fabric, groups, {})
     usual = _Announced(fabric, groups, {}, usual=True) if sums.uneven else sums
     found: dict[str, tuple[Announcement, ...]] = {}
@@ -103,7 +103,7 @@ class _Announced:
 
     def __init__(
         self,
-        fabric: Fabric,
+        fabric: Wiring,
         groups: Mapping[str, tuple[Group, ...]],
         fixed: Mapping[str, Sequence[Announcement]],
         *,
@@ -250,7 +250,7 @@ class _Announced:
         return found
 
 
-def _scale(fabric: Fabric) -> Fraction:
+def _scale(fabric: Wiring) -> Fraction:
     """Bit/s that one announced Mbit/s stands for: 10^6, unless rates are odd or sums beyond what BGP can say.
 
     Only proportions count.

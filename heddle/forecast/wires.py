@@ -19,7 +19,8 @@ import numpy.typing as npt
 from heddle.base.arrays import F64, I32, I64
 from heddle.base.problems import Problems, did_you_mean
 from heddle.fabric.model import Fabric, Level, Role
-from heddle.fabric.nexthops import Group, next_hop_groups
+from heddle.fabric.nexthops import Group
+from heddle.fabric.routes import next_hop_groups
 from heddle.fabric.ucmp import expected_weights
 from heddle.predict.forwarding import Forwarding
 

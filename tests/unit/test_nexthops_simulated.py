@@ -7,7 +7,8 @@ import random
 import pytest
 
 from heddle.fabric.model import Fabric
-from heddle.fabric.nexthops import edges_of, next_hop_groups
+from heddle.fabric.nexthops import edges_of
+from heddle.fabric.routes import next_hop_groups
 from heddle.fabric.shapes import build
 from heddle.spec.shapes.clos import ClosSpec
 

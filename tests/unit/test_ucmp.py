@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from heddle.fabric.model import Fabric
-from heddle.fabric.nexthops import Group, edges_of, next_hop_groups
+from heddle.fabric.nexthops import Group, edges_of
+from heddle.fabric.routes import next_hop_groups
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import announcements, expected_weights, weights_of
 from heddle.render.render import rendered
