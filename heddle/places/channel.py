@@ -11,6 +11,7 @@ import shlex
 import struct
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,6 +115,15 @@ class AgentConnection:
         if frame[0] != kind:
             raise Broken
         return json.loads(frame[1])
+
+    def last_words(self) -> MachineError | None:
+        """The problem that the agent reported before the connection ended, while this end was still sending."""
+        self._over.wait(_LAST_WORDS)
+        with suppress(queue.Empty):
+            while (frame := self.frames.get_nowait()) is not None:
+                if frame[0] == b"p":
+                    return self.problem(json.loads(frame[1]))
+        return None
 
     def close(self) -> None:
         """End the channel; the agent sees it."""

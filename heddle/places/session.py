@@ -118,6 +118,8 @@ class _Session:
         try:
             self._bring(manifest, bool(files))
         except Broken:
+            if (told := self.link.last_words()) is not None:
+                raise told from None
             hint = "run the same line again: it goes on where it stopped"
             why = "broke the connection while the project was brought over"
             raise MachineError(Problem("", str(self.address), why, hint)) from None
