@@ -217,18 +217,24 @@ def enough(fabric: Fabric) -> int:
 
 
 def made_up(fabric: Fabric, count: int) -> list[Flow]:
-    """Flows between random NICs of different areas, or of leaves where there is one area; the same ones every time."""
+    """Flows between random NICs of different areas, or of leaves where there is one area; the same ones every time.
+
+    No flow goes from one part of the fabric to another that no path leads to.
+    """
     ends = [(host, port) for host in fabric.hosts for port in host.ports if port.address is not None]
     areas = len({host.group(fabric.area) for host, _ in ends}) > 1
     number = {name: place for place, name in enumerate(fabric.by_name)}
     kind = np.array([(host.group(fabric.area) or 0) if areas else number[port.peer_node] for host, port in ends])
-    if len(set(kind.tolist())) < 2:
+    part = np.array([fabric.part_of.get(port.peer_node, -1) for _, port in ends])
+    both = set(zip(part.tolist(), kind.tolist(), strict=True))
+    if len(both) == len({each for each, _ in both}):
         return []
     random = np.random.default_rng(_SEED)
     pairs = random.integers(0, len(ends), (0, 2))
     while len(pairs) < count:
         more = random.integers(0, len(ends), (2 * count, 2))
-        pairs = np.concatenate([pairs, more[kind[more[:, 0]] != kind[more[:, 1]]]])[:count]
+        a, b = more.T
+        pairs = np.concatenate([pairs, more[(kind[a] != kind[b]) & (part[a] == part[b])]])[:count]
     sports = random.integers(*_PORTS, count)
     qpns = random.integers(*_QPNS, count)
     flows = []

@@ -31,10 +31,11 @@ from heddle.spec.shapes.clos import ClosSpec
 
 Containerlab = Callable[..., Done]
 E_ECMP = RoutingSpec(ecmp="e-ecmp")
+SIZES = {"clos": {"racks": 2, "ctsw": 3}, "rail": {"pods": 2, "spines": 6, "planes": 2}}  # of each shape
 FABRICS = {
     **{f"preset-{name}": load_fabric(name).spec for name in presets()},
     **{
-        f"shape-{shape}": ClosSpec.model_validate({"name": "cut", "shape": shape, "racks": 2, "ctsw": 3})
+        f"shape-{shape}": SHAPES[shape].model_validate({"name": "cut", "shape": shape, **SIZES[shape]})
         for shape in SHAPES
     },
     "smallest": ClosSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1),

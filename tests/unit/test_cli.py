@@ -271,7 +271,7 @@ def test_values_of_flags_and_fabrics_are_offered_but_no_words_of_a_command() -> 
     def offered(*typed: str) -> list[str]:
         return candidates(["./inv", *typed], verbs, ["--help"])
 
-    assert offered("up", "") == ["dc", "demo", "tiny", "zone"]
+    assert offered("up", "") == ["dc", "demo", "rail", "tiny", "zone"]
     assert offered("up", "zone", "--runtime", "con") == ["netns", "containerlab"]
     assert offered("up", "zone", "") == [], "files, by the shell"
     assert "--runtime" in offered("up", "--explain", "--")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from heddle.base.units import parse_duration, parse_rate, parse_size
-from heddle.spec.shapes.clos import ClosSpec
+from heddle.spec.schema import FabricSpec
+from heddle.spec.shapes import SHAPES
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "fabric-file.md"
 
@@ -22,6 +24,10 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, object]:
         else:
             found[prefix + name] = field.default
     return found
+
+
+def rows_of(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^\| `([a-z_.]+)` \| ([^|]+?) \|", text, re.MULTILINE))
 
 
 def value_of(text: str, like: object) -> object:
@@ -40,10 +46,16 @@ def value_of(text: str, like: object) -> object:
     return text
 
 
-def test_every_key_is_in_the_reference_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| ([^|]+?) \|", DOC.read_text(), re.MULTILINE))
-    keys = keys_of(ClosSpec)
-    assert list(rows) == list(keys)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_key_is_in_the_reference_with_its_default(shape: str) -> None:
+    common, *tables = re.split(r"^Keys of `shape: ([a-z]+)`", DOC.read_text(), flags=re.MULTILINE)
+    own = dict(zip(tables[::2], tables[1::2], strict=True))
+    rows = rows_of(common) | rows_of(own[shape].partition("\nSizes: ")[0])
+    keys = keys_of(SHAPES[shape])
+    assert set(own) == set(SHAPES)
+    assert list(rows) == [*keys_of(FabricSpec), *(key for key in keys if key not in keys_of(FabricSpec))]
+    rows.pop("shape")  # the shape itself is not always a default
+    keys.pop("shape")
     for key, default in keys.items():
         if default is PydanticUndefined:
             assert rows[key] == "needed"

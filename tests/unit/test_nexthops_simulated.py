@@ -11,6 +11,7 @@ from heddle.fabric.nexthops import edges_of
 from heddle.fabric.routes import next_hop_groups
 from heddle.fabric.shapes import build
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.spec.shapes.rail import RailSpec
 
 Route = tuple[tuple[int, ...], bool]  # AS path, the nearest first; whether GRACEFUL_SHUTDOWN is on it
 Table = dict[str, dict[int, frozenset[str]]]
@@ -18,7 +19,7 @@ _USUAL, _SHUTDOWN = 100, 0  # local preference
 
 
 def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
-    """Rounds of announcements until nothing changes: switch -> rack -> ports of all best paths."""
+    """Rounds of announcements until nothing changes: switch -> edge -> ports of all best paths."""
     switches = {node.name: node for node in fabric.switches}
     links = {
         name: [
@@ -29,7 +30,7 @@ def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
         for name, node in switches.items()
     }
     table: Table = {name: {} for name in switches}
-    for origin in (node for node in fabric.switches if node.group("rack") is not None):
+    for origin in fabric.edges:
         said: dict[str, Route] = {}
         while True:
             now: dict[str, Route] = {origin.name: ((origin.asn or 0,), origin.name in drained)}
@@ -43,13 +44,13 @@ def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
                     continue
                 rank = max(each[0] for each in heard)
                 best = [each for each in heard if each[0] == rank]
-                table[name][origin.group("rack") or 0] = frozenset(port for _, port, _ in best)
+                table[name][fabric.edge_of[origin.name]] = frozenset(port for _, port, _ in best)
                 path, marked = best[0][2]
                 now[name] = ((node.asn or 0, *path), marked or name in drained)
             if now == said:
                 break
             for name in switches.keys() - now.keys():
-                table[name].pop(origin.group("rack") or 0, None)
+                table[name].pop(fabric.edge_of[origin.name], None)
             said = now
     return table
 
@@ -62,12 +63,27 @@ def test_next_hops_are_those_of_bgp_whatever_is_down_and_drained(seed: int) -> N
         racks, ctsw = draw.randint(1, 3), draw.randint(1, 3)
         atsw = draw.randint(1, 3) if zones > 1 else None
         fabric = build(ClosSpec(name="x", zones=zones, racks=racks, ctsw=ctsw, atsw=atsw, hosts_per_rack=1))
-        names = [node.name for node in fabric.switches]
-        ports = [p.ref for node in fabric.switches for p in node.ports if p.address is None]
-        dead = set(draw.sample(ports, draw.randint(0, len(ports) // draw.choice([2, 3, 6]))))
-        drained = set(draw.sample(names, draw.randint(0, min(4, len(names)))))
-        found = {
-            name: {rack: frozenset(group.ports) for group in groups for rack in edges_of(group.edges)}
-            for name, groups in next_hop_groups(fabric, dead, drained).items()
-        }
-        assert found == spoken(fabric, dead, drained), (fabric.name, dead, drained)
+        compare(fabric, draw)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_of_rails_in_planes(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(25):
+        planes = draw.randint(1, 3)
+        sizes = {"pods": draw.randint(1, 3), "nics_per_host": planes * draw.randint(1, 2), "hosts_per_pod": 1}
+        spec = {"name": "x", "shape": "rail", "planes": planes, "spines": planes * draw.randint(1, 3), **sizes}
+        compare(build(RailSpec.model_validate(spec)), draw)
+
+
+def compare(fabric: Fabric, draw: random.Random) -> None:
+    """Some links down and some switches drained: the next hops found at once, and those of the routes spoken."""
+    names = [node.name for node in fabric.switches]
+    ports = [p.ref for node in fabric.switches for p in node.ports if p.address is None]
+    dead = set(draw.sample(ports, draw.randint(0, len(ports) // draw.choice([2, 3, 6]))))
+    drained = set(draw.sample(names, draw.randint(0, min(4, len(names)))))
+    found = {
+        name: {edge: frozenset(group.ports) for group in groups for edge in edges_of(group.edges)}
+        for name, groups in next_hop_groups(fabric, dead, drained).items()
+    }
+    assert found == spoken(fabric, dead, drained), (fabric.name, dead, drained)

@@ -78,6 +78,14 @@ def test_the_smallest_fabric_is_rendered_as_before(golden_dir: Callable[[str, di
     golden_dir("render/one", comparable(rendered(build(SMALL))))
 
 
+@pytest.mark.parametrize("planes", [1, 2])
+def test_rails_are_rendered_as_before(planes: int, golden_dir: Callable[[str, dict[str, str]], None]) -> None:
+    spec = load_fabric("rail", overrides=[f"planes={planes}"]).spec
+    files = comparable(rendered(build(spec)))
+    shown = ("rail.clab.yml", "leaf2/frr.conf", "spine2/frr.conf")
+    golden_dir(f"render/rail-{planes}", {name: files[name] for name in shown})
+
+
 def test_several_nics_are_rendered_as_before(golden: Callable[[str, str], None]) -> None:
     spec = ClosSpec(name="two", racks=1, ctsw=1, hosts_per_rack=1, nics_per_host=2)
     golden("render/two-nics.clab.yml", comparable(rendered(build(spec)))["two.clab.yml"])
