@@ -114,12 +114,15 @@ class RichObserver:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                # Cut at the edge of the terminal: a second line would make the rows jump.
+                # Takes what is left of the line, and is cut there: a second line would make the rows jump.
                 TextColumn(
-                    "{task.fields[reason]}", "dim", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+                    "{task.fields[reason]}",
+                    style="dim",
+                    markup=False,
+                    table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
                 ),
             ]
-            self._progress = Progress(*columns, console=self.console, transient=True)
+            self._progress = Progress(*columns, console=self.console, transient=True, expand=True)
             self._progress.start()
         return self._progress
 

@@ -45,6 +45,13 @@ def decided(node: NodeDescription) -> dict[str, tuple[Setting, ...]]:
     return {key: tuple(settings) for key, settings in found.items()}
 
 
+def forwarding(node: NodeDescription) -> dict[str, str]:
+    """Sysctl -> value, as FRR's files set it. zebra leaves a value alone that is right already, so a node that starts
+    with it needs no right to write it, which a container does not have.
+    """
+    return {key: value for key, value, _ in _frr_settings(node)}
+
+
 def _file_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
     yield from ((key, value, "sysctls") for key, value in node.sysctls.items())
 
