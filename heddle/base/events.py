@@ -18,6 +18,9 @@ class Observer(Protocol):
     def advance(self, step: str, done: int) -> None:
         """`done` units of `step` are done (absolute, not a difference)."""
 
+    def waiting(self, step: str, reason: str) -> None:
+        """`step` waits; `reason` is what is missing now, in one line."""
+
     def end(self, step: str, note: str = "") -> None:
         """A step ended well; `note` is what is worth knowing of it."""
 
@@ -35,6 +38,9 @@ class Silent:
         """Ignore."""
 
     def advance(self, step: str, done: int) -> None:
+        """Ignore."""
+
+    def waiting(self, step: str, reason: str) -> None:
         """Ignore."""
 
     def end(self, step: str, note: str = "") -> None:

@@ -22,3 +22,12 @@ def sysctl_number(text: str) -> int:
     word = text.strip()
     octal = len(word) > 1 and word[0] == "0" and word.isdigit()
     return int(word, 8 if octal else 0)
+
+
+def is_sysctl_number(text: str) -> bool:
+    """Whether the kernel reads a sysctl's value as one number."""
+    try:
+        sysctl_number(text)
+    except ValueError:
+        return False
+    return True

@@ -7,13 +7,13 @@ only packets sent are UDP probes from host to host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from heddle.base.problems import CheckError, HeddleError, InputError, Problem
-from heddle.base.sysctls import HASH_SEED, SYSCTLS, sysctl_number
+from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
 from heddle.checks import queuechecks
 from heddle.checks.probe import probe
 from heddle.checks.subject import Found, NothingError, Subject
@@ -34,25 +34,35 @@ _SHOWN: Final = 4  # faults named in one line
 class CheckResult:
     """One question and its answer; detail says what was looked at, or what is wrong and where.
 
-    skipped: the lab has nothing that could be asked about; detail says why.
+    skipped: the lab has nothing that could be asked about; detail says why. notes: what is no fault, but good to know.
     """
 
     name: str
     ok: bool
     detail: str
     skipped: bool = False
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """One row of `checks`; `skipped` only where it is."""
-        data = asdict(self)
-        return data if data.pop("skipped") is False else {**data, "skipped": True}
+        """One row of `checks`; `skipped` and `notes` only where there are any."""
+        optional = {"skipped": self.skipped, "notes": list(self.notes)}
+        data = {"name": self.name, "ok": self.ok, "detail": self.detail}
+        return data | {key: value for key, value in optional.items() if value}
+
+
+class Answer(NamedTuple):
+    """What a check found, with notes; without notes a plain `Found` does."""
+
+    looked_at: str
+    faults: list[str]
+    notes: tuple[str, ...] = ()
 
 
 def validate(lab: Lab) -> tuple[CheckResult, ...]:
     """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said."""
     lost = lab.runtime.lacking(lab.name, lab.topology)
     nodes = CheckResult("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(lab.handles())} run")
-    checks: tuple[tuple[str, Callable[[Subject], Found]], ...] = (
+    checks: tuple[tuple[str, Callable[[Subject], Found | Answer]], ...] = (
         ("sysctls", _sysctls),
         ("hashing", _hashing),
         ("queues", queuechecks.shapers),
@@ -80,36 +90,59 @@ def _first_line(problem: Problem) -> str:
     return str(problem).partition("\n")[0]
 
 
-def _check(name: str, ask: Callable[[], Found]) -> CheckResult:
+def _check(name: str, ask: Callable[[], Found | Answer]) -> CheckResult:
     try:
-        looked_at, faults = ask()
+        looked_at, faults, notes = Answer(*ask())
     except NothingError as reason:
         return CheckResult(name, True, str(reason), skipped=True)
     except HeddleError as error:
         return CheckResult(name, False, "; ".join(map(_first_line, error.problems)))
-    if not faults:
-        return CheckResult(name, True, looked_at)
-    more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-    return CheckResult(name, False, "; ".join(faults[:_SHOWN]) + more)
+    said = _shortened(faults) if faults else "; ".join([looked_at, *([_shortened(notes)] if notes else [])])
+    return CheckResult(name, not faults, said, notes=notes)
 
 
-def _sysctls(subject: Subject) -> Found:
+def _shortened(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more
+
+
+def _sysctls(subject: Subject) -> Answer:
+    """What nothing set must be as Heddle needs it; what the topology sets itself must be as it sets it."""
     lab = subject.lab
     faults: list[str] = []
     count = 0
-    given, rules = lab.made.sysctls(lab), _rules(lab)
+    own: dict[tuple[str, str], list[str]] = {}  # what the topology decides, why -> nodes
+    given, rules, decided, live = lab.made.sysctls(lab), _rules(lab), lab.made.decided(), rehash.set_live(lab)
     for node in lab.fabric.nodes:
         wanted = dict(given[node.name])
+        settings = dict(decided.get(node.name, {}))
         if node.role is Role.SWITCH:
             wanted |= rules[node.name]
+        if node.name in live:  # the verb `hashing` came later
+            settings = {key: rows for key, rows in settings.items() if key not in rules[node.name]}
         count += len(wanted)
         with inside(subject.handles[node.name].netns):
             for key, value in wanted.items():
-                path = SYSCTLS / key.replace(".", "/")
+                path = sysctl_path(key)
                 now = path.read_text().strip() if path.exists() else "missing"
-                if not _same(now, value):
+                sources = [each.source for each in settings.get(key, ()) if _same(now, each.value)]
+                if sources:
+                    own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
+                elif certain := [each for each in settings.get(key, ()) if each.certain]:
+                    last = certain[-1]
+                    faults.append(f"{node.name}: {key} is {now}, and the topology sets {last.value} ({last.source})")
+                elif not _same(now, value):
                     faults.append(f"{node.name}: {key} is {now}, not {value}")
-    return f"{count} as {'rendered' if lab.made.rendered else 'the topology has them, or Heddle'}", faults
+    notes = tuple(
+        f"{what} on {_listed(names)}, as the topology sets it ({source})" for (what, source), names in own.items()
+    )
+    return Answer(
+        f"{count} as {'rendered' if lab.made.rendered else 'the topology has them, or Heddle'}", faults, notes
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _same(now: str, wanted: str) -> bool:

@@ -12,8 +12,10 @@ from heddle.base.events import Observer
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-# A step that says nothing for so long gets a line in a log, so that nobody takes it for dead (seconds).
+# Seconds without a line, after which a log gets one: about a step that goes on or waits for something else, and about
+# a step where nothing has changed. Both show that the process is running.
 QUIET: Final = 5.0
+UNCHANGED: Final = 30.0
 
 
 class ClosingObserver(Observer, Protocol):
@@ -37,6 +39,9 @@ class PlainObserver:
         self._lock = threading.Lock()
         self._began: dict[str, tuple[float, int | None]] = {}
         self._said = time.monotonic()
+        self._last = ""  # the last line of a step that goes on
+        self._done: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}
 
     def _line(self, text: str) -> None:
         with self._lock:
@@ -51,13 +56,28 @@ class PlainObserver:
 
     def advance(self, step: str, done: int) -> None:
         """Say so when nothing was said for a while."""
-        if time.monotonic() - self._said >= QUIET:
-            total = self._began.get(step, (0.0, None))[1]
-            self._line(f"{step}: {done}" + (f" of {total}" if total else ""))
+        self._done[step] = done
+        self._tell(step)
+
+    def waiting(self, step: str, reason: str) -> None:
+        """A line when the reason is another one, but not too often."""
+        self._reasons[step] = reason
+        self._tell(step)
+
+    def _tell(self, step: str) -> None:
+        total, done, reason = self._began.get(step, (0.0, None))[1], self._done.get(step), self._reasons.get(step)
+        count = "" if done is None else f"{done} of {total}" if total else str(done)
+        line = f"{step}: {', '.join(part for part in (count, reason) if part)}"
+        wait = UNCHANGED if reason and line == self._last else QUIET
+        if time.monotonic() - self._said >= wait:
+            self._last = line
+            self._line(line)
 
     def end(self, step: str, note: str = "") -> None:
         """`links: 48 made (0.4 s)`."""
         began, _ = self._began.pop(step, (time.monotonic(), None))
+        self._done.pop(step, None)
+        self._reasons.pop(step, None)
         self._line(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)")
 
     def say(self, text: str) -> None:
@@ -86,6 +106,7 @@ class RichObserver:
     def _open(self) -> Progress:
         if self._progress is None:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+            from rich.table import Column
 
             utf8 = (self.console.encoding or "").lower().startswith("utf")
             columns: list[Any] = [
@@ -93,21 +114,34 @@ class RichObserver:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
+                # Takes what is left of the line, and is cut there: a second line would make the rows jump.
+                TextColumn(
+                    "{task.fields[reason]}",
+                    style="dim",
+                    markup=False,
+                    table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+                ),
             ]
-            self._progress = Progress(*columns, console=self.console, transient=True)
+            self._progress = Progress(*columns, console=self.console, transient=True, expand=True)
             self._progress.start()
         return self._progress
 
     def begin(self, step: str, total: int | None = None) -> None:
         """A row with a bar."""
         with self._lock:
-            self._tasks[step] = (self._open().add_task(step, total=total), time.monotonic())
+            self._tasks[step] = (self._open().add_task(step, total=total, reason=""), time.monotonic())
 
     def advance(self, step: str, done: int) -> None:
         """Move the bar."""
         with self._lock:
             if step in self._tasks and self._progress is not None:
                 self._progress.update(self._tasks[step][0], completed=done)
+
+    def waiting(self, step: str, reason: str) -> None:
+        """Beside the bar."""
+        with self._lock:
+            if step in self._tasks and self._progress is not None:
+                self._progress.update(self._tasks[step][0], reason=reason)
 
     def end(self, step: str, note: str = "") -> None:
         """The row becomes a line that stays."""

@@ -26,6 +26,8 @@ from heddle.lab.daemons import ESTABLISHED
 STEP: Final = "converge"
 _PAUSE_S: Final = 0.05
 _SHARE: Final = 4  # pause this many times as long as a look took: the processors are FRR's now
+_REASON_S: Final = 1.0  # between two reasons while routes are waited for
+_REASONS: Final = 2  # in one line
 _SHOWN: Final = 12  # problems, and ports in one of them
 _SHOWN_PORTS: Final = 4
 
@@ -146,7 +148,8 @@ def wait(
     """
     total = len(fabric.switches)
     observer.begin(STEP, total)
-    end = time.monotonic() + timeout
+    asked = time.monotonic()
+    end = asked + timeout
     names = [switch.name for switch in fabric.switches]
 
     def look(switches: Iterable[str]) -> list[Gap]:
@@ -165,16 +168,47 @@ def wait(
         now = time.monotonic()
         if pending and now > end:
             raise CheckError(*describe_gaps(fabric, found, neighbours, timeout))
+        if pending and now - asked >= _REASON_S:
+            asked = now
+            observer.waiting(STEP, _reason(fabric, found, neighbours))
         if pending:
             time.sleep(max(_PAUSE_S, _SHARE * (now - start)))
     observer.end(STEP, f"{total} switches have all next hops")
 
 
-def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:
-    """Gaps as problems: one for each switch and set of ports, switches without a working bgpd first."""
+def _reason(fabric: Fabric, found: Sequence[Gap], neighbours: Neighbours) -> str:
+    """The first gaps in one line; BGP is asked for them alone, since a question to each switch would slow it down."""
+    groups = _grouped(found)
+    parts = []
+    for (switch, missing, extra, skewed), prefixes in list(groups.items())[:_REASONS]:
+        states = None if skewed else neighbours(switch)
+        if skewed:
+            parts.append(f"{switch}: {_prefixes(prefixes)} {skewed}")
+        elif states is None:
+            parts.append(f"{switch}: bgpd does not answer")
+        else:
+            problem = _group_problem(fabric, switch, prefixes, (missing, extra), states)
+            parts.append(f"{switch}: {problem.what} {problem.why}")
+    more = f"; and {len(groups) - _REASONS} more" if len(groups) > _REASONS else ""
+    return "; ".join(parts) + more
+
+
+def _grouped(found: Iterable[Gap]) -> dict[tuple[str, frozenset[str], frozenset[str], str], list[Network]]:
+    """(switch, missing, extra, skewed) -> prefixes."""
     groups: dict[tuple[str, frozenset[str], frozenset[str], str], list[Network]] = {}
     for gap in found:
         groups.setdefault((gap.switch, gap.missing, gap.extra, gap.skewed), []).append(gap.prefix)
+    return groups
+
+
+def _prefixes(prefixes: Sequence[Network]) -> str:
+    """`10.0.1.0/24 and 6 more`."""
+    return str(prefixes[0]) + (f" and {len(prefixes) - 1} more" if len(prefixes) > 1 else "")
+
+
+def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:
+    """Gaps as problems: one for each switch and set of ports, switches without a working bgpd first."""
+    groups = _grouped(found)
     states = {switch: neighbours(switch) for switch in dict.fromkeys(each[0] for each in groups)}
     silent = [switch for switch, state in states.items() if state is None]
     problems = [
@@ -185,8 +219,7 @@ def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, time
         if switch in silent:
             continue
         if skewed:
-            what = str(prefixes[0]) + (f" and {len(prefixes) - 1} more" if len(prefixes) > 1 else "")
-            problems.append(Problem(switch, what, skewed))
+            problems.append(Problem(switch, _prefixes(prefixes), skewed))
         else:
             problems.append(_group_problem(fabric, switch, prefixes, (missing, extra), states[switch] or {}))
     shown = problems[:_SHOWN]
@@ -213,7 +246,6 @@ def _group_problem(
         note = "" if state == ESTABLISHED else f" (BGP: {state})"
         return f"{port} to {node.port(port).peer_node}{note}"
 
-    what = str(prefixes[0]) + (f" and {len(prefixes) - 1} more" if len(prefixes) > 1 else "")
     verb = "lacks" if len(prefixes) == 1 else "lack"
     parts = []
     for word, some in ((f"{verb} next hops over", ports[0]), ("should not go over", ports[1])):
@@ -221,4 +253,4 @@ def _group_problem(
             order = [port.name for port in node.ports if port.name in some]
             rest = f" and {len(order) - _SHOWN_PORTS} more" if len(order) > _SHOWN_PORTS else ""
             parts.append(f"{word} {', '.join(named(p) for p in order[:_SHOWN_PORTS])}{rest}")
-    return Problem(switch, what, "; ".join(parts))
+    return Problem(switch, _prefixes(prefixes), "; ".join(parts))

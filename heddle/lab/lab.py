@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 Difference = tuple[str, Any, Any]  # what, as it runs, as it was asked for
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value that a topology's own configuration gives a sysctl. source: the words there that do it.
+
+    certain: False for a command, which may be in a branch that does not run.
+    """
+
+    value: str
+    source: str
+    certain: bool
+
+
 class Blueprint(Protocol):
     """What a lab is made from."""
 
@@ -55,6 +67,9 @@ class Blueprint(Protocol):
 
     def kept(self) -> Mapping[str, Mapping[str, str]]:
         """Switch -> sysctls of hashing that its topology sets in its own way, with their values."""
+
+    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+        """Node -> sysctls that its own configuration sets, each with its settings: one of them is right."""
 
     def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
         """Node -> sysctls that it was given, those of hashing aside."""

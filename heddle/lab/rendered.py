@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from heddle.fabric.shapes import build
 from heddle.lab import convergence
 from heddle.lab import daemons as bgp
 from heddle.lab.faults import State
-from heddle.lab.lab import Blueprint, Difference, Lab
+from heddle.lab.lab import Blueprint, Difference, Lab, Setting
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.render import host_sysctls, render, switch_sysctls
 from heddle.spec.plain import differences, dump_spec, load_spec
@@ -63,6 +63,10 @@ class Rendered:
 
     def kept(self) -> Mapping[str, Mapping[str, str]]:
         """Rendered sysctls and Heddle's are the same ones."""
+        return {}
+
+    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+        """Heddle has written all of it."""
         return {}
 
     def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:

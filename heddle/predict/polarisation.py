@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import I32, Bools
-from heddle.fabric.model import Fabric
+from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.hashes import FlowArrays
@@ -221,7 +221,12 @@ def made_up(fabric: Fabric, count: int) -> list[Flow]:
 
     No flow goes from one part of the fabric to another that no path leads to.
     """
-    ends = [(host, port) for host in fabric.hosts for port in host.ports if port.address is not None]
+    ends = [
+        (host, port)
+        for host in fabric.hosts
+        for port in host.ports
+        if port.address is not None and fabric.by_name[port.peer_node].role is Role.SWITCH
+    ]
     areas = len({host.group(fabric.area) for host, _ in ends}) > 1
     number = {name: place for place, name in enumerate(fabric.by_name)}
     kind = np.array([(host.group(fabric.area) or 0) if areas else number[port.peer_node] for host, port in ends])

@@ -147,7 +147,7 @@ def test_the_files_own_hashing_wins_and_is_predicted(
 ) -> None:
     name = lab_name()
     made = import_topology(mini_clos(tmp_path, policy=policy), runtime, name)
-    assert any("4 switches keep what their sysctls say of hashing" in note for note in made.notes)
+    assert any("4 switches keep the hashing sysctls that the topology sets" in note for note in made.notes)
     try:
         lab = life.up(made, runtime=runtime).lab
         assert lab.output("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == policy

@@ -16,7 +16,7 @@ from heddle.lab.imported.choose import blueprint_of
 from heddle.lab.imported.companions import files_of
 from heddle.lab.imported.copy import copied
 from heddle.lab.imported.imported import ImportedLab, import_topology
-from heddle.lab.imported.reachability import Session, Sessions
+from heddle.lab.imported.reachability import BgpSession, Sessions
 from heddle.lab.imported.variables import expand, lab_name, literal
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
@@ -244,14 +244,14 @@ def test_files_that_a_topology_binds_go_with_it(tmp_path: Path) -> None:
 
 
 def test_a_session_counts_by_both_ends_or_by_the_only_one_that_can_be_asked() -> None:
-    def count(*sessions: Session) -> tuple[int, int]:
+    def count(*sessions: BgpSession) -> tuple[int, int]:
         return Sessions(sessions, (), ("r1", "r2")).count()
 
     up, down = "Established", "Active"
-    two = [Session("r2", "10.0.0.1", "r1", up), Session("r2", "10.0.0.3", "r1", up)]
-    assert count(*two, Session("r1", "10.0.0.2", "r2", up), Session("r1", "10.0.0.4", "r2", down)) == (1, 2)
+    two = [BgpSession("r2", "10.0.0.1", "r1", up), BgpSession("r2", "10.0.0.3", "r1", up)]
+    assert count(*two, BgpSession("r1", "10.0.0.2", "r2", up), BgpSession("r1", "10.0.0.4", "r2", down)) == (1, 2)
     assert count(*two) == (0, 2), "the bgpd of r1 is gone, or r1 knows of no session"
-    assert count(Session("r1", "10.9.0.9", "h1", up)) == (1, 1), "hosts cannot be asked"
+    assert count(BgpSession("r1", "10.9.0.9", "h1", up)) == (1, 1), "hosts cannot be asked"
 
 
 def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Write) -> None:

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from heddle.base.problems import machine_errors
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.imported import frr
+from heddle.lab.imported.decisions import forwarding
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.variables import literal
 from heddle.render.dialects import PRIVILEGED, SKIP_WHEN_UNUSED, RenderOptions
@@ -99,7 +100,7 @@ def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dic
         commands = _with_start(commands)
     image = node.image or image_names()["switch" if switch else "host"]
     data: dict[str, Any] = {"kind": "linux", "group": node.group, "image": image}
-    data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls}
+    data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls, **forwarding(node)}
     data |= {"labels": dict(node.labels), "env": dict(node.env), "binds": binds, "exec": commands}
     data["network-mode"] = "none" if node.isolated else ""
     if runtime != "netns":

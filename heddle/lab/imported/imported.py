@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -21,6 +21,7 @@ from heddle.base.ethernet import LARGEST_PFC_MTU
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.state import Record, check_name
+from heddle.base.sysctls import is_sysctl_number
 from heddle.base.units import format_rate
 from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric, Node
@@ -28,12 +29,13 @@ from heddle.lab import daemons as bgp
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
+from heddle.lab.imported.decisions import decided
 from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
 from heddle.lab.imported.record import dump_fabric, restore_fabric
-from heddle.lab.lab import Difference
+from heddle.lab.lab import Difference, Setting
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
@@ -58,14 +60,11 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
     description = read_description(path, runtime, name, shown or str(path))
     fabric = derive(description)
     daemons = {node.name: _daemons(description.nodes[node.name], runtime) for node in fabric.switches}
-    sysctls = {
-        node.name: {k: v for k, v in description.nodes[node.name].sysctls.items() if k.startswith(_HASHING)}
-        for node in fabric.switches
-    }
+    settings = {name: decided(node) for name, node in description.nodes.items()}
     owners = {str(p.address.ip): p.node for n in fabric.nodes for p in n.ports if p.address is not None}
-    notes = (*description.notes, *_notes(description, fabric, sysctls, runtime))
+    notes = (*description.notes, *_notes(description, fabric, settings, runtime))
     return ImportedLab(
-        fabric, runtime, daemons, sysctls, owners, _parts(description, fabric, runtime), notes, description
+        fabric, runtime, daemons, settings, owners, _parts(description, fabric, runtime), notes, description
     )
 
 
@@ -73,14 +72,14 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
 class ImportedLab:
     """Implements heddle.lab.lab.Blueprint.
 
-    daemons: switch -> those that its files switch on; hashing: switch -> its sysctls that the file sets; owners:
+    daemons: switch -> those that its files switch on; settings: node -> sysctls that its configuration sets; owners:
     address -> node; parts: what of the file makes another lab of it. description: None for one that was opened again.
     """
 
     fabric: Fabric
     runtime: str
     known_daemons: Mapping[str, tuple[str, ...]]
-    hashing: Mapping[str, Mapping[str, str]]
+    settings: Mapping[str, Mapping[str, tuple[Setting, ...]]]
     owners: Mapping[str, str]
     parts: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -94,7 +93,11 @@ class ImportedLab:
         try:
             fabric = restore_fabric(data["fabric"])
             daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
-            return cls(fabric, record.runtime, daemons, data["hashing"], data["owners"], data["parts"])
+            settings = {
+                str(node): {str(key): tuple(Setting(*row) for row in rows) for key, rows in table.items()}
+                for node, table in data["settings"].items()
+            }
+            return cls(fabric, record.runtime, daemons, settings, data["owners"], data["parts"])
         except (ValueError, KeyError, TypeError, AttributeError):
             why = "was made by another version of Heddle, whose fabric this one cannot read"
             raise MachineError(
@@ -110,7 +113,10 @@ class ImportedLab:
         return {
             "fabric": dump_fabric(self.fabric),
             "daemons": {name: list(names) for name, names in self.known_daemons.items()},
-            "hashing": {name: dict(rules) for name, rules in self.hashing.items()},
+            "settings": {
+                name: {key: [[each.value, each.source, each.certain] for each in rows] for key, rows in table.items()}
+                for name, table in self.settings.items()
+            },
             "owners": dict(self.owners),
             "parts": dict(self.parts),
         }
@@ -130,8 +136,12 @@ class ImportedLab:
         return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
 
     def kept(self) -> Mapping[str, Mapping[str, str]]:
-        """The file's own sysctls of hashing win over Heddle's."""
-        return self.hashing
+        """Sysctls of hashing that the topology sets: its values win over Heddle's."""
+        return {node.name: _of_hashing(self.settings.get(node.name, {})) for node in self.fabric.switches}
+
+    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+        """What the nodes' own configuration sets."""
+        return self.settings
 
     def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
         """As the copy that runs has them."""
@@ -204,6 +214,12 @@ class ImportedLab:
         return convergence.sessions_of(self.fabric, speakers, self.owners, now)
 
 
+def _of_hashing(settings: Mapping[str, Sequence[Setting]]) -> dict[str, str]:
+    """The last value of each sysctl of hashing, which is the one that the kernel has."""
+    last = {key: rows[-1].value for key, rows in settings.items() if key.startswith(_HASHING)}
+    return {key: value for key, value in last.items() if is_sysctl_number(value)}
+
+
 def _first(addresses: tuple[IPv4Interface, ...] | None) -> IPv4Interface | None:
     return addresses[0] if addresses else None
 
@@ -238,7 +254,10 @@ def _cut(text: str) -> str:
 
 
 def _notes(
-    description: TopologyDescription, fabric: Fabric, sysctls: Mapping[str, Mapping[str, str]], runtime: str
+    description: TopologyDescription,
+    fabric: Fabric,
+    settings: Mapping[str, Mapping[str, Sequence[Setting]]],
+    runtime: str,
 ) -> list[str]:
     """What Heddle adds or assumes."""
     notes = []
@@ -247,7 +266,7 @@ def _notes(
         notes.append(f"{unrated} links name no rate and get {rate} each way; vars: {{rate_bps: N}} of a link names one")
     if not fabric.policy.queues.lossless:
         notes.append(f"no class is lossless: a link's mtu is above {LARGEST_PFC_MTU}, the most that PFC can hold back")
-    own = [name for name, rules in sysctls.items() if rules]
+    own = [node.name for node in fabric.switches if _of_hashing(settings.get(node.name, {}))]
     if fabric.switches and len(own) < len(fabric.switches):
         rules = hashmodes.sysctls("flow", 1)
         notes.append(
@@ -256,7 +275,7 @@ def _notes(
         )
     if own:
         words = ", ".join(own[:4]) + (", ..." if own[4:] else "")
-        notes.append(f"{len(own)} switches keep what their sysctls say of hashing: {words}")
+        notes.append(f"{len(own)} switches keep the hashing sysctls that the topology sets: {words}")
     bare = [node.name for node in description.nodes.values() if not node.image]
     if bare and runtime != "netns":
         notes.append(f"{len(bare)} nodes name no image and get Heddle's")

@@ -1,14 +1,15 @@
-"""Convergence of a lab whose routes nobody has worked out: judged by sessions, and by where hosts can be reached.
+"""Convergence of an imported lab, whose routes are not known beforehand: judged by sessions and by routes to hosts.
 
 In:  a running lab, and which daemons have to answer on which switch.
-Out: nothing once every BGP session that has both ends in the lab stands, every switch has a route to every host's
-address, and nothing of that has changed for a while; otherwise what is missing, where.
+Out: nothing once every BGP session that has both ends in the lab is established, every switch has a route to every
+host's address, and nothing of that has changed for a while; otherwise what is missing, where. While it waits, the
+observer gets the reason: sessions, IGP adjacencies, hosts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
 from heddle.lab import daemons as bgp
+from heddle.lab.adjacencies import Adjacency, pending
 from heddle.lab.convergence import STEP
 from heddle.lab.snapshot import LabPart, Snapshot
 
@@ -28,12 +30,17 @@ if TYPE_CHECKING:
 _PAUSE_S: Final = 0.3
 # bgpd holds its first updates back by coalesce-time, 1 s by default: before that, a route may have half its next hops.
 _STILL_S: Final = 1.5
+_REASON_S: Final = 1.0  # between two questions to the IGP daemons while they are waited for
+_REASONS: Final = 2  # in one line
 _TIMEOUT_S: Final = 180.0  # a connect that missed its peer is tried again after 120 s, FRR's default
 _SHOWN: Final = 12
+_COMMANDS: Final[Mapping[str, str]] = {  # what shows more, by protocol
+    "OSPF": "show ip ospf neighbor", "OSPFv3": "show ipv6 ospf6 neighbor", "IS-IS": "show isis neighbor",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BgpSession:
     """One end of a BGP session: the switch, its peer as configured, the node that the peer is, and its state."""
 
     switch: str
@@ -46,12 +53,12 @@ class Session:
 class Sessions:
     """The BGP sessions of a lab. silent: switches whose bgpd should answer and does not. switches: those asked."""
 
-    sessions: tuple[Session, ...]
+    sessions: tuple[BgpSession, ...]
     silent: tuple[str, ...]
     switches: tuple[str, ...]
 
     @property
-    def down(self) -> tuple[Session, ...]:
+    def down(self) -> tuple[BgpSession, ...]:
         """Sessions that are not established."""
         return tuple(each for each in self.sessions if each.state != bgp.ESTABLISHED)
 
@@ -82,15 +89,34 @@ class Look:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing lacks."""
+        """Whether nothing is missing."""
         return not self.bgp.down and not self.bgp.silent and not self.unreached
 
     def lines(self) -> list[tuple[str, str, str]]:
-        """What lacks, as (where, what, why)."""
+        """What is missing, as (where, what, why)."""
         found = [(switch, "bgpd", "does not answer") for switch in self.bgp.silent]
         found += [(s.switch, f"the BGP session with {s.peer} ({s.node})", f"is {s.state}") for s in self.bgp.down]
         found += [(switch, f"{address} ({port})", "has no route") for switch, address, port in self.unreached]
         return found
+
+    def reason(self, igp: Sequence[Adjacency] = ()) -> str:
+        """What is missing, in one line: the first of each kind, causes before their effects."""
+        hosts: dict[str, list[str]] = {}
+        for switch, address, port in self.unreached:
+            hosts.setdefault(f"{port} ({address})", []).append(switch)
+        kinds = (
+            [f"{switch} bgpd does not answer" for switch in self.bgp.silent],
+            [each.text() for each in igp],
+            [f"{each.switch} -> {each.peer} {each.state}" for each in self.bgp.down],
+            [f"{switches[0]}{_and_more(switches)} has no route to {host}" for host, switches in hosts.items()],
+        )
+        shown = [kind[0] for kind in kinds if kind][:_REASONS]
+        more = sum(map(len, kinds)) - len(shown)
+        return "; ".join([*shown, *([f"and {more} more"] if more else [])])
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
 def look(lab: Lab, owners: Mapping[str, str]) -> Look:
@@ -102,14 +128,14 @@ def look(lab: Lab, owners: Mapping[str, str]) -> Look:
 
 def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, str], now: Snapshot) -> Sessions:
     """Sessions between nodes of the lab. speakers: switches whose bgpd has to answer. Part: SESSIONS."""
-    sessions: list[Session] = []
+    sessions: list[BgpSession] = []
     silent: list[str] = []
     for switch, states in now.sessions.items():
         if states is None and switch in speakers:
             silent.append(switch)
         for peer, state in (states or {}).items():
             if node := _owner(fabric, switch, peer, owners):
-                sessions.append(Session(switch, peer, node, state))
+                sessions.append(BgpSession(switch, peer, node, state))
     return Sessions(tuple(sessions), tuple(silent), tuple(now.sessions))
 
 
@@ -143,13 +169,17 @@ def _owner(fabric: Fabric, switch: str, peer: str, owners: Mapping[str, str]) ->
 
 
 def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float | None) -> None:
-    """Return when nothing lacks and nothing has changed for _STILL_S; CheckError after `timeout` seconds."""
+    """Return when nothing is missing and nothing has changed for _STILL_S; CheckError after `timeout` seconds.
+
+    The observer gets the reason while it waits.
+    """
     seconds = _TIMEOUT_S + len(lab.fabric.links) / 20 if timeout is None else timeout
     total = len(lab.fabric.switches)
     observer.begin(STEP, total)
     end = time.monotonic() + seconds
     last: Look | None = None
     since = time.monotonic()
+    asked = since
     while total:
         now = look(lab, owners)
         moment = time.monotonic()
@@ -162,8 +192,19 @@ def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float
         observer.advance(STEP, total - len(lacking))
         if moment > end:
             raise CheckError(*_explained(lab, now, seconds))
+        if moment - asked >= _REASON_S:
+            asked = moment
+            observer.waiting(STEP, _reason(lab, now))
         time.sleep(_PAUSE_S)
     observer.end(STEP, _said(lab, last))
+
+
+def _reason(lab: Lab, now: Look) -> str:
+    return "routes still change" if now.complete else now.reason(_igp(lab))
+
+
+def _igp(lab: Lab) -> list[Adjacency]:
+    return [each for switch in lab.fabric.switches for each in pending(lab, switch)]
 
 
 def _said(lab: Lab, last: Look | None) -> str:
@@ -178,14 +219,17 @@ def _said(lab: Lab, last: Look | None) -> str:
 
 
 def _explained(lab: Lab, now: Look, seconds: float) -> list[Problem]:
-    lines = now.lines()
-    if not lines:
+    igp = _igp(lab)
+    lines = [(each.port, each.what, each.why) for each in igp] + now.lines()
+    if now.complete:
         why = f"did not come: routes still change after {seconds:g} s"
         hint = f"./inv exec --lab {lab.name} {lab.fabric.switches[0].name} ip monitor route"
         return [Problem(lab.name, "convergence", why, hint)]
-    count = len({where for where, _, _ in lines})
+    count = len({where.partition(":")[0] for where, _, _ in lines})
     head = f"did not come: {count} of {len(lab.fabric.switches)} switches lack something after {seconds:g} s"
-    hint = f"./inv exec --lab {lab.name} {lines[0][0]} vtysh -c 'show bgp summary' -c 'show ip route'"
+    commands = [_COMMANDS[each] for each in dict.fromkeys(row.protocol for row in igp)] or ["show bgp summary"]
+    shown = " ".join(f"-c '{each}'" for each in (*commands, "show ip route"))
+    hint = f"./inv exec --lab {lab.name} {lines[0][0].partition(':')[0]} vtysh {shown}"
     problems = [Problem(where, what, why) for where, what, why in lines[:_SHOWN]]
     if len(lines) > _SHOWN:
         problems.append(Problem("", f"and {len(lines) - _SHOWN} more", "like these"))

@@ -78,7 +78,7 @@ def pin_dir(lab: str, switch: str) -> Path:
 def write_sysctls(netns: Path, rules: Mapping[str, str], kept: Container[str] = ()) -> None:
     """Set sysctls, by their full names, in a namespace; MachineError when the kernel is too old to have them.
 
-    kept: those that stay as they are: a topology of somebody's own sets them.
+    kept: those that an imported topology sets itself; they are not written.
     """
     with inside(netns):
         for name, value in rules.items():

@@ -1,0 +1,142 @@
+"""Sysctls that an imported configuration sets itself: in `sysctls`, in commands, and in FRR's files.
+
+In:  a NodeDescription.
+Out: sysctl -> its settings, in the order of the sources. Heddle needs some sysctls (forwarding, for one); where the
+configuration sets them, its value is right, and where nothing sets them, Heddle's is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from heddle.lab.imported.description import NodeDescription
+from heddle.lab.lab import Setting
+
+_MOST_BYTES: Final = 1 << 20  # of a script that a command runs
+# zebra sets these when it reads the line (zebra/ipforward_proc.c).
+_FORWARDING: Final[Mapping[str, str]] = {"ip": "net.ipv4.ip_forward", "ipv6": "net.ipv6.conf.all.forwarding"}
+_FRR_LINE: Final = re.compile(r"^(no\s+)?(ip|ipv6)\s+forwarding\s*$", re.MULTILINE)
+_FRR_FILES: Final = ("frr.conf", "zebra.conf")
+# Both are one variable (net/ipv4/devinet.c, devinet_sysctl_forward).
+_SAME: Final = ("net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding")
+_SEPARATORS: Final = re.compile(r"[;&|\n]+")
+_SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "busybox", ".", "source"})
+_BEFORE: Final = frozenset({"then", "else", "do", "{", "(", "!", "sudo", "exec", "command"})  # a command follows
+_KEY: Final = re.compile(r"net([./][A-Za-z0-9_-]+)+")
+_VALUE: Final = re.compile(r"[A-Za-z0-9_\s-]+")
+_PROC: Final = "/proc/sys/"
+
+
+def decided(node: NodeDescription) -> dict[str, tuple[Setting, ...]]:
+    """Sysctl -> what the node's configuration sets it to, `sysctls` first, then FRR's files, then commands."""
+    found: dict[str, list[Setting]] = {}
+    for rows, certain in ((_file_settings(node), True), (_frr_settings(node), True), (_command_settings(node), False)):
+        for key, value, source in rows:
+            settings = found.setdefault(_SAME[0] if key in _SAME else key, [])
+            setting = Setting(" ".join(value.split()), source, certain)
+            if setting not in settings:
+                settings.append(setting)
+    found |= {key: found[_SAME[0]] for key in _SAME if _SAME[0] in found}
+    return {key: tuple(settings) for key, settings in found.items()}
+
+
+def forwarding(node: NodeDescription) -> dict[str, str]:
+    """Sysctl -> value, as FRR's files set it. zebra leaves a value alone that is right already, so a node that starts
+    with it needs no right to write it, which a container does not have.
+    """
+    return {key: value for key, value, _ in _frr_settings(node)}
+
+
+def _file_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
+    yield from ((key, value, "sysctls") for key, value in node.sysctls.items())
+
+
+def _frr_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
+    for file in _FRR_FILES:
+        for match in _FRR_LINE.finditer(node.text(file) or ""):
+            yield _forwarding(match, f"{file}: {' '.join(match[0].split())}")
+
+
+def _forwarding(match: re.Match[str], source: str) -> tuple[str, str, str]:
+    return _FORWARDING[match[2]], "0" if match[1] else "1", source
+
+
+def _command_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
+    for command in node.exec:
+        for line in _lines(command, node.sources):
+            yield from _line_settings(line, node.sources)
+
+
+def _lines(command: str, sources: Mapping[str, Path]) -> Iterator[list[str]]:
+    """The words of each command in a command: of `sh -c` and of a bound script, too."""
+    words = _words(command)
+    shell = bool(words) and words[0].rpartition("/")[2] in _SHELLS
+    if shell and "-c" in words[:-1]:
+        words = _words(words[words.index("-c") + 1], comments=True)
+    yield from _split(words)
+    for script in (word for word in (words if shell else words[:1]) if word in sources):
+        for line in (_text(sources[script]) or "").splitlines():
+            yield from _split(_words(line, comments=True))
+
+
+def _split(words: list[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    for word in words:
+        if _SEPARATORS.fullmatch(word):
+            yield part
+            part = []
+        elif part or word not in _BEFORE:
+            part.append(word)
+    yield part
+
+
+def _words(text: str, *, comments: bool = False) -> list[str]:
+    """Words as a shell reads them, separators and redirections as words; none where quotes do not match."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|><\n")
+    lexer.whitespace = " \t\r"
+    lexer.commenters = "#" if comments else ""
+    try:
+        return list(lexer)
+    except ValueError:
+        return []
+
+
+def _line_settings(words: list[str], sources: Mapping[str, Path]) -> Iterator[tuple[str, str, str]]:
+    if not words:
+        return
+    program, line = words[0].rpartition("/")[2], " ".join(words)
+    if program == "sysctl":
+        yield from _assignments(words[1:], line)
+        for option, file in pairwise(words):
+            if option in ("-p", "--load") and file in sources and (text := _text(sources[file])) is not None:
+                rows = (row.partition("#")[0] for row in text.splitlines())
+                yield from _assignments(rows, line)
+    elif program == "vtysh":
+        yield from (_forwarding(match, line) for word in words if (match := _FRR_LINE.fullmatch(word)))
+    elif program in ("echo", "printf"):
+        place = next((i for i, word in enumerate(words) if word == ">"), len(words))
+        target = words[place + 1] if place + 1 < len(words) else ""
+        if target.startswith(_PROC):
+            value = " ".join(word for word in words[1:place] if not word.startswith("-"))
+            yield from _assignments([f"{target.removeprefix(_PROC)}={value}"], line)
+
+
+def _assignments(words: Iterable[str], source: str) -> Iterator[tuple[str, str, str]]:
+    """`KEY=VALUE`, with dots or slashes; what a shell would have to expand is left out."""
+    for word in words:
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value):
+            yield key.replace("/", "."), value, source
+
+
+def _text(path: Path) -> str | None:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(_MOST_BYTES)
+    except (OSError, UnicodeDecodeError):
+        return None

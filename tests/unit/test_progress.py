@@ -1,0 +1,77 @@
+"""Progress of a step that waits: the reason in a log and on a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from heddle.cli.progress import QUIET, UNCHANGED, PlainObserver, RichObserver
+from heddle.kernel.fib import Fib
+from heddle.lab.adjacencies import Adjacency
+from heddle.lab.imported.reachability import BgpSession, Look, Sessions
+
+INIT = Adjacency("r1:eth1", "OSPF", "10.0.0.2", "is in Init, dead interval 40 s")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds, to be moved by the test."""
+    now = [1000.0]
+    monkeypatch.setattr("heddle.cli.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_gets_a_line_when_the_reason_changes_but_not_too_often(clock: list[float]) -> None:
+    out = io.StringIO()
+    observer = PlainObserver(out)
+    observer.begin("converge", 3)
+    for tenth in range(int((QUIET + UNCHANGED + 2 * QUIET) * 10)):
+        clock[0] = 1000 + tenth / 10
+        observer.advance("converge", 1)
+        observer.waiting("converge", "r1 -> 10.0.0.2 Active" if tenth < 400 else f"another reason, {tenth}")
+    observer.end("converge", "ready")
+    assert out.getvalue().splitlines() == [
+        "converge: 1 of 3, r1 -> 10.0.0.2 Active",
+        "converge: 1 of 3, r1 -> 10.0.0.2 Active",
+        "converge: 1 of 3, another reason, 400",
+        "converge: ready (44.9 s)",
+    ]
+
+
+def test_a_step_without_a_reason_is_reported_as_before(clock: list[float]) -> None:
+    out = io.StringIO()
+    observer = PlainObserver(out)
+    observer.begin("create")
+    for second in range(12):
+        clock[0] = 1000.0 + second
+        observer.advance("create", 7)
+    assert out.getvalue().splitlines() == ["create: 7", "create: 7"]
+
+
+def test_a_terminal_shows_the_reason_in_what_is_left_of_the_line() -> None:
+    observer = RichObserver(io.StringIO())
+    observer.begin("converge", 3)
+    observer.advance("converge", 1)
+    observer.waiting("converge", INIT.text())
+    assert observer._progress is not None
+    for width in (60, 120):
+        shown = io.StringIO()
+        Console(file=shown, width=width, highlight=False).print(observer._progress.get_renderable())
+        line = shown.getvalue().splitlines()
+        assert len(line) == 1
+        assert "converge" in line[0]
+        assert "1/3 r1:eth1 OSPF" in line[0]
+        assert (INIT.text() in line[0]) == (width == 120)
+    observer.close()
+
+
+def test_a_reason_names_the_first_of_each_kind() -> None:
+    fibs = {name: Fib(name, {}) for name in ("r1", "r2", "r3")}
+    down = (BgpSession("r1", "10.0.0.2", "r2", "Active"), BgpSession("r2", "eth1", "r1", "Established"))
+    unreached = (("r1", "10.1.2.2", "h2:eth1"), ("r3", "10.1.2.2", "h2:eth1"))
+    now = Look(Sessions(down, (), tuple(fibs)), unreached, fibs)
+    assert now.reason() == "r1 -> 10.0.0.2 Active; r1 (and 1 more) has no route to h2:eth1 (10.1.2.2)"
+    assert now.reason([INIT]) == f"{INIT.text()}; r1 -> 10.0.0.2 Active; and 1 more"
+    assert Look(Sessions((), ("r3",), tuple(fibs)), (), fibs).reason() == "r3 bgpd does not answer"
