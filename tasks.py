@@ -240,6 +240,7 @@ def hashing(
     entry: Sequence[str] = (),
     clear: bool = False,
     explain: str | None = None,
+    run: str | None = None,
     lab: str | None = None,
 ) -> None:
     """How every switch chooses among equal ways; with a mode, switch a running lab to it, and lose no packet.
@@ -251,7 +252,7 @@ def hashing(
     from heddle.cli.flows import explain_flow
     from heddle.cli.hashing_verb import Asked, run_hashing
 
-    asked = Asked(mode, switch, set_, table, entry, clear)
+    asked = Asked(mode, switch, set_, table, entry, clear, run)
     if explain is not None:
         return explain_flow(out, lab, explain, asked)
     return run_hashing(out, lab, asked)
@@ -266,6 +267,7 @@ def hashing(
 def paths(
     out: Console,
     lab: str | None = None,
+    run: str | None = None,
     now: bool = False,
     predict: str | None = None,
     plan: str | None = None,
@@ -277,32 +279,23 @@ def paths(
     csv: str | None = None,
     heatmap: str | None = None,
 ) -> None:
-    """Where every QP of the last run went: predicted, asked of the kernel, and measured. Exit 1 when they differ.
+    """Show the path of every QP of a run: predicted, kernel lookup, measured. Exit 1 when they differ.
 
-    With --now: where they would go over the fabric as it is now, and how many another way than in the run.
+    The run is the last one, or --run ID (./inv runs lists them). With --now: the paths that its QPs would take over the
+    fabric as it is now, and how many of them differ from those of the run.
     With --predict FABRIC --plan PLAN nothing runs and no root is needed: loads of all links on paper, for any fabric
     file and any traffic, and how the hashing modes compare (docs/paper.md).
     """
-    from heddle.cli.flows import paths_now
+    from heddle.cli.flows import paths_now, paths_of_run
     from heddle.cli.forecast_verb import on_paper, predict_paths
 
     asked: dict[str, Any] = {
         "predict": predict, "plan": plan, "set_": set_, "mode": mode, "trials": trials,
         "down": down, "drain": drain, "csv": csv, "heatmap": heatmap,
     }  # fmt: skip
-    paper = on_paper(asked, lab)
-    if now:
-        return paths_now(out, lab, predict)
-    if paper:
+    if on_paper(asked, {"--lab": lab, "--run": run, "--now": now}):
         return predict_paths(out, **asked)
-    from heddle.lab.opening import open_lab
-    from heddle.runs.lastrun import last_paths
-    from heddle.views.pathstext import paths_text
-
-    result = last_paths(open_lab(lab))
-    out.result(result.to_json(), paths_text(result))
-    out.exit_code = 0 if result.agree else 1
-    return None
+    return paths_now(out, lab, run) if now else paths_of_run(out, lab, run)
 
 
 @verb(help={"lab": words.LAB}, root=True)
@@ -358,7 +351,8 @@ def render(
 
 @verb(
     help={
-        "lab": words.LAB + "; its last run is on the picture's links",
+        "lab": words.LAB + "; a run of it is on the picture's links",
+        "run": words.RUN_ID,
         "fabric": "draw this fabric instead; nothing needs to run",
         "set": words.SET + " (with --fabric)",
         "kind": "svg or png, or by containerlab mermaid, dot or drawio; otherwise as --out ends, else svg",
@@ -373,15 +367,16 @@ def render(
 def graph(
     out: Console,
     lab: str | None = None,
+    run: str | None = None,
     fabric: str | None = None,
     set_: Sequence[str] = (),
     kind: str | None = None,
     out_: str | None = None,
 ) -> None:
-    """Draw a lab or a fabric: tiers in rows, and how much of the last run went over each link."""
-    from heddle.cli.graph_verb import draw_graph
+    """Draw a lab or a fabric: tiers in rows, and how much of a run (the last, or --run ID) went over each link."""
+    from heddle.cli.graph_verb import Drawn, draw_graph
 
-    draw_graph(out, lab, fabric, set_, kind, out_)
+    draw_graph(out, Drawn(lab, run, fabric, set_), kind, out_)
 
 
 @verb(
@@ -391,7 +386,10 @@ def graph(
     lasting=True,
 )
 def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
-    """Take a lab down: every namespace, process, pin and file of it, and of no other. Twice is as good as once."""
+    """Take a lab down: every namespace, process, pin and file of it, and of no other. Twice is as good as once.
+
+    Its runs go with it: copy what you want to keep from the lab's directory first (docs/runs.md).
+    """
     from heddle.cli.down_verb import take_down
 
     take_down(out, lab, everything=all_)
@@ -400,6 +398,7 @@ def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
 # In the order in which they are listed.
 from heddle.cli.plot_verb import plot  # noqa: E402, F401
 from heddle.cli.queues_verb import queues  # noqa: E402, F401
+from heddle.cli.runs_verb import runs  # noqa: E402, F401
 
 # isort: split
 from heddle.cli.image_verb import image  # noqa: E402, F401

@@ -22,7 +22,7 @@ from heddle.fabric.model import Node, Role
 from heddle.kernel import offloads
 from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
-from heddle.runs.lastrun import has_run, last_paths
+from heddle.runs.past import has_run, paths_of
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -241,8 +241,8 @@ def _paths(subject: Subject) -> Found:
     if not has_run(subject.lab):
         return "no run yet", []
     try:
-        result = last_paths(subject.lab)
-    except InputError as error:  # a record that cannot be read says nothing of the lab
+        result = paths_of(subject.lab)
+    except InputError as error:  # a run that failed or cannot be read says nothing of the lab
         raise NothingError(_first_line(error.problems[0])) from None
     wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
     if not result.agree and not wrong:

@@ -64,6 +64,8 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
     if value_of is None and last.startswith("-"):
         return sorted(verb.flags)
     wanted = value_of or next(iter(waiting), None)
+    if wanted is not None and _is_run(verb, wanted):
+        return _runs(_labs_named(verb, before[1:]))
     return _KNOWN[wanted.word]() if wanted is not None and wanted.word in _KNOWN else []
 
 
@@ -119,6 +121,29 @@ def _labs() -> list[str]:
     from heddle.base.state import labs
 
     return list(labs())
+
+
+def _is_run(verb: Verb, wanted: Parameter) -> bool:
+    """Whether a value is the ID of a run."""
+    return wanted.word == "run" or (verb.name, wanted.word) == ("runs", "remove")
+
+
+def _labs_named(verb: Verb, words: Sequence[str]) -> list[str]:
+    """The lab that was typed already, with its flag or as a word; without one all labs."""
+    known = _labs()
+    takes_word = any(parameter.word == "lab" for parameter in verb.positionals)
+    for before, word in zip(["", *words], words, strict=False):
+        name = word.removeprefix("--lab=")
+        if name in known and (before == "--lab" or name != word or (takes_word and not before.startswith("-"))):
+            return [name]
+    return known
+
+
+def _runs(labs: Sequence[str]) -> list[str]:
+    from heddle.runs.history import LAST, History
+
+    ids = {each for lab in labs for each in History.named(lab).ids()}
+    return [*sorted(ids, key=int), LAST] if ids else []
 
 
 def _settings() -> list[str]:

@@ -21,7 +21,7 @@ from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runtimes.registry import get_runtime
@@ -143,7 +143,7 @@ def demo(observer: Observer, show: Callable[[str], None], name: str | None = Non
         with _running(loaded, observer) as lab:
             for act in acts:
                 result = run(lab, replace(OPTIONS, qps=act.qps), observer)
-                played.append(Played(act, result, last_paths(lab)))
+                played.append(Played(act, result, paths_of(lab)))
                 show(_scene(played[-1]))
     return DemoResult(tuple(played), time.monotonic() - began)
 

@@ -29,12 +29,13 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     return [typed["predict"], *files_of(typed["plan"])]
 
 
-def on_paper(typed: Mapping[str, Any], lab: str | None) -> bool:
-    """Whether a prediction is asked for; InputError for flags of the one with the other."""
+def on_paper(typed: Mapping[str, Any], live: Mapping[str, str | bool | None]) -> bool:
+    """Whether a prediction is asked for; InputError for flags of a running lab (live) with those of a prediction."""
     if typed["predict"] is not None:
-        if lab is not None:
-            problem = Problem("", "--predict and --lab", "are two things to look at", "a prediction needs no lab")
-            raise InputError(problem)
+        both = [flag for flag, value in live.items() if value]
+        if both:
+            hint = "a prediction needs no lab and no run"
+            raise InputError(*(Problem("", f"--predict and {flag}", "exclude each other", hint) for flag in both))
         return True
     problems = Problems()
     for name, flag in FLAGS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,45 +15,55 @@ from heddle.views import graph as drawings
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.views.picture import LinkLoad
+    from heddle.views.usage import Usage
 
 
-def draw_graph(
-    out: Console, lab: str | None, fabric: str | None, set_: Sequence[str], kind: str | None, file: str | None
-) -> None:
-    """Draw a lab with its last run, or a fabric that need not run; to `file`, else where the kind belongs."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was typed: a lab and which of its runs, or a fabric that need not run."""
+
+    lab: str | None
+    run: str | None
+    fabric: str | None
+    settings: Sequence[str]
+
+
+def draw_graph(out: Console, subject: Drawn, kind: str | None, file: str | None) -> None:
+    """Draw a lab with a run of it, or a fabric that need not run; to `file`, else where the kind belongs."""
     wanted = drawings.kind_of(kind, file)
-    built, loads, caption, topology = _subject(lab, fabric, set_)
+    built, usage, topology = _drawn(subject)
+    loads, caption = (usage.loads, usage.caption) if usage else ((), "")
     content = drawings.drawing(wanted, built, loads, caption, topology)
     to_stdout = file is None and wanted in drawings.TEXTS
     path = None if to_stdout else Path(file or f"{built.name}.{wanted}")
-    data: dict[str, Any] = {"graph": str(path) if path else None, "kind": wanted, "links": _rows(built, loads)}
+    data: dict[str, Any] = {"graph": str(path) if path else None, "kind": wanted}
+    data |= {"run_id": usage.run_id if usage else None, "links": _rows(built, loads)}
     if path is None:
         return out.result({**data, "text": content.decode()}, content.decode())
     drawings.write_file(real(str(path)), content, str(path))
-    what = caption or "no run yet, so links carry no numbers"
+    what = f"run {usage.run_id}, {caption}" if usage else "no run yet, so links carry no numbers"
     if wanted in drawings.TEXTS:  # containerlab's drawings know of no run
         what = f"{len(built.nodes)} nodes, {len(built.links)} links"
     return out.result(data, f"wrote {path}: {what}")
 
 
-def _subject(
-    lab: str | None, fabric: str | None, set_: Sequence[str]
-) -> tuple[Fabric, Sequence[LinkLoad], str, Path | None]:
-    """What is drawn, with what a run put on it, which run that was, and the topology of a lab."""
-    if fabric is not None:
+def _drawn(subject: Drawn) -> tuple[Fabric, Usage | None, Path | None]:
+    """What is drawn, what a run put on it, and the topology of a lab."""
+    if subject.fabric is not None:
         from heddle.fabric.fabricfile import load_fabric
 
-        if lab is not None:
-            raise InputError(Problem("", f"{lab} and --fabric", "are two things to draw", "name one of them"))
-        return load_fabric(fabric, overrides=set_).fabric, (), "", None
-    if set_:
+        if subject.lab is not None:
+            raise InputError(Problem("", f"{subject.lab} and --fabric", "are two things to draw", "name one of them"))
+        if subject.run is not None:
+            raise InputError(Problem("", "--run and --fabric", "exclude each other", "runs are of a lab: name the lab"))
+        return load_fabric(subject.fabric, overrides=subject.settings).fabric, None, None
+    if subject.settings:
         raise InputError(Problem("", "--set", "is for a fabric that is named with --fabric", "a lab is as it runs"))
     from heddle.lab.opening import open_lab
-    from heddle.views.usage import last_usage
+    from heddle.views.usage import usage_of
 
-    running = open_lab(lab)
-    loads, caption = last_usage(running) or ([], "")
-    return running.fabric, loads, caption, running.topology
+    running = open_lab(subject.lab)
+    return running.fabric, usage_of(running, subject.run), running.topology
 
 
 def _rows(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[dict[str, Any]]:

@@ -54,10 +54,14 @@ class Asked:
     table: str | None = None
     entries: Sequence[str] = ()
     clear: bool = False
+    run: str | None = None  # of --explain
 
 
 def run_hashing(out: Console, lab: str | None, asked: Asked) -> None:
     """Show how a lab's switches hash, or change it, and show that."""
+    if asked.run is not None:
+        hint = "./inv hashing --explain 266718 --run 3"
+        raise InputError(Problem("", f"--run {asked.run}", "has a use with --explain only", hint))
     where = open_lab(lab)
     if asked.mode is None:
         _check_nothing_else(asked)

@@ -10,6 +10,7 @@ DIALECT: Final = "what the topology is written for: linux (every containerlab), 
 MGMT: Final = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"
 RUNTIME: Final = "where nodes run: netns (namespaces) or containerlab (containers)"
 TOPOLOGY: Final = "in place of a fabric: a containerlab file of your own, with nodes of kind linux"
+RUN_ID: Final = "which run: an ID or number that ./inv runs lists, or last; otherwise the last"
 SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
 HASHING: Final = {
@@ -19,13 +20,15 @@ HASHING: Final = {
     "table": "exact-match: a file of rows switch, sport, prefix, port (CSV, or YAML by its name)",
     "entry": "exact-match: add or change a row, as 'rtsw1 50001 10.0.1.0/24 eth3'; may be given many times",
     "clear": "exact-match: empty the tables first",
-    "explain": "every step for a flow: a QP number of the last run, or host1,host5,qpn=0x101,sport=50000",
+    "explain": "every step for a flow: a QP number of a run, or host1,host5,qpn=0x101,sport=50000",
+    "run": "with --explain: " + RUN_ID,
     "lab": LAB,
 }
 
 PATHS: Final = {
     "lab": LAB,
-    "now": "the last run's QPs over the fabric as it is now, and the share that moved",
+    "run": RUN_ID,
+    "now": "the run's QPs over the fabric as it is now, and the share that moved",
     "predict": "a fabric on paper instead of a lab: " + FABRIC,
     "plan": "what is sent: a file (.yml, .csv), a plan of traffic/ by its name, or ring, all-to-all, permutation, "
     "shift:N, incast:N; keys may follow: ring,qps=16",
@@ -52,11 +55,17 @@ QUEUES: Final = {
 }
 
 PLOT: Final = {
-    "what": "queues: depth over time of the last run",
+    "what": "queues: depth over time",
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*'; otherwise those whose queues held most",
     "class": "these classes only: 3,6",
     "out": "file to write to, svg or png by its ending; otherwise LAB-queues.svg here",
+    "run": RUN_ID,
     "lab": LAB,
+}
+
+RUNS: Final = {
+    "lab": "runs of one lab; otherwise of every lab",
+    "remove": "remove a run by its ID or number; may be given many times",
 }
 
 RUN: Final = {

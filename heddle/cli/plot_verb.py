@@ -1,4 +1,4 @@
-"""The verb `plot`: pictures of the last run over time."""
+"""The verb `plot`: pictures of a run over time."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def plot(
     port: Sequence[str] = (),
     class_: Sequence[str] = (),
     out_: str | None = None,
+    run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """Draw the queues of the last run over time: depth, thresholds, marks, pauses, of the ports that held most.
+    """Draw the queues of a run over time: depth, thresholds, marks, pauses, of the ports that held most.
 
     ./inv plot queues --port 'ctsw*' --class 3 --out ctsw.png. `./inv run --bucket 1ms` records with finer steps.
     """
     from heddle.base.files import real
     from heddle.lab.opening import open_lab
-    from heddle.runs.seriesfile import load
+    from heddle.runs.past import series_of
     from heddle.views import graph
     from heddle.views.queuepicture import draw
 
@@ -46,19 +47,21 @@ def plot(
         raise InputError(Problem("", f"plot {what}", "is not something to draw", did_you_mean(what, WHATS)))
     kind = kind_of(out_)
     where = open_lab(lab)
-    recorded = load(where)
-    shown = _panels(where.name, recorded, port, class_)
+    record, recorded = series_of(where, run)
+    shown = _panels(record.id, recorded, port, class_)
     path = out_ or f"{where.name}-queues.{kind}"
     graph.write_file(real(path), draw(kind, recorded, shown), path)
     series = recorded.series
     data = {
-        "plot": path, "kind": kind, "lab": where.name, "run": recorded.what, "bucket_ms": series.bucket_s * 1e3,
+        "plot": path, "kind": kind, "lab": where.name, "run_id": record.id, "run": recorded.what,
+        "bucket_ms": series.bucket_s * 1e3,
         "seconds": float(series.ends_s[-1]) if len(series.ends_s) else 0.0,
         "panels": [each.to_json() for each in shown],
         "emulated": {"k": recorded.k},
     }  # fmt: skip
     ports = ", ".join(dict.fromkeys(each.label.port for each in shown))
-    out.result(data, f"wrote {path}: {recorded.what}; {ports}; {series.bucket_s * 1e3:.2g} ms a bucket")
+    what = f"run {record.id}, {recorded.what}"
+    out.result(data, f"wrote {path}: {what}; {ports}; {series.bucket_s * 1e3:.2g} ms a bucket")
 
 
 def kind_of(file: str | None) -> Literal["svg", "png"]:
@@ -70,7 +73,7 @@ def kind_of(file: str | None) -> Literal["svg", "png"]:
     raise InputError(Problem("", f"--out {file}", "ends in no kind of picture", "name it as queues.svg or queues.png"))
 
 
-def _panels(lab: str, recorded: Recorded, port: Sequence[str], class_: Sequence[str]) -> list[Panel]:
+def _panels(run: str, recorded: Recorded, port: Sequence[str], class_: Sequence[str]) -> list[Panel]:
     """What is drawn; InputError when nothing of what is meant ever held anything."""
     from heddle.cli.queues_verb import matching
     from heddle.views.queuepicture import panels
@@ -82,4 +85,4 @@ def _panels(lab: str, recorded: Recorded, port: Sequence[str], class_: Sequence[
     held = list(dict.fromkeys(label.name for label in recorded.labels))
     hint = "there are: " + ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "send more at once"
     what = " ".join([*(f"--port {each}" for each in port), *(f"--class {each}" for each in class_)])
-    raise InputError(Problem("", what or f"the last run of {lab}", "is of no queue that ever held a packet", hint))
+    raise InputError(Problem("", what or f"run {run}", "is of no queue that ever held a packet", hint))

@@ -15,6 +15,7 @@ from heddle.base.problems import MachineError, Problem
 # sudo clears the environment; -E is often forbidden. These make a difference to what a verb does.
 KEPT: Final = (
     "CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM", "COLUMNS", "HEDDLE_FILES", "HEDDLE_PLACE",
+    "HEDDLE_KEEP_RUNS", "HEDDLE_KEEP_BYTES",
     "HEDDLE_CONTAINERLAB", "DOCKER_HOST", "GOPROXY", "GOTOOLCHAIN", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
 

@@ -34,7 +34,7 @@ from heddle.places.keyboard import Keyboard
 from heddle.places.store import digest_of, unpack
 
 # What makes a difference to how a verb speaks.
-_PASSED: Final = ("CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM")
+_PASSED: Final = ("CI", "HEDDLE_DEBUG", "HEDDLE_KEEP_BYTES", "HEDDLE_KEEP_RUNS", "NO_COLOR", "TERM")
 _MOST: Final = 64 * 1024 * 1024  # bytes of a file that a verb is to read
 
 

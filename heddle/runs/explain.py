@@ -1,6 +1,6 @@
 """One flow, hop by hop: every step by which each switch chooses its way, beside what that switch's kernel says.
 
-In:  a running lab, and a flow: a QP number of the last run, or `host1,host5,qpn=0x101,sport=50000`.
+In:  a running lab, and a flow: a QP number of a run, or `host1,host5,qpn=0x101,sport=50000`.
 Out: Explanation: for each switch the words that are hashed, the hash's steps, the next hops with their bounds, what is
      steered where; the choice that follows, the prediction's and the kernel's, and whether the three agree.
 """
@@ -146,9 +146,9 @@ class Explanation:
         return "\n".join([*lines, "", f"path: {' '.join(self.path) or 'none'}; {verdict}"])
 
 
-def explain(lab: Lab, asked: str) -> Explanation:
-    """Follow a flow over the lab as it is now. InputError for a flow that cannot be."""
-    flow = flow_of(lab, asked)
+def explain(lab: Lab, asked: str, run: str | None = None) -> Explanation:
+    """Follow a flow over the lab as it is now. InputError for a flow that cannot be. run: that of a QP number."""
+    flow = flow_of(lab, asked, run)
     return explain_flow(lab.fabric, lab.handles(), lab.snapshot(LabPart.FIBS | LabPart.HASHING), flow)
 
 

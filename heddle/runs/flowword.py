@@ -1,6 +1,6 @@
-"""A flow as people name it: a QP number of the last run, or `host1,host5,qpn=0x101,sport=50000`.
+"""A flow as people name it: a QP number of a run, or `host1,host5,qpn=0x101,sport=50000`.
 
-In:  a lab, and the word. Out: a Flow; InputError says what is wrong with the word, and what could be meant.
+In:  a lab, the word, and which run. Out: a Flow; InputError says what is wrong with the word, and what could be meant.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 _LIMITS: Final = {"qpn": (1 << 24) - 1, "sport": (1 << 16) - 1}
 _DEFAULTS: Final = {"qpn": 0x100, "sport": 0xC000}
-_HINT: Final = "a QP number of the last run, or host1,host5,qpn=0x101,sport=50000"
+_HINT: Final = "a QP number of the run, or host1,host5,qpn=0x101,sport=50000"
 
 
-def flow_of(lab: Lab, word: str) -> Flow:
-    """The flow that a word names."""
-    if "," in word:
-        return made_up(lab.fabric, word)
-    return _of_run(lab, word, _number(word, word, "qpn"))
+def flow_of(lab: Lab, word: str, run: str | None = None) -> Flow:
+    """The flow that a word names. run: where a QP number is looked up; None is the last run."""
+    if "," not in word:
+        return _of_run(lab, word, _number(word, word, "qpn"), run)
+    if run is not None:
+        why = f"has no use: {word} names a flow of no run"
+        raise InputError(Problem("", f"--run {run}", why, "name a QP number of that run, or leave --run out"))
+    return made_up(lab.fabric, word)
 
 
 def made_up(fabric: Fabric, word: str) -> Flow:
@@ -71,17 +74,17 @@ def _number(word: str, text: str, key: str) -> int:
     return number
 
 
-def _of_run(lab: Lab, word: str, qpn: int) -> Flow:
-    from heddle.proof.evidence import SentFlow
-    from heddle.runs.lastrun import load
+def _of_run(lab: Lab, word: str, qpn: int, run: str | None) -> Flow:
+    from heddle.runs.past import load
 
-    flows = [SentFlow.from_json(row).flow for row in load(lab)[0]["flows"]]
+    past = load(lab, run)
+    flows = [sent.flow for sent in past.evidence.sent]
     found = [flow for flow in flows if flow.qpn == qpn]
     if len(found) == 1:
         return found[0]
     if not found:
         some = ", ".join(str(flow.qpn) for flow in flows[:4])
         hint = f"it had {some}{', ...' if len(flows) > 4 else ''}; or {_HINT.partition(', or ')[2]}"
-        raise InputError(Problem("", f"--explain {word}", "is no QP number of the last run", hint))
+        raise InputError(Problem("", f"--explain {word}", f"is no QP number of run {past.record.id}", hint))
     hint = "; or ".join(f"{f.src},{f.dst},qpn={f.qpn},sport={f.sport}" for f in found[:4])
     raise InputError(Problem("", f"--explain {word}", f"is a QP number of {len(found)} hosts", hint))

@@ -1,4 +1,4 @@
-"""The last run's queue pairs over the fabric as it is now: where they would go, and which another way than then.
+"""A run's queue pairs over the fabric as it is now: where they would go, and which another way than then.
 
 In:  a running lab with a run; FIBs and hashing of that run from its evidence, and as they are now.
 Out: Now: paths by prediction and oracle, and Moved: how many changed their way since the run, how many had to because
@@ -23,6 +23,7 @@ from heddle.predict.rules import FabricRules, steering_like
 from heddle.predict.spread import spreads
 from heddle.predict.walk import Hops, walk
 from heddle.proof.verdict import Path, PathsResult, foresee
+from heddle.runs.past import PastRun
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.traffic.plan import Flow
 
@@ -97,11 +98,9 @@ class Now:
         return {**data, "moved": self.moved.to_json()}
 
 
-def now(lab: Lab) -> Now:
-    """The last run's QPs over the fabric as it is. InputError when it has had no run."""
-    from heddle.runs.lastrun import load
-
-    _, evidence = load(lab)
+def now(lab: Lab, past: PastRun) -> Now:
+    """The QPs of a run over the fabric as it is."""
+    evidence = past.evidence
     flows = [sent.flow for sent in evidence.sent]
     now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
     result = foresee(lab, flows, now)

@@ -1,20 +1,21 @@
 """The queues of a lab through one run: read before it, sampled during it, read after it, and kept.
 
-In:  a running lab whose lock is held, and the length of a bucket.
+In:  a running lab whose lock is held, the length of a bucket, and the directory of the run that is being written.
 Out: QueueUse for the run's result, and the file that `plot` draws (seriesfile.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heddle.base.problems import CheckError, HeddleError
+from heddle.base.problems import HeddleError
 from heddle.lab.requeue import wanted_policies
-from heddle.runs import seriesfile
 from heddle.runs.queueuse import QueueTotals, QueueUse, labels_of, use_of
 from heddle.runs.series import Sampler, Series
+from heddle.runs.seriesfile import Recorded, write_series
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 
@@ -28,8 +29,8 @@ class Recording:
     remarks: what is to be said of the run beside its result.
     """
 
-    def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str) -> None:
-        self._lab, self._live, self._what = lab, live, what
+    def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str, directory: Path) -> None:
+        self._lab, self._live, self._what, self._directory = lab, live, what, directory
         self._before = QueueTotals.of(live)
         self._sampler = Sampler(live, bucket_ns / 1e9, self._mend)
         self.remarks: list[str] = []
@@ -51,8 +52,9 @@ class Recording:
         try:
             with self._sampler:
                 yield
-        except CheckError:
-            self._save(f"{self._what} (which failed)", began_ns())
+        except HeddleError:
+            with suppress(HeddleError):  # the error that ended the run is the one to report
+                self._save(f"{self._what} (which failed)", began_ns())
             raise
 
     def kept(self, start_ns: int) -> QueueUse:
@@ -63,13 +65,12 @@ class Recording:
     def _save(self, what: str, start_ns: int) -> Series:
         series = self._sampler.series(start_ns)
         labels = labels_of(self._lab.fabric, wanted_policies(self._lab), series.rows.tolist())
-        seriesfile.save(self._lab, what, labels, series)
+        write_series(self._directory, Recorded(self._lab.name, what, self._lab.fabric.policy.k, tuple(labels), series))
         return series
 
 
 @contextmanager
-def recording(lab: Lab, bucket_ns: int, what: str) -> Iterator[Recording]:
-    """A recording for a with block; what an earlier run left is forgotten. MachineError when the lab has no queues."""
-    seriesfile.clear(lab)
+def recording(lab: Lab, bucket_ns: int, what: str, directory: Path) -> Iterator[Recording]:
+    """A recording for a with block, written to a directory. MachineError when the lab has no queues."""
     with LabQueues.pinned(lab.fabric) as live:
-        yield Recording(lab, live, bucket_ns, what)
+        yield Recording(lab, live, bucket_ns, what, directory)

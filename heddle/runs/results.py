@@ -127,6 +127,7 @@ class RunResult:
     transport: Carrier = field(default_factory=Carrier)
     communicators: Communicators = ()
     split: str = ""  # in words, where there are several communicators
+    run_id: str = ""  # where it is kept; see history.py
 
     @property
     def wrong(self) -> int:
@@ -147,6 +148,7 @@ class RunResult:
         """The document that `--format json` prints."""
         return {
             "lab": self.lab,
+            "run_id": self.run_id or None,
             "ecmp": self.ecmp,
             "transport": self.transport.to_json(),
             "options": asdict(self.options),
@@ -172,6 +174,8 @@ class RunResult:
         pattern = find_pattern(self.options.collective, self.options.algorithm)
         kind = f"{pattern.redop:>6s}  {pattern.root:6d}"
         lines = [*head, *(_table_line(row, kind, short) for row in self.rows), *self._foot()]
+        if self.run_id and not short:
+            lines.insert(-1, f"#run      : {self.run_id}; ./inv runs lists the runs of {self.lab}")
         return "\n".join(lines) + "\n"
 
     def _head(self) -> list[str]:

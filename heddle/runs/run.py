@@ -1,7 +1,7 @@
 """Plan + lab -> results: one collective on a running lab.
 
 In:  a Lab (see heddle/lab/lifecycle.py), RunOptions, an observer.
-Out: RunResult, also stored below the lab's directory, with the evidence that `paths` judges.
+Out: RunResult, also kept in the lab's directory (history.py), with the evidence that `paths` judges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.evidence import SentFlow
-from heddle.runs.lastrun import clear, save
+from heddle.runs.keeping import keeping
 from heddle.runs.recording import recording
 from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, size_row
 from heddle.switch.pfc import control as pfc
@@ -39,7 +39,8 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     """Carry a plan out; CheckError when a queue pair dies or a port is not as it was made, MachineError when a worker
     does.
 
-    A result with wrong elements is returned, not raised: `#wrong` is a result. The lab is locked meanwhile.
+    A result with wrong elements is returned, not raised: `#wrong` is a result. The lab is locked meanwhile. A run that
+    ends with one of these errors is kept as a failed one; a run that is interrupted leaves nothing.
     """
     plan, transport = plan_run(lab.fabric, options)
     handles = lab.handles()
@@ -56,17 +57,16 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
         health.check_ports(lab)
         if pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("agent and keeper of PFC had ended, and were started again")
-        clear(lab)
-        evidence_before = collect_before(lab)
-        with recording(lab, options.bucket_ns, _said(plan)) as queues:
-            with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
-                reports = crew.run(observer)
-            readings = MachineReadings(crew.before, crew.after, wanted, budget)
-            result = _result(lab, plan, transport, reports, readings)
-            evidence = collect_after(lab, evidence_before, sent_flows(result))
-            result = replace(result, queues=queues.kept(crew.began_ns), warnings=tuple(queues.remarks))
-        save(lab, result, evidence)
-    return result
+        with keeping(lab, plan) as keeper:
+            evidence_before = collect_before(lab)
+            with recording(lab, options.bucket_ns, _said(plan), keeper.draft.path) as queues:
+                with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
+                    reports = crew.run(observer)
+                readings = MachineReadings(crew.before, crew.after, wanted, budget)
+                result = _result(lab, plan, transport, reports, readings)
+                evidence = collect_after(lab, evidence_before, sent_flows(result))
+                result = replace(result, queues=queues.kept(crew.began_ns), warnings=tuple(queues.remarks))
+            return keeper.keep(result, evidence)
 
 
 def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:

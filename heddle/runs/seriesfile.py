@@ -1,7 +1,7 @@
-"""The queues of a lab's last run over time, kept beside its record: one .npz file, which goes when the lab goes.
+"""The queues of a run over time: `series.npz` in the run's directory.
 
 In:  a Series, and what each of its rows is: port, class, thresholds.
-Out: Recorded, for the picture; InputError where there is none.
+Out: Recorded, for the picture; UnreadableError with the reason where there is none.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from heddle.base import state
-from heddle.base.problems import InputError, Problem, machine_errors
+from heddle.base.problems import machine_errors
+from heddle.runs.readable import UnreadableError
 from heddle.runs.series import Series
 
-if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
-
+SERIES: Final = "series.npz"
 _FORMAT: Final = 1
 
 
@@ -59,27 +57,16 @@ class Recorded:
     series: Series
 
 
-def series_path(lab: Lab) -> Path:
-    """Where the last run's queues are kept."""
-    return lab.dir / "runs" / "queues.npz"
-
-
-def clear(lab: Lab) -> None:
-    """Forget them."""
-    series_path(lab).unlink(missing_ok=True)
-
-
-def save(lab: Lab, what: str, labels: Sequence[RowLabel], series: Series) -> None:
-    """Keep them, as a whole or not at all."""
+def write_series(directory: Path, recorded: Recorded) -> None:
+    """Write series.npz, as a whole or not at all."""
     import numpy as np
 
-    path = series_path(lab)
-    about = {"format": _FORMAT, "lab": lab.name, "what": what, "k": lab.fabric.policy.k}
-    text = json.dumps({**about, "labels": [asdict(label) for label in labels]})
-    arrays: dict[str, Any] = {"about_json": np.array(text), **series.arrays()}
-    state.make_dir(path.parent)
+    path = directory / SERIES
+    about = {"format": _FORMAT, "lab": recorded.lab, "what": recorded.what, "k": recorded.k}
+    text = json.dumps({**about, "labels": [asdict(label) for label in recorded.labels]})
+    arrays: dict[str, Any] = {"about_json": np.array(text), **recorded.series.arrays()}
     with machine_errors(str(path)):
-        fd, name = tempfile.mkstemp(prefix=".queues.", dir=path.parent)
+        fd, name = tempfile.mkstemp(prefix=".series.", dir=directory)
         try:
             with os.fdopen(fd, "wb") as file:
                 np.savez_compressed(file, **arrays)
@@ -90,14 +77,13 @@ def save(lab: Lab, what: str, labels: Sequence[RowLabel], series: Series) -> Non
             raise
 
 
-def load(lab: Lab) -> Recorded:
-    """The last run's; InputError when there was no run, or its file cannot be read."""
+def read_series(directory: Path) -> Recorded:
+    """Read series.npz. UnreadableError with the reason when that is not possible."""
     import numpy as np
 
-    path = series_path(lab)
+    path = directory / SERIES
     if not path.exists():
-        hint = "./inv run --collective all-reduce makes one"
-        raise InputError(Problem("", f"lab {lab.name}", "has no run whose queues could be drawn", hint))
+        raise UnreadableError(f"{SERIES} is missing, so its queues were not recorded")
     try:
         with np.load(path, allow_pickle=False) as data:
             about = json.loads(str(data["about_json"]))
@@ -109,6 +95,4 @@ def load(lab: Lab) -> Recorded:
             raise ValueError("rows without labels")
         return Recorded(str(about["lab"]), str(about["what"]), int(about["k"]), labels, series)
     except (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile):
-        why = "are of another version of Heddle, or damaged"
-        hint = "./inv run --collective all-reduce makes new ones"
-        raise InputError(Problem("", f"the queues of lab {lab.name}'s last run", why, hint)) from None
+        raise UnreadableError(f"{SERIES} is damaged, or of another version of Heddle") from None

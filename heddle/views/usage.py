@@ -1,4 +1,4 @@
-"""How much of the last run went over each link, in both directions.
+"""How much of a run went over each link, in both directions.
 
 In:  what every sender sent, and the counters of the switches' ports (PathsResult.links).
 Out: LinkLoads, in the order of the fabric's links, for the picture and `./inv graph --format json`.
@@ -7,8 +7,9 @@ What a host sent is what its NIC says it sent; everything else was counted at th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from heddle.fabric.model import Fabric
 from heddle.views.picture import LinkLoad
@@ -16,30 +17,44 @@ from heddle.views.picture import LinkLoad
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.proof.verdict import LinkUse
+    from heddle.runs.results import FlowRow
+    from heddle.runs.runrecord import RunHeader
 
 Counted = tuple[int, int]  # packets, bytes
 
 
-def last_usage(lab: Lab) -> tuple[list[LinkLoad], str] | None:
-    """The last run's loads and a line that says which run it was; None when the lab has had no run."""
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The loads of one run, its ID, and a line that describes it."""
+
+    run_id: str
+    loads: tuple[LinkLoad, ...]
+    caption: str
+
+
+def usage_of(lab: Lab, run: str | None = None) -> Usage | None:
+    """The loads of a run. run: as typed after --run; without it the last one, and None when that has no paths."""
     from heddle.base.problems import InputError
-    from heddle.runs.lastrun import last_paths, load
+    from heddle.runs.past import load, proven
 
     try:
-        run, _ = load(lab)
+        past = load(lab, run)
     except InputError:
+        if run is not None:
+            raise
         return None
-    return link_loads(lab.fabric, run["flows"], last_paths(lab).links), describe_run(run)
+    loads = link_loads(lab.fabric, past.flows, proven(lab, past).links)
+    return Usage(past.record.id, tuple(loads), describe_run(past.record.header))
 
 
-def link_loads(fabric: Fabric, flows: Sequence[Mapping[str, Any]], links: Sequence[LinkUse]) -> list[LinkLoad]:
-    """Packets and bytes of the run's data that left each end of each link. flows: rows of a run's JSON."""
+def link_loads(fabric: Fabric, flows: Sequence[FlowRow], links: Sequence[LinkUse]) -> list[LinkLoad]:
+    """Packets and bytes of the run's data that left each end of each link."""
     sent: dict[str, Counted] = {link.port: (link.packets, link.bytes) for link in links}
     for flow in flows:
-        switch, _, port = str(flow["first_hop"]).partition(":")
+        switch, _, port = flow.first_hop.partition(":")
         nic = fabric.by_name[switch].port(port).peer_ref
         packets, size = sent.get(nic, (0, 0))
-        sent[nic] = (packets + int(flow["packets"]), size + int(flow["bytes"]))
+        sent[nic] = (packets + flow.packets, size + flow.bytes)
     rows = [(":".join(link.a), ":".join(link.b)) for link in fabric.links]
     totals: dict[int, int] = {}
     for a, b in rows:
@@ -59,18 +74,18 @@ def _level(fabric: Fabric, ref: str) -> int:
     return fabric.by_name[ref.partition(":")[0]].level
 
 
-def describe_run(run: Mapping[str, Any]) -> str:
+def describe_run(run: RunHeader) -> str:
     """`ring all-reduce of 64 KiB on 4 ranks, 4 QPs a connection, ECMP flow, 5 iterations and 1 of warm-up`."""
     from heddle.base.units import format_size
 
-    options = run["options"]
-    sizes = [format_size(size) for size in options["sizes"]]
+    options = run.options
+    sizes = [format_size(size) for size in options.sizes]
     size = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    many = len(run["communicators"])
+    many = len(run.communicators)
     parts = f" in {many} communicators" if many > 1 else ""
-    qps, iters = int(options["qps"]), int(options["iters"])
+    qps, iters = options.qps, options.iters
     return (
-        f"{options['algorithm']} {options['collective']} of {size} on {len(run['ranks'])} ranks{parts}, "
-        f"{qps} QP{'' if qps == 1 else 's'} a connection, ECMP {run['ecmp']}, "
-        f"{iters} iteration{'' if iters == 1 else 's'} and {options['warmup']} of warm-up"
+        f"{options.algorithm} {options.collective} of {size} on {len(run.ranks)} ranks{parts}, "
+        f"{qps} QP{'' if qps == 1 else 's'} a connection, ECMP {run.ecmp}, "
+        f"{iters} iteration{'' if iters == 1 else 's'} and {options.warmup} of warm-up"
     )

@@ -27,7 +27,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.render.imagenames import image_names
 from heddle.render.render import mgmt_subnet
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.runtimes import clab_deploy
 from heddle.runtimes.clab_containers import marker
@@ -114,7 +114,7 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
         ]
         for lab in labs:
             assert run(lab, run_options(size="16K", iters=1, warmup=0, qps=2), Silent()).wrong == 0
-        assert all(last_paths(lab).agree for lab in labs)
+        assert all(paths_of(lab).agree for lab in labs)
         assert len({subnet_of(lab) for lab in labs[:2]}) == 2
         bridges = {bridge_of(lab) for lab in labs[:2]}
         assert all(path.exists() for path in bridges)

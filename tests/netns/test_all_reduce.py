@@ -15,7 +15,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.lab.lab import Lab
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions, parse_source_ports
@@ -48,7 +48,7 @@ def test_sums_are_right_and_every_path_is_proven(tiny: Lab, options: dict[str, o
     result = all_reduce(tiny, **options)
     assert result.wrong == 0
     assert result.icrc_errors == result.stray == 0
-    paths = last_paths(tiny)
+    paths = paths_of(tiny)
     assert paths.agree, paths_text(paths)
     assert len(paths.flows) == len(result.flows)
     for flow, proof in zip(result.flows, paths.flows, strict=True):
@@ -62,7 +62,7 @@ def test_sizes_from_one_element_to_many_messages(tiny: Lab) -> None:
     result = all_reduce(tiny, sizes=sizes, qps=2)
     assert [row.size for row in result.rows] == list(sizes)
     assert [row.wrong for row in result.rows] == [0] * len(sizes)
-    assert last_paths(tiny).agree
+    assert paths_of(tiny).agree
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_table_has_the_size_that_was_sent(tiny: Lab, collective: str, sent: 
     (row,) = result.rows
     assert (row.size, row.wrong) == (sent, 0)
     assert f"{sent:12d}  {sent // 4:12d}     float" in result.table()
-    assert last_paths(tiny).agree
+    assert paths_of(tiny).agree
 
 
 def test_e_ecmp_spreads_the_queue_pairs_that_one_five_tuple_keeps_together(fabric_lab: FabricLab) -> None:
@@ -82,7 +82,7 @@ def test_e_ecmp_spreads_the_queue_pairs_that_one_five_tuple_keeps_together(fabri
     for ecmp in ("flow", "e-ecmp"):
         lab = fabric_lab(racks=2, ctsw=4, hosts_per_rack=1, routing={"ecmp": ecmp})
         all_reduce(lab, qps=16, source_ports=parse_source_ports("fixed"))
-        paths = last_paths(lab)
+        paths = paths_of(lab)
         assert paths.agree, paths_text(paths)
         used[ecmp] = {proof.measured[0] for proof in paths.flows if proof.measured[0].startswith("rtsw1:")}
     assert len(used["flow"]) == 1
@@ -96,7 +96,7 @@ def test_other_shapes_than_the_presets(fabric_lab: FabricLab, racks: int, ctsw: 
     lab = fabric_lab(racks=racks, ctsw=ctsw, hosts_per_rack=hosts, link=link, routing={"ecmp": ecmp})
     result = all_reduce(lab, qps=4, placement="cyclic")
     assert result.wrong == 0
-    assert last_paths(lab).agree, paths_text(last_paths(lab))
+    assert paths_of(lab).agree, paths_text(paths_of(lab))
 
 
 def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
@@ -106,7 +106,7 @@ def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
         ("host1", "eth1"), ("host1", "eth2"), ("host2", "eth1"), ("host2", "eth2"),
     ]  # fmt: skip
     assert result.wrong == 0
-    assert last_paths(lab).agree, paths_text(last_paths(lab))
+    assert paths_of(lab).agree, paths_text(paths_of(lab))
 
 
 def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab) -> None:
@@ -115,7 +115,7 @@ def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab
     result = all_reduce(lab, placement="cyclic", sizes=(1 << 17,), timeout=15, retries=100)
     assert sum(flow.counters["retransmitted"] for flow in result.flows) > 0
     assert result.wrong == 0
-    paths = last_paths(lab)
+    paths = paths_of(lab)
     assert paths.lost
     assert paths.agree, paths_text(paths)
     for flow, proof in zip(result.flows, paths.flows, strict=True):
@@ -127,8 +127,8 @@ def test_a_link_that_goes_down_ends_the_run_with_the_rank_that_noticed(fabric_la
     lab.output("ctsw1", ["ip", "link", "set", "eth2", "down"])
     with pytest.raises(CheckError, match=r"rank \d on host\d:eth1: .*no acknowledgement after 2 retries"):
         all_reduce(lab, timeout=14, retries=2)
-    with pytest.raises(InputError, match="no run"):
-        last_paths(lab)  # the run before must not be taken for the one that failed
+    with pytest.raises(InputError, match=r"run 0001 .* failed, so it has no paths"):
+        paths_of(lab)  # the run before must not be taken for the one that failed
 
 
 def test_tshark_reads_what_the_nics_send(tiny: Lab, tmp_path: Path) -> None:

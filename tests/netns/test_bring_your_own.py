@@ -23,7 +23,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from heddle.views.labtext import up_text
@@ -68,7 +68,7 @@ def test_commands_run_in_its_nodes(clos: Lab) -> None:
 def test_paths_of_a_run_are_proven(clos: Lab) -> None:
     result = run(clos, run_options(size="256K", qps=16, iters=2), Silent())
     assert result.wrong == 0
-    proof = last_paths(clos)
+    proof = paths_of(clos)
     assert proof.agree, [row.why for row in proof.flows if row.why]
     assert {row.measured[0] for row in proof.flows if row.flow.src == "h1"} == {"leaf-1:eth1", "leaf-1:eth2"}
     assert {len(row.measured) for row in proof.flows} == {3}
@@ -152,7 +152,7 @@ def test_the_files_own_hashing_wins_and_is_predicted(
         lab = life.up(made, runtime=runtime).lab
         assert lab.output("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == policy
         run(lab, run_options(size="64K", qps=8, iters=1), Silent())
-        proof = last_paths(lab)
+        proof = paths_of(lab)
         assert proof.agree, [row.why for row in proof.flows if row.why]
         assert all(check.ok for check in validate(lab))
     finally:
@@ -176,9 +176,9 @@ def test_hashing_that_cannot_be_predicted_is_told_and_a_hexadecimal_value_is_the
         run(lab, run_options(size="16K", qps=4, iters=1), Silent())
         if told:
             with pytest.raises(CheckError, match=told):
-                last_paths(lab)
+                paths_of(lab)
         else:
-            assert last_paths(lab).agree
+            assert paths_of(lab).agree
         assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if told else [])
     finally:
         life.down(name)
@@ -207,7 +207,7 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callab
         assert checks["routes"].ok
         assert not checks["reachability"].ok, "the hosts have no route to each other, and that is said"
         run(lab, run_options(size="64K", iters=1), Silent())
-        assert last_paths(lab).agree
+        assert paths_of(lab).agree
     finally:
         life.down(name)
 
@@ -284,7 +284,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab
     try:
         pair = life.up(import_topology(tmp_path / "pair.clab.yml", runtime, lab), runtime=runtime).lab
         run(pair, run_options(size="1M", qps=16, iters=1), Silent())
-        proof = last_paths(pair)
+        proof = paths_of(pair)
         assert proof.agree, [row.why for row in proof.flows if row.why]
         assert {row.measured[0] for row in proof.flows if row.flow.src == "host1"} == {"leaf1:eth1", "leaf1:eth2"}
         assert all(check.ok for check in validate(pair))

@@ -23,7 +23,7 @@ from heddle.base.process import run
 from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, Captured, Tapped, capture, find_ports, read_filter
 from heddle.lab.lab import Lab
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
@@ -109,7 +109,7 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
             seen[frame.port, what.src, what.dst, what.fields["qpn"]] += 1
     counted = {
         (port, proof.flow.src_ip, proof.flow.dst_ip, proof.flow.qpn): count
-        for proof in last_paths(tiny).flows
+        for proof in paths_of(tiny).flows
         for port, count in zip(proof.measured, proof.counted, strict=True)
         if port in refs
     }

@@ -12,10 +12,10 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
-from heddle.views.usage import last_usage
+from heddle.views.usage import usage_of
 from tests.conftest import FabricLab
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,17 +32,17 @@ def graph(lab: Lab, where: Path, *words: str) -> subprocess.CompletedProcess[str
 
 
 def test_before_a_run_and_after_it(lab: Lab, tmp_path: Path) -> None:
-    assert last_usage(lab) is None
+    assert usage_of(lab) is None
     done = graph(lab, tmp_path)
     assert (done.returncode, done.stdout) == (0, f"wrote {lab.name}.svg: no run yet, so links carry no numbers\n")
 
     run(lab, run_options(collective="all-reduce", size="64K", qps=4, iters=2), Silent())
-    usage = last_usage(lab)
+    usage = usage_of(lab)
     assert usage is not None
-    loads, caption = usage
+    loads, caption = usage.loads, usage.caption
     assert caption.startswith("ring all-reduce of 64 KiB on 4 ranks, 4 QPs a connection")
 
-    links = {use.port: use for use in last_paths(lab).links}
+    links = {use.port: use for use in paths_of(lab).links}
     for load in loads:
         assert (load.b_packets, load.b_bytes) == (links[load.b].packets, links[load.b].bytes)
     into = dict.fromkeys(("rtsw1", "rtsw2"), 0)
@@ -56,8 +56,9 @@ def test_before_a_run_and_after_it(lab: Lab, tmp_path: Path) -> None:
     assert all(count > 0 for count in into.values())
 
     done = graph(lab, tmp_path, "--format", "json")
+    assert json.loads(done.stdout)["run_id"] == usage.run_id == "0001"
     assert json.loads(done.stdout)["links"] == [load.to_json() for load in loads]
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / f"{lab.name}.svg").read_text())
     assert caption in texts
-    mmr = last_paths(lab).mmr.bytes
+    mmr = paths_of(lab).mmr.bytes
     assert any(text.startswith("RTSW to CTSW: ") and f"max/mean {mmr:.2f}," in text for text in texts)

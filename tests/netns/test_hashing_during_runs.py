@@ -16,7 +16,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_exact, set_hashing, wanted
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
@@ -59,7 +59,7 @@ def test_a_mode_is_switched_in_the_middle_of_a_run_and_its_paths_are_not_called_
     set_hashing(lab, "flow")
     result = run_and(lab, lambda: set_hashing(lab, "e-ecmp"))
     assert result.wrong == 0
-    proof = last_paths(lab)
+    proof = paths_of(lab)
     assert not proof.agree
     assert proof.notes[0].startswith("hashing was switched during the run, and no path is of one rule: rtsw1, rtsw2")
     assert paths_text(proof).startswith("NOT PROVEN")
@@ -74,13 +74,13 @@ def test_there_and_back_is_noticed_too(lab: Lab) -> None:
         set_hashing(lab, "spray", switches=["rtsw1"])
 
     assert run_and(lab, there_and_back).wrong == 0
-    proof = last_paths(lab)
+    proof = paths_of(lab)
     assert not any(row.why for row in proof.flows)
     assert not proof.agree
     assert proof.notes[0].endswith(": rtsw1")
     assert paths_text(proof).startswith("NOT PROVEN: the paths of 16 QPs")
     assert run(lab, RunOptions(sizes=(4096,), iters=1), Silent()).wrong == 0
-    assert last_paths(lab).agree
+    assert paths_of(lab).agree
 
 
 def test_a_row_is_added_to_what_the_table_is_by_then(lab: Lab) -> None:

@@ -21,7 +21,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
@@ -51,7 +51,7 @@ def ran(lab: Lab, **options: Any) -> tuple[RunResult, PathsResult]:
     """A short all-reduce between the racks, with right sums, and where it went, proven three ways."""
     chosen: dict[str, Any] = {"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 8, "placement": "cyclic"} | options
     result = run(lab, RunOptions(**chosen), Silent())
-    paths = last_paths(lab)
+    paths = paths_of(lab)
     assert result.wrong == 0
     assert paths.agree, paths_text(paths)
     return result, paths

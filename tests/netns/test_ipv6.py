@@ -20,7 +20,7 @@ from heddle.lab.capture import Bounds, capture, find_ports
 from heddle.lab.faults import link_down
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_exact, set_hashing
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
@@ -47,7 +47,7 @@ def all_reduce(lab: Lab, **options: object) -> RunResult:
 
 def proven(lab: Lab, result: RunResult) -> bool:
     """Whether the sums are right and prediction, oracle and counters say one thing of every QP."""
-    paths = last_paths(lab)
+    paths = paths_of(lab)
     assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
     assert paths.agree, paths_text(paths)
     assert all(proof.predicted == proof.oracle == proof.measured for proof in paths.flows)
@@ -160,7 +160,7 @@ def test_every_mode_steers_ipv6_as_predicted(six: Lab) -> None:
         for word, (mode, options) in MODES.items():
             set_hashing(six, mode, options)
             result = all_reduce(six, placement="cyclic")
-            paths = last_paths(six)
+            paths = paths_of(six)
             assert (result.wrong, paths.agree) == (0, True), f"{word}: {paths_text(paths)}"
     finally:
         set_hashing(six, "flow", HashOptions())
@@ -171,11 +171,11 @@ def test_an_exact_match_on_an_ipv6_prefix_sends_a_flow_another_way(six: Lab) -> 
     try:
         set_hashing(six, "exact-match", HashOptions())
         all_reduce(six, placement="cyclic")
-        proof = next(each for each in last_paths(six).flows if each.measured[0].startswith("rtsw1:eth1"))
+        proof = next(each for each in paths_of(six).flows if each.measured[0].startswith("rtsw1:eth1"))
         other = {(proof.flow.sport, six.fabric.by_name["rtsw2"].prefix): "eth2"}
         set_exact(six, "rtsw1", other)  # type: ignore[arg-type]
         result = all_reduce(six, placement="cyclic")
-        now = next(each for each in last_paths(six).flows if each.flow == proof.flow)
+        now = next(each for each in paths_of(six).flows if each.flow == proof.flow)
         assert now.measured[0] == "rtsw1:eth2"
         assert proven(six, result)
     finally:
@@ -193,7 +193,7 @@ def test_an_exact_match_on_an_ipv6_prefix_sends_a_flow_another_way(six: Lab) -> 
 def test_e_ecmp_and_three_tiers_are_proven_too(name: str, overrides: tuple[str, ...]) -> None:
     lab = life.up(load_fabric("tiny", name=name, overrides=["family=ipv6", *overrides])).lab
     assert proven(lab, all_reduce(lab, qps=16))
-    used = {proof.measured[0] for proof in last_paths(lab).flows if len(proof.measured) > 1}
+    used = {proof.measured[0] for proof in paths_of(lab).flows if len(proof.measured) > 1}
     switches = [node for node in lab.fabric.switches if node.level == 1]
     assert len(used) > len(switches), "more than one uplink of some RTSW is used"
     assert [check.name for check in validate(lab) if not check.ok] == []

@@ -19,7 +19,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.faults import drain, link_down
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
@@ -96,7 +96,7 @@ def compare(lab: Lab, mode_name: str) -> None:
     """Run, prove, and hold what ports counted against a prediction that is told the fabric's file and a mode."""
     options = RunOptions(sizes=(300_000,), qps=6, placement="cyclic", iters=1, warmup=1)
     clean_run(lab, options)
-    proof = last_paths(lab)
+    proof = paths_of(lab)
     assert proof.agree
     paper = forecast(lab.fabric, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent())
     mode = paper.modes[0]

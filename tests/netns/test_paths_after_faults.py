@@ -16,6 +16,7 @@ from heddle.lab.rehash import set_hashing
 from heddle.proof.verdict import foresee
 from heddle.runs.explain import explain
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
+from heddle.runs.past import load
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
@@ -69,7 +70,7 @@ def test_prediction_is_what_the_kernels_do_after_a_fault_in_every_mode(lab: Lab,
 
 
 def test_nothing_moves_without_a_fault(lab: Lab) -> None:
-    found = now(lab)
+    found = now(lab, load(lab))
     assert found.result.agree
     assert (found.moved.moved, found.moved.gone, found.moved.spread) == (0, 0, 0)
     assert found.moved.by_rule == {THRESHOLD: (0, 0), RESILIENT: (0, 0)}
@@ -80,7 +81,7 @@ def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
     lab: Lab, fault: Callable[[Lab], Fault]
 ) -> None:
     with fault(lab):
-        found = now(lab)
+        found = now(lab, load(lab))
     assert found.result.agree, now_text(found)
     moved = found.moved
     assert moved.flows == 96 and moved.in_force == THRESHOLD
@@ -111,5 +112,5 @@ def test_every_step_of_a_choice_is_told_in_every_mode_and_the_kernel_agrees(lab:
             if options == HashOptions() and mode in ("flow", "e-ecmp"):
                 assert "<- the first that reaches it" in found.text()
     set_hashing(lab, "flow", HashOptions())
-    with pytest.raises(InputError, match="is no QP number of the last run"):
+    with pytest.raises(InputError, match="is no QP number of run 0001"):
         explain(lab, "7")

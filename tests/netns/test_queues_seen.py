@@ -27,9 +27,9 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.queuestatus import read_queues
 from heddle.lab.requeue import set_queues, wanted_policies
+from heddle.runs.past import series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.seriesfile import load
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
@@ -84,7 +84,7 @@ def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunResult) -> None:
 
 
 def test_what_is_recorded_over_time_adds_up_to_what_was_counted(lab: Lab, ran: RunResult) -> None:
-    kept = load(lab)
+    _, kept = series_of(lab)
     series = kept.series
     assert kept.what == "incast over 4 ranks, 512 KiB, 1 QP"
     at = [label.name for label in kept.labels].index("rtsw1:eth3 class 3")
@@ -220,8 +220,10 @@ def test_queues_of_a_run_that_failed_are_kept_and_named_as_that(lab: Lab) -> Non
     finally:
         link("up")
         lab.wait()
-    assert load(lab).what == "incast over 4 ranks, 64 KiB, 1 QP (which failed)"
-    assert "has no run to speak of" in inv(lab, "paths").stderr
+    record, kept = series_of(lab)
+    assert kept.what == "incast over 4 ranks, 64 KiB, 1 QP (which failed)"
+    assert record.outcome is None and record.failure
+    assert f"run {record.id} of lab {lab.name} failed, so it has no paths" in inv(lab, "paths").stderr
 
 
 @pytest.fixture

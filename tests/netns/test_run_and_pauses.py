@@ -12,7 +12,7 @@ from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
@@ -42,7 +42,7 @@ def test_every_data_packet_that_arrives_marked_is_counted(net: Lab, collective: 
     assert result.wrong == result.icrc_errors == result.stray == 0
     assert sum(f.counters["retransmitted"] for f in result.flows) == 0
     assert all(f.ce == f.packets for f in result.flows) and sum(f.ce for f in result.flows) > 40
-    paths = last_paths(net)
+    paths = paths_of(net)
     assert paths.agree, paths_text(paths)
 
 

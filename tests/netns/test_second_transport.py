@@ -11,7 +11,7 @@ from heddle.base.problems import CheckError, InputError
 from heddle.endpoints import crew
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.lab.lab import Lab
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
@@ -37,7 +37,7 @@ def all_reduce(lab: Lab, **options: object) -> RunResult:
 def test_it_runs_and_every_path_is_proven(tiny: Lab) -> None:
     result = all_reduce(tiny)
     assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
-    paths = last_paths(tiny)
+    paths = paths_of(tiny)
     assert paths.agree, paths_text(paths)
     assert {flow.packets for flow in result.flows} == {3 * PACKETS}
     assert all(proof.counted == (3 * PACKETS,) * len(proof.measured) for proof in paths.flows)
@@ -64,7 +64,7 @@ def test_its_columns_are_reported_by_results_that_do_not_know_them(tiny: Lab, mo
     assert document["transport"]["parameters"]["ignore_every"] == 10
     assert [column["key"] for column in document["transport"]["columns"]] == ["again", "ignored", "pauses"]
     assert list(document["flows"][0])[-6:] == ["packets", "bytes", "again", "ignored", "pauses", "ce"]
-    assert last_paths(tiny).agree
+    assert paths_of(tiny).agree
 
 
 def test_it_may_refuse_options_before_anything_is_sent(tiny: Lab) -> None:

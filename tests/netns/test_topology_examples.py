@@ -12,7 +12,7 @@ from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.status import status
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
 
@@ -29,7 +29,7 @@ def test_an_example_topology_comes_up_and_its_paths_are_proven(
         (found,) = status(name)
         assert (found.state, found.converged, found.faults) == ("up", True, ())
         assert run(lab, run_options(collective="all-to-all", size="256K", qps=8, iters=2), Silent()).wrong == 0
-        proof = last_paths(lab)
+        proof = paths_of(lab)
         assert proof.agree, [row.why for row in proof.flows if row.why]
         ways: dict[tuple[str, str], set[tuple[str, ...]]] = {}
         for row in proof.flows:

@@ -1,11 +1,6 @@
-"""Steps in plain integers against the arrays' arithmetic; flows in words; records of runs that cannot be read."""
+"""Steps in plain integers against the arrays' arithmetic; flows in words."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +10,6 @@ from heddle.fabric.shapes import clos
 from heddle.predict.hashes import jhash2, siphash24
 from heddle.predict.spread import element, ports_of, spreads
 from heddle.predict.steps import bounds, jhash_steps, siphash_steps
-from heddle.runs import lastrun
 from heddle.runs.flowword import made_up
 from heddle.spec.shapes.clos import ClosSpec
 
@@ -83,31 +77,3 @@ def test_steps_of_a_path_are_written_and_read() -> None:
         assert element(ports) == word
         assert list(ports_of(word)) == ports
         assert spreads([word]) is (len(ports) > 1)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        "{",
-        "[]",
-        '{"run": {"flows": []}}',
-        '{"run": {"flows": [{"src": "host1"}]}, "evidence": {}}',
-        json.dumps(
-            {
-                "run": {"flows": []},
-                "evidence": {
-                    "fib": [],
-                    "hashing": [{"switch": "s", "mode": "flow", "seed": 1, "policy": 3, "fields": 55}],
-                },
-            }
-        ),
-    ],
-)
-def test_a_record_of_an_older_version_is_named_and_no_traceback(tmp_path: Path, data: str) -> None:
-    lab: Any = SimpleNamespace(name="old", dir=tmp_path)
-    assert not lastrun.has_run(lab)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/last.json").write_text(data)
-    assert lastrun.has_run(lab)
-    with pytest.raises(InputError, match="the record of lab old's last run is of another version"):
-        lastrun.load(lab)

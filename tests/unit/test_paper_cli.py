@@ -100,13 +100,13 @@ def test_a_list_without_a_name_in_it_is_refused(inv: Inv, flag: str) -> None:
 
 
 def test_flags_of_a_prediction_alone_are_errors() -> None:
-    assert not on_paper(NOTHING, None)
-    assert not on_paper(NOTHING, "zone")
+    assert not on_paper(NOTHING, {})
+    assert not on_paper(NOTHING, {"--lab": "zone"})
     with pytest.raises(InputError) as caught:
-        on_paper({**NOTHING, "plan": "ring", "trials": 3, "down": ("ctsw1",)}, None)
+        on_paper({**NOTHING, "plan": "ring", "trials": 3, "down": ("ctsw1",)}, {"--lab": None})
     assert [problem.what for problem in caught.value.problems] == ["--plan", "--trials", "--down"]
     with pytest.raises(InputError, match="--predict and --lab"):
-        on_paper({**NOTHING, "predict": "zone"}, "zone")
+        on_paper({**NOTHING, "predict": "zone"}, {"--lab": "zone"})
 
 
 def test_files_of_a_prediction_come_along_to_another_machine(tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ from heddle.fabric.model import Fabric, Link, Node, Port, Role
 from heddle.fabric.shapes import build
 from heddle.proof.verdict import LinkUse, Mmr
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.traffic.options import RunOptions
 from heddle.views.graph import drawing, kind_of, write_file
 from heddle.views.picture import LinkLoad, amount, spreads
 from heddle.views.usage import describe_run, link_loads
+from tests.unit.run_samples import flow_row, header
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -202,8 +204,8 @@ def test_the_mmr_in_the_legend_is_that_of_paths() -> None:
 def test_loads_have_both_directions_and_what_hosts_sent() -> None:
     fabric = FABRICS["rails"]
     flows = [
-        {"first_hop": "rtsw1:eth5", "packets": 7, "bytes": 900},
-        {"first_hop": "rtsw1:eth5", "packets": 1, "bytes": 100},
+        flow_row(first_hop="rtsw1:eth5", packets=7, bytes=900),
+        flow_row(first_hop="rtsw1:eth5", packets=1, bytes=100),
     ]
     loads = {load.a: load for load in link_loads(fabric, flows, counted(fabric))}
     nic = fabric.by_name["rtsw1"].port("eth5").peer_ref
@@ -217,13 +219,12 @@ def test_loads_have_both_directions_and_what_hosts_sent() -> None:
 
 
 def test_a_run_is_described_in_one_line() -> None:
-    options = {"collective": "all-reduce", "algorithm": "ring", "sizes": [8, 65536], "qps": 1, "iters": 5, "warmup": 1}
-    run = {"options": options, "ranks": [{}, {}], "communicators": [[0, 1]], "ecmp": "e-ecmp"}
+    run = header(RunOptions(sizes=(8, 65536), ranks=2))
     text = describe_run(run)
     assert text == (
         "ring all-reduce of 8 B to 64 KiB on 2 ranks, 1 QP a connection, ECMP e-ecmp, 5 iterations and 1 of warm-up"
     )
-    split = describe_run({**run, "ranks": [{}] * 4, "communicators": [[0, 2], [1, 3]]})
+    split = describe_run(replace(run, ranks=run.ranks * 2, communicators=((0, 2), (1, 3))))
     assert "on 4 ranks in 2 communicators, 1 QP" in split
 
 

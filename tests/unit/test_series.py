@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heddle.base.problems import InputError
-from heddle.lab.lab import Lab
 from heddle.runs import series as room
-from heddle.runs import seriesfile
+from heddle.runs.readable import UnreadableError
 from heddle.runs.series import COLUMNS, Sampler, Series, _Bucket, changes, counted, halved
-from heddle.runs.seriesfile import RowLabel
+from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series
 from heddle.switch.queues import cells
 
 ROWS = 40
@@ -206,40 +204,26 @@ def test_reading_takes_a_small_part_of_a_processor_however_many_ports_there_are(
     assert counted(maps, 0).shape == (80_000, len(COLUMNS))
 
 
-def a_lab(tmp_path: Path) -> Lab:
-    lab = object.__new__(Lab)
-    object.__setattr__(lab, "name", "zone")
-    object.__setattr__(lab, "dir", tmp_path)
-    return lab
-
-
-def test_a_series_is_kept_as_it_was_and_forgotten_when_told(tmp_path: Path) -> None:
+def test_a_series_is_read_as_it_was_written(tmp_path: Path) -> None:
     maps = Maps()
     with sampled(maps) as found:
         maps.arrive(70_000)
         pause()
     (series,) = found
-    from heddle.fabric.fabricfile import load_fabric
-
-    lab = a_lab(tmp_path)
-    object.__setattr__(lab, "fabric", load_fabric("tiny").fabric)
     label = RowLabel("rtsw1:eth3", 3, "lossless", 10**8, kmin=100_000, kmax=400_000)
-    seriesfile.save(lab, "incast", [label], series)
-    read = seriesfile.load(lab)
-    assert (read.lab, read.what, read.labels) == ("zone", "incast", (label,))
+    write_series(tmp_path, Recorded("zone", "incast", 4000, (label,), series))
+    read = read_series(tmp_path)
+    assert (read.lab, read.what, read.k, read.labels) == ("zone", "incast", 4000, (label,))
     assert {name: column.tolist() for name, column in read.series.columns.items()} == {
         name: column.tolist() for name, column in series.columns.items()
     }
     assert read.series.ends_s.tolist() == series.ends_s.tolist()
-    seriesfile.clear(lab)
-    with pytest.raises(InputError, match="has no run whose queues could be drawn"):
-        seriesfile.load(lab)
+    assert [path.name for path in tmp_path.iterdir()] == [SERIES]
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY"])
-def test_a_damaged_file_is_told_as_that(tmp_path: Path, content: bytes) -> None:
-    lab = a_lab(tmp_path)
-    seriesfile.series_path(lab).parent.mkdir()
-    seriesfile.series_path(lab).write_bytes(content)
-    with pytest.raises(InputError, match="of another version of Heddle, or damaged"):
-        seriesfile.load(lab)
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 not a zip", b"\x93NUMPY"])
+def test_a_missing_or_damaged_file_is_told_as_that(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / SERIES).write_bytes(content)
+    with pytest.raises(UnreadableError, match="is missing" if content is None else "is damaged, or of another version"):
+        read_series(tmp_path)

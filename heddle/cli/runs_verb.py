@@ -1,0 +1,45 @@
+"""The verb `runs`: which runs of a lab are kept, and their removal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.cli import helptexts as words
+from heddle.cli.console import Console
+from heddle.cli.verbs import verb
+
+
+@verb(help=words.RUNS, positional=["lab"])
+def runs(out: Console, lab: str | None = None, remove: Sequence[str] = ()) -> None:
+    """List the runs of a lab that are kept: options, bandwidth, wrong elements, and whether their paths were proven.
+
+    paths, plot, graph and hashing --explain take --run ID; without it they read the last run. The newest 50 runs of a
+    lab are kept, at most 200 MB; HEDDLE_KEEP_RUNS and HEDDLE_KEEP_BYTES set other limits. `down` removes the runs with
+    the lab. docs/runs.md describes the files.
+    """
+    from heddle.base import state
+    from heddle.runs.history import History, limits
+    from heddle.views.runstext import runs_json, runs_text
+
+    keep = limits()
+    known = state.labs()
+    if lab is not None and lab not in known:
+        hint = did_you_mean(lab, known) if known else "no lab exists; ./inv up zone starts one"
+        raise InputError(Problem("", f"lab {lab}", "does not exist, and runs are removed with their lab", hint))
+    names = known if lab is None else [lab]
+    removed: list[str] = []
+    if remove:
+        removed = History.named(_one(names)).remove([word for each in remove for word in each.split(",") if word])
+    kept = {name: History.named(name).runs() for name in names}
+    out.result(runs_json(kept, keep, removed), runs_text(kept, keep, removed))
+
+
+def _one(names: Sequence[str]) -> str:
+    """The lab that --remove is about: an ID alone says nothing where several labs have runs."""
+    if not names:
+        raise InputError(Problem("", "--remove", "has nothing to remove", "no lab exists; ./inv up zone starts one"))
+    if len(names) > 1:
+        hint = f"name one of them: ./inv runs {names[0]} --remove ..."
+        raise InputError(Problem("", "--remove", f"needs a LAB, since there are {', '.join(names)}", hint))
+    return names[0]

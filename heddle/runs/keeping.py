@@ -1,0 +1,82 @@
+"""Keeping a run: its record is opened before the first packet and closed when the run ended, well or not.
+
+In:  a running lab whose lock is held, the plan; then the result with its evidence, or the error that ended the run.
+Out: a directory of the lab's history (history.py). A run that is interrupted leaves nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from heddle.base import state
+from heddle.base.problems import HeddleError
+from heddle.lab.rehash import label
+from heddle.proof.verdict import prove
+from heddle.runs.history import Draft, History
+from heddle.runs.runevidence import write_evidence
+from heddle.runs.runrecord import ProofSummary, RunHeader, RunOutcome, RunRecord
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle.proof.evidence import Evidence
+    from heddle.runs.results import RunResult
+    from heddle.traffic.plan import Plan
+
+
+class Keeper:
+    """Writes one run to its directory and closes its record."""
+
+    def __init__(self, lab: Lab, plan: Plan, draft: Draft) -> None:
+        self.draft = draft
+        self._lab = lab
+        self._began = time.monotonic()
+        record = state.read_record(lab.name)
+        self._header = RunHeader(
+            lab=lab.name,
+            fabric=(record.source if record else "") or lab.fabric.name,
+            when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            k=plan.k,
+            ecmp=label(lab),
+            options=plan.options,
+            ranks=plan.endpoints,
+            qps=len(plan.qps),
+            communicators=plan.communicators,
+        )
+
+    def keep(self, result: RunResult, evidence: Evidence) -> RunResult:
+        """Keep a run that ended well; the result with its ID."""
+        write_evidence(self.draft.path, result.flows, evidence)
+        record = self._record(RunOutcome.of(result, self._proof(evidence)))
+        return replace(result, run_id=self.draft.finish(record).id)
+
+    def failed(self, error: HeddleError) -> None:
+        """Keep a run that failed: `last` must not lead to an older one that did not."""
+        self.draft.finish(self._record(None, tuple(str(problem) for problem in error.problems)))
+
+    def _record(self, outcome: RunOutcome | None, failure: tuple[str, ...] = ()) -> RunRecord:
+        return RunRecord(self._header, round(time.monotonic() - self._began, 3), outcome, failure)
+
+    def _proof(self, evidence: Evidence) -> ProofSummary | None:
+        """The verdict, where one is possible: some hashing of imported topologies cannot be predicted."""
+        try:
+            return ProofSummary.of(prove(self._lab.fabric, evidence))
+        except HeddleError:
+            return None
+
+
+@contextmanager
+def keeping(lab: Lab, plan: Plan) -> Iterator[Keeper]:
+    """A keeper for a with block; a run that ends there with an error of Heddle's is kept as a failed one."""
+    with History.of(lab).draft() as draft:
+        keeper = Keeper(lab, plan, draft)
+        try:
+            yield keeper
+        except HeddleError as error:
+            with suppress(HeddleError):  # a full disk, say: the error that ended the run is the one to report
+                keeper.failed(error)
+            raise

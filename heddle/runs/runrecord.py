@@ -1,0 +1,151 @@
+"""The record of one run: `run.json` in the run's directory.
+
+In:  RunResult and PathsResult of a run, or the reason why it failed.
+Out: RunRecord, typed, with a format number. It has all that a table of runs or a comparison of two runs needs. What
+was sent and what was counted is in a file of its own (runevidence.py), so that many records are quick to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from heddle.base import state
+from heddle.base.version import VERSION
+from heddle.runs.queueuse import QueueUse
+from heddle.runs.readable import UnreadableError, read_object
+from heddle.runs.results import Carrier, MachineUse, RunResult, SizeRow
+from heddle.traffic.communicators import Communicators
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import Endpoint
+
+if TYPE_CHECKING:
+    from heddle.proof.verdict import PathsResult
+
+RECORD: Final = "run.json"
+RUN_FORMAT: Final = 1  # of a run's directory; a new number for every change that an older Heddle cannot read
+
+
+@dataclass(frozen=True, slots=True)
+class ProofSummary:
+    """The verdict on a run's paths when it ended. MMR: max/mean over the uplinks, None when nothing was sent."""
+
+    agree: bool
+    qps: int
+    unproven: int
+    sources: tuple[str, ...]
+    mmr_flows: float | None
+    mmr_bytes: float | None
+
+    @classmethod
+    def of(cls, proof: PathsResult) -> ProofSummary:
+        """The summary of a proof."""
+        unproven = sum(1 for each in proof.flows if each.why)
+        return cls(proof.agree, len(proof.flows), unproven, proof.sources, proof.mmr.flows, proof.mmr.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RunHeader:
+    """What is known of a run before its first packet. when: UTC, ISO 8601. fabric: preset, file or lab name."""
+
+    lab: str
+    fabric: str
+    when: str
+    k: int
+    ecmp: str
+    options: RunOptions
+    ranks: tuple[Endpoint, ...]
+    qps: int  # queue pairs of all connections together
+    communicators: Communicators = ()  # ranks that run the collective together, each in order
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The measured part of a run that ended well; see RunResult. proof is None where no verdict was possible."""
+
+    rows: tuple[SizeRow, ...]
+    machine: MachineUse
+    icrc_errors: int
+    stray: int
+    transport: Carrier
+    counters: Mapping[str, int]  # of the transport, all queue pairs together
+    warnings: tuple[str, ...]
+    queues: QueueUse | None
+    proof: ProofSummary | None
+
+    @classmethod
+    def of(cls, result: RunResult, proof: ProofSummary | None) -> RunOutcome:
+        """The outcome that a result describes."""
+        return cls(
+            rows=result.rows,
+            machine=result.machine,
+            icrc_errors=result.icrc_errors,
+            stray=result.stray,
+            transport=result.transport,
+            counters={
+                column.key: sum(flow.counters[column.key] for flow in result.flows)
+                for column in result.transport.columns
+            },
+            warnings=result.warnings,
+            queues=result.queues,
+            proof=proof,
+        )
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements over all sizes and ranks."""
+        return sum(row.wrong for row in self.rows)
+
+    @property
+    def busbw(self) -> float:
+        """GB/s of the largest size, emulated."""
+        return max(self.rows, key=lambda row: row.size).busbw
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run. outcome is None when the run failed; failure then has the reasons, a line each.
+
+    seconds: wall time from the first step to the last reading. id is given when the run ends.
+    """
+
+    header: RunHeader
+    seconds: float
+    outcome: RunOutcome | None
+    failure: tuple[str, ...] = ()
+    id: str = ""
+    heddle: str = VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; format, Heddle's version and ID first, for people who look into the file."""
+        data: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return {"format": RUN_FORMAT, "heddle": data["heddle"], "id": data["id"], **data}
+
+
+_ADAPTER: Final = TypeAdapter(RunRecord)
+
+
+def write_record(directory: Path, record: RunRecord) -> None:
+    """Write run.json, as a whole or not at all."""
+    state.write_json(directory / RECORD, record.to_json(), indent=1)
+
+
+def read_record(directory: Path) -> RunRecord:
+    """Read run.json. UnreadableError with the reason when that is not possible."""
+    data = read_object(directory / RECORD)
+    found = data.get("format")
+    if found != RUN_FORMAT:
+        raise UnreadableError(f"{RECORD} has format {found!r}, and this Heddle reads format {RUN_FORMAT}")
+    try:
+        record = _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the record"
+        raise UnreadableError(f"{RECORD} is damaged: {where}: {first['msg']}") from None
+    if record.outcome is not None and not record.outcome.rows:
+        raise UnreadableError(f"{RECORD} is damaged: it has no result rows")
+    return record

@@ -1,0 +1,144 @@
+"""The runs of labs as a table of at most 100 columns, and as JSON.
+
+In:  for each lab its kept runs, oldest first, and the limits.
+Out: a table a lab; below it the reasons of runs that failed or cannot be read.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.units import format_bytes
+from heddle.views.style import WIDTH
+
+if TYPE_CHECKING:
+    from heddle.runs.history import KeptRun, Limits
+    from heddle.runs.runrecord import RunRecord
+
+_HEADER: Final = (
+    "id", "when (UTC)", "collective", "ranks", "size", "qps", "hashing", "busbw", "wrong", "agree", "bytes",
+)  # fmt: skip
+_RIGHT: Final = ("ranks", "qps", "busbw", "wrong", "bytes")
+_ALGORITHM, _HASHING = _HEADER.index("collective"), _HEADER.index("hashing")
+UNKNOWN: Final = "-"
+_MOST: Final = {_ALGORITHM: 20, _HASHING: 11}  # columns of words that can be long
+
+
+def runs_json(kept: Mapping[str, Sequence[KeptRun]], keep: Limits, removed: Sequence[str]) -> dict[str, Any]:
+    """`runs`, oldest first, and `keep`: the limits. busbw is that of the largest size, GB/s, emulated."""
+    rows = [_row(run, last=run is runs[-1]) for runs in kept.values() for run in runs]
+    return {"runs": rows, "keep": {"runs": keep.runs, "bytes": keep.bytes}, "removed": list(removed)}
+
+
+def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": run.id, "lab": run.lab, "last": last, "bytes": run.bytes, "path": str(run.path)}
+    if run.record is None:
+        return {**row, "state": "unreadable", "why": [run.damage]}
+    header, options, outcome = run.record.header, run.record.header.options, run.record.outcome
+    row |= {
+        "state": "failed" if outcome is None else "done", "why": list(run.record.failure),
+        "when": header.when, "seconds": run.record.seconds, "fabric": header.fabric,
+        "collective": options.collective, "algorithm": options.algorithm, "ranks": len(header.ranks),
+        "sizes": list(options.sizes), "qps": options.qps, "qp_mode": options.qp_mode, "iters": options.iters,
+        "transport": options.transport, "hashing": header.ecmp,
+        "emulated": {"k": header.k}, "heddle": run.record.heddle,
+    }  # fmt: skip
+    if outcome is None:
+        return row
+    proof = outcome.proof
+    return {
+        **row, "busbw": outcome.busbw, "wrong": outcome.wrong, "machine_limited": outcome.machine.limited,
+        "agree": proof.agree if proof else None,
+        "mmr": {"flows": proof.mmr_flows, "bytes": proof.mmr_bytes} if proof else None,
+    }  # fmt: skip
+
+
+def runs_text(kept: Mapping[str, Sequence[KeptRun]], keep: Limits, removed: Sequence[str]) -> str:
+    """A block a lab, one after the other."""
+    parts = [f"removed run {', '.join(removed)}"] if removed else []
+    parts += [_block(lab, runs, keep) for lab, runs in kept.items()]
+    return "\n\n".join(parts) or "no lab exists, so there are no runs; ./inv up zone starts one"
+
+
+def _block(lab: str, runs: Sequence[KeptRun], keep: Limits) -> str:
+    if not runs:
+        return f"lab {lab}: no run yet; ./inv run --lab {lab} --collective all-reduce makes one"
+    count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    total = format_bytes(sum(run.bytes for run in runs))
+    most = f"{keep.runs} run{'' if keep.runs == 1 else 's'}, {format_bytes(keep.bytes)}"
+    head = f"lab {lab}: {count}, {total} (limits: {most})"
+    scales = dict.fromkeys(run.record.header.k for run in runs if run.record is not None)
+    units = f"busbw: GB/s of the largest size, emulated, k = {', '.join(map(str, scales))}"
+    foot = [f"{units}; agree: all paths proven"] if scales else []
+    if any(_limited(run.record) for run in runs):
+        foot.append("*: host CPU was the bottleneck, or nearly: do not trust this bandwidth")
+    why = [line for run in runs for line in _reasons(run)]
+    return "\n".join([head, *_table([_cells(run) for run in runs]), *foot, *why])
+
+
+def _reasons(run: KeptRun) -> list[str]:
+    if run.record is None:
+        said = f"{run.id} cannot be read: {run.damage}"
+    elif run.record.outcome is None:
+        said = f"{run.id} failed: {'; '.join(each.partition(chr(10))[0] for each in run.record.failure)}"
+    else:
+        return []
+    return textwrap.wrap(said, WIDTH, subsequent_indent="     ")
+
+
+def _cells(run: KeptRun) -> tuple[str, ...]:
+    size = format_bytes(run.bytes)
+    if run.record is None:
+        return (run.id, *[UNKNOWN] * (len(_HEADER) - 3), "error", size)
+    header, options = run.record.header, run.record.header.options
+    when = header.when.removesuffix("Z").replace("T", " ")[5:16]
+    what = f"{options.collective}/{options.algorithm}"
+    setup = (run.id, when, what, str(len(header.ranks)), _sizes(options.sizes), str(options.qps), header.ecmp)
+    return (*setup, *_results(run.record), size)
+
+
+def _results(record: RunRecord) -> tuple[str, str, str]:
+    """busbw, wrong, agree."""
+    outcome = record.outcome
+    if outcome is None:
+        return (UNKNOWN, UNKNOWN, "failed")
+    agree = UNKNOWN if outcome.proof is None else "yes" if outcome.proof.agree else "NO"
+    return (f"{outcome.busbw:.4g}{'*' if _limited(record) else ''}", str(outcome.wrong), agree)
+
+
+def _limited(record: RunRecord | None) -> bool:
+    """Whether the host, not the fabric, may have been the limit."""
+    return record is not None and record.outcome is not None and record.outcome.machine.limited
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """`64K`, or `64K:16M` for several, as they are typed."""
+    return ":".join(_size(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+
+
+def _size(size: int) -> str:
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit}{name}"
+    return str(size)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned columns; with one space between them where two would be too wide."""
+    cut = [[_short(text, _MOST.get(at, WIDTH)) for at, text in enumerate(row)] for row in rows]
+    cells = [list(_HEADER), *cut]
+    sizes = [max(len(row[at]) for row in cells) for at in range(len(_HEADER))]
+    gap = "  " if sum(sizes) + 2 * (len(sizes) - 1) <= WIDTH else " "
+    return [
+        gap.join(
+            text.rjust(size) if name in _RIGHT else text.ljust(size)
+            for text, size, name in zip(row, sizes, _HEADER, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

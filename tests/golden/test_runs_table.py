@@ -1,0 +1,73 @@
+"""The table of runs, word for word; `./inv test golden -- --regen-goldens` writes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from heddle.runs.history import KeptRun, Limits
+from heddle.runs.results import SizeRow
+from heddle.runs.runrecord import RunOutcome, RunRecord
+from heddle.traffic.options import RunOptions
+from heddle.views.runstext import runs_json, runs_text
+from heddle.views.style import WIDTH
+from tests.unit import run_samples as samples
+
+KEEP = Limits(50, 200_000_000)
+
+
+def kept(number: int, record: RunRecord | None, size: int = 48_123, damage: str = "") -> KeptRun:
+    run_id = f"{number:04}"
+    return KeptRun(run_id, "zone", Path("/state/labs/zone/runs", run_id), size, record, damage)
+
+
+def wrong_sums() -> RunRecord:
+    record = samples.record(RunOptions(collective="all-to-all", sizes=(300_000,), qps=1), ecmp="flow")
+    assert record.outcome is not None
+    rows = (SizeRow(300_000, 1.0, 0.00012, 0.000183, 12),)
+    proof = replace(samples.PROOF, agree=False, unproven=3)
+    busy = replace(record.outcome.machine, cpu_share=0.99)
+    return replace(record, outcome=replace(record.outcome, rows=rows, proof=proof, machine=busy))
+
+
+def no_proof() -> RunRecord:
+    long = samples.record(
+        RunOptions(collective="incast", sizes=(64, 1 << 20)), None, "e-ecmp, rtsw1: spray, rtsw2: flow"
+    )
+    assert isinstance(long.outcome, RunOutcome)
+    return long
+
+
+def test_the_table_of_runs(golden: Callable[[str, str], None]) -> None:
+    damage = "run.json has format 7, and this Heddle reads format 1"
+    runs = [
+        kept(1, samples.record()),
+        kept(2, wrong_sums(), 1_234_567),
+        kept(3, samples.failed()),
+        kept(4, None, 812, damage),
+        kept(12, no_proof()),
+    ]
+    texts = [
+        runs_text({"zone": runs}, KEEP, ()),
+        runs_text({"one": [], "zone": runs[:1]}, Limits(1, 1_000_000), ("0007", "0008")),
+        runs_text({}, KEEP, ()),
+    ]
+    text = "\n\n\n".join(texts) + "\n"
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    golden("runs/table.log", text)
+
+
+def test_rows_have_what_a_program_needs() -> None:
+    rows = runs_json({"zone": [kept(1, samples.record()), kept(3, samples.failed()), kept(4, None)]}, KEEP, ())["runs"]
+    first = rows[0]
+    assert (first["id"], first["lab"], first["collective"], first["algorithm"]) == (
+        "0001",
+        "zone",
+        "all-reduce",
+        "ring",
+    )
+    assert (first["when"], first["sizes"], first["busbw"]) == ("2026-03-01T14:25:30Z", [65536, 4194304], 0.03)
+    assert (first["agree"], first["mmr"], first["emulated"]) == (True, {"flows": 1.25, "bytes": 1.3}, {"k": 4000})
+    assert [row["state"] for row in rows] == ["done", "failed", "unreadable"]
+    assert [row["last"] for row in rows] == [False, False, True]

@@ -1,0 +1,143 @@
+"""Runs of a live lab: every one is kept, each can be proven later, and an interrupted one changes nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
+from heddle.lab import lifecycle as life
+from heddle.lab.lab import Lab
+from heddle.lab.rehash import set_hashing
+from heddle.runs.history import History
+from heddle.runs.past import load, paths_of, series_of
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.traffic.options import run_options
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def inv(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(ROOT / "tasks.py"), *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def ran(tiny: Lab) -> tuple[RunResult, RunResult]:
+    """Two runs that differ in QPs and in the hashing mode under them."""
+    first = run(tiny, run_options(size="64K:128K", qps=4, iters=2), Silent())
+    set_hashing(tiny, "e-ecmp")
+    second = run(tiny, run_options(collective="incast", size="64K", qps=2, iters=2), Silent())
+    return first, second
+
+
+def test_both_runs_are_listed_and_the_first_is_still_proven(tiny: Lab, ran: tuple[RunResult, RunResult]) -> None:
+    first, second = ran
+    assert (first.run_id, second.run_id) == ("0001", "0002")
+    rows = json.loads(inv("runs", tiny.name, "--format", "json").stdout)["runs"]
+    assert [(row["id"], row["qps"], row["hashing"], row["agree"], row["wrong"], row["last"]) for row in rows] == [
+        ("0001", 4, "flow", True, 0, False), ("0002", 2, "e-ecmp", True, 0, True),
+    ]  # fmt: skip
+    assert rows[0]["busbw"] == first.rows[-1].busbw and rows[0]["sizes"] == [65536, 131072]
+    assert rows[0]["mmr"] == {"flows": paths_of(tiny, "1").mmr.flows, "bytes": paths_of(tiny, "1").mmr.bytes}
+    table = inv("runs").stdout
+    assert "all-reduce/ring" in table and "incast/direct" in table
+
+    done = inv("paths", "--lab", tiny.name, "--run", "0001", "--format", "json")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["run_id"], said["agree"]) == (0, "0001", True)
+    assert [row["qpn"] for row in said["flows"]] == [flow.qpn for flow in first.flows]
+    last = json.loads(inv("paths", "--lab", tiny.name, "--format", "json").stdout)
+    assert (last["run_id"], len(last["flows"])) == ("0002", len(second.flows))
+    assert (
+        "\nrun 0001: ring all-reduce of 64 KiB to 128 KiB on 4 ranks, 4 QPs"
+        in inv("paths", "--lab", tiny.name, "--run", "1").stdout
+    )
+
+
+def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
+    tiny: Lab, ran: tuple[RunResult, RunResult], tmp_path: Path
+) -> None:
+    first, _ = ran
+    words = ["--lab", tiny.name, "--run", "1", "--format", "json"]
+    now = json.loads(inv("paths", "--now", *words).stdout)
+    assert (now["run_id"], len(now["flows"])) == ("0001", len(first.flows))
+    plot = json.loads(inv("plot", "queues", "--out", str(tmp_path / "q.svg"), *words).stdout)
+    assert (plot["run_id"], plot["run"]) == ("0001", "all-reduce over 4 ranks, 64 KiB to 128 KiB, 4 QPs")
+    drawn = inv("graph", tiny.name, "--run", "1", "--out", str(tmp_path / "g.svg"), "--format", "json")
+    assert json.loads(drawn.stdout)["run_id"] == "0001"
+    qpn = next(flow.qpn for flow in first.flows if flow.qpn not in {other.qpn for other in ran[1].flows})
+    explained = json.loads(inv("hashing", "--explain", str(qpn), *words).stdout)
+    assert explained["flow"]["qpn"] == qpn
+    missing = inv("hashing", "--explain", str(qpn), "--lab", tiny.name)
+    assert (missing.returncode, "is no QP number of run 0002" in missing.stderr) == (2, True)
+    for verb in (["paths"], ["paths", "--now"], ["plot", "queues"], ["graph"], ["hashing", "--explain", str(qpn)]):
+        where = [tiny.name] if verb == ["graph"] else ["--lab", tiny.name]
+        wrong = inv(*verb, *where, "--run", "77")
+        assert (wrong.returncode, "run 77 is not a run of lab" in wrong.stderr) == (2, True), wrong.stderr
+    useless = inv("hashing", "--lab", tiny.name, "--run", "1")
+    assert (useless.returncode, "has a use with --explain only" in useless.stderr) == (2, True)
+
+
+def test_a_record_has_what_a_comparison_of_two_runs_needs(tiny: Lab, ran: tuple[RunResult, RunResult]) -> None:
+    first, _ = ran
+    past = load(tiny, "0001")
+    assert past.outcome.rows == first.rows
+    assert past.flows == first.flows
+    assert past.outcome.queues == first.queues
+    assert past.outcome.machine == first.machine
+    assert past.record.header.options == first.options
+    assert past.record.header.ranks == first.endpoints
+    assert past.outcome.proof is not None and past.outcome.proof.mmr_bytes == paths_of(tiny, "1").mmr.bytes
+    assert series_of(tiny, "1")[1].k == first.k
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_stopped_leaves_the_run_before(
+    tiny: Lab, ran: tuple[RunResult, RunResult], how: signal.Signals
+) -> None:
+    history = History.of(tiny)
+    before, newest = history.ids(), history.find()
+    argv = [sys.executable, str(ROOT / "tasks.py"), "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proc:
+        deadline = time.monotonic() + 30
+        while not list(history.directory.glob(".new-*")):
+            assert time.monotonic() < deadline and proc.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.5)
+        proc.send_signal(how)
+        proc.communicate(timeout=30)
+    assert history.ids() == before
+    assert (history.directory / "last").readlink() == Path(newest)
+    assert paths_of(tiny).agree
+    after = run(tiny, run_options(size="64K", iters=1), Silent())
+    assert int(after.run_id) == int(newest) + 1
+    assert not list(history.directory.glob(".new-*")), "the next run swept what the killed one left"
+
+
+def test_runs_go_with_their_lab_and_a_new_lab_starts_with_none(lab_name: Callable[[], str], tiny: Lab) -> None:
+    name, others = lab_name(), History.of(tiny).ids()
+    try:
+        lab = life.up(load_fabric("tiny", name=name)).lab
+        run(lab, run_options(size="64K", iters=1), Silent())
+        assert History.named(name).ids() == ["0001"]
+        life.down(name)
+        assert not state.lab_dir(name).exists()
+        lab = life.up(load_fabric("tiny", name=name)).lab
+        with pytest.raises(InputError, match="has no run yet"):
+            paths_of(lab)
+        assert run(lab, run_options(size="64K", iters=1), Silent()).run_id == "0001"
+    finally:
+        life.down(name)
+    assert History.of(tiny).ids() == others

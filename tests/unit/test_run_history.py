@@ -1,0 +1,433 @@
+"""Runs on disk: written whole or not at all, found by short words, bounded, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from heddle.base.problems import InputError, MachineError
+from heddle.cli.argv import parse
+from heddle.runs import past
+from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
+from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
+from heddle.runs.runrecord import RECORD, RunRecord
+from tests.unit import run_samples as samples
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
+    monkeypatch.delenv(KEEP_RUNS, raising=False)
+    monkeypatch.delenv(KEEP_BYTES, raising=False)
+    return History("zone", tmp_path / "runs")
+
+
+def keep(history: History, record: RunRecord | None = None, payload: int = 0) -> str:
+    """One more run; its ID. payload: bytes of another file in it."""
+    with history.draft() as draft:
+        write_evidence(draft.path, samples.result().flows, samples.evidence())
+        if payload:
+            (draft.path / "payload").write_bytes(bytes(payload))
+        return draft.finish(record or samples.record()).id
+
+
+def entries(history: History) -> list[str]:
+    return sorted(each.name for each in history.directory.iterdir() if each.name != ".next.json")
+
+
+def test_a_run_is_read_as_it_was_written(history: History) -> None:
+    assert keep(history) == "0001"
+    kept, record = history.open()
+    assert record == replace(samples.record(), id="0001")
+    assert read_evidence(kept.path) == (samples.result().flows, samples.evidence())
+    assert kept.bytes == sum(path.stat().st_size for path in kept.path.iterdir())
+    assert json.loads((history.directory / "last" / RECORD).read_text())["format"] == 1
+
+
+def test_a_failed_run_is_read_as_it_was_written(history: History) -> None:
+    keep(history, samples.failed())
+    assert history.open("last")[1] == replace(samples.failed(), id="0001")
+
+
+def test_every_run_is_kept_and_the_link_leads_to_the_newest(history: History) -> None:
+    assert [keep(history) for _ in range(3)] == ["0001", "0002", "0003"]
+    assert history.ids() == ["0001", "0002", "0003"]
+    assert (history.directory / "last").readlink() == Path("0003")
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        (None, "0012"), ("last", "0012"), ("0003", "0003"), ("3", "0003"), ("003", "0003"), ("12", "0012"),
+        ("1", "0001"), ("0", None), ("001", "0001"), ("13", None), ("three", None), ("-1", None), ("../0003", None),
+    ],
+)  # fmt: skip
+def test_a_run_is_named_by_number_id_or_last(history: History, word: str | None, found: str | None) -> None:
+    for _ in range(12):
+        keep(history)
+    if found is None:
+        with pytest.raises(InputError, match=r"is not a run of lab zone|could be several runs"):
+            history.find(word)
+    else:
+        assert history.find(word) == found
+
+
+def test_the_beginning_of_an_id_is_enough_where_one_run_has_it(history: History) -> None:
+    keep(history)
+    assert history.find("00") == "0001"
+    keep(history)
+    with pytest.raises(InputError, match=r"run 00 could be several runs\n.*use one of 0001, 0002"):
+        history.find("00")
+
+
+def test_without_a_run_the_error_names_the_command_that_makes_one(history: History) -> None:
+    with pytest.raises(InputError, match=r"lab zone has no run yet\n.*./inv run --lab zone"):
+        history.open()
+    with pytest.raises(InputError, match=r"run 7 is not a run of lab zone\n.*has no run yet"):
+        history.open("7")
+    assert history.runs() == []
+
+
+class Stopped(BaseException):
+    """As KeyboardInterrupt, which pytest would take for its own."""
+
+
+def test_an_interrupted_run_changes_nothing(history: History) -> None:
+    keep(history)
+    with pytest.raises(Stopped), history.draft() as draft:
+        (draft.path / EVIDENCE).write_text("half")
+        raise Stopped
+    assert entries(history) == ["0001", "last"]
+    assert history.find() == "0001"
+    assert keep(history) == "0002"
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from heddle.runs.history import History
+with History("zone", Path(sys.argv[1])).draft() as draft:
+    (draft.path / "evidence.json").write_text("half")
+    print(draft.path.name, flush=True)
+    if sys.argv[2] == "waits":
+        sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_run_left_is_no_run_and_is_swept_by_the_next(history: History) -> None:
+    keep(history)
+    argv = [sys.executable, "-c", _KILLED, str(history.directory)]
+    done = subprocess.run([*argv, "dies"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == -9, done.stderr
+    left = done.stdout.strip()
+    assert entries(history) == [left, "0001", "last"]
+    assert (history.ids(), history.find()) == (["0001"], "0001")
+    assert keep(history) == "0002"
+    assert entries(history) == ["0001", "0002", "last"]
+
+
+def test_a_directory_that_a_live_process_writes_to_is_not_swept(history: History) -> None:
+    argv = [sys.executable, "-c", _KILLED, str(history.directory), "waits"]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = other.stdout.readline().strip()
+        keep(history)
+        assert theirs in entries(history)
+        other.communicate("")
+    keep(history)
+    assert theirs not in entries(history)
+
+
+def test_a_removal_that_was_cut_short_is_finished_by_the_next_run(history: History) -> None:
+    keep(history)
+    (history.directory / ".old-x").mkdir()
+    (history.directory / ".old-x" / RECORD).write_text("{}")
+    assert history.ids() == ["0001"]
+    keep(history)
+    assert entries(history) == ["0001", "0002", "last"]
+
+
+def test_a_link_that_was_not_replaced_in_time_changes_no_answer(history: History) -> None:
+    keep(history)
+    keep(history)
+    link = history.directory / "last"
+    link.unlink()
+    link.symlink_to("0001")  # killed between the two steps of keeping 0002
+    assert history.find() == "0002"
+    keep(history)
+    assert link.readlink() == Path("0003")
+
+
+def test_the_oldest_go_first_by_count(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP_RUNS, "3")
+    for _ in range(5):
+        keep(history)
+    assert history.ids() == ["0003", "0004", "0005"]
+
+
+def test_the_oldest_go_first_by_bytes_and_the_newest_stays(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP_BYTES, "250KB")
+    for _ in range(4):
+        keep(history, payload=100_000)
+    assert history.ids() == ["0003", "0004"]
+    keep(history, payload=400_000)
+    assert history.ids() == ["0005"], "it is larger than the limit, and the newest"
+    assert history.find() == "0005"
+
+
+def test_an_unreadable_run_counts_and_is_removed_like_others(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(history)
+    (history.directory / "0001" / RECORD).write_text("{")
+    monkeypatch.setenv(KEEP_RUNS, "2")
+    keep(history)
+    assert history.ids() == ["0001", "0002"]
+    keep(history)
+    assert history.ids() == ["0002", "0003"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        (KEEP_RUNS, "0", "not a whole number of 1 or more"),
+        (KEEP_RUNS, "many", "not a whole number of 1 or more"),
+        (KEEP_BYTES, "a lot", "is not a size"),
+        (KEEP_BYTES, "12parsec", "has the unit parsec"),
+    ],
+)
+def test_a_wrong_limit_is_refused_before_the_run(
+    history: History, monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=f"{name}={value} .*{why}"), history.draft():
+        pass
+    assert not history.directory.exists()
+
+
+def test_limits_have_defaults(history: History) -> None:
+    assert limits() == Limits(50, 200_000_000)
+
+
+def test_removed_runs_are_gone_and_their_numbers_are_not_used_again(history: History) -> None:
+    for _ in range(4):
+        keep(history)
+    with pytest.raises(InputError, match="run 9 is not a run"):
+        history.remove(["1", "9"])
+    assert len(history.ids()) == 4, "a wrong word removes nothing"
+    assert history.remove(["2", "last", "0004"]) == ["0002", "0004"]
+    assert entries(history) == ["0001", "0003", "last"]
+    assert (history.directory / "last").readlink() == Path("0003")
+    assert keep(history) == "0005"
+    assert history.remove(["1", "3", "5"]) == ["0001", "0003", "0005"]
+    assert entries(history) == []
+    (history.directory / ".next.json").write_text("damaged")
+    assert keep(history) == "0001"
+
+
+def as_format(number: object) -> str:
+    return json.dumps({**samples.record().to_json(), "format": number, "id": "0001"})
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "run.json is missing"),
+        ("{", "run.json is damaged: it is not valid JSON"),
+        ("[]", "run.json is damaged: it is not a JSON object"),
+        ("[" * 100_000, "run.json is damaged: it is not valid JSON"),
+        ("\x00\xff", "run.json is damaged: it is not valid JSON"),
+        ("{}", "run.json has format None, and this Heddle reads format 1"),
+        (as_format(7), "run.json has format 7, and this Heddle reads format 1"),
+        (as_format("1"), "run.json has format '1', and this Heddle reads format 1"),
+        ('{"format": 1}', "run.json is damaged: header: Field required"),
+        (as_format(1).replace('"time_us": 1000.0', '"time_us": "long"'), "damaged: outcome.rows.0.time_us: "),
+        (as_format(1).replace('"id": "0001"', '"id": "0009"'), "its record is that of run 0009"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_refused(
+    history: History, content: str | None, why: str
+) -> None:
+    keep(history)
+    keep(history)
+    path = history.directory / "0001" / RECORD
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    bad, good = history.runs()
+    assert (bad.record, good.damage) == (None, "")
+    assert why in bad.damage
+    with pytest.raises(InputError) as caught:
+        history.open("1")
+    assert why in str(caught.value)
+    assert "./inv runs zone --remove 0001" in str(caught.value)
+    assert history.open()[1].id == "0002"
+
+
+@pytest.mark.parametrize("name", ["0001", "0002"])
+def test_a_link_or_a_file_is_no_run(history: History, tmp_path: Path, name: str) -> None:
+    history.directory.mkdir()
+    if name == "0001":
+        (history.directory / name).symlink_to(tmp_path)
+    else:
+        (history.directory / name).write_text("")
+    assert history.ids() == []
+
+
+def a_lab(history: History) -> Any:
+    return SimpleNamespace(name="zone", dir=history.directory.parent, fabric=samples.FABRIC)
+
+
+@pytest.mark.parametrize("data", ["{", "[]", '{"flows": []}', '{"flows": [{"src": "host1"}], "evidence": {}}'])
+def test_damaged_evidence_is_named_and_no_traceback(history: History, data: str) -> None:
+    keep(history)
+    (history.directory / "0001" / EVIDENCE).write_text(data)
+    with pytest.raises(InputError, match=r"run 0001 of lab zone cannot be used: evidence.json is damaged"):
+        past.load(a_lab(history))
+
+
+def test_flows_and_oracle_must_fit_together(history: History) -> None:
+    with history.draft() as draft:
+        write_evidence(draft.path, samples.result().flows, samples.evidence(flows=1))
+        draft.finish(samples.record())
+    with pytest.raises(InputError, match=r"evidence.json is damaged"):
+        past.load(a_lab(history))
+
+
+def test_a_failed_run_has_no_paths_and_the_hint_names_one_that_has(history: History) -> None:
+    keep(history, samples.failed())
+    with pytest.raises(InputError, match=r"run 0001 of lab zone failed, so it has no paths: rank 1 .*\n.*./inv run "):
+        past.load(a_lab(history))
+    keep(history)
+    keep(history, samples.failed())
+    with pytest.raises(InputError, match=r"run 0003 of lab zone failed.*\n.*use --run 0002"):
+        past.load(a_lab(history))
+    assert past.load(a_lab(history), "2").record.id == "0002"
+    assert past.has_run(a_lab(history))
+
+
+def test_the_flows_of_a_run_are_those_that_its_senders_sent(history: History) -> None:
+    keep(history)
+    sent = past.load(a_lab(history)).evidence.sent
+    assert sent == samples.sent()
+    assert [(each.flow.src, each.flow.qpn, each.packets, each.bytes) for each in sent] == [
+        ("host1", 266718, 7, 900), ("host1", 266719, 9, 900),
+    ]  # fmt: skip
+
+
+def test_shells_complete_runs_of_the_lab_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tasks
+    from heddle.cli.completion import candidates
+
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    for lab, count in (("one", 2), ("two", 3)):
+        (tmp_path / "labs" / lab).mkdir(parents=True)
+        (tmp_path / "labs" / lab / "lab.json").write_text("{}")
+        for _ in range(count):
+            keep(History.named(lab))
+    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
+
+    def offered(*typed: str) -> list[str]:
+        return candidates(["./inv", *typed], verbs, [])
+
+    both, one = ["0001", "0002", "0003", "last"], ["0001", "0002", "last"]
+    assert offered("paths", "--run", "") == both
+    assert offered("paths", "--lab", "one", "--run", "") == one
+    assert offered("paths", "--lab=one", "--run", "") == one
+    assert offered("graph", "one", "--run", "") == one
+    assert offered("plot", "queues", "--lab", "one", "--run", "00") == one
+    assert offered("hashing", "--explain", "266718", "--lab", "one", "--run", "") == one
+    assert offered("runs", "one", "--remove", "") == one
+    assert offered("runs", "") == ["one", "two"]
+
+
+def test_the_verb_lists_and_removes_without_a_running_lab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tasks
+    from heddle.cli.program import main
+
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+
+    def inv(*typed: str) -> tuple[int, dict[str, Any]]:
+        code = main(vars(tasks), ["inv", "runs", *typed, "--format", "json"])
+        said: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return code, said
+
+    assert inv() == (0, {"runs": [], "keep": {"runs": 50, "bytes": 200_000_000}, "removed": []})
+    for lab in ("one", "two"):
+        (tmp_path / "labs" / lab).mkdir(parents=True)
+        (tmp_path / "labs" / lab / "lab.json").write_text("{}")
+        for _ in range(2):
+            keep(History.named(lab))
+    code, said = inv()
+    assert [(row["lab"], row["id"], row["last"]) for row in said["runs"]] == [
+        ("one", "0001", False), ("one", "0002", True), ("two", "0001", False), ("two", "0002", True),
+    ]  # fmt: skip
+    code, said = inv("--remove", "1")
+    assert (code, said["error"]["problems"][0]["why"]) == (2, "needs a LAB, since there are one, two")
+    code, said = inv("one", "--remove", "1,last")
+    assert (code, said["removed"], said["runs"]) == (0, ["0001", "0002"], [])
+    assert History.named("two").ids() == ["0001", "0002"], "no file of another lab is touched"
+    code, said = inv("oen")
+    assert (code, said["error"]["problems"][0]["hint"]) == (2, "did you mean one?")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["paths", "--predict", "tiny", "--plan", "ring", "--run", "1"], "--predict and --run exclude each other"),
+        (["paths", "--predict", "tiny", "--plan", "ring", "--now"], "--predict and --now exclude each other"),
+        (["graph", "--fabric", "tiny", "--run", "1"], "--run and --fabric exclude each other"),
+    ],
+)
+def test_run_has_no_use_without_a_lab(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+    from heddle.cli.program import main
+
+    assert main(vars(tasks), ["inv", *words]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_the_limits_go_along_through_sudo_and_to_other_machines() -> None:
+    from heddle.cli.privilege import KEPT
+    from heddle.places.session import _PASSED
+
+    assert {KEEP_RUNS, KEEP_BYTES} <= set(KEPT)
+    assert {KEEP_RUNS, KEEP_BYTES} <= set(_PASSED)
+
+
+def test_run_takes_words_that_look_like_numbers() -> None:
+    import tasks
+
+    assert parse(tasks.paths.verb, ["--run", "0003"])["run"] == "0003"
+
+
+def test_a_directory_that_may_not_be_read_is_named(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(MachineError, match="cannot be read: Permission denied"):
+        history.ids()
+
+
+@pytest.mark.root
+def test_under_sudo_the_files_belong_to_the_user_who_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    history = History.named("zone")
+    keep(history)
+    owner = pwd.getpwnam("nobody").pw_uid
+    for path in (history.directory, *history.directory.rglob("*")):
+        assert path.lstat().st_uid == owner, path
+    assert history.remove(["1"]) == ["0001"]
