@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FABRIC: Final = "preset name (dc, demo, tiny, zone) or fabric file"
+FABRIC: Final = "preset name (dc, demo, rail, tiny, zone) or fabric file"
 LAB: Final = "which running lab; not needed while only one runs"
 DIALECT: Final = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
 MGMT: Final = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"

@@ -265,13 +265,14 @@ def test_there_is_a_completion_script_for_each_shell(capsys: pytest.CaptureFixtu
 def test_values_of_flags_and_fabrics_are_offered_but_no_words_of_a_command() -> None:
     import tasks
     from heddle.cli.completion import candidates
+    from heddle.spec.load import presets
 
     verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
 
     def offered(*typed: str) -> list[str]:
         return candidates(["./inv", *typed], verbs, ["--help"])
 
-    assert offered("up", "") == ["dc", "demo", "rail", "tiny", "zone"]
+    assert offered("up", "") == presets()
     assert offered("up", "zone", "--runtime", "con") == ["netns", "containerlab"]
     assert offered("up", "zone", "") == [], "files, by the shell"
     assert "--runtime" in offered("up", "--explain", "--")
@@ -388,6 +389,13 @@ def test_invoke_hands_over_the_words_from_the_verb_on(monkeypatch: pytest.Monkey
         program.normalize_argv(argv)
         program.parse_core_args()
         assert typed_to_invoke() == (words.split() if words else None), argv
+
+
+def test_the_help_of_a_fabric_names_all_presets() -> None:
+    from heddle.cli.helptexts import FABRIC
+    from heddle.spec.load import presets
+
+    assert f"({', '.join(presets())})" in FABRIC
 
 
 def test_a_table_wraps_its_last_column_only() -> None:
