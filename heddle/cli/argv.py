@@ -34,7 +34,7 @@ _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "float": (_finite, "a number"),
 }
 # What stands for a value in usage lines, where the flag's own word says too little.
-_VALUES: Final = {"set": "PATH=VALUE", "qp-mode": "MODE"}
+_VALUES: Final = {"set": "PATH=VALUE", "qp-mode": "MODE", "run": "ID", "remove": "ID"}
 
 
 @dataclass(frozen=True, slots=True)
