@@ -32,7 +32,7 @@ _ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
 HASHING: Final = "hashing"
 _ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
 _FORMAT: Final = 2  # of lab.json; a record of another format is not guessed at
-_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (spec.py)
+_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (heddle/spec/schema.py)
 
 
 @dataclass(frozen=True, slots=True)

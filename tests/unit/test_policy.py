@@ -34,7 +34,7 @@ ODD = [
     "queues.ecn.classes={3: {kmin: 10KB}, 1: {pmax: 0.5}}",
     "queues.pfc.quanta=100",
     "queues.pfc.watchdog.detect=1500ms",
-    "queues.buffer={rtsw: 9MB, host: 2MB}",
+    "queues.buffer={switch: 9MB, host: 2MB}",
 ]
 
 
@@ -67,12 +67,12 @@ def test_a_policy_survives_being_stored(preset: str) -> None:
 
 
 def test_a_policy_in_a_files_words_is_what_the_file_said() -> None:
-    loaded = load_fabric("tiny", overrides=ODD)
+    loaded = load_fabric("tiny", overrides=[*ODD, "queues.buffer.ctsw=11MB"])
     policy, words = loaded.fabric.policy, [level.word for level in loaded.fabric.levels[1:]]
     queues = QueuesSpec.model_validate(queues_as_file(policy.queues, words))
     assert queue_policy(queues, words) == policy.queues == queue_policy(loaded.spec.queues, words)
     routing = RoutingSpec.model_validate(routing_as_file(policy.routing))
     assert routing_policy(routing) == policy.routing == routing_policy(loaded.spec.routing)
-    assert policy.queues.buffer.switches == (9_000_000, "auto", "auto")
+    assert policy.queues.buffer.switches == (9_000_000, 11_000_000, 9_000_000)
     assert policy.queues.ecn.curve(3) == (10_000, 160_000, 0.2)
     assert policy.queues.numbers == (0, 1, 3, 4, 6)

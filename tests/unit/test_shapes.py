@@ -22,7 +22,6 @@ from heddle.fabric.shapes import build
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
-from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.queues.classes import budget_of
 
 
@@ -95,9 +94,9 @@ def test_a_shape_is_its_spec_its_builder_and_one_line() -> None:
 
 
 def test_each_shape_names_its_levels_as_its_builder_does() -> None:
-    specs = {"clos": ClosSpec(name="c", racks=1, ctsw=1), "pair": PairSpec(name="p", leaves=1, spines=1)}
-    assert set(specs) == set(SHAPES)
-    for spec in specs.values():
+    for shape, model in SHAPES.items():
+        needed = {key: field.examples[0] for key, field in model.model_fields.items() if field.examples}
+        spec = model.model_validate({"shape": shape, **needed})
         assert spec.levels == tuple(level.word for level in build(spec).levels[1:])
 
 
@@ -147,10 +146,10 @@ def test_all_that_is_wrong_is_said_at_once_and_nothing_that_only_follows() -> No
 
 def test_an_unknown_shape_has_a_hint_and_the_rest_is_read_as_of_the_nearest() -> None:
     shape, leaves = refused("name: p\nshape: piar\nleaves: 0\nspines: 2\n")
-    assert shape == "p.yml:2  shape: piar is not one of clos, pair; did you mean pair?"
+    assert shape == "p.yml:2  shape: piar is not one of clos, rail, pair; did you mean pair?"
     assert leaves.startswith("p.yml:3  leaves: 0 is below 1")
     (number,) = refused("name: p\nshape: 3\nracks: 2\nctsw: 2\n")
-    assert number == "p.yml:2  shape: 3 is not one of clos, pair"
+    assert number == "p.yml:2  shape: 3 is not one of clos, rail, pair"
     (nothing,) = refused("name: p\nshape:\nracks: 2\nctsw: 2\n")
     assert nothing.startswith("p.yml:2  shape has no value")
 
