@@ -12,16 +12,17 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from pydantic import TypeAdapter
 
 from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import Task
 from heddle.host import capacity as machine
@@ -29,6 +30,7 @@ from heddle.traffic.plan import Plan
 
 _WORKER: Final = "heddle.endpoints.worker"
 _END_S: Final = 3.0
+Said = TypeVar("Said")
 
 
 class _Member:
@@ -58,14 +60,14 @@ class _Member:
             self.proc.stdin.write(line + b"\n")
             self.proc.stdin.flush()
 
-    def hear(self) -> list[dict[str, Any]]:
+    def hear(self) -> list[WorkerMessage]:
         """The whole lines that have come; MachineError when there is no more to come."""
         chunk = os.read(self.out, 1 << 16)
         if not chunk:
             code = self.proc.wait()
             raise MachineError(Problem("", "a worker", f"ended early (exit code {code})", "what it said is above"))
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [WorkerMessage.of_line(line) for line in lines]
 
     def end(self, within: float) -> None:
         """It ends by itself when its input does, and is killed when it has not after `within` seconds."""
@@ -101,9 +103,9 @@ class Crew:
             self._selector.register(member.out, selectors.EVENT_READ, member)
             member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
 
-    def run(self, observer: Observer) -> list[dict[str, Any]]:
+    def run(self, observer: Observer) -> list[WorkerReport]:
         """Start all ranks at once and wait for all of them; a report per worker."""
-        self._all("ready")
+        self._all(lambda message: message.ready or None)
         self.before = machine.read()
         self.began_ns = time.monotonic_ns()
         self._broadcast({"go": True})
@@ -111,13 +113,13 @@ class Crew:
         waiting = len(self._members)
         while waiting:
             for member, message in self._messages():
-                if "size" in message:
-                    member.sizes_done = message["size"]
+                if message.size is not None:
+                    member.sizes_done = message.size
                     observer.advance("run", min(m.sizes_done for m in self._members))
-                waiting -= "done" in message
+                waiting -= message.done
         self.after = machine.read()
         self._broadcast({"stop": True})
-        reports = self._all("report")
+        reports = self._all(lambda message: message.report)
         observer.end("run")
         return reports
 
@@ -132,14 +134,15 @@ class Crew:
             member.end(max(0.0, end - time.monotonic()))
         self._selector.close()
 
-    def _all(self, word: str) -> list[Any]:
-        """Wait until every worker has said `word`; what each said with it."""
-        said: list[Any] = []
-        while len(said) < len(self._members):
-            said.extend(message[word] for _, message in self._messages() if word in message)
-        return said
+    def _all(self, part: Callable[[WorkerMessage], Said | None]) -> list[Said]:
+        """Wait until every worker has sent a message with that part; the parts."""
+        found: list[Said] = []
+        while len(found) < len(self._members):
+            parts = [part(message) for _, message in self._messages()]
+            found.extend(each for each in parts if each is not None)
+        return found
 
-    def _messages(self) -> Iterator[tuple[_Member, dict[str, Any]]]:
+    def _messages(self) -> Iterator[tuple[_Member, WorkerMessage]]:
         """What workers say next; waits for the first of it."""
         left = self._deadline - time.monotonic()
         if left <= 0:
@@ -147,11 +150,11 @@ class Crew:
             raise CheckError(Problem("", "the run", why, "./inv validate says whether the fabric forwards"))
         for key, _ in self._selector.select(left):
             for message in key.data.hear():
-                if "error" in message:
-                    raise CheckError(*(Problem(**problem) for problem in message["error"]))
+                if message.error:
+                    raise CheckError(*message.error)
                 yield key.data, message
 
-    def _broadcast(self, message: Mapping[str, Any]) -> None:
+    def _broadcast(self, message: Mapping[str, bool]) -> None:
         for member in self._members:
             member.tell(json.dumps(message).encode())
 

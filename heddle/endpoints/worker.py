@@ -9,7 +9,6 @@ input ends the worker, so it cannot outlive the run that started it.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -17,9 +16,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from pydantic import JsonValue, TypeAdapter
@@ -30,6 +29,7 @@ from heddle.endpoints.nic.nic import Nic, QueuePair, announce
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.ranks import Floats, Rank, rank_input, rkey_of
+from heddle.endpoints.reports import NicReport, QpReport, WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.host import capacity as machine
 from heddle.kernel.namespace import inside
@@ -100,12 +100,12 @@ class Worker:
         ends = plan.endpoints
         links: dict[int, dict[int, list[QueuePair]]] = {r: defaultdict(list) for r in ranks}
         for q in plan.qps:
-            if q.src_rank in links:
-                flow = _flow(ends[q.src_rank], ends[q.dst_rank], q.sport, q.dst_qpn, TOS_DATA)
-                here = QpInfo(q.src_qpn, flow, q.psn)
-                pair = QueuePair(self._nics[q.src_rank], here, transport.sender(here))
-                self._nics[q.src_rank].add(pair)
-                links[q.src_rank][q.dst_rank].append(pair)
+            src, dst = q.flow.src_rank, q.flow.dst_rank
+            if src in links:
+                here = QpInfo(q.src_qpn, _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA), q.psn)
+                pair = QueuePair(self._nics[src], here, transport.sender(here))
+                self._nics[src].add(pair)
+                links[src][dst].append(pair)
         keys = {e.rank: rkey_of(plan.lab, e.nic) for e in ends}
         for members in plan.communicators:
             # Inside a communicator ranks are counted from 0, as patterns do.
@@ -115,11 +115,11 @@ class Worker:
                 peers = {number[peer]: pairs for peer, pairs in links[rank].items()}
                 self._ranks[rank] = Rank(plan.options, plan.size, number[rank], keys[rank], peers, own)
         for q in plan.qps:
-            if q.dst_rank in links:
-                flow = _flow(ends[q.dst_rank], ends[q.src_rank], q.sport, q.src_qpn, TOS_ANSWER)
-                there = QpInfo(q.dst_qpn, flow, q.psn)
-                end = transport.receiver(there, self._ranks[q.dst_rank])
-                self._nics[q.dst_rank].add(QueuePair(self._nics[q.dst_rank], there, end))
+            src, dst = q.flow.src_rank, q.flow.dst_rank
+            if dst in links:
+                there = QpInfo(q.flow.qpn, _header(ends[dst], ends[src], q.flow.sport, q.src_qpn, TOS_ANSWER), q.psn)
+                end = transport.receiver(there, self._ranks[dst])
+                self._nics[dst].add(QueuePair(self._nics[dst], there, end))
 
     def run(self, stdin: int) -> None:
         """Work through all sizes, then answer the others until told to stop."""
@@ -143,7 +143,7 @@ class Worker:
                     elapsed = max(1e-9, time.monotonic() - started)
                     self._busy = (time.process_time() - cpu) / elapsed
                     self._waited = (machine.waited_s() - queued) / elapsed
-                    say({"done": True})
+                    say(WorkerMessage(done=True))
             if self._wait(stdin, sleep=not self._turning):
                 return
 
@@ -198,7 +198,7 @@ class Worker:
             rank.check(self._totals.get(rank.size))
             rank.next_size()
             if not self._turning:
-                say({"size": len(rank.results)})
+                say(WorkerMessage(size=len(rank.results)))
                 self._begin()
 
     def _begin(self) -> None:
@@ -209,20 +209,19 @@ class Worker:
     def _is_done(self) -> bool:
         return all(r.finished for r in self._ranks.values()) and all(n.idle for n in self._nics.values())
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> WorkerReport:
         """What happened: per rank the sizes, per QP the packets, per NIC what was not for any QP."""
-        qps: list[dict[str, Any]] = []
-        for rank, nic in self._nics.items():
-            for pair in nic.qps.values():
-                seen = {"packets": pair.packets, "bytes": pair.bytes, "ce": pair.ce}
-                qps.append({"rank": rank, "qpn": pair.qpn, **seen, "counters": dict(pair.end.counters())})
-        return {
-            "ranks": {str(r): [asdict(s) for s in rank.results] for r, rank in self._ranks.items()},
-            "qps": qps,
-            "nics": {str(r): {**asdict(n.counters), "socket_drops": n.socket.drops()} for r, n in self._nics.items()},
-            "busy": self._busy,
-            "waited": self._waited,
-        }
+        return WorkerReport(
+            ranks={number: tuple(rank.results) for number, rank in self._ranks.items()},
+            qps=tuple(
+                QpReport(rank, pair.qpn, pair.packets, pair.bytes, pair.ce, dict(pair.end.counters()))
+                for rank, nic in self._nics.items()
+                for pair in nic.qps.values()
+            ),
+            nics=tuple(NicReport(nic.counters, nic.socket.drops()) for nic in self._nics.values()),
+            busy=self._busy,
+            waited=self._waited,
+        )
 
 
 class RankError(CheckError):
@@ -240,15 +239,15 @@ def _total(ranks: int, size: int) -> Floats:
     return total
 
 
-def _flow(here: Endpoint, there: Endpoint, sport: int, dqpn: int, tos: int) -> FlowHeader:
+def _header(here: Endpoint, there: Endpoint, sport: int, dqpn: int, tos: int) -> FlowHeader:
     return FlowHeader(
         src_mac=here.mac, dst_mac=here.gateway_mac, src_ip=here.ip, dst_ip=there.ip, sport=sport, dqpn=dqpn, tos=tos
     )
 
 
-def say(message: Mapping[str, Any]) -> None:
+def say(message: WorkerMessage) -> None:
     """One line to whoever started this worker."""
-    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.write(message.line() + "\n")
     sys.stdout.flush()
 
 
@@ -258,13 +257,13 @@ def main() -> int:
     task = TypeAdapter(Task).validate_json(sys.stdin.readline())
     try:
         worker = Worker(task)
-        say({"ready": True})
+        say(WorkerMessage(ready=True))
         if not sys.stdin.readline():
             return 0
         worker.run(sys.stdin.fileno())
-        say({"report": worker.report()})
+        say(WorkerMessage(report=worker.report()))
     except HeddleError as error:
-        say({"error": [asdict(p) for p in error.problems]})
+        say(WorkerMessage(error=tuple(error.problems)))
         return 1
     except BrokenPipeError:
         os._exit(1)  # nobody listens any more

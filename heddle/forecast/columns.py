@@ -7,7 +7,6 @@ QP numbers and source ports are those of `build_plan`, number for number; that i
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import I32, I64, U32, U64
-from heddle.predict.hashes import FlowArrays
+from heddle.predict.flowarrays import FlowArrays, address_words
 from heddle.traffic.options import SourcePorts
 from heddle.traffic.plan import Endpoint, qpn_before_first
 from heddle.wire.layout import ROCE_PORT
@@ -85,10 +84,7 @@ def _earlier_alike(values: I32, kinds: int) -> I64:
 
 def addresses(endpoints: Sequence[Endpoint]) -> U32:
     """Addresses by rank as FlowArrays wants them: (ranks,) for IPv4, (ranks, 4) words, the first on top, for IPv6."""
-    six = ":" in endpoints[0].ip
-    packed = b"".join(socket.inet_pton(socket.AF_INET6 if six else socket.AF_INET, e.ip) for e in endpoints)
-    words = np.frombuffer(packed, dtype=">u4").astype(np.uint32)
-    return words.reshape(-1, 4) if six else words
+    return address_words([endpoint.ip for endpoint in endpoints])
 
 
 def flows_of(connections: Connections, part: slice, address: U32) -> FlowArrays:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Port
     from heddle.fabric.policy import PfcPolicy
     from heddle.lab.lab import Lab
+    from heddle.lab.requeue import QueueSetting
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
 _WAITING: Final = 2  # packets: a queue that never held more had nothing to wait for
@@ -165,7 +166,7 @@ class QueuesResult:
     headroom: tuple[Headroom, ...]
     reactions: Reactions
     agent: AgentRow
-    settings: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Mapping[str, QueueSetting]]
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
@@ -216,7 +217,7 @@ def result_of(
     queues: QueueState,
     policies: Policies,
     agent: AgentRow,
-    settings: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, QueueSetting]],
 ) -> QueuesResult:
     """What the maps report of a fabric; a function of its arguments alone."""
     rows = tuple(
@@ -319,7 +320,7 @@ def _headroom(
     policies: Policies,
     rows: Sequence[QueueRow],
     lost: Mapping[tuple[str, int], int],
-    settings: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, QueueSetting]],
 ) -> tuple[Headroom, ...]:
     """A line for each rate, mtu and headroom that lossless classes of switch ports have.
 
@@ -351,8 +352,9 @@ def _headroom(
     )
 
 
-def _assumed_ns(pfc: PfcPolicy, own: Mapping[str, Any]) -> int | None:
+def _assumed_ns(pfc: PfcPolicy, own: Mapping[str, QueueSetting]) -> int | None:
     """The reaction time that a node's headroom is made for; None where bytes were given. own: what was set on it."""
     if own.get("pfc.headroom", pfc.headroom) != "auto":
         return None
-    return parse_duration(own["pfc.reaction"]) if "pfc.reaction" in own else pfc.reaction
+    reaction = own.get("pfc.reaction")
+    return parse_duration(reaction) if isinstance(reaction, str) else pfc.reaction

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
 from heddle.base.families import Network
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.base.sysctls import sysctl_number, sysctl_path
 from heddle.fabric import hashmodes
 from heddle.fabric.hashmodes import programmed
@@ -38,17 +38,52 @@ Exact = Mapping[tuple[int, Network], str]  # (UDP source port, destination prefi
 _SHOWN: Final = 3  # switches that a label names
 
 
+@dataclass(frozen=True, slots=True)
+class LiveHashing:
+    """How a switch was told to hash while its lab ran, as the lab's record keeps it."""
+
+    mode: str
+    seed: int
+    options: HashOptions
+    exact: Exact
+
+    @classmethod
+    def of(cls, row: SwitchHashing) -> LiveHashing:
+        """That of a switch as it is now."""
+        return cls(row.mode, row.seed, row.options, row.steering.exact)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        exact = [[sport, str(prefix), port] for (sport, prefix), port in self.exact.items()]
+        return {"mode": self.mode, "seed": self.seed, "options": self.options.to_json(), "exact": exact}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LiveHashing:
+        """What `to_json` gave."""
+        exact = {(int(sport), ip_network(prefix)): str(port) for sport, prefix, port in data["exact"]}
+        return cls(str(data["mode"]), int(data["seed"]), HashOptions.from_json(data["options"]), exact)
+
+
+def live_hashing(lab: Lab) -> dict[str, LiveHashing]:
+    """Switch -> how it was set while the lab ran, where it was; MachineError when the record cannot be read."""
+    record = state.read_record(lab.name)
+    try:
+        return {} if record is None else {name: LiveHashing.from_json(row) for name, row in record.hashing.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        why = "was set by another version of Heddle, and this one cannot read it"
+        hint = f"./inv down {lab.name}, then up again"
+        raise MachineError(Problem("", f"the hashing of lab {lab.name}", why, hint)) from None
+
+
 def wanted(lab: Lab) -> dict[str, SwitchHashing]:
     """Switch -> what it should do: as it was set last, and as the fabric file says where nobody has set anything."""
-    record = state.read_record(lab.name)
-    live = record.hashing if record is not None else {}
+    live = live_hashing(lab)
     return {node.name: _wanted(lab, node, live.get(node.name)) for node in lab.fabric.switches}
 
 
 def set_live(lab: Lab) -> frozenset[str]:
     """The switches whose hashing was set while the lab ran."""
-    record = state.read_record(lab.name)
-    return frozenset(record.hashing if record is not None else ())
+    return frozenset(live_hashing(lab))
 
 
 def label(lab: Lab) -> str:
@@ -248,11 +283,10 @@ def _with_exact(row: SwitchHashing, entries: Exact) -> SwitchHashing:
     return replace(row, steering=replace(row.steering, exact=dict(entries)))
 
 
-def _wanted(lab: Lab, node: Node, live: Mapping[str, Any] | None) -> SwitchHashing:
+def _wanted(lab: Lab, node: Node, live: LiveHashing | None) -> SwitchHashing:
     if live is None:
         return hashing_of(lab.fabric, node)
-    row = hashing_of(lab.fabric, node, live["mode"], HashOptions.from_json(live["options"]), int(live["seed"]))
-    return _with_exact(row, {(int(sport), ip_network(prefix)): port for sport, prefix, port in live["exact"]})
+    return _with_exact(hashing_of(lab.fabric, node, live.mode, live.options, live.seed), live.exact)
 
 
 def _change_and_remember(lab: Lab, rows: Sequence[SwitchHashing]) -> None:
@@ -261,13 +295,5 @@ def _change_and_remember(lab: Lab, rows: Sequence[SwitchHashing]) -> None:
     record = state.read_record(lab.name)
     if record is None:
         return
-    live = {
-        row.switch: {
-            "mode": row.mode,
-            "seed": row.seed,
-            "options": row.options.to_json(),
-            "exact": [[sport, str(prefix), port] for (sport, prefix), port in row.steering.exact.items()],
-        }
-        for row in rows
-    }
+    live = {row.switch: LiveHashing.of(row).to_json() for row in rows}
     state.write_record(replace(record, hashing={**record.hashing, **live}))

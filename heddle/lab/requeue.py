@@ -37,6 +37,9 @@ LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn
 _EXAMPLE: Final = "as ./inv queues set ecn.kmax=800KB --switch 'ctsw*'"
 
 
+QueueSetting = str | int | float | bool | None | Sequence[int]  # a value of a fabric file's `queues`
+
+
 def own_queues(lab: Lab) -> dict[str, QueuePolicy]:
     """Node -> its queues, for those that were set while the lab ran; MachineError when the record cannot be read."""
     record = state.read_record(lab.name)
@@ -53,10 +56,10 @@ def wanted_policies(lab: Lab) -> Policies:
     return policies_of(lab.fabric, own=own_queues(lab))
 
 
-def own_settings(lab: Lab) -> dict[str, dict[str, Any]]:
+def own_settings(lab: Lab) -> dict[str, dict[str, QueueSetting]]:
     """Node -> path -> value, for what is otherwise than the fabric file says: `ecn.kmax` -> 800000."""
     usual = _flat(_as_file(lab.fabric, lab.fabric.policy.queues))
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, QueueSetting]] = {}
     for node, queues in own_queues(lab).items():
         rows = _flat(_as_file(lab.fabric, queues))
         found[node] = {path: value for path, value in rows.items() if usual.get(path) != value}
@@ -219,8 +222,9 @@ def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
     return queues_as_file(queues, [level.word for level in fabric.levels[1:]])
 
 
-def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, QueueSetting]:
+    """Path -> value, of nested keys of a fabric file."""
+    flat: dict[str, QueueSetting] = {}
     for key, value in data.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
     return flat

@@ -10,10 +10,7 @@ kernel that runs is what selftest.py asks.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +18,7 @@ import numpy.typing as npt
 from heddle.base.arrays import U32, U64
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
 from heddle.fabric.policy import FIELDS_5_TUPLE
-
-if TYPE_CHECKING:
-    from heddle.traffic.plan import Flow
+from heddle.predict.flowarrays import FlowArrays
 
 Seed = int | U32  # one for all rows, or one a row
 
@@ -58,53 +53,6 @@ class UdfLike(Protocol):
     @property
     def bytes(self) -> int:
         """1 to 4."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlowArrays:
-    """Flows as columns, each of shape (flows,) and dtype uint32; addresses of IPv6 have shape (flows, 4).
-
-    label: the IPv6 flow label of the packets; zero when it is not named.
-    """
-
-    src: U32
-    dst: U32
-    sport: U32
-    dport: U32
-    qpn: U32
-    label: U32 = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
-
-    @classmethod
-    def of(cls, flows: Sequence[Flow]) -> Self:
-        """The columns of some flows, all of one address family."""
-        src, dst = address_words([f.src_ip for f in flows]), address_words([f.dst_ip for f in flows])
-        rows = np.array([(f.sport, f.dport, f.qpn) for f in flows], dtype=np.uint32).reshape(len(flows), 3)
-        return cls(src, dst, *(np.ascontiguousarray(rows[:, i]) for i in range(3)))
-
-    def __len__(self) -> int:
-        return len(self.sport)
-
-    @property
-    def ipv6(self) -> bool:
-        """Whether addresses are IPv6 ones."""
-        return self.src.ndim == 2
-
-    def take(self, rows: npt.NDArray[np.integer]) -> FlowArrays:
-        """Some of the rows."""
-        columns = (getattr(self, each.name) for each in fields(self))
-        return FlowArrays(*(column[rows] if len(column) else column for column in columns))
-
-    def part(self, start: int, stop: int) -> FlowArrays:
-        """A run of rows, without a copy."""
-        return FlowArrays(*(getattr(self, each.name)[start:stop] for each in fields(self)))
-
-
-def address_words(addresses: Sequence[str]) -> U32:
-    """Addresses as numbers: shape (n,) for IPv4, (n, 4) for IPv6. OSError when one is not of the first's family."""
-    family = socket.AF_INET6 if addresses and ":" in addresses[0] else socket.AF_INET
-    raw = b"".join(socket.inet_pton(family, each) for each in addresses)
-    words = np.frombuffer(raw, dtype=">u4").astype(np.uint32)
-    return words.reshape(-1, _IPV6_WORDS) if family == socket.AF_INET6 else words
 
 
 def kernel_hash(flows: FlowArrays, seed: Seed, policy: int, chosen: int = FIELDS_5_TUPLE) -> U32:

@@ -21,14 +21,14 @@ import numpy.typing as npt
 from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
+from heddle.predict.flowarrays import FlowArrays, FlowTable
 from heddle.predict.forwarding import Forwarding
-from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import forwarding_for, rules_for
 from heddle.predict.rules import FabricRules
 from heddle.predict.statistics import DEPENDENT, TOO_FEW, Dependence, dependence, entropy_bits
 from heddle.predict.walk import walk
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 
 FLOWS: Final = 4096  # at least
 _A_CELL: Final = 12  # flows of each zone for every pair of choices: the G-test wants five in four pairs of five
@@ -100,14 +100,10 @@ def polarisation(
     flows = made_up(fabric, enough(fabric) if count is None else count)
     if not flows:
         return Polarisation((), f"fewer than two {fabric.box}s with hosts: no flow passes two switches that choose")
-    addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
-    forwarding = forwarding_for(fabric, fibs, addresses)
-    rules = rules_for(forwarding, hashing, addresses)
-    classes = {address: number for number, address in enumerate(addresses)}
-    ids = {name: number for number, name in enumerate(forwarding.switches)}
-    destination = np.array([classes[flow.dst_ip] for flow in flows], dtype=np.int32)
-    first = np.array([ids[flow.first_hop.partition(":")[0]] for flow in flows], dtype=np.int32)
-    return polarisation_of(forwarding, rules, FlowArrays.of(flows), destination, first)
+    table = FlowTable.of(fabric, flows)
+    forwarding = forwarding_for(fabric, fibs, table.addresses)
+    rules = rules_for(forwarding, hashing, table.addresses)
+    return polarisation_of(forwarding, rules, table.arrays, table.destination, table.first)
 
 
 def polarisation_of(

@@ -19,13 +19,13 @@ from heddle.base.arrays import I32
 from heddle.base.families import Network
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, NextHop
+from heddle.predict.flowarrays import FlowTable
 from heddle.predict.forwarding import Forwarding, forwarding_of
-from heddle.predict.hashes import FlowArrays
 from heddle.predict.rules import NO_PORT, FabricRules, HashingRule, SteeringTables, exact_keys
 from heddle.predict.spread import element
 from heddle.predict.walk import Hops, walk
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 
 Path = tuple[str, ...]
 Group = tuple[tuple[int, ...], tuple[int, ...], bool]  # port ids, weights, whether a bucket chooses
@@ -50,14 +50,10 @@ def walk_of(
     fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]
 ) -> tuple[Forwarding, Hops]:
     """The same as arrays: the fabric's next hops for these flows' destinations, and the flows' hops."""
-    addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
-    forwarding = forwarding_for(fabric, fibs, addresses)
-    rules = rules_for(forwarding, hashing, addresses)
-    classes = {address: number for number, address in enumerate(addresses)}
-    ids = {name: number for number, name in enumerate(forwarding.switches)}
-    destination = np.array([classes[flow.dst_ip] for flow in flows], dtype=np.int32)
-    first = np.array([ids[flow.first_hop.partition(":")[0]] for flow in flows], dtype=np.int32)
-    return forwarding, walk(forwarding, rules, FlowArrays.of(flows), destination, first)
+    table = FlowTable.of(fabric, flows)
+    forwarding = forwarding_for(fabric, fibs, table.addresses)
+    rules = rules_for(forwarding, hashing, table.addresses)
+    return forwarding, walk(forwarding, rules, table.arrays, table.destination, table.first)
 
 
 def forwarding_for(fabric: Fabric, fibs: Mapping[str, Fib], addresses: Sequence[str]) -> Forwarding:

@@ -19,8 +19,9 @@ from heddle.base.arrays import I32, I64, U32
 from heddle.base.problems import Problem
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, SPREADING
 from heddle.fabric.policy import FIELDS_5_TUPLE
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import Forwarding
-from heddle.predict.hashes import POLICIES, FlowArrays, e_ecmp_words, jhash2, kernel_hash, udf_values
+from heddle.predict.hashes import POLICIES, e_ecmp_words, jhash2, kernel_hash, udf_values
 
 if TYPE_CHECKING:
     from heddle.predict.hashes import UdfLike

@@ -28,8 +28,9 @@ from heddle.base.problems import HeddleError, MachineError
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
 from heddle.fabric.policy import FIELDS_5_TUPLE
 from heddle.host.doctor import Check
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import forwarding_of
-from heddle.predict.hashes import POLICY_L3, FlowArrays, kernel_hash
+from heddle.predict.hashes import POLICY_L3, kernel_hash
 from heddle.predict.trial import Trial, some_flows, trial
 
 _FILE: Final = "selftest.json"

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from heddle.predict.hashes import FlowArrays
+    from heddle.predict.flowarrays import FlowArrays
 
 Counts = npt.NDArray[np.int64]
 

@@ -23,8 +23,9 @@ from heddle.base.process import run
 from heddle.kernel.namespace import nameless
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import NOWHERE
-from heddle.predict.hashes import IPPROTO_UDP, FlowArrays
+from heddle.predict.hashes import IPPROTO_UDP
 
 MAX_PACKETS: Final = 256  # of one `send`: they fit a socket's buffer
 ROUTED: Final = {4: "10.1.0.0/16", 6: "fd01::/32"}  # where destinations of trials lie
@@ -124,7 +125,7 @@ class Trial:
                 head, attribute(RTA_DST, dst), attribute(RTA_SRC, src), tail,
                 attribute(RTA_SPORT, struct.pack("!H", sport)), attribute(RTA_DPORT, struct.pack("!H", dport)),
             ))
-            for src, dst, sport, dport in _rows(flows)
+            for src, dst, sport, dport in flows.rows()
         ]  # fmt: skip
         with RouteSocket(Path("/proc/thread-self/ns/net")) as netlink:
             answers = netlink.ask(RTM_GETROUTE, questions)
@@ -143,7 +144,7 @@ class Trial:
         ):
             seen.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
             wire.bind(("far-in", 0))
-            for number, row in enumerate(_rows(flows)):
+            for number, row in enumerate(flows.rows()):
                 wire.send(_frame(number, *row))
             while (found == NOWHERE).any() and (left := deadline - time.monotonic()) > 0:
                 seen.settimeout(left)
@@ -172,13 +173,6 @@ def trial(ports: int) -> Iterator[Trial]:
     """A router for the length of a with block; this thread stands in its namespace. MachineError when refused."""
     with nameless():
         yield Trial(ports)
-
-
-def _rows(flows: FlowArrays) -> Iterator[tuple[bytes, bytes, int, int]]:
-    """Source and destination in network order, source and destination port."""
-    src, dst = flows.src.astype(">u4"), flows.dst.astype(">u4")
-    for row in range(len(flows)):
-        yield src[row : row + 1].tobytes(), dst[row : row + 1].tobytes(), int(flows.sport[row]), int(flows.dport[row])
 
 
 def _frame(number: int, src: bytes, dst: bytes, sport: int, dport: int) -> bytes:

@@ -14,10 +14,10 @@ from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.proof import oracle
-from heddle.proof.evidence import PARTS, Evidence, SentFlow
-from heddle.proof.measure import key_of
+from heddle.proof.evidence import PARTS, Evidence
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.queues.classes import deepest_queue
+from heddle.traffic.flow import FlowKey, Sent
 
 SETTLE_S: Final = 1.0  # how long counters may take to stop after a run, beside what ports need to drain
 _POLL_S: Final = 0.02
@@ -45,7 +45,7 @@ def collect_before(lab: RunningLab) -> Snapshot:
     return lab.snapshot(PARTS)
 
 
-def collect_after(lab: RunningLab, before: Snapshot, sent: Sequence[SentFlow]) -> Evidence:
+def collect_after(lab: RunningLab, before: Snapshot, sent: Sequence[Sent]) -> Evidence:
     """Read it again when all packets have arrived, or nothing moves any more, or it takes too long."""
     _wait_until_counted(lab, before, sent)
     asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
@@ -74,7 +74,7 @@ def _patience(fabric: Fabric) -> float:
     return SETTLE_S + 8 * deepest / fabric.slowest_bps
 
 
-def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[SentFlow]) -> None:
+def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[Sent]) -> None:
     deadline = time.monotonic() + _patience(lab.fabric)
     last: dict[str, tuple[FlowCount, ...]] = {}
     still = 0
@@ -88,12 +88,12 @@ def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[SentFl
         time.sleep(_POLL_S)
 
 
-def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: Sequence[SentFlow]) -> bool:
+def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: Sequence[Sent]) -> bool:
     """True when the ports that lead to hosts have counted every packet that was sent."""
     to_hosts = {port.peer_ref for host in fabric.hosts for port in host.ports}
-    found: dict[tuple[str, str, int], int] = {}
+    found: dict[FlowKey, int] = {}
     for switch, rows in counted.items():
         for row in rows:
             if f"{switch}:{row.port}" in to_hosts:
                 found[row.src, row.dst, row.qpn] = row.packets
-    return all(found.get(key_of(each.flow), 0) == each.packets for each in sent)
+    return all(found.get(each.flow.key, 0) == each.packets for each in sent)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from heddle.predict.spread import ports_of
-from heddle.proof.evidence import Evidence, SentFlow
+from heddle.proof.evidence import Evidence
 from heddle.proof.measure import Measured, Passage, passages
+from heddle.traffic.flow import Sent
 
 Path = tuple[str, ...]
 
 
 def measured_why(
-    sent: SentFlow, foretold: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
+    sent: Sent, foretold: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
 ) -> str:
     """Why the counters do not prove a path; empty when they do."""
     if seen.stray:
@@ -43,7 +44,7 @@ def _way_why(foretold: Path, seen: Measured) -> str:
     return "" if within and len(foretold) == len(seen.steps) else "the counters saw another path"
 
 
-def _count_why(sent: SentFlow, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
+def _count_why(sent: Sent, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
     """What is wrong with the counts along a measured path; empty when they sum."""
     if seen.packets[:1] != (sent.packets,):
         return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"

@@ -9,38 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.switch.counters import SwitchCounters
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Sent
 
 PARTS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS  # of both snapshots
 Path = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SentFlow:
-    """A flow and what its sender put on the wire for it: packets, retransmitted ones too, and bytes of frames."""
-
-    flow: Flow
-    packets: int
-    bytes: int
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SentFlow:
-        """An entry of `flows` in a run's file."""
-        text = {key: str(data[key]) for key in ("src", "dst", "src_ip", "dst_ip", "first_hop")}
-        flow = Flow(**text, sport=int(data["sport"]), qpn=int(data["qpn"]), dport=int(data["dport"]))
-        return cls(flow, int(data["packets"]), int(data["bytes"]))
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of `flows` in a run's file."""
-        f = self.flow
-        return {
-            "src": f.src, "dst": f.dst, "src_ip": f.src_ip, "dst_ip": f.dst_ip, "sport": f.sport, "dport": f.dport,
-            "qpn": f.qpn, "first_hop": f.first_hop, "packets": self.packets, "bytes": self.bytes,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,11 +28,11 @@ class Evidence:
 
     before: Snapshot
     after: Snapshot
-    sent: tuple[SentFlow, ...]
+    sent: tuple[Sent, ...]
     oracle: tuple[Path, ...]
 
     @classmethod
-    def of(cls, before: Snapshot, after: Snapshot, sent: Sequence[SentFlow], oracle: Sequence[Path]) -> Evidence:
+    def of(cls, before: Snapshot, after: Snapshot, sent: Sequence[Sent], oracle: Sequence[Path]) -> Evidence:
         """From two readings; a lab that ran for long has counted many flows, and this run moved a few of them."""
         then, now = before.counters, after.counters
         return cls(

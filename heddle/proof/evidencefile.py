@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
-from heddle.proof.evidence import PARTS, Evidence, SentFlow
+from heddle.proof.evidence import PARTS, Evidence
 from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.traffic.flow import Flow, Sent
 
 FORMAT: Final = 1
 
@@ -38,7 +39,7 @@ def from_json(data: Mapping[str, Any]) -> Evidence:
     return Evidence(
         before,
         _read(data["after"], before.nodes),
-        tuple(SentFlow.from_json(row) for row in data["sent"]),
+        tuple(_sent(row) for row in data["sent"]),
         tuple(tuple(str(port) for port in path) for path in data["oracle"]),
     )
 
@@ -75,3 +76,10 @@ def _read_node(row: Mapping[str, Any], known: NodeSnapshot | None) -> NodeSnapsh
         counters=SwitchCounters.from_json(row["counters"]),
         drops={str(port): int(count) for port, count in row["drops"].items()},
     )
+
+
+def _sent(row: Mapping[str, Any]) -> Sent:
+    src, dst, src_ip, dst_ip, first_hop = (str(row[key]) for key in ("src", "dst", "src_ip", "dst_ip", "first_hop"))
+    sport, qpn, dport, *ranks = (int(row[key]) for key in ("sport", "qpn", "dport", "src_rank", "dst_rank"))
+    flow = Flow(src, dst, src_ip, dst_ip, sport, qpn, first_hop, dport, *ranks)
+    return Sent(flow, int(row["packets"]), int(row["bytes"]))

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from heddle.fabric.model import Fabric
 from heddle.predict.spread import element
 from heddle.switch.counters import FlowCount, SwitchCounters
-from heddle.traffic.plan import Flow
-
-FlowKey = tuple[str, str, int]  # source address, destination address, destination QP
+from heddle.traffic.flow import Flow, FlowKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +70,6 @@ class Passage:
         return max(0, self.packets_in - self.packets_out)
 
 
-def key_of(flow: Flow) -> FlowKey:
-    """What counters know a flow by."""
-    return flow.src_ip, flow.dst_ip, flow.qpn
-
-
 def peers_of(fabric: Fabric) -> dict[str, str]:
     """Port of a switch -> the node behind it."""
     return {port.ref: port.peer_node for node in fabric.switches for port in node.ports}
@@ -97,8 +90,7 @@ def measure(
     peers = peers_of(fabric)
     wide = spread or [False] * len(flows)
     return [
-        _follow(flow, dict(seen.get(key_of(flow), {})), peers, wide=each)
-        for flow, each in zip(flows, wide, strict=True)
+        _follow(flow, dict(seen.get(flow.key, {})), peers, wide=each) for flow, each in zip(flows, wide, strict=True)
     ]
 
 

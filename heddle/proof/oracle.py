@@ -31,7 +31,7 @@ from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OI
 from heddle.predict.spread import element
 from heddle.predict.walk import MAX_HOPS
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 from heddle.wire.layout import DSCP_DATA, ECN_CE, TOS_DATA
 
 Path = tuple[str, ...]
@@ -153,7 +153,7 @@ class _Switch:
         RTM_GETROUTE would answer for a packet that the machine itself sends, which is hashed once less
         (rt6_multipath_custom_hash_fl6 and _skb): the answer would be wrong.
         """
-        from heddle.predict.hashes import FlowArrays
+        from heddle.predict.flowarrays import FlowArrays
         from heddle.predict.trial import MAX_PACKETS, trial
 
         found: list[Ports] = [()] * len(arrivals)

@@ -11,12 +11,12 @@ On a kernel that chooses otherwise than our arithmetic (selftest.py) there is no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from heddle.fabric.model import Fabric
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.hashes import FlowArrays
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import predict
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.predict.spread import ports_of, spreads
@@ -24,29 +24,45 @@ from heddle.predict.statistics import Entropy, tuple_entropy
 from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
 from heddle.proof.counts import lost_behind, measured_why, unexplained_losses
-from heddle.proof.evidence import Evidence, SentFlow
-from heddle.proof.measure import Measured, key_of, measure, peers_of
-from heddle.traffic.plan import Flow
+from heddle.proof.evidence import Evidence
+from heddle.proof.measure import Measured, measure, peers_of
+from heddle.traffic.flow import Flow, Sent
 
 Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FlowProof:
-    """One QP: its path by three sources, packets at each measured step, and why it is not proven ('' when it is).
+    """One QP: what was sent, its path by three sources, and why it is not proven ('' when it is).
 
-    predicted is None on a kernel that the prediction does not hold for. by_port: of a QP that was spread, what each
-    port counted.
+    predicted is None on a kernel that the prediction does not hold for. seen: what the ports counted.
     """
 
-    flow: Flow
-    sent: int
+    sent: Sent
     predicted: Path | None
     oracle: Path
-    measured: Path
-    counted: tuple[int, ...]
+    seen: Measured
     why: str
-    by_port: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def flow(self) -> Flow:
+        """The QP's data flow."""
+        return self.sent.flow
+
+    @property
+    def measured(self) -> Path:
+        """The ports that counted it."""
+        return self.seen.path
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Packets at each measured step."""
+        return self.seen.packets
+
+    @property
+    def by_port(self) -> Mapping[str, int]:
+        """Packets that each port counted, for a QP that was spread."""
+        return {count.port: count.packets for step in self.seen.steps for count in step}
 
     @property
     def foretold(self) -> Path:
@@ -64,7 +80,7 @@ class FlowProof:
             "src": self.flow.src, "dst": self.flow.dst, "qpn": self.flow.qpn, "sport": self.flow.sport,
             "predicted": None if self.predicted is None else list(self.predicted),
             "oracle": list(self.oracle), "measured": list(self.measured),
-            "packets": self.sent, "counted": list(self.counted), "agree": not self.why, "why": self.why,
+            "packets": self.sent.packets, "counted": list(self.counted), "agree": not self.why, "why": self.why,
             "spread": self.spread,
         }  # fmt: skip
         return {**row, "by_port": dict(self.by_port)} if self.spread else row
@@ -183,7 +199,7 @@ def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None)
     asked = oracle.ask(lab.fabric, lab.handles(), now.hashing, flows)
     doors = _doors(lab.fabric)
     proofs = tuple(
-        FlowProof(flow, 0, own, other, (), (), _path_why(flow, own, other, doors))
+        FlowProof(Sent(flow, 0, 0), own, other, Measured(()), _path_why(flow, own, other, doors))
         for flow, own, other in zip(flows, predicted, asked, strict=True)
     )
     counts: dict[str, int] = {}
@@ -238,7 +254,7 @@ def _result(
 
 
 def _proof(
-    sent: SentFlow,
+    sent: Sent,
     own: Path | None,
     asked: Path,
     seen: Measured,
@@ -247,8 +263,7 @@ def _proof(
 ) -> FlowProof:
     foretold = asked if own is None else own
     why = _path_why(sent.flow, own, asked, doors) or measured_why(sent, foretold, seen, *losses)
-    by_port = {count.port: count.packets for step in seen.steps for count in step}
-    return FlowProof(sent.flow, sent.packets, own, asked, seen.path, seen.packets, why, by_port)
+    return FlowProof(sent, own, asked, seen, why)
 
 
 def _doors(fabric: Fabric) -> dict[str, str]:
@@ -296,7 +311,7 @@ def _ports(fabric: Fabric) -> list[tuple[str, bool]]:
 
 
 def _links(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
-    ours = {key_of(sent.flow) for sent in evidence.sent}
+    ours = {sent.flow.key for sent in evidence.sent}
     used: dict[str, list[int]] = {}  # port -> packets, bytes, flows
     for switch, table in evidence.counters.items():
         for row in table.flows:

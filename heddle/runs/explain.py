@@ -19,7 +19,8 @@ from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.hashes import FlowArrays, flow_keys, udf_values
+from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.hashes import flow_keys, udf_values
 from heddle.predict.predict import forwarding_for, rule_of, rules_for
 from heddle.predict.rules import HashingRule
 from heddle.predict.spread import element
@@ -28,7 +29,7 @@ from heddle.predict.walk import MAX_HOPS, walk
 from heddle.proof import oracle
 from heddle.runs.flowword import flow_of
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -38,13 +39,16 @@ _WIDE: Final = 92  # columns of a step and its state, so that lines stay within 
 _NAMES: Final = ("src", "dst", "proto", "flowlabel", "sport", "dport")  # bits 0 to 5 of fib_multipath_hash_fields
 
 
+StepValue = str | int | bool | Sequence[str] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of a computation: what is done, in words; rows of states; and the same as data."""
 
     said: str
     rows: tuple[Row, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, StepValue] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """Text; states in hexadecimal, side by side: beside what was done, or below it where that would be too wide."""
@@ -197,7 +201,7 @@ class _Choice:
         """The steps, and the ports that they lead to."""
         return self._done, self._chosen()
 
-    def _say(self, said: str, rows: Sequence[Row] = (), **data: Any) -> None:
+    def _say(self, said: str, rows: Sequence[Row] = (), **data: StepValue) -> None:
         self._done.append(Step(said, tuple(rows), data))
 
     def _chosen(self) -> Ports:

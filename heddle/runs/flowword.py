@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port, Role
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 from heddle.wire.layout import ROCE_PORT
 
 if TYPE_CHECKING:

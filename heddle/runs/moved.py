@@ -16,8 +16,8 @@ import numpy as np
 from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.predict.flowarrays import FlowTable
 from heddle.predict.forwarding import NOWHERE, Forwarding
-from heddle.predict.hashes import FlowArrays
 from heddle.predict.predict import forwarding_for, predict, rules_for
 from heddle.predict.rules import FabricRules, steering_like
 from heddle.predict.spread import spreads
@@ -25,7 +25,7 @@ from heddle.predict.walk import Hops, walk
 from heddle.proof.verdict import Path, PathsResult, foresee
 from heddle.runs.past import PastRun
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -137,12 +137,9 @@ class _Compared:
     def __init__(self, fabric: Fabric, before: Snapshot, after: Snapshot, flows: Sequence[Flow]) -> None:
         self._fabric = fabric
         self._before, self._after = before, after
-        self._flows = flows
-        self._addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
-        classes = {address: number for number, address in enumerate(self._addresses)}
-        self._destination = np.array([classes[flow.dst_ip] for flow in flows], dtype=np.int32)
-        self._then = forwarding_for(fabric, before.fibs, self._addresses)
-        self._now = forwarding_for(fabric, after.fibs, self._addresses)
+        self._table = FlowTable.of(fabric, flows)
+        self._then = forwarding_for(fabric, before.fibs, self._table.addresses)
+        self._now = forwarding_for(fabric, after.fibs, self._table.addresses)
 
     def gone(self, was: Sequence[Path]) -> Bools:
         """Which flows took a port that is no live next hop for their destination any more."""
@@ -159,7 +156,7 @@ class _Compared:
         """The same of port ids (flows, hops), -1 behind the end."""
         switches = {name: at for at, name in enumerate(self._now.switches)}
         owner = np.array([switches[ref.partition(":")[0]] for ref in self._now.ports], dtype=np.int32)
-        group = self._now.group[owner[np.maximum(ports, 0)], self._destination[:, None]]
+        group = self._now.group[owner[np.maximum(ports, 0)], self._table.destination[:, None]]
         held = (group >= 0) & self._now.holds(np.maximum(group, 0), ports)
         lost: Bools = np.any((ports >= 0) & ~held, axis=1)
         return lost
@@ -170,7 +167,7 @@ class _Compared:
         tables = []
         for forwarding, state in ((self._then, self._before), (self._now, self._after)):
             hashing = {name: self._with(row, resilient) for name, row in state.hashing.items()}
-            rules = rules_for(forwarding, hashing, self._addresses)
+            rules = rules_for(forwarding, hashing, self._table.addresses)
             made = rules if rules.steering is not None else replace(rules, steering=homes)
             tables.append(self._walk(forwarding, made).ports)
         width = max(table.shape[1] for table in tables)
@@ -187,6 +184,4 @@ class _Compared:
         return replace(wanted, steering=replace(wanted.steering, exact=row.steering.exact))
 
     def _walk(self, forwarding: Forwarding, rules: FabricRules) -> Hops:
-        ids = {name: number for number, name in enumerate(forwarding.switches)}
-        first = np.array([ids[flow.first_hop.partition(":")[0]] for flow in self._flows], dtype=np.int32)
-        return walk(forwarding, rules, FlowArrays.of(self._flows), self._destination, first)
+        return walk(forwarding, rules, self._table.arrays, self._table.destination, self._table.first)

@@ -18,6 +18,7 @@ from heddle.fabric.hashmodes import SPREADING
 from heddle.runs.queueuse import QueueUse
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
+from heddle.traffic.flow import Sent
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
 from heddle.traffic.plan import Endpoint
 
@@ -41,31 +42,19 @@ class SizeRow:
 
 @dataclass(frozen=True, slots=True)
 class FlowRow:
-    """The data direction of one QP, and what became of its packets. `bytes` are those of frames.
+    """What was sent on one QP, and what became of its packets.
 
-    counters: what the transport reports, by the keys of its columns.
+    ce: data packets that arrived with a mark: congestion experienced. counters: what the transport reports, by the keys
+    of its columns.
     """
 
-    src: str
-    dst: str
-    src_rank: int
-    dst_rank: int
-    src_ip: str
-    dst_ip: str
-    sport: int
-    dport: int
-    qpn: int
-    first_hop: str
-    packets: int
-    bytes: int
-    ce: int  # data packets that arrived with a mark: congestion experienced
+    sent: Sent
+    ce: int
     counters: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """One flat row: the transport's counters stand between bytes and marks."""
-        row = asdict(self)
-        counters, marks = row.pop("counters"), row.pop("ce")
-        return {**row, **counters, "ce": marks}
+        return {**self.sent.to_json(), **self.counters, "ce": self.ce}
 
 
 @dataclass(frozen=True, slots=True)

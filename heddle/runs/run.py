@@ -6,8 +6,8 @@ Out: RunResult, also kept in the lab's directory (history.py), with the evidence
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from heddle.base import state
 from heddle.base.events import Observer
@@ -15,6 +15,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_size
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import part_sizes
+from heddle.endpoints.reports import NicReport, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.fabric.model import Fabric
@@ -23,16 +24,16 @@ from heddle.lab import health
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.proof.collect import collect_after, collect_before
-from heddle.proof.evidence import SentFlow
 from heddle.runs.keeping import keeping
 from heddle.runs.recording import recording
 from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, size_row
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
+from heddle.traffic.flow import Sent
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
-from heddle.traffic.plan import Flow, Plan, build_plan, longest_transfer
-from heddle.wire.layout import LAYOUTS, ROCE_PORT
+from heddle.traffic.plan import Plan, build_plan, longest_transfer
+from heddle.wire.layout import LAYOUTS
 
 
 def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
@@ -64,7 +65,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
                     reports = crew.run(observer)
                 readings = MachineReadings(crew.before, crew.after, wanted, budget)
                 result = _result(lab, plan, transport, reports, readings)
-                evidence = collect_after(lab, evidence_before, sent_flows(result))
+                evidence = collect_after(lab, evidence_before, [row.sent for row in result.flows])
                 result = replace(result, queues=queues.kept(crew.began_ns), warnings=tuple(queues.remarks))
             return keeper.keep(result, evidence)
 
@@ -83,14 +84,6 @@ def _said(plan: Plan) -> str:
     qps = f"{o.qps} QP{'' if o.qps == 1 else 's'}"
     parts = f" in {len(plan.communicators)} communicators" if len(plan.communicators) > 1 else ""
     return f"{o.collective} over {len(plan.endpoints)} ranks{parts}, {sizes}, {qps}"
-
-
-def sent_flows(result: RunResult) -> list[SentFlow]:
-    """What the senders of a run put on the wire."""
-    return [
-        SentFlow(Flow(f.src, f.dst, f.src_ip, f.dst_ip, f.sport, f.qpn, f.first_hop, f.dport), f.packets, f.bytes)
-        for f in result.flows
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +134,17 @@ def _check_memory(plan: Plan, workers: int) -> None:
 
 
 def _result(
-    lab: Lab, plan: Plan, transport: Transport, reports: list[dict[str, Any]], readings: MachineReadings
+    lab: Lab, plan: Plan, transport: Transport, reports: Sequence[WorkerReport], readings: MachineReadings
 ) -> RunResult:
-    """Put what the workers said together: rows in order of size, flows in order of the plan's QPs."""
-    ranks: dict[int, list[dict[str, Any]]] = {}
-    ends: dict[tuple[int, int], dict[str, Any]] = {}
-    nics: list[dict[str, Any]] = []
-    for report in reports:
-        ranks.update({int(rank): sizes for rank, sizes in report["ranks"].items()})
-        ends.update({(end["rank"], end["qpn"]): end for end in report["qps"]})
-        nics.extend(report["nics"].values())
+    """Put what the workers reported together: rows in order of size, flows in order of the plan's QPs."""
+    ranks = {rank: sizes for report in reports for rank, sizes in report.ranks.items()}
+    nics = [nic for report in reports for nic in report.nics]
     factor = _pattern(plan).busbw_factor(plan.size)
     rows = []
     for index, size in enumerate(plan.options.sizes):
         seen = [sizes[index] for _, sizes in sorted(ranks.items())]
-        seconds = [s["seconds"] for s in seen]
-        rows.append(size_row(size, plan.options.iters, factor, seconds, sum(s["wrong"] for s in seen)))
+        seconds = [each.seconds for each in seen]
+        rows.append(size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in seen)))
     return RunResult(
         lab=lab.name,
         k=plan.k,
@@ -166,38 +154,32 @@ def _result(
         communicators=plan.communicators,
         split=describe(lab.fabric, plan.endpoints, plan.communicators),
         rows=tuple(rows),
-        flows=_flow_rows(plan, transport, ends),
+        flows=_flow_rows(plan, transport, reports),
         machine=_machine_use(reports, nics, readings),
-        icrc_errors=sum(n["icrc_errors"] + n["malformed"] for n in nics),
-        stray=sum(n["stray"] for n in nics),
+        icrc_errors=sum(nic.counters.icrc_errors + nic.counters.malformed for nic in nics),
+        stray=sum(nic.counters.stray for nic in nics),
         transport=Carrier(plan.options.transport, transport.parameters(), transport.columns),
     )
 
 
-def _flow_rows(plan: Plan, transport: Transport, ends: dict[tuple[int, int], dict[str, Any]]) -> tuple[FlowRow, ...]:
+def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:
+    ends = {(end.rank, end.qpn): end for report in reports for end in report.qps}
     rows = []
     for qp in plan.qps:
-        src, dst = plan.endpoints[qp.src_rank], plan.endpoints[qp.dst_rank]
-        sent, took = ends[qp.src_rank, qp.src_qpn], ends[qp.dst_rank, qp.dst_qpn]
-        counted = {**sent["counters"], **took["counters"]}
-        rows.append(
-            FlowRow(
-                src=src.host, dst=dst.host, src_rank=qp.src_rank, dst_rank=qp.dst_rank, src_ip=src.ip, dst_ip=dst.ip,
-                sport=qp.sport, dport=ROCE_PORT, qpn=qp.dst_qpn, first_hop=src.first_hop,
-                packets=sent["packets"], bytes=sent["bytes"], ce=took["ce"],
-                counters={column.key: counted[column.key] for column in transport.columns},
-            )
-        )  # fmt: skip
+        sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
+        counted = {**sender.counters, **receiver.counters}
+        counters = {column.key: counted[column.key] for column in transport.columns}
+        rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters))
     return tuple(rows)
 
 
-def _machine_use(reports: list[dict[str, Any]], nics: list[dict[str, Any]], readings: MachineReadings) -> MachineUse:
+def _machine_use(reports: Sequence[WorkerReport], nics: Sequence[NicReport], readings: MachineReadings) -> MachineUse:
     return MachineUse(
         cpu_share=machine.cpu_share(readings.before, readings.after),
-        worker_share=max(report["busy"] for report in reports),
-        waited_share=max(report["waited"] for report in reports),
+        worker_share=max(report.busy for report in reports),
+        waited_share=max(report.waited for report in reports),
         backlog_drops=readings.after.backlog_drops - readings.before.backlog_drops,
-        socket_drops=sum(n["socket_drops"] for n in nics),
+        socket_drops=sum(nic.socket_drops for nic in nics),
         wanted_pps=readings.wanted_pps,
         budget_pps=readings.budget_pps,
     )

@@ -1,12 +1,14 @@
 """What was sent in a run and what was counted: `evidence.json` in the run's directory.
 
 In:  the flow rows of a result, and the Evidence that was collected around the run.
-Out: the same, read again. heddle/proof/evidencefile.py knows how evidence looks in a file; rows look as FlowRow does.
+Out: the same, read again. heddle/proof/evidencefile.py knows how evidence and flows look in a file; beside them are
+what receivers counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,22 +21,33 @@ from heddle.runs.readable import UnreadableError, read_object
 from heddle.runs.results import FlowRow
 
 EVIDENCE: Final = "evidence.json"
-_FLOWS: Final = TypeAdapter(tuple[FlowRow, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """The part of a FlowRow that evidence does not have."""
+
+    ce: int
+    counters: Mapping[str, int]
+
+
+_RECEIVED: Final = TypeAdapter(tuple[_Received, ...])
 
 
 def write_evidence(directory: Path, flows: Sequence[FlowRow], evidence: Evidence) -> None:
-    """Write evidence.json, as a whole or not at all."""
-    rows = _FLOWS.dump_python(tuple(flows), mode="json")
-    state.write_json(directory / EVIDENCE, {"flows": rows, "evidence": evidencefile.to_json(evidence)})
+    """Write evidence.json, as a whole or not at all. flows: those of the evidence, in its order."""
+    rows = _RECEIVED.dump_python(tuple(_Received(row.ce, row.counters) for row in flows), mode="json")
+    state.write_json(directory / EVIDENCE, {"received": rows, "evidence": evidencefile.to_json(evidence)})
 
 
 def read_evidence(directory: Path) -> tuple[tuple[FlowRow, ...], Evidence]:
     """Read evidence.json. UnreadableError with the reason when that is not possible."""
     data = read_object(directory / EVIDENCE)
     try:
-        flows, evidence = _FLOWS.validate_python(data["flows"]), evidencefile.from_json(data["evidence"])
-        if not len(evidence.oracle) == len(evidence.sent) == len(flows):
+        received, evidence = _RECEIVED.validate_python(data["received"]), evidencefile.from_json(data["evidence"])
+        if not len(evidence.oracle) == len(evidence.sent) == len(received):
             raise ValueError("flows without evidence")
-        return flows, evidence
+        flows = (FlowRow(sent, each.ce, each.counters) for sent, each in zip(evidence.sent, received, strict=True))
+        return tuple(flows), evidence
     except (ValidationError, ValueError, LookupError, TypeError, AttributeError):
         raise UnreadableError(f"{EVIDENCE} is damaged, or of another version of Heddle") from None

@@ -22,9 +22,10 @@ from heddle.fabric.model import Fabric, Port, Role
 from heddle.switch.queues.classes import class_plan, deepest_queue
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of
+from heddle.traffic.flow import Flow
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
-from heddle.wire.layout import DSCP_DATA, LAYOUTS, ROCE_PORT
+from heddle.wire.layout import DSCP_DATA, LAYOUTS
 from heddle.wire.sport import sport_for_qps
 
 WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
@@ -55,29 +56,12 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Qp:
-    """One RC queue pair, seen from the side that sends data. PSNs are 24 bits."""
+    """One RC queue pair, seen from the side that sends data: its data flow, and what only its two ends know."""
 
-    src_rank: int
-    dst_rank: int
+    flow: Flow
     index: int  # within its connection
-    src_qpn: int
-    dst_qpn: int
-    sport: int
-    psn: int  # the first that the sender uses
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """The data direction of one QP, as switches see it: what paths are asked about."""
-
-    src: str  # host names
-    dst: str
-    src_ip: str
-    dst_ip: str
-    sport: int
-    qpn: int  # destination QP number
-    first_hop: str  # ingress port at the source's RTSW: rtsw1:eth5
-    dport: int = ROCE_PORT
+    src_qpn: int  # of the sender; the receiver's is the flow's
+    psn: int  # 24 bits, the first that the sender uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +101,7 @@ class Plan:
 
     def flows(self) -> tuple[Flow, ...]:
         """The data direction of every QP, in the order of `qps`."""
-        by_rank = self.endpoints
-        return tuple(
-            Flow(
-                by_rank[q.src_rank].host,
-                by_rank[q.dst_rank].host,
-                by_rank[q.src_rank].ip,
-                by_rank[q.dst_rank].ip,
-                q.sport,
-                q.dst_qpn,
-                by_rank[q.src_rank].first_hop,
-            )
-            for q in self.qps
-        )
+        return tuple(qp.flow for qp in self.qps)
 
 
 def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
@@ -147,11 +119,18 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
         for index in range(options.qps):
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
-            qps.append(Qp(src, dst, index, mine, theirs, sport, numbers.psn(src, mine)))
+            flow = _flow(endpoints[src], endpoints[dst], sport, theirs)
+            qps.append(Qp(flow, index, mine, numbers.psn(src, mine)))
     fan_in = int(np.bincount(pairs[:, 1]).max())
     timeout_s = ack_timeout(fabric, options, fan_in)
     policy = fabric.policy
     return Plan(fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators)
+
+
+def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int) -> Flow:
+    return Flow(
+        src.host, dst.host, src.ip, dst.ip, sport, qpn, src.first_hop, src_rank=src.rank, dst_rank=dst.rank
+    )  # fmt: skip
 
 
 def longest_transfer(pattern: Pattern, ranks: int, count: int) -> int:

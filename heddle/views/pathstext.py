@@ -94,7 +94,7 @@ def _flows(result: PathsResult, rows: int) -> list[str]:
 
 def _row(proof: FlowProof, rest: str) -> str:
     f = proof.flow
-    return f"{f.src:<9} {f.dst:<9} {f.qpn:>8} {f.sport:>5} {proof.sent:>9,}  {rest}".rstrip()
+    return f"{f.src:<9} {f.dst:<9} {f.qpn:>8} {f.sport:>5} {proof.sent.packets:>9,}  {rest}".rstrip()
 
 
 def _disagreement(proof: FlowProof) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from heddle.base.tables import table
 from heddle.base.units import format_bytes, format_rate, round_up, shown
 
 if TYPE_CHECKING:
     from heddle.lab.queuestatus import Headroom, QueueRow, QueuesResult, Reactions, SwitchRow
+    from heddle.lab.requeue import QueueSetting
 
 PORTS: Final = (
     "port",
@@ -137,9 +138,9 @@ def agent_lines(result: QueuesResult) -> list[str]:
     return ["keeper: does not run, so gates would stay closed if the agent ended; ./inv run starts it again"]
 
 
-def set_lines(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def set_lines(settings: Mapping[str, Mapping[str, QueueSetting]]) -> list[str]:
     """What was set while the lab ran, with the nodes that have it."""
-    groups: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    groups: dict[tuple[tuple[str, QueueSetting], ...], list[str]] = {}
     for node, values in settings.items():
         if values:
             groups.setdefault(tuple(values.items()), []).append(node)
@@ -153,7 +154,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _value(value: Any) -> str:
+def _value(value: QueueSetting) -> str:
     return shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value).lower()
 
 

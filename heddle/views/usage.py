@@ -17,8 +17,8 @@ from heddle.views.picture import LinkLoad
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.proof.verdict import LinkUse
-    from heddle.runs.results import FlowRow
     from heddle.runs.runrecord import RunHeader
+    from heddle.traffic.flow import Sent
 
 Counted = tuple[int, int]  # packets, bytes
 
@@ -43,18 +43,18 @@ def usage_of(lab: Lab, run: str | None = None) -> Usage | None:
         if run is not None:
             raise
         return None
-    loads = link_loads(lab.fabric, past.flows, proven(lab, past).links)
+    loads = link_loads(lab.fabric, past.evidence.sent, proven(lab, past).links)
     return Usage(past.record.id, tuple(loads), describe_run(past.record.header))
 
 
-def link_loads(fabric: Fabric, flows: Sequence[FlowRow], links: Sequence[LinkUse]) -> list[LinkLoad]:
+def link_loads(fabric: Fabric, flows: Sequence[Sent], links: Sequence[LinkUse]) -> list[LinkLoad]:
     """Packets and bytes of the run's data that left each end of each link."""
     sent: dict[str, Counted] = {link.port: (link.packets, link.bytes) for link in links}
-    for flow in flows:
-        switch, _, port = flow.first_hop.partition(":")
+    for each in flows:
+        switch, _, port = each.flow.first_hop.partition(":")
         nic = fabric.by_name[switch].port(port).peer_ref
         packets, size = sent.get(nic, (0, 0))
-        sent[nic] = (packets + flow.packets, size + flow.bytes)
+        sent[nic] = (packets + each.packets, size + each.bytes)
     rows = [(":".join(link.a), ":".join(link.b)) for link in fabric.links]
     totals: dict[int, int] = {}
     for a, b in rows:

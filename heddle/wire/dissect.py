@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
-from typing import Any, Final
+from typing import Final
 
 from heddle.wire.layout import (
     ACK,
@@ -57,6 +57,9 @@ _TCP = struct.Struct(">HHIIBB")
 _BTH = struct.Struct(">BBHII")
 
 
+Field = str | int | bool
+
+
 @dataclass(frozen=True, slots=True)
 class Dissected:
     """A frame in words. src and dst are IP addresses where there are any, else MAC addresses.
@@ -71,7 +74,7 @@ class Dissected:
     src: str
     dst: str
     text: str = ""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Field] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class _Packet:
     dst: str
     tos: int
 
-    def said(self, kind: str, text: str = "", fields: Mapping[str, Any] | None = None) -> Dissected:
+    def said(self, kind: str, text: str = "", fields: Mapping[str, Field] | None = None) -> Dissected:
         return Dissected(kind, self.src, self.dst, text, fields or {})
 
 
@@ -163,7 +166,7 @@ def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
     opcode, flags, _, qpn_word, psn_word = _BTH.unpack_from(packet.data, at)
     payload = udp_bytes - UDP_BYTES - BTH_BYTES - EXTRA_BYTES.get(opcode, 0) - ICRC_BYTES - (flags >> 4 & 3)
     name, ecn = OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"), _ECN[packet.tos & ECN_MASK]
-    fields: dict[str, Any] = {
+    fields: dict[str, Field] = {
         "opcode": name,
         "qpn": qpn_word & QPN_MASK,
         "psn": psn_word & PSN_MASK,

@@ -63,7 +63,7 @@ def demo_gain(observer: Observer) -> Iterator[Figure]:
 def budget(observer: Observer) -> Iterator[Figure]:
     """What one data packet costs end to end, in units of a CRC over 4 KB: as `host/capacity.py` reckons."""
     lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
-    packets = sum(flow.packets for flow in result.flows)
+    packets = sum(flow.sent.packets for flow in result.flows)
     seconds = sum(row.time_us for row in result.rows) / 1e6 * (result.options.iters + result.options.warmup)
     cores = result.machine.cpu_share * (os.cpu_count() or 1)
     crc = crc_seconds()

@@ -26,7 +26,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 
 GATEWAY = "169.254.0.1"
 GATEWAY6 = "fe80::1"

@@ -17,7 +17,7 @@ from heddle.kernel.testrun import run_on
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
 from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, statistics, told
 

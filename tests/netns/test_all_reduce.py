@@ -53,7 +53,7 @@ def test_sums_are_right_and_every_path_is_proven(tiny: Lab, options: dict[str, o
     assert len(paths.flows) == len(result.flows)
     for flow, proof in zip(result.flows, paths.flows, strict=True):
         assert proof.predicted == proof.oracle == proof.measured
-        assert proof.counted == (flow.packets,) * len(proof.measured)
+        assert proof.counted == (flow.sent.packets,) * len(proof.measured)
         assert proof.measured[-1].startswith("rtsw")
 
 
@@ -119,7 +119,7 @@ def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab
     assert paths.lost
     assert paths.agree, paths_text(paths)
     for flow, proof in zip(result.flows, paths.flows, strict=True):
-        assert proof.counted[0] == flow.packets
+        assert proof.counted[0] == flow.sent.packets
 
 
 def test_a_link_that_goes_down_ends_the_run_with_the_rank_that_noticed(fabric_lab: FabricLab) -> None:
@@ -153,9 +153,10 @@ def test_tshark_reads_what_the_nics_send(tiny: Lab, tmp_path: Path) -> None:
     rows = [line.split("\t") for line in out.splitlines()]
     assert not any(row[4] for row in rows)
     data = [row for row in rows if row[0] != "17"]
-    for flow in (f for f in result.flows if f.src == "host1"):
+    for sent in (f.sent for f in result.flows if f.sent.flow.src == "host1"):
+        flow = sent.flow
         mine = [int(row[2]) for row in data if int(row[1], 0) == flow.qpn]
-        assert len(mine) == flow.packets
+        assert len(mine) == sent.packets
         assert all((b - a) % (1 << 24) == 1 for a, b in pairwise(mine))
         assert {int(row[3]) for row in data if int(row[1], 0) == flow.qpn} == {flow.sport}
 

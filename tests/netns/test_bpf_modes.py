@@ -23,10 +23,11 @@ from heddle.kernel.libbpf import Program
 from heddle.kernel.namespace import inside
 from heddle.kernel.testrun import TestRun, run_on
 from heddle.lab import rehash
-from heddle.predict.hashes import FlowArrays, e_ecmp_hash, jhash2
+from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.hashes import e_ecmp_hash, jhash2
 from heddle.switch.hashing.hashing import hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import GATEWAY, GATEWAY6, StaticLab, roce_frame, some_flows, static_fabric
 
 pytestmark = pytest.mark.root

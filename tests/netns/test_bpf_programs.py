@@ -15,9 +15,10 @@ import pytest
 from heddle.base.problems import MachineError
 from heddle.kernel.libbpf import Map, Object, Program, ensure_bpffs, loaded
 from heddle.kernel.testrun import run_on
-from heddle.predict.hashes import FlowArrays, e_ecmp_hash
+from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.bpf import build
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import roce_frame
 
 pytestmark = pytest.mark.root

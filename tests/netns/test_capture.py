@@ -106,7 +106,7 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
         what = dissect(frame.data)
         assert what.kind in ("RoCE data", "RoCE ACK", "RoCE NAK")  # a busy machine loses a packet at times
         if frame.outgoing and what.kind == "RoCE data":
-            seen[frame.port, what.src, what.dst, what.fields["qpn"]] += 1
+            seen[frame.port, what.src, what.dst, int(what.fields["qpn"])] += 1
     counted = {
         (port, proof.flow.src_ip, proof.flow.dst_ip, proof.flow.qpn): count
         for proof in paths_of(tiny).flows

@@ -20,7 +20,7 @@ from heddle.kernel.namespace import inside
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.portids import row
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, static_fabric
 
 pytestmark = pytest.mark.root

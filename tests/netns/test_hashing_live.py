@@ -21,10 +21,11 @@ from heddle.kernel import grace
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
-from heddle.predict.hashes import FlowArrays, e_ecmp_hash
+from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir, read_hashing
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, send, some_flows, static_fabric
 
 pytestmark = pytest.mark.root

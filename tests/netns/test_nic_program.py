@@ -18,7 +18,7 @@ from heddle.endpoints.nic.parse import Parser, Received
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 from heddle.wire import layout as wire
 from tests.netns.static_fabric import StaticLab, some_flows, static_fabric
 

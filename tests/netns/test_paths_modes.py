@@ -13,12 +13,11 @@ from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
 from heddle.predict.spread import ports_of
 from heddle.proof.collect import collect_after, collect_before
-from heddle.proof.evidence import SentFlow
 from heddle.proof.verdict import PathsResult, prove
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables
 from heddle.switch.hashing.steering import Steering
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
 from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
 
@@ -59,7 +58,7 @@ def proven(lab: StaticLab, flows: Sequence[Flow], packets: int = PACKETS) -> Pat
     """Send packets of each flow, and lay the three sources side by side."""
     before = collect_before(lab)
     send(lab, dict.fromkeys(flows, packets))
-    sent = [SentFlow(flow, packets, packets * len(roce_frame(flow))) for flow in flows]
+    sent = [Sent(flow, packets, packets * len(roce_frame(flow))) for flow in flows]
     return prove(lab.fabric, collect_after(lab, before, sent))
 
 

@@ -16,7 +16,6 @@ from heddle.lab.snapshot import LabPart
 from heddle.predict.predict import predict
 from heddle.proof import oracle
 from heddle.proof.collect import collect_after, collect_before
-from heddle.proof.evidence import SentFlow
 from heddle.proof.evidencefile import from_json, to_json
 from heddle.proof.verdict import foresee, prove
 from heddle.switch.counters import read_counters
@@ -24,15 +23,15 @@ from heddle.switch.hashing import hashing
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.attached import read_attached
 from heddle.switch.queues.disciplines import LEAF_LIMIT
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
 from tests.netns.static_fabric import StaticLab, dropping, roce_frame, send, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
 
 
-def sent_flow(flow: Flow, packets: int, payload: int = 64) -> SentFlow:
-    return SentFlow(flow, packets, packets * len(roce_frame(flow, payload)))
+def sent_flow(flow: Flow, packets: int, payload: int = 64) -> Sent:
+    return Sent(flow, packets, packets * len(roce_frame(flow, payload)))
 
 
 def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
@@ -95,7 +94,7 @@ def test_real_frames_take_the_paths_that_were_predicted(ecmp: str, weights: tupl
         result = prove(lab.fabric, evidence)
         assert result.agree, paths_text(result)
         assert all(proof.measured == proof.predicted == proof.oracle for proof in result.flows)
-        assert all(proof.counted == (proof.sent,) * 3 for proof in result.flows)
+        assert all(proof.counted == (proof.sent.packets,) * 3 for proof in result.flows)
         uplinks = [link for link in result.links if link.uplink]
         assert sum(link.packets for link in uplinks) == sum(row.packets for row in sent)
         assert sum(link.flows for link in uplinks) == len(sent)

@@ -90,7 +90,7 @@ def test_what_is_recorded_over_time_adds_up_to_what_was_counted(lab: Lab, ran: R
     at = [label.name for label in kept.labels].index("rtsw1:eth3 class 3")
     assert ran.queues is not None
     # To rank 0 alone: every data packet of the run has left by its port, and between the barrier and the end.
-    sent = sum(flow.bytes for flow in ran.flows if flow.dst == "host1")
+    sent = sum(row.sent.bytes for row in ran.flows if row.sent.flow.dst == "host1")
     assert int(series.columns["out_bytes"][at].sum()) == pytest.approx(sent, rel=0.02)
     assert int(series.columns["peak"][at].max()) == ran.queues.deepest
     assert int(series.columns["depth"][at][-1]) == 0

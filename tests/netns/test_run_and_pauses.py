@@ -41,7 +41,7 @@ def test_every_data_packet_that_arrives_marked_is_counted(net: Lab, collective: 
     result = run(net, RunOptions(collective, sizes=(64 << 10,), iters=2, qps=2), Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0
     assert sum(f.counters["retransmitted"] for f in result.flows) == 0
-    assert all(f.ce == f.packets for f in result.flows) and sum(f.ce for f in result.flows) > 40
+    assert all(f.ce == f.sent.packets for f in result.flows) and sum(f.ce for f in result.flows) > 40
     paths = paths_of(net)
     assert paths.agree, paths_text(paths)
 
@@ -79,8 +79,8 @@ def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(net: La
         paused = (int(queues.agent["paused_ns"][row]) - before) * 1e-9
     assert paused > 0.9 * PAUSED
     assert result.wrong == 0
-    assert [(f.counters["timeouts"], f.counters["retransmitted"]) for f in result.flows if f.src == host.name] == [
-        (0, 0)
-    ]
+    assert [
+        (f.counters["timeouts"], f.counters["retransmitted"]) for f in result.flows if f.sent.flow.src == host.name
+    ] == [(0, 0)]
     # Its acknowledgements are of another class: whoever sends to it has them in time.
-    assert [f.counters["timeouts"] for f in result.flows if f.dst == host.name] == [0]
+    assert [f.counters["timeouts"] for f in result.flows if f.sent.flow.dst == host.name] == [0]

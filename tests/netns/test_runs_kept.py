@@ -57,7 +57,7 @@ def test_both_runs_are_listed_and_the_first_is_still_proven(tiny: Lab, ran: tupl
     done = inv("paths", "--lab", tiny.name, "--run", "0001", "--format", "json")
     said = json.loads(done.stdout)
     assert (done.returncode, said["run_id"], said["agree"]) == (0, "0001", True)
-    assert [row["qpn"] for row in said["flows"]] == [flow.qpn for flow in first.flows]
+    assert [row["qpn"] for row in said["flows"]] == [row.sent.flow.qpn for row in first.flows]
     last = json.loads(inv("paths", "--lab", tiny.name, "--format", "json").stdout)
     assert (last["run_id"], len(last["flows"])) == ("0002", len(second.flows))
     assert (
@@ -77,7 +77,7 @@ def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
     assert (plot["run_id"], plot["run"]) == ("0001", "all-reduce over 4 ranks, 64 KiB to 128 KiB, 4 QPs")
     drawn = inv("graph", tiny.name, "--run", "1", "--out", str(tmp_path / "g.svg"), "--format", "json")
     assert json.loads(drawn.stdout)["run_id"] == "0001"
-    qpn = next(flow.qpn for flow in first.flows if flow.qpn not in {other.qpn for other in ran[1].flows})
+    qpn = min({row.sent.flow.qpn for row in first.flows} - {row.sent.flow.qpn for row in ran[1].flows})
     explained = json.loads(inv("hashing", "--explain", str(qpn), *words).stdout)
     assert explained["flow"]["qpn"] == qpn
     missing = inv("hashing", "--explain", str(qpn), "--lab", tiny.name)

@@ -39,7 +39,7 @@ def test_it_runs_and_every_path_is_proven(tiny: Lab) -> None:
     assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
     paths = paths_of(tiny)
     assert paths.agree, paths_text(paths)
-    assert {flow.packets for flow in result.flows} == {3 * PACKETS}
+    assert {flow.sent.packets for flow in result.flows} == {3 * PACKETS}
     assert all(proof.counted == (3 * PACKETS,) * len(proof.measured) for proof in paths.flows)
 
 

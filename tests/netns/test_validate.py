@@ -14,8 +14,8 @@ from heddle.checks.validate import CheckResult, validate
 from heddle.kernel import namespace
 from heddle.lab.lab import Lab
 from heddle.proof.collect import collect_after, collect_before
-from heddle.proof.evidence import SentFlow
 from heddle.proof.verdict import prove
+from heddle.traffic.flow import Sent
 from heddle.views.pathstext import paths_text
 from tests.netns.static_fabric import some_flows
 
@@ -113,7 +113,7 @@ def test_routes_that_change_during_a_run_are_told(tiny: Lab) -> None:
     before = collect_before(tiny)
     inside(tiny, "rtsw1", "ip", "route", "add", "192.0.2.0/24", "dev", "eth1")
     try:
-        sent = [SentFlow(flow, 0, 0)]
+        sent = [Sent(flow, 0, 0)]
         result = prove(tiny.fabric, collect_after(tiny, before, sent))
         assert any("changed during the run: rtsw1" in note for note in result.notes)
         assert any("1 QPs had nothing to send" in note for note in result.notes)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from heddle.endpoints.transports.rc import Rc
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.snapshot import Snapshot
-from heddle.proof.evidence import PARTS, Evidence, SentFlow
+from heddle.proof.evidence import PARTS, Evidence
 from heddle.runs.queueuse import QueueUse
 from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, SizeRow
 from heddle.runs.runrecord import ProofSummary, RunHeader, RunOutcome, RunRecord
+from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import RunOptions, parse_source_ports
-from heddle.traffic.plan import Flow, build_plan
+from heddle.traffic.plan import build_plan
 
 FABRIC = load_fabric("tiny").fabric
 OPTIONS = RunOptions(sizes=(1 << 16, 1 << 22), qps=16, source_ports=parse_source_ports("list:50000,50001"))
@@ -20,14 +19,15 @@ PROOF = ProofSummary(True, 64, 0, ("prediction", "oracle", "counters"), 1.25, 1.
 USE = QueueUse(3, {"buffer": 2}, 5, 2, 1, 12.5, 0, 60_000, "rtsw1:eth3 class 3", 10.0)
 
 
-def flow_row(**keys: int | str) -> FlowRow:
-    """One flow, host1 to host3."""
-    row = FlowRow(
-        src="host1", dst="host3", src_rank=0, dst_rank=2, src_ip="10.0.0.1", dst_ip="10.0.1.1", sport=50000, dport=4791,
-        qpn=266718, first_hop="rtsw1:eth3", packets=7, bytes=900, ce=0,
-        counters={column.key: at for at, column in enumerate(Rc.columns)},
-    )  # fmt: skip
-    return replace(row, **keys)  # type: ignore[arg-type]
+def sent(qpn: int = 266718, packets: int = 7, size: int = 900, first_hop: str = "rtsw1:eth3") -> Sent:
+    """One flow, host1 to host3, and what was sent of it."""
+    flow = Flow("host1", "host3", "10.0.0.1", "10.0.1.1", 50000, qpn, first_hop, src_rank=0, dst_rank=2)
+    return Sent(flow, packets, size)
+
+
+def flow_row(qpn: int = 266718, packets: int = 7) -> FlowRow:
+    """The same with what was received."""
+    return FlowRow(sent(qpn, packets), 0, {column.key: at for at, column in enumerate(Rc.columns)})
 
 
 def result(options: RunOptions = OPTIONS) -> RunResult:
@@ -63,12 +63,5 @@ def failed() -> RunRecord:
 def evidence(flows: int = 2) -> Evidence:
     """Evidence without a switch: enough to be written and read."""
     nothing = Snapshot("zone", PARTS, {}, 0)
-    return Evidence(nothing, nothing, sent()[:flows], (("rtsw1:eth1", "ctsw1:eth2"),) * flows)
-
-
-def sent() -> tuple[SentFlow, ...]:
-    """The flows of `result`."""
-    return tuple(
-        SentFlow(Flow(f.src, f.dst, f.src_ip, f.dst_ip, f.sport, f.qpn, f.first_hop, f.dport), f.packets, f.bytes)
-        for f in result().flows
-    )
+    rows = result().flows[:flows]
+    return Evidence(nothing, nothing, tuple(row.sent for row in rows), (("rtsw1:eth1", "ctsw1:eth2"),) * flows)

@@ -41,7 +41,7 @@ def test_ranks_of_one_color_are_a_communicator_with_its_own_ring() -> None:
     plan = build_plan(zone, RunOptions(ranks=8, split="MOD 2"))
     assert plan.communicators == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert plan.size == 4
-    assert [(q.src_rank, q.dst_rank) for q in plan.qps] == [
+    assert [(flow.src_rank, flow.dst_rank) for flow in plan.flows()] == [
         (0, 2), (2, 4), (4, 6), (6, 0), (1, 3), (3, 5), (5, 7), (7, 1),
     ]  # fmt: skip
     halves = build_plan(zone, RunOptions(ranks=8, split="DIV 4"))
@@ -54,9 +54,9 @@ def test_a_prediction_opens_the_same_queue_pairs() -> None:
     plan = build_plan(zone, RunOptions(ranks=12, qps=2, split="MOD 3"))
     connections = traffic_of(zone, load_plan("ring,ranks=12,qps=2,split=MOD 3")).connections
     first = [q for q in plan.qps if q.index == 0]
-    assert connections.src.tolist() == [q.src_rank for q in first]
-    assert connections.dst.tolist() == [q.dst_rank for q in first]
-    assert connections.dst_number.tolist() == [q.dst_qpn for q in first]
+    assert connections.src.tolist() == [q.flow.src_rank for q in first]
+    assert connections.dst.tolist() == [q.flow.dst_rank for q in first]
+    assert connections.dst_number.tolist() == [q.flow.qpn for q in first]
 
 
 def test_a_named_matrix_is_among_the_ranks_of_each_communicator() -> None:

@@ -12,8 +12,8 @@ from heddle.base.problems import CheckError
 from heddle.fabric.policy import Udf
 from heddle.kernel.fib import NextHop
 from heddle.predict import walk as engine
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import Forwarding, forwarding_of
-from heddle.predict.hashes import FlowArrays
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, exact_keys, steering_like
 from heddle.predict.walk import Hops, walk
 from heddle.proof import oracle

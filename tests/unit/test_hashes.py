@@ -11,10 +11,11 @@ import pytest
 from heddle.base.families import Network
 from heddle.fabric.policy import Udf
 from heddle.kernel.fib import Fib, NextHop
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import forwarding_of
-from heddle.predict.hashes import FlowArrays, e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
+from heddle.predict.hashes import e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.traffic.plan import Flow
+from heddle.traffic.flow import Flow
 
 
 def hops(*weights: int, dead: tuple[int, ...] = ()) -> tuple[NextHop, ...]:

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 from heddle.fabric.fabricfile import load_fabric
-from heddle.predict.hashes import FlowArrays, e_ecmp_hash
+from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.hashes import e_ecmp_hash
+from heddle.traffic.flow import Flow
 from heddle.traffic.options import run_options
-from heddle.traffic.plan import Flow, build_plan
+from heddle.traffic.plan import build_plan
 
 DOC = (Path(__file__).resolve().parents[2] / "docs" / "hashing.md").read_text()
 MASK = 0xFFFFFFFF

@@ -15,7 +15,7 @@ from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic, traffic_of
 from heddle.forecast.planfile import files_of, load_plan
 from heddle.forecast.volume import Cutting, cutting, of_lengths, of_pattern
-from heddle.predict.hashes import FlowArrays
+from heddle.predict.flowarrays import FlowArrays
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns
 from heddle.traffic.options import RunOptions, SourcePorts
@@ -65,7 +65,7 @@ def test_a_plan_on_paper_has_the_queue_pairs_of_a_run(
     for column in ("src", "dst", "sport", "dport", "qpn"):
         found = np.concatenate([getattr(part, column) for part in parts])
         assert (found == getattr(wanted, column)).all(), column
-    ends = [(q.src_rank, q.dst_rank) for q in plan.qps[::qps]]
+    ends = [(flow.src_rank, flow.dst_rank) for flow in plan.flows()[::qps]]
     assert list(zip(paper.connections.src.tolist(), paper.connections.dst.tolist(), strict=True)) == ends
 
 

@@ -23,7 +23,7 @@ from heddle.traffic.options import RunOptions
 from heddle.views.graph import drawing, kind_of, write_file
 from heddle.views.picture import LinkLoad, amount, spreads
 from heddle.views.usage import describe_run, link_loads
-from tests.unit.run_samples import flow_row, header
+from tests.unit.run_samples import header, sent
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -204,8 +204,8 @@ def test_the_mmr_in_the_legend_is_that_of_paths() -> None:
 def test_loads_have_both_directions_and_what_hosts_sent() -> None:
     fabric = FABRICS["rails"]
     flows = [
-        flow_row(first_hop="rtsw1:eth5", packets=7, bytes=900),
-        flow_row(first_hop="rtsw1:eth5", packets=1, bytes=100),
+        sent(first_hop="rtsw1:eth5", packets=7, size=900),
+        sent(first_hop="rtsw1:eth5", packets=1, size=100),
     ]
     loads = {load.a: load for load in link_loads(fabric, flows, counted(fabric))}
     nic = fabric.by_name["rtsw1"].port("eth5").peer_ref

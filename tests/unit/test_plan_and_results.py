@@ -100,18 +100,22 @@ def test_a_plan_is_a_function_of_fabric_and_options(demo: Fabric) -> None:
     assert plan == build_plan(load_fabric("demo").fabric, options)
     assert len(plan.qps) == 16 * 4
     for qp in plan.qps:
-        assert qp.dst_rank == (qp.src_rank + 1) % 16
-        assert qp.sport == sport_for_qps(qp.src_qpn, qp.dst_qpn)
+        flow = qp.flow
+        assert flow.dst_rank == (flow.src_rank + 1) % 16
+        assert flow.sport == sport_for_qps(qp.src_qpn, flow.qpn)
+        src, dst = plan.endpoints[flow.src_rank], plan.endpoints[flow.dst_rank]
+        assert (flow.src, flow.src_ip, flow.first_hop) == (src.host, src.ip, src.first_hop)
+        assert (flow.dst, flow.dst_ip, flow.dport) == (dst.host, dst.ip, 4791)
         assert 2 <= qp.src_qpn < 1 << 24
         assert 0 <= qp.psn < 1 << 24
-    by_nic = [(q.src_rank, q.src_qpn) for q in plan.qps] + [(q.dst_rank, q.dst_qpn) for q in plan.qps]
+    by_nic = [(q.flow.src_rank, q.src_qpn) for q in plan.qps] + [(q.flow.dst_rank, q.flow.qpn) for q in plan.qps]
     assert len(set(by_nic)) == len(by_nic)
 
 
 def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> None:
     plan = build_plan(demo, RunOptions(placement="cyclic"))
     racks = [demo.by_name[e.host].group("rack") for e in plan.endpoints]
-    assert all(racks[q.src_rank] != racks[q.dst_rank] for q in plan.qps)
+    assert all(racks[flow.src_rank] != racks[flow.dst_rank] for flow in plan.flows())
     block = build_plan(demo, RunOptions())
     assert [e.host for e in block.endpoints] == [f"host{i}" for i in range(1, 17)]
 

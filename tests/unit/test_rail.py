@@ -88,7 +88,7 @@ def test_ranks_of_each_plane_are_a_communicator() -> None:
     plan = build_plan(fabric, RunOptions())
     assert plan.communicators == (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
     parts = [fabric.part_of[end.first_hop.partition(":")[0]] for end in plan.endpoints]
-    assert all(parts[q.src_rank] == parts[q.dst_rank] for q in plan.qps)
+    assert all(parts[flow.src_rank] == parts[flow.dst_rank] for flow in plan.flows())
     assert build_plan(rail(), RunOptions()).communicators == (tuple(range(16)),)
     one = build_plan(fabric, RunOptions(placement="host1,host3", split="MOD 2"))
     assert [len(ranks) for ranks in one.communicators] == [4, 4]

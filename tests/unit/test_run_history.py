@@ -287,7 +287,7 @@ def a_lab(history: History) -> Any:
     return SimpleNamespace(name="zone", dir=history.directory.parent, fabric=samples.FABRIC)
 
 
-@pytest.mark.parametrize("data", ["{", "[]", '{"flows": []}', '{"flows": [{"src": "host1"}], "evidence": {}}'])
+@pytest.mark.parametrize("data", ["{", "[]", '{"received": []}', '{"received": [{"ce": 1}], "evidence": {}}'])
 def test_damaged_evidence_is_named_and_no_traceback(history: History, data: str) -> None:
     keep(history)
     (history.directory / "0001" / EVIDENCE).write_text(data)
@@ -317,8 +317,9 @@ def test_a_failed_run_has_no_paths_and_the_hint_names_one_that_has(history: Hist
 
 def test_the_flows_of_a_run_are_those_that_its_senders_sent(history: History) -> None:
     keep(history)
-    sent = past.load(a_lab(history)).evidence.sent
-    assert sent == samples.sent()
+    found = past.load(a_lab(history))
+    sent = found.evidence.sent
+    assert found.flows == samples.result().flows
     assert [(each.flow.src, each.flow.qpn, each.packets, each.bytes) for each in sent] == [
         ("host1", 266718, 7, 900), ("host1", 266719, 9, 900),
     ]  # fmt: skip

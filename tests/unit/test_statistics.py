@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from heddle.predict.hashes import FlowArrays
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.statistics import (
     DEPENDENT,
     EVEN,

@@ -24,6 +24,7 @@ from heddle.endpoints.transports.rcstate import RcParams
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.results import FlowRow
 from heddle.runs.run import plan_run
+from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import RunOptions, run_options
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
@@ -182,7 +183,8 @@ def test_a_receiving_end_takes_no_messages(transport: Transport) -> None:
 
 def test_rows_of_rc_keep_their_keys() -> None:
     counters = {column.key: at for at, column in enumerate(Rc.columns)}
-    row = FlowRow("host1", "host2", 0, 1, NEAR, FAR, 50000, 4791, 6, "rtsw1:eth3", 10, 41580, 2, counters)
+    flow = Flow("host1", "host2", NEAR, FAR, 50000, 6, "rtsw1:eth3", src_rank=0, dst_rank=1)
+    row = FlowRow(Sent(flow, 10, 41580), 2, counters)
     assert list(row.to_json()) == [
         "src", "dst", "src_rank", "dst_rank", "src_ip", "dst_ip", "sport", "dport", "qpn", "first_hop", "packets",
         "bytes", "retransmitted", "naks", "timeouts", "out_of_order", "duplicates", "ce",

@@ -1,0 +1,62 @@
+"""One flow, the same value from plan to verdict; what becomes known of it later is composed with it, never copied.
+
+In:  a plan's QPs, or the ends that a user names.
+Out: Flow: what switches see of one direction of a QP. Sent: a flow and what its sender put on the wire.
+FlowArrays (heddle/predict/flowarrays.py) holds millions of flows as columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from heddle.wire.layout import ROCE_PORT
+
+FlowKey = tuple[str, str, int]  # source address, destination address, destination QP
+NO_RANK: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The data direction of one QP: its 5-tuple, the destination's QP number, and its ends.
+
+    src, dst: hosts. first_hop: the switch port that its packets come in by, `rtsw1:eth5`. src_rank, dst_rank: NO_RANK
+    for a flow of no run.
+    """
+
+    src: str
+    dst: str
+    src_ip: str
+    dst_ip: str
+    sport: int
+    qpn: int
+    first_hop: str
+    dport: int = ROCE_PORT
+    src_rank: int = NO_RANK
+    dst_rank: int = NO_RANK
+
+    @property
+    def key(self) -> FlowKey:
+        """What counters know it by."""
+        return self.src_ip, self.dst_ip, self.qpn
+
+    def to_json(self) -> dict[str, Any]:
+        """The first columns of a run's `flows`."""
+        return {
+            "src": self.src, "dst": self.dst, "src_rank": self.src_rank, "dst_rank": self.dst_rank,
+            "src_ip": self.src_ip, "dst_ip": self.dst_ip, "sport": self.sport, "dport": self.dport,
+            "qpn": self.qpn, "first_hop": self.first_hop,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A flow and what its sender put on the wire for it: packets, retransmitted ones too, and bytes of frames."""
+
+    flow: Flow
+    packets: int
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat: the flow, then `packets` and `bytes`."""
+        return {**self.flow.to_json(), "packets": self.packets, "bytes": self.bytes}

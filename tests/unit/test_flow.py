@@ -1,0 +1,101 @@
+"""One Flow from plan to verdict; workers' reports and settings of a running lab are values as soon as they are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from ipaddress import ip_network
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from heddle.base import state
+from heddle.base.problems import MachineError, Problem
+from heddle.endpoints.nic.nic import NicCounters
+from heddle.endpoints.ranks import SizeResult
+from heddle.endpoints.reports import NicReport, QpReport, WorkerMessage, WorkerReport
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.policy import HashOptions
+from heddle.lab.rehash import LiveHashing, live_hashing
+from heddle.predict.flowarrays import FlowTable
+from heddle.proof.verdict import prove
+from heddle.traffic.flow import NO_RANK, Flow, Sent
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import build_plan
+from tests.unit.test_paths_report import FABRIC, SENT, evidence
+
+
+def test_a_flow_of_a_plan_has_its_ranks_and_one_of_no_run_has_none() -> None:
+    plan = build_plan(load_fabric("tiny").fabric, RunOptions(qps=2))
+    assert all(flow is qp.flow for flow, qp in zip(plan.flows(), plan.qps, strict=True))
+    assert {(flow.src_rank, flow.dst_rank) for flow in plan.flows()} == {(0, 1), (1, 2), (2, 3), (3, 0)}
+    assert SENT[0].flow.src_rank == SENT[0].flow.dst_rank == NO_RANK
+
+
+def test_a_proof_has_the_very_flow_that_was_sent() -> None:
+    result = prove(FABRIC, evidence(SENT))
+    assert result.flows[0].sent is SENT[0] and result.flows[0].flow is SENT[0].flow
+
+
+def test_what_was_sent_is_one_flat_row() -> None:
+    flow = Flow("host1", "host2", "10.0.0.1", "10.0.1.1", 50000, 7, "rtsw1:eth3", src_rank=0, dst_rank=1)
+    assert Sent(flow, 10, 1000).to_json() == {
+        "src": "host1", "dst": "host2", "src_rank": 0, "dst_rank": 1, "src_ip": "10.0.0.1", "dst_ip": "10.0.1.1",
+        "sport": 50000, "dport": 4791, "qpn": 7, "first_hop": "rtsw1:eth3", "packets": 10, "bytes": 1000,
+    }  # fmt: skip
+
+
+def test_a_table_of_flows_has_each_destination_once_and_the_first_switch_of_each_flow() -> None:
+    here = SENT[0].flow
+    there = replace(here, src=here.dst, dst=here.src, src_ip=here.dst_ip, dst_ip=here.src_ip, first_hop="rtsw2:eth3")
+    table = FlowTable.of(FABRIC, [here, there, replace(here, qpn=8)])
+    assert table.addresses == (here.dst_ip, there.dst_ip)
+    assert table.destination.tolist() == [0, 1, 0]
+    names = [FABRIC.switches[number].name for number in table.first.tolist()]
+    assert names == ["rtsw1", "rtsw2", "rtsw1"]
+    rows = list(table.arrays.rows())
+    assert rows[0] == (bytes(map(int, here.src_ip.split("."))), bytes(map(int, here.dst_ip.split("."))), 50_000, 4791)
+    assert table.arrays.qpn.tolist() == [7, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        WorkerMessage(ready=True),
+        WorkerMessage(size=3),
+        WorkerMessage(size=0),
+        WorkerMessage(done=True),
+        WorkerMessage(error=(Problem("", "rank 1", "has died", "look"), Problem("a", "b", "c"))),
+        WorkerMessage(
+            report=WorkerReport(
+                {0: (SizeResult(8, 0.25, 0),), 3: ()},
+                (QpReport(0, 0x101, 7, 900, 1, {"naks": 2}),),
+                (NicReport(NicCounters(1, 2, 3), 4),),
+                0.5,
+                0.25,
+            )
+        ),
+    ],
+)
+def test_a_workers_message_is_one_line_and_comes_back_as_it_was(message: WorkerMessage) -> None:
+    line = message.line()
+    assert "\n" not in line
+    assert WorkerMessage.of_line(line.encode()) == message
+
+
+def test_how_switches_were_set_comes_back_typed_and_a_strange_record_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    live = LiveHashing("exact-match", 7, HashOptions(gap_ns=5), {(50_000, ip_network("10.0.1.0/24")): "eth2"})
+    assert LiveHashing.from_json(json.loads(json.dumps(live.to_json()))) == live
+    lab: Any = SimpleNamespace(name="zone")
+    assert live_hashing(lab) == {}
+    record = state.Record("zone", "netns", "running", {"name": "zone"}, hashing={"rtsw1": live.to_json()})
+    state.write_record(record)
+    assert live_hashing(lab) == {"rtsw1": live}
+    state.write_record(replace(record, hashing={"rtsw1": {"mode": "flow"}}))
+    with pytest.raises(MachineError, match="the hashing of lab zone was set by another version of Heddle"):
+        live_hashing(lab)
