@@ -23,6 +23,8 @@ from heddle.spec.routingspec import RoutingSpec
 
 SLOWEST_BPS: Final = 10**6
 FASTEST_BPS: Final = 10**10
+MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
+MOST_SWITCHES: Final = 4095  # of a level: each has a block of 4,096 loopbacks
 
 
 _LinkRate = Annotated[Rate, Field(ge=SLOWEST_BPS, le=FASTEST_BPS)]

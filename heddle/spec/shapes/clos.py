@@ -5,15 +5,12 @@ In:  plain data, as the rest of the file. Out: ClosSpec, frozen. heddle/fabric/s
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from heddle.spec.keys import at
-from heddle.spec.schema import FASTEST_BPS, SLOWEST_BPS, FabricSpec
-
-_MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
-_MOST_SWITCHES: Final = 4095  # of a level: each has a block of 4,096 loopbacks
+from heddle.spec.schema import FASTEST_BPS, MOST_HOSTS, MOST_SWITCHES, SLOWEST_BPS, FabricSpec
 
 
 class ClosSpec(FabricSpec):
@@ -61,9 +58,9 @@ class ClosSpec(FabricSpec):
         if self.zones == 1 and self.atsw is not None:
             raise at("atsw", "has nothing to join: there is one zone", "try zones: 2, or leave it out", given=["zones"])
         for key, count in (("racks", self.all_racks), ("ctsw", self.zones * self.ctsw)):
-            if count > _MOST_SWITCHES:
-                why = f"makes {count} in {self.zones} zones, and there are loopback addresses for {_MOST_SWITCHES}"
-                raise at(key, why, f"try {key}: {_MOST_SWITCHES // self.zones}", given=["zones"])
+            if count > MOST_SWITCHES:
+                why = f"makes {count} in {self.zones} zones, and there are loopback addresses for {MOST_SWITCHES}"
+                raise at(key, why, f"try {key}: {MOST_SWITCHES // self.zones}", given=["zones"])
         if self.oversubscription is None:
             return self
         if self.atsw is None:
@@ -89,9 +86,9 @@ class ClosSpec(FabricSpec):
                 f"try addressing.rack_prefix: {fit}" if fit >= family.racks[0] else "use more racks",
                 given=["nics_per_host", "addressing.rack_prefix"],
             )
-        if self.all_racks * self.hosts_per_rack > _MOST_HOSTS:
-            why = f"makes {self.all_racks * self.hosts_per_rack} hosts, and there are MAC addresses for {_MOST_HOSTS}"
-            fit = _MOST_HOSTS // self.all_racks
+        if self.all_racks * self.hosts_per_rack > MOST_HOSTS:
+            why = f"makes {self.all_racks * self.hosts_per_rack} hosts, and there are MAC addresses for {MOST_HOSTS}"
+            fit = MOST_HOSTS // self.all_racks
             raise at("hosts_per_rack", why, f"try hosts_per_rack: {fit}", given=["racks", "zones"])
         pool = self.addressing.network
         length = self.addressing.rack_prefix

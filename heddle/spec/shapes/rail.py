@@ -5,15 +5,12 @@ In:  plain data, as the rest of the file. Out: RailSpec, frozen. heddle/fabric/s
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from heddle.spec.keys import at
-from heddle.spec.schema import FabricSpec
-
-_MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
-_MOST_SWITCHES: Final = 4095  # of a level: each has a block of 4,096 loopbacks
+from heddle.spec.schema import MOST_HOSTS, MOST_SWITCHES, FabricSpec
 
 
 class RailSpec(FabricSpec):
@@ -68,13 +65,13 @@ class RailSpec(FabricSpec):
             why = f"puts {self.hosts_per_pod} NICs on a leaf, and a /{length} has room for {room}"
             hint = f"try addressing.rack_prefix: {fit}" if fit >= family.racks[0] else "use more pods"
             raise at("hosts_per_pod", why, hint, given=["addressing.rack_prefix"])
-        if self.leaves > _MOST_SWITCHES:
-            why = f"makes {self.leaves} leaves, and there are loopback addresses for {_MOST_SWITCHES}"
-            raise at("pods", why, f"try pods: {_MOST_SWITCHES // self.nics_per_host}", given=["nics_per_host"])
+        if self.leaves > MOST_SWITCHES:
+            why = f"makes {self.leaves} leaves, and there are loopback addresses for {MOST_SWITCHES}"
+            raise at("pods", why, f"try pods: {MOST_SWITCHES // self.nics_per_host}", given=["nics_per_host"])
         hosts = self.pods * self.hosts_per_pod
-        if hosts > _MOST_HOSTS:
-            why = f"makes {hosts} hosts, and there are MAC addresses for {_MOST_HOSTS}"
-            raise at("hosts_per_pod", why, f"try hosts_per_pod: {_MOST_HOSTS // self.pods}", given=["pods"])
+        if hosts > MOST_HOSTS:
+            why = f"makes {hosts} hosts, and there are MAC addresses for {MOST_HOSTS}"
+            raise at("hosts_per_pod", why, f"try hosts_per_pod: {MOST_HOSTS // self.pods}", given=["pods"])
         pool = self.addressing.network
         prefixes = 2 ** (length - pool.prefixlen) - 2 ** max(0, length - family.last)
         if self.leaves > prefixes:
