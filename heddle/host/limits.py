@@ -166,7 +166,7 @@ class MachineLimits:
             if short.limit.required and not all(map(self.writable, short.after)):
                 yield short.problem("the sysctl is read-only here")
 
-    def explain(self, lab: str, needs: Mapping[str, int], journal: Journal) -> None:
+    def write_script(self, lab: str, needs: Mapping[str, int], journal: Journal) -> None:
         """Note the commands that `raise_for` would stand for now."""
         short = self.shortages(lab, needs)
         if short:

@@ -275,7 +275,11 @@ def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str]
         for name, service in services.items():
             if systemd:
                 systemctl(service, "unmask", "--runtime")
+            # Also where neither runs: a package enables its service for the next start of the machine, in links of
+            # systemd and of init scripts.
+            if find_program("systemctl"):
                 systemctl(service, "disable")
+            if systemd:
                 say(f"{name}'s own service stays off on this machine: {service.why}")
                 continue
             if service.pid_file.exists():
@@ -283,7 +287,6 @@ def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str]
                 subprocess.run([*before, service.script, "stop"], capture_output=True, check=False)
                 say(f"{name}'s own service was stopped: {service.why}")
             if find_program("update-rc.d", "/usr/sbin", "/sbin") and Path(service.script).exists():
-                # Its package has also made links in /etc/rc2.d and the like, for the next start of the machine.
                 argv = [*before, "update-rc.d", Path(service.script).name, "disable"]
                 subprocess.run(argv, capture_output=True, check=False)
 

@@ -114,7 +114,7 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
     name = made.fabric.name
     journal = Journal()
-    limits.HERE.explain(name, limits.needs_of(made.fabric), journal)
+    limits.HERE.write_script(name, limits.needs_of(made.fabric), journal)
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
         topology = made.write(Path(scratch, "topology"), options)
         journal.comment(f"The files of {name} are written to {topology_path(name).parent}:")
