@@ -34,8 +34,9 @@ from heddle.endpoints.transports import find_transport
 from heddle.host import capacity as machine
 from heddle.kernel.namespace import inside
 from heddle.traffic.collectives import find_pattern
+from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES
-from heddle.traffic.plan import Endpoint, Plan
+from heddle.traffic.plan import Plan
 from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 
 _SEND_FRAMES: Final = 16  # how many may wait in the port's queue: the NIC's own queue

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from heddle.base.arrays import I32, I64, U32, U64
 from heddle.predict.flowarrays import FlowArrays, address_words
+from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import SourcePorts
-from heddle.traffic.plan import Endpoint, qpn_before_first
+from heddle.traffic.plan import qpn_before_first
 from heddle.wire.layout import ROCE_PORT
 from heddle.wire.sport import sport_for_qps
 

@@ -19,8 +19,9 @@ from heddle.forecast.planfile import PaperPlan
 from heddle.forecast.volume import Volume, cutting, of_lengths, of_pattern
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of
+from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
-from heddle.traffic.plan import Endpoint, place, smallest_size
+from heddle.traffic.plan import place, smallest_size
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from heddle.host.capacity import free_bytes
 if TYPE_CHECKING:
     from heddle.forecast.planfile import PaperPlan
     from heddle.traffic.communicators import Communicators
-    from heddle.traffic.plan import Endpoint
+    from heddle.traffic.endpoint import Endpoint
 
 COLUMNS: Final = ("src", "dst", "bytes")
 _MOST_PROBLEMS: Final = 20  # of one file: a column that is wrong is wrong in every row

@@ -18,9 +18,9 @@ from heddle.fabric.hashmodes import SPREADING
 from heddle.runs.queueuse import QueueUse
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
+from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.flow import Sent
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
-from heddle.traffic.plan import Endpoint
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",

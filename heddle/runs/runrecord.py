@@ -20,8 +20,8 @@ from heddle.runs.queueuse import QueueUse
 from heddle.runs.readable import UnreadableError, read_object
 from heddle.runs.results import Carrier, MachineUse, RunResult, SizeRow
 from heddle.traffic.communicators import Communicators
+from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import Endpoint
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import PathsResult

@@ -25,8 +25,6 @@ SLOWEST_BPS: Final = 10**6
 MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
 MOST_SWITCHES: Final = 4095  # of a level: each has a block of 4,096 loopbacks
 FASTEST_BPS: Final = 10**10
-MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
-MOST_SWITCHES: Final = 4095  # of a level: each has a block of 4,096 loopbacks
 
 
 _LinkRate = Annotated[Rate, Field(ge=SLOWEST_BPS, le=FASTEST_BPS)]

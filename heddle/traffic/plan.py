@@ -22,6 +22,7 @@ from heddle.fabric.model import Fabric, Port, Role
 from heddle.switch.queues.classes import class_plan, deepest_queue
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of
+from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.flow import Flow
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
@@ -31,27 +32,6 @@ from heddle.wire.sport import sport_for_qps
 WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
 MIN_QP_WINDOW: Final = 4
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One rank's NIC: where it hangs and what it is addressed by."""
-
-    rank: int
-    host: str
-    port: str
-    ip: str
-    mac: str
-    gateway_ip: str
-    gateway_mac: str
-    first_hop: str  # the switch port that its packets come in by: rtsw1:eth5
-    rate_bps: int
-    mtu: int
-
-    @property
-    def nic(self) -> str:
-        """`host1:eth1`."""
-        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from heddle.lab.faults import drain, link_down, link_up, undrain
 from heddle.lab.lab import Lab
 from heddle.lab.queuestatus import read_queues
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lastrun import last_paths
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.graph import drawing
 from heddle.views.pathstext import paths_text
-from heddle.views.usage import last_usage
+from heddle.views.usage import usage_of
 from tests.conftest import Up
 
 
@@ -48,7 +48,7 @@ def planes_of(lab: Lab) -> int:
 
 def prove(lab: Lab, result: RunResult) -> None:
     """The sums are right, and prediction, kernels and counters agree on every QP."""
-    paths = last_paths(lab)
+    paths = paths_of(lab)
     assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
     assert paths.agree, paths_text(paths)
     assert len(paths.flows) == len(result.flows) > 0
@@ -82,7 +82,7 @@ def test_paths_are_proven_in_every_mode(lab: Lab, mode: str) -> None:
         result = all_reduce(lab)
         prove(lab, result)
         if mode == "pinned":
-            uplinks = [link.flows for link in last_paths(lab).links if link.uplink]
+            uplinks = [link.flows for link in paths_of(lab).links if link.uplink]
             assert len(set(uplinks)) == 1, uplinks
     finally:
         set_hashing(lab, "flow")
@@ -105,7 +105,7 @@ def test_one_communicator_per_rail_stays_on_its_leaves(lab: Lab) -> None:
     result = all_reduce(lab, split="MOD 4")
     prove(lab, result)
     rails = {node.name: node.group("rail") for node in lab.fabric.edges}
-    for proof in last_paths(lab).flows:
+    for proof in paths_of(lab).flows:
         leaves = [step.partition(":")[0] for step in proof.oracle if step.startswith("leaf")]
         assert len({rails[leaf] for leaf in leaves}) == 1
 
@@ -127,7 +127,7 @@ def test_a_link_and_a_spine_can_be_taken_out(lab: Lab) -> None:
     drain(lab, "spine2")
     try:
         prove(lab, all_reduce(lab))
-        assert not [link for link in last_paths(lab).links if link.port.startswith("spine2:") and link.flows]
+        assert not [link for link in paths_of(lab).links if link.port.startswith("spine2:") and link.flows]
     finally:
         undrain(lab, "spine2")
     assert [check.name for check in validate(lab) if not check.ok] == []
@@ -135,9 +135,9 @@ def test_a_link_and_a_spine_can_be_taken_out(lab: Lab) -> None:
 
 def test_the_picture_and_the_queues_have_the_words_of_the_shape(lab: Lab) -> None:
     all_reduce(lab)
-    usage = last_usage(lab)
+    usage = usage_of(lab)
     assert usage is not None
-    picture = drawing("svg", lab.fabric, *usage).decode()
+    picture = drawing("svg", lab.fabric, usage.loads, usage.caption).decode()
     words = {"leaf1", "spine2", "pod 1", "pod 2"} | ({"plane 1", "plane 2"} if planes_of(lab) == 2 else set())
     assert words <= set(re.findall(r"<text[^>]*>([^<]*)</text>", picture))
     assert "leaf to spine: max" in picture

@@ -1,0 +1,132 @@
+"""The rooms of heddle/ and their order: a module imports from its own room and from those above it, and in no circle.
+
+docs/architecture.md says what each room is for. Imports for type checking and inside functions count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = (
+    "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "traffic", "endpoints",
+    "predict", "proof", "forecast", "runs", "checks", "engineering", "experiments", "views", "dashboard", "places",
+    "cli", "testing",
+)  # fmt: skip
+Imports = Mapping[str, Mapping[str, int]]  # module -> what it imports -> line
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """`heddle.base.problems` -> its file; a package's name is its `__init__.py`."""
+    found = {}
+    for path in sorted(root.glob("heddle/**/*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(root: Path) -> Imports:
+    """Every import of one of our modules by another, wherever in the file it is."""
+    modules = modules_of(root)
+    return {name: dict(_imports(name, path, modules)) for name, path in modules.items()}
+
+
+def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            above = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            base = ".".join(part for part in (above, node.module or "") if part)
+            full = [f"{base}.{each.name}" for each in node.names]
+            names = [each if each in modules else base for each in full]
+        yield from ((each, node.lineno) for each in names if each in modules and each != name)  # type: ignore[attr-defined]
+
+
+def arrows_against(imports: Imports) -> list[str]:
+    """Imports of rooms that come later, as `heddle/base/x.py:12 base -> lab (heddle.lab.handle)`."""
+    found = []
+    for name, targets in imports.items():
+        room = _room(name)
+        for target, line in targets.items():
+            if room and _room(target) and ROOMS.index(_room(target)) > ROOMS.index(room):
+                found.append(f"{name.replace('.', '/')}.py:{line}  {room} -> {_room(target)}  ({target})")
+    return found
+
+
+def circles(imports: Imports) -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for target in imports[name]:
+            if target not in index:
+                visit(target)
+                low[name] = min(low[name], low[target])
+            elif target in stack:
+                low[name] = min(low[name], index[target])
+        if low[name] == index[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in imports:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def _room(name: str) -> str:
+    """`kernel` of heddle.kernel.fib; empty for heddle itself."""
+    return [*name.split("."), ""][1]
+
+
+@pytest.fixture(scope="module")
+def imports() -> Imports:
+    return imports_of(ROOT)
+
+
+def test_every_folder_is_a_room_that_has_a_place_in_the_order() -> None:
+    folders = {path.name for path in (ROOT / "heddle").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= set(ROOMS)
+    assert [path.name for path in (ROOT / "heddle").glob("*.py")] == ["__init__.py"]
+
+
+def test_no_module_imports_from_a_later_room(imports: Imports) -> None:
+    assert not (arrows := arrows_against(imports)), "\n".join(["these imports go against the order:", *arrows])
+
+
+def test_no_modules_import_each_other(imports: Imports) -> None:
+    assert not (groups := circles(imports)), "\n".join(["these import each other:", *map(" ".join, groups)])
+
+
+def test_the_arrow_that_breaks_the_order_is_named(tmp_path: Path) -> None:
+    for name, text in {
+        "__init__": "",
+        "base/__init__": "",
+        "base/low": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from heddle.lab.high import Lab\n",
+        "base/one": "def f():\n    from heddle.base import two\n",
+        "base/two": "import heddle.base.three\n",
+        "base/three": "from .one import f\n",
+        "lab/__init__": "",
+        "lab/high": "from heddle.base.problems import Problem\n",
+    }.items():
+        path = tmp_path / f"heddle/{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    imports = imports_of(tmp_path)
+    assert arrows_against(imports) == ["heddle/base/low.py:3  base -> lab  (heddle.lab.high)"]
+    assert circles(imports) == [["heddle.base.one", "heddle.base.three", "heddle.base.two"]]
