@@ -23,7 +23,7 @@ def _files_of_up(typed: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _files_of_paths(typed: Mapping[str, Any]) -> Sequence[str]:
-    from heddle.cli.forecast_verb import files_in
+    from heddle.cli.paths_predict import files_in
 
     return files_in(typed)
 
@@ -249,8 +249,7 @@ def hashing(
     tells the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches that it names.
     ./inv hashing --explain host1,host5,qpn=0x101,sport=50000 prints each step for a flow; exit 1 when a kernel differs.
     """
-    from heddle.cli.flows import explain_flow
-    from heddle.cli.hashing_verb import Asked, run_hashing
+    from heddle.cli.hashing_verb import Asked, explain_flow, run_hashing
 
     asked = Asked(mode, switch, set_, table, entry, clear, run)
     if explain is not None:
@@ -286,8 +285,8 @@ def paths(
     With --predict FABRIC --plan PLAN nothing runs and no root is needed: loads of all links on paper, for any fabric
     file and any traffic, and how the hashing modes compare (docs/paper.md).
     """
-    from heddle.cli.flows import paths_now, paths_of_run
-    from heddle.cli.forecast_verb import on_paper, predict_paths
+    from heddle.cli.paths_predict import on_paper, predict_paths
+    from heddle.cli.paths_verb import paths_now, paths_of_run
 
     asked: dict[str, Any] = {
         "predict": predict, "plan": plan, "set_": set_, "mode": mode, "trials": trials,

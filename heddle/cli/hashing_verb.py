@@ -57,6 +57,18 @@ class Asked:
     run: str | None = None  # of --explain
 
 
+def explain_flow(out: Console, lab: str | None, flow: str, asked: Asked) -> None:
+    """`./inv hashing --explain FLOW`. Exit 1 where the computation and a kernel differ."""
+    if asked != Asked(run=asked.run):
+        hint = "first ./inv hashing MODE, then ./inv hashing --explain FLOW"
+        raise InputError(Problem("", "--explain", "takes no mode and no flags but --run and --lab", hint))
+    from heddle.runs.explain import explain
+
+    found = explain(open_lab(lab), flow, asked.run)
+    out.result(found.to_json(), found.text())
+    out.exit_code = 0 if found.agree else 1
+
+
 def run_hashing(out: Console, lab: str | None, asked: Asked) -> None:
     """Show how a lab's switches hash, or change it, and show that."""
     if asked.run is not None:

@@ -391,6 +391,17 @@ def test_invoke_hands_over_the_words_from_the_verb_on(monkeypatch: pytest.Monkey
         assert typed_to_invoke() == (words.split() if words else None), argv
 
 
+def test_files_are_named_after_the_verbs_that_they_do() -> None:
+    import tasks
+
+    verbs = {task.verb.name: task for task in vars(tasks).values() if hasattr(task, "verb")}
+    files = {path.stem.removesuffix("_verb") for path in (ROOT / "heddle/cli").glob("*_verb.py")}
+    assert files <= set(verbs)
+    for path in (ROOT / "heddle/cli").glob("*.py"):
+        if "\n@verb(" in path.read_text():
+            assert path.stem == f"{path.stem.removesuffix('_verb')}_verb", f"{path} defines a verb"
+
+
 def test_the_help_of_a_fabric_names_all_presets() -> None:
     from heddle.cli.helptexts import FABRIC
     from heddle.spec.load import presets

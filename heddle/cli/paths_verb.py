@@ -1,12 +1,10 @@
-"""Verbs about single queue pairs: the paths of a run, the same over the fabric as it is now, one choice explained."""
+"""The verb `paths`: paths of a run, and the same over the fabric as it is now. paths_predict.py has --predict."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from heddle.base.problems import InputError, Problem
 from heddle.cli.console import Console
-from heddle.cli.hashing_verb import Asked
 
 if TYPE_CHECKING:
     from heddle.runs.past import PastRun
@@ -48,16 +46,3 @@ def _which(past: PastRun) -> str:
     from heddle.views.usage import describe_run
 
     return f"run {past.record.id}: {describe_run(past.record.header)}"
-
-
-def explain_flow(out: Console, lab: str | None, flow: str, asked: Asked) -> None:
-    """`./inv hashing --explain FLOW`. Exit 1 where the computation and a kernel differ."""
-    if asked != Asked(run=asked.run):
-        hint = "first ./inv hashing MODE, then ./inv hashing --explain FLOW"
-        raise InputError(Problem("", "--explain", "takes no mode and no flags but --run and --lab", hint))
-    from heddle.lab.opening import open_lab
-    from heddle.runs.explain import explain
-
-    found = explain(open_lab(lab), flow, asked.run)
-    out.result(found.to_json(), found.text())
-    out.exit_code = 0 if found.agree else 1
