@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+from heddle.base.problems import Problem
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, Snapshot
 
+SHOWN: Final = 4  # faults named in one line
 Found = tuple[str, list[str]]  # what was looked at, and everything that is wrong, in lines
+
+
+class Answer(NamedTuple):
+    """What a check found, with notes; without notes a plain `Found` does."""
+
+    looked_at: str
+    faults: list[str]
+    notes: tuple[str, ...] = ()
 
 
 class NothingError(Exception):
@@ -32,3 +43,14 @@ class Subject:
             LabPart.FIBS | LabPart.HASHING | LabPart.SESSIONS | LabPart.QUEUES | health.parts(lab) | lab.made.gap_parts
         )
         return cls(lab, lab.handles(), lab.snapshot(wanted, keep_errors=True))
+
+
+def first_line(problem: Problem) -> str:
+    """A problem without its hint."""
+    return str(problem).partition("\n")[0]
+
+
+def shortened(lines: Sequence[str]) -> str:
+    """The first few lines, and how many more there are."""
+    more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+    return "; ".join(lines[:SHOWN]) + more

@@ -7,27 +7,38 @@ only packets sent are UDP probes from host to host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.problems import CheckError, HeddleError, InputError, Problem
-from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
-from heddle.checks import queuechecks
-from heddle.checks.probe import probe
-from heddle.checks.subject import Found, NothingError, Subject
-from heddle.fabric import hashmodes
-from heddle.fabric.model import Node, Role
-from heddle.kernel import offloads
-from heddle.kernel.namespace import inside
-from heddle.lab import health, rehash
-from heddle.runs.past import has_run, paths_of
+from heddle.base.problems import HeddleError
+from heddle.checks import labchecks, queuechecks
+from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
-_SHOWN: Final = 4  # faults named in one line
+Check = Callable[[Subject], Found | Answer]
+# Name -> check, in the order of their dependencies. A new check is a function in its own file, and one line here.
+CHECKS: Final[Mapping[str, Check]] = {
+    "sysctls": labchecks.sysctls,
+    "hashing": labchecks.hashing,
+    "queues": queuechecks.shapers,
+    "offloads": labchecks.offloads,
+    "programs": queuechecks.programs,
+    "thresholds": queuechecks.thresholds,
+    "links": labchecks.links,
+    "daemons": labchecks.daemons,
+    "bgp": labchecks.bgp,
+    "routes": labchecks.routes,
+    "reachability": labchecks.reachability,
+    "depths": queuechecks.depths,
+    "headroom": queuechecks.headroom,
+    "pauses": queuechecks.pauses,
+    "paths": labchecks.paths,
+    "polarisation": labchecks.polarisation,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +61,14 @@ class CheckResult:
         return data | {key: value for key, value in optional.items() if value}
 
 
-class Answer(NamedTuple):
-    """What a check found, with notes; without notes a plain `Found` does."""
-
-    looked_at: str
-    faults: list[str]
-    notes: tuple[str, ...] = ()
-
-
 def validate(lab: Lab) -> tuple[CheckResult, ...]:
     """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said."""
     lost = lab.runtime.lacking(lab.name, lab.topology)
-    nodes = CheckResult("nodes", not lost, "; ".join(map(_first_line, lost[:_SHOWN])) or f"{len(lab.handles())} run")
-    checks: tuple[tuple[str, Callable[[Subject], Found | Answer]], ...] = (
-        ("sysctls", _sysctls),
-        ("hashing", _hashing),
-        ("queues", queuechecks.shapers),
-        ("offloads", _offloads),
-        ("programs", queuechecks.programs),
-        ("thresholds", queuechecks.thresholds),
-        ("links", _links),
-        ("daemons", _daemons),
-        ("bgp", _bgp),
-        ("routes", _routes),
-        ("reachability", _reachability),
-        ("depths", queuechecks.depths),
-        ("headroom", queuechecks.headroom),
-        ("pauses", queuechecks.pauses),
-        ("paths", _paths),
-        ("polarisation", _polarisation),
-    )
+    nodes = CheckResult("nodes", not lost, "; ".join(map(first_line, lost[:SHOWN])) or f"{len(lab.handles())} run")
     if lost:
-        return (nodes, *(CheckResult(name, True, "not asked: nodes do not run", skipped=True) for name, _ in checks))
+        return (nodes, *(CheckResult(name, True, "not asked: nodes do not run", skipped=True) for name in CHECKS))
     subject = Subject.of(lab)
-    return (nodes, *(_check(name, partial(check, subject)) for name, check in checks))
-
-
-def _first_line(problem: Problem) -> str:
-    return str(problem).partition("\n")[0]
+    return (nodes, *(_check(name, partial(check, subject)) for name, check in CHECKS.items()))
 
 
 def _check(name: str, ask: Callable[[], Found | Answer]) -> CheckResult:
@@ -96,184 +77,6 @@ def _check(name: str, ask: Callable[[], Found | Answer]) -> CheckResult:
     except NothingError as reason:
         return CheckResult(name, True, str(reason), skipped=True)
     except HeddleError as error:
-        return CheckResult(name, False, "; ".join(map(_first_line, error.problems)))
-    said = _shortened(faults) if faults else "; ".join([looked_at, *([_shortened(notes)] if notes else [])])
+        return CheckResult(name, False, "; ".join(map(first_line, error.problems)))
+    said = shortened(faults) if faults else "; ".join([looked_at, *([shortened(notes)] if notes else [])])
     return CheckResult(name, not faults, said, notes=notes)
-
-
-def _shortened(lines: Sequence[str]) -> str:
-    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    return "; ".join(lines[:_SHOWN]) + more
-
-
-def _sysctls(subject: Subject) -> Answer:
-    """What nothing set must be as Heddle needs it; what the topology sets itself must be as it sets it."""
-    lab = subject.lab
-    faults: list[str] = []
-    count = 0
-    own: dict[tuple[str, str], list[str]] = {}  # what the topology decides, why -> nodes
-    given, rules, decided, live = lab.made.sysctls(lab), _rules(lab), lab.made.decided(), rehash.set_live(lab)
-    for node in lab.fabric.nodes:
-        wanted = dict(given[node.name])
-        settings = dict(decided.get(node.name, {}))
-        if node.role is Role.SWITCH:
-            wanted |= rules[node.name]
-        if node.name in live:  # the verb `hashing` came later
-            settings = {key: rows for key, rows in settings.items() if key not in rules[node.name]}
-        count += len(wanted)
-        with inside(subject.handles[node.name].netns):
-            for key, value in wanted.items():
-                path = sysctl_path(key)
-                now = path.read_text().strip() if path.exists() else "missing"
-                sources = [each.source for each in settings.get(key, ()) if _same(now, each.value)]
-                if sources:
-                    own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
-                elif certain := [each for each in settings.get(key, ()) if each.certain]:
-                    last = certain[-1]
-                    faults.append(f"{node.name}: {key} is {now}, and the topology sets {last.value} ({last.source})")
-                elif not _same(now, value):
-                    faults.append(f"{node.name}: {key} is {now}, not {value}")
-    notes = tuple(
-        f"{what} on {_listed(names)}, as the topology sets it ({source})" for (what, source), names in own.items()
-    )
-    return Answer(
-        f"{count} as {'rendered' if lab.made.rendered else 'the topology has them, or Heddle'}", faults, notes
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _same(now: str, wanted: str) -> bool:
-    """Whether a sysctl has the value that was written: 0x37 is read as 55, and tables with tabs between numbers."""
-    try:
-        return [sysctl_number(word) for word in now.split()] == [sysctl_number(word) for word in wanted.split()]
-    except ValueError:  # names, as of tcp_congestion_control
-        return now.split() == wanted.split()
-
-
-def _rules(lab: Lab) -> dict[str, dict[str, str]]:
-    """Switch -> the sysctls of hashing that it should have: as set last, or its topology's own, or Heddle's."""
-    version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.made.kept()
-    return {
-        name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
-        | ({} if name in live else dict(kept.get(name, {})))
-        for name, row in rehash.wanted(lab).items()
-    }
-
-
-def _hashing(subject: Subject) -> Found:
-    """Modes, seeds, options and tables, in the maps and in the kernel, against what was set last."""
-    lab = subject.lab
-    faults: list[str] = []
-    wanted, rules = rehash.wanted(lab), _rules(lab)
-    for name, row in wanted.items():
-        now = subject.now.hashing[name]
-        policy = sysctl_number(rules[name][f"net.ipv{lab.fabric.policy.ip_version}.fib_multipath_hash_policy"])
-        seed = row.seed if now.by_program else sysctl_number(rules[name].get(HASH_SEED, str(row.seed)))
-        if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
-            found = f"{name}: {now.mode} with seed {now.seed} and policy {now.policy}"
-            faults.append(f"{found}, not {row.mode} with {seed} and {policy}")
-        elif now.options != row.options:
-            faults.append(f"{name}: {now.mode} has other options than it was given: {now.options}")
-        elif now.steering != row.steering:
-            faults.append(f"{name}: the tables of {now.mode} are not those that it was given")
-    return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", faults
-
-
-def _offloads(subject: Subject) -> Found:
-    faults = [
-        f"{node.name}:{port} has {', '.join(on)} on"
-        for node in subject.lab.fabric.nodes
-        for port, on in offloads.read(subject.handles[node.name].netns, _names(node)).items()
-        if on
-    ]
-    return f"{', '.join(offloads.FEATURES)} off on {_ports(subject.lab)} ports", faults
-
-
-def _links(subject: Subject) -> Found:
-    lab = subject.lab
-    if not lab.made.rendered:
-        raise NothingError("which links are meant to be up is the topology's own affair")
-    faults = health.down_or_drained(lab, subject.now)
-    return f"{len(lab.fabric.links)} are up, and no switch is drained", list(map(_first_line, faults))
-
-
-def _daemons(subject: Subject) -> Found:
-    lab, now = subject.lab, subject.now
-    wrong = (*health.silent_daemons(now), *health.foreign_queues(now))
-    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in wrong]
-    names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.made.daemons(node.name))
-    if not names and not silent:
-        raise NothingError("no file says which daemons should run")
-    return f"{' and '.join(names)} answer on {len(lab.fabric.switches)} switches", silent
-
-
-def _bgp(subject: Subject) -> Found:
-    made = subject.lab.made
-    faults = made.session_faults(subject.now)
-    expected = made.sessions(subject.now)[1]
-    if not expected and not faults:
-        raise NothingError("no BGP session is configured between switches of the lab")
-    return f"{expected} sessions established", faults
-
-
-def _routes(subject: Subject) -> Found:
-    made = subject.lab.made
-    looked_at = made.routes_said()
-    if not looked_at:
-        raise NothingError("no host has an address, so no route can be asked for")
-    return looked_at, made.gaps(subject.now)
-
-
-def _reachability(subject: Subject) -> Found:
-    lab = subject.lab
-    if sum(port.address is not None for host in lab.fabric.hosts for port in host.ports) < 2:
-        raise NothingError("fewer than two ports of hosts have an address")
-    result = probe(lab.fabric, subject.handles)
-    sizes = sorted({port.mtu for host in lab.fabric.hosts for port in host.ports})
-    size = "- and ".join(str(each) for each in sizes)
-    return f"{result.tried} pairs of hosts, {size}-byte packets that must not be fragmented", list(result.faults)
-
-
-def _paths(subject: Subject) -> Found:
-    if not has_run(subject.lab):
-        return "no run yet", []
-    try:
-        result = paths_of(subject.lab)
-    except InputError as error:  # a run that failed or cannot be read says nothing of the lab
-        raise NothingError(_first_line(error.problems[0])) from None
-    wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
-    if not result.agree and not wrong:
-        wrong = list(result.notes)
-    return f"{result.said} agree on {len(result.flows)} QPs of the last run", wrong
-
-
-def _polarisation(subject: Subject) -> Found:
-    from heddle.predict.polarisation import enough, polarisation
-
-    fabric, rules = subject.lab.fabric, subject.now.hashing
-    try:
-        found = polarisation(fabric, subject.now.fibs, rules)
-    except CheckError as error:
-        raise NothingError("; ".join(map(_first_line, error.problems))) from None
-    if not found.pairs:
-        raise NothingError(found.reason)
-    if few := [pair.switch for pair in found.pairs if pair.too_few]:
-        raise NothingError(f"too few to judge: {enough(fabric)} flows, for as many ways as {few[0]} has")
-    bits = max(pair.dependence.bits for pair in found.pairs)
-    polarised = [pair for pair in found.pairs if pair.polarised]
-    wrong = [pair.text() for pair in polarised]
-    if any(rules[pair.switch].mode in ("flow", "e-ecmp") for pair in polarised):  # no seed plays a part in the others
-        wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
-    said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
-    return f"{said} over {enough(fabric)} flows", wrong
-
-
-def _names(node: Node) -> Iterable[str]:
-    return [port.name for port in node.ports]
-
-
-def _ports(lab: Lab) -> int:
-    return sum(len(node.ports) for node in lab.fabric.nodes)
