@@ -17,10 +17,10 @@ from typing import Any, Final
 from heddle.base.families import Network
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems
+from heddle.cli.helptexts import EXAMPLE_ROW
 from heddle.spec.yamlfile import Document, ReadOptions, parse, read_text
 
 COLUMNS: Final = ("switch", "sport", "prefix", "port")
-_EXAMPLE: Final = "rtsw1 50001 10.0.1.0/24 eth3"
 _READING: Final = ReadOptions(max_bytes=16 << 20, values=2_000_000, kind="exact-match table", example="docs/hashing.md")
 
 Row = tuple[str, list[str]]  # where it stands, and its words
@@ -39,7 +39,7 @@ class ExactRows:
         for place, words in rows:
             if len(words) != len(COLUMNS):
                 what = " ".join(" ".join(words).split()) or "an empty row"  # a quote not closed takes lines in
-                self.problems.add(where=place, what=what, why=f"is not {', '.join(COLUMNS)}", hint=f"as {_EXAMPLE}")
+                self.problems.add(where=place, what=what, why=f"is not {', '.join(COLUMNS)}", hint=f"as {EXAMPLE_ROW}")
                 continue
             switch, sport, prefix, port = words
             if not (sport.isascii() and sport.isdecimal()):
@@ -79,7 +79,8 @@ def file_rows(path: str) -> list[Row]:
 
 def _yaml_rows(document: Document, path: str) -> list[Row]:
     entries = document.data.get("entries")
-    hint = "entries: [{switch: rtsw1, sport: 50001, prefix: 10.0.1.0/24, port: eth3}]"
+    example = ", ".join(f"{column}: {word}" for column, word in zip(COLUMNS, EXAMPLE_ROW.split(), strict=True))
+    hint = f"entries: [{{{example}}}]"
     if set(document.data) != {"entries"} or not isinstance(entries, list):
         raise InputError(Problem(path, "the table", "is not a list of entries", hint))
     problems = Problems()

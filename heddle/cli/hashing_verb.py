@@ -16,6 +16,7 @@ from heddle.base.tables import table
 from heddle.base.units import format_duration
 from heddle.cli.console import Console
 from heddle.cli.exactrows import COLUMNS, ExactRows, entry_rows, file_rows
+from heddle.cli.helptexts import EXAMPLE_SWITCHES
 from heddle.fabric.checks import Said, complaints_about
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
@@ -111,7 +112,7 @@ def _names(typed: Sequence[str]) -> list[str]:
     """Names of switches: --switch may be given many times, and holds several with commas."""
     names = [name.strip() for each in typed for name in each.split(",") if name.strip()]
     if typed and not names:  # none are not all
-        raise InputError(Problem("", f"--switch {typed[0]}", "names no switch", "as --switch rtsw1,rtsw2"))
+        raise InputError(Problem("", f"--switch {typed[0]}", "names no switch", f"as --switch {EXAMPLE_SWITCHES}"))
     return names
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+# Nodes as in the presets, for examples in hints and in the texts below.
+EXAMPLE_SWITCH: Final = "ctsw1"
+EXAMPLE_SWITCHES: Final = "rtsw1,rtsw2"
+EXAMPLE_ROW: Final = "rtsw1 50001 10.0.1.0/24 eth3"
 FABRIC: Final = "preset name (dc, demo, rail, tiny, zone) or fabric file"
 LAB: Final = "which running lab; not needed while only one runs"
 DIALECT: Final = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
@@ -18,7 +22,7 @@ HASHING: Final = {
     "switch": "some switches only: rtsw1,ctsw2; may be given many times",
     "set": "key=value of routing.hash, or seed or resilient, as gap=20ms, udf.bytes=2; may be given many times",
     "table": "exact-match: a file of rows switch, sport, prefix, port (CSV, or YAML by its name)",
-    "entry": "exact-match: add or change a row, as 'rtsw1 50001 10.0.1.0/24 eth3'; may be given many times",
+    "entry": f"exact-match: add or change a row, as '{EXAMPLE_ROW}'; may be given many times",
     "clear": "exact-match: empty the tables first",
     "explain": "every step for a flow: a QP number of a run, or host1,host5,qpn=0x101,sport=50000",
     "run": "with --explain: " + RUN_ID,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.cli.console import Console
+from heddle.cli.helptexts import EXAMPLE_SWITCH
 
 if TYPE_CHECKING:
     from heddle.forecast.result import Prediction
@@ -97,7 +98,7 @@ def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) 
 def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
     """A flag that was given several times, or once with commas."""
     if typed and not any(word.strip() for each in typed for word in each.split(",")):
-        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", f"as {flag} ctsw1"))
+        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", f"as {flag} {EXAMPLE_SWITCH}"))
     return tuple(dict.fromkeys(word.strip() for each in typed for word in each.split(",") if word.strip()))
 
 

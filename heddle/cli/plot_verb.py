@@ -35,7 +35,7 @@ def plot(
 ) -> None:
     """Draw the queues of a run over time: depth, thresholds, marks, pauses, of the ports that held most.
 
-    ./inv plot queues --port 'ctsw*' --class 3 --out ctsw.png. `./inv run --bucket 1ms` records with finer steps.
+    ./inv plot queues --port 'ctsw*' --class 3 --out spines.png. `./inv run --bucket 1ms` records with finer steps.
     """
     from heddle.base.files import real
     from heddle.lab.opening import open_lab

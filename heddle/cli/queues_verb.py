@@ -142,7 +142,7 @@ def _set(lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool
     from heddle.lab.requeue import set_queues
 
     if not settings:
-        hint = "./inv queues set ecn.kmax=800KB --switch 'ctsw*'"
+        hint = f"./inv queues set ecn.kmax=800KB --switch '{lab.fabric.levels[2].word}*'"
         raise InputError(Problem("", "queues set", "needs a PATH=VALUE", hint))
     if watch:
         raise InputError(

@@ -108,9 +108,8 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
     limit = frr_multipath()
     if limit is not None and most > limit:
         why = f"was built for {limit} next hops a route, and this fabric has {most}"
-        yield Problem(
-            "frr", "zebra", why, f"fewer uplinks (ctsw, atsw), or an FRR built with --enable-multipath={most}"
-        )
+        above = ", ".join(level.word for level in fabric.levels[2:])
+        yield Problem("frr", "zebra", why, f"fewer uplinks ({above}), or an FRR built with --enable-multipath={most}")
 
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:

@@ -140,7 +140,7 @@ def switch_up(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
 def drain(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
     """Drain a switch by BGP (RFC 8326), and wait until kernels forward round it; it forwards what still comes.
 
-    InputError for what is no switch of the fabric. A rack stays reachable through its own RTSW, drained or not.
+    InputError for what is no switch of the fabric. Hosts stay reachable through their own leaf, drained or not.
     """
     node = _switch(lab, switch)
     _known(lab)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 # Paths below `queues` that are thresholds, and so in a map; all others are in qdiscs, or in tables that those go by.
 LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
                 "alpha")  # fmt: skip
-_EXAMPLE: Final = "as ./inv queues set ecn.kmax=800KB --switch 'ctsw*'"
 
 
 QueueSetting = str | int | float | bool | None | Sequence[int]  # a value of a fabric file's `queues`
@@ -139,7 +138,8 @@ def changed(
         path, equals, value = text.partition("=")
         key = path.strip().removeprefix("queues.")
         if not equals or not key:
-            problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=_EXAMPLE)
+            hint = f"as ./inv queues set ecn.kmax=800KB --switch '{fabric.levels[2].word}*'"
+            problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=hint)
         elif wrong := _not_live(key, fabric, meant):
             problems.found.append(wrong)
         else:  # one size is for every switch that is meant, and leaves hosts theirs

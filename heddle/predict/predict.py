@@ -1,7 +1,7 @@
 """Path prediction for a running fabric: which egress ports a flow takes, with no kernel asked.
 
 In:  Fib and SwitchHashing of every switch (read once), and flows.
-Out: for each flow the ordered egress ports, from its source's RTSW to the port that its destination host hangs on;
+Out: for each flow the ordered egress ports, from its source's leaf to the port that its destination host hangs on;
      where packets of one flow are spread, all ports of that step in one word (spread.py).
 The hashes are in hashes.py, how modes choose in rules.py, the selection in forwarding.py, the walk in walk.py; here
 the FIBs and tables that were read become their arrays.

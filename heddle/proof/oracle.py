@@ -1,7 +1,7 @@
 """The oracle: what the kernels say, hop by hop, without a packet sent over the fabric.
 
 In:  a fabric, the handles of its switches, and flows.
-Out: for each flow the ordered egress ports, from its source's RTSW to the port that its destination host hangs on;
+Out: for each flow the ordered egress ports, from its source's leaf to the port that its destination host hangs on;
      where packets of one flow are spread, all ports of that step in one word (spread.py).
 Where the kernel hashes, each kernel is asked for its forwarding decision (RTM_GETROUTE, as `ip route get ... iif`).
 Where the BPF program decides, it is run on the packet's header as it would look there: it steers, or it gives a hash,

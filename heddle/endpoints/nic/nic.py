@@ -248,7 +248,7 @@ class Nic:
 
 
 def announce(interface: str, mac: str, ip: str, gateway_ip: str) -> None:
-    """Ask for the gateway once, by ARP or ND, from inside the host's namespace: so the RTSW knows this NIC before data
+    """Ask for the gateway once, by ARP or ND, from inside the host's namespace: so the leaf knows this NIC before data
     comes.
 
     Raises OSError when the interface is not there.
