@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem
+from heddle.cli import helptexts
 from heddle.cli.console import Console
-from heddle.lab import lifecycle as labs
-from heddle.lab.opening import open_lab
+from heddle.cli.verbs import verb
+from heddle.host import packages
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -36,12 +37,15 @@ def lab_for_run(
                     f"a running lab is what it is: ./inv run --fabric FABRIC {flag} ..., or ./inv up FABRIC {flag} ..."
                 )
                 raise InputError(Problem("", flag, "has no meaning without --fabric", hint))
+        from heddle.lab.opening import open_lab
+
         yield open_lab(lab)
         return
     if lab is not None:
         hint = "--lab takes a running one, --fabric brings one up for the run"
         raise InputError(Problem("", "--lab and --fabric", "exclude each other", hint))
     from heddle.fabric.fabricfile import load_fabric
+    from heddle.lab import lifecycle as labs
 
     loaded = load_fabric(fabric, overrides=overrides)
     check(loaded.fabric)
@@ -51,3 +55,49 @@ def lab_for_run(
     finally:
         if done.created:
             labs.down(done.lab.name, out.observer)
+
+
+@verb(
+    help=helptexts.RUN,
+    packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
+    root=True,
+    files_in=["fabric"],
+)
+def run(
+    out: Console,
+    collective: str = "all-reduce",
+    algorithm: str | None = None,
+    ranks: int | None = None,
+    size: str = "1M",
+    qps: int = 1,
+    qp_mode: str = "split",
+    iters: int = 5,
+    warmup: int = 1,
+    sport: str = "qpn",
+    chunk: str = "128K",
+    window: int | None = None,
+    timeout: int | None = None,
+    placement: str = "block",
+    split: str = "auto",
+    bucket: str = "10ms",
+    transport: str = "rc",
+    lab: str | None = None,
+    fabric: str | None = None,
+    runtime: str | None = None,
+    set_: Sequence[str] = (),
+) -> None:
+    """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated."""
+    from heddle.endpoints.transports import find_transport
+    from heddle.runs.run import plan_run
+    from heddle.runs.run import run as run_collective
+    from heddle.traffic.options import run_options
+
+    options = run_options(
+        collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
+        warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
+        bucket=bucket, transport=transport, find_transport=find_transport,
+    )  # fmt: skip
+    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:
+        result = run_collective(where, options, out.observer)
+    out.result(result.to_json(), result.table())
+    out.exit_code = 1 if result.wrong else 0
