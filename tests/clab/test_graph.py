@@ -16,7 +16,7 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.views.graph import DRAWIO_IMAGE, drawing
 
 pytestmark = pytest.mark.usefixtures("engine")
-FABRICS = [load_fabric("tiny"), load_fabric("zone"), ClosSpec(name="rails", racks=1, ctsw=2, nics_per_host=2)]
+FABRICS = [load_fabric("tiny").spec, load_fabric("zone").spec, ClosSpec(name="rails", racks=1, ctsw=2, nics_per_host=2)]
 
 
 @pytest.mark.parametrize("spec", FABRICS, ids=lambda spec: str(spec.name))
