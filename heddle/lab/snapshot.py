@@ -10,7 +10,6 @@ waited for. All parts are read within milliseconds, but not at one instant: pack
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Flag, auto
@@ -70,9 +69,13 @@ class DaemonQuestions:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """One node. A field is None where its part was not read. drops, down, foreign: by the node's own port names."""
+    """One node. A field is None where its part was not read. drops, down, foreign: by the node's own port names.
+
+    sessions is also None where bgpd does not answer; hosts are not asked.
+    """
 
     node: str
+    role: Role = Role.SWITCH
     fib: Fib | None = None
     hashing: SwitchHashing | None = None
     epoch: int | None = None
@@ -163,7 +166,7 @@ class Snapshot:
     def sessions(self) -> Mapping[str, Mapping[str, str] | None]:
         """Switch -> port or peer -> state of the BGP session; None where bgpd does not answer."""
         self._check(LabPart.SESSIONS)
-        return {name: each.sessions for name, each in self.nodes.items()}
+        return {name: each.sessions for name, each in self.nodes.items() if each.role is Role.SWITCH}
 
     @cached_property
     def drained(self) -> tuple[str, ...]:
@@ -235,7 +238,7 @@ class _Reading:
 
     def kernel(self, node: Node) -> NodeSnapshot:
         """All that a node's kernel and maps report; of hosts their root qdiscs."""
-        found = NodeSnapshot(node.name)
+        found = NodeSnapshot(node.name, node.role)
         if not self._parts & _IN_KERNELS:
             return found
         netns = self._handles[node.name].netns
@@ -299,6 +302,8 @@ def _asked(found: Collection[NodeSnapshot], parts: LabPart, questions: DaemonQue
             drained=questions.drained(node.node) if LabPart.DRAINED in parts else None,
             silent=questions.silent(node.node) if LabPart.SILENT in parts else None,
         )
+
+    from concurrent.futures import ThreadPoolExecutor  # it brings `logging` along, and few verbs ask daemons
 
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="ask-daemons") as pool:
         return {node.node: node for node in pool.map(ask, found)}

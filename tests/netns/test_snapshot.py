@@ -67,7 +67,7 @@ def test_all_parts_together_enter_each_namespace_once(tiny: Lab, entered: Counte
     now = tiny.snapshot(~LabPart(0))
     assert entered == dict.fromkeys(tiny.handles(), 1)
     switches = {node.name for node in tiny.fabric.switches}
-    assert set(now.fibs) == set(now.hashing) == set(now.counters) == set(now.epochs) == switches
+    assert set(now.fibs) == set(now.hashing) == set(now.counters) == set(now.epochs) == set(now.sessions) == switches
     assert set(now.drops) == {port.ref for node in tiny.fabric.switches for port in node.ports}
     assert not (now.down or now.foreign_roots or now.silent or now.drained)
     assert {state for peers in now.sessions.values() for state in (peers or {}).values()} == {"Established"}
