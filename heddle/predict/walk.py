@@ -83,7 +83,7 @@ def walk(
     """Take every flow from its first switch to where no switch follows.
 
     destination, first (flows,): class of the destination and id of the first switch, -1: the flow goes nowhere.
-    slices (flows,): index of the destination's NIC in its rack, for `pinned` where the rules have no table of them.
+    slices (flows,): index of the destination's NIC at its edge, for `pinned` where the rules have no table of them.
     A flow ends early at a switch that has no route or no live next hop, and after max_hops. CheckError when a switch
     that has to choose hashes in a way that is not modelled.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections import deque
+from pathlib import Path
 
 import pytest
 
@@ -177,3 +178,13 @@ def test_32k_nics_are_predicted_in_seconds(planes: int) -> None:
     text = render(result)
     assert "512 leaf x 64 spine, 32,768 NICs" in text
     assert "leaf>spine" in text
+
+
+def test_a_file_with_another_key_for_the_shape_is_no_containerlab_topology(tmp_path: Path) -> None:
+    file = tmp_path / "r.yml"
+    file.write_text("name: r\ntopology: rail\npods: 2\nspines: 2\n")
+    with pytest.raises(InputError, match=r"r\.yml:2 +topology is not a key\n +hint: did you mean shape\?"):
+        load_fabric(str(file))
+    file.write_text("name: r\ntopology:\n  nodes: {}\n")
+    with pytest.raises(InputError, match="is a containerlab topology, not a fabric file"):
+        load_fabric(str(file))

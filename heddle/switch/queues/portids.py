@@ -25,7 +25,7 @@ def port_ids(fabric: Fabric) -> Mapping[PortRef, int]:
     found = {(port.node, port.name): number for number, port in numbered_ports(fabric)}
     if len(found) > MOST_PORTS:
         why = f"has {len(found)} ports, and a lab's queues can tell {MOST_PORTS} apart"
-        raise InputError(Problem("", fabric.name, why, "fewer racks, hosts or NICs"))
+        raise InputError(Problem("", fabric.name, why, f"fewer {fabric.box}s, hosts or NICs"))
     return found
 
 
