@@ -144,8 +144,8 @@ def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> Steering
 
     For a fabric that does not say what its next hops should be; others have steering_of (switch/steering.py).
     """
-    group = np.where(forwarding.size[forwarding.group] > 1, forwarding.group, NO_PORT).astype(np.int32)
-    group[forwarding.group < 0] = NO_PORT
+    several = np.append(forwarding.size, 0) > 1  # -1, no group, is the last one; where no switch chooses it is all
+    group = np.where(several[forwarding.group], forwarding.group, NO_PORT).astype(np.int32)
     owner = np.repeat(np.arange(len(forwarding.size)), forwarding.size)
     member = forwarding.member[np.lexsort((forwarding.member, owner))]
     return SteeringTables(group, forwarding.start, member, forwarding.start, member, slices)

@@ -62,10 +62,12 @@ def _modes(result: Prediction) -> Iterator[str]:
     between = _between(result.wires, result.modes[0])
     names = [result.wires.direction_name(d).split(" to ") for d in between]
     width = 11
-    yield f"{'':46}MMR, bytes".rstrip()
-    yield f"{'mode':<12}{'completion':>11}{'/roofline':>10}  {'busiest link':<14}" + "".join(
-        f"{f'{a}>{b}':>{width}}" for a, b in names
-    )
+    if between:
+        yield f"{'':46}MMR, bytes"
+    yield (
+        f"{'mode':<12}{'completion':>11}{'/roofline':>10}  {'busiest link':<14}"
+        + "".join(f"{f'{a}>{b}':>{width}}" for a, b in names)
+    ).rstrip()
     for mode in result.modes:
         ratio = "-" if mode.ratio is None else f"{mode.ratio:.2f}"
         busiest = result.wires.ports[mode.busiest] if mode.seconds else "-"
@@ -152,8 +154,10 @@ def _two(value: float | None) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Three digits that count: `0.0123 s`, `12.3 s`, `1,230 s`."""
+    """Three digits that count: `0.0123 s`, `12.3 s`, `1,230 s`; below a millisecond `6.56e-06 s`."""
     if value == 0 or value >= 1000:
         return f"{value:,.0f} s"
+    if value < 1e-3:
+        return f"{value:.2e} s"
     decimals = max(0, 2 - int(np.floor(np.log10(value))))
-    return f"{value:.{min(decimals, 9)}f} s"
+    return f"{value:.{decimals}f} s"

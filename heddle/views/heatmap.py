@@ -113,6 +113,9 @@ def _figure(result: Prediction) -> Figure:
     from matplotlib.figure import Figure
 
     panels = _panels(result)
+    if not panels:
+        why = f"has nothing to draw: {result.wires.fabric.name} has no link between switches"
+        raise InputError(Problem("", "--heatmap", why, "leave it out: the table names the links of hosts"))
     rows = max(len(panel.rows) for panel in panels)
     height = min(_TALL, max(_SHORT, 0.3 * rows))
     widths = [max(1.9, min(5.0, 0.42 * len(panel.columns))) for panel in panels]

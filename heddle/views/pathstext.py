@@ -54,7 +54,9 @@ def uplinks(result: PathsResult) -> list[str]:
     def amount(link: LinkUse) -> int:
         return link.bytes if by_bytes else link.flows
 
-    most = max((amount(link) for link in links), default=0)
+    if not links:
+        return ["no switch has uplinks: a path is one port"]
+    most = max(map(amount, links))
     lines = [f"{'uplink':<15} {'flows':>6} {'packets':>10} {'bytes':>15}  share of the busiest"]
     for link in links:
         bar = "█" * round(_BAR * amount(link) / most) if most else ""
