@@ -16,14 +16,15 @@ from heddle.base import resources
 from heddle.base.files import real, seen
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.forecast.planspec import NAMED, PlanSpec
+from heddle.traffic.collectives import patterns
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document
 
-# What words stand for, besides the named matrices.
+# What words stand for, besides the named matrices: each collective that is not called like one of these.
 _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
-    "all-reduce": {"collective": "all-reduce"},
+    **{name: {"collective": name} for name, _ in patterns() if name not in NAMED},
 }
 _FLAG: Final = "--plan"
 

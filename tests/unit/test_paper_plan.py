@@ -14,6 +14,7 @@ from heddle.fabric.shapes import build
 from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic, traffic_of
 from heddle.forecast.planfile import files_of, load_plan
+from heddle.forecast.planspec import NAMED, PlanSpec
 from heddle.forecast.volume import Cutting, cutting, of_lengths, of_pattern
 from heddle.predict.flowarrays import FlowArrays
 from heddle.spec.shapes.clos import ClosSpec
@@ -41,6 +42,14 @@ def plan_file(path: Path, text: str) -> str:
 
 def traffic(typed: str, **keys: object) -> Traffic:
     return traffic_of(fabric(**keys), load_plan(typed))
+
+
+@pytest.mark.parametrize("collective", sorted({collective for collective, _ in patterns()}))
+def test_a_plan_by_word_is_any_collective_or_the_matrix_of_that_name(collective: str) -> None:
+    if collective in NAMED:
+        assert load_plan("all-reduce,collective=" + collective).spec.pattern[0] == collective
+    else:
+        assert load_plan(f"{collective},qps=2").spec == PlanSpec(collective=collective, qps=2)
 
 
 @pytest.mark.parametrize("placement", ["block", "cyclic", "host4,host1,host6,host2"])
