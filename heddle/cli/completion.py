@@ -105,6 +105,18 @@ def _modes() -> list[str]:
     return list(MODES)
 
 
+def _collectives() -> list[str]:
+    from heddle.traffic.collectives import patterns
+
+    return list(dict.fromkeys(collective for collective, _ in patterns()))
+
+
+def _algorithms() -> list[str]:
+    from heddle.traffic.collectives import patterns
+
+    return list(dict.fromkeys(algorithm for _, algorithm in patterns()))
+
+
 def _transports() -> list[str]:
     from heddle.endpoints.transports import TRANSPORTS
 
@@ -162,6 +174,8 @@ def _settings() -> list[str]:
 
 _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "action": lambda: ["set", "reset"],
+    "algorithm": _algorithms,
+    "collective": _collectives,
     "setting": _settings,
     "fabric": _fabrics,
     "runtime": _runtimes,
@@ -175,3 +189,14 @@ _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "transport": _transports,
     "format": lambda: ["text", "json"],
 }
+# What `--help` says before the words of a table that others add to.
+_LISTED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("algorithm", "collective", "mode", "transport"), "one of"),
+    **dict.fromkeys(("fabric", "predict"), "presets:"),
+}
+
+
+def listed(parameter: Parameter) -> str:
+    """`; one of all-reduce, all-to-all, incast`: behind the help of a parameter whose words are those of a table."""
+    word = parameter.word
+    return f"; {_LISTED[word]} {', '.join(_KNOWN[word]())}" if word in _LISTED else ""

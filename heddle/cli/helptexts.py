@@ -1,4 +1,7 @@
-"""What `./inv VERB --help` says of flags that several verbs have, or that are many."""
+"""What `./inv VERB --help` says of flags that several verbs have, or that are many.
+
+Words that a table of the program has (collectives, modes, transports, presets) are put behind these: completion.listed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Final
 EXAMPLE_SWITCH: Final = "ctsw1"
 EXAMPLE_SWITCHES: Final = "rtsw1,rtsw2"
 EXAMPLE_ROW: Final = "rtsw1 50001 10.0.1.0/24 eth3"
-FABRIC: Final = "preset name (dc, demo, rail, tiny, zone) or fabric file"
+FABRIC: Final = "preset name or fabric file"
 LAB: Final = "which running lab; not needed while only one runs"
 DIALECT: Final = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
 MGMT: Final = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"
@@ -18,7 +21,7 @@ RUN_ID: Final = "which run: an ID or number that ./inv runs lists, or last; othe
 SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
 HASHING: Final = {
-    "mode": "flow, e-ecmp, flowlet, spray, pinned, exact-match, adaptive; without one, what is",
+    "mode": "the mode to change to; without one, those that the switches have are shown",
     "switch": "some switches only: rtsw1,ctsw2; may be given many times",
     "set": "key=value of routing.hash, or seed or resilient, as gap=20ms, udf.bytes=2; may be given many times",
     "table": "exact-match: a file of rows switch, sport, prefix, port (CSV, or YAML by its name)",
@@ -34,8 +37,8 @@ PATHS: Final = {
     "run": RUN_ID,
     "now": "the run's QPs over the fabric as it is now, and the share that moved",
     "predict": "a fabric on paper instead of a lab: " + FABRIC,
-    "plan": "what is sent: a file (.yml, .csv), a plan of traffic/ by its name, or ring, all-to-all, permutation, "
-    "shift:N, incast:N; keys may follow: ring,qps=16",
+    "plan": "what is sent: a file (.yml, .csv), a plan of traffic/ by its name, or a word: a collective, ring, "
+    "permutation, shift:N, incast:N; keys may follow: ring,qps=16",
     "set": SET + " (with --predict)",
     "mode": "hashing mode to look at first; otherwise the file's",
     "trials": "draws of other hash seeds, for mean, p5 and p95",
@@ -73,8 +76,8 @@ RUNS: Final = {
 }
 
 RUN: Final = {
-    "collective": "all-reduce, all-to-all, or incast (all to rank 0)",
-    "algorithm": "ring, staggered or direct: each collective has one",
+    "collective": "what the ranks do together (incast: all to rank 0)",
+    "algorithm": "by which way; otherwise the collective's first",
     "ranks": "how many; otherwise every NIC",
     "size": "bytes a rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests",
     "qps": "queue pairs of a connection",

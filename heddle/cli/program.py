@@ -148,5 +148,5 @@ def _help_of(task: Any) -> str:
         elif not p.positional and p.name != verb.rest:
             shown += f" {p.value}"
         told = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
-        rows.append((f"  {shown}", p.help + (f" (default {p.default})" if told else "")))
+        rows.append((f"  {shown}", p.help + completion.listed(p) + (f" (default {p.default})" if told else "")))
     return f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n{table(['Words and flags', ''], rows)}\n"

@@ -402,11 +402,25 @@ def test_files_are_named_after_the_verbs_that_they_do() -> None:
             assert path.stem == f"{path.stem.removesuffix('_verb')}_verb", f"{path} defines a verb"
 
 
-def test_the_help_of_a_fabric_names_all_presets() -> None:
-    from heddle.cli.helptexts import FABRIC
+def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+    from heddle.endpoints.transports import TRANSPORTS
+    from heddle.endpoints.transports.rc import Rc
     from heddle.spec.load import presets
 
-    assert f"({', '.join(presets())})" in FABRIC
+    monkeypatch.setitem(TRANSPORTS, "added", Rc)
+    for name, said in {
+        "run": [
+            "; one of rc, added (default rc)",
+            "; one of all-reduce, all-to-all, incast",
+            "; one of ring, staggered",
+        ],
+        "hashing": ["; one of flow, e-ecmp, flowlet"],
+        "up": [f"; presets: {', '.join(presets())}\n"],
+    }.items():
+        assert main(vars(tasks), ["inv", name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert all(each in shown for each in said), shown
 
 
 def test_a_table_wraps_its_last_column_only() -> None:
