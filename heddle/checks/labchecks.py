@@ -187,7 +187,8 @@ def polarisation(subject: Subject) -> Found:
     bits = max(pair.dependence.bits for pair in found.pairs)
     polarised = [pair for pair in found.pairs if pair.polarised]
     wrong = [pair.text() for pair in polarised]
-    if any(rules[pair.switch].mode in ("flow", "e-ecmp") for pair in polarised):  # no seed plays a part in the others
+    seeded = hashmodes.MODES.keys() - hashmodes.TABLED - hashmodes.SPREADING  # in others no seed plays a part
+    if any(rules[pair.switch].mode in seeded for pair in polarised):
         wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
     said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
     return f"{said} over {enough(fabric)} flows", wrong

@@ -15,6 +15,8 @@ MODES: Final[Mapping[str, int]] = {  # rules.h: MODE_*
     "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,
 }  # fmt: skip
 SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})  # packets of one QP may take several paths
+TABLED: Final = frozenset({"pinned", "exact-match"})  # a table chooses, and a hash where it has no answer
+BY_PROGRAM: Final = frozenset(MODES) - {"flow"} - SPREADING  # the program gives a hash, under policy 1
 POLICIES: Final[Mapping[str, int]] = {"l3": 0, "l4": 1, "fields": 3}  # fib_multipath_hash_policy
 POLICY_L4: Final = POLICIES["l4"]  # takes skb->hash when it is a layer-4 one
 POLICY_CUSTOM: Final = POLICIES["fields"]  # never does

@@ -21,8 +21,9 @@ from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
 
 EVEN_SPLIT: Final = "even split"
-HASHED: Final = ("flow", "e-ecmp", "pinned")  # with a path for every flow; all that are compared, even split last
 _LIKE: Final = {"exact-match": "e-ecmp"}  # on paper no controller has written entries, so all go by the fall-back
+# With a path for every flow; all that are compared, even split last.
+HASHED: Final = tuple(mode for mode in MODES if mode not in SPREADING and mode not in _LIKE)
 
 
 def compared(own: str) -> list[str]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from heddle.base.arrays import I32, I64, U32
 from heddle.base.problems import Problem
-from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, SPREADING
+from heddle.fabric.hashmodes import BY_PROGRAM, MODES, POLICY_CUSTOM, POLICY_L4, SPREADING
 from heddle.fabric.policy import FIELDS_5_TUPLE
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import Forwarding
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
-BY_PROGRAM: Final = frozenset({"e-ecmp", "pinned", "exact-match"})  # hash by the program, under policy 1
-MODES: Final = frozenset({"flow"}) | SPREADING | BY_PROGRAM
 
 
 @dataclass(frozen=True, slots=True)

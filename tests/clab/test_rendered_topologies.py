@@ -26,17 +26,26 @@ from heddle.render.dialects import FRR_KIND, RenderOptions
 from heddle.render.render import render
 from heddle.spec.load import presets
 from heddle.spec.routingspec import RoutingSpec
+from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
 from heddle.spec.shapes.clos import ClosSpec
 
 Containerlab = Callable[..., Done]
 E_ECMP = RoutingSpec(ecmp="e-ecmp")
-SIZES = {"clos": {"racks": 2, "ctsw": 3}, "rail": {"pods": 2, "spines": 6, "planes": 2}}  # of each shape
+SIZES = {"clos": {"racks": 2, "ctsw": 3}, "rail": {"pods": 2, "spines": 6, "planes": 2}}  # others: as their examples
+
+
+def examples(model: type[FabricSpec]) -> dict[str, object]:
+    """The sizes that a shape's own keys give as examples."""
+    own = {key: field.examples[0] for key, field in model.model_fields.items() if field.examples}
+    return {key: size for key, size in own.items() if key not in FabricSpec.model_fields}
+
+
 FABRICS = {
     **{f"preset-{name}": load_fabric(name).spec for name in presets()},
     **{
-        f"shape-{shape}": SHAPES[shape].model_validate({"name": "cut", "shape": shape, **SIZES[shape]})
-        for shape in SHAPES
+        f"shape-{shape}": model.model_validate({"name": "cut", "shape": shape, **SIZES.get(shape, examples(model))})
+        for shape, model in SHAPES.items()
     },
     "smallest": ClosSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1),
     "e-ecmp": ClosSpec(name="eecmp", racks=2, ctsw=2, hosts_per_rack=1, routing=E_ECMP),

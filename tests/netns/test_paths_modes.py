@@ -71,6 +71,14 @@ def upward(flows: Sequence[Flow]) -> list[Flow]:
     return [flow for flow in flows if flow.first_hop.startswith("rtsw1:")]
 
 
+@pytest.mark.parametrize("mode", hashmodes.MODES)
+def test_prediction_kernels_and_counters_agree_in_every_mode(lab: StaticLab, mode: str) -> None:
+    choose_by(lab, mode)
+    result = proven(lab, some_flows(lab.fabric, 48))
+    assert result.agree, paths_text(result)
+    assert {proof.spread for proof in result.flows if len(proof.foretold) > 1} == {mode in hashmodes.SPREADING}
+
+
 def test_pinned_follows_the_destination_alone_and_falls_back_when_its_way_is_gone(lab: StaticLab) -> None:
     choose_by(lab, "pinned")
     flows = some_flows(lab.fabric, 48)

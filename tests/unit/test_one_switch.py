@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from heddle.base.events import Silent
+from heddle.base.families import Network
 from heddle.base.problems import InputError
 from heddle.fabric.drawing import Drawing
 from heddle.fabric.model import Fabric, Level
@@ -21,7 +22,7 @@ from heddle.views.pathstext import uplinks
 def star() -> Fabric:
     spec = ClosSpec(name="star", racks=1, ctsw=1)  # what is not of the shape
     drawing = Drawing(spec, (Level("host", "hosts", "server", spec.link.host), Level("hub", "hub", "leaf")))
-    prefix = next(iter(spec.addressing.network.subnets(new_prefix=24)))
+    prefix: Network = next(iter(spec.addressing.network.subnets(new_prefix=24)))
     drawing.switch(1, 1, 4_200_001_001, (("star", 1),), prefix)
     for host in range(1, 5):
         drawing.host(host, (("star", 1),))
