@@ -18,7 +18,7 @@ from heddle.forecast.matrix import check_memory, matrix_of
 from heddle.forecast.planfile import PaperPlan
 from heddle.forecast.volume import Volume, cutting, of_lengths, of_pattern
 from heddle.traffic.collectives import Pattern, find_pattern
-from heddle.traffic.communicators import Communicators, communicators_of
+from heddle.traffic.communicators import Communicators, communicators_of, describe
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.plan import place, smallest_size
@@ -26,13 +26,17 @@ from heddle.traffic.plan import place, smallest_size
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is sent. address: by rank, as FlowArrays has them; volume: by kind of connection and index of QP."""
+    """What is sent. address: by rank, as FlowArrays has them; volume: by kind of connection and index of QP.
+
+    split: the communicators in words, where there are several.
+    """
 
     plan: PaperPlan
     endpoints: Sequence[Endpoint]
     address: U32
     connections: Connections
     volume: Volume
+    split: str = ""
 
 
 def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
@@ -40,8 +44,8 @@ def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
     spec = plan.spec
     endpoints = _placed(fabric, plan)
     cut = cutting(fabric, spec.qps, spec.qp_mode, spec.chunk)
+    groups = () if spec.file is not None else _split(fabric, plan, endpoints)
     if spec.matrix is not None:
-        groups = () if spec.file is not None else _split(fabric, plan, endpoints)
         matrix = matrix_of(plan, endpoints, groups)
         check_memory(plan, len(endpoints), len(matrix.src), spec.qps)
         lengths, kind = np.unique(matrix.bytes, return_inverse=True)
@@ -49,14 +53,14 @@ def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
         src, dst, kinds = matrix.src, matrix.dst, kind.ravel().astype(np.int32)
     else:
         pattern = find_pattern(*spec.pattern)
-        communicators = np.array(_split(fabric, plan, endpoints))
+        communicators = np.array(groups)
         many, size = communicators.shape
         check_memory(plan, len(endpoints), many * pattern.connections(size), spec.qps)
         pairs, kinds, volume = of_pattern(pattern, size, _count(plan, pattern, size), cut)
         src, dst = communicators[:, pairs].reshape(-1, 2).T
         kinds = np.tile(kinds, many)
     connections = connect(endpoints, src, dst, kinds, spec.qps, spec.source_ports)
-    return Traffic(plan, endpoints, addresses(endpoints), connections, volume)
+    return Traffic(plan, endpoints, addresses(endpoints), connections, volume, describe(fabric, endpoints, groups))
 
 
 def _count(plan: PaperPlan, pattern: Pattern, ranks: int) -> int:

@@ -71,7 +71,9 @@ def _check(
         if other is not None:
             here, there = endpoints[ranks[0]].nic, endpoints[other].nic
             why = f"puts {here} and {there} into one communicator, and no path joins their {part}s"
-            raise InputError(Problem("", what, why, f"leave --split out: each {part} has a communicator of its own"))
+            raise InputError(
+                Problem("", what, why, f"use the default split: each {part} has a communicator of its own")
+            )
     sizes = sorted({len(ranks) for ranks in found})
     if len(sizes) > 1:
         fit = len(found) * sizes[0]
@@ -80,7 +82,7 @@ def _check(
         raise InputError(Problem("", what, why, hint))
     if sizes[0] < 2:
         why = f"makes {len(found)} communicators of one rank, and a collective needs two"
-        hint = f"try --ranks {2 * len(found)}" if split == AUTO else "leave --split out"
+        hint = f"try --ranks {2 * len(found)}" if split == AUTO else "use the default split"
         raise InputError(Problem("", what, why, hint))
 
 

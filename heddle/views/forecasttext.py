@@ -35,6 +35,8 @@ def _head(result: Prediction) -> Iterator[str]:
     flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}"
     placed = f"{len(result.traffic.endpoints):,} ranks placed {_cut(spec.placement)}"
     yield from _wrapped(f"{what}{size}, {placed}; {flows} ({spec.qp_mode})")
+    if result.traffic.split:
+        yield result.traffic.split
     if result.trouble:
         words = [f"down: {', '.join(result.trouble.down)}"] if result.trouble.down else []
         words += [f"drained: {', '.join(result.trouble.drained)}"] if result.trouble.drained else []

@@ -52,7 +52,7 @@ def prove(lab: Lab, result: RunResult) -> None:
     assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
     assert paths.agree, paths_text(paths)
     assert len(paths.flows) == len(result.flows) > 0
-    busy = [proof for proof in paths.flows if proof.sent]  # a word of a few bytes leaves its second QP idle
+    busy = [proof for proof in paths.flows if proof.sent.packets]  # a word of a few bytes leaves its second QP idle
     assert all(proof.predicted == proof.oracle == proof.measured for proof in busy)
     assert all(proof.predicted == proof.oracle for proof in paths.flows)
     assert len(busy) >= len(paths.flows) // 2

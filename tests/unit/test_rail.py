@@ -101,7 +101,7 @@ def test_ranks_of_each_plane_are_a_communicator() -> None:
     ("options", "said"),
     [
         (RunOptions(split="DIV 2"), "--split DIV 2 puts host1:eth1 and host1:eth2 into one communicator, and no path"),
-        (RunOptions(split="AND 0"), "leave --split out: each plane has a communicator of its own"),
+        (RunOptions(split="AND 0"), "use the default split: each plane has a communicator of its own"),
         (RunOptions(ranks=5), "--ranks 5 makes communicators of 2 and 3 ranks; all have to be of one size"),
         (RunOptions(ranks=2), "--ranks 2 makes 2 communicators of one rank, and a collective needs two"),
     ],
@@ -178,6 +178,7 @@ def test_32k_nics_are_predicted_in_seconds(planes: int) -> None:
     text = render(result)
     assert "512 leaf x 64 spine, 32,768 NICs" in text
     assert "leaf>spine" in text
+    assert ("8 communicators of 4096 ranks at the same time, one per plane" in text) == (planes == 8)
 
 
 def test_a_file_with_another_key_for_the_shape_is_no_containerlab_topology(tmp_path: Path) -> None:
