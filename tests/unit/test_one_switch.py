@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
+
 import pytest
 
 from heddle.base.events import Silent
@@ -22,7 +24,8 @@ from heddle.views.pathstext import uplinks
 def star() -> Fabric:
     spec = ClosSpec(name="star", racks=1, ctsw=1)  # what is not of the shape
     drawing = Drawing(spec, (Level("host", "hosts", "server", spec.link.host), Level("hub", "hub", "leaf")))
-    prefix: Network = next(iter(spec.addressing.network.subnets(new_prefix=24)))
+    pool: Network = spec.addressing.network
+    prefix: Network = ip_network(f"{pool.network_address}/24")
     drawing.switch(1, 1, 4_200_001_001, (("star", 1),), prefix)
     for host in range(1, 5):
         drawing.host(host, (("star", 1),))
