@@ -411,7 +411,7 @@ def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setitem(TRANSPORTS, "added", Rc)
     for name, said in {
         "run": [
-            "; one of rc, added (default rc)",
+            f"; one of {', '.join(TRANSPORTS)} (default rc)",
             "; one of all-reduce, all-to-all, incast",
             "; one of ring, staggered",
         ],

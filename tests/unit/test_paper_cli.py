@@ -16,6 +16,7 @@ from heddle.cli.paths_predict import FLAGS, files_in, on_paper
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.modes import compared
 from heddle.forecast.planfile import load_plan
 from heddle.views.heatmap import draw, kind_of
 
@@ -52,7 +53,7 @@ def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_
     assert code == 0
     assert said["fabric"] == "dc"
     assert said["emulated"] == {"k": load_fabric("dc").spec.k}
-    assert [mode["mode"] for mode in said["modes"]] == ["e-ecmp", "flow", "pinned", "even split"]
+    assert [mode["mode"] for mode in said["modes"]] == compared("e-ecmp")
     assert said["down"] == ["rtsw1:eth1", "ctsw3"]
     assert said["trials"] == 3
     assert set(said["modes"][0]["trials"]["over_roofline"]) == {"mean", "p5", "p95"}
