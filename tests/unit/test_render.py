@@ -137,8 +137,8 @@ def test_every_link_has_an_mtu(spec: FabricSpec, options: RenderOptions) -> None
 def test_groups_are_those_that_the_graph_knows(spec: FabricSpec, options: RenderOptions) -> None:
     data = topology_of(spec, options)["topology"]
     groups = {node["group"] for node in data["nodes"].values()}
-    third = {"superspine"} if getattr(spec, "zones", 1) > 1 else set()
-    assert groups == {"spine", "leaf", "server"} | third == set(data["groups"])
+    rows = ["server", "leaf", "spine", "superspine"][: 1 + len({node.level for node in build(spec).switches})]
+    assert groups == set(rows) == set(data["groups"])
 
 
 def test_no_sysctl_is_unquoted_and_nothing_is_privileged(spec: FabricSpec, options: RenderOptions) -> None:
