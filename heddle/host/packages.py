@@ -25,8 +25,8 @@ from typing import Final
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import find_program
 from heddle.host.engine.docker import SYSTEMD
-from heddle.host.preflight import FRR_DIRS
 
+FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
 LIBBPF: Final = ("libbpf.so.1", "libbpf.so.0")
 
 

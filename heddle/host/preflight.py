@@ -20,8 +20,8 @@ from heddle.base.process import run
 from heddle.base.sysctls import HASH_SEED, SYSCTLS
 from heddle.fabric.model import Fabric
 from heddle.host import limits
+from heddle.host.packages import FRR_DIRS
 
-FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
 _PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
 _THREADS_A_SWITCH: Final = 12  # zebra and bgpd have four or five each; a thread takes a process id
 _THREADS_BESIDE: Final = 2000  # what else may run here
