@@ -47,8 +47,8 @@ class Record:
     seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
     imported: Mapping[str, Any] = field(default_factory=dict)  # of an imported topology: see lab/imported
-    hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were set live: see switch/rehash.py
-    queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were set live: see switch/requeue.py
+    hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were set live: see lab/rehash.py
+    queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were set live: see lab/requeue.py
     format: int = _FORMAT
 
 

@@ -1,4 +1,4 @@
-"""What a prediction says: values only, and their JSON. The words are in text.py, the picture in heatmap.py.
+"""What a prediction says: values only, and their JSON. views/ has the words and the picture.
 
 Seconds are emulated, as all rates of a fabric file are: those of hardware divided by k.
 """

@@ -140,7 +140,7 @@ def exact_keys(
 def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> SteeringTables:
     """Tables that steer over exactly the groups of a Forwarding, members in the order of their ports.
 
-    For a fabric that does not say what its next hops should be; others have steering_of (switch/steering.py).
+    For a fabric that does not say what its next hops should be; others have steering_of (switch/hashing/steering.py).
     """
     several = np.append(forwarding.size, 0) > 1  # -1, no group, is the last one; where no switch chooses it is all
     group = np.where(several[forwarding.group], forwarding.group, NO_PORT).astype(np.int32)

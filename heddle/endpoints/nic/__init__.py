@@ -1,1 +1,1 @@
-"""What a NIC does: frames, queue pairs, pacing. Its wire is `wire`, `frames`, `parse` and `socket`."""
+"""NICs: frames (`frames`, `parse`), sockets (`packetsocket`), queue pair ends (`qpend`), pacing (`nic`)."""

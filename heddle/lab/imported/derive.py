@@ -2,7 +2,7 @@
 
 In:  a TopologyDescription.
 Out: Fabric with a Policy that says what is true of the file: the scale, the smallest MTU, the default queues.
-Addresses are those that the file's commands and frr.conf give; those of the running lab take their place, see live.py.
+Addresses are those of the file's commands and frr.conf; those of the running lab replace them, see interfaces.py.
 """
 
 from __future__ import annotations
