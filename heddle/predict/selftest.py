@@ -35,7 +35,7 @@ from heddle.predict.trial import Trial, some_flows, trial
 
 _FILE: Final = "selftest.json"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_CODE: Final = ("hashes.py", "forwarding.py", "selftest.py", "trial.py")
+_CODE: Final = ("hashes.py", "flowarrays.py", "forwarding.py", "selftest.py", "trial.py")
 _FLOWS: Final = 16  # of one question: a hash that is another one goes the same ways in 1 of 2^16 cases and less
 _PORTS: Final = 8
 _BUCKETS: Final = 32
