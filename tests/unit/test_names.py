@@ -91,6 +91,13 @@ def test_each_constant_is_defined_once() -> None:
     assert doubles(formats(shared)) == {}
 
 
+def test_folders_of_tests_are_packages_so_that_two_files_can_have_one_name() -> None:
+    # pytest imports a test file of a plain folder by its name alone: the second test_rail.py ends the whole run.
+    folders = {path.parent for path in Path(__file__).parents[1].rglob("test_*.py")}
+    assert len(folders) >= 4
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
 def test_the_search_finds_doubles(tmp_path: Path) -> None:
     one, two = tmp_path / "one.py", tmp_path / "two.py"
     one.write_text(
