@@ -171,6 +171,9 @@ class StopAndWait:
     def parameters(self) -> dict[str, JsonValue]:
         return asdict(self.params)
 
+    def fast(self) -> None:
+        return None
+
     def sender(self, qp: QpInfo) -> QpEnd:
         return WaitingSender(self.params, qp)
 

@@ -5,7 +5,8 @@ Heddle is used in one of two layouts, and this module is the only one that knows
     checkout   ROOT/topologies, templates, traffic, labs beside ROOT/heddle; ROOT/tasks.py has the verbs
     wheel      the same folders are package data, heddle/_content/topologies and so on; there is no ROOT
 
-BPF objects are package data in both: heddle/switch/bpf/NAME.o.
+BPF objects are package data in both: heddle/switch/bpf/NAME.o. So is the compiled code of the NICs:
+heddle/endpoints/fastpath/fastpath-MACHINE.so.
 """
 
 from __future__ import annotations
@@ -51,6 +52,13 @@ class Installation:
     def bpf_object(self, name: str) -> Path:
         """The built BPF program NAME.o. MachineError when it is missing."""
         found = self.package / "switch" / "bpf" / f"{name}.o"
+        if not found.is_file():
+            raise MachineError(Problem("", str(found), "is missing from this installation", _REINSTALL))
+        return found
+
+    def fastpath(self, machine: str) -> Path:
+        """The compiled fast path of the NICs for a kind of processor. MachineError when there is none."""
+        found = self.package / "endpoints" / "fastpath" / f"fastpath-{machine}.so"
         if not found.is_file():
             raise MachineError(Problem("", str(found), "is missing from this installation", _REINSTALL))
         return found

@@ -187,6 +187,7 @@ _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "plan": _plans,
     "predict": _fabrics,
     "transport": _transports,
+    "fastpath": lambda: ["auto", "on", "off"],
     "format": lambda: ["text", "json"],
 }
 # What `--help` says before the words of a table that others add to.

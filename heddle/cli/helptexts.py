@@ -91,6 +91,7 @@ RUN: Final = {
     "placement": "ranks on hosts: block, cyclic, or host names with commas",
     "split": "into communicators at the same time, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
     "transport": "protocol of the queue pairs; rc is InfiniBand's reliable connection",
+    "fastpath": "compiled code for the NICs: on, off, or auto, where this machine and the transport have it",
     "bucket": "how finely queues are recorded over time, for plot: 1ms to 100ms",
     "lab": LAB,
     "fabric": "bring this fabric up for the run, and down after it",

@@ -81,6 +81,7 @@ def run(
     split: str = "auto",
     bucket: str = "10ms",
     transport: str = "rc",
+    fastpath: str = "auto",
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -95,7 +96,7 @@ def run(
     options = run_options(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
         warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
-        bucket=bucket, transport=transport, find_transport=find_transport,
+        bucket=bucket, transport=transport, find_transport=find_transport, fastpath=fastpath,
     )  # fmt: skip
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:
         result = run_collective(where, options, out.observer)

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.nic.qpend import Message
+from heddle.endpoints.links import Link, part_sizes
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
@@ -27,13 +27,22 @@ Floats = NDArray[np.float32]
 
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
-PART_ALIGN: Final = 128  # NCCL rounds the parts of a split message up to this
 _EPOCH_VALUES: Final = 31  # inputs differ from epoch to epoch, so that a stale array cannot pass the check
 
 
 def rkey_of(lab: str, nic: str) -> int:
     """The 32-bit key that opens a rank's memory."""
     return zlib.crc32(f"{lab}/{nic}/rkey".encode())
+
+
+def address_of(epoch: int, step: int, element: int) -> int:
+    """The virtual address of an element of what a step carries."""
+    return (epoch & 0xFFFF) << (_STEP_BITS + _OFFSET_BITS) | step << _OFFSET_BITS | element * ELEMENT_BYTES
+
+
+def announced_by(epoch: int, key: Key) -> int:
+    """The immediate of a message."""
+    return (epoch & 0xFF) << 24 | key[0] << 12 | key[1]
 
 
 def rank_input(rank: int, count: int, start: int = 0) -> Floats:
@@ -46,13 +55,6 @@ def rank_input(rank: int, count: int, start: int = 0) -> Floats:
     return ((mixed >> np.uint32(21)) & np.uint32(0xFF)).astype(np.float32)
 
 
-def part_sizes(length: int, qps: int) -> list[tuple[int, int]]:
-    """(offset, bytes) of the parts of a message that is split over `qps` QPs, as NCCL cuts it."""
-    part = -(-length // qps)
-    part = -(-part // PART_ALIGN) * PART_ALIGN
-    return [(offset, min(part, length - offset)) for offset in range(0, length, part)]
-
-
 @dataclass(frozen=True, slots=True)
 class SizeResult:
     """One rank's view of one size: seconds for all timed iterations together, and elements that are not right."""
@@ -62,19 +64,23 @@ class SizeResult:
     wrong: int
 
 
-class Poster(Protocol):
-    """A QP that sends messages."""
+class Places(Protocol):
+    """What must know beforehand where messages go: a NIC that writes them without asking the rank."""
 
-    def post(self, message: Message) -> None:
-        """Send it when its turn comes."""
+    def expect(self, epoch: int, schedule: Schedule) -> None:
+        """These are the messages of that epoch."""
+
+    def keep(self, arrays: Sequence[Floats]) -> None:
+        """Messages will be sent from these."""
 
 
 @dataclass(slots=True)
 class _Staged:
-    """A message on its way in: its bytes, and how many parts are still to come."""
+    """A message on its way in: its bytes, how many parts are still to come, and whom to tell when it has been used."""
 
     data: NDArray[np.uint8]
     parts: int
+    used: Callable[[], None] | None = None
 
 
 class Rank:
@@ -86,9 +92,10 @@ class Rank:
         ranks: int,
         rank: int,
         rkey: int,
-        links: Mapping[int, Sequence[Poster]],
+        links: Mapping[int, Link],
         peer_keys: Mapping[int, int],
         clock: Callable[[], float] = time.monotonic,
+        places: Places | None = None,
     ) -> None:
         self.rank = rank
         self.results: list[SizeResult] = []
@@ -99,7 +106,7 @@ class Rank:
         self._links = links
         self._peer_keys = peer_keys
         self._clock = clock
-        self._turn = dict.fromkeys(links, 0)  # messages so far on each connection, for round-robin
+        self._places = places
         self._epoch = -1  # of the whole run
         self._size_index = -1
         self._iteration = 0
@@ -116,6 +123,8 @@ class Rank:
         self._seconds = 0.0
         self.size_done = True  # waits for `next_size` and `begin`
         self.finished = False
+        if places is not None:
+            places.expect(0, self._schedule(0))
 
     # what the worker calls
 
@@ -138,6 +147,8 @@ class Rank:
         room = max(piece.hi for piece in self._pieces)
         separate = [np.empty(room, np.float32), np.empty(room, np.float32)] if not self._pattern.in_place else []
         self._work = separate or self._source
+        if self._places is not None:
+            self._places.keep(self._source)
         self._iteration = 0
 
     def begin(self) -> None:
@@ -191,8 +202,21 @@ class Rank:
         if staged is None or epoch is None:
             return
         staged.parts -= 1
-        if staged.parts:
-            return
+        if not staged.parts:
+            self._complete(epoch, key)
+
+    def delivered(self, low_bits: int, key: Key, data: NDArray[np.uint8], used: Callable[[], None]) -> None:
+        """A message that `Places` was told of is complete.
+
+        low_bits: the lower 16 of its epoch. used: called when `data` is not needed any more.
+        """
+        epoch = self._near_epoch(low_bits, 16)
+        if epoch is None:
+            raise ValueError(f"epoch {low_bits:#x} is neither this one nor the next")
+        self._staged[(epoch, key)] = _Staged(data, 0, used)
+        self._complete(epoch, key)
+
+    def _complete(self, epoch: int, key: Key) -> None:
         if epoch == self._epoch and not self.size_done:
             self._apply(key)
         else:
@@ -203,6 +227,9 @@ class Rank:
     def _begin_epoch(self) -> None:
         self._epoch += 1
         schedule = self._schedule(self._size_index)
+        after = self._schedule_of(self._epoch + 1)
+        if self._places is not None and after is not None:
+            self._places.expect(self._epoch + 1, after)
         source, work = self._source[self._epoch & 1], self._work[self._epoch & 1]
         np.add(self._input, np.float32(self._epoch % _EPOCH_VALUES), out=source)
         for piece in self._pieces if work is not source else ():
@@ -230,6 +257,8 @@ class Rank:
             part += staged.data.view(np.float32)
         else:
             part[:] = staged.data.view(np.float32)
+        if staged.used is not None:
+            staged.used()
         for index in schedule.waiting.get(key, ()):
             self._needs[index] -= 1
             if self._needs[index] == 0:
@@ -247,20 +276,11 @@ class Rank:
         self.size_done = True
 
     def _post(self, schedule: Schedule, index: int) -> None:
-        """Hand a message to the QPs: whole to the next one in turn, or in parts to all of them."""
+        """Hand a message to the QPs that lead to its peer."""
         send = schedule.sends[index]
-        data = self._source[self._epoch & 1][send.lo : send.hi].view(np.uint8).data
-        qps = self._links[send.peer]
-        step, message = send.key
-        va = (self._epoch & 0xFFFF) << (_STEP_BITS + _OFFSET_BITS) | step << _OFFSET_BITS | send.put * ELEMENT_BYTES
-        imm = (self._epoch & 0xFF) << 24 | step << 12 | message
-        rkey = self._peer_keys[send.peer]
-        if self._options.qp_mode == "split":
-            for qp, (offset, size) in zip(qps, part_sizes(len(data), len(qps)), strict=False):
-                qp.post(Message(data[offset : offset + size], va + offset, rkey, imm))
-        else:
-            qps[self._turn[send.peer] % len(qps)].post(Message(data, va, rkey, imm))
-            self._turn[send.peer] += 1
+        data = self._source[self._epoch & 1][send.lo : send.hi].view(np.uint8)
+        va = address_of(self._epoch, send.key[0], send.put)
+        self._links[send.peer].post(data, va, self._peer_keys[send.peer], announced_by(self._epoch, send.key))
 
     # finding things
 

@@ -14,7 +14,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_size
 from heddle.endpoints.crew import crew_of, worker_count
-from heddle.endpoints.ranks import part_sizes
+from heddle.endpoints.links import part_sizes
 from heddle.endpoints.reports import NicReport, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport

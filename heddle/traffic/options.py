@@ -17,6 +17,7 @@ from heddle.traffic.collectives import find_pattern, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
 
 QpMode = Literal["split", "round-robin"]
+FastPath = Literal["auto", "on", "off"]
 ELEMENT_BYTES: Final = 4  # float32
 MAX_SIZE: Final = 1 << 28
 MAX_QPS: Final = 128  # NCCL's own limit for a connection
@@ -54,6 +55,7 @@ class RunOptions:
     retries: int = 7
     bucket_ns: int = 10_000_000  # of the queues' record over time
     transport: str = TRANSPORT
+    fastpath: FastPath = "auto"  # the compiled loop of the NICs: where it can be used, always, or never
     split: str = AUTO  # into communicators that run at the same time; see communicators.py
 
     def __post_init__(self) -> None:
@@ -137,6 +139,7 @@ def run_options(
     transport: str = TRANSPORT,
     find_transport: Callable[[str], object] | None = None,
     split: str = AUTO,
+    fastpath: str = "auto",
 ) -> RunOptions:
     """Options as they were typed; InputError with everything that is wrong with them.
 
@@ -162,6 +165,8 @@ def run_options(
     bucket_ns = parsed("--bucket", bucket, parse_duration, BUCKETS_NS[0])
     if qp_mode not in get_args(QpMode):
         wrong(f"--qp-mode {qp_mode}", "is not a way to use QPs", did_you_mean(qp_mode, get_args(QpMode)))
+    if fastpath not in get_args(FastPath):
+        wrong(f"--fastpath {fastpath}", "is none of auto, on and off", did_you_mean(fastpath, get_args(FastPath)))
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
@@ -191,9 +196,11 @@ def run_options(
         wrong(f"--bucket {bucket}", "is outside 1ms to 100ms")
     problems.raise_if_any()
     mode: QpMode = "split" if qp_mode == "split" else "round-robin"
+    loop: FastPath = "on" if fastpath == "on" else "off" if fastpath == "off" else "auto"
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
-        timeout, bucket_ns=bucket_ns, transport=transport, split=str(communicators),
+        timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
+        split=str(communicators),
     )  # fmt: skip
 
 

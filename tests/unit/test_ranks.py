@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from heddle.endpoints.links import QpLink, part_sizes
 from heddle.endpoints.nic.qpend import Message
-from heddle.endpoints.ranks import Rank, part_sizes, rank_input
+from heddle.endpoints.ranks import Rank, rank_input
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import QpMode, RunOptions
@@ -42,9 +43,11 @@ class Wire:
                 psn = (burst.psn + i - burst.start) & PSN_MASK
                 reth = (m.va, m.rkey, len(m.payload)) if first else None
                 packet = WritePacket(psn, first, last, True, reth, m.imm if last else None)
-                self.responder.receive(packet, m.payload[i * 256 : (i + 1) * 256])
+                self.responder.receive(packet, m.payload[i * 256 : (i + 1) * 256], now)
+        self.responder.expire(now)
         answer = self.responder.reply or ((self.responder.acked, ACK_NO_LIMIT) if self.responder.ack_due else None)
-        self.responder.reply, self.responder.ack_due = None, False
+        if answer:
+            self.responder.answered()
         if answer and self.dice.random() >= self.loss:
             self.requester.acknowledge(*answer, now)
 
@@ -55,10 +58,11 @@ def run_all(options: RunOptions, n: int, loss: float = 0.0, seed: int = 1) -> li
     pattern = find_pattern(options.collective, options.algorithm)
     wires = {(s, d): [Wire(s, loss, dice) for _ in range(options.qps)] for s, d in pattern.peers(n).tolist()}
     keys = {r: 1000 + r for r in range(n)}
-    ranks = [
-        Rank(options, n, r, keys[r], {d: qps for (s, d), qps in wires.items() if s == r}, keys, clock=lambda: 0.0)
-        for r in range(n)
-    ]
+
+    def links(r: int) -> dict[int, QpLink]:
+        return {d: QpLink(qps, options.qp_mode) for (s, d), qps in wires.items() if s == r}
+
+    ranks = [Rank(options, n, r, keys[r], links(r), keys, clock=lambda: 0.0) for r in range(n)]
     for (_, d), qps in wires.items():
         for wire in qps:
             wire.responder = Responder(PARAMS, wire.requester.una, ranks[d])
@@ -125,11 +129,11 @@ def test_a_corrupted_message_shows_as_wrong_elements(
     original = Responder.receive
     hits = SimpleNamespace(left=1)
 
-    def corrupt(self: Responder, packet: WritePacket, payload: memoryview) -> None:
+    def corrupt(self: Responder, packet: WritePacket, payload: memoryview, now: float) -> None:
         if hits.left and len(payload) == 256:
             hits.left -= 1
             payload = memoryview(np.float32(np.frombuffer(payload, np.float32) + 1).tobytes())
-        original(self, packet, payload)
+        original(self, packet, payload, now)
 
     monkeypatch.setattr(Responder, "receive", corrupt)
     ranks = run_all(RunOptions(collective, sizes=(4096,), iters=1, warmup=0, chunk=512), 4)

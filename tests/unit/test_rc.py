@@ -67,13 +67,11 @@ def talk(
         requester.expire(now)
         for packet, payload in packets_of(requester, now, limit=dice.randint(1, 9)):
             if dice.random() >= loss:
-                responder.receive(packet, payload)
-            if responder.reply is not None:
-                back.append(responder.reply)
-                responder.reply = None
-            elif responder.ack_due:
-                back.append((responder.acked, ACK_NO_LIMIT))
-            responder.ack_due = False
+                responder.receive(packet, payload, now)
+            responder.expire(now)
+            if responder.reply is not None or responder.ack_due:
+                back.append(responder.reply or (responder.acked, ACK_NO_LIMIT))
+                responder.answered()
         while back:
             answer = back.popleft()
             if dice.random() >= loss:
@@ -120,7 +118,7 @@ def test_a_gap_gives_one_nak_until_what_is_missing_comes() -> None:
     requester.post(Message(memoryview(bytes(range(256)) * 8), 0, RKEY, 0))
     sent = packets_of(requester, 0.0)
     for packet, payload in [sent[0], *sent[2:]]:
-        responder.receive(packet, payload)
+        responder.receive(packet, payload, 0.0)
     assert responder.counters.naks == 1
     assert responder.reply is not None and responder.reply[0] == 6
     assert responder.counters.out_of_order == 6
@@ -148,7 +146,7 @@ def test_a_wrong_key_is_refused_and_ends_the_requester() -> None:
     requester, responder = Requester(PARAMS, 0), Responder(PARAMS, 0, memory)
     requester.post(Message(memoryview(b"abcd"), 0, RKEY + 1, 0))
     for packet, payload in packets_of(requester, 0.0):
-        responder.receive(packet, payload)
+        responder.receive(packet, payload, 0.0)
     assert responder.reply == (0, NAK_ACCESS)
     requester.acknowledge(*responder.reply, 0.0)
     assert "refused" in requester.error
@@ -158,7 +156,7 @@ def test_a_wrong_key_is_refused_and_ends_the_requester() -> None:
 def test_payloads_that_do_not_fit_their_message_are_never_written() -> None:
     memory = Memory(bytearray(512))
     responder = Responder(PARAMS, 0, memory)
-    responder.receive(WritePacket(0, True, True, True, (0, RKEY, 4), 1), memoryview(b"far too long"))
+    responder.receive(WritePacket(0, True, True, True, (0, RKEY, 4), 1), memoryview(b"far too long"), 0.0)
     assert responder.counters.invalid == 1
     assert bytes(memory.data) == bytes(512)
     assert memory.arrivals == []
@@ -182,17 +180,17 @@ def test_middle_packets_taken_at_once_do_what_they_do_one_by_one(psn: int, skipp
         memory = Memory(bytearray(len(payload)))
         responder = Responder(PARAMS, psn, memory)
         parts = [memoryview(payload)[i * 256 : (i + 1) * 256] for i in range(9)]
-        responder.receive(WritePacket(psn, True, False, False, (0, RKEY, len(payload))), parts[0])
+        responder.receive(WritePacket(psn, True, False, False, (0, RKEY, len(payload))), parts[0], 0.0)
         first = (psn + 1 + skipped) & PSN_MASK
         if at_once:
             block = np.frombuffer(payload, np.uint8).reshape(9, 256)[1 + skipped : 8]
-            responder.receive_middles(first, block, ack_request=True)
+            responder.receive_middles(first, block, [i == 3 for i in range(7 - skipped)], 0.0)
         else:
             for i in range(7 - skipped):
                 packet = WritePacket((first + i) & PSN_MASK, False, False, i == 3)
-                responder.receive(packet, parts[1 + skipped + i])
+                responder.receive(packet, parts[1 + skipped + i], 0.0)
         due, reply = responder.ack_due, responder.reply
-        responder.receive(WritePacket((psn + 8) & PSN_MASK, False, True, True, None, 5), parts[8])
+        responder.receive(WritePacket((psn + 8) & PSN_MASK, False, True, True, None, 5), parts[8], 0.0)
         ends.append((bytes(memory.data), memory.arrivals, responder.acked, responder.counters, due, reply))
     assert ends[0] == ends[1]
     assert (ends[0][0] == payload) is (skipped == 0)
@@ -203,10 +201,10 @@ def test_a_nak_whose_gap_has_closed_asks_for_what_came_too_early_and_then_for_no
     responder = Responder(PARAMS, PSN_MASK, memory)
     parts = packets_of(posted(bytes(256 * 4), PSN_MASK), 0.0)
     for packet, payload in (parts[0], parts[2], parts[1]):
-        responder.receive(packet, payload)
+        responder.receive(packet, payload, 0.0)
     # Part 2 was not kept: without a NAK its sender would wait for an acknowledgement until its timer ran out.
     assert responder.reply == (1, NAK_SEQUENCE)
-    responder.receive(*parts[2])
+    responder.receive(*parts[2], 0.0)
     assert responder.counters.naks == 1
     assert responder.reply is None
     assert responder.ack_due
@@ -230,3 +228,29 @@ def test_a_timer_that_was_held_runs_out_so_much_later() -> None:
     idle = posted(b"")
     idle.hold(2.0)
     assert idle.deadline == NEVER
+
+
+def test_an_acknowledgement_waits_for_more_packets_but_not_for_long() -> None:
+    params = RcParams(mtu=256, window=16, ack_every=3, ack_delay_s=0.5)
+    responder = Responder(params, 0, Memory(bytearray(8)))
+
+    def write(psn: int, now: float) -> None:
+        responder.receive(WritePacket(psn, True, True, True, (0, RKEY, 4)), memoryview(b"abcd"), now)
+
+    write(0, 1.0)
+    assert (responder.ack_due, responder.ack_at) == (False, 1.5)
+    write(1, 1.2)
+    assert (responder.ack_due, responder.ack_at) == (False, 1.5), "the first one's wait counts"
+    responder.expire(1.4)
+    assert not responder.ack_due
+    responder.expire(1.5)
+    assert responder.ack_due and responder.acked == 1
+    responder.answered()
+    assert responder.ack_at == NEVER and not responder.ack_due
+    for psn in (2, 3, 4):
+        assert not responder.ack_due
+        write(psn, 2.0)
+    assert responder.ack_due and responder.acked == 4, "as many as ack_every: at once"
+    responder.answered()
+    write(4, 2.1)
+    assert responder.ack_due, "what came twice is answered at once: the sender waits for it"

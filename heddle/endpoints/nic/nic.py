@@ -17,6 +17,7 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Final
 
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
@@ -48,7 +49,7 @@ class QueuePair:
     ce: frames that arrived with a mark (congestion experienced).
     """
 
-    __slots__ = ("_nic", "answers", "bytes", "ce", "end", "packets", "peer_ip", "qpn", "waiting")
+    __slots__ = ("_nic", "answers", "bytes", "ce", "end", "packets", "peer_ip", "qpn", "timer", "waiting")
 
     def __init__(self, nic: Nic, qp: QpInfo, end: QpEnd) -> None:
         self._nic = nic
@@ -58,6 +59,7 @@ class QueuePair:
         self.packets = self.bytes = self.ce = 0
         self.waiting = False  # already in the NIC's round
         self.answers = False  # already among those that answer
+        self.timer = NEVER  # the earliest of its entries among the NIC's timers
 
     def post(self, message: Message) -> None:
         """Send a message when it is this QP's turn."""
@@ -80,7 +82,7 @@ class Nic:
         self.blocked = False  # the data socket is full; wait until it can be written
         self.eager = False  # may have something to send
         self.events = select.EPOLLIN  # what the worker's poll watches this NIC for
-        self.deadline = NEVER  # no timer of any QP runs out before; call `expire` then
+        self._timers: list[tuple[float, int, QueuePair]] = []  # a heap: (when, QPN, QP); may be earlier than needed
         self.qps: dict[int, QueuePair] = {}
         self._batch = SendBatch(ib_mtu, version=version)
         self._parser = Parser(version=version)
@@ -105,6 +107,11 @@ class Nic:
         self.eager = True
 
     @property
+    def deadline(self) -> float:
+        """No timer of any QP runs out before; call `expire` then."""
+        return self._timers[0][0] if self._timers else NEVER
+
+    @property
     def idle(self) -> bool:
         """Nothing to send, nothing unacknowledged."""
         return self._sent == self._filled and not self._has_answers and all(q.end.idle for q in self.qps.values())
@@ -127,10 +134,11 @@ class Nic:
             for qp in self.qps.values():
                 qp.end.hold(now - max(self._looked, self._took))
         self._looked = now
-        if now < self.deadline:
-            return
-        self.deadline = NEVER
-        for qp in self.qps.values():
+        while self._timers and self._timers[0][0] <= now:
+            at, _, qp = heappop(self._timers)
+            if at != qp.timer:
+                continue  # a later entry of a QP that has had an earlier one
+            qp.timer = NEVER
             if qp.end.deadline <= now:
                 qp.end.expire(now)
             self._look(qp)
@@ -144,8 +152,14 @@ class Nic:
             self.eager = True
         if end.ready:
             self.wake(qp)
-        if (at := end.deadline) < self.deadline:
-            self.deadline = at
+        self._watch(qp)
+
+    def _watch(self, qp: QueuePair) -> None:
+        """Note a QP's timer. One that has moved to a later time is found out when the earlier one comes."""
+        at = qp.end.deadline
+        if at < qp.timer:
+            qp.timer = at
+            heappush(self._timers, (at, qp.qpn, qp))
 
     # sending
 
@@ -198,13 +212,17 @@ class Nic:
                 qp.packets += count
                 qp.bytes += int(batch.lengths[slot : slot + count].sum())
                 slot += count
-            if (at := end.deadline) < self.deadline:
-                self.deadline = at
+            self._watch(qp)
             if count and end.ready:
                 self._round.append(qp)
             else:
                 qp.waiting = False
         self._filled, self._sent = slot, 0
+
+    def close(self) -> None:
+        """Close its sockets."""
+        self.socket.close()
+        self._answer_socket.close()
 
     # receiving
 

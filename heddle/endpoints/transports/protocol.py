@@ -26,7 +26,7 @@ combines with any transport.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -52,6 +52,23 @@ class Column:
     line: Literal["", "packets", "order"] = ""
 
 
+@dataclass(frozen=True, slots=True)
+class FastConnection:
+    """A reliable connection that the compiled loop can drive (endpoints/fastpath). Times in seconds.
+
+    sender_counters, receiver_counters: keys of the columns that the ends count, in the order of hd_qp_counters.
+    """
+
+    window: int
+    ack_every: int
+    timeout_s: float
+    ack_delay_s: float
+    retries: int
+    sender_counters: tuple[str, ...]
+    receiver_counters: tuple[str, ...]
+    why: Callable[[bool, int], str]  # (no answer came, else the syndrome that refused) -> why an end gave up
+
+
 class Transport(Protocol):
     """How queue pairs carry messages in one run. Frozen: the same parameters make the same ends in every worker.
 
@@ -72,6 +89,9 @@ class Transport(Protocol):
 
     def parameters(self) -> dict[str, JsonValue]:
         """The parameters as plain data, for workers and for the record of the run."""
+
+    def fast(self) -> FastConnection | None:
+        """What the compiled loop needs to drive this transport's ends, or None: then Python drives them."""
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """The end that sends data."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import ClassVar, Final, Self
 
 from pydantic import JsonValue, TypeAdapter
@@ -14,13 +15,15 @@ from pydantic import JsonValue, TypeAdapter
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import Column
-from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
+from heddle.endpoints.transports.protocol import Column, FastConnection
+from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket, why_failed
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
 _TIMER_S: Final = 0.02  # the grain of retransmission timers: below it, a busy machine alone looks like loss
 _ACK_EVERY: Final = 8
+_ACK_DELAY_FRAMES: Final = 16  # of the slowest NIC: what it sends while an acknowledgement waits
+_ACK_DELAY_S: Final = 0.02
 
 _WRITES: Final = {
     # opcode: (first, last, has RETH, has immediate)
@@ -103,7 +106,7 @@ class RcSender(QpEnd):
 
 
 class RcReceiver(QpEnd):
-    """A responder and its frames: one ACK for all that a batch brought, or the NAK of its gap."""
+    """A responder and its frames: one ACK for several packets, or the NAK of a gap."""
 
     __slots__ = ("_flow", "_responder")
 
@@ -116,13 +119,21 @@ class RcReceiver(QpEnd):
         """An ACK or a NAK is due."""
         return self._responder.ack_due or self._responder.reply is not None
 
+    @property
+    def deadline(self) -> float:
+        """When an ACK that is owed is due at the latest."""
+        return self._responder.ack_at
+
     def answer(self, batch: SendBatch, slot: int) -> None:
         """Write the NAK, or the ACK of everything that was accepted."""
         responder = self._responder
         psn, syndrome = responder.reply or (responder.acked, wire.ACK_NO_LIMIT)
         batch.put_ack(slot, self._flow, psn, syndrome, responder.msn)
-        responder.reply = None
-        responder.ack_due = False
+        responder.answered()
+
+    def expire(self, now: float) -> None:
+        """An ACK has waited long enough."""
+        self._responder.expire(now)
 
     def receive(self, got: Received, index: int, now: float) -> int:
         """Take a packet of a write, or a run of MIDDLE packets at once."""
@@ -132,14 +143,14 @@ class RcReceiver(QpEnd):
             return index
         beyond = got.run_end(index) if opcode == wire.WRITE_MIDDLE else index + 1
         if beyond > index + 1:
-            asked = any(got.ackreqs[index:beyond])
-            responder.receive_middles(got.psns[index], got.block(index, beyond), asked)
+            asks = got.ackreqs[index:beyond]
+            responder.receive_middles(got.psns[index], got.block(index, beyond), asks, now)
             return beyond
         first, last, has_reth, has_imm = write
         reth = got.reth(index) if has_reth else None
         imm = got.imm(index) if has_imm else None
         packet = WritePacket(got.psns[index], first, last, got.ackreqs[index], reth, imm)
-        responder.receive(packet, got.payload(index))
+        responder.receive(packet, got.payload(index), now)
         return beyond
 
     def counters(self) -> Mapping[str, int]:
@@ -165,9 +176,13 @@ class Rc:
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """An acknowledgement is requested at least twice a window."""
-        every = max(1, min(_ACK_EVERY, plan.window // 2))
-        return cls(RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries))
+        """An acknowledgement comes before a window is used up, and in a small part of the sender's time-out."""
+        window = plan.window
+        every = max(1, min(_ACK_EVERY, window - max(1, window // 4)))
+        slowest = min(each.rate_bps for each in plan.endpoints)
+        frame_s = 8 * (plan.ib_mtu + wire.LAYOUTS[plan.ip_version].overhead_bytes) / slowest
+        delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
+        return cls(RcParams(plan.ib_mtu, window, every, plan.timeout_s, plan.options.retries, delay))
 
     @classmethod
     def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
@@ -177,6 +192,14 @@ class Rc:
     def parameters(self) -> dict[str, JsonValue]:
         """The fields of RcParams."""
         return asdict(self.params)
+
+    def fast(self) -> FastConnection:
+        """The same state machines, compiled."""
+        p = self.params
+        return FastConnection(
+            p.window, p.ack_every, p.timeout_s, p.ack_delay_s, p.retries,
+            ("retransmitted", "naks", "timeouts"), ("out_of_order", "duplicates"), partial(why_failed, p),
+        )  # fmt: skip
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """A requester."""

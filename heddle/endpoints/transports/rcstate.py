@@ -9,6 +9,7 @@ PSNs are 24 bits on the wire and unbounded integers in here (IBTA vol. 1, sectio
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -23,13 +24,26 @@ PSN_HALF: Final = 0x800000
 
 @dataclass(frozen=True, slots=True)
 class RcParams:
-    """How a connection behaves. Times in seconds, sizes in bytes, the window in packets."""
+    """How a connection behaves. Times in seconds, sizes in bytes, the window in packets.
+
+    ack_every: packets, after which a receiver that was asked for an acknowledgement sends it at once.
+    ack_delay_s: how long it may otherwise keep it, so that one answers several packets (IBTA vol. 1, section 9.7.5.1.2,
+    lets a responder coalesce acknowledgements).
+    """
 
     mtu: int = 4096
     window: int = 64
     ack_every: int = 8
     timeout_s: float = 0.54
     retries: int = 7
+    ack_delay_s: float = 0.0
+
+
+def why_failed(params: RcParams, no_answer: bool, syndrome: int) -> str:
+    """Why a requester gave up: it got no answer, or one with this syndrome."""
+    if no_answer:
+        return f"no acknowledgement after {params.retries} retries of {params.timeout_s:.3g} s"
+    return f"the receiver refused a write (AETH syndrome 0x{syndrome:02x})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +157,7 @@ class Requester:
             if at == self.una and self.una < self.tried:
                 self._rewind(now)
         else:
-            self._fail(f"the receiver refused a write (AETH syndrome 0x{syndrome:02x})")
+            self._fail(why_failed(self.params, False, syndrome))
 
     def expire(self, now: float) -> None:
         """The time is `now`: go back to the oldest unacknowledged packet if the timer ran out, or give up."""
@@ -152,7 +166,7 @@ class Requester:
         self.counters.timeouts += 1
         self._tries += 1
         if self._tries > self.params.retries:
-            self._fail(f"no acknowledgement after {self.params.retries} retries of {self.params.timeout_s:.3g} s")
+            self._fail(why_failed(self.params, True, 0))
         else:
             self._rewind(now)
 
@@ -213,12 +227,15 @@ class Responder:
     """The receiving half of a QP: takes packets in order, writes them to memory, says what to answer."""
 
     __slots__ = (
+        "_asked",
         "_at",
         "_early",
         "_left",
         "_nak_sent",
         "_psn",
         "_target",
+        "_unacked",
+        "ack_at",
         "ack_due",
         "counters",
         "memory",
@@ -232,9 +249,12 @@ class Responder:
         self.memory = memory
         self.msn = 0
         self.ack_due = False
+        self.ack_at = NEVER  # when an acknowledgement that may wait is due
         self.reply: tuple[int, int] | None = None  # a NAK to send: (PSN, syndrome)
         self.counters = ResponderCounters()
         self._psn = psn & PSN_MASK  # the PSN that must come next
+        self._asked = False  # an acknowledgement is owed
+        self._unacked = 0  # packets taken since the last one
         self._nak_sent = False
         self._early = self._psn  # since the NAK: the furthest packet that came too early and was not kept
         self._target: memoryview | None = None  # what the current message is written to
@@ -246,8 +266,18 @@ class Responder:
         """The PSN that an ACK sent now carries: the last one taken in order."""
         return (self._psn - 1) & PSN_MASK
 
-    def receive(self, packet: WritePacket, payload: memoryview) -> None:
-        """A data packet with a right ICRC arrived. Afterwards `ack_due` and `reply` say what to send."""
+    def expire(self, now: float) -> None:
+        """An acknowledgement has waited for as long as it may."""
+        if self.ack_at <= now:
+            self.ack_at, self.ack_due = NEVER, True
+
+    def answered(self) -> None:
+        """What was due has been sent: a NAK says how far we are, too."""
+        self.reply, self.ack_due, self.ack_at = None, False, NEVER
+        self._asked, self._unacked = False, 0
+
+    def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
+        """A data packet with a right ICRC arrived. Afterwards `ack_due`, `ack_at` and `reply` say what to send."""
         ahead = (packet.psn - self._psn + PSN_HALF & PSN_MASK) - PSN_HALF
         if ahead < 0:
             self.counters.duplicates += 1
@@ -269,23 +299,22 @@ class Responder:
         self._psn = (self._psn + 1) & PSN_MASK
         if self._nak_sent:
             self._close_gap()
-        if packet.ack_request:
-            self.ack_due = True
+        self._owe(1, packet.ack_request, now)
         if packet.last:
             self.msn = (self.msn + 1) & PSN_MASK
             if packet.imm is not None:
                 self.memory.arrived(packet.imm)
 
-    def receive_middles(self, psn: int, block: NDArray[np.uint8], ack_request: bool) -> None:
-        """A MIDDLE packet for each row of `block`, PSNs counting up from `psn`: taken at once where nothing is amiss.
+    def receive_middles(self, psn: int, block: NDArray[np.uint8], asks: Sequence[bool], now: float) -> None:
+        """A MIDDLE packet for each row of `block`, PSNs counting up from `psn`: taken at once where nothing is wrong.
 
-        block: uint8 (packets, bytes of each). ack_request: one of them asks for an acknowledgement.
+        block: uint8 (packets, bytes of each). asks: which of them ask for an acknowledgement.
         """
         count, size = block.shape
         at, target = self._at, self._target
         if psn != self._psn or target is None or size != self.params.mtu or count * size > self._left:
-            for row in block:
-                self.receive(WritePacket(psn, False, False, ack_request), row.data)
+            for row, ask in zip(block, asks, strict=True):
+                self.receive(WritePacket(psn, False, False, ask), row.data, now)
                 psn = (psn + 1) & PSN_MASK
             return
         np.frombuffer(target, np.uint8)[at : at + count * size].reshape(count, size)[:] = block
@@ -295,8 +324,16 @@ class Responder:
         self._psn = (psn + count) & PSN_MASK
         if self._nak_sent:
             self._close_gap()
-        if ack_request:
+        self._owe(count, any(asks), now)
+
+    def _owe(self, packets: int, asked: bool, now: float) -> None:
+        """So many packets were taken: is an acknowledgement due, or owed?"""
+        self._unacked += packets
+        self._asked = self._asked or asked
+        if self._asked and self._unacked >= self.params.ack_every:
             self.ack_due = True
+        elif self._asked and self.ack_at == NEVER:
+            self.ack_at = now + self.params.ack_delay_s
 
     def _close_gap(self) -> None:
         """What was missing has come. A NAK that still waits to be sent asks for what came before it and was not kept.

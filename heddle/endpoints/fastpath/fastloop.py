@@ -1,0 +1,261 @@
+"""A worker's NICs driven by the compiled loop: the same frames as the Python loop's, for transports that allow it.
+
+In:  endpoints, queue pairs, what ranks expect. Out: complete messages handed to ranks, reports.
+Python runs once a message, not once a packet: the loop returns when a message of a rank is complete.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle.base.problems import MachineError, Problem
+from heddle.endpoints.fastpath.library import EventStruct, Library, OpcodesStruct, RcStruct
+from heddle.endpoints.links import Link, part_bytes
+from heddle.endpoints.nic.framebuffer import frame_bytes_for
+from heddle.endpoints.nic.nic import NicCounters
+from heddle.endpoints.nic.packetsocket import PacketSocket
+from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.nicloop import TICK_S, NicError, open_sockets
+from heddle.endpoints.ranks import Floats, Places, Rank, address_of, announced_by
+from heddle.endpoints.reports import NicReport, QpReport
+from heddle.endpoints.transports.protocol import FastConnection
+from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.options import ELEMENT_BYTES, QpMode
+from heddle.traffic.plan import Plan
+from heddle.traffic.schedule import Key, Schedule
+from heddle.wire.layout import EXTRA_BYTES, HEADERS_ONLY, WRITE_MIDDLE
+
+_SENDER: Final = 0
+_RECEIVER: Final = 1
+_MESSAGE: Final = 1
+_QP_FAILED: Final = 2
+_NO_ANSWER: Final = 1
+_UNKNOWN: Final = 0xFF
+_EVENTS: Final = 64
+_ADDRESS_BYTES: Final = 16
+_NS: Final = 1_000_000_000
+_FAR_S: Final = 4e9  # later than any CLOCK_MONOTONIC, and no overflow in nanoseconds
+
+
+def opcodes() -> OpcodesStruct:
+    """What opcodes mean, for the compiled code."""
+    table = OpcodesStruct()
+    for opcode in range(256):
+        table.extra[opcode] = EXTRA_BYTES.get(opcode, _UNKNOWN)
+        table.headers_only[opcode] = opcode in HEADERS_ONLY
+    return table
+
+
+def address(array: NDArray[np.generic]) -> int:
+    """Where an array's bytes are."""
+    return int(array.__array_interface__["data"][0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """The messages of one schedule by rising address, of epoch 0. keys: their names for the rank."""
+
+    schedule: Schedule
+    va: NDArray[np.uint64]
+    size: NDArray[np.uint32]
+    imm: NDArray[np.uint32]
+    parts: NDArray[np.uint32]
+    keys: tuple[Key, ...]
+
+
+class FastNic:
+    """One rank's NIC. It is the rank's `Places`."""
+
+    def __init__(
+        self, loop: FastLoop, endpoint: Endpoint, index: int, data: PacketSocket, answers: PacketSocket
+    ) -> None:
+        self._loop, self._index = loop, index
+        self.rank = endpoint.rank
+        self.data, self.answers = data, answers
+        self.memory: Rank | None = None
+        self.ends: list[tuple[int, int]] = []  # (kind, QPN)
+        self._known: dict[int, _Expected] = {}  # by the identity of the schedule, which it keeps alive
+        self._expected: dict[int, _Expected] = {}  # by the lowest bit of the epoch
+        self._kept: list[Sequence[Floats]] = []
+
+    def add(self, kind: int, qp: QpInfo) -> int:
+        """Open one end of a queue pair; its index."""
+        head = qp.flow.template(WRITE_MIDDLE).prefix.ljust(qp.flow.layout.ext_at, b"\0")
+        peer = qp.flow.dst_ip.ljust(_ADDRESS_BYTES, b"\0")
+        self.ends.append((kind, qp.qpn))
+        return self._loop.call("hd_qp", self._index, kind, qp.qpn, head, peer, qp.psn)
+
+    def expect(self, epoch: int, schedule: Schedule) -> None:
+        """Tell the compiled code where the messages of an epoch go."""
+        made = self._known.get(id(schedule))
+        if made is None:
+            made = self._known[id(schedule)] = _expected(schedule, self._loop.parts_of)
+        va = made.va + np.uint64(address_of(epoch, 0, 0))
+        imm = made.imm + np.uint32(announced_by(epoch, (0, 0)))
+        self._expected[epoch & 1] = made
+        arrays = (address(va), address(made.size), address(imm), address(made.parts))
+        self._loop.call("hd_expect", self._index, epoch & 0xFFFF, len(made.keys), *arrays)
+
+    def keep(self, arrays: Sequence[Floats]) -> None:
+        """The compiled code sends from these: they stay until nothing that was sent may have to go again."""
+        if self._loop.call("hd_idle", self._index):
+            self._kept.clear()
+        self._kept.append(arrays)
+
+    def deliver(self, epoch: int, place: int) -> None:
+        """Give a complete message to the rank. epoch: its lower 16 bits."""
+        made = self._expected[epoch & 1]
+        at = self._loop.code.hd_message(self._loop.engine, self._index, epoch, place)
+        if at is None or self.memory is None:
+            raise ValueError(f"message {place} of epoch {epoch:#x} is not complete")
+        data = np.frombuffer(memoryview((ctypes.c_uint8 * int(made.size[place])).from_address(at)), np.uint8)
+        used = partial(self._loop.code.hd_used, self._loop.engine, self._index, epoch, place)
+        self.memory.delivered(epoch, made.keys[place], data, used)
+
+    def counters(self, name: str, count: int, *where: int) -> list[int]:
+        """Numbers of the NIC, or of one of its queue pairs."""
+        numbers = (ctypes.c_uint64 * count)()
+        getattr(self._loop.code, name)(self._loop.engine, self._index, *where, numbers)
+        return list(numbers)
+
+
+class FastLink:
+    """The queue pairs that lead to one peer."""
+
+    def __init__(self, loop: FastLoop, nic: int, ends: Sequence[int], mode: QpMode) -> None:
+        self._loop, self._nic = loop, nic
+        self._ends = np.array(ends, np.uint32)
+        self._split = mode == "split"
+        self._turn = 0
+
+    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
+        """Hand a message to the compiled code: in parts to all queue pairs, or whole to the next one."""
+        size, first = len(data), 0
+        part = part_bytes(size, len(self._ends)) if self._split else size
+        if not self._split:
+            first = self._turn % len(self._ends)
+            self._turn += 1
+        ends = address(self._ends) + first * self._ends.itemsize
+        self._loop.call("hd_post", self._nic, ends, address(data), size, part, va, rkey, imm)
+
+
+class FastLoop:
+    """The NICs of one worker."""
+
+    name: ClassVar[str] = "compiled"
+
+    def __init__(self, library: Library, plan: Plan, connection: FastConnection, moderation: float) -> None:
+        self.code, self._plan, self._connection = library.code, plan, connection
+        options = plan.options
+        self.parts_of: Callable[[int], int] = (
+            (lambda size: -(-size // part_bytes(size, options.qps))) if options.qp_mode == "split" else (lambda size: 1)
+        )
+        c = connection
+        rc = RcStruct(
+            round(c.timeout_s * _NS), round(c.ack_delay_s * _NS), plan.ib_mtu, c.window, c.ack_every, c.retries
+        )
+        room = frame_bytes_for(plan.ib_mtu, plan.ip_version)
+        self.engine = self.code.hd_engine(rc, opcodes(), library.crc, plan.ip_version, room, round(moderation * _NS))
+        if not self.engine:
+            raise MachineError(Problem("", "the fast path", "gets no memory", "use --fastpath off, or fewer ranks"))
+        self.nics: list[FastNic] = []
+        self._by_rank: dict[int, int] = {}
+        self._events = (EventStruct * _EVENTS)()
+
+    def call(self, name: str, *arguments: object) -> int:
+        """Call a function that returns -1 when there is no memory for something."""
+        result: int = getattr(self.code, name)(self.engine, *arguments)
+        if result < 0:
+            raise MachineError(Problem("", "the fast path", "gets no memory", "use --fastpath off, or fewer ranks"))
+        return result
+
+    def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
+        """A rank's NIC."""
+        data, answers = open_sockets(self._plan, endpoint, netns)
+        index = self.call("hd_nic", data.fileno(), answers.fileno(), rkey)
+        self._by_rank[endpoint.rank] = index
+        self.nics.append(FastNic(self, endpoint, index, data, answers))
+
+    def sender(self, rank: int, qp: QpInfo) -> int:
+        """Open the sending end of a queue pair."""
+        return self.nics[self._by_rank[rank]].add(_SENDER, qp)
+
+    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Link:
+        """The queue pairs that lead to one peer."""
+        return FastLink(self, self._by_rank[rank], ends, mode)
+
+    def places(self, rank: int) -> Places | None:
+        """The NIC: it writes messages without asking the rank."""
+        return self.nics[self._by_rank[rank]]
+
+    def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
+        """Open the receiving end of a queue pair."""
+        nic = self.nics[self._by_rank[rank]]
+        nic.memory = memory
+        nic.add(_RECEIVER, qp)
+
+    def turn(self, until: float, stop_fd: int) -> bool:
+        """Let the compiled code work, and give ranks the messages that are complete."""
+        until_ns = round(min(until, _FAR_S) * _NS)
+        count = self.code.hd_run(self.engine, until_ns, stop_fd, round(TICK_S * _NS), self._events, _EVENTS)
+        if count < 0:
+            return True
+        for event in self._events[:count]:
+            nic = self.nics[event.nic]
+            if event.kind == _MESSAGE:
+                nic.deliver(event.a, event.b)
+            elif event.kind == _QP_FAILED:
+                raise NicError(
+                    nic.rank, f"QP {event.a:#x}: {self._connection.why(event.b >> 8 == _NO_ANSWER, event.b & 0xFF)}"
+                )
+            else:
+                raise NicError(nic.rank, f"its port is gone: {os.strerror(event.a)}")
+        return False
+
+    def idle(self) -> bool:
+        """Nothing to send, nothing unacknowledged."""
+        return all(self.call("hd_idle", index) for index in range(len(self.nics)))
+
+    def qp_reports(self) -> Iterable[QpReport]:
+        """What passed each end."""
+        for nic in self.nics:
+            for index, (kind, qpn) in enumerate(nic.ends):
+                packets, size, ce, *rest = nic.counters("hd_qp_counters", 6, index)
+                names = self._connection.sender_counters if kind == _SENDER else self._connection.receiver_counters
+                yield QpReport(nic.rank, qpn, packets, size, ce, dict(zip(names, rest, strict=False)))
+
+    def nic_reports(self) -> Iterable[NicReport]:
+        """What was not for any queue pair."""
+        for nic in self.nics:
+            malformed, icrc_errors, stray, _ = nic.counters("hd_nic_counters", 4)
+            yield NicReport(NicCounters(malformed, icrc_errors, stray), nic.data.drops())
+
+    def close(self) -> None:
+        """Give memory and sockets back. Nothing may be called afterwards."""
+        self.code.hd_close(self.engine)
+        for nic in self.nics:
+            nic.data.close()
+            nic.answers.close()
+
+
+def _expected(schedule: Schedule, parts_of: Callable[[int], int]) -> _Expected:
+    keys = sorted(schedule.receives, key=lambda key: (key[0], schedule.receives[key].lo))
+    receives = [schedule.receives[key] for key in keys]
+    sizes = [(each.hi - each.lo) * ELEMENT_BYTES for each in receives]
+    return _Expected(
+        schedule,
+        np.array([address_of(0, key[0], each.lo) for key, each in zip(keys, receives, strict=True)], np.uint64),
+        np.array(sizes, np.uint32),
+        np.array([announced_by(0, key) for key in keys], np.uint32),
+        np.array([parts_of(size) for size in sizes], np.uint32),
+        tuple(keys),
+    )

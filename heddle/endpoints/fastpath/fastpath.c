@@ -1,0 +1,388 @@
+/* The NICs of one worker as one compiled loop: what nic/nic.py and transports/rc.py do, for reliable connections.
+ *
+ * Python makes an engine, its NICs and queue pairs, says what each rank expects to receive, posts messages, and calls
+ * hd_run, which returns when a message is complete, something failed, or the time is over.
+ * In: frames of packet sockets. Out: frames, bytes in ranks' memory, events.
+ * Every length that comes from a frame is checked against its buffer before it is used.
+ */
+#include "nic.h"
+
+#define API __attribute__((visibility("default")))
+#define ABI_VERSION 1
+
+API u32 hd_version(void) { return ABI_VERSION; }
+
+API struct engine *hd_engine(const struct rc *rc, const struct opcodes *ops, crc_fn crc, int version, u32 frame_bytes,
+			     i64 moderation_ns)
+{
+	struct engine *e = calloc(1, sizeof(*e));
+	/* Rows begin so that what follows the BTH is aligned, as FrameBuffer's do; so payloads are, too. */
+	u32 lead = -EXT_AT((u32)version) & 63;
+
+	if (!e)
+		return NULL;
+	e->rc = *rc;
+	e->ops = *ops;
+	e->crc = crc;
+	e->version = version;
+	e->moderation_ns = moderation_ns;
+	e->inbox.room = frame_bytes;
+	e->inbox.stride = (lead + frame_bytes + 63) & ~63u;
+	e->inbox.frames = calloc(BATCH + 1, e->inbox.stride);
+	e->epfd = epoll_create1(02000000 /* EPOLL_CLOEXEC */);
+	if (!e->inbox.frames || e->epfd < 0) {
+		free(e->inbox.frames);
+		free(e);
+		return NULL;
+	}
+	for (u32 i = 0; i < BATCH; i++) {
+		u8 *row = (u8 *)(((uintptr_t)e->inbox.frames + 63) & ~(uintptr_t)63);
+
+		e->inbox.parts[i] = (struct iovec){ row + (u64)i * e->inbox.stride + lead, frame_bytes };
+		e->inbox.messages[i].hdr.iov = &e->inbox.parts[i];
+		e->inbox.messages[i].hdr.iovlen = 1;
+	}
+	return e;
+}
+
+/* A NIC on two packet sockets; its number, or -1. */
+API int hd_nic(struct engine *e, int data_fd, int answer_fd, u32 rkey)
+{
+	struct nic *n = calloc(1, sizeof(*n));
+	struct nic **more = realloc(e->nics, (e->count + 1) * sizeof(*more));
+	struct epoll_event watch = { EPOLLIN, e->count };
+
+	if (more)
+		e->nics = more;
+	if (!n || !more || epoll_ctl(e->epfd, EPOLL_CTL_ADD, data_fd, &watch)) {
+		free(n);
+		return -1;
+	}
+	n->engine = e;
+	n->index = e->count;
+	n->data_fd = data_fd;
+	n->answer_fd = answer_fd;
+	n->memory.rkey = rkey;
+	n->timer = NEVER;
+	n->slot_mask = 15;
+	n->slots = calloc(16, sizeof(*n->slots));
+	if (!n->slots)
+		return -1;
+	e->nics[e->count] = n;
+	return (int)e->count++;
+}
+
+static void enter(struct nic *n, u32 index)
+{
+	u32 at = n->qps[index]->qpn * 2654435761u;
+
+	while (n->slots[at & n->slot_mask])
+		at++;
+	n->slots[at & n->slot_mask] = index + 1;
+}
+
+/* One end of a queue pair. head: Ethernet to BTH of an empty packet to the peer; its lengths, opcode and PSN do not
+ * matter. peer: the address that its frames must come from. Its index in the NIC, or -1. */
+API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, const u8 *peer, u32 psn)
+{
+	struct nic *n = e->nics[nic];
+	struct qp *q = calloc(1, sizeof(*q));
+	struct qp **more = n->qps;
+	u32 *slots;
+
+	if (n->count == n->room) {
+		more = realloc(n->qps, 2 * (n->room + 8) * sizeof(*more));
+		if (more) {
+			n->qps = more;
+			n->room = 2 * (n->room + 8);
+		}
+	}
+	if (!q || !more || find_qp(n, qpn)) {
+		free(q);
+		return -1;
+	}
+	q->kind = (u8)kind;
+	q->qpn = qpn;
+	memcpy(q->peer, peer, 16);
+	memcpy(q->flow.head, head, EXT_AT((u32)e->version));
+	q->flow.version = (u8)e->version;
+	if (e->version == 4) {
+		put16(q->flow.head + ETH_BYTES + 2, 0);
+		put16(q->flow.head + ETH_BYTES + 10, 0);
+		for (u32 i = 0; i < 20; i += 2)
+			q->flow.plain_sum += get16(q->flow.head + ETH_BYTES + i);
+	}
+	if (kind == SENDER) {
+		q->s.una = q->s.next = q->s.tried = q->s.tail = psn;
+		q->s.deadline = NEVER;
+	} else {
+		q->r.psn = q->r.early = psn & MASK24;
+		q->r.ack_at = NEVER;
+	}
+	if (2 * (n->count + 1) > n->slot_mask) {
+		slots = calloc(2 * (n->slot_mask + 1), sizeof(*slots));
+		if (!slots) {
+			free(q);
+			return -1;
+		}
+		free(n->slots);
+		n->slots = slots;
+		n->slot_mask = 2 * n->slot_mask + 1;
+		for (u32 i = 0; i < n->count; i++)
+			enter(n, i);
+	}
+	n->qps[n->count] = q;
+	enter(n, n->count);
+	return (int)n->count++;
+}
+
+/* Say where the messages of an epoch go: `count` of them, by rising address. They replace those of the epoch but one
+ * before. 0, or -1. */
+API int hd_expect(struct engine *e, u32 nic, u32 epoch, u32 count, const u64 *va, const u32 *bytes, const u32 *imm,
+		  const u32 *parts)
+{
+	struct memory *m = &e->nics[nic]->memory;
+	struct table *t = &m->tables[epoch & 1];
+	struct region *more = t->regions;
+
+	forget(m, t);
+	if (count > t->room) {
+		more = realloc(t->regions, count * sizeof(*more));
+		if (!more)
+			return -1;
+		t->room = count;
+	}
+	t->regions = more;
+	t->epoch = epoch & 0xFFFF;
+	for (u32 i = 0; i < count; i++)
+		t->regions[i] = (struct region){ va[i], bytes[i], imm[i], parts[i], NULL };
+	t->count = count;
+	return 0;
+}
+
+/* The bytes of a message that is complete, or NULL; they are the caller's until hd_used. */
+API u8 *hd_message(struct engine *e, u32 nic, u32 epoch, u32 index)
+{
+	struct table *t = &e->nics[nic]->memory.tables[epoch & 1];
+
+	return index < t->count && !t->regions[index].parts ? t->regions[index].data : NULL;
+}
+
+API void hd_used(struct engine *e, u32 nic, u32 epoch, u32 index)
+{
+	struct memory *m = &e->nics[nic]->memory;
+	struct table *t = &m->tables[epoch & 1];
+
+	if (index < t->count && !t->regions[index].parts) {
+		give_back(&m->store, t->regions[index].data, t->regions[index].bytes);
+		t->regions[index].data = NULL;
+	}
+}
+
+/* Send `bytes` in parts of `part` bytes, the i-th by queue pair qps[i]. The bytes do not change before the NIC is idle.
+ * 0, or -1. */
+API int hd_post(struct engine *e, u32 nic, const u32 *qps, const u8 *data, u32 bytes, u32 part, u64 va, u32 rkey, u32 imm)
+{
+	struct nic *n = e->nics[nic];
+	u32 at = 0;
+
+	do {
+		struct qp *q = n->qps[*qps++];
+		u32 size = bytes - at < part ? bytes - at : part;
+
+		if (post_message(&e->rc, &q->s, data + at, size, va + at, rkey, imm))
+			return -1;
+		wake(n, q);
+		at += size;
+	} while (at < bytes);
+	return 0;
+}
+
+static void watch(struct engine *e, struct nic *n)
+{
+	struct epoll_event event = { EPOLLIN | (n->blocked ? EPOLLOUT : 0), n->index };
+
+	if (n->watched != n->blocked && !epoll_ctl(e->epfd, EPOLL_CTL_MOD, n->data_fd, &event))
+		n->watched = n->blocked;
+}
+
+/* Everything that need not wait: send what is ready. */
+static void serve(struct engine *e, i64 now)
+{
+	for (u32 i = 0; i < e->count; i++) {
+		if (e->nics[i]->eager && !e->nics[i]->error)
+			transmit(e->nics[i], now);
+		watch(e, e->nics[i]);
+	}
+}
+
+/* One pass at time `now`: take in what has come, look at timers, send. For tests: hd_run without its clock. */
+API void hd_pass(struct engine *e, i64 now, int tick)
+{
+	for (u32 i = 0; i < e->count; i++)
+		receive(e->nics[i], now);
+	for (u32 i = 0; i < e->count; i++) {
+		struct nic *n = e->nics[i];
+
+		expire(n, now);
+		if (tick) {
+			n->blocked = 0;
+			n->eager = 1;
+		}
+	}
+	serve(e, now);
+}
+
+static void wait_until(i64 at)
+{
+	struct timespec until = { at / 1000000000, at % 1000000000 };
+
+	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+}
+
+/* The events so far, oldest first; how many. */
+API int hd_drain(struct engine *e, struct event *out, int room)
+{
+	int count = e->event_count < (u32)room ? (int)e->event_count : room;
+
+	memcpy(out, e->events, (size_t)count * sizeof(*out));
+	e->event_count -= (u32)count;
+	memmove(e->events, e->events + count, e->event_count * sizeof(*out));
+	return count;
+}
+
+/* Drive all NICs until there are events (their number), `until` has come (0), or `stop_fd` can be read (-1).
+ *
+ * Two passes begin at least moderation_ns after each other, as the interrupts of a NIC do; the first after a pause
+ * begins at once.
+ */
+API int hd_run(struct engine *e, i64 until, int stop_fd, i64 tick_ns, struct event *out, int room)
+{
+	struct epoll_event ready[64];
+	struct pollfd fds[2] = { { e->epfd, POLLIN, 0 }, { stop_fd, POLLIN, 0 } };
+
+	for (;;) {
+		i64 now = clock_ns(), due = until < e->next_tick ? until : e->next_tick, left;
+		struct timespec timeout = { 0, 0 };
+		int count;
+
+		serve(e, now);
+		if (e->event_count)
+			return hd_drain(e, out, room);
+		for (u32 i = 0; i < e->count; i++)
+			if (deadline_of(e->nics[i]) < due)
+				due = deadline_of(e->nics[i]);
+		if (now < e->last_pass + e->moderation_ns && now < until) {
+			wait_until(e->last_pass + e->moderation_ns < until ? e->last_pass + e->moderation_ns : until);
+			now = clock_ns();
+		}
+		left = due > now ? due - now : 0;
+		timeout.sec = left / 1000000000;
+		timeout.nsec = left % 1000000000;
+		count = ppoll(fds, 2, &timeout, NULL);
+		if (count > 0 && fds[1].revents)
+			return -1;
+		now = e->last_pass = clock_ns();
+		e->passes++;
+		count = count > 0 ? epoll_wait(e->epfd, ready, 64, 0) : 0;
+		for (int i = 0; i < count; i++) {
+			struct nic *n = e->nics[ready[i].data];
+
+			if (ready[i].events & (EPOLLIN | EPOLLERR))
+				receive(n, now);
+			if (ready[i].events & EPOLLOUT)
+				n->blocked = 0, n->eager = 1;
+		}
+		if (now >= e->next_tick) {
+			e->next_tick = now + tick_ns;
+			for (u32 i = 0; i < e->count; i++) {
+				expire(e->nics[i], now);
+				e->nics[i]->blocked = 0;
+				e->nics[i]->eager = 1;
+			}
+		}
+		for (u32 i = 0; i < e->count; i++)
+			if (deadline_of(e->nics[i]) <= now)
+				expire(e->nics[i], now);
+		if (e->event_count) {
+			serve(e, now);
+			return hd_drain(e, out, room);
+		}
+		if (now >= until)
+			return 0;
+	}
+}
+
+/* True when a NIC has nothing to send and nothing unacknowledged. */
+API int hd_idle(const struct engine *e, u32 nic)
+{
+	const struct nic *n = e->nics[nic];
+
+	if (n->answering.first || n->answers.sent < n->answers.filled || n->data.sent < n->data.filled)
+		return 0;
+	for (u32 i = 0; i < n->count; i++)
+		if (n->qps[i]->kind == SENDER && n->qps[i]->s.una != n->qps[i]->s.tail)
+			return 0;
+	return 1;
+}
+
+/* What passed a queue pair: packets, bytes, ce; of a sender retransmitted, naks, timeouts; of a receiver out_of_order,
+ * duplicates, received. */
+API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[6])
+{
+	const struct qp *q = e->nics[nic]->qps[index];
+
+	out[0] = q->packets;
+	out[1] = q->bytes;
+	out[2] = q->ce;
+	out[3] = q->kind == SENDER ? q->s.retransmitted : q->r.out_of_order;
+	out[4] = q->kind == SENDER ? q->s.naks : q->r.duplicates;
+	out[5] = q->kind == SENDER ? q->s.timeouts : q->r.received;
+}
+
+/* What a NIC turned away: malformed, icrc_errors, stray; and how often its port's queue refused a frame. */
+API void hd_nic_counters(const struct engine *e, u32 nic, u64 out[4])
+{
+	const struct nic *n = e->nics[nic];
+
+	out[0] = n->malformed;
+	out[1] = n->icrc_errors;
+	out[2] = n->stray;
+	out[3] = n->queue_drops;
+}
+
+/* Passes, calls to receive, and frames that came, since the start. */
+API void hd_work(const struct engine *e, u64 out[3])
+{
+	out[0] = e->passes;
+	out[1] = e->reads;
+	out[2] = e->frames;
+}
+
+API void hd_close(struct engine *e)
+{
+	for (u32 i = 0; i < e->count; i++) {
+		struct nic *n = e->nics[i];
+
+		for (int t = 0; t < 2; t++) {
+			forget(&n->memory, &n->memory.tables[t]);
+			free(n->memory.tables[t].regions);
+		}
+		while (n->memory.store.count)
+			free(n->memory.store.free[--n->memory.store.count]);
+		free(n->memory.store.free);
+		for (u32 q = 0; q < n->count; q++) {
+			if (n->qps[q]->kind == SENDER)
+				free(n->qps[q]->s.queue);
+			free(n->qps[q]);
+		}
+		free(n->qps);
+		free(n->slots);
+		free(n);
+	}
+	close(e->epfd);
+	free(e->nics);
+	free(e->events);
+	free(e->inbox.frames);
+	free(e);
+}

@@ -1,0 +1,47 @@
+"""Build the objects that are committed here: `python -m heddle.endpoints.fastpath.makefast`. Users never need this.
+
+In:  the C files beside this one, clang and lld.
+Out: fastpath-MACHINE.so for each of MACHINES, and `clang.txt`: what made them.
+The bytes depend on the sources and the clang version alone: the only headers are our own and clang's. The objects call
+nothing but libc's functions that system.h declares, whose names any libc has.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from heddle.base.process import run
+from heddle.switch.bpf.build import clang_version
+
+HERE: Final = Path(__file__).resolve().parent
+MACHINES: Final = ("x86_64", "aarch64")
+VERSION_FILE: Final = HERE / "clang.txt"
+_FLAGS: Final = (
+    "-std=c11", "-O2", "-fPIC", "-shared", "-ffreestanding", "-nostdlib", "-nostdinc", "-fuse-ld=lld", "-fno-ident",
+    "-fvisibility=hidden", "-fstack-protector-strong", "-Wall", "-Wextra", "-Werror",
+    "-Wl,--build-id=none,-z,relro,-z,now,-z,noexecstack,-s",
+)  # fmt: skip
+
+
+def build(machine: str, out: Path) -> bytes:
+    """Compile for one machine to `out`; the object's bytes. MachineError says what clang found wrong."""
+    headers = run(["clang", "-print-resource-dir"]).out.strip()
+    target = (f"--target={machine}-linux-gnu", "-isystem", f"{headers}/include")
+    run(["clang", *target, *_FLAGS, "-I", str(HERE), str(HERE / "fastpath.c"), "-o", str(out)])
+    return out.read_bytes()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build for all machines, or those that are named."""
+    for machine in argv or MACHINES:
+        size = len(build(machine, HERE / f"fastpath-{machine}.so"))
+        print(f"fastpath-{machine}.so  {size} bytes")
+    VERSION_FILE.write_text(f"clang {clang_version()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

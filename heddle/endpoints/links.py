@@ -1,0 +1,61 @@
+"""A rank's queue pairs to one peer, as one thing to send by: which of them carries which part of a message.
+
+In:  messages of a rank. Out: messages, or parts of them, posted to queue pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle.endpoints.nic.qpend import Message
+from heddle.traffic.options import QpMode
+
+PART_ALIGN: Final = 128  # NCCL rounds the parts of a split message up to this
+
+
+def part_bytes(length: int, qps: int) -> int:
+    """Bytes of each part but the last of a message that is split over `qps` QPs, as NCCL splits it."""
+    return -(-length // (qps * PART_ALIGN)) * PART_ALIGN
+
+
+def part_sizes(length: int, qps: int) -> list[tuple[int, int]]:
+    """(offset, bytes) of the parts of a message that is split over `qps` QPs."""
+    part = part_bytes(length, qps)
+    return [(offset, min(part, length - offset)) for offset in range(0, length, part)]
+
+
+class Link(Protocol):
+    """All queue pairs from one rank to another."""
+
+    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
+        """Send a message: `data` to the peer's address `va`. It does not change before the NIC is idle."""
+
+
+class Poster(Protocol):
+    """A QP that sends messages."""
+
+    def post(self, message: Message) -> None:
+        """Send it when its turn comes."""
+
+
+class QpLink:
+    """Splits each message over all queue pairs, or gives whole messages to one after the other."""
+
+    def __init__(self, qps: Sequence[Poster], mode: QpMode) -> None:
+        self._qps = qps
+        self._split = mode == "split"
+        self._turn = 0  # messages so far
+
+    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
+        """Hand it to the queue pairs."""
+        view = data.data
+        if self._split:
+            for qp, (offset, size) in zip(self._qps, part_sizes(len(view), len(self._qps)), strict=False):
+                qp.post(Message(view[offset : offset + size], va + offset, rkey, imm))
+        else:
+            self._qps[self._turn % len(self._qps)].post(Message(view, va, rkey, imm))
+            self._turn += 1

@@ -1,0 +1,221 @@
+"""How a worker drives its NICs: the protocol that the Python loop and the compiled one share, and the Python one.
+
+In:  endpoints, queue pairs, the time to work until. Out: messages in ranks' memories, reports of QPs and NICs.
+One loop takes what has come for all NICs in one pass. Passes begin at least `moderation_s` after each other, as a NIC's
+interrupts do (ethtool's rx-usecs): a pass then has several frames to take, and costs once. The first pass after a pause
+begins at once.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar, Final, Protocol
+
+from heddle.endpoints.links import Link, QpLink
+from heddle.endpoints.nic.nic import Nic, QueuePair
+from heddle.endpoints.nic.packetsocket import PacketSocket
+from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.ranks import Places, Rank
+from heddle.endpoints.reports import NicReport, QpReport
+from heddle.endpoints.transports.protocol import Transport
+from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.options import QpMode
+from heddle.traffic.plan import Plan
+from heddle.wire.layout import LAYOUTS
+
+SEND_FRAMES: Final = 16  # how many may wait in the port's queue: the NIC's own queue
+TICK_S: Final = 0.02  # how often a link that was down is tried again
+_MODERATION_S: Final = 0.001  # the most that a frame may wait for the next pass
+
+
+class NicError(Exception):
+    """A NIC of one rank cannot go on."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(why)
+        self.rank = rank
+        self.why = why
+
+
+class NicLoop(Protocol):
+    """The NICs of one worker. Ranks are numbered as in the plan."""
+
+    name: ClassVar[str]
+
+    def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
+        """A rank's NIC; OSError when its port cannot be opened."""
+
+    def sender(self, rank: int, qp: QpInfo) -> int:
+        """Open the sending end of a queue pair; its number, for `link`."""
+
+    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Link:
+        """The queue pairs that lead to one peer."""
+
+    def places(self, rank: int) -> Places | None:
+        """What must be told where messages go, or None when the rank is asked instead."""
+
+    def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
+        """Open the receiving end of a queue pair."""
+
+    def turn(self, until: float, stop_fd: int) -> bool:
+        """Work until that time (CLOCK_MONOTONIC, seconds), or shorter; True when `stop_fd` can be read.
+
+        NicError when a port is gone or a queue pair has given up.
+        """
+
+    def idle(self) -> bool:
+        """Nothing to send, nothing unacknowledged."""
+
+    def qp_reports(self) -> Iterable[QpReport]:
+        """What passed each end."""
+
+    def nic_reports(self) -> Iterable[NicReport]:
+        """What was not for any queue pair."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+def moderation_s(plan: Plan) -> float:
+    """Seconds between two passes: what the fastest NIC needs for one full frame, and 1 ms at most.
+
+    A NIC's queue holds SEND_FRAMES frames, so its port never runs out of data meanwhile.
+    """
+    frame = 8 * (plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes)
+    return min(_MODERATION_S, frame / max(each.rate_bps for each in plan.endpoints))
+
+
+def open_sockets(plan: Plan, endpoint: Endpoint, netns: Path) -> tuple[PacketSocket, PacketSocket]:
+    """For data and all that arrives, and for answers."""
+    # The program at the NIC's ingress keeps RoCE from the host's own stack, so no socket need hold its UDP port.
+    mtu, version = plan.ib_mtu, plan.ip_version
+    data = PacketSocket(netns, endpoint.port, mtu, send_frames=SEND_FRAMES, hush=False, version=version)
+    try:
+        return data, PacketSocket(netns, endpoint.port, mtu, receive_bytes=0, hush=False, version=version)
+    except OSError:
+        data.close()
+        raise
+
+
+class PythonLoop:
+    """For every transport. It is the reference for the compiled loop."""
+
+    name: ClassVar[str] = "python"
+
+    def __init__(self, plan: Plan, transport: Transport, moderation: float) -> None:
+        self._plan, self._transport, self._moderation = plan, transport, moderation
+        self._nics: dict[int, Nic] = {}
+        self._by_fd: dict[int, Nic] = {}
+        self._ends: list[QueuePair] = []
+        self._poll = select.epoll()
+        self._next_tick = self._last_pass = 0.0
+        self._stop_fd = -1
+
+    def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
+        """A rank's NIC."""
+        data, answers = open_sockets(self._plan, endpoint, netns)
+        nic = Nic(data, answers, self._plan.ib_mtu, self._plan.ip_version, self._transport.answer_bytes)
+        self._nics[endpoint.rank] = nic
+        self._by_fd[data.fileno()] = nic
+        self._poll.register(data.fileno(), select.EPOLLIN)
+
+    def sender(self, rank: int, qp: QpInfo) -> int:
+        """Open the sending end of a queue pair."""
+        pair = QueuePair(self._nics[rank], qp, self._transport.sender(qp))
+        self._nics[rank].add(pair)
+        self._ends.append(pair)
+        return len(self._ends) - 1
+
+    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Link:
+        """The queue pairs that lead to one peer."""
+        return QpLink([self._ends[end] for end in ends], mode)
+
+    def places(self, rank: int) -> Places | None:
+        """None: receiving ends ask the rank."""
+        return None
+
+    def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
+        """Open the receiving end of a queue pair."""
+        nic = self._nics[rank]
+        nic.add(QueuePair(nic, qp, self._transport.receiver(qp, memory)))
+
+    def turn(self, until: float, stop_fd: int) -> bool:
+        """Send what is ready, wait, take in what has come."""
+        if stop_fd != self._stop_fd:
+            self._poll.register(stop_fd, select.EPOLLIN)
+            self._stop_fd = stop_fd
+        now = time.monotonic()
+        for rank, nic in self._nics.items():
+            if nic.eager:
+                try:
+                    nic.transmit(now)
+                except OSError as error:
+                    raise NicError(rank, f"its port is gone: {error.strerror}") from None
+                self._watch(nic)
+        due = min(until, self._next_tick, *(nic.deadline for nic in self._nics.values()))
+        rest = min(self._last_pass + self._moderation, until) - time.monotonic()
+        if rest > 0:
+            time.sleep(rest)
+        return self._pass(due)
+
+    def _pass(self, due: float) -> bool:
+        """Take in what has come until `due`, and look at timers."""
+        ready = self._poll.poll(max(0.0, due - time.monotonic()))
+        self._last_pass = time.monotonic()
+        for fd, events in ready:
+            if fd == self._stop_fd:
+                return True
+            nic = self._by_fd[fd]
+            if events & (select.EPOLLIN | select.EPOLLERR):
+                nic.receive(time.monotonic())
+            if events & select.EPOLLOUT:
+                nic.blocked = False
+                nic.eager = True
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._tick(now)
+        for nic in self._nics.values():
+            if nic.deadline <= now:
+                nic.expire(now)
+        return False
+
+    def _tick(self, now: float) -> None:
+        """Note which ports take nothing, and try again where a link was down."""
+        self._next_tick = now + TICK_S
+        for rank, nic in self._nics.items():
+            nic.expire(now)
+            nic.blocked = False
+            nic.eager = True
+            for error in nic.errors():
+                raise NicError(rank, error)
+
+    def _watch(self, nic: Nic) -> None:
+        """Ask to be woken when a full socket has room again, and only then."""
+        events = select.EPOLLIN | (select.EPOLLOUT if nic.blocked else 0)
+        if events != nic.events:
+            self._poll.modify(nic.socket.fileno(), events)
+            nic.events = events
+
+    def idle(self) -> bool:
+        """Nothing to send, nothing unacknowledged."""
+        return all(nic.idle for nic in self._nics.values())
+
+    def qp_reports(self) -> Iterable[QpReport]:
+        """What passed each end."""
+        for rank, nic in self._nics.items():
+            for pair in nic.qps.values():
+                yield QpReport(rank, pair.qpn, pair.packets, pair.bytes, pair.ce, dict(pair.end.counters()))
+
+    def nic_reports(self) -> Iterable[NicReport]:
+        """What was not for any queue pair."""
+        for nic in self._nics.values():
+            yield NicReport(nic.counters, nic.socket.drops())
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for nic in self._nics.values():
+            nic.close()
+        self._poll.close()
