@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
-from heddle.endpoints.links import Link, QpLink
+from heddle.endpoints.connections import Connection, QpConnection
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
@@ -51,7 +51,7 @@ class NicLoop(Protocol):
     def sender(self, rank: int, qp: QpInfo) -> int:
         """Open the sending end of a queue pair; its number, for `link`."""
 
-    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Link:
+    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
         """The queue pairs that lead to one peer."""
 
     def places(self, rank: int) -> Places | None:
@@ -129,9 +129,9 @@ class PythonLoop:
         self._ends.append(pair)
         return len(self._ends) - 1
 
-    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Link:
+    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
         """The queue pairs that lead to one peer."""
-        return QpLink([self._ends[end] for end in ends], mode)
+        return QpConnection([self._ends[end] for end in ends], mode)
 
     def places(self, rank: int) -> Places | None:
         """None: receiving ends ask the rank."""

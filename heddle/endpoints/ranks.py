@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.links import Link, part_sizes
+from heddle.endpoints.connections import Connection, part_sizes
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
@@ -92,7 +92,7 @@ class Rank:
         ranks: int,
         rank: int,
         rkey: int,
-        links: Mapping[int, Link],
+        links: Mapping[int, Connection],
         peer_keys: Mapping[int, int],
         clock: Callable[[], float] = time.monotonic,
         places: Places | None = None,

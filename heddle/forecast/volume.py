@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from heddle.base.arrays import I32, I64
-from heddle.endpoints.links import PART_ALIGN
+from heddle.endpoints.connections import PART_ALIGN
 from heddle.fabric.model import Fabric
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.options import ELEMENT_BYTES, QpMode

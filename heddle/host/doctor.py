@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base import resources
+from heddle.base.problems import MachineError
 from heddle.host import limits, packages, probes
 from heddle.host.engine.docker import SETUP
 
@@ -224,6 +226,19 @@ def _memory() -> Check:
     return Check("memory", free >= 1024, detail, "free some, or take preset tiny")
 
 
+def _fastpath() -> Check:
+    """The compiled loop of the NICs: its object for this processor, and whose CRC it takes."""
+    try:
+        resources.HERE.fastpath(platform.machine())
+    except MachineError:
+        what = f"no compiled NICs for {platform.machine()}: Python's are slower"
+        return Check("fast path", False, what, "", required=False)
+    if packages.libdeflate():
+        return Check("fast path", True, "compiled NICs, CRC by libdeflate", required=False)
+    what = "compiled NICs, but CRC by zlib, which is slower"
+    return Check("fast path", False, what, "apt-get install libdeflate0", required=False)
+
+
 def _docker() -> Check:
     lacking = packages.missing(packages.ENGINE)
     detail = f"no {' and no '.join(p.name for p in lacking)}: {lacking[0].why}" if lacking else "the container engine"
@@ -295,6 +310,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "clsact": lambda: _try("clsact", "BPF can be attached to ports", _FULL),
     "bpf": _bpf,
     "bpffs": _bpffs,
+    "fast path": _fastpath,
     "neighbours": _neighbours,
     "inotify": lambda: _limit("inotify", "/proc/sys/fs/inotify/max_user_instances", 128, "instances of one user"),
     "pids": lambda: _limit("pids", "/proc/sys/kernel/pid_max", 8192, "two daemons a switch"),
@@ -314,6 +330,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
 }
 _OPTIONAL: Final = frozenset(
     {
+        "fast path",
         "backlog",
         "red",
         "ets",

@@ -36,6 +36,7 @@ class Part:
 
     packages: the first that apt knows is taken (libbpf1 was libbpf0 before Debian 12 and Ubuntu 22.10).
     programs: what Heddle or its tests start from it.
+    optional: Heddle works without it; it is installed along with what it does need.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Part:
     packages: tuple[str, ...]
     present: Callable[[], bool]
     programs: tuple[str, ...] = ()
+    optional: bool = False
 
 
 def frr_daemon(name: str) -> Path | None:
@@ -64,6 +66,15 @@ def libbpf() -> str | None:
     return None
 
 
+def libdeflate() -> bool:
+    """Whether the system's libdeflate can be loaded."""
+    try:
+        ctypes.CDLL("libdeflate.so.0")
+    except OSError:
+        return False
+    return True
+
+
 def _program(name: str) -> Callable[[], bool]:
     # sbin is not in every user's PATH, and the programs are there all the same.
     return lambda: find_program(name, "/usr/sbin", "/sbin") is not None
@@ -83,6 +94,7 @@ _ALL: Final = (
     Part("frr", "the switches' control plane: zebra and bgpd", ("frr",), _frr, ("zebra", "bgpd", "vtysh")),
     _tool("iproute2", "namespaces, links and queues: ip and tc", "ip", "tc"),
     Part("libbpf", "loads the hashing and counting programs", ("libbpf1", "libbpf0"), lambda: libbpf() is not None),
+    Part("libdeflate", "a faster CRC for the NICs than zlib's", ("libdeflate0",), libdeflate, optional=True),
     _tool("util-linux", "enters namespaces: nsenter and setpriv", "nsenter", "setpriv", "unshare"),
     _tool("mount", "tests mount file systems", "mount", "umount"),
     _tool("procps", "tests look at processes and sysctls", "ps", "sysctl"),
@@ -93,7 +105,8 @@ _ALL: Final = (
     _tool("tshark", "tests compare our packets with its dissection", "tshark", "dumpcap"),
     _tool("openssh-server", "tests of --place log in to it", "sshd"),
     _tool("openssh-client", "tests of --place make keys for it", "ssh-keygen", "ssh-agent", "ssh-add"),
-    _tool("clang", "rebuilds the BPF programs", "clang", "readelf"),
+    _tool("clang", "rebuilds the BPF programs and the NICs' fast path", "clang", "readelf"),
+    _tool("lld", "links the NICs' fast path for two kinds of processor", "ld.lld"),
     _tool("mmdebstrap", "makes the base image where no registry answers"),
     Part(
         "debian-archive-keyring",
@@ -109,7 +122,7 @@ _ALL: Final = (
 PARTS: Final = {p.name: p for p in _ALL}
 # What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what the tests need
 # (tests/unit/test_suite_packages.py looks for every program that a test starts).
-LAB: Final = ("iproute2", "libbpf", "util-linux")
+LAB: Final = ("iproute2", "libbpf", "libdeflate", "util-linux")
 FABRIC: Final = ("frr", *LAB)
 CAPTURE: Final = ("tcpdump", "util-linux")
 UNIT_TESTS: Final = ("git", "libbpf", "tshark", "util-linux")
@@ -117,7 +130,7 @@ TESTS: Final = (
     *FABRIC, "ethtool", "git", "iputils-ping", "mount", "openssh-client", "openssh-server", "procps", "tcpdump",
     "tshark",
 )  # fmt: skip
-BUILD: Final = ("clang", "libbpf-dev")
+BUILD: Final = ("clang", "libbpf-dev", "lld")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
@@ -146,12 +159,13 @@ def ensure(
     line that installs it, when it is not allowed, cannot be done (no apt-get, no root), or did not help.
     """
     lacking = missing(names)
-    if not lacking:
+    if all(part.optional for part in lacking):
         return
     apt = shutil.which("apt-get")
     if apt is None:
         hint = "install it with this system's own tools (packages are named as in Debian)"
-        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
+        needed = [p for p in lacking if not p.optional]
+        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in needed])
     sudo = _sudo()
     words = _known(lacking)
     line = shlex.join([*([] if os.geteuid() == 0 else ["sudo"]), "apt-get", "install", *words])
@@ -203,7 +217,7 @@ def _install(lacking: Sequence[Part], before: list[str], line: str, announced: s
             if (now := _announced(words)) != announced:
                 say(now)
             ended = _apt([*get, "install", "--no-install-recommends", *words])
-    still = [p for p in lacking if not p.present()]
+    still = [p for p in lacking if not p.present() and not p.optional]
     if still:
         why = f"could not be installed (apt-get ended with {ended})" if ended else "is still missing"
         raise MachineError(

@@ -13,8 +13,8 @@ from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_size
+from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
-from heddle.endpoints.links import part_sizes
 from heddle.endpoints.reports import NicReport, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.endpoints.links import part_sizes
+from heddle.endpoints.connections import part_sizes
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.forecast.columns import flows_of

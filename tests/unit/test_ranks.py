@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from heddle.endpoints.links import QpLink, part_sizes
+from heddle.endpoints.connections import QpConnection, part_sizes
 from heddle.endpoints.nic.qpend import Message
 from heddle.endpoints.ranks import Rank, rank_input
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
@@ -59,8 +59,8 @@ def run_all(options: RunOptions, n: int, loss: float = 0.0, seed: int = 1) -> li
     wires = {(s, d): [Wire(s, loss, dice) for _ in range(options.qps)] for s, d in pattern.peers(n).tolist()}
     keys = {r: 1000 + r for r in range(n)}
 
-    def links(r: int) -> dict[int, QpLink]:
-        return {d: QpLink(qps, options.qp_mode) for (s, d), qps in wires.items() if s == r}
+    def links(r: int) -> dict[int, QpConnection]:
+        return {d: QpConnection(qps, options.qp_mode) for (s, d), qps in wires.items() if s == r}
 
     ranks = [Rank(options, n, r, keys[r], links(r), keys, clock=lambda: 0.0) for r in range(n)]
     for (_, d), qps in wires.items():
@@ -174,7 +174,7 @@ def test_the_clock_starts_when_a_rank_begins_not_when_its_arrays_are_made() -> N
     posted: list[Message] = []
     link = SimpleNamespace(post=posted.append)
     options = RunOptions(sizes=(8,), iters=1, warmup=0)
-    rank = Rank(options, 2, 0, 7, {1: [link]}, {1: 8}, clock=lambda: now[0])
+    rank = Rank(options, 2, 0, 7, {1: QpConnection([link], "split")}, {1: 8}, clock=lambda: now[0])
     rank.next_size()
     assert posted == []
     now[0] = 9.0

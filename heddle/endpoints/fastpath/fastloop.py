@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.base.problems import MachineError, Problem
+from heddle.endpoints.connections import Connection, part_bytes
 from heddle.endpoints.fastpath.library import EventStruct, Library, OpcodesStruct, RcStruct
-from heddle.endpoints.links import Link, part_bytes
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
@@ -128,7 +128,7 @@ class FastNic:
         return list(numbers)
 
 
-class FastLink:
+class FastQps:
     """The queue pairs that lead to one peer."""
 
     def __init__(self, loop: FastLoop, nic: int, ends: Sequence[int], mode: QpMode) -> None:
@@ -189,9 +189,9 @@ class FastLoop:
         """Open the sending end of a queue pair."""
         return self.nics[self._by_rank[rank]].add(_SENDER, qp)
 
-    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Link:
+    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
         """The queue pairs that lead to one peer."""
-        return FastLink(self, self._by_rank[rank], ends, mode)
+        return FastQps(self, self._by_rank[rank], ends, mode)
 
     def places(self, rank: int) -> Places | None:
         """The NIC: it writes messages without asking the rank."""

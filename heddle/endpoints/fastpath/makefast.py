@@ -16,9 +16,9 @@ from typing import Final
 from heddle.base.process import run
 from heddle.switch.bpf.build import clang_version
 
-HERE: Final = Path(__file__).resolve().parent
+SOURCES: Final = Path(__file__).parent.resolve()
 MACHINES: Final = ("x86_64", "aarch64")
-VERSION_FILE: Final = HERE / "clang.txt"
+MADE_BY: Final = SOURCES / "clang.txt"
 _FLAGS: Final = (
     "-std=c11", "-O2", "-fPIC", "-shared", "-ffreestanding", "-nostdlib", "-nostdinc", "-fuse-ld=lld", "-fno-ident",
     "-fvisibility=hidden", "-fstack-protector-strong", "-Wall", "-Wextra", "-Werror",
@@ -30,16 +30,16 @@ def build(machine: str, out: Path) -> bytes:
     """Compile for one machine to `out`; the object's bytes. MachineError says what clang found wrong."""
     headers = run(["clang", "-print-resource-dir"]).out.strip()
     target = (f"--target={machine}-linux-gnu", "-isystem", f"{headers}/include")
-    run(["clang", *target, *_FLAGS, "-I", str(HERE), str(HERE / "fastpath.c"), "-o", str(out)])
+    run(["clang", *target, *_FLAGS, "-I", str(SOURCES), str(SOURCES / "fastpath.c"), "-o", str(out)])
     return out.read_bytes()
 
 
 def main(argv: Sequence[str]) -> int:
     """Build for all machines, or those that are named."""
     for machine in argv or MACHINES:
-        size = len(build(machine, HERE / f"fastpath-{machine}.so"))
+        size = len(build(machine, SOURCES / f"fastpath-{machine}.so"))
         print(f"fastpath-{machine}.so  {size} bytes")
-    VERSION_FILE.write_text(f"clang {clang_version()}\n")
+    MADE_BY.write_text(f"clang {clang_version()}\n")
     return 0
 
 

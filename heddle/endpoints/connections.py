@@ -28,7 +28,7 @@ def part_sizes(length: int, qps: int) -> list[tuple[int, int]]:
     return [(offset, min(part, length - offset)) for offset in range(0, length, part)]
 
 
-class Link(Protocol):
+class Connection(Protocol):
     """All queue pairs from one rank to another."""
 
     def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
@@ -42,7 +42,7 @@ class Poster(Protocol):
         """Send it when its turn comes."""
 
 
-class QpLink:
+class QpConnection:
     """Splits each message over all queue pairs, or gives whole messages to one after the other."""
 
     def __init__(self, qps: Sequence[Poster], mode: QpMode) -> None:
