@@ -156,6 +156,7 @@ class StopAndWait:
         Column("pauses", "times", "pauses of the rate limiter"),
     )
     answer_bytes: ClassVar[int] = 0
+    any_order: ClassVar[bool] = False
     ignore_every: ClassVar[int] = 0  # for runs of the test's process; workers have it from their parameters
 
     @classmethod

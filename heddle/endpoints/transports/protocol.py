@@ -74,10 +74,12 @@ class Transport(Protocol):
 
     columns:      what it counts, in the order of JSON rows.
     answer_bytes: the largest payload of an answer.
+    any_order:    packets that overtake each other are no loss to it, so a fabric may spray them.
     """
 
     columns: ClassVar[tuple[Column, ...]]
     answer_bytes: ClassVar[int]
+    any_order: ClassVar[bool]
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

@@ -159,6 +159,16 @@ class RcReceiver(QpEnd):
         return {"out_of_order": seen.out_of_order, "duplicates": seen.duplicates}
 
 
+def connection_params(plan: Plan) -> RcParams:
+    """What fits a plan: an acknowledgement comes before a window is used up, and long before the sender's time-out."""
+    window = plan.window
+    every = max(1, min(_ACK_EVERY, window - max(1, window // 4)))
+    slowest = min(each.rate_bps for each in plan.endpoints)
+    frame_s = 8 * (plan.ib_mtu + wire.LAYOUTS[plan.ip_version].overhead_bytes) / slowest
+    delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
+    return RcParams(plan.ib_mtu, window, every, plan.timeout_s, plan.options.retries, delay)
+
+
 @dataclass(frozen=True, slots=True)
 class Rc:
     """The reliable connection, with its parameters."""
@@ -173,16 +183,12 @@ class Rc:
         Column("duplicates", "packets", "received again"),
     )
     answer_bytes: ClassVar[int] = 0
+    any_order: ClassVar[bool] = False
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """An acknowledgement comes before a window is used up, and in a small part of the sender's time-out."""
-        window = plan.window
-        every = max(1, min(_ACK_EVERY, window - max(1, window // 4)))
-        slowest = min(each.rate_bps for each in plan.endpoints)
-        frame_s = 8 * (plan.ib_mtu + wire.LAYOUTS[plan.ip_version].overhead_bytes) / slowest
-        delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
-        return cls(RcParams(plan.ib_mtu, window, every, plan.timeout_s, plan.options.retries, delay))
+        """See connection_params."""
+        return cls(connection_params(plan))
 
     @classmethod
     def load(cls, parameters: Mapping[str, JsonValue]) -> Self:

@@ -1,0 +1,299 @@
+"""srd: a reliable connection whose packets may arrive in any order, for fabrics that spray.
+
+Every packet is an RDMA WRITE of its own: it carries its address (RETH), so the receiver writes it wherever its place in
+the message is, notes its PSN, and announces messages in order. So do NICs that are made for sprayed fabrics (AWS SRD,
+"A Cloud-Optimized Transport Protocol for Elastic and Scalable HPC", IEEE Micro 2020; UEC's RUD; RoCE NICs that place
+WRITEs out of order).
+A gap is no loss yet. Only when a packet has been missing for longer than packets can overtake each other, the receiver
+asks for that packet alone (a NAK of its PSN), and the sender repeats that one alone.
+The window, its acknowledgements and the sender's timer are those of `rc`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Final, Self
+
+from pydantic import JsonValue, TypeAdapter
+
+from heddle.endpoints.nic.frames import SendBatch
+from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
+from heddle.endpoints.transports.protocol import Column
+from heddle.endpoints.transports.rc import connection_params
+from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, why_failed
+from heddle.traffic.plan import Plan
+from heddle.wire import layout as wire
+
+_NAKS: Final = 16  # packets that one look at the gaps may ask for
+
+
+@dataclass(frozen=True, slots=True)
+class SrdParams:
+    """How a connection behaves. rc: as `rc` has it. overtake_s: a packet missing for longer counts as lost."""
+
+    rc: RcParams
+    overtake_s: float = 0.05
+
+
+def _near(psn: int, reference: int) -> int:
+    """The unbounded PSN nearest to `reference` that has these 24 bits."""
+    return reference + ((psn - reference + PSN_HALF) & wire.PSN_MASK) - PSN_HALF
+
+
+class SrdSender(QpEnd):
+    """Sends each packet once, and again those that are asked for."""
+
+    def __init__(self, params: SrdParams, qp: QpInfo) -> None:
+        self._params, self._flow = params.rc, qp.flow
+        self._una = self._next = self._tail = qp.psn
+        self._open: deque[tuple[int, Message, int]] = deque()  # (first PSN, message, packets), oldest first
+        self._again: dict[int, None] = {}  # PSNs to send once more, in order
+        self._timer = NEVER
+        self._tries = self._retransmitted = self._naks = self._timeouts = 0
+        self._error = ""
+
+    @property
+    def ready(self) -> bool:
+        """Something may be sent, for the first time or again."""
+        room = min(self._tail, self._una + self._params.window) - self._next
+        return not self._error and (bool(self._again) or room > 0)
+
+    @property
+    def deadline(self) -> float:
+        """When the retransmission timer runs out."""
+        return self._timer
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was posted is acknowledged."""
+        return self._una == self._tail
+
+    @property
+    def error(self) -> str:
+        """Retries are used up, or the peer refused a write."""
+        return self._error
+
+    def post(self, message: Message) -> None:
+        """Queue a write."""
+        packets = max(1, -(-len(message.payload) // self._params.mtu))
+        self._open.append((self._tail, message, packets))
+        self._tail += packets
+
+    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
+        """Write the packets that go again, then new ones."""
+        at = slot
+        while at < slot + limit and self.ready:
+            if self._again:
+                psn = next(iter(self._again))
+                del self._again[psn]
+                self._retransmitted += 1
+            else:
+                psn = self._next
+                self._next += 1
+            self._put(batch, at, psn)
+            at += 1
+        if at > slot and self._timer == NEVER:
+            self._timer = now + self._params.timeout_s
+        return at - slot
+
+    def _put(self, batch: SendBatch, slot: int, psn: int) -> None:
+        first, message, packets = self._found(psn)
+        mtu, index = self._params.mtu, psn - first
+        last = index + 1 == packets
+        part = message.payload[index * mtu : (index + 1) * mtu]
+        batch.put_data(
+            slot, self._flow, wire.WRITE_ONLY_IMM if last else wire.WRITE_ONLY, psn, part,
+            ackreq=last or (index + 1) % self._params.ack_every == 0,
+            reth=(message.va + index * mtu, message.rkey, len(part)), imm=message.imm if last else None,
+        )  # fmt: skip
+
+    def _found(self, psn: int) -> tuple[int, Message, int]:
+        """The message that a packet belongs to; new packets are of the latest ones."""
+        where = reversed(self._open) if psn + 1 >= self._next else iter(self._open)
+        return next(each for each in where if each[0] <= psn < each[0] + each[2])
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        """Take an ACK: everything before its PSN, and that packet, has come. Or a NAK: that packet is missing."""
+        if got.kinds[index].opcode != wire.ACK:
+            return index
+        syndrome, _ = got.aeth(index)
+        psn = _near(got.psns[index], self._una)
+        if syndrome & 0x60 == 0:
+            self._advance(psn + 1, now)
+        elif syndrome == wire.NAK_SEQUENCE:
+            self._naks += 1
+            if self._una <= psn < self._next:
+                self._again[psn] = None
+        elif not self._error:
+            self._fail(why_failed(self._params, False, syndrome))
+        return index + 1
+
+    def _advance(self, una: int, now: float) -> None:
+        if not self._una < una <= self._next:
+            return
+        self._una, self._tries = una, 0
+        while self._open and self._open[0][0] + self._open[0][2] <= una:
+            self._open.popleft()
+        for psn in [psn for psn in self._again if psn < una]:
+            del self._again[psn]
+        self._timer = NEVER if una == self._next else now + self._params.timeout_s
+
+    def expire(self, now: float) -> None:
+        """No acknowledgement for long: the oldest open packet goes again, and the latest, which shows all gaps."""
+        if now < self._timer:
+            return
+        self._timeouts += 1
+        self._tries += 1
+        if self._tries > self._params.retries:
+            self._fail(why_failed(self._params, True, 0))
+            return
+        self._again |= dict.fromkeys((self._una, self._next - 1))
+        self._timer = now + self._params.timeout_s
+
+    def _fail(self, why: str) -> None:
+        self._error, self._timer = why, NEVER
+
+    def hold(self, seconds: float) -> None:
+        """The timer waits for what could not leave."""
+        self._timer += seconds
+
+    def counters(self) -> Mapping[str, int]:
+        """What went again, and why."""
+        return {"retransmitted": self._retransmitted, "naks": self._naks, "timeouts": self._timeouts}
+
+
+class SrdReceiver(QpEnd):
+    """Writes packets as they come, announces messages in order, and asks for what stays missing."""
+
+    def __init__(self, params: SrdParams, qp: QpInfo, memory: Access) -> None:
+        self._params, self._flow, self._memory = params, qp.flow, memory
+        self._due = qp.psn  # unbounded: the oldest PSN that has not come
+        self._beyond = qp.psn  # one past the latest that has
+        self._early: dict[int, int | None] = {}  # PSNs that came before their turn -> immediate to announce then
+        self._missing_since = NEVER  # since when `_due` has been missing while later ones have come
+        self._replies: deque[tuple[int, int]] = deque()  # NAKs to send: (PSN, syndrome)
+        self._ack_due = self._asked = False
+        self._ack_at = NEVER
+        self._unacked = self._msn = 0
+        self._out_of_order = self._duplicates = 0
+
+    @property
+    def answering(self) -> bool:
+        """An ACK or a NAK is due."""
+        return self._ack_due or bool(self._replies)
+
+    @property
+    def deadline(self) -> float:
+        """When an acknowledgement is due at the latest, or what is missing counts as lost."""
+        return min(self._ack_at, self._missing_since + self._params.overtake_s)
+
+    def answer(self, batch: SendBatch, slot: int) -> None:
+        """Write a NAK, or the ACK of everything that has come without a gap."""
+        if self._replies:
+            psn, syndrome = self._replies.popleft()
+            batch.put_ack(slot, self._flow, psn & wire.PSN_MASK, syndrome, self._msn)
+            return
+        batch.put_ack(slot, self._flow, (self._due - 1) & wire.PSN_MASK, wire.ACK_NO_LIMIT, self._msn)
+        self._ack_due = self._asked = False
+        self._ack_at, self._unacked = NEVER, 0
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        """Take a write of one packet."""
+        opcode = got.kinds[index].opcode
+        if opcode not in (wire.WRITE_ONLY, wire.WRITE_ONLY_IMM):
+            return index
+        psn = _near(got.psns[index], self._due)
+        if psn < self._due or psn in self._early:
+            self._duplicates += 1
+            self._ack_due = True  # its acknowledgement was lost, or the sender's timer ran out early
+            return index + 1
+        payload, (va, rkey, length) = got.payload(index), got.reth(index)
+        target = self._memory.resolve(va, rkey, length) if length == len(payload) else None
+        if target is None:
+            self._replies.append((psn, wire.NAK_ACCESS if length == len(payload) else wire.NAK_INVALID))
+            return index + 1
+        target[:] = payload
+        self._early[psn] = got.imm(index) if opcode == wire.WRITE_ONLY_IMM else None
+        self._out_of_order += psn < self._beyond
+        self._beyond = max(self._beyond, psn + 1)
+        self._settle(now)
+        self._unacked += 1
+        self._asked = self._asked or got.ackreqs[index]
+        if self._asked and self._unacked >= self._params.rc.ack_every:
+            self._ack_due = True
+        elif self._asked and self._ack_at == NEVER:
+            self._ack_at = now + self._params.rc.ack_delay_s
+        return index + 1
+
+    def _settle(self, now: float) -> None:
+        """Announce what is complete in order; note whether something is missing."""
+        before = self._due
+        while self._due in self._early:
+            imm = self._early.pop(self._due)
+            self._due += 1
+            if imm is not None:
+                self._msn = (self._msn + 1) & wire.PSN_MASK
+                self._memory.arrived(imm)
+        if not self._early:
+            self._missing_since = NEVER
+        elif self._missing_since == NEVER or self._due != before:
+            self._missing_since = now
+
+    def expire(self, now: float) -> None:
+        """An acknowledgement has waited long enough, or a packet has been missing for too long."""
+        if self._ack_at <= now:
+            self._ack_at, self._ack_due = NEVER, True
+        if self._missing_since + self._params.overtake_s <= now:
+            missing = [psn for psn in range(self._due, self._beyond) if psn not in self._early]
+            self._replies.extend((psn, wire.NAK_SEQUENCE) for psn in missing[:_NAKS])
+            self._missing_since = now
+
+    def counters(self) -> Mapping[str, int]:
+        """Packets that came after a later one, and packets that came twice."""
+        return {"out_of_order": self._out_of_order, "duplicates": self._duplicates}
+
+
+@dataclass(frozen=True, slots=True)
+class Srd:
+    """The connection, with its parameters."""
+
+    params: SrdParams
+
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("retransmitted", "packets", "sent again", "packets"),
+        Column("naks", "packets", "NAKs received"),
+        Column("timeouts", "times", "time-outs"),
+        Column("out_of_order", "packets", "out of order", "order"),
+        Column("duplicates", "packets", "received again"),
+    )
+    answer_bytes: ClassVar[int] = 0
+    any_order: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """What `rc` would take; a packet counts as lost after a quarter of the sender's time-out."""
+        rc = connection_params(plan)
+        return cls(SrdParams(rc, rc.timeout_s / 4))
+
+    @classmethod
+    def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
+        """From the fields of SrdParams."""
+        return cls(TypeAdapter(SrdParams).validate_python(parameters))
+
+    def parameters(self) -> dict[str, JsonValue]:
+        """The fields of SrdParams."""
+        return asdict(self.params)
+
+    def fast(self) -> None:
+        """Python drives it."""
+
+    def sender(self, qp: QpInfo) -> QpEnd:
+        """The end that sends data."""
+        return SrdSender(self.params, qp)
+
+    def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
+        """The end that writes what arrives into a rank's memory."""
+        return SrdReceiver(self.params, qp, memory)

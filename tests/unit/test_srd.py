@@ -1,0 +1,138 @@
+"""srd: packets in any order are no loss, and what is lost goes again alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from heddle.endpoints.nic.framebuffer import FrameBuffer
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.parse import Parser
+from heddle.endpoints.nic.qpend import NEVER, Message, QpInfo
+from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.transports.srd import SrdParams, SrdReceiver, SrdSender
+from heddle.wire import layout as wire
+
+MTU, RKEY = 256, 7
+PARAMS = SrdParams(RcParams(MTU, 32, 8, 1.0, 7, 0.02), 0.2)
+
+
+class Memory:
+    def __init__(self, size: int) -> None:
+        self.data, self.arrivals = bytearray(size), list[int]()
+
+    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
+        return memoryview(self.data)[va : va + length] if rkey == RKEY and va + length <= len(self.data) else None
+
+    def arrived(self, imm: int) -> None:
+        self.arrivals.append(imm)
+
+
+def info(src: str, dst: str, qpn: int, dqpn: int, psn: int) -> QpInfo:
+    macs = ("02:00:00:00:00:01", "02:00:00:00:00:02")
+    return QpInfo(
+        qpn, FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=50000, dqpn=dqpn), psn
+    )
+
+
+class Fabric:
+    """Carries frames between two ends: `shuffle` puts those of a burst in any order, `lose` says which are lost."""
+
+    def __init__(self, total: bytes, psn: int, seed: int) -> None:
+        self.memory = Memory(len(total))
+        self.sender = SrdSender(PARAMS, info("10.0.0.1", "10.0.1.1", 5, 6, psn))
+        self.receiver = SrdReceiver(PARAMS, info("10.0.1.1", "10.0.0.1", 6, 5, psn), self.memory)
+        self.dice = random.Random(seed)
+        self.batch, self.answers = SendBatch(MTU, slots=32), SendBatch(0, slots=1)
+        self.near, self.parser = FrameBuffer(self.batch.frame_bytes, slots=1), Parser()
+        self.sent = 0
+
+    def turn(self, now: float, loss: float) -> None:
+        for end in (self.sender, self.receiver):
+            if end.deadline <= now:
+                end.expire(now)
+                assert end.deadline > now
+        count = self.sender.take(self.batch, 0, 32, now)
+        self.sent += count
+        frames = [bytes(self.batch.frame(i)) for i in range(count)]
+        self.dice.shuffle(frames)
+        for frame in frames:
+            if self.dice.random() >= loss:
+                self.give(frame, self.receiver, now)
+        while self.receiver.answering:
+            self.receiver.answer(self.answers, 0)
+            if self.dice.random() >= loss:
+                self.give(bytes(self.answers.frame(0)), self.sender, now)
+
+    def give(self, frame: bytes, end: SrdSender | SrdReceiver, now: float) -> None:
+        start = self.near.starts[0]
+        self.near.mem[start : start + len(frame)] = frame
+        assert end.receive(self.parser.parse(self.near, [len(frame)]), 0, now) == 1
+
+
+def carried(loss: float, seed: int, psn: int) -> tuple[Fabric, int]:
+    """Fifty messages; the fabric afterwards, and their packets."""
+    dice = random.Random(seed)
+    sizes = [dice.choice([4, 255, 256, 257, 2000, 5000]) for _ in range(50)]
+    total = dice.randbytes(sum(sizes))
+    fabric, at, packets = Fabric(total, psn, seed), 0, 0
+    for imm, size in enumerate(sizes):
+        fabric.sender.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
+        at += size
+        packets += -(-size // MTU)
+    now = 0.0
+    while not fabric.sender.idle:
+        assert now < 400 and not fabric.sender.error
+        fabric.turn(now, loss)
+        now += 0.01
+    assert bytes(fabric.memory.data) == total
+    assert fabric.memory.arrivals == list(range(50)), "announced in order, whatever the order of arrival"
+    return fabric, packets
+
+
+@pytest.mark.parametrize("psn", [0, wire.PSN_MASK - 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_packets_in_any_order_are_no_loss(seed: int, psn: int) -> None:
+    fabric, packets = carried(0.0, seed, psn)
+    assert fabric.sent == packets
+    assert fabric.sender.counters() == {"retransmitted": 0, "naks": 0, "timeouts": 0}
+    assert fabric.receiver.counters()["out_of_order"] > 50
+    assert fabric.receiver.counters()["duplicates"] == 0
+    assert fabric.sender.deadline == NEVER
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_lost_goes_again_alone(seed: int) -> None:
+    fabric, packets = carried(0.05, seed, 0)
+    lost = fabric.sender.counters()["retransmitted"]
+    assert 0 < lost < packets
+    # Go-back-N would send a window of 32 again for each loss.
+    assert fabric.sent < packets * 1.6
+
+
+def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
+    fabric = Fabric(bytes(3 * MTU), 0, 1)
+    fabric.sender.post(Message(memoryview(bytes(3 * MTU)), 0, RKEY, 1))
+    fabric.sender.take(fabric.batch, 0, 3, 0.0)
+    frames = [bytes(fabric.batch.frame(i)) for i in range(3)]
+    fabric.give(frames[2], fabric.receiver, 1.0)
+    fabric.receiver.expire(1.0 + PARAMS.rc.ack_delay_s)
+    fabric.receiver.answer(fabric.answers, 0)  # the acknowledgement that is owed says that nothing has come in order
+    assert not fabric.receiver.answering and fabric.memory.arrivals == []
+    assert fabric.receiver.deadline == 1.0 + PARAMS.overtake_s
+    fabric.receiver.expire(1.0 + PARAMS.overtake_s)
+    asked: list[tuple[int, int]] = []
+    while fabric.receiver.answering:
+        fabric.receiver.answer(fabric.answers, 0)
+        got = fabric.parser.parse(fabric.answers, [int(fabric.answers.lengths[0])])
+        asked.append((got.aeth(0)[0], got.psns[0]))
+    assert asked == [(wire.NAK_SEQUENCE, 0), (wire.NAK_SEQUENCE, 1)]
+
+
+def test_a_write_that_does_not_fit_is_refused_and_ends_the_sender() -> None:
+    fabric = Fabric(bytes(MTU), 0, 1)
+    fabric.sender.post(Message(memoryview(bytes(MTU)), 4, RKEY, 1))
+    fabric.turn(0.0, 0.0)
+    assert "refused a write" in fabric.sender.error
+    assert not fabric.sender.ready and fabric.memory.arrivals == []
