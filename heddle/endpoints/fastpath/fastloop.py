@@ -92,7 +92,9 @@ class FastNic:
         head = qp.flow.template(WRITE_MIDDLE).prefix.ljust(qp.flow.layout.ext_at, b"\0")
         peer = qp.flow.dst_ip.ljust(_ADDRESS_BYTES, b"\0")
         self.ends.append((kind, qp.qpn))
-        return self._loop.call("hd_qp", self._index, kind, qp.qpn, head, peer, qp.psn)
+        window, ack_every = self._loop.connection.pace(qp)
+        delay = round(qp.delay_s * _NS)
+        return self._loop.call("hd_qp", self._index, kind, qp.qpn, head, peer, qp.psn, window, ack_every, delay)
 
     def expect(self, epoch: int, schedule: Schedule) -> None:
         """Tell the compiled code where the messages of an epoch go."""
@@ -154,15 +156,13 @@ class FastLoop:
     name: ClassVar[str] = "compiled"
 
     def __init__(self, library: Library, plan: Plan, connection: FastConnection, moderation: float) -> None:
-        self.code, self._plan, self._connection = library.code, plan, connection
+        self.code, self._plan, self.connection = library.code, plan, connection
         options = plan.options
         self.parts_of: Callable[[int], int] = (
             (lambda size: -(-size // part_bytes(size, options.qps))) if options.qp_mode == "split" else (lambda size: 1)
         )
         c = connection
-        rc = RcStruct(
-            round(c.timeout_s * _NS), round(c.ack_delay_s * _NS), plan.ib_mtu, c.window, c.ack_every, c.retries
-        )
+        rc = RcStruct(round(c.timeout_s * _NS), round(c.ack_delay_s * _NS), plan.ib_mtu, c.retries)
         room = frame_bytes_for(plan.ib_mtu, plan.ip_version)
         self.engine = self.code.hd_engine(rc, opcodes(), library.crc, plan.ip_version, room, round(moderation * _NS))
         if not self.engine:
@@ -215,7 +215,7 @@ class FastLoop:
                 nic.deliver(event.a, event.b)
             elif event.kind == _QP_FAILED:
                 raise NicError(
-                    nic.rank, f"QP {event.a:#x}: {self._connection.why(event.b >> 8 == _NO_ANSWER, event.b & 0xFF)}"
+                    nic.rank, f"QP {event.a:#x}: {self.connection.why(event.b >> 8 == _NO_ANSWER, event.b & 0xFF)}"
                 )
             else:
                 raise NicError(nic.rank, f"its port is gone: {os.strerror(event.a)}")
@@ -230,7 +230,7 @@ class FastLoop:
         for nic in self.nics:
             for index, (kind, qpn) in enumerate(nic.ends):
                 packets, size, ce, *rest = nic.counters("hd_qp_counters", 6, index)
-                names = self._connection.sender_counters if kind == _SENDER else self._connection.receiver_counters
+                names = self.connection.sender_counters if kind == _SENDER else self.connection.receiver_counters
                 yield QpReport(nic.rank, qpn, packets, size, ce, dict(zip(names, rest, strict=False)))
 
     def nic_reports(self) -> Iterable[NicReport]:

@@ -5,10 +5,11 @@
  * In: frames of packet sockets. Out: frames, bytes in ranks' memory, events.
  * Every length that comes from a frame is checked against its buffer before it is used.
  */
-#include "nic.h"
+#include "receive.h"
+#include "send.h"
 
 #define API __attribute__((visibility("default")))
-#define ABI_VERSION 1
+#define ABI_VERSION 2
 
 API u32 hd_version(void) { return ABI_VERSION; }
 
@@ -82,8 +83,10 @@ static void enter(struct nic *n, u32 index)
 }
 
 /* One end of a queue pair. head: Ethernet to BTH of an empty packet to the peer; its lengths, opcode and PSN do not
- * matter. peer: the address that its frames must come from. Its index in the NIC, or -1. */
-API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, const u8 *peer, u32 psn)
+ * matter. peer: the address that its frames must come from. window: packets that may be unacknowledged. delay_ns: a frame
+ * counts as arrived so long after it came. Its index in the NIC, or -1. */
+API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, const u8 *peer, u32 psn, u32 window,
+	      u32 ack_every, i64 delay_ns)
 {
 	struct nic *n = e->nics[nic];
 	struct qp *q = calloc(1, sizeof(*q));
@@ -101,8 +104,22 @@ API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, cons
 		free(q);
 		return -1;
 	}
+	if (delay_ns > 0) {
+		u32 i = 0;
+
+		while (i < n->line_count && n->lines[i].delay_ns != delay_ns)
+			i++;
+		if (i == LINES) {
+			free(q);
+			return -1;
+		}
+		if (i == n->line_count)
+			n->lines[n->line_count++].delay_ns = delay_ns;
+		q->line = &n->lines[i];
+	}
 	q->kind = (u8)kind;
 	q->qpn = qpn;
+	q->ack_every = ack_every;
 	memcpy(q->peer, peer, 16);
 	memcpy(q->flow.head, head, EXT_AT((u32)e->version));
 	q->flow.version = (u8)e->version;
@@ -115,7 +132,9 @@ API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, cons
 	if (kind == SENDER) {
 		q->s.una = q->s.next = q->s.tried = q->s.tail = psn;
 		q->s.deadline = NEVER;
+		q->s.window = window;
 	} else {
+		q->r.ack_every = ack_every;
 		q->r.psn = q->r.early = psn & MASK24;
 		q->r.ack_at = NEVER;
 	}
@@ -375,6 +394,14 @@ API void hd_close(struct engine *e)
 			if (n->qps[q]->kind == SENDER)
 				free(n->qps[q]->s.queue);
 			free(n->qps[q]);
+		}
+		for (u32 l = 0; l <= n->line_count; l++) {
+			struct held *h = l < n->line_count ? n->lines[l].first : n->spare, *next;
+
+			for (; h; h = next) {
+				next = h->next;
+				free(h);
+			}
 		}
 		free(n->qps);
 		free(n->slots);

@@ -15,7 +15,7 @@ from typing import Final
 from heddle.base import resources
 from heddle.base.problems import MachineError
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 # libdeflate is several times faster than zlib where the processor has carry-less multiplication.
 _CRCS: Final = (("libdeflate.so.0", "libdeflate_crc32"), ("libz.so.1", "crc32"))
 
@@ -31,8 +31,6 @@ class RcStruct(ctypes.Structure):
         ("timeout_ns", ctypes.c_int64),
         ("ack_delay_ns", ctypes.c_int64),
         ("mtu", ctypes.c_uint32),
-        ("window", ctypes.c_uint32),
-        ("ack_every", ctypes.c_uint32),
         ("retries", ctypes.c_uint32),
     )
 
@@ -74,6 +72,9 @@ _SIGNATURES: Final = {
             ctypes.c_char_p,
             ctypes.c_char_p,
             ctypes.c_uint32,
+            ctypes.c_uint32,
+            ctypes.c_uint32,
+            ctypes.c_int64,
         ),
     ),
     "hd_expect": (

@@ -12,7 +12,7 @@
 
 struct rc {
 	i64 timeout_ns, ack_delay_ns;
-	u32 mtu, window, ack_every, retries;
+	u32 mtu, retries;
 };
 
 struct message {
@@ -29,6 +29,7 @@ struct sender {
 	struct message *queue; /* a ring: those not wholly acknowledged, oldest first */
 	u32 head, count, room, unsent;
 	u32 tries, failure, syndrome;
+	u32 window;
 	u64 sent, retransmitted, naks, timeouts;
 };
 
@@ -36,7 +37,7 @@ struct receiver {
 	u32 psn, msn, early;
 	u32 nak_psn, nak;	     /* a NAK to send: its syndrome, or 0 */
 	u8 nak_sent, asked, ack_due; /* asked: an acknowledgement is owed, which may wait for a while */
-	u32 unacked;
+	u32 unacked, ack_every;
 	i64 ack_at;
 	struct table *table; /* where the message under way goes; NULL for none */
 	u32 region, at, left, generation;
@@ -50,9 +51,9 @@ static inline struct message *queued(struct sender *s, u32 index)
 	return &s->queue[(s->head + index) & (s->room - 1)];
 }
 
-static inline i64 sendable(const struct rc *rc, const struct sender *s)
+static inline i64 sendable(const struct sender *s)
 {
-	i64 end = s->una + rc->window;
+	i64 end = s->una + s->window;
 
 	if (s->failure)
 		return 0;
@@ -249,7 +250,7 @@ static inline struct region *take_write(const struct rc *rc, struct receiver *r,
 		close_gap(r);
 	r->unacked++;
 	r->asked |= p->ack_request;
-	if (r->asked && r->unacked >= rc->ack_every)
+	if (r->asked && r->unacked >= r->ack_every)
 		r->ack_due = 1;
 	else if (r->asked && r->ack_at == NEVER)
 		r->ack_at = now + rc->ack_delay_ns;

@@ -70,5 +70,9 @@ class FrameBuffer:
 
     def frame(self, slot: int) -> memoryview:
         """The bytes of frame `slot` as its length says; a view, valid until the slot is written again."""
+        return self.frame_of(slot, int(self.lengths[slot]))
+
+    def frame_of(self, slot: int, size: int) -> memoryview:
+        """The first `size` bytes of a slot; a view."""
         start = self.starts[slot]
-        return self.mem[start : start + int(self.lengths[slot])]
+        return self.mem[start : start + size]

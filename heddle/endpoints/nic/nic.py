@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
+from heddle.endpoints.nic.framebuffer import FrameBuffer, frame_bytes_for
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.parse import Parser, Received
@@ -49,13 +50,14 @@ class QueuePair:
     ce: frames that arrived with a mark (congestion experienced).
     """
 
-    __slots__ = ("_nic", "answers", "bytes", "ce", "end", "packets", "peer_ip", "qpn", "timer", "waiting")
+    __slots__ = ("_nic", "answers", "bytes", "ce", "delay", "end", "packets", "peer_ip", "qpn", "timer", "waiting")
 
     def __init__(self, nic: Nic, qp: QpInfo, end: QpEnd) -> None:
         self._nic = nic
         self.qpn = qp.qpn
         self.peer_ip = int.from_bytes(qp.flow.dst_ip, "big")
         self.end = end
+        self.delay = qp.delay_s
         self.packets = self.bytes = self.ce = 0
         self.waiting = False  # already in the NIC's round
         self.answers = False  # already among those that answer
@@ -93,11 +95,16 @@ class Nic:
         self._answer_socket = answers
         self._answer_batch = SendBatch(answer_bytes, slots=_FILL, version=version)
         self._answer_filled = self._answer_sent = 0
+        self._late = FrameBuffer(frame_bytes_for(ib_mtu, version), version=version)  # what comes out of `_lines`
+        # Delay of a path -> frames that have come by such paths and count as arrived later: (when, frame), in order.
+        self._lines: dict[float, deque[tuple[float, bytes]]] = {}
         self._took = self._looked = 0.0  # when the port last took data; when timers were last looked at
 
     def add(self, qp: QueuePair) -> None:
         """Open a queue pair."""
         self.qps[qp.qpn] = qp
+        if qp.delay:
+            self._lines.setdefault(qp.delay, deque())
 
     def wake(self, qp: QueuePair) -> None:
         """The QP may have data to send."""
@@ -109,7 +116,8 @@ class Nic:
     @property
     def deadline(self) -> float:
         """No timer of any QP runs out before; call `expire` then."""
-        return self._timers[0][0] if self._timers else NEVER
+        timer = self._timers[0][0] if self._timers else NEVER
+        return min([timer, *(line[0][0] for line in self._lines.values() if line)]) if self._lines else timer
 
     @property
     def idle(self) -> bool:
@@ -134,6 +142,7 @@ class Nic:
             for qp in self.qps.values():
                 qp.end.hold(now - max(self._looked, self._took))
         self._looked = now
+        self._release(now)
         while self._timers and self._timers[0][0] <= now:
             at, _, qp = heappop(self._timers)
             if at != qp.timer:
@@ -238,7 +247,7 @@ class Nic:
         for qp in touched.values():
             self._look(qp)
 
-    def _take(self, got: Received, now: float, touched: dict[int, QueuePair]) -> None:
+    def _take(self, got: Received, now: float, touched: dict[int, QueuePair], late: bool = False) -> None:
         beyond = 0  # frames before this one have been taken as part of a run
         for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
             if i < beyond:
@@ -247,6 +256,9 @@ class Nic:
             if not sound or qp is None or kind.src != qp.peer_ip:
                 self._turn_away(got.oks[i], sound)
                 continue
+            if qp.delay and not late:
+                self._lines[qp.delay].append((now + qp.delay, bytes(got.buffer.frame_of(i, kind.frame_bytes))))
+                continue
             beyond = qp.end.receive(got, i, now)
             if beyond == i:
                 self.counters.stray += 1
@@ -254,6 +266,21 @@ class Nic:
             touched[qpn] = qp
             if kind.ce:
                 qp.ce += beyond - i
+
+    def _release(self, now: float) -> None:
+        """Take in the frames whose delay is over."""
+        touched: dict[int, QueuePair] = {}
+        for line in self._lines.values():
+            while line and line[0][0] <= now:
+                lengths: list[int] = []
+                while line and line[0][0] <= now and len(lengths) < self._late.slots:
+                    frame = line.popleft()[1]
+                    start = self._late.starts[len(lengths)]
+                    self._late.mem[start : start + len(frame)] = frame
+                    lengths.append(len(frame))
+                self._take(self._parser.parse(self._late, lengths), now, touched, late=True)
+        for qp in touched.values():
+            self._look(qp)
 
     def _turn_away(self, ok: bool, sound: bool) -> None:
         """Count a frame that is for no QP here, by what was wrong with it."""

@@ -42,11 +42,16 @@ class QpInfo:
 
     qpn: of this end. flow: headers of the frames that it sends; `flow.dqpn` is the QP number of the peer.
     psn: the first packet sequence number of the data direction (24 bits), the same for both ends.
+    window: packets of the data direction that may be unacknowledged; 0: as the transport has it.
+    delay_s: propagation of the path from the peer to this end. A frame of this QP, data or answer, counts as arrived so
+    many seconds after the kernel has delivered it.
     """
 
     qpn: int
     flow: FlowHeader
     psn: int
+    window: int = 0
+    delay_s: float = 0.0
 
 
 class QpEnd:

@@ -54,16 +54,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FastConnection:
-    """A reliable connection that the compiled loop can drive (endpoints/fastpath). Times in seconds.
+    """Reliable connections that the compiled loop can drive (endpoints/fastpath). Times in seconds.
 
+    pace: of one end, the window and after how many packets an acknowledgement is asked for.
     sender_counters, receiver_counters: keys of the columns that the ends count, in the order of hd_qp_counters.
     """
 
-    window: int
-    ack_every: int
     timeout_s: float
     ack_delay_s: float
     retries: int
+    pace: Callable[[QpInfo], tuple[int, int]]
     sender_counters: tuple[str, ...]
     receiver_counters: tuple[str, ...]
     why: Callable[[bool, int], str]  # (no answer came, else the syndrome that refused) -> why an end gave up

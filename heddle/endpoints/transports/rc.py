@@ -6,7 +6,7 @@ Here: parameters, frames, and what is reported. The state of a connection (PSNs,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import ClassVar, Final, Self
 
@@ -160,13 +160,24 @@ class RcReceiver(QpEnd):
 
 
 def connection_params(plan: Plan) -> RcParams:
-    """What fits a plan: an acknowledgement comes before a window is used up, and long before the sender's time-out."""
-    window = plan.window
-    every = max(1, min(_ACK_EVERY, window - max(1, window // 4)))
+    """What fits a plan, with the largest window of its QPs: an acknowledgement comes long before a time-out."""
     slowest = min(each.rate_bps for each in plan.endpoints)
     frame_s = 8 * (plan.ib_mtu + wire.LAYOUTS[plan.ip_version].overhead_bytes) / slowest
     delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
-    return RcParams(plan.ib_mtu, window, every, plan.timeout_s, plan.options.retries, delay)
+    every = _ack_every(plan.window)
+    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries, delay)
+
+
+def of_qp(params: RcParams, qp: QpInfo) -> RcParams:
+    """The parameters with the window that the plan gives this QP."""
+    if qp.window in (0, params.window):
+        return params
+    return replace(params, window=qp.window, ack_every=_ack_every(qp.window))
+
+
+def _ack_every(window: int) -> int:
+    """After how many packets an acknowledgement is sent at once: before the window is used up."""
+    return max(1, min(_ACK_EVERY, window - max(1, window // 4)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +214,18 @@ class Rc:
         """The same state machines, compiled."""
         p = self.params
         return FastConnection(
-            p.window, p.ack_every, p.timeout_s, p.ack_delay_s, p.retries,
+            p.timeout_s, p.ack_delay_s, p.retries, self._pace,
             ("retransmitted", "naks", "timeouts"), ("out_of_order", "duplicates"), partial(why_failed, p),
         )  # fmt: skip
 
+    def _pace(self, qp: QpInfo) -> tuple[int, int]:
+        params = of_qp(self.params, qp)
+        return params.window, params.ack_every
+
     def sender(self, qp: QpInfo) -> QpEnd:
         """A requester."""
-        return RcSender(self.params, qp)
+        return RcSender(of_qp(self.params, qp), qp)
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
         """A responder."""
-        return RcReceiver(self.params, qp, memory)
+        return RcReceiver(of_qp(self.params, qp), qp, memory)

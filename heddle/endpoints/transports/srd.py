@@ -22,7 +22,7 @@ from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Column
-from heddle.endpoints.transports.rc import connection_params
+from heddle.endpoints.transports.rc import connection_params, of_qp
 from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, why_failed
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
@@ -292,8 +292,11 @@ class Srd:
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """The end that sends data."""
-        return SrdSender(self.params, qp)
+        return SrdSender(self._of(qp), qp)
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
         """The end that writes what arrives into a rank's memory."""
-        return SrdReceiver(self.params, qp, memory)
+        return SrdReceiver(self._of(qp), qp, memory)
+
+    def _of(self, qp: QpInfo) -> SrdParams:
+        return SrdParams(of_qp(self.params.rc, qp), self.params.overtake_s)

@@ -1,0 +1,193 @@
+/* What a NIC takes in: frames, held back where their path has a propagation delay, and timers. */
+#ifndef HEDDLE_RECEIVE_H
+#define HEDDLE_RECEIVE_H
+
+#include "nic.h"
+
+static inline void touch(struct qp *q, struct qp **touched)
+{
+	if (!q->touched) {
+		q->touched = 1;
+		q->touched_next = *touched;
+		*touched = q;
+	}
+}
+
+/* Look at all that were touched, in the order in which they were. */
+static inline void look_at(struct nic *n, struct qp *touched)
+{
+	struct qp *in_order = NULL, *q;
+
+	while ((q = touched)) { /* the list has the latest first */
+		touched = q->touched_next;
+		q->touched_next = in_order;
+		in_order = q;
+	}
+	for (q = in_order; q; q = q->touched_next) {
+		q->touched = 0;
+		look(n, q);
+	}
+}
+
+/* A sound packet for a queue pair has arrived. */
+static inline void take_packet(struct nic *n, struct qp *q, const struct packet *p, i64 now)
+{
+	struct engine *e = n->engine;
+	struct region *done;
+
+	q->ce += p->ce;
+	if (q->kind == SENDER) {
+		if (q->s.failure)
+			return;
+		acknowledge(&e->rc, &q->s, p->psn, p->ext[0], now);
+		if (q->s.failure)
+			tell(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+		return;
+	}
+	done = take_write(&e->rc, &q->r, &n->memory, p, now);
+	if (done && done->parts && !--done->parts) {
+		struct table *t = n->memory.tables;
+
+		t += done < t->regions || done >= t->regions + t->count;
+		tell(n, MESSAGE, t->epoch, (u32)(done - t->regions));
+	}
+}
+
+/* Keep a frame until its delay is over; 0 when there is no room for it. */
+static inline int hold(struct nic *n, struct qp *q, const struct packet *p, const u8 *frame, u32 size, i64 now)
+{
+	struct held *h = n->spare;
+	u32 room = n->engine->inbox.room;
+
+	if (n->held_count == HELD_MOST)
+		return 0;
+	if (h)
+		n->spare = h->next;
+	else if (!(h = malloc(sizeof(*h) + room)))
+		return 0;
+	n->held_count++;
+	memcpy(h->bytes, frame, size < room ? size : room);
+	h->qp = q;
+	h->due = now + q->line->delay_ns;
+	h->packet = *p;
+	h->packet.ext = h->bytes + (p->ext - frame);
+	h->packet.payload = h->bytes + (p->payload - frame);
+	h->next = NULL;
+	if (q->line->last)
+		q->line->last->next = h;
+	else
+		q->line->first = h;
+	q->line->last = h;
+	return 1;
+}
+
+/* Take the frames whose delay is over. */
+static inline void release(struct nic *n, i64 now)
+{
+	struct qp *touched = NULL;
+	struct held *h;
+
+	for (u32 i = 0; i < n->line_count; i++) {
+		struct line *l = &n->lines[i];
+
+		while ((h = l->first) && h->due <= now) {
+			l->first = h->next;
+			if (!l->first)
+				l->last = NULL;
+			touch(h->qp, &touched);
+			take_packet(n, h->qp, &h->packet, now);
+			h->next = n->spare;
+			n->spare = h;
+			n->held_count--;
+		}
+	}
+	look_at(n, touched);
+}
+
+static inline void take_frame(struct nic *n, const u8 *frame, u32 size, i64 now, struct qp **touched)
+{
+	struct engine *e = n->engine;
+	struct packet p;
+	struct qp *q;
+	enum verdict v = read_frame(&e->ops, e->crc, frame, size, e->inbox.room, e->version, &p);
+
+	if (v != SOUND) {
+		n->malformed += v == MALFORMED;
+		n->icrc_errors += v == BAD_ICRC;
+		return;
+	}
+	q = find_qp(n, p.dqpn);
+	if (!q || memcmp(p.src, q->peer, e->version == 4 ? 4 : 16) ||
+	    (q->kind == SENDER ? p.opcode != OP_ACK : p.opcode < WRITE_FIRST || p.opcode > WRITE_ONLY_IMM)) {
+		n->stray++;
+		return;
+	}
+	if (q->line && hold(n, q, &p, frame, size, now))
+		return;
+	touch(q, touched);
+	take_packet(n, q, &p, now);
+}
+
+static inline int receive(struct nic *n, i64 now)
+{
+	struct engine *e = n->engine;
+	struct inbox *in = &e->inbox;
+	struct qp *touched = NULL;
+	int taken = 0;
+
+	for (int read = 0; read < READS; read++) {
+		int count = recvmmsg(n->data_fd, in->messages, BATCH, MSG_DONTWAIT | MSG_TRUNC, NULL);
+
+		e->reads++;
+		if (count < 0) {
+			note(n, last_error() == EINTR ? 0 : last_error());
+			break;
+		}
+		taken += count;
+		for (int i = 0; i < count; i++)
+			take_frame(n, in->parts[i].base, in->messages[i].len, now, &touched);
+		if (count < BATCH)
+			break;
+	}
+	e->frames += (u64)taken;
+	look_at(n, touched);
+	return taken;
+}
+
+/* Timers stand still while the port takes nothing, as it does when it is paused: what they wait for is still in it, and
+ * sending that again would only double it. */
+static inline void expire(struct nic *n, i64 now)
+{
+	struct qp *q;
+
+	if (n->blocked && now - n->took > STILL_NS) {
+		i64 since = n->looked > n->took ? n->looked : n->took;
+
+		for (u32 i = 0; i < n->count; i++)
+			if (n->qps[i]->kind == SENDER && n->qps[i]->s.deadline != NEVER)
+				n->qps[i]->s.deadline += now - since;
+	}
+	n->looked = now;
+	release(n, now);
+	while ((q = n->waiting.first) && q->r.ack_at <= now) {
+		put_off_no_more(n, q);
+		q->r.ack_due = 1;
+		look(n, q);
+	}
+	if (now < n->timer)
+		return;
+	n->timer = NEVER;
+	for (u32 i = 0; i < n->count; i++) {
+		q = n->qps[i];
+		if (q->kind != SENDER)
+			continue;
+		if (grained(q->s.deadline) <= now) {
+			expire_sender(&n->engine->rc, &q->s, now);
+			if (q->s.failure)
+				tell(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+		}
+		look(n, q);
+	}
+}
+
+#endif

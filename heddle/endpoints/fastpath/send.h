@@ -1,0 +1,176 @@
+/* What a NIC sends: answers first, then data, queue pairs in turn. */
+#ifndef HEDDLE_SEND_H
+#define HEDDLE_SEND_H
+
+#include "nic.h"
+
+/* Hand over what is made; how many the kernel took. *code: why it took no more, 0 when it took all. */
+static inline u32 hand_over(int fd, struct outbox *box, int *code)
+{
+	u32 before = box->sent;
+
+	*code = 0;
+	while (box->sent < box->filled) {
+		int sent = sendmmsg(fd, box->messages + box->sent, box->filled - box->sent, MSG_DONTWAIT);
+
+		if (sent > 0) {
+			box->sent += (u32)sent;
+			continue;
+		}
+		if (last_error() == EINTR)
+			continue;
+		*code = last_error();
+		break;
+	}
+	return box->sent - before;
+}
+
+static inline void box_up(struct outbox *box, u32 slot)
+{
+	struct msghdr *h = &box->messages[slot].hdr;
+
+	memset(h, 0, sizeof(*h));
+	h->iov = box->made[slot].part;
+	h->iovlen = box->made[slot].parts;
+}
+
+/* One packet of a message: `index` of so many. */
+static inline void make_data(struct engine *e, struct qp *q, struct outbox *box, u32 slot, const struct message *m,
+			     u32 index, u32 psn)
+{
+	u32 mtu = e->rc.mtu, first = index == 0, last = index + 1 == m->packets, size = last ? m->bytes - index * mtu : mtu;
+	u32 ask = last || (index + 1) % q->ack_every == 0, ext_bytes = 0;
+	u8 ext[RETH_BYTES + 4], opcode;
+
+	opcode = first ? (last ? WRITE_ONLY_IMM : WRITE_FIRST) : (last ? WRITE_LAST_IMM : WRITE_MIDDLE);
+	if (first) {
+		put64(ext, m->va);
+		put32(ext + 8, m->rkey);
+		put32(ext + 12, m->bytes);
+		ext_bytes = RETH_BYTES;
+	}
+	if (last) {
+		put32(ext + ext_bytes, m->imm);
+		ext_bytes += 4;
+	}
+	build(&q->flow, e->crc, box->room[slot], opcode, psn | ask << 31, ext, ext_bytes, m->data + (u64)index * mtu, size,
+	      &box->made[slot]);
+	box_up(box, slot);
+}
+
+/* Up to `limit` packets of a QP into slots from `slot` on; how many. They count as sent. */
+static inline u32 take(struct engine *e, struct qp *q, struct outbox *box, u32 slot, u32 limit, i64 now)
+{
+	struct sender *s = &q->s;
+	i64 start = s->next, ready = sendable(s), end = start + (ready < limit ? ready : limit);
+
+	if (ready <= 0)
+		return 0;
+	for (i64 at = start; at < end; at++, slot++) {
+		struct message *m = queued(s, s->unsent);
+
+		make_data(e, q, box, slot, m, (u32)(at - m->first), (u32)at & MASK24);
+		q->bytes += box->made[slot].frame_bytes;
+		if (at + 1 == m->first + m->packets)
+			s->unsent++;
+	}
+	s->next = end;
+	s->sent += (u64)(end - start);
+	if (start < s->tried)
+		s->retransmitted += (u64)((s->tried < end ? s->tried : end) - start);
+	if (end > s->tried)
+		s->tried = end;
+	if (s->deadline == NEVER)
+		s->deadline = now + e->rc.timeout_ns;
+	q->packets += (u64)(end - start);
+	return (u32)(end - start);
+}
+
+static inline void fill(struct nic *n, i64 now)
+{
+	struct outbox *box = &n->data;
+	u32 slot = 0;
+
+	while (n->round.first && slot < FILL) {
+		struct qp *q = pop(&n->round);
+		u32 most = FILL - slot < TURN ? FILL - slot : TURN, count = take(n->engine, q, box, slot, most, now);
+		i64 at = grained(q->s.deadline);
+
+		slot += count;
+		if (at < n->timer)
+			n->timer = at;
+		if (count && sendable(&q->s) > 0)
+			append(&n->round, q);
+		else
+			q->queued = 0;
+	}
+	box->filled = slot;
+	box->sent = 0;
+}
+
+static inline void make_answer(struct nic *n, struct qp *q, u32 slot)
+{
+	struct receiver *r = &q->r;
+	struct outbox *box = &n->answers;
+	u32 psn = r->nak ? r->nak_psn : (r->psn - 1) & MASK24;
+	u8 ext[4];
+
+	put32(ext, (r->nak ? r->nak : ACK_NO_LIMIT) << 24 | r->msn);
+	build(&q->flow, n->engine->crc, box->room[slot], OP_ACK, psn, ext, 4, NULL, 0, &box->made[slot]);
+	box_up(box, slot);
+	r->nak = 0;
+	r->ack_due = r->asked = 0;
+	r->unacked = 0;
+	put_off_no_more(n, q);
+}
+
+/* What the socket does not take is offered again with the next call. */
+static inline void send_answers(struct nic *n)
+{
+	struct outbox *box = &n->answers;
+	int code;
+
+	while (n->answering.first || box->sent < box->filled) {
+		if (box->sent == box->filled) {
+			box->filled = box->sent = 0;
+			while (n->answering.first && box->filled < FILL) {
+				struct qp *q = pop(&n->answering);
+
+				q->queued = 0;
+				make_answer(n, q, box->filled++);
+			}
+		}
+		hand_over(n->answer_fd, box, &code);
+		if (code) {
+			note(n, code);
+			return;
+		}
+	}
+}
+
+/* Send all answers, then data until there is no more, or the socket is full (`blocked`). */
+static inline void transmit(struct nic *n, i64 now)
+{
+	int code;
+
+	send_answers(n);
+	while (!n->blocked) {
+		if (n->data.sent == n->data.filled) {
+			fill(n, now);
+			if (!n->data.filled) {
+				n->eager = n->answering.first || n->answers.sent < n->answers.filled;
+				return;
+			}
+		}
+		if (hand_over(n->data_fd, &n->data, &code))
+			n->took = now;
+		if (code) {
+			note(n, code);
+			/* A link that is down or a queue that refuses gives no wake-up: the tick tries again. */
+			n->blocked = code == EAGAIN;
+			return;
+		}
+	}
+}
+
+#endif
