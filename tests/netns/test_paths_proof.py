@@ -165,7 +165,7 @@ def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() ->
             assert [each.program for each in read_attached(lab.handle(node).netns, ["eth1"])["eth1"]] == words.split()
         now = hashing.read_hashing(lab.name, lab.handle("rtsw1"))
         assert (now.mode, now.seed, now.policy, now.fields) == ("e-ecmp", rtsw.hash_seed, 1, 0x37)
-        assert read_counters(lab.name, lab.handle("rtsw1")).misses == 0
+        assert read_counters(lab.fabric)["rtsw1"].misses == 0
 
 
 def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is() -> None:
