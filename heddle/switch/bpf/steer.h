@@ -13,6 +13,8 @@
 
 #define BPF_FIB_LOOKUP_OUTPUT 2
 #define ETH_ALEN 6
+#define AF_UNSPEC 0
+#define ENOMEM 12
 
 /* include/uapi/linux/bpf.h: struct bpf_fib_lookup. */
 struct fib_lookup {
@@ -97,7 +99,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct roce *flow, const struct 
 	return !bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
-/* Send the packet to `port`: 1, and the caller returns bpf_redirect(). 0: the kernel has to choose. */
+/* Make the packet ready for `port`: 1, and the caller returns leave_by(). 0: the kernel has to choose. */
 OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 {
 	struct fib_lookup fib;
@@ -113,6 +115,20 @@ OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 	skb->cb[1] = port; /* for BPF_PROG_TEST_RUN, as cb[0] */
 	count_one(skb, STAT_STEERED);
 	return 1;
+}
+
+/* Send a packet that steer() has made ready, without the socket that it is charged to. The kernel takes that away from
+ * each packet that it forwards (skb_orphan() in ip_rcv_core() and ip6_rcv_core()), where a redirected one never comes.
+ * With it, packets that wait in this switch would count as unsent at the host: a back-pressure that no fabric has.
+ * A clone has no socket. Only a host's packets are cloned, at their first switch: behind it they have none.
+ * A socket of no family is that of BPF_PROG_TEST_RUN, which must not send anything. */
+OUTLINE int leave_by(struct __sk_buff *skb, __u32 port)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (!sk || sk->family == AF_UNSPEC || bpf_clone_redirect(skb, port, 0) == -ENOMEM)
+		return bpf_redirect(port, 0);
+	return TC_ACT_STOLEN;
 }
 
 #endif
