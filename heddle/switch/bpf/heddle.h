@@ -16,6 +16,8 @@ typedef unsigned long long __u64;
 struct bpf_sock {
 	__u32 bound_dev_if;
 	__u32 family;
+	__u32 not_read[9]; /* type to src_ip6 */
+	__u32 src_port;
 };
 
 /* include/uapi/linux/bpf.h: the context of a tc program, up to the last field that is used here. */
