@@ -78,7 +78,7 @@ def programs(subject: Subject) -> Found:
 
 def _wanted(node: Node, number: int) -> tuple[Attached, ...]:
     own = [Attached("ingress", "nic", 0)] if node.role is Role.HOST else [Attached("ingress", "hash", 0)]
-    counted = [] if node.role is Role.HOST else [Attached("egress", "count", 0)]
+    counted = [] if node.role is Role.HOST else [Attached("egress", "count", number)]
     return (
         Attached("ingress", "dequeue", number), *own, *counted, Attached("egress", "enqueue", number),
     )  # fmt: skip

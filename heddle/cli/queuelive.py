@@ -23,7 +23,7 @@ _FEWEST: Final = 3
 _GAP: Final = 2  # characters between two columns
 _NOTHING: Final = ("-", "ok")  # cells that say that nothing happened
 # Columns that a narrow terminal can do without, by their places in PORTS: what there was goes before what there is.
-_DISPENSABLE: Final = (9, 10, 5, 3, 4, 6, 1, 7)
+_DISPENSABLE: Final = (10, 11, 7, 5, 3, 4, 6, 1, 8)
 
 
 class Screen:
@@ -122,6 +122,7 @@ def _styles(row: QueueRow) -> tuple[str, ...]:
     styles: dict[str, Any] = {
         **busy,
         "marks": "yellow" if row.marks else "dim",
+        "CE in": "" if row.ce_in else "dim",
         "paused": "bold magenta" if row.paused else "magenta" if row.paused_ms else "dim",
         "watchdog": "dim" if row.watchdog == "ok" else "bold red",
         "drops": "red" if row.dropped else "dim",

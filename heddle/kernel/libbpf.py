@@ -63,6 +63,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # result, arguments
     "bpf_map_get_next_key": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
     "bpf_obj_get_info_by_fd": (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
     "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 6),
+    "bpf_map_lookup_and_delete_batch": (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 6),
     "bpf_map__reuse_fd": (ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
     "ring_buffer__new": (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
     "ring_buffer__consume": (ctypes.c_int, ctypes.c_void_p),
@@ -229,6 +230,13 @@ class Map(_Descriptor):
 
     def items(self) -> tuple[bytes, bytes]:
         """All keys and all values, each as one run of bytes; a few system calls however many there are."""
+        return self._batches("bpf_map_lookup_batch")
+
+    def drain(self) -> tuple[bytes, bytes]:
+        """The same of a hash, and all of it is removed."""
+        return self._batches("bpf_map_lookup_and_delete_batch")
+
+    def _batches(self, call: str) -> tuple[bytes, bytes]:
         keys: list[bytes] = []
         values: list[bytes] = []
         size = max(4, self.key_size)
@@ -239,9 +247,7 @@ class Map(_Descriptor):
             value_buffer = ctypes.create_string_buffer(room * self.value_size)
             count = ctypes.c_uint32(room)
             at = None if first else position
-            code = library().bpf_map_lookup_batch(
-                self.fd, at, after, key_buffer, value_buffer, ctypes.byref(count), None
-            )
+            code = getattr(library(), call)(self.fd, at, after, key_buffer, value_buffer, ctypes.byref(count), None)
             reason = ctypes.get_errno() if code != 0 else 0
             if reason == errno.ENOSPC:  # one bucket holds more than there is room for
                 room *= 2

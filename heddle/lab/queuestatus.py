@@ -38,6 +38,7 @@ _WAITING: Final = 2  # packets: a queue that never held more had nothing to wait
 class QueueRow:
     """One class of one port, by what leaves there; `held...`, `xoffs` and `beyond` by what came in there.
 
+    marks: packets that turned CE here. ce_in: admitted packets that had CE when they came, from an earlier queue.
     paused_ms: how long its gate was closed, until now where it is. held: bytes that came in by this port and have not
     left the switch; beyond: the most of them above Xoff that there ever were, and `short` bytes more that were dropped
     in one pause for want of headroom.
@@ -51,6 +52,7 @@ class QueueRow:
     packets: int
     bytes: int
     marks: int
+    ce_in: int
     drops: Mapping[str, int]  # cause -> packets, where there were any
     drop_bytes: int
     held: int
@@ -76,7 +78,7 @@ class QueueRow:
         return {
             "port": self.port, "class": self.traffic_class, "kind": self.kind,
             "depth": self.depth, "high_water": self.high_water, "packets": self.packets, "bytes": self.bytes,
-            "marks": self.marks, "drops": self.dropped, "drops_by_cause": dict(self.drops),
+            "marks": self.marks, "ce_in": self.ce_in, "drops": self.dropped, "drops_by_cause": dict(self.drops),
             "drop_bytes": self.drop_bytes, "occupancy": self.held, "occupancy_high": self.held_high,
             "xoffs": self.xoffs, "headroom_high": self.beyond,
             "pfc_sent": self.pfc_sent, "pfc_received": self.pfc_received,
@@ -264,6 +266,7 @@ def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, 
         packets=int(cell["out_packets"]),
         bytes=int(cell["out_bytes"]),
         marks=int(cell["marks"]),
+        ce_in=int(cell["ce_in"]),
         drops=drops,
         drop_bytes=int(cell["drop_bytes"]),
         held=int(inward["occupancy"]),

@@ -9,7 +9,7 @@ waited for. All parts are read within milliseconds, but not at one instant: pack
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Flag, auto
@@ -24,7 +24,7 @@ from heddle.kernel.fib import Fib, fib_of, read_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket
-from heddle.switch.counters import SwitchCounters, counters_of
+from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables
 from heddle.switch.queues.portqueues import foreign_roots, refused_by_qdiscs
@@ -50,7 +50,7 @@ class LabPart(Flag):
     SILENT = auto()  # daemons that do not answer
 
 
-_IN_KERNELS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER | LabPart.ROOTS
+_IN_KERNELS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS | LabPart.CARRIER | LabPart.ROOTS
 _OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
 
 
@@ -264,17 +264,18 @@ class _Reading:
             with self._guarded(LabPart.HASHING), Tables.pinned(pin_dir(lab, name)) as tables:
                 rule = hashing_in(tables, name, names)
                 found = replace(found, hashing=rule, epoch=tables.epoch, statistics=tables.statistics())
-        if self._wants(LabPart.COUNTERS):
-            with self._guarded(LabPart.COUNTERS):
-                found = replace(found, counters=counters_of(lab, name, names))
         if self._wants(LabPart.DROPS):
             with self._guarded(LabPart.DROPS):
                 found = replace(found, drops=refused_by_qdiscs(netlink, names))
         return found
 
-    def finished(self, found: Mapping[str, NodeSnapshot], switches: Iterable[Node]) -> Snapshot:
+    def finished(self, found: Mapping[str, NodeSnapshot], switches: Collection[Node]) -> Snapshot:
         """With what the maps of the whole lab report."""
         nodes, cells = dict(found), None
+        if self._wants(LabPart.COUNTERS):
+            with self._guarded(LabPart.COUNTERS):
+                for name, table in read_counters(self._fabric, {node.name for node in switches}).items():
+                    nodes[name] = replace(nodes[name], counters=table)
         if self._parts & (LabPart.QUEUES | LabPart.DROPS):
             from heddle.switch.queues.cells import LabQueues
             from heddle.switch.queues.queuestate import QueueState, missed

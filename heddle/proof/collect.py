@@ -15,7 +15,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.proof import oracle
 from heddle.proof.evidence import PARTS, Evidence
-from heddle.switch.counters import FlowCount, SwitchCounters
+from heddle.switch.counters import FlowCount, SwitchCounters, clear
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.flow import FlowKey, Sent
 
@@ -40,8 +40,13 @@ class RunningLab(Protocol):
 
 
 def collect_before(lab: RunningLab) -> Snapshot:
-    """Read the state of all switches, once nothing of an earlier run is under way. MachineError when no lab runs."""
+    """Clear the counters of flows and read all switches, once nothing of an earlier run is under way.
+
+    The rows of earlier runs are in their evidence; kept in the map, they would fill it. The caller holds the lock of
+    runs. MachineError when no lab runs.
+    """
     _wait_until_quiet(lab)
+    clear(lab.fabric)
     return lab.snapshot(PARTS)
 
 
@@ -95,5 +100,5 @@ def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: S
     for switch, rows in counted.items():
         for row in rows:
             if f"{switch}:{row.port}" in to_hosts:
-                found[row.src, row.dst, row.qpn] = row.packets
+                found[row.key] = row.packets
     return all(found.get(each.flow.key, 0) == each.packets for each in sent)

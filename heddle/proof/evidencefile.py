@@ -17,7 +17,8 @@ from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow, Sent
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_WITHOUT_SPORT: Final = 1  # rows of counters had no UDP source port; that of the QP's flow is filled in
 
 
 def to_json(evidence: Evidence) -> dict[str, Any]:
@@ -32,8 +33,10 @@ def to_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Evidence:
-    """What `to_json` gave."""
-    if data["format"] != FORMAT:
+    """What `to_json` gave, in this format or the one before."""
+    if data["format"] == _WITHOUT_SPORT:
+        data = _with_sports(data)
+    elif data["format"] != FORMAT:
         raise ValueError(f"format {data['format']}, not {FORMAT}")
     before = _read(data["before"], {})
     return Evidence(
@@ -42,6 +45,22 @@ def from_json(data: Mapping[str, Any]) -> Evidence:
         tuple(_sent(row) for row in data["sent"]),
         tuple(tuple(str(port) for port in path) for path in data["oracle"]),
     )
+
+
+def _with_sports(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Data of format 1 with a source port in each row; 0 for rows of other flows, which a proof does not use."""
+    sports = {(row["src_ip"], row["dst_ip"], row["qpn"]): row["sport"] for row in data["sent"]}
+
+    def filled(counters: Mapping[str, Any]) -> dict[str, Any]:
+        rows = []
+        for port, src, dst, qpn, packets, size in counters["flows"]:
+            rows.append([port, src, dst, sports.get((src, dst, qpn), 0), qpn, packets, size])
+        return {**counters, "flows": rows}
+
+    def snapshot(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {**found, "nodes": [{**node, "counters": filled(node["counters"])} for node in found["nodes"]]}
+
+    return {**data, "before": snapshot(data["before"]), "after": snapshot(data["after"])}
 
 
 def _snapshot(found: Snapshot, known: Mapping[str, NodeSnapshot]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def measure(
     seen: dict[FlowKey, dict[str, list[FlowCount]]] = {}
     for switch, table in counters.items():
         for row in table.flows:
-            seen.setdefault((row.src, row.dst, row.qpn), {}).setdefault(switch, []).append(row)
+            seen.setdefault(row.key, {}).setdefault(switch, []).append(row)
     peers = peers_of(fabric)
     wide = spread or [False] * len(flows)
     return [

@@ -315,7 +315,7 @@ def _links(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
     used: dict[str, list[int]] = {}  # port -> packets, bytes, flows
     for switch, table in evidence.counters.items():
         for row in table.flows:
-            if (row.src, row.dst, row.qpn) in ours:
+            if row.key in ours:
                 cell = used.setdefault(f"{switch}:{row.port}", [0, 0, 0])
                 cell[0] += row.packets
                 cell[1] += row.bytes

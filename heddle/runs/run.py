@@ -24,6 +24,7 @@ from heddle.lab import health
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.proof.collect import collect_after, collect_before
+from heddle.proof.countroom import check_room
 from heddle.runs.keeping import keeping
 from heddle.runs.recording import recording
 from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, size_row
@@ -56,6 +57,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     _check_memory(plan, workers)
     with state.lock(lab.name):
         health.check_ports(lab)
+        check_room(lab, plan)
         if pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("agent and keeper of PFC had ended, and were started again")
         with keeping(lab, plan) as keeper:

@@ -1,41 +1,53 @@
-"""What left by which port of a switch: read in bulk from the maps of the BPF program `count`.
+"""What left by which port of a lab's switches: the maps of the BPF program `count`, made, read in bulk, and cleared.
 
-In:  a lab's name and a switch's handle.
-Out: SwitchCounters: a row a (port, source, destination, destination QP), a row a port, and misses.
-Packets are counted when they are enqueued at the port; bytes run from the Ethernet header to the ICRC.
+In:  a Fabric whose lab is up.
+Out: SwitchCounters by switch: a row for each (port, source, destination, UDP source port, destination QP), a row for
+each port, and misses. Packets are counted when they are enqueued at the port; bytes run from the Ethernet header to the
+ICRC. All switches share one set of maps: layouts are those of bpf/count.c.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from ipaddress import IPv6Address
+from pathlib import Path
 from typing import Any, Final
 
-from heddle.kernel.fib import port_names
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.libbpf import Map
+from heddle.base import resources
+from heddle.base.problems import MachineError, Problem
+from heddle.fabric.model import Fabric, Role
+from heddle.kernel.libbpf import Map, loaded
 from heddle.switch.hashing.hashing import pin_dir
+from heddle.switch.queues.portids import OWNER, numbered_ports
 
-_FLOW_KEY: Final = struct.Struct("=2I16s16s")  # port, QP, source, destination: count.c's struct flow_key
+CountKey = tuple[str, str, int, int]  # source, destination, UDP source port, destination QP
+_FLOW_KEY: Final = struct.Struct("=2HI16s16s")  # port number, UDP source port, QP, source, destination
 _FLOW_COUNT: Final = struct.Struct("=2Q")
-_PORT_KEY: Final = struct.Struct("=I")
-_PORT_COUNT: Final = struct.Struct("=4Q")
-_MISSES: Final = struct.Struct("=Q")
+_PORT_COUNT: Final = struct.Struct("=5Q")
+_LEAST_ROWS: Final = 1 << 16  # of a lab
+_ROWS_A_SWITCH: Final = 1 << 16  # at most, on average: 1 MB of kernel memory for an empty map
+_QPS: Final = 128  # of a connection: traffic/options.py allows no more
 
 
 @dataclass(frozen=True, slots=True)
 class FlowCount:
-    """RoCEv2 packets of one destination QP that left by one port."""
+    """RoCEv2 packets of one 5-tuple and destination QP that left by one port."""
 
     port: str
     src: str
     dst: str
+    sport: int
     qpn: int
     packets: int
     bytes: int
+
+    @property
+    def key(self) -> CountKey:
+        """What the row is about, whatever the port: traffic.flow.Flow.key is the same."""
+        return self.src, self.dst, self.sport, self.qpn
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,9 @@ class PortCount:
 
 @dataclass(frozen=True, slots=True)
 class SwitchCounters:
-    """All counters of a switch at one moment, or the difference of two. misses: packets whose map was full."""
+    """All counters of a switch at one moment, or the difference of two. misses: RoCEv2 packets without a row, since the
+    map was full.
+    """
 
     switch: str
     flows: tuple[FlowCount, ...]
@@ -59,14 +73,18 @@ class SwitchCounters:
     misses: int
 
     def since(self, before: SwitchCounters) -> SwitchCounters:
-        """What was counted after `before`; rows that did not change are left out."""
-        old_flows = {(f.port, f.src, f.dst, f.qpn): f for f in before.flows}
+        """What was counted after `before`; rows that did not change are left out.
+
+        A row that counts less than before was removed meanwhile (`clear`), and made again: all of it is new.
+        """
+        old_flows = {(f.port, *f.key): f for f in before.flows}
         old_ports = {p.port: p for p in before.ports}
         none = PortCount("", 0, 0, 0, 0)
         flows: list[FlowCount] = []
         for f in self.flows:
-            old = old_flows.get((f.port, f.src, f.dst, f.qpn))
-            row = FlowCount(f.port, f.src, f.dst, f.qpn, f.packets - old.packets, f.bytes - old.bytes) if old else f
+            old = old_flows.get((f.port, *f.key))
+            known = old is not None and old.packets <= f.packets
+            row = replace(f, packets=f.packets - old.packets, bytes=f.bytes - old.bytes) if old and known else f
             if row.packets:
                 flows.append(row)
         ports: list[PortCount] = []
@@ -104,33 +122,87 @@ def _address(octets: bytes) -> str:
     return str(address.ipv4_mapped or address)
 
 
-def read_counters(lab: str, handle: NodeHandle) -> SwitchCounters:
-    """All counters of one switch, in a few system calls. MachineError when it was not set up."""
-    return counters_of(lab, handle.name, port_names(handle))
+def rows_for(fabric: Fabric) -> int:
+    """Rows that the map of a lab has room for: an all-to-all of all NICs with 128 QPs a connection, data and answers.
+
+    A QP that is sprayed has a row at each port of its paths: two times as many as next hops and one, as in a Clos of
+    two tiers. Large labs get less than that: 65,536 rows a switch, as each of them may take kernel memory.
+    """
+    nics = sum(len(host.ports) for host in fabric.hosts)
+    ways = max((fabric.uplinks_of(switch) for switch in fabric.switches), default=0)
+    wanted = nics * (nics - 1) * _QPS * 2 * (2 * ways + 1)
+    return max(_LEAST_ROWS, min(wanted, _ROWS_A_SWITCH * len(fabric.switches)))
 
 
-def counters_of(lab: str, switch: str, names: Mapping[int, str]) -> SwitchCounters:
-    """The same where the switch's interfaces are known. names: ifindex -> interface name."""
-    pins = pin_dir(lab, switch)
-    with Map.pinned(pins / "flows", _FLOW_KEY.size, _FLOW_COUNT.size) as cells:
+def create(fabric: Fabric, pins: Path) -> None:
+    """Load `count` and its maps for a lab, and pin them in a directory that exists. MachineError when that fails."""
+    ports = sum(1 for _ in numbered_ports(fabric))
+    with loaded(resources.HERE.bpf_object("count"), {"flows": rows_for(fabric), "ports": ports + 1}) as made:
+        made.map("flows", _FLOW_KEY.size, _FLOW_COUNT.size).pin(pins / "flows")
+        made.map("ports", 4, _PORT_COUNT.size, per_cpu=True).pin(pins / "ports")
+        made.program("count").pin(pins / "count")
+
+
+def read_counters(fabric: Fabric, switches: Collection[str] | None = None) -> dict[str, SwitchCounters]:
+    """Switch -> its counters, in a few system calls for the whole lab. MachineError when the lab is not set up.
+
+    switches: which ones; all by default.
+    """
+    import numpy as np
+
+    wanted = {node.name for node in fabric.switches if switches is None or node.name in switches}
+    names = {number: (port.node, port.name) for number, port in numbered_ports(fabric) if port.node in wanted}
+    flows: dict[str, list[FlowCount]] = {name: [] for name in wanted}
+    ports: dict[str, list[PortCount]] = {name: [] for name in wanted}
+    misses = dict.fromkeys(wanted, 0)
+    with _map(fabric, "flows") as cells:
         keys, values = cells.items()
     rows = zip(_FLOW_KEY.iter_unpack(keys), _FLOW_COUNT.iter_unpack(values), strict=True)
-    flows = sorted(
-        (
-            FlowCount(names.get(port, f"if{port}"), _address(src), _address(dst), qpn, packets, size)
-            for (port, qpn, src, dst), (packets, size) in rows
-        ),
-        key=lambda f: (f.port, f.src, f.dst, f.qpn),
-    )
-    with Map.pinned(pins / "ports", _PORT_KEY.size, _PORT_COUNT.size) as cells:
-        keys, values = cells.items()
-    ports = sorted(
-        (
-            PortCount(names.get(port, f"if{port}"), *counts)
-            for (port,), counts in zip(_PORT_KEY.iter_unpack(keys), _PORT_COUNT.iter_unpack(values), strict=True)
-        ),
-        key=lambda p: p.port,
-    )
-    with Map.pinned(pins / "misses", 4, _MISSES.size) as cells:
-        (misses,) = _MISSES.unpack(cells.lookup(bytes(4)) or bytes(8))
-    return SwitchCounters(switch, tuple(flows), tuple(ports), misses)
+    for (number, sport, qpn, src, dst), (packets, size) in rows:
+        if number in names:
+            switch, port = names[number]
+            flows[switch].append(FlowCount(port, _address(src), _address(dst), sport, qpn, packets, size))
+    with _map(fabric, "ports") as cells:
+        _, values = cells.items()
+        cpus = cells.value_size // _PORT_COUNT.size
+    sums = np.frombuffer(values, "<u8").reshape(-1, cpus, _PORT_COUNT.size // 8).sum(axis=1).tolist()
+    for number, (switch, port) in names.items():
+        *counts, missed = sums[number]
+        misses[switch] += missed
+        if counts[0]:
+            ports[switch].append(PortCount(port, *counts))
+    return {
+        node.name: SwitchCounters(
+            node.name,
+            tuple(sorted(flows[node.name], key=lambda f: (f.port, *f.key))),
+            tuple(sorted(ports[node.name], key=lambda p: p.port)),
+            misses[node.name],
+        )
+        for node in fabric.nodes
+        if node.role is Role.SWITCH and node.name in wanted
+    }
+
+
+def clear(fabric: Fabric) -> None:
+    """Remove the rows of all flows, so that the map has room for the next run; totals of ports and misses stay.
+
+    The caller holds the lock of runs, and no packet of a run is under way. MachineError when the lab is not set up.
+    """
+    with _map(fabric, "flows") as cells:
+        cells.drain()
+
+
+def room(fabric: Fabric) -> int:
+    """How many rows the map of a running lab holds. MachineError when the lab is not set up."""
+    with _map(fabric, "flows") as cells:
+        return cells.max_entries()
+
+
+def _map(fabric: Fabric, name: str) -> Map:
+    pins = pin_dir(fabric.name, OWNER)
+    if not (pins / name).exists():
+        why, hint = "are missing, or were made by another version of Heddle", "run ./inv down, then ./inv up"
+        raise MachineError(Problem("bpf", f"the counters of {fabric.name}", why, hint))
+    if name == "flows":
+        return Map.pinned(pins / name, _FLOW_KEY.size, _FLOW_COUNT.size)
+    return Map.pinned(pins / name, 4, _PORT_COUNT.size, per_cpu=True)

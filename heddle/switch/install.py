@@ -26,6 +26,7 @@ from heddle.kernel import offloads
 from heddle.kernel.fib import port_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
+from heddle.switch import counters
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables, sizes
 from heddle.switch.pfc import control as pfc
@@ -127,11 +128,12 @@ def _apply_node(
 
 
 def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQueues:
-    """Load the programs and maps that all ports of the lab share. No policy holds yet: packets pass uncounted."""
+    """Load the programs and maps that all ports of the lab share. No policy holds yet: queues do not count packets."""
     from heddle.switch.queues.cells import LabQueues
 
     pins = _pin_dir(fabric.name, OWNER)
-    journal.comment(f"BPF programs and maps of the lab's queues pinned at {pins}")
+    counters.create(fabric, pins)
+    journal.comment(f"BPF programs and maps of the lab's queues and counters pinned at {pins}")
     return LabQueues.create(fabric, setup.plan, {}, pins, setup.discipline.priorities(setup.plan))
 
 
@@ -143,7 +145,7 @@ def _pin_switch(
     journal: Journal,
     kept: Container[str],
 ) -> list[queues.Filter]:
-    """Load and pin a switch's own copies of `hash` and `count`; sysctls and seed as the fabric says."""
+    """Load and pin a switch's own copy of `hash`; sysctls and seed as the fabric says."""
     wanted = hashing.hashing_of(fabric, node)
     version = fabric.policy.ip_version
     pins = _pin_dir(fabric.name, node.name)
@@ -156,14 +158,11 @@ def _pin_switch(
         tables.flip()
         tables.pin(pins)
         made.program("hash").pin(pins / "hash")
-    with loaded(resources.HERE.bpf_object("count")) as made:
-        for name in ("flows", "ports", "misses"):
-            made.map(name, 0, 0).pin(pins / name)
-        made.program("count").pin(pins / "count")
     rules = hashmodes.sysctls(wanted.mode, wanted.seed, wanted.options, version)
     hashing.write_sysctls(handle.netns, rules, kept)
     journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {wanted.mode}, seed {wanted.seed}")
-    return [queues.Filter("ingress", 10, pins / "hash"), queues.Filter("egress", 10, pins / "count")]
+    count = hashing.pin_dir(fabric.name, OWNER) / "count"
+    return [queues.Filter("ingress", 10, pins / "hash"), queues.Filter("egress", 10, count, numbered=True)]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from heddle.wire.layout import ROCE_PORT
 
-FlowKey = tuple[str, str, int]  # source address, destination address, destination QP
+FlowKey = tuple[str, str, int, int]  # source address, destination address, UDP source port, destination QP
 NO_RANK: Final = -1
 
 
@@ -37,8 +37,8 @@ class Flow:
 
     @property
     def key(self) -> FlowKey:
-        """What counters know it by."""
-        return self.src_ip, self.dst_ip, self.qpn
+        """What counters know it by: the 5-tuple, whose other two fields are the same for all RoCEv2, and the QP."""
+        return self.src_ip, self.dst_ip, self.sport, self.qpn
 
     def to_json(self) -> dict[str, Any]:
         """The first columns of a run's `flows`."""

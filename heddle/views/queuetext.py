@@ -20,6 +20,7 @@ PORTS: Final = (
     "held",
     "most",
     "marks",
+    "CE in",
     "pauses out/in",
     "paused",
     "watchdog",
@@ -27,11 +28,14 @@ PORTS: Final = (
 )
 SWITCHES: Final = ("switch", "buffer", "in use", "most", "shared in use", "of", "headroom in use")
 _NONE: Final = "-"
+_CE: Final = "marks: packets that this queue set to CE; CE in: packets that an earlier queue had set to CE"
 
 
 def queues_text(result: QueuesResult, rows: Sequence[QueueRow], switches: Sequence[SwitchRow], hidden: int) -> str:
     """The whole: ports, switches, headroom, agent. hidden: rows that were left out since nothing ever waited there."""
     parts = [ports_table(rows)] if rows else []
+    if any(row.ce_in for row in rows):
+        parts.append(_CE)
     if hidden or not rows:
         parts.append(_hidden(hidden, bool(rows)))
     if switches:
@@ -52,7 +56,8 @@ def port_cells(row: QueueRow) -> tuple[str, ...]:
     storms = f" ({row.storms} storm{'' if row.storms == 1 else 's'})" if row.storms else ""
     return (
         row.port, f"{row.traffic_class} {row.kind}", amount(row.depth), amount(row.high_water),
-        amount(row.held), amount(row.held_high), f"{row.marks:,}" if row.marks else _NONE, pauses,
+        amount(row.held), amount(row.held_high), f"{row.marks:,}" if row.marks else _NONE,
+        f"{row.ce_in:,}" if row.ce_in else _NONE, pauses,
         _paused(row), (row.watchdog if row.kind == "lossless" else _NONE) + storms, drops or _NONE,
     )  # fmt: skip
 

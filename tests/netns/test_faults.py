@@ -139,8 +139,9 @@ def lost(lab: Lab) -> int:
     names = {node.group("rack"): node.name for node in lab.fabric.switches if node.group("rack") is not None}
     hosts = {p.name for p in lab.fabric.by_name["rtsw1"].ports if p.address is not None}
     entered = arrived = 0
+    counters = read_counters(lab.fabric)
     for rack, name in names.items():
-        for flow in read_counters(lab.name, lab.handle(name)).flows:
+        for flow in counters[name].flows:
             entered += flow.packets if racks[flow.src] == rack else 0
             arrived += flow.packets if racks[flow.dst] == rack and flow.port in hosts else 0
     return entered - arrived
@@ -158,7 +159,7 @@ def test_no_packet_is_lost_while_a_switch_is_drained_under_load(dc: Lab, put: Ca
         thread = threading.Thread(target=lambda: result.append(run(dc, options, Silent())))
         thread.start()
         stop = time.monotonic() + 20
-        while not any(p.roce_packets for p in read_counters(dc.name, dc.handle("rtsw1")).ports) or lost(dc) == before:
+        while not any(p.roce_packets for p in read_counters(dc.fabric)["rtsw1"].ports) or lost(dc) == before:
             assert time.monotonic() < stop, "traffic is under way"
         put(dc, "ctsw1")
         moved_while_running = thread.is_alive()

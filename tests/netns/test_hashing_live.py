@@ -68,13 +68,13 @@ def flows_of(lab: StaticLab, count: int) -> list[Flow]:
 @contextmanager
 def counted(lab: StaticLab, sent: int | Callable[[], int]) -> Iterator[dict[str, Counter[Flow | str]]]:
     """Port of rtsw1 -> flow -> packets, filled in when all that was sent has arrived; `arrived` has how many did."""
-    before, taken = read_counters(lab.name, lab.handle("rtsw1")), arrived(lab)
+    before, taken = read_counters(lab.fabric)["rtsw1"], arrived(lab)
     found: dict[str, Counter[Flow | str]] = {port: Counter() for port in UPLINKS}
     yield found
     until, wanted = time.monotonic() + 10, sent if isinstance(sent, int) else sent()
     while time.monotonic() < until and arrived(lab) - taken < wanted:
         time.sleep(0.01)
-    for row in read_counters(lab.name, lab.handle("rtsw1")).since(before).flows:
+    for row in read_counters(lab.fabric)["rtsw1"].since(before).flows:
         found[row.port][f"{row.src} {row.dst} {row.qpn}"] += row.packets
     found["arrived"] = Counter({"": arrived(lab) - taken})
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.portids import row
 from heddle.wire import layout as wire
 from tests.netns.blaster import Blast, blast
 from tests.netns.static_fabric import static_fabric
@@ -33,3 +35,20 @@ def test_the_icrc_stays_right_when_switches_mark_over_three_hops(family: str, at
             assert (heard.packets, heard.bad) == (COUNT, 0)
         assert (through.marked, plain.marked) == (COUNT, 0)
         assert (beside.marked, small.marked) == (COUNT, COUNT)
+
+
+def test_every_mark_is_counted_once_where_it_was_set_and_as_ce_in_at_every_queue_behind() -> None:
+    """Two queues on one path that both mark: at the second one new marks alone are fewer than packets with CE."""
+    link = {"host": "20mbit", "fabric": "20mbit"}
+    queues = {"ecn": {"kmin": "5KB", "kmax": "10KB", "pmax": 1.0}, "pfc": {"enabled": False}, "buffer": {"rtsw": "4MB"}}
+    with static_fabric("flow", (1,), link=link, queues=queues) as lab, LabQueues.pinned(lab.fabric) as live:
+        senders = ("host1", "host2", "host4")
+        heard = blast(lab, [Blast(name, "host3", COUNT, sport=49152 + at) for at, name in enumerate(senders)])
+        assert [each.packets for each in heard] == 3 * [COUNT]
+        last = lab.fabric.by_name["host3"].ports[0]
+        ports = ("rtsw1", "eth1"), ("ctsw1", "eth2"), (last.peer_node, last.peer_port)
+        first, middle, final = (live.cells[row(live.ids[port], 3)] for port in ports)
+        came = first["marks"] + middle["marks"]
+        assert came > 0 and final["marks"] > 0
+        assert (first["ce_in"], middle["ce_in"], final["ce_in"]) == (0, first["marks"], came)
+        assert sum(each.marked for each in heard) == final["marks"] + final["ce_in"] == live.cells["marks"].sum()

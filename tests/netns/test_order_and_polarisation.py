@@ -43,9 +43,10 @@ def checked(lab: Lab) -> CheckResult:
 def carried(lab: Lab) -> dict[str, int]:
     """Uplink of a CTSW -> RoCE packets that went over it since the lab is up."""
     found: dict[str, int] = {}
+    counters = read_counters(lab.fabric)
     for node in lab.fabric.switches:
         if node.level == 2:
-            counts = {count.port: count.roce_packets for count in read_counters(lab.name, lab.handle(node.name)).ports}
+            counts = {count.port: count.roce_packets for count in counters[node.name].ports}
             found |= {f"{node.name}:{port}": counts.get(port, 0) for port in ("eth3", "eth4")}
     return found
 

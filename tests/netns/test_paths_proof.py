@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import struct
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from heddle.proof import oracle
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.evidencefile import from_json, to_json
 from heddle.proof.verdict import foresee, prove
-from heddle.switch.counters import read_counters
+from heddle.switch.counters import SwitchCounters, read_counters, rows_for
 from heddle.switch.hashing import hashing
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.attached import read_attached
@@ -32,6 +34,10 @@ pytestmark = pytest.mark.root
 
 def sent_flow(flow: Flow, packets: int, payload: int = 64) -> Sent:
     return Sent(flow, packets, packets * len(roce_frame(flow, payload)))
+
+
+def roce_by_port(counters: Mapping[str, SwitchCounters]) -> dict[str, int]:
+    return {f"{name}:{port.port}": port.roce_packets for name, table in counters.items() for port in table.ports}
 
 
 def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
@@ -147,6 +153,47 @@ def test_what_is_not_proven_says_why() -> None:
         assert "6 packets were sent, the first hop counted 5" in paths_text(result)
 
 
+def test_queue_pairs_of_one_number_are_told_apart_by_their_source_ports() -> None:
+    with static_fabric("flow") as lab:
+        one = some_flows(lab.fabric, 1)[0]
+        flows = [replace(one, sport=50_000 + number) for number in range(16)]
+        before = collect_before(lab)
+        sent = [sent_flow(flow, number + 1) for number, flow in enumerate(flows)]
+        send(lab, {row.flow: row.packets for row in sent})
+        result = prove(lab.fabric, collect_after(lab, before, sent))
+        assert result.agree, paths_text(result)
+        assert [proof.counted for proof in result.flows] == [(number + 1,) * 3 for number in range(16)]
+        assert len({proof.measured for proof in result.flows}) > 1
+
+
+def test_counters_that_earlier_runs_have_filled_have_room_for_the_next() -> None:
+    with static_fabric("flow") as lab:
+        flows = some_flows(lab.fabric, 40)
+        send(lab, dict.fromkeys(flows, 1))
+        until = time.monotonic() + 5
+        while sum(len(table.flows) for table in read_counters(lab.fabric).values()) < 3 * len(flows):
+            assert time.monotonic() < until, "not all packets were counted"
+            time.sleep(0.01)
+        with Map.pinned(hashing.pin_dir(lab.name, "_queues") / "flows", 40, 16) as rows:
+            assert rows.max_entries() == rows_for(lab.fabric)
+            for number in range(rows.max_entries() - 3 * len(flows)):
+                rows.update(struct.pack("=2HI16s16s", 1, 1, number, bytes(16), bytes(16)), bytes(16))
+            flow = replace(flows[0], qpn=flows[0].qpn ^ 1)
+            send(lab, {flow: 5})
+            until = time.monotonic() + 5
+            while sum(table.misses for table in read_counters(lab.fabric).values()) < 15:  # five at each hop
+                assert time.monotonic() < until, "packets that have no row are counted as such"
+                time.sleep(0.01)
+        totals = roce_by_port(read_counters(lab.fabric))
+        before = collect_before(lab)
+        assert not any(table.flows for table in before.counters.values())
+        assert roce_by_port(before.counters) == totals and sum(totals.values()) == 3 * (len(flows) + 5)
+        sent = [sent_flow(each, 2) for each in (flow, *flows)]
+        send(lab, {row.flow: row.packets for row in sent})
+        result = prove(lab.fabric, collect_after(lab, before, sent))
+        assert result.agree, paths_text(result)
+
+
 def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() -> None:
     with static_fabric("e-ecmp", (1, 1), link={"host": "25mbit", "fabric": "10gbit"}) as lab:
         rtsw = lab.fabric.by_name["rtsw1"]
@@ -165,7 +212,7 @@ def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() ->
             assert [each.program for each in read_attached(lab.handle(node).netns, ["eth1"])["eth1"]] == words.split()
         now = hashing.read_hashing(lab.name, lab.handle("rtsw1"))
         assert (now.mode, now.seed, now.policy, now.fields) == ("e-ecmp", rtsw.hash_seed, 1, 0x37)
-        assert read_counters(lab.name, lab.handle("rtsw1")).misses == 0
+        assert read_counters(lab.fabric)["rtsw1"].misses == 0
 
 
 def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is() -> None:

@@ -108,6 +108,22 @@ def test_a_checksum_that_comes_round_to_its_start_stays_right(port: Bench) -> No
             assert after[15] & CE == CE and checksum(after[14:34]) == 0, hex(was)
 
 
+def test_packets_that_come_with_ce_are_counted_beside_those_that_turn_ce_here(port: Bench) -> None:
+    """Both together are all that leave with CE, wherever the mark was set."""
+    port.policy(LOSSY)
+    cell = port.cell(LOSSLESS)
+    for build in (ipv4, ipv6):
+        cell["marks"] = cell["ce_in"] = 0
+        for depth, ecn, count in ((450_000, ECT0, 7), (450_000, CE, 5), (0, CE, 3), (0, ECT1, 11), (450_000, 0, 13)):
+            for _ in range(count):
+                port.hold(LOSSLESS, depth)
+                port.enqueue(build(DATA & ~3 | ecn))
+        assert (cell["marks"], cell["ce_in"]) == (7, 5 + 3)
+        port.hold(LOSSLESS, LOSSY.buffer)
+        assert port.enqueue(build(DATA & ~3 | CE)).retval == SHOT
+        assert cell["ce_in"] == 5 + 3  # what is dropped does not leave
+
+
 def test_what_is_not_ecn_capable_is_never_marked_and_ce_is_not_counted_again(port: Bench) -> None:
     port.policy(LOSSY)
     for build in (ipv4, ipv6):

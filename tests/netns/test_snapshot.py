@@ -80,7 +80,7 @@ def test_parts_in_one_reading_are_what_single_readers_find(tiny: Lab) -> None:
         handle = tiny.handle(node.name)
         assert now.fibs[node.name] == read_fib(handle)
         assert now.hashing[node.name] == read_hashing(tiny.name, handle)
-        assert now.counters[node.name].flows == read_counters(tiny.name, handle).flows
+        assert now.counters[node.name].flows == read_counters(tiny.fabric, [node.name])[node.name].flows
 
 
 def test_only_the_nodes_that_are_named_are_entered(tiny: Lab, entered: Counter[str]) -> None:

@@ -36,7 +36,7 @@ def sprayed(counts: Counts, drops: dict[str, int] | None = None) -> Evidence:
     tables = {
         switch.name: SwitchCounters(
             switch.name,
-            tuple(FlowCount(port, FLOW.src_ip, FLOW.dst_ip, FLOW.qpn, n, n * 100) for port, n in counts[switch.name]),
+            tuple(FlowCount(port, *FLOW.key, n, n * 100) for port, n in counts[switch.name]),
             (),
             0,
         )

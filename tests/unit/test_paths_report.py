@@ -107,9 +107,7 @@ def evidence(sent: list[Sent], counts: tuple[int, ...] = (), drops: dict[str, in
             switch, _, port = ref.partition(":")
             packets = counts[i] if counts else one.packets
             if packets:
-                rows[switch].append(
-                    FlowCount(port, one.flow.src_ip, one.flow.dst_ip, one.flow.qpn, packets, packets * 100)
-                )
+                rows[switch].append(FlowCount(port, *one.flow.key, packets, packets * 100))
     tables = {
         name: SwitchCounters(
             name,
@@ -180,10 +178,37 @@ def test_a_flow_seen_off_its_path_is_no_proof() -> None:
     used = found.oracle[0][0].partition(":")[2]
     other = "eth1" if used == "eth2" else "eth2"
     table = found.counters["rtsw1"]
-    stray = FlowCount(other, f.src_ip, f.dst_ip, f.qpn, 2, 200)
+    stray = FlowCount(other, *f.key, 2, 200)
     result = judge(SENT, with_counters(found, {"rtsw1": replace(table, flows=(stray, *table.flows))}))
     assert not result.agree
     assert result.flows[0].why == f"also seen at rtsw1:{other} (2 packets)"
+
+
+def test_the_same_qp_number_with_another_source_port_is_another_flow() -> None:
+    """Another 5-tuple takes other paths: its packets are neither a stray of the flow nor a part of its count."""
+    found = evidence(SENT)
+    f = SENT[0].flow
+    used = found.oracle[0][0].partition(":")[2]
+    other = "eth1" if used == "eth2" else "eth2"
+    for port in (used, other):
+        row = FlowCount(port, f.src_ip, f.dst_ip, f.sport ^ 1, f.qpn, 2, 200)
+        table = found.counters["rtsw1"]
+        result = judge(SENT, with_counters(found, {"rtsw1": replace(table, flows=(row, *table.flows))}))
+        assert result.agree
+        assert sum(link.packets for link in result.links if link.port == f"rtsw1:{other}") == sum(
+            sent.packets for sent, path in zip(SENT, found.oracle, strict=True) if f"rtsw1:{other}" in path
+        )
+
+
+def test_a_flow_whose_source_port_changed_on_the_way_is_not_proven() -> None:
+    found = evidence(SENT)
+    f = SENT[0].flow
+    wrong = {
+        name: replace(table, flows=tuple(replace(r, sport=r.sport ^ (r.key == f.key)) for r in table.flows))
+        for name, table in found.counters.items()
+    }
+    result = judge(SENT, with_counters(found, wrong))
+    assert not result.agree and result.flows[0].why and not result.flows[0].measured
 
 
 def test_uncounted_packets_spoil_every_proof() -> None:
@@ -224,20 +249,38 @@ def test_evidence_survives_json() -> None:
     assert (again.counters, again.drops, again.changed) == (found.counters, found.drops, found.changed)
 
 
+def test_evidence_of_the_format_before_source_ports_is_read_as_it_was_judged() -> None:
+    found = evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3})
+    data = json.loads(json.dumps(to_json(found)))
+    data["format"] = 1
+    for node in data["before"]["nodes"] + data["after"]["nodes"]:
+        for row in node["counters"]["flows"]:
+            del row[3]
+    assert from_json(data) == found
+
+
+def test_a_row_that_was_cleared_and_counted_again_is_new() -> None:
+    old = SwitchCounters("s", (FlowCount("eth1", "a", "b", 7, 1, 500, 5000),), (), 0)
+    now = SwitchCounters("s", (FlowCount("eth1", "a", "b", 7, 1, 3, 30),), (), 0)
+    assert now.since(old).flows == now.flows
+
+
 def test_a_difference_of_counters_leaves_out_what_did_not_move() -> None:
-    old = SwitchCounters("s", (FlowCount("eth1", "a", "b", 1, 5, 50), FlowCount("eth1", "a", "b", 2, 5, 50)), (), 1)
+    old = SwitchCounters(
+        "s", (FlowCount("eth1", "a", "b", 7, 1, 5, 50), FlowCount("eth1", "a", "b", 7, 2, 5, 50)), (), 1
+    )
     now = SwitchCounters(
         "s",
         (
-            FlowCount("eth1", "a", "b", 1, 5, 50),
-            FlowCount("eth1", "a", "b", 2, 7, 80),
-            FlowCount("eth2", "a", "b", 3, 1, 9),
+            FlowCount("eth1", "a", "b", 7, 1, 5, 50),
+            FlowCount("eth1", "a", "b", 7, 2, 7, 80),
+            FlowCount("eth2", "a", "b", 7, 3, 1, 9),
         ),
         (PortCount("eth1", 4, 40, 2, 20),),
         3,
     )
     diff = now.since(old)
-    assert diff.flows == (FlowCount("eth1", "a", "b", 2, 2, 30), FlowCount("eth2", "a", "b", 3, 1, 9))
+    assert diff.flows == (FlowCount("eth1", "a", "b", 7, 2, 2, 30), FlowCount("eth2", "a", "b", 7, 3, 1, 9))
     assert diff.ports == (PortCount("eth1", 4, 40, 2, 20),)
     assert diff.misses == 2
 

@@ -82,14 +82,17 @@ def test_a_lab_at_rest_is_said_to_be_quiet_and_its_headroom_is_a_sum(maps: Maps)
 
 def test_a_queue_that_filled_has_a_row_with_what_became_of_it(maps: Maps) -> None:
     cell = maps.cells[maps.at("rtsw1:eth3")]
-    cell["depth"], cell["high_water"], cell["marks"] = 120_000, 333_000, 1234
+    cell["depth"], cell["high_water"], cell["marks"], cell["ce_in"] = 120_000, 333_000, 1234, 505
     cell["drops"][:2] = 5, 12
     maps.switches[0]["used"], maps.switches[0]["high_water"] = 191_000, 412_000
     said = text(maps.result()).splitlines()
     assert words_of(said[1])[:2] == ["rtsw1:eth3", "3 lossless"]
     assert [each.strip() for each in words_of(said[1])[2:]] == [
-        "120 KB", "333 KB", "-", "-", "1,234", "-", "-", "ok", "5 threshold, 12 headroom",
+        "120 KB", "333 KB", "-", "-", "1,234", "505", "-", "-", "ok", "5 threshold, 12 headroom",
     ]  # fmt: skip
+    assert said[3] == "marks: packets that this queue set to CE; CE in: packets that an earlier queue had set to CE"
+    (row,) = (each for each in maps.result().to_json()["ports"] if each["port"] == "rtsw1:eth3" and each["class"] == 3)
+    assert (row["marks"], row["ce_in"]) == (1234, 505)
     assert "47 more queues never held more than two packets" in "\n".join(said)
     assert any(line.startswith("rtsw1   1.13 MB  191 KB  412 KB (36%)") for line in said)
 
@@ -180,7 +183,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(maps: Maps, wid
     assert not set(gone) & set(table[0].split())
     assert {"port", "depth", "paused"} <= set(table[0].split())
     assert all("120 KB" in line and "2,812.0 ms" in line for line in table[1:])
-    assert (f"too narrow for {3 if width == 80 else 7} columns" in "\n".join(lines)) == bool(gone)
+    assert (f"too narrow for {4 if width == 80 else 8} columns" in "\n".join(lines)) == bool(gone)
 
 
 @pytest.mark.parametrize("seed", range(4))

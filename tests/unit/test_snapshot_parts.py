@@ -57,6 +57,8 @@ def test_a_lab_without_daemons_cannot_be_asked_for_their_sessions() -> None:
 
 
 def test_other_counters_replace_those_of_every_node_and_nothing_else() -> None:
-    table = {s.name: SwitchCounters(s.name, (FlowCount("eth1", "a", "b", 1, 5, 50),), (), 0) for s in FABRIC.switches}
+    table = {
+        s.name: SwitchCounters(s.name, (FlowCount("eth1", "a", "b", 7, 1, 5, 50),), (), 0) for s in FABRIC.switches
+    }
     found = snapshot(fibs(), HASHING, drops={"rtsw1:eth1": 3}).with_counters(table)
     assert found.counters == table and found.drops == {"rtsw1:eth1": 3} and found.fibs == fibs()

@@ -24,11 +24,13 @@ struct cell {
 	__u64 in_bytes;
 	__u64 out_packets;
 	__u64 out_bytes;
-	__u64 marks; /* packets that turned CE here */
+	__u64 marks; /* packets that turned CE here; those that came with CE are in ce_in */
 	__u64 drops[CAUSES]; /* packets; watchdog: also those that were let out of the closed gate, to be dropped */
 	__u64 drop_bytes;
 	__u64 last_out_ns; /* when a packet was last seen to leave while the class's gate was to be closed (CLOCK_MONOTONIC) */
 	__u64 strays; /* packets that left and had never come: their depth had been put to 0 meanwhile */
+	__u64 ce_in; /* admitted packets that had CE already, from a queue further back: with marks, all that leave with CE */
+	__u64 spare[7]; /* three cache lines: what every packet changes is in the first one */
 };
 
 struct classes {

@@ -4,12 +4,16 @@
  *
  * At clsact egress of every port of a switch, before the port's queue: a packet is counted when it is enqueued.
  * Bytes are skb->len: from the Ethernet header to the ICRC.
+ *
+ * One object for a whole lab, since a packet is counted at every hop: the second hop finds code and maps in the caches
+ * that the first one has filled. Each filter's classid is the number of its port (portids.py).
  */
 #include "roce.h"
 
 struct flow_key {
-	__u32 ifindex;
-	__u32 qpn; /* destination QP, host byte order */
+	__u16 port;
+	__u16 sport; /* UDP source port; host byte order, as both numbers beside it */
+	__u32 qpn; /* destination QP */
 	__u32 saddr[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
 	__u32 daddr[4];
 };
@@ -24,10 +28,11 @@ struct port_count {
 	__u64 bytes;
 	__u64 roce_packets;
 	__u64 roce_bytes;
+	__u64 misses; /* packets that found `flows` full: with one of these, its rows do not sum to the totals above */
 };
 
-/* Not preallocated: an idle switch pays for the bucket array only. One cell a flow, added to atomically, since the
- * packets of one flow may be forwarded on any CPU. */
+/* Not preallocated: an idle lab pays for the bucket array only. One cell a flow, added to atomically, since the packets
+ * of one flow may be forwarded on any CPU. Sized, and cleared before each run, by counters.py. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -36,76 +41,56 @@ struct {
 	__type(value, struct flow_count);
 } flows SEC(".maps");
 
+/* By port number. A CPU adds to a cell of its own, with softirqs off: no atomic operation is needed. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 4096);
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct port_count);
 } ports SEC(".maps");
 
-/* Packets that found their map full: with one of these, flow rows do not sum to the ports' totals. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} misses SEC(".maps");
-
-/* The cell of a key, made when it is new. Two CPUs may race to make it: BPF_NOEXIST lets the first one win. */
-INLINE void *cell(void *map, const void *key, const void *empty)
+/* The row of a key that is new. Two CPUs may race to make it: BPF_NOEXIST lets the first one win. */
+static __attribute__((noinline)) struct flow_count *first_of(const struct flow_key *key)
 {
-	void *found = bpf_map_lookup_elem(map, key);
+	struct flow_count none = {};
 
-	if (found)
-		return found;
-	bpf_map_update_elem(map, key, empty, BPF_NOEXIST);
-	return bpf_map_lookup_elem(map, key);
-}
-
-INLINE void miss(void)
-{
-	__u32 zero = 0;
-	__u64 *count = bpf_map_lookup_elem(&misses, &zero);
-
-	if (count)
-		__sync_fetch_and_add(count, 1);
+	if (!key)
+		return 0;
+	bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&flows, key);
 }
 
 SEC("tc")
 int count(struct __sk_buff *skb)
 {
-	struct port_count *port, no_packets = {};
-	struct flow_count *row, no_row = {};
-	struct flow_key key = {};
-	struct roce flow = {};
-	__u32 ifindex = skb->ifindex;
+	__u32 number = skb->tc_classid;
+	struct port_count *port = bpf_map_lookup_elem(&ports, &number);
 	__u64 bytes = skb->len;
-	int is_roce = roce_flow(skb, &flow);
+	struct flow_count *row;
+	struct flow_key key;
+	struct roce flow = {};
 
-	port = cell(&ports, &ifindex, &no_packets);
-	if (port) {
-		__sync_fetch_and_add(&port->packets, 1);
-		__sync_fetch_and_add(&port->bytes, bytes);
-		if (is_roce) {
-			__sync_fetch_and_add(&port->roce_packets, 1);
-			__sync_fetch_and_add(&port->roce_bytes, bytes);
-		}
-	} else {
-		miss();
-	}
-	if (!is_roce)
+	if (!port)
 		return TC_ACT_UNSPEC;
-	key.ifindex = ifindex;
+	port->packets += 1;
+	port->bytes += bytes;
+	if (!roce_flow(skb, &flow))
+		return TC_ACT_UNSPEC;
+	port->roce_packets += 1;
+	port->roce_bytes += bytes;
+	key.port = number;
+	key.sport = ntohs((__u16)flow.ports);
 	key.qpn = flow.qpn;
 	__builtin_memcpy(key.saddr, flow.saddr, sizeof(key.saddr));
 	__builtin_memcpy(key.daddr, flow.daddr, sizeof(key.daddr));
-	row = cell(&flows, &key, &no_row);
+	row = bpf_map_lookup_elem(&flows, &key);
+	if (!row)
+		row = first_of(&key);
 	if (row) {
 		__sync_fetch_and_add(&row->packets, 1);
 		__sync_fetch_and_add(&row->bytes, bytes);
 	} else {
-		miss();
+		port->misses += 1;
 	}
 	return TC_ACT_UNSPEC;
 }

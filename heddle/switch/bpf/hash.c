@@ -76,7 +76,7 @@ OUTLINE int by_value(struct __sk_buff *skb, const struct rule *rule, const struc
 	if (rule->flags & RULE_RESILIENT && group && group->slots) {
 		port = port_at(group->first_slot + value % group->slots);
 		if (steer(skb, flow, port))
-			return bpf_redirect(port, 0);
+			return leave_by(skb, port);
 		value = jhash_1(value, rule->seed);
 	}
 	return give_hash(skb, value);
@@ -177,7 +177,7 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 	}
 	if (flowlet && mode == MODE_FLOWLET)
 		charge(port, skb->len, now, rule->gap_ns);
-	return bpf_redirect(port, 0);
+	return leave_by(skb, port);
 }
 
 SEC("tc")

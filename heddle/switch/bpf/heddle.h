@@ -12,6 +12,14 @@ typedef unsigned short __u16;
 typedef unsigned int __u32;
 typedef unsigned long long __u64;
 
+/* include/uapi/linux/bpf.h: a socket, up to the field that is used here. */
+struct bpf_sock {
+	__u32 bound_dev_if;
+	__u32 family;
+	__u32 not_read[9]; /* type to src_ip6 */
+	__u32 src_port;
+};
+
 /* include/uapi/linux/bpf.h: the context of a tc program, up to the last field that is used here. */
 struct __sk_buff {
 	__u32 len;
@@ -28,7 +36,6 @@ struct __sk_buff {
 	__u32 tc_index;
 	__u32 cb[5];
 	__u32 hash;
-#ifdef WHOLE_SK_BUFF /* for the others this is BTF that nobody reads */
 	__u32 tc_classid;
 	__u32 data;
 	__u32 data_end;
@@ -37,7 +44,7 @@ struct __sk_buff {
 	__u64 tstamp;
 	__u32 wire_len; /* of what the packet is cut into (GSO), headers and all */
 	__u32 gso_segs; /* 0: it is not cut */
-#endif
+	struct bpf_sock *sk; /* that the packet is charged to; 0: none */
 };
 
 #define BPF_MAP_TYPE_HASH 1
@@ -49,6 +56,7 @@ struct __sk_buff {
 #define BPF_NOEXIST 1
 #define TC_ACT_UNSPEC -1
 #define TC_ACT_SHOT 2
+#define TC_ACT_STOLEN 4 /* as SHOT, but no drop to any counter of the kernel */
 #define PACKET_HOST 0
 #define PACKET_OTHERHOST 3
 
@@ -65,6 +73,7 @@ static long (*bpf_map_update_elem)(void *map, const void *key, const void *value
 static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static __u32 (*bpf_get_prandom_u32)(void) = (void *)7;
 static long (*bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 offset, const void *from, __u32 len, __u64 flags) = (void *)9;
+static long (*bpf_clone_redirect)(struct __sk_buff *skb, __u32 ifindex, __u64 flags) = (void *)13;
 static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*bpf_skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 len) = (void *)26;
 static long (*bpf_skb_change_type)(struct __sk_buff *skb, __u32 type) = (void *)32;

@@ -25,12 +25,14 @@
 #define RED_MAY_MARK 0x8000u /* came ECN-capable and unmarked: whoever finds it marked behind the queue counts it */
 #define MARK 0x5eddu /* 16 bits, and 16 of the index */
 
-/* The class of a packet, by its DSCP. What is not IP, and what finds the neighbours of IPv6, is control. */
-INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes)
+/* The class of a packet, by its DSCP. What is not IP, and what finds the neighbours of IPv6, is control.
+ * ecn: set to the two bits of RFC 3168; 0, as not ECN-capable, for what is not IP. */
+INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes, __u32 *ecn)
 {
 	void *data = (void *)(unsigned long)skb->data, *end = (void *)(unsigned long)skb->data_end;
-	__u8 copied[7], *ip = data + ETH_HLEN, type;
+	__u8 copied[7], *ip = data + ETH_HLEN, type, tos;
 
+	*ecn = 0;
 	if (skb->protocol != htons(ETH_P_IP) && skb->protocol != htons(ETH_P_IPV6))
 		return classes->control;
 	if (data + ETH_HLEN + sizeof(copied) > end) { /* a host's packet socket leaves all but 14 bytes in pages */
@@ -38,12 +40,12 @@ INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes)
 			return classes->control;
 		ip = copied;
 	}
-	if (skb->protocol == htons(ETH_P_IP))
-		return classes->of_dscp[ip[1] >> 2];
-	if (ip[6] == IPPROTO_ICMPV6 && !bpf_skb_load_bytes(skb, ETH_HLEN + 40, &type, 1) && type >= ND_FIRST &&
-	    type <= ND_LAST)
+	tos = skb->protocol == htons(ETH_P_IP) ? ip[1] : (ip[0] & 0xf) << 4 | ip[1] >> 4;
+	*ecn = tos & ECN_CE;
+	if (skb->protocol == htons(ETH_P_IPV6) && ip[6] == IPPROTO_ICMPV6 &&
+	    !bpf_skb_load_bytes(skb, ETH_HLEN + 40, &type, 1) && type >= ND_FIRST && type <= ND_LAST)
 		return classes->control;
-	return classes->of_dscp[((ip[0] & 0xf) << 4 | ip[1] >> 4) >> 2];
+	return classes->of_dscp[tos >> 2];
 }
 
 /* Bytes of a packet as they come to the peer. The queue may hold it in one, and cut it as it leaves (a host's TCP and UDP
@@ -76,7 +78,7 @@ INLINE int is_left_closed(const struct agent *said)
 SEC("tc")
 int enqueue(struct __sk_buff *skb)
 {
-	__u32 port = skb->tc_classid, zero = 0, bytes = length_of(skb), mark_in = skb->mark, number, local, stamp;
+	__u32 port = skb->tc_classid, zero = 0, bytes = length_of(skb), mark_in = skb->mark, number, local, stamp, ecn;
 	struct link *link = bpf_map_lookup_elem(&links, &port);
 	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
 	struct agent *said;
@@ -89,7 +91,7 @@ int enqueue(struct __sk_buff *skb)
 		skb->priority = KICK_PRIORITY;
 		return TC_ACT_UNSPEC;
 	}
-	number = class_of(skb, classes) & (CLASSES - 1);
+	number = class_of(skb, classes, &ecn) & (CLASSES - 1);
 	local = mark_in >> 16 == MARK ? mark_in & 0xffff : 0;
 	if (!open_books(&books, link, port, number, local) || !books.rule->kind)
 		return TC_ACT_UNSPEC; /* no policy yet: the lab is being set up, and not every `dequeue` is in place */
@@ -102,9 +104,11 @@ int enqueue(struct __sk_buff *skb)
 		return refuse(&books, DROP_WATCHDOG, bytes);
 	if (charge(&books, number, bytes, &ahead) == TC_ACT_SHOT)
 		return TC_ACT_SHOT;
+	if (ecn == ECN_CE)
+		add(&books.cell->ce_in, books.packets);
 	skb->priority = said && is_left_closed(said) ? books.rule->fallback : books.rule->priority;
 	stamp = STAMP << STAMP_SHIFT | number << 16 | (books.in ? local & STAMP_PORT : 0);
-	if (books.rule->flags & POLICY_RED && can_be_marked(ecn_of(skb)))
+	if (books.rule->flags & POLICY_RED && can_be_marked(ecn))
 		stamp |= RED_MAY_MARK;
 	bpf_set_hash(skb, stamp);
 	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == POLICY_ECN)

@@ -7,7 +7,6 @@
  */
 #ifndef HEDDLE_QUEUE_H
 #define HEDDLE_QUEUE_H
-#define WHOLE_SK_BUFF
 #include "cell.h"
 
 #define BPF_MAP_TYPE_RINGBUF 27

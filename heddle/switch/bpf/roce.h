@@ -64,65 +64,76 @@ struct roce {
 	__u16 checksum; /* IPv4: of the header, as it stands in the packet */
 };
 
-INLINE int roce_udp(struct __sk_buff *skb, struct roce *flow)
-{
+struct ipv4_udp {
+	struct ipv4 ip;
 	struct udp_bth udp;
+};
 
-	if (bpf_skb_load_bytes(skb, flow->l4, &udp, sizeof(udp)))
+struct ipv6_udp {
+	struct ipv6 ip;
+	struct udp_bth udp;
+};
+
+INLINE int roce_udp(const struct udp_bth *udp, struct roce *flow)
+{
+	if ((udp->ports & htonl(0xffff)) != htonl(ROCE_PORT))
 		return 0;
-	if ((udp.ports & htonl(0xffff)) != htonl(ROCE_PORT))
-		return 0;
-	flow->ports = udp.ports;
-	flow->qpn = ntohl(udp.dest_qp) & 0xffffff;
+	flow->ports = udp->ports;
+	flow->qpn = ntohl(udp->dest_qp) & 0xffffff;
 	return 1;
 }
 
+/* All headers in one call: a packet's payload, and often its UDP header, is in pages, where each call searches for it. */
 INLINE int roce_ipv4(struct __sk_buff *skb, struct roce *flow)
 {
-	struct ipv4 ip;
+	struct ipv4_udp head;
+	struct ipv4 *ip = &head.ip;
 	__u32 ihl;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &head, sizeof(head)))
 		return 0;
-	ihl = (ip.version_ihl & 0xf) * 4;
-	if (ip.version_ihl >> 4 != 4 || ihl < sizeof(ip) || ip.protocol != IPPROTO_UDP)
+	ihl = (ip->version_ihl & 0xf) * 4;
+	if (ip->version_ihl >> 4 != 4 || ihl < sizeof(*ip) || ip->protocol != IPPROTO_UDP)
 		return 0;
-	if (ip.fragment & htons(IP_FRAGMENT))
+	if (ip->fragment & htons(IP_FRAGMENT))
+		return 0;
+	flow->l4 = ETH_HLEN + ihl;
+	flow->plain = ihl == sizeof(*ip);
+	if (!flow->plain && bpf_skb_load_bytes(skb, flow->l4, &head.udp, sizeof(head.udp)))
 		return 0;
 	flow->saddr[0] = flow->saddr[1] = 0;
 	flow->daddr[0] = flow->daddr[1] = 0;
 	flow->saddr[2] = flow->daddr[2] = htonl(0xffff);
-	flow->saddr[3] = ip.saddr;
-	flow->daddr[3] = ip.daddr;
-	flow->l4 = ETH_HLEN + ihl;
-	flow->tos_flow = ip.tos;
-	flow->length = ntohs(ip.length);
+	flow->saddr[3] = ip->saddr;
+	flow->daddr[3] = ip->daddr;
+	flow->tos_flow = ip->tos;
+	flow->length = ntohs(ip->length);
 	flow->family = AF_INET;
-	flow->ttl = ip.ttl;
-	flow->plain = ihl == sizeof(ip);
-	flow->checksum = ip.checksum;
-	return roce_udp(skb, flow);
+	flow->ttl = ip->ttl;
+	flow->checksum = ip->checksum;
+	return roce_udp(&head.udp, flow);
 }
 
 /* Extension headers are not followed: RoCEv2 has none, and what has some is somebody else's. */
 INLINE int roce_ipv6(struct __sk_buff *skb, struct roce *flow)
 {
-	struct ipv6 ip;
+	struct ipv6_udp head;
+	struct ipv6 *ip = &head.ip;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &head, sizeof(head)))
 		return 0;
-	if ((ip.version_flow & 0xf0) != 0x60 || ip.next_header != IPPROTO_UDP)
+	if ((ip->version_flow & 0xf0) != 0x60 || ip->next_header != IPPROTO_UDP)
 		return 0;
-	__builtin_memcpy(flow->saddr, ip.saddr, sizeof(ip.saddr));
-	__builtin_memcpy(flow->daddr, ip.daddr, sizeof(ip.daddr));
-	flow->l4 = ETH_HLEN + sizeof(ip);
-	flow->tos_flow = ip.version_flow & htonl(0x0fffffff);
-	flow->length = ntohs(ip.length) + sizeof(ip);
+	__builtin_memcpy(flow->saddr, ip->saddr, sizeof(ip->saddr));
+	__builtin_memcpy(flow->daddr, ip->daddr, sizeof(ip->daddr));
+	flow->l4 = ETH_HLEN + sizeof(*ip);
+	flow->tos_flow = ip->version_flow & htonl(0x0fffffff);
+	flow->length = ntohs(ip->length) + sizeof(*ip);
 	flow->family = AF_INET6;
-	flow->ttl = ip.hop_limit;
+	flow->ttl = ip->hop_limit;
 	flow->plain = 1;
 	flow->checksum = 0;
-	return roce_udp(skb, flow);
+	return roce_udp(&head.udp, flow);
 }
 
 /* Read the flow of a RoCEv2 packet. 0: it is something else (not IP, a fragment, another port, cut short).

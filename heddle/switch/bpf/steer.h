@@ -13,6 +13,8 @@
 
 #define BPF_FIB_LOOKUP_OUTPUT 2
 #define ETH_ALEN 6
+#define AF_PACKET 17
+#define ENOMEM 12
 
 /* include/uapi/linux/bpf.h: struct bpf_fib_lookup. */
 struct fib_lookup {
@@ -97,7 +99,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct roce *flow, const struct 
 	return !bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
-/* Send the packet to `port`: 1, and the caller returns bpf_redirect(). 0: the kernel has to choose. */
+/* Make the packet ready for `port`: 1, and the caller returns leave_by(). 0: the kernel has to choose. */
 OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 {
 	struct fib_lookup fib;
@@ -113,6 +115,26 @@ OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 	skb->cb[1] = port; /* for BPF_PROG_TEST_RUN, as cb[0] */
 	count_one(skb, STAT_STEERED);
 	return 1;
+}
+
+/* BPF_PROG_TEST_RUN, which must not send anything, gives the packet a socket: of the packet's family, without a port.
+ * Those of hosts are packet sockets, or have a port; a raw one has its protocol there. */
+INLINE int is_asked(const struct __sk_buff *skb, const struct bpf_sock *sk)
+{
+	return !skb->ingress_ifindex || (sk->family != AF_PACKET && !sk->src_port);
+}
+
+/* Send a packet that steer() has made ready, without the socket that it is charged to. The kernel takes that away from
+ * each packet that it forwards (skb_orphan() in ip_rcv_core() and ip6_rcv_core()), where a redirected one never comes.
+ * With it, packets that wait in this switch would count as unsent at the host: a back-pressure that no fabric has.
+ * A clone has no socket. Only a host's packets are cloned, at their first switch: behind it they have none. */
+OUTLINE int leave_by(struct __sk_buff *skb, __u32 port)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (!sk || is_asked(skb, sk) || bpf_clone_redirect(skb, port, 0) == -ENOMEM)
+		return bpf_redirect(port, 0);
+	return TC_ACT_STOLEN;
 }
 
 #endif

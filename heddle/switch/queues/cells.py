@@ -50,8 +50,10 @@ def _layout(words: str, **sized: str) -> np.dtype[Any]:
 
 
 CELL: Final = _layout(
-    "depth high_water peak in_packets in_bytes out_packets out_bytes marks drops drop_bytes last_out_ns strays",
+    "depth high_water peak in_packets in_bytes out_packets out_bytes marks drops drop_bytes last_out_ns strays"
+    " ce_in spare",
     drops="(5,)<u8",
+    spare="(7,)<u8",
 )
 INGRESS: Final = _layout(
     "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes lost lost_high spare",
@@ -245,7 +247,7 @@ class LabQueues:
     def forget(self) -> None:
         """Begin to count anew what is only told: high waters, marks, drops, pauses. What depths go by stays."""
         told: Mapping[str, Sequence[str]] = {
-            "cells": ("high_water", "peak", "marks", "drops", "drop_bytes", "strays"),
+            "cells": ("high_water", "peak", "marks", "ce_in", "drops", "drop_bytes", "strays"),
             "ingress": ("high_water", "peak", "xoffs", "headroom_high", "drops", "drop_bytes", "lost_high"),
             "gates": ("pfc_received", "lost"),
             "agent": ("pfc_sent", "paused_ns", "storms", "reactions", "reaction_last_ns", "reaction_max_ns",
