@@ -28,7 +28,7 @@ from . import Figure
 RUNS: Final = 36  # every turn on both presets
 _LAB: Final = "bencho"
 _QPS: Final = (1, 4, 16)
-_SIZES: Final = {"tiny": 256 << 10, "demo": 128 << 10}
+_SIZES: Final = {"tiny": 128 << 10, "demo": 64 << 10}
 # All QPs of a pair from one UDP port: flows meet on one path, and queues fill.
 _OPTIONS: Final = RunOptions(iters=1, warmup=0, placement="cyclic", source_ports=parse_source_ports("fixed"))
 
