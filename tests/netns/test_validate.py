@@ -83,9 +83,9 @@ def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
 
 
 def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
-    with broken(tiny, "host1", "ethtool -K eth1 gso on", "ethtool -K eth1 gso off") as found:
+    with broken(tiny, "host1", "ethtool -K eth1 tx on", "ethtool -K eth1 tx off") as found:
         assert set(found) == {"offloads"}
-        assert found["offloads"].detail == "host1:eth1 has gso on"
+        assert found["offloads"].detail == "host1:eth1 has tx-checksum on"
     pin = f"/sys/fs/bpf/heddle/{tiny.name}/_hosts/nic"
     attach = f"tc filter add dev eth1 ingress pref 10 handle 1 bpf direct-action object-pinned {pin}"
     with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:
