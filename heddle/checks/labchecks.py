@@ -97,7 +97,7 @@ def hashing(subject: Subject) -> Found:
 
 
 def offloads(subject: Subject) -> Found:
-    """No port has an offload on: packets are as on a wire."""
+    """No port has an offload on: packets are as on a wire. GRO is a matter of the check `order`."""
     faults = [
         f"{node.name}:{port} has {', '.join(on)} on"
         for node in subject.lab.fabric.nodes

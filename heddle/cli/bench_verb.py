@@ -8,16 +8,19 @@ from heddle.host import packages
 
 
 @verb(
-    help={"what": "cli, up, containers, place, all-reduce, budget, demo, hashing, predict, queues, or all of these"},
+    help={
+        "what": "cli, up, containers, place, all-reduce, budget, demo, hashing, order, predict, queues, or all",
+        "runs": "how many runs `order` makes (default: 36)",
+    },
     positional=["what"],
     packages=lambda typed: (
         (*packages.FABRIC, "openssh-server") if typed["what"] in ("place", "all") else packages.FABRIC
     ),
     root=True,
 )
-def bench(out: Console, what: str = "all") -> None:
+def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
     """Measure Heddle itself on this machine: figures as ratios, and absolute."""
     from tests.bench import bench as measure
 
-    result = measure(what, out.observer)
+    result = measure(what, out.observer, runs)
     out.result(result.to_json(), result.text())

@@ -20,10 +20,11 @@ from typing import Any, Final
 
 from heddle.base import resources
 from heddle.base.problems import MachineError
-from heddle.host import limits, packages, probes
+from heddle.host import delivery, limits, packages, probes
 from heddle.host.engine.docker import SETUP
 
 APT: Final = "apt-get install"
+_DEVICES: Final = Path("/sys/class/net")
 SWITCH_MB: Final = 40  # resident memory of one switch's zebra and bgpd
 
 
@@ -210,6 +211,13 @@ def _raising(keys: Iterable[str]) -> str:
     return "it cannot be raised here: the sysctl is read-only"
 
 
+def _order() -> Check:
+    wanted = delivery.chosen()
+    ok = wanted.delivery is delivery.Delivery.NAPI or any(_DEVICES.glob("*/queues/rx-*/rps_cpus"))
+    detail = f"ports keep it by {wanted.delivery.settings}: {wanted.reason}"
+    return Check("order", ok, detail if ok else f"{detail}, and this kernel has no RPS", "use a kernel with CONFIG_RPS")
+
+
 def _cpus() -> Check:
     from heddle.host.capacity import budget_pps
 
@@ -311,6 +319,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "bpf": _bpf,
     "bpffs": _bpffs,
     "fast path": _fastpath,
+    "order": _order,
     "neighbours": _neighbours,
     "inotify": lambda: _limit("inotify", "/proc/sys/fs/inotify/max_user_instances", 128, "instances of one user"),
     "pids": lambda: _limit("pids", "/proc/sys/kernel/pid_max", 8192, "two daemons a switch"),

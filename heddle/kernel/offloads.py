@@ -1,8 +1,7 @@
 """Offloads off: a port must carry packets as they are on a wire, not what a NIC would cut later.
 
-With GRO or GSO a queue counts one 64 KB lump where a wire has sixteen packets, and list receive lets a batch share
-one next hop on kernels 5.5 to 6.5. Checksums must be in the packet, since BPF and captures read it.
-One ioctl socket in each namespace; no process.
+With GSO a queue counts one 64 KB lump where a wire has sixteen packets. Checksums must be in the packet, since BPF and
+captures read it. GRO is set by inorder.py, for the order of packets. One ioctl socket in each namespace; no process.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from heddle.kernel.namespace import inside
 _SIOCETHTOOL: Final = 0x8946
 # Feature -> (ETHTOOL_G*, ETHTOOL_S*), in the order to switch off: what depends on another goes first.
 FEATURES: Final[Mapping[str, tuple[int, int]]] = {
-    "gro": (0x2B, 0x2C),
     "gso": (0x23, 0x24),
     "tso": (0x1E, 0x1F),
     "tx-checksum": (0x16, 0x17),
     "scatter-gather": (0x18, 0x19),
 }
+_GRO: Final = (0x2B, 0x2C)
 
 
 def switch_off(netns: Path, ports: Iterable[str]) -> None:
@@ -36,26 +35,47 @@ def switch_off(netns: Path, ports: Iterable[str]) -> None:
     with _control_socket(netns) as control:
         for port in ports:
             for feature, (_, off) in FEATURES.items():
-                try:
-                    _ethtool(control, port, off, 0)
-                except OSError as error:
-                    if error.errno == errno.EOPNOTSUPP:
-                        continue  # the device never has it
-                    why = f"cannot be switched off: {os.strerror(error.errno or 0)}"
-                    raise MachineError(Problem(netns.name, f"{port}: {feature}", why)) from None
+                _set(control, netns, port, feature, off, on=False)
 
 
 def read(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Port -> the features of FEATURES that are on. MachineError names a port that is not there."""
-    found: dict[str, tuple[str, ...]] = {}
+    with _control_socket(netns) as control:
+        return {
+            port: tuple(name for name, (get, _) in FEATURES.items() if _get(control, netns, port, get))
+            for port in ports
+        }
+
+
+def set_gro(netns: Path, ports: Iterable[str], *, on: bool) -> None:
+    """Switch GRO on or off on these ports. MachineError names the port that refuses."""
     with _control_socket(netns) as control:
         for port in ports:
-            try:
-                found[port] = tuple(name for name, (get, _) in FEATURES.items() if _ethtool(control, port, get, 0))
-            except OSError as error:
-                why = f"tells no features: {os.strerror(error.errno or 0)}"
-                raise MachineError(Problem(netns.name, port, why)) from None
-    return found
+            _set(control, netns, port, "gro", _GRO[1], on=on)
+
+
+def read_gro(netns: Path, ports: Iterable[str]) -> dict[str, bool]:
+    """Port -> whether GRO is on. MachineError names a port that is not there."""
+    with _control_socket(netns) as control:
+        return {port: _get(control, netns, port, _GRO[0]) for port in ports}
+
+
+def _set(control: socket.socket, netns: Path, port: str, feature: str, command: int, *, on: bool) -> None:
+    try:
+        _ethtool(control, port, command, int(on))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP and not on:
+            return  # the device never has it
+        why = f"cannot be switched {'on' if on else 'off'}: {os.strerror(error.errno or 0)}"
+        raise MachineError(Problem(netns.name, f"{port}: {feature}", why)) from None
+
+
+def _get(control: socket.socket, netns: Path, port: str, command: int) -> bool:
+    try:
+        return bool(_ethtool(control, port, command, 0))
+    except OSError as error:
+        why = f"tells no features: {os.strerror(error.errno or 0)}"
+        raise MachineError(Problem(netns.name, port, why)) from None
 
 
 def _control_socket(netns: Path) -> socket.socket:

@@ -128,6 +128,7 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
 
 def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
     """What heddle/switch does to every port; offloads and programs are set by system calls, so in words."""
+    from heddle.host import delivery
     from heddle.switch.queues.portqueues import Setup
 
     setup = Setup.of(fabric)
@@ -135,7 +136,8 @@ def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal:
         lines = [line for port in node.ports for line in setup.discipline.lines(port, setup.plan)]
         journal.note(["nsenter", f"--net={handles[node.name].netns}", "tc", "-batch", "-"], "\n".join(lines))
     programs = "BPF at clsact: dequeue and hash (in; hosts: dequeue, nic), count and enqueue (out; hosts: enqueue)"
-    journal.comment(f"On every port: GRO, GSO, TSO and checksum offloads off; {programs}.")
+    how = delivery.chosen().delivery.settings
+    journal.comment(f"On every port: GSO, TSO and checksum offloads off; {how}; {programs}.")
     if setup.gated:
         journal.comment("An agent is started, which sends pause frames and closes and opens the gates (tbf).")
 

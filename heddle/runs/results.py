@@ -223,7 +223,7 @@ class RunResult:
                 packets = f"{total} packet{'' if total == 1 else 's'} {column.text}"
                 lines.append(f"#order    : {packets} on {qps} of {len(values)} QPs")
         if lines and not any(mode in self.ecmp for mode in SPREADING):
-            lines.append("#order    : each keeps to one way; lost packets, or two busy processors, can do that")
+            lines.append("#order    : each QP uses one path: packets were lost, or routes changed (see ./inv validate)")
         return lines
 
 

@@ -22,7 +22,8 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
 from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric, Node, Role
-from heddle.kernel import offloads
+from heddle.host import delivery
+from heddle.kernel import inorder, offloads
 from heddle.kernel.fib import port_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
@@ -48,7 +49,7 @@ def apply(
     observer: Observer,
     kept: Mapping[str, Container[str]] | None = None,
 ) -> None:
-    """Give every node of `handles` its port rates, offloads and programs, and every switch its hashing.
+    """Give every node of `handles` its port rates, offloads, order and programs, and every switch its hashing.
 
     kept: switch -> sysctls of hashing that its topology has set in its own way.
 
@@ -124,6 +125,8 @@ def _apply_node(
     # `count` comes before it: it counts what is sent, dropped or not.
     filters += [queues.Filter("egress", 20, shared / "enqueue", numbered=True)]
     offloads.switch_off(handle.netns, (port.name for port in node.ports))
+    numbers = {port.name: setup.ids[port.node, port.name] for port in node.ports}
+    inorder.apply(handle.netns, numbers, delivery.chosen().delivery, inorder.cpus_here())
     queues.apply(handle.netns, node, setup, filters, journal)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 from heddle.base.events import Observer
@@ -56,13 +57,19 @@ def at_least(name: str, value: float, unit: str, limit: float, ratio_to: str = "
     return Figure(name, value, unit, ratio_to, f">= {limit:g}", value >= limit)
 
 
-def bench(what: str, observer: Observer) -> BenchResult:
-    """Measure one group of figures, or `all`; InputError with the nearest word for a group that is not there."""
-    groups = _groups()
+def bench(what: str, observer: Observer, runs: int | None = None) -> BenchResult:
+    """Measure one group of figures, or `all`; InputError with the nearest word for a group that is not there.
+
+    runs: how many runs `order` makes; by default a few.
+    """
+    groups = _groups(runs)
     if what != "all" and what not in groups:
         raise InputError(
             Problem("", f"bench {what}", "is not a group of figures", did_you_mean(what, [*groups, "all"]))
         )
+    if runs is not None and (what != "order" or runs < 1):
+        why = "is not a number of runs" if runs < 1 else f"is an option of `order`, not of `{what}`"
+        raise InputError(Problem("", f"--runs {runs}", why, "./inv bench order --runs 100"))
     figures: list[Figure] = []
     for name in groups if what == "all" else [what]:
         observer.begin(f"bench {name}")
@@ -76,8 +83,8 @@ def bench(what: str, observer: Observer) -> BenchResult:
     return BenchResult(tuple(figures))
 
 
-def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
-    from tests.bench import bringup, cli, collectives, containers, hashing, place, predict, queues
+def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
+    from tests.bench import bringup, cli, collectives, containers, hashing, order, place, predict, queues
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "cli": cli.figures,
@@ -88,6 +95,7 @@ def _groups() -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
         "budget": collectives.budget,
         "demo": collectives.demo_gain,
         "hashing": hashing.figures,
+        "order": partial(order.figures, runs=runs or order.RUNS),
         "predict": predict.figures,
         "queues": queues.figures,
     }

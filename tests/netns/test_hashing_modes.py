@@ -77,7 +77,7 @@ def healthy(lab: Lab) -> bool:
 )
 def test_a_lab_that_is_switched_goes_by_the_new_rule_and_knows_it(lab: Lab, mode: str, options: HashOptions) -> None:
     rehash.set_hashing(lab, mode, options)
-    result = in_order(lambda: ran(lab)[0])
+    result = in_order(ran(lab)[0])
     assert result.ecmp == mode + (" resilient" if options.resilient else "")
     assert healthy(lab)
 
@@ -93,7 +93,7 @@ def test_sprayed_packets_take_many_ways_and_the_sums_are_right_all_the_same(lab:
 @pytest.mark.parametrize("first", ["hash", "load"])
 def test_flowlets_run_and_their_totals_add_up(lab: Lab, first: Any) -> None:
     rehash.set_hashing(lab, "flowlet", HashOptions(gap_ns=500_000_000, first=first))
-    result = in_order(lambda: ran(lab)[0])
+    result = in_order(ran(lab)[0])
     assert result.ecmp == "flowlet" and healthy(lab)
 
 

@@ -41,8 +41,8 @@ def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, C
 
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
-        "nodes", "sysctls", "hashing", "queues", "offloads", "programs", "thresholds", "links", "daemons", "bgp",
-        "routes", "reachability", "depths", "headroom", "pauses", "paths", "polarisation",
+        "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "links", "daemons",
+        "bgp", "routes", "reachability", "depths", "headroom", "pauses", "paths", "polarisation",
     ]  # fmt: skip
     assert failed(tiny) == {}
 
@@ -83,9 +83,9 @@ def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
 
 
 def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
-    with broken(tiny, "host1", "ethtool -K eth1 gro on", "ethtool -K eth1 gro off") as found:
+    with broken(tiny, "host1", "ethtool -K eth1 tx on", "ethtool -K eth1 tx off") as found:
         assert set(found) == {"offloads"}
-        assert found["offloads"].detail == "host1:eth1 has gro on"
+        assert found["offloads"].detail == "host1:eth1 has tx-checksum on"
     pin = f"/sys/fs/bpf/heddle/{tiny.name}/_hosts/nic"
     attach = f"tc filter add dev eth1 ingress pref 10 handle 1 bpf direct-action object-pinned {pin}"
     with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:

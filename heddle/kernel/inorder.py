@@ -1,0 +1,165 @@
+"""Every port receives through one queue, so that a link keeps the order in which it was sent.
+
+In:  ports of a namespace, and the way to do it (host/delivery.py has both ways and the choice).
+Out: the settings in the kernel; read back, and what is wrong with them in words.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from heddle.base.problems import MachineError, Problem
+from heddle.host.delivery import MERGES_NOTHING, Delivery
+from heddle.kernel import offloads
+from heddle.kernel.netlink import ALL_LINKS, RTM_GETLINK, RTM_SETLINK, NetlinkError, RouteSocket, attribute, attributes
+from heddle.kernel.sysfs import net_devices
+from heddle.kernel.uapi import IFINFOMSG, IFLA_GRO_IPV4_MAX_SIZE, IFLA_GRO_MAX_SIZE, IFLA_IFNAME
+
+
+@dataclass(frozen=True, slots=True)
+class PortDelivery:
+    """What decides the order at one port. gro_sizes: limits of GRO in bytes, IPv6's and IPv4's; none where unknown.
+
+    rps: CPUs of each receive queue.
+    """
+
+    gro: bool
+    gro_sizes: tuple[int, ...]
+    rps: tuple[frozenset[int], ...]
+
+
+def cpu_for(number: int, cpus: Sequence[int]) -> int:
+    """The CPU that receives for a port, by the port's number in the lab: neighbours get different CPUs."""
+    return cpus[number % len(cpus)]
+
+
+def cpus_here() -> list[int]:
+    """The CPUs that this process may use, in order: isolated ones are none of them, and RPS refuses those."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def online_cpus(text: str) -> frozenset[int]:
+    """The CPUs of a list as the kernel prints it: `0-3,8`."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def apply(netns: Path, ports: Mapping[str, int], delivery: Delivery, cpus: Sequence[int]) -> None:
+    """Make these ports keep order. ports: name -> number in the lab. cpus: those that RPS may use.
+
+    Offloads for sending must be off at both ends: veth_xmit uses NAPI where the sender has no TSO. MachineError names
+    the port that refuses.
+    """
+    if delivery is Delivery.NAPI:
+        _limit_gro(netns, ports)
+        offloads.set_gro(netns, ports, on=True)
+        return
+    offloads.set_gro(netns, ports, on=False)
+    with net_devices(netns) as devices:
+        for port, number in ports.items():
+            for queue in _queues(devices, netns, port):
+                _mask(devices, netns, queue, cpu_mask(cpu_for(number, cpus)))
+
+
+def read(netns: Path, ports: Iterable[str], delivery: Delivery) -> dict[str, PortDelivery]:
+    """What decides the order at these ports, as the kernel has it. MachineError names a port that is not there."""
+    names = tuple(ports)
+    gro = offloads.read_gro(netns, names)
+    if delivery is Delivery.RPS:
+        with net_devices(netns) as devices:
+            return {port: PortDelivery(gro[port], (), _masks(devices, netns, port)) for port in names}
+    sizes: dict[str, tuple[int, ...]] = {}
+    with RouteSocket(netns) as netlink:
+        for body in netlink.dump(RTM_GETLINK, ALL_LINKS):
+            attrs = attributes(body, IFINFOMSG.size)
+            limits = (attrs.get(kind) for kind in (IFLA_GRO_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE))
+            name = attrs[IFLA_IFNAME].rstrip(b"\0").decode()
+            sizes[name] = tuple(int.from_bytes(raw, sys.byteorder) for raw in limits if raw is not None)
+    return {port: PortDelivery(gro[port], sizes.get(port, ()), ()) for port in names}
+
+
+def fault(found: PortDelivery, delivery: Delivery, online: Iterable[int]) -> str:
+    """Why a port may deliver out of order, or merge packets, as a clause; empty when it does neither.
+
+    online: CPUs that run. To an offline CPU RPS sends nothing (get_rps_cpu).
+    """
+    why = ""
+    if delivery is Delivery.NAPI:
+        if not found.gro:
+            why = "has GRO off, so packets of one link wait on several CPUs"
+        elif set(found.gro_sizes) != {MERGES_NOTHING}:
+            sizes = " and ".join(map(str, dict.fromkeys(found.gro_sizes))) or "unknown"
+            why = f"has gro_max_size {sizes}, not {MERGES_NOTHING}, so packets are merged"
+    elif found.gro:
+        why = "has GRO on, which is not safe on this kernel"
+    elif not found.rps or any(len(cpus) != 1 for cpus in found.rps):
+        why = "has not one CPU in rps_cpus, so packets of one link wait on several CPUs"
+    elif offline := sorted(frozenset().union(*found.rps) - set(online)):
+        why = f"has the offline CPU {offline[0]} in rps_cpus, so packets of one link wait on several CPUs"
+    return why
+
+
+def cpu_mask(cpu: int) -> str:
+    """One CPU as the kernel's bitmaps have it: `2`, or `1,00000000` for CPU 32."""
+    return ",".join([f"{1 << cpu % 32:x}", *["00000000"] * (cpu // 32)])
+
+
+def cpus_of(mask: str) -> frozenset[int]:
+    """The CPUs of a bitmap as the kernel prints it."""
+    bits = int(mask.strip().replace(",", "") or "0", 16)
+    return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+
+
+def _limit_gro(netns: Path, ports: Iterable[str]) -> None:
+    """Both limits: IPv4's follows the other one in today's kernels only (netif_set_gro_max_size)."""
+    value = MERGES_NOTHING.to_bytes(4, sys.byteorder)
+    with RouteSocket(netns) as netlink:
+        for port in ports:
+            body = IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(IFLA_IFNAME, port.encode() + b"\0")
+            body += attribute(IFLA_GRO_MAX_SIZE, value) + attribute(IFLA_GRO_IPV4_MAX_SIZE, value)
+            try:
+                netlink.change(RTM_SETLINK, body)
+            except NetlinkError as error:
+                why = f"cannot be {MERGES_NOTHING}: {error.strerror}"
+                raise MachineError(Problem(netns.name, f"{port}: gro_max_size", why)) from None
+
+
+def _masks(devices: int, netns: Path, port: str) -> tuple[frozenset[int], ...]:
+    """The CPUs in `rps_cpus` of each receive queue of a port. devices: a descriptor of `net_devices`."""
+    return tuple(cpus_of(_mask(devices, netns, queue)) for queue in _queues(devices, netns, port))
+
+
+def _queues(devices: int, netns: Path, port: str) -> list[str]:
+    """`rps_cpus` of each receive queue of a port, as paths below `devices`."""
+    try:
+        folder = os.open(f"{port}/queues", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=devices)
+        try:
+            names = sorted(os.listdir(folder))  # noqa: PTH208 - a descriptor has no Path
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise MachineError(Problem(netns.name, port, f"has no readable queues: {error.strerror}")) from None
+    return [f"{port}/queues/{name}/rps_cpus" for name in names if name.startswith("rx-")]
+
+
+def _mask(devices: int, netns: Path, path: str, write: str = "") -> str:
+    """Read a mask of CPUs, or write it."""
+    try:
+        file = os.open(path, (os.O_WRONLY if write else os.O_RDONLY) | os.O_CLOEXEC, dir_fd=devices)
+        try:
+            if write:
+                os.write(file, write.encode())
+                return write
+            return os.read(file, 4096).decode()
+        finally:
+            os.close(file)
+    except OSError as error:
+        verb, hint = ("written", "use a kernel with CONFIG_RPS") if write else ("read", "")
+        raise MachineError(Problem(netns.name, path, f"cannot be {verb}: {error.strerror}", hint)) from None
