@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from heddle.endpoints.transports.protocol import Column
 from heddle.fabric.hashmodes import SPREADING
+from heddle.lab.fabricstate import FabricState
 from heddle.runs.queueuse import QueueUse
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
@@ -116,6 +117,7 @@ class RunResult:
     transport: Carrier = field(default_factory=Carrier)
     communicators: Communicators = ()
     split: str = ""  # in words, where there are several communicators
+    fabric_state: FabricState | None = None  # before and after the run
     run_id: str = ""  # where it is kept; see history.py
 
     @property
@@ -151,6 +153,7 @@ class RunResult:
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
             "queues": self.queues.to_json() if self.queues is not None else None,
+            "fabric_state": self.fabric_state.to_json() if self.fabric_state is not None else None,
             "warnings": list(self.warnings),
         }
 
@@ -176,6 +179,7 @@ class RunResult:
             f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
+            *self._state_lines(),
             *self._split_lines(),
             *_rank_lines(self.endpoints, self.communicators),
             "#",
@@ -188,7 +192,18 @@ class RunResult:
         o = self.options
         what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
-        return [*lines, *self._split_lines(), *columns]
+        return [*lines, *self._state_lines(), *self._split_lines(), *columns]
+
+    def _state_lines(self) -> list[str]:
+        """One line where the fabric was not as its file says; the warnings at the end say more."""
+        state = self.fabric_state
+        if state is None or state.word == "converged":
+            return []
+        if state.word == "changed":
+            return ["#fabric   : routes or hashing changed during this run: do not compare it"]
+        when = "before" if not state.before.converged else "after"
+        what = (state.before if when == "before" else state.after).text()
+        return [f"#fabric   : degraded {when} this run ({what}): do not compare it with a converged fabric"]
 
     def _split_lines(self) -> list[str]:
         """One line where several communicators run; as in nccl-tests, bandwidths are then those of each."""
