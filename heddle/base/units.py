@@ -34,6 +34,14 @@ def scale_of(host_bps: int) -> int:
     return max(1, round(_HARDWARE_BPS / host_bps))
 
 
+def emulated_words(k: int) -> str:
+    """What an emulated figure means, in one sentence: all that prints k says this and no more.
+
+    A figure times k is no figure of hardware: latencies of hosts, of the kernel's forwarding and of PFC are not scaled.
+    """
+    return f"rates are 1/{k} of the hardware's; compare ratios, not GB/s with hardware"
+
+
 def parse_size(text: str | int) -> int:
     """Bytes in `text`; ValueError says what is wrong with it."""
     return _parse(text, _SIZE, "a size", "write bytes as 4200, 64K, 1MB or 2MiB", whole="bytes", bare=True)

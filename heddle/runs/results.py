@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from pydantic import JsonValue
 
+from heddle.base.units import emulated_words
 from heddle.endpoints.transports.protocol import Column
 from heddle.fabric.hashmodes import SPREADING
 from heddle.lab.fabricstate import FabricState
@@ -148,7 +149,7 @@ class RunResult:
             "results": [asdict(row) for row in self.rows],
             "avg_busbw": self.busbw,
             "flows": [flow.to_json() for flow in self.flows],
-            "emulated": {"k": self.k},
+            "emulated": {"k": self.k, "means": emulated_words(self.k)},
             "machine": {**asdict(self.machine), "limited": self.machine.limited},
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
@@ -215,8 +216,7 @@ class RunResult:
         lines = [
             f"# Out of bounds values : {self.wrong} {'FAILED' if self.wrong else 'OK'}",
             f"# Avg bus bandwidth    : {self.busbw:g}",
-            f"#emulated : k = {self.k}: rates are 1/{self.k} of the hardware's, "
-            f"so {self.busbw:.4g} GB/s here stands for {self.busbw * self.k:.4g} GB/s",
+            f"#emulated : k = {self.k}: {emulated_words(self.k)}",
         ]
         if any(count for count, _ in events):
             lines.append("#packets  : " + ", ".join(f"{count} {text}" for count, text in events))
