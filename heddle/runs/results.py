@@ -22,6 +22,7 @@ from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.flow import Sent
+from heddle.traffic.inflight import InFlight
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
 
 _COLUMNS: Final = (
@@ -131,6 +132,11 @@ class RunResult:
         """The average over sizes, GB/s, as nccl-tests' last line has it."""
         return sum(row.busbw for row in self.rows) / len(self.rows)
 
+    @property
+    def in_flight(self) -> InFlight:
+        """What each connection may have unacknowledged."""
+        return InFlight.of(self.options)
+
     def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
         """The transport's columns that a line of the table shows, each with the number of every QP."""
         shown = [column for column in self.transport.columns if column.line == line]
@@ -145,6 +151,7 @@ class RunResult:
             "transport": self.transport.to_json(),
             "options": asdict(self.options),
             "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.endpoints],
+            "in_flight": self.in_flight.to_json(),
             "communicators": [list(ranks) for ranks in self.communicators],
             "results": [asdict(row) for row in self.rows],
             "avg_busbw": self.busbw,
@@ -181,6 +188,7 @@ class RunResult:
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
             *self._state_lines(),
+            f"#window   : {self.in_flight.text()}",
             *self._split_lines(),
             *_rank_lines(self.endpoints, self.communicators),
             "#",
@@ -193,7 +201,8 @@ class RunResult:
         o = self.options
         what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
-        return [*lines, *self._state_lines(), *self._split_lines(), *columns]
+        more = [f"#window   : {self.in_flight.text()}"] if self.in_flight.usual else []
+        return [*lines, *self._state_lines(), *more, *self._split_lines(), *columns]
 
     def _state_lines(self) -> list[str]:
         """One line where the fabric was not as its file says; the warnings at the end say more."""

@@ -24,13 +24,12 @@ from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.flow import Flow
+from heddle.traffic.inflight import windows_of
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
 from heddle.wire.sport import sport_for_qps
 
-WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
-MIN_QP_WINDOW: Final = 4
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
 
 
@@ -42,6 +41,7 @@ class Qp:
     index: int  # within its connection
     src_qpn: int  # of the sender; the receiver's is the flow's
     psn: int  # 24 bits, the first that the sender uses
+    window: int  # packets that it may have unacknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Plan:
 
     @property
     def window(self) -> int:
-        """Packets that one QP may have unacknowledged."""
-        return window_of(self.options)
+        """Packets that a QP may have unacknowledged, at most; each has its own (`Qp.window`)."""
+        return max(qp.window for qp in self.qps)
 
     @property
     def size(self) -> int:
@@ -94,13 +94,13 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     _check_messages(pattern, size, options)
     numbers = _QpNumbers(endpoints)
     qps = []
-    pairs = pattern.peers(size)
+    pairs, windows = pattern.peers(size), windows_of(options)
     for src, dst in np.array(communicators)[:, pairs].reshape(-1, 2).tolist():
         for index in range(options.qps):
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
             flow = _flow(endpoints[src], endpoints[dst], sport, theirs)
-            qps.append(Qp(flow, index, mine, numbers.psn(src, mine)))
+            qps.append(Qp(flow, index, mine, numbers.psn(src, mine), windows[index]))
     fan_in = int(np.bincount(pairs[:, 1]).max())
     timeout_s = ack_timeout(fabric, options, fan_in)
     policy = fabric.policy
@@ -168,14 +168,9 @@ def ack_timeout(fabric: Fabric, options: RunOptions, fan_in: int = 1) -> float:
     wait = 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
     if queues.pfc.enabled and number in queues.lossless:
         frame = fabric.policy.ib_mtu + LAYOUTS[fabric.policy.ip_version].overhead_bytes
-        wait += 8 * fan_in * options.qps * window_of(options) * frame / nic
+        wait += 8 * fan_in * sum(windows_of(options)) * frame / nic
         wait += queues.pfc.watchdog.detect * 1e-9 if queues.pfc.watchdog.enabled else 0.0
     return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
-
-
-def window_of(options: RunOptions) -> int:
-    """Packets that one QP may have unacknowledged."""
-    return options.window or max(MIN_QP_WINDOW, WINDOW_PACKETS // options.qps)
 
 
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from heddle.endpoints.ranks import part_sizes
+from heddle.endpoints.connections import part_sizes
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.nicbound import nic_bound
 from heddle.traffic.collectives import find_pattern
