@@ -97,7 +97,7 @@ class Worker:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if src in paths:
                 header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA)
-                here = QpInfo(q.src_qpn, header, q.psn, q.window)
+                here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s)
                 paths[src][dst].append(loop.sender(src, here))
         for members in plan.communicators:
             # Inside a communicator ranks are counted from 0, as patterns do.
@@ -113,7 +113,7 @@ class Worker:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if dst in paths:
                 header = _header(ends[dst], ends[src], q.flow.sport, q.src_qpn, TOS_ANSWER)
-                there = QpInfo(q.flow.qpn, header, q.psn, q.window)
+                there = QpInfo(q.flow.qpn, header, q.psn, q.window, q.delay_s)
                 loop.receiver(dst, there, self._ranks[dst])
 
     def run(self, stdin: int) -> None:

@@ -24,6 +24,7 @@ from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.flow import Sent
 from heddle.traffic.inflight import InFlight
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
+from heddle.traffic.propagation import Propagation
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
@@ -119,6 +120,7 @@ class RunResult:
     transport: Carrier = field(default_factory=Carrier)
     communicators: Communicators = ()
     split: str = ""  # in words, where there are several communicators
+    propagation: Propagation | None = None
     fabric_state: FabricState | None = None  # before and after the run
     run_id: str = ""  # where it is kept; see history.py
 
@@ -135,7 +137,7 @@ class RunResult:
     @property
     def in_flight(self) -> InFlight:
         """What each connection may have unacknowledged."""
-        return InFlight.of(self.options)
+        return InFlight.of(self.options, 0 if self.propagation is None else self.propagation.bdp_packets)
 
     def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
         """The transport's columns that a line of the table shows, each with the number of every QP."""
@@ -151,6 +153,7 @@ class RunResult:
             "transport": self.transport.to_json(),
             "options": asdict(self.options),
             "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.endpoints],
+            "propagation": self.propagation.to_json() if self.propagation is not None else None,
             "in_flight": self.in_flight.to_json(),
             "communicators": [list(ranks) for ranks in self.communicators],
             "results": [asdict(row) for row in self.rows],
@@ -189,6 +192,7 @@ class RunResult:
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
             *self._state_lines(),
             f"#window   : {self.in_flight.text()}",
+            *([f"#delay    : {self.propagation.text()}"] if self.propagation is not None else []),
             *self._split_lines(),
             *_rank_lines(self.endpoints, self.communicators),
             "#",

@@ -161,6 +161,7 @@ def _result(
         ecmp=label(lab),
         options=plan.options,
         endpoints=plan.endpoints,
+        propagation=plan.propagation,
         communicators=plan.communicators,
         split=describe(lab.fabric, plan.endpoints, plan.communicators),
         rows=tuple(rows),

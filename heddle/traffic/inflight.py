@@ -1,6 +1,6 @@
 """How much data a connection may have in flight, and what each of its QPs has of that.
 
-In:  RunOptions; or the windows of a plan's QPs.
+In:  RunOptions, and the packets that are under way on the longest path because of its propagation delay.
 Out: packets per QP; InFlight, for the table's header and JSON.
 A connection is all QPs from one rank to another. Its window is the same however many QPs share it, so that a sweep over
 `--qps` changes the paths and not the load. Only so many QPs that a fair share would be below MIN_QP_WINDOW have more.
@@ -13,18 +13,19 @@ from typing import Any, Final
 
 from heddle.traffic.options import RunOptions
 
-WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
+WINDOW_PACKETS: Final = 64  # a connection's, beside the bandwidth-delay product, when the user names none
 # A responder reports a lost packet when the next one arrives. With one packet there is none, and each loss would cost a
 # time-out.
 MIN_QP_WINDOW: Final = 2
 
 
-def windows_of(options: RunOptions) -> tuple[int, ...]:
+def windows_of(options: RunOptions, bdp_packets: int = 0) -> tuple[int, ...]:
     """Packets that each QP of a connection may have unacknowledged, by index."""
     qps = options.qps
     if options.window is not None:
         return (options.window,) * qps
-    shares = (WINDOW_PACKETS * (i + 1) // qps - WINDOW_PACKETS * i // qps for i in range(qps))
+    packets = WINDOW_PACKETS + bdp_packets
+    shares = (packets * (i + 1) // qps - packets * i // qps for i in range(qps))
     return tuple(max(MIN_QP_WINDOW, share) for share in shares)
 
 
@@ -42,10 +43,10 @@ class InFlight:
     usual: int = 0
 
     @classmethod
-    def of(cls, options: RunOptions) -> InFlight:
+    def of(cls, options: RunOptions, bdp_packets: int = 0) -> InFlight:
         """Of each connection of a run."""
-        windows = windows_of(options)
-        usual = WINDOW_PACKETS if options.window is None and sum(windows) > WINDOW_PACKETS else 0
+        windows, fair = windows_of(options, bdp_packets), WINDOW_PACKETS + bdp_packets
+        usual = fair if options.window is None and sum(windows) > fair else 0
         return cls(sum(windows), len(windows), min(windows), max(windows), usual)
 
     def text(self) -> str:
