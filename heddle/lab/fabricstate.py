@@ -8,7 +8,7 @@ A link that went down and came up again between the two snapshots is not seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from heddle.base.problems import Problem
@@ -22,17 +22,15 @@ Word = Literal["converged", "degraded", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class FabricReading:
-    """A fabric at one moment, as `status` has it. faults: daemons, links, queues, a line each; gaps: routes."""
+    """A fabric at one moment, as `status` has it. faults: daemons, links, a line each; gaps: routes."""
 
     faults: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, lab: Lab, now: Snapshot) -> FabricReading:
-        """now: a snapshot with `state_parts(lab)`, taken just now; with ROOTS, foreign queues count too."""
+        """now: a snapshot with `state_parts(lab)`, taken just now."""
         found = [*health.silent_daemons(now), *health.lost_agent(lab), *health.down_or_drained(lab, now)]
-        if LabPart.ROOTS in now.parts:
-            found += health.foreign_queues(now)
         return cls(_lines(found), tuple(lab.made.gaps(now)))
 
     @property
@@ -48,7 +46,7 @@ class FabricReading:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"converged": self.converged, **asdict(self)}
+        return {"converged": self.converged, "faults": list(self.faults), "gaps": list(self.gaps)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class FabricState:
 
 
 def state_parts(lab: Lab) -> LabPart:
-    """The parts of a snapshot that a reading needs; ROOTS is left to those who have not just looked."""
+    """The parts of a snapshot that a reading needs, all of switches. Queues are looked at before a run starts."""
     return (health.parts(lab) | lab.made.gap_parts) & ~LabPart.ROOTS
 
 

@@ -24,7 +24,6 @@ from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
-from heddle.lab.snapshot import LabPart
 from heddle.proof.collect import collect_after, collect_before
 from heddle.runs.keeping import keeping
 from heddle.runs.recording import recording
@@ -71,7 +70,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
                 readings = MachineReadings(crew.before, crew.after, wanted, budget)
                 result = _result(lab, plan, transport, reports, readings)
                 sent = [row.sent for row in result.flows]
-                evidence = collect_after(lab, evidence_before, sent, state_parts(lab) | LabPart.ROOTS)
+                evidence = collect_after(lab, evidence_before, sent, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
                 warnings = (*fabric.warnings(), *queues.remarks)
