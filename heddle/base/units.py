@@ -8,10 +8,11 @@ are nanoseconds (`500us`, `20ms`).
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Final
 
 WHOLE_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,300}")
-_NUMBER: Final = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*$")
+_NUMBER: Final = re.compile(r"^\s*([0-9]{1,300}(?:\.[0-9]{1,300})?)\s*([a-zA-Z/]*)\s*$")
 _SIZE: Final = {
     "": 1, "b": 1,
     "k": 1 << 10, "m": 1 << 20, "g": 1 << 30,
@@ -31,6 +32,14 @@ _HARDWARE_BPS: Final = 400 * 10**9
 def scale_of(host_bps: int) -> int:
     """k of a fabric whose hosts' links have this rate: how many times slower it is than the hardware."""
     return max(1, round(_HARDWARE_BPS / host_bps))
+
+
+def emulated_words(k: int) -> str:
+    """What an emulated figure means, in one sentence: all that prints k says this and no more.
+
+    A figure times k is no figure of hardware: latencies of hosts, of the kernel's forwarding and of PFC are not scaled.
+    """
+    return f"rates are 1/{k} of the hardware's; compare ratios, not GB/s with hardware"
 
 
 def parse_size(text: str | int) -> int:
@@ -58,10 +67,11 @@ def _parse(text: str | int, units: dict[str, int], kind: str, hint: str, *, whol
     factor = units.get(unit.lower())
     if factor is None:
         raise ValueError(f"has the unit {unit}, which {kind} cannot have; {hint}")
-    value = float(number) * factor
-    if value != int(value):
+    # The decimal number as it is written: a float has no exact 33.3, and 33.3 * 10**6 would not be whole.
+    value = Fraction(number) * factor
+    if value.denominator != 1:
         raise ValueError(f"is not a whole number of {whole}; {hint}")
-    return int(value)
+    return value.numerator
 
 
 def format_size(count: int) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.ethernet import CLASSES
 from heddle.base.units import format_rate
 from heddle.checks.subject import Found, NothingError, Subject
-from heddle.fabric.model import Node, Role
+from heddle.fabric.model import Node, Port, Role
 from heddle.lab.requeue import own_queues, own_settings, wanted_policies
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
 from heddle.switch.queues.attached import Attached, read_attached, read_closed
-from heddle.switch.queues.classes import BURST_PACKETS, class_plan
+from heddle.switch.queues.classes import BURST_PACKETS, class_plan, held_bps
 from heddle.switch.queues.portids import numbered_ports, port_ids, row
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def shapers(subject: Subject) -> Found:
             shaper = found.get(port.name)
             if shaper is None:
                 faults.append(f"{port.ref} has no shaper")
-            elif shaper.rate_bps != port.rate_bps or shaper.ceil_bps != port.rate_bps:
-                now, wanted = format_rate(shaper.rate_bps), format_rate(port.rate_bps)
-                faults.append(f"{port.ref} is shaped to {now}, not {wanted}")
+            elif wrong := _wrong_rate(port, shaper):
+                faults.append(f"{port.ref} {wrong}")
             elif shaper.burst > BURST_PACKETS * port.mtu + 1:
                 faults.append(f"{port.ref} may burst {shaper.burst} bytes, more than {BURST_PACKETS} packets")
             else:
@@ -58,8 +57,23 @@ def shapers(subject: Subject) -> Found:
     rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
     count = sum(len(node.ports) for node in lab.fabric.nodes)
     classes = ", ".join(f"{n} {kind}" for n, kind in zip(setup.plan.numbers, setup.plan.kinds, strict=True))
-    said = f"{count} ports at {', '.join(format_rate(r) for r in rates)}, by {setup.discipline.name}: {classes}"
+    said = f"{count} ports at {', '.join(_rate(r) for r in rates)}, by {setup.discipline.name}: {classes}"
     return said, faults
+
+
+def _wrong_rate(port: Port, shaper: queues.PortQueue) -> str:
+    """How a shaper's rate differs from the one that it should hold for its port; empty when it does not."""
+    held = held_bps(port.rate_bps)
+    off = next((rate for rate in (shaper.rate_bps, shaper.ceil_bps) if rate != held), None)
+    return "" if off is None else f"is shaped to {format_rate(off)}, not {_rate(port.rate_bps)}"
+
+
+def _rate(rate_bps: int) -> str:
+    """A link's rate, and in brackets what its shaper can hold of it, where that differs."""
+    held = held_bps(rate_bps)
+    if held == rate_bps:
+        return format_rate(rate_bps)
+    return f"{format_rate(rate_bps)} (the shaper holds {format_rate(held)}: whole bytes a second)"
 
 
 def programs(subject: Subject) -> Found:

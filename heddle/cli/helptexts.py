@@ -86,7 +86,7 @@ RUN: Final = {
     "warmup": "iterations before",
     "sport": "UDP source ports: qpn, fixed[:PORT], list:A,B,C",
     "chunk": "bytes of one message",
-    "window": "packets that a queue pair may have unacknowledged; otherwise 64 a connection",
+    "window": "packets that a queue pair may have unacknowledged; otherwise 64 a connection, shared by its queue pairs",
     "timeout": "until a packet counts as lost: 8 to 31 for 4.096 us x 2^N; otherwise by rates, queues and pauses",
     "placement": "ranks on hosts: block, cyclic, or host names with commas",
     "split": "into communicators at the same time, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",

@@ -96,7 +96,8 @@ class Worker:
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if src in paths:
-                here = QpInfo(q.src_qpn, _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA), q.psn)
+                header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA)
+                here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s)
                 paths[src][dst].append(loop.sender(src, here))
         for members in plan.communicators:
             # Inside a communicator ranks are counted from 0, as patterns do.
@@ -111,7 +112,8 @@ class Worker:
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if dst in paths:
-                there = QpInfo(q.flow.qpn, _header(ends[dst], ends[src], q.flow.sport, q.src_qpn, TOS_ANSWER), q.psn)
+                header = _header(ends[dst], ends[src], q.flow.sport, q.src_qpn, TOS_ANSWER)
+                there = QpInfo(q.flow.qpn, header, q.psn, q.window, q.delay_s)
                 loop.receiver(dst, there, self._ranks[dst])
 
     def run(self, stdin: int) -> None:

@@ -58,7 +58,7 @@ class Drawing:
     def fabric(self, *, box: str, area: str, sizes: tuple[str, ...]) -> Fabric:
         """All of it; arguments as in Fabric."""
         nodes = tuple(replace(node, ports=tuple(self._ports[name])) for name, node in self._nodes.items())
-        policy = policy_of(self._spec, [level.word for level in self._levels[1:]])
+        policy = policy_of(self._spec, self._levels)
         return Fabric(self._spec.name, policy, nodes, tuple(self._links), self._levels, box, area, sizes)
 
     def _add(self, node: Node) -> str:

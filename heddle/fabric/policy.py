@@ -213,7 +213,9 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All of it. pool: the network that the racks' prefixes and the loopbacks are from.
+    """All of it. delays: of links on hardware, one way, by the level of their lower end; none: no delay is modelled.
+
+    pool: the network that the racks' prefixes and the loopbacks are from.
 
     k: rates are divided by it, and every printed bandwidth names it. mtu: of IP, the smallest of all links. ib_mtu:
     payload bytes of a RoCEv2 packet.
@@ -226,6 +228,11 @@ class Policy:
     ib_mtu: int
     routing: RoutingPolicy = RoutingPolicy()
     queues: QueuePolicy = QueuePolicy()
+    delays: tuple[int, ...] = ()
+
+    def delay_ns(self, level: int) -> int:
+        """Nanoseconds on hardware, one way, of a link from a node of this level upwards."""
+        return self.delays[level] if level < len(self.delays) else 0
 
     @property
     def ip_version(self) -> Version:

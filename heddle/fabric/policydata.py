@@ -30,7 +30,7 @@ from heddle.fabric.policy import (
 
 def dump_policy(policy: Policy) -> dict[str, Any]:
     """Plain data."""
-    numbers = {"k": policy.k, "mtu": policy.mtu, "ib_mtu": policy.ib_mtu}
+    numbers = {"k": policy.k, "mtu": policy.mtu, "ib_mtu": policy.ib_mtu, "delays": list(policy.delays)}
     routing, queues = asdict(policy.routing), dump_queues(policy.queues)
     return {"ip": policy.ip.word, "pool": str(policy.pool), **numbers, "routing": routing, "queues": queues}
 
@@ -44,6 +44,7 @@ def load_policy(data: Mapping[str, Any]) -> Policy:
         pool=ip_network(data["pool"]),
         routing=RoutingPolicy(**routing),
         queues=load_queues(data["queues"]),
+        delays=tuple(data.get("delays", ())),
     )
 
 

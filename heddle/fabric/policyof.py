@@ -1,6 +1,6 @@
 """A fabric file's keys about routing, queues, scale and IP as the policy of the fabric that is built from it.
 
-In:  a FabricSpec, and the words of the shape's levels. Out: Policy.
+In:  a FabricSpec, and the shape's levels. Out: Policy.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from heddle.fabric.policy import (
 )
 
 if TYPE_CHECKING:
+    from heddle.fabric.wiring import Level
+    from heddle.spec.delayspec import DelaySpec
     from heddle.spec.queuespec import QueuesSpec
     from heddle.spec.routingspec import RoutingSpec
     from heddle.spec.schema import FabricSpec
 
 
-def policy_of(spec: FabricSpec, words: Sequence[str]) -> Policy:
-    """words: of the levels of switches, from the leaves up, as `queues.buffer` names them."""
+def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
+    """levels: of the shape, hosts first."""
+    words = [level.word for level in levels[1:]]
     return Policy(
         ip=spec.ip,
         pool=spec.addressing.network,
@@ -38,7 +41,15 @@ def policy_of(spec: FabricSpec, words: Sequence[str]) -> Policy:
         ib_mtu=spec.roce.ib_mtu,
         routing=routing_policy(spec.routing),
         queues=queue_policy(spec.queues, words),
+        delays=link_delays(spec.link.delay, levels),
     )
+
+
+def link_delays(delay: DelaySpec, levels: Sequence[Level]) -> tuple[int, ...]:
+    """`link.delay` of a fabric file, by level; empty where no link has one."""
+    given = (delay.host, *[delay.fabric] * (len(levels) - 2))
+    found = tuple(level.uplink_ns if ns == "shape" else ns for level, ns in zip(levels, given, strict=False))
+    return found if any(found) else ()
 
 
 def routing_policy(routing: RoutingSpec) -> RoutingPolicy:
@@ -58,7 +69,7 @@ def routing_policy(routing: RoutingSpec) -> RoutingPolicy:
 
 
 def queue_policy(queues: QueuesSpec, words: Sequence[str]) -> QueuePolicy:
-    """`queues` of a fabric file. words: as of `policy_of`."""
+    """`queues` of a fabric file. words: of the levels of switches, from the leaves up."""
     ecn, pfc, watchdog = queues.ecn, queues.pfc, queues.pfc.watchdog
     return QueuePolicy(
         lossless=tuple(queues.lossless),

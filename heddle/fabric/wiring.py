@@ -32,12 +32,14 @@ class Level:
     word: names are word + index (`rtsw3`); it is also a label, a seed under `per-tier`, a key of `queues.buffer`.
     title: the word in tables and pictures (`RTSW`). group: containerlab's name for the row, which its graph sorts by.
     uplink_bps: bit/s of a link to the level above, where the fabric file gives that link no other rate.
+    uplink_ns: delay of such a link on hardware, one way, where the fabric file leaves it to the shape.
     """
 
     word: str
     title: str
     group: str
     uplink_bps: int = 0
+    uplink_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from heddle.switch.counters import FlowCount, SwitchCounters, clear
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.flow import FlowKey, Sent
 
+NO_PART: Final = LabPart(0)
 SETTLE_S: Final = 1.0  # how long counters may take to stop after a run, beside what ports need to drain
 _POLL_S: Final = 0.02
 _STILL_POLLS: Final = 6  # at 1 Mb/s, the slowest that a fabric may be, three packets of 4 KB go by
@@ -39,22 +40,24 @@ class RunningLab(Protocol):
         """These parts of it, read once."""
 
 
-def collect_before(lab: RunningLab) -> Snapshot:
+def collect_before(lab: RunningLab, more: LabPart = NO_PART) -> Snapshot:
     """Clear the counters of flows and read all switches, once nothing of an earlier run is under way.
 
     The rows of earlier runs are in their evidence; kept in the map, they would fill it. The caller holds the lock of
-    runs. MachineError when no lab runs.
+    runs. more: parts that the caller needs beside those of evidence, so that the lab is read once. MachineError when no
+    lab runs.
     """
     _wait_until_quiet(lab)
     clear(lab.fabric)
-    return lab.snapshot(PARTS)
+    return lab.snapshot(PARTS | more)
 
 
-def collect_after(lab: RunningLab, before: Snapshot, sent: Sequence[Sent]) -> Evidence:
-    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long."""
+def collect_after(lab: RunningLab, before: Snapshot, sent: Sequence[Sent], more: LabPart = NO_PART) -> Evidence:
+    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long. more: as above."""
     _wait_until_counted(lab, before, sent)
     asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
-    return Evidence.of(before, lab.snapshot(PARTS), sent, asked)  # after the oracle: what changes meanwhile is seen
+    now = lab.snapshot(PARTS | more)  # after the oracle: what changes meanwhile is seen
+    return Evidence.of(before, now, sent, asked)
 
 
 def _wait_until_quiet(lab: RunningLab) -> None:

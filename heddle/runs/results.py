@@ -13,14 +13,18 @@ from typing import Any, Final, Literal
 
 from pydantic import JsonValue
 
+from heddle.base.units import emulated_words
 from heddle.endpoints.transports.protocol import Column
 from heddle.fabric.hashmodes import SPREADING
+from heddle.lab.fabricstate import FabricState
 from heddle.runs.queueuse import QueueUse
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.flow import Sent
+from heddle.traffic.inflight import InFlight
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
+from heddle.traffic.propagation import Propagation
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
@@ -116,6 +120,8 @@ class RunResult:
     transport: Carrier = field(default_factory=Carrier)
     communicators: Communicators = ()
     split: str = ""  # in words, where there are several communicators
+    propagation: Propagation | None = None
+    fabric_state: FabricState | None = None  # before and after the run
     run_id: str = ""  # where it is kept; see history.py
 
     @property
@@ -127,6 +133,11 @@ class RunResult:
     def busbw(self) -> float:
         """The average over sizes, GB/s, as nccl-tests' last line has it."""
         return sum(row.busbw for row in self.rows) / len(self.rows)
+
+    @property
+    def in_flight(self) -> InFlight:
+        """What each connection may have unacknowledged."""
+        return InFlight.of(self.options, 0 if self.propagation is None else self.propagation.bdp_packets)
 
     def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
         """The transport's columns that a line of the table shows, each with the number of every QP."""
@@ -142,15 +153,18 @@ class RunResult:
             "transport": self.transport.to_json(),
             "options": asdict(self.options),
             "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.endpoints],
+            "propagation": self.propagation.to_json() if self.propagation is not None else None,
+            "in_flight": self.in_flight.to_json(),
             "communicators": [list(ranks) for ranks in self.communicators],
             "results": [asdict(row) for row in self.rows],
             "avg_busbw": self.busbw,
             "flows": [flow.to_json() for flow in self.flows],
-            "emulated": {"k": self.k},
+            "emulated": {"k": self.k, "means": emulated_words(self.k)},
             "machine": {**asdict(self.machine), "limited": self.machine.limited},
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
             "queues": self.queues.to_json() if self.queues is not None else None,
+            "fabric_state": self.fabric_state.to_json() if self.fabric_state is not None else None,
             "warnings": list(self.warnings),
         }
 
@@ -176,6 +190,9 @@ class RunResult:
             f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
+            *self._state_lines(),
+            f"#window   : {self.in_flight.text()}",
+            *([f"#delay    : {self.propagation.text()}"] if self.propagation is not None else []),
             *self._split_lines(),
             *_rank_lines(self.endpoints, self.communicators),
             "#",
@@ -188,7 +205,19 @@ class RunResult:
         o = self.options
         what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
-        return [*lines, *self._split_lines(), *columns]
+        more = [f"#window   : {self.in_flight.text()}"] if self.in_flight.usual else []
+        return [*lines, *self._state_lines(), *more, *self._split_lines(), *columns]
+
+    def _state_lines(self) -> list[str]:
+        """One line where the fabric was not as its file says; the warnings at the end say more."""
+        state = self.fabric_state
+        if state is None or state.word == "converged":
+            return []
+        if state.word == "changed":
+            return ["#fabric   : routes or hashing changed during this run: do not compare it"]
+        when = "before" if not state.before.converged else "after"
+        what = (state.before if when == "before" else state.after).text()
+        return [f"#fabric   : degraded {when} this run ({what}): do not compare it with a converged fabric"]
 
     def _split_lines(self) -> list[str]:
         """One line where several communicators run; as in nccl-tests, bandwidths are then those of each."""
@@ -200,8 +229,7 @@ class RunResult:
         lines = [
             f"# Out of bounds values : {self.wrong} {'FAILED' if self.wrong else 'OK'}",
             f"# Avg bus bandwidth    : {self.busbw:g}",
-            f"#emulated : k = {self.k}: rates are 1/{self.k} of the hardware's, "
-            f"so {self.busbw:.4g} GB/s here stands for {self.busbw * self.k:.4g} GB/s",
+            f"#emulated : k = {self.k}: {emulated_words(self.k)}",
         ]
         if any(count for count, _ in events):
             lines.append("#packets  : " + ", ".join(f"{count} {text}" for count, text in events))

@@ -21,6 +21,7 @@ from heddle.endpoints.transports.protocol import Transport
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.lab import health
+from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.proof.collect import collect_after, collect_before
@@ -61,14 +62,22 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
         if pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("agent and keeper of PFC had ended, and were started again")
         with keeping(lab, plan) as keeper:
-            evidence_before = collect_before(lab)
+            evidence_before = collect_before(lab, state_parts(lab))
+            fabric_before = FabricReading.of(lab, evidence_before)
+            if not fabric_before.converged:
+                observer.warn(f"the fabric is degraded: {fabric_before.text()}")
             with recording(lab, options.bucket_ns, _said(plan), keeper.draft.path) as queues:
                 with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
                     reports = crew.run(observer)
                 readings = MachineReadings(crew.before, crew.after, wanted, budget)
                 result = _result(lab, plan, transport, reports, readings)
-                evidence = collect_after(lab, evidence_before, [row.sent for row in result.flows])
-                result = replace(result, queues=queues.kept(crew.began_ns), warnings=tuple(queues.remarks))
+                sent = [row.sent for row in result.flows]
+                evidence = collect_after(lab, evidence_before, sent, state_parts(lab))
+                moved = dict.fromkeys([*evidence.changed, *evidence.switched])
+                fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
+                warnings = (*fabric.warnings(), *queues.remarks)
+                used = queues.kept(crew.began_ns)
+                result = replace(result, queues=used, fabric_state=fabric, warnings=warnings)
             return keeper.keep(result, evidence)
 
 
@@ -153,6 +162,7 @@ def _result(
         ecmp=label(lab),
         options=plan.options,
         endpoints=plan.endpoints,
+        propagation=plan.propagation,
         communicators=plan.communicators,
         split=describe(lab.fabric, plan.endpoints, plan.communicators),
         rows=tuple(rows),

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from heddle.base import state
 from heddle.base.version import VERSION
+from heddle.lab.fabricstate import FabricState
 from heddle.runs.queueuse import QueueUse
 from heddle.runs.readable import UnreadableError, read_object
 from heddle.runs.results import Carrier, MachineUse, RunResult, SizeRow
@@ -76,6 +77,7 @@ class RunOutcome:
     warnings: tuple[str, ...]
     queues: QueueUse | None
     proof: ProofSummary | None
+    fabric_state: FabricState | None = None  # before and after the run
 
     @classmethod
     def of(cls, result: RunResult, proof: ProofSummary | None) -> RunOutcome:
@@ -93,6 +95,7 @@ class RunOutcome:
             warnings=result.warnings,
             queues=result.queues,
             proof=proof,
+            fabric_state=result.fabric_state,
         )
 
     @property

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_duration, format_rate
+from heddle.spec.delayspec import Delay
 from heddle.spec.keys import Duration, Rate
 from heddle.spec.shapes import DEFAULT, SHAPES
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # What marks a field as a rate or a duration: the parser in its annotation.
 _RATE: Final = get_args(Rate)[1]
 _DURATION: Final = get_args(Duration)[1]
+_DELAY: Final = get_args(Delay)[1]
 
 
 def dump_spec(spec: FabricSpec) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def _dump(model: BaseModel) -> dict[str, Any]:
             data[name] = _dump(value)
         elif _RATE in info.metadata:
             data[name] = format_rate(value)
-        elif _DURATION in info.metadata:
+        elif _DURATION in info.metadata or (_DELAY in info.metadata and isinstance(value, int)):
             data[name] = format_duration(value)
         elif isinstance(value, dict) and any(
             _RATE in getattr(each, "__metadata__", ()) for each in get_args(info.annotation)

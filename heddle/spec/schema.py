@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from heddle.base.families import FAMILIES, IPV4, Family, Network, Version
 from heddle.base.units import scale_of
+from heddle.spec.delayspec import DelaySpec, LinkDelay
 from heddle.spec.keys import Rate, Size, Strict, at
 from heddle.spec.queuespec import QueuesSpec
 from heddle.spec.routingspec import RoutingSpec
@@ -36,6 +37,7 @@ class LinkSpec(Strict):
     host: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
     fabric: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
     mtu: Size = Field(default=4200, ge=1280, le=65535)
+    delay: LinkDelay = DelaySpec()  # of the hardware, one way; multiplied by k here
     exceptions: dict[str, _LinkRate] = Field(
         default={}
     )  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways

@@ -19,18 +19,19 @@ import numpy as np
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.pathdelay import PathDelays
 from heddle.switch.queues.classes import class_plan, deepest_queue
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.flow import Flow
+from heddle.traffic.inflight import windows_of
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
+from heddle.traffic.propagation import Propagation, delay_between
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
 from heddle.wire.sport import sport_for_qps
 
-WINDOW_PACKETS: Final = 64  # a connection's, when the user names none
-MIN_QP_WINDOW: Final = 4
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
 
 
@@ -42,6 +43,8 @@ class Qp:
     index: int  # within its connection
     src_qpn: int  # of the sender; the receiver's is the flow's
     psn: int  # 24 bits, the first that the sender uses
+    window: int  # packets that it may have unacknowledged
+    delay_s: float  # propagation of its path, one way and the other: the NIC at the end holds frames back so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Plan:
     endpoints: tuple[Endpoint, ...]  # by rank
     qps: tuple[Qp, ...]  # by communicator, connection, then index
     communicators: Communicators  # each the ranks that run the collective among themselves, all at the same time
+    propagation: Propagation  # of the paths of all QPs
 
     @property
     def ip_version(self) -> int:
@@ -64,8 +68,8 @@ class Plan:
 
     @property
     def window(self) -> int:
-        """Packets that one QP may have unacknowledged."""
-        return window_of(self.options)
+        """Packets that a QP may have unacknowledged, at most; each has its own (`Qp.window`)."""
+        return max(qp.window for qp in self.qps)
 
     @property
     def size(self) -> int:
@@ -74,10 +78,17 @@ class Plan:
 
     @property
     def max_seconds(self) -> float:
-        """After so long a run counts as hung: fifty times what free links would take, and at least ten minutes."""
+        """After so long a run counts as hung: fifty times what free links would take, and at least ten minutes.
+
+        With a propagation delay, every step of the collective waits for it, and so does every window of packets.
+        """
         o = self.options
-        bits = 8 * 2 * sum(o.sizes) * (o.iters + o.warmup)
-        return max(600.0, 50 * bits / min(e.rate_bps for e in self.endpoints))
+        data = 2 * sum(o.sizes)
+        pattern = find_pattern(o.collective, o.algorithm)
+        steps = len(o.sizes) * len(pattern.program(self.size, 0, max(o.sizes) // ELEMENT_BYTES))
+        window = self.window * o.qps * self.ib_mtu
+        each = 8 * data / min(e.rate_bps for e in self.endpoints) + self.propagation.rtt_s * (steps + data / window)
+        return max(600.0, 50 * (o.iters + o.warmup) * each)
 
     def flows(self) -> tuple[Flow, ...]:
         """The data direction of every QP, in the order of `qps`."""
@@ -92,19 +103,26 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     size = len(communicators[0])
     options = _rounded(pattern, size, options)
     _check_messages(pattern, size, options)
-    numbers = _QpNumbers(endpoints)
+    numbers, delays = _QpNumbers(endpoints), PathDelays(fabric)
     qps = []
     pairs = pattern.peers(size)
-    for src, dst in np.array(communicators)[:, pairs].reshape(-1, 2).tolist():
+    connections = np.array(communicators)[:, pairs].reshape(-1, 2).tolist()
+    delays_ns = [delay_between(delays, endpoints[src], endpoints[dst]) for src, dst in connections]
+    propagation = Propagation.of(fabric, endpoints, delays_ns)
+    windows = windows_of(options, propagation.bdp_packets)
+    for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):
+        delay_s = delay_ns * fabric.policy.k * 1e-9
         for index in range(options.qps):
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
             flow = _flow(endpoints[src], endpoints[dst], sport, theirs)
-            qps.append(Qp(flow, index, mine, numbers.psn(src, mine)))
+            qps.append(Qp(flow, index, mine, numbers.psn(src, mine), windows[index], delay_s))
     fan_in = int(np.bincount(pairs[:, 1]).max())
-    timeout_s = ack_timeout(fabric, options, fan_in)
+    timeout_s = ack_timeout(fabric, options, propagation, fan_in)
     policy = fabric.policy
-    return Plan(fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators)
+    return Plan(
+        fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation
+    )  # fmt: skip
 
 
 def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int) -> Flow:
@@ -152,30 +170,25 @@ def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
         raise InputError(Problem("", f"--chunk {options.chunk}", why, f"try --chunk {least}K"))
 
 
-def ack_timeout(fabric: Fabric, options: RunOptions, fan_in: int = 1) -> float:
+def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, fan_in: int = 1) -> float:
     """Seconds until a packet counts as lost: 4.096 us x 2^exponent (IBTA vol. 1, section 9.7.6.1.3).
 
     A NIC's timer runs on while its packets wait in the fabric. So the default is the shortest such time that is not
-    below the longest wait without a loss: three of the deepest queues drain (up, down, to the host); and where data is
-    paused instead of dropped, all that fan_in connections to one NIC may have under way goes through that NIC's link,
-    and a pause lasts as long as the watchdog lets it.
+    below the longest wait without a loss: the packet and its ACK travel, and three of the deepest queues drain (up,
+    down, to the host); and where data is paused instead of dropped, all that fan_in connections to one NIC may have
+    under way goes through that NIC's link, and a pause lasts as long as the watchdog lets it.
     """
     if options.timeout is not None:
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
     queues = fabric.policy.queues
     nic = min(port.rate_bps for host in fabric.hosts for port in host.ports)
     number = class_plan(queues).dscp[DSCP_DATA]
-    wait = 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
+    wait = propagation.rtt_s + 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
     if queues.pfc.enabled and number in queues.lossless:
         frame = fabric.policy.ib_mtu + LAYOUTS[fabric.policy.ip_version].overhead_bytes
-        wait += 8 * fan_in * options.qps * window_of(options) * frame / nic
+        wait += 8 * fan_in * sum(windows_of(options, propagation.bdp_packets)) * frame / nic
         wait += queues.pfc.watchdog.detect * 1e-9 if queues.pfc.watchdog.enabled else 0.0
     return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
-
-
-def window_of(options: RunOptions) -> int:
-    """Packets that one QP may have unacknowledged."""
-    return options.window or max(MIN_QP_WINDOW, WINDOW_PACKETS // options.qps)
 
 
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:

@@ -231,15 +231,16 @@ def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: flo
     axes.set_yticks([])
     axes.tick_params(labelsize=8, colors=INK)
     axes.set_xlabel(
-        f"seconds since the run began, emulated (k = {recorded.k}: 1 ms here stands for {_stands(recorded.k)})",
+        f"seconds since the run began, emulated (k = {recorded.k}: "
+        f"a link carries in 1 ms here what hardware carries in {_on_hardware(recorded.k)})",
         fontsize=8.5, color=INK,
     )  # fmt: skip
     for spine in ("top", "left", "right"):
         axes.spines[spine].set_visible(False)
 
 
-def _stands(k: int) -> str:
-    """What a millisecond of this fabric is on hardware, whose rates are k times higher."""
+def _on_hardware(k: int) -> str:
+    """How long hardware, whose rates are k times higher, takes for the bytes of a millisecond here."""
     ns = 1e6 / k
     return f"{ns / 1e3:.3g} us" if ns >= 1e3 else f"{ns:.3g} ns"
 

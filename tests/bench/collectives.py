@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from heddle.base.events import Observer
 from heddle.cli.demo_verb import demo
 from heddle.fabric.fabricfile import load_fabric
+from heddle.forecast.nicbound import nic_bound
 from heddle.host.capacity import PACKET_COST_CRCS, crc_seconds
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
@@ -16,17 +17,17 @@ from heddle.lab.opening import open_lab
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
-from heddle.wire.layout import OVERHEAD_BYTES
+from heddle.traffic.plan import build_plan
 
 from . import Figure, at_least, at_most
 
 _LAB = "benchar"
 
 
-def fluid_busbw(lab: Lab) -> float:
-    """GB/s of payload that one host link carries when nothing else is on it: rate x payload / frame."""
-    mtu = lab.fabric.policy.ib_mtu
-    return lab.fabric.hosts[0].ports[0].rate_bps / 8 * mtu / (mtu + OVERHEAD_BYTES) / 1e9
+def fluid_busbw(lab: Lab, options: RunOptions) -> float:
+    """GB/s, at most, of the largest size when the NICs' links are the only limit; its packets as they are sent."""
+    plan = build_plan(lab.fabric, options)
+    return nic_bound(lab.fabric, plan, max(plan.options.sizes)).busbw
 
 
 def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: str) -> tuple[Lab, RunResult, float]:
@@ -44,7 +45,7 @@ def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: st
 def uncontended(observer: Observer) -> Iterator[Figure]:
     """tiny, ranks in order: every flow has its links to itself."""
     lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
-    fluid = fluid_busbw(lab)
+    fluid = fluid_busbw(lab, result.options)
     yield Figure("all-reduce 4M in tiny: busbw, emulated", result.busbw, "GB/s")
     yield at_least("all-reduce 4M in tiny: busbw", result.busbw / fluid, "x", 0.9, "fluid bound of the shaped links")
     yield Figure("all-reduce 4M in tiny: wrong elements", result.wrong, "", "", "0", result.wrong == 0)

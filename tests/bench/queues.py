@@ -143,15 +143,15 @@ def all_to_all(observer: Observer) -> Iterator[Figure]:
 
 def _by_mode(overrides: list[str], observer: Observer) -> tuple[dict[str, float], float]:
     """Emulated GB/s of each mode, and of a host's link."""
-    best = dict.fromkeys((*_OTHERS, _ADAPTIVE), 0.0)
+    best, options = dict.fromkeys((*_OTHERS, _ADAPTIVE), 0.0), RunOptions("all-to-all", sizes=(1 << 19,), iters=2)
     labs.up(load_fabric("demo", name=_LAB, overrides=overrides), observer=observer, rollback=True)
     try:
         lab = open_lab(_LAB)
         for _ in range(_TURNS):
             for mode in best:
                 set_hashing(lab, mode, HashOptions(gap_ns=_GAP_NS))
-                result = run(lab, RunOptions("all-to-all", sizes=(1 << 19,), iters=2), observer)
+                result = run(lab, options, observer)
                 best[mode] = max(best[mode], result.busbw)
-        return best, fluid_busbw(lab)
+        return best, fluid_busbw(lab, options)
     finally:
         labs.down(_LAB, observer)

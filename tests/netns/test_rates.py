@@ -8,7 +8,11 @@ import time
 
 import pytest
 
+from heddle.base.process import run
+from heddle.checks.validate import validate
+from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.namespace import inside
+from heddle.lab import lifecycle as life
 from tests.netns.static_fabric import dropping, roce_frame, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -49,3 +53,28 @@ def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
         # on that side only tells the rate from another one; ./inv bench measures it.
         measured = 8 * len(frame) * (count - 2) / (arrivals[-1] - began)
         assert rate / 3 < measured < 1.02 * rate
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "said"),
+    [
+        ("tiny", ["link.host=9999999bit", "link.fabric=1234567bit"], "1234567bit (the shaper holds 1234560bit"),
+        ("dc", ["oversubscription=1.7"], "14705882bit (the shaper holds 14705880bit"),
+    ],
+)
+def test_a_rate_that_is_not_whole_bytes_a_second_is_no_fault(
+    preset: str, overrides: list[str], said: str, name: str
+) -> None:
+    try:
+        lab = life.up(load_fabric(preset, name=name, overrides=overrides)).lab
+        found = {check.name: check for check in validate(lab)}
+        assert [check.name for check in found.values() if not check.ok] == []
+        assert said in found["queues"].detail
+        port = lab.fabric.by_name["rtsw1"].port("eth1")
+        wrong = f"tc class change dev eth1 parent 1: classid 1:1 htb rate {port.rate_bps + 8}bit burst 8400b"
+        run(["nsenter", f"--net={lab.handle('rtsw1').netns}", *wrong.split()])
+        (faulty,) = (check for check in validate(lab) if not check.ok)
+        assert faulty.name == "queues"
+        assert "rtsw1:eth1 is shaped to " in faulty.detail
+    finally:
+        life.down(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.units import emulated_words
 from heddle.cli.demo_verb import ACTS, DemoResult, Played
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.results import MachineUse
@@ -22,7 +23,7 @@ def text_of(svg: str) -> str:
 def test_the_picture_shows_a_run_of_the_preset() -> None:
     shown = text_of(PICTURE.read_text(encoding="utf-8"))
     k = load_fabric("demo").fabric.policy.k
-    assert f"k = {k}: rates are 1/{k} of the hardware's" in shown
+    assert shown.count(f"k = {k}: {emulated_words(k)}") == 2
     for act in ACTS:
         assert f"── {act.title} ──" in shown
     assert "warning" not in shown

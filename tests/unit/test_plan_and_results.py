@@ -267,6 +267,9 @@ def test_the_table_reads_like_that_of_nccl_tests(demo: Fabric) -> None:
     assert " 564.00  1.4e-5  2.1e-5       0 " in tiny
     assert re.search(r"^# Avg bus bandwidth    : [0-9.]+$", text, re.MULTILINE)
     assert re.search(r"^#emulated .*k = 16000", text, re.MULTILINE)
+    assert "stands for" not in text, "a figure times k is no figure of hardware"
+    assert "compare ratios, not GB/s with hardware" in text
+    assert "compare ratios" in result_of(demo, rows).to_json()["emulated"]["means"]
     assert "#machine" not in text
 
 

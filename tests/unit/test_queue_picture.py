@@ -68,7 +68,7 @@ def test_thresholds_totals_and_honest_time_stand_in_the_picture() -> None:
         "zone: queues over time", "incast over 16 ranks, 4 MiB, 1 QP",
         "rtsw1:eth3, class 3: egress queue, at most 304 KB",
         "Kmin 100 KB", "Kmax 400 KB: above", "Xoff 60 KB", "Xon 40 KB", "50 ms", "paused", "marks", "90", "pauses",
-        "emulated (k = 4000: 1 ms here stands for 250 ns)",
+        "emulated (k = 4000: a link carries in 1 ms here what hardware carries in 250 ns)",
     ):  # fmt: skip
         assert words in said, words
     assert "drops" in said and "17" in said

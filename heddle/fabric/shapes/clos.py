@@ -23,10 +23,12 @@ _ASN_CTSW: Final = 4_200_000_000  # + zone
 _ASN_ATSW: Final = 4_200_000_900
 _ASN_RTSW: Final = 4_200_001_000  # + rack
 _RTSW, _CTSW, _ATSW = 1, 2, 3
+# Delays of links (docs/fabric-file.md): 500 ns for the pipeline of the switch or NIC at the end, and 5 ns a metre of
+# cable: in a rack (3 m, which is lost in the rounding), across a zone (100 m), between zones (500 m).
 LEVELS: Final = (
-    Level("host", "hosts", "server"),
-    Level("rtsw", "RTSW", "leaf"),
-    Level("ctsw", "CTSW", "spine"),
+    Level("host", "hosts", "server", uplink_ns=500),
+    Level("rtsw", "RTSW", "leaf", uplink_ns=1_000),
+    Level("ctsw", "CTSW", "spine", uplink_ns=3_000),
     Level("atsw", "ATSW", "superspine"),
 )
 

@@ -22,13 +22,17 @@ from heddle.spec.shapes.rail import RailSpec
 _ASN_SPINE: Final = 4_200_000_000  # + plane
 _ASN_LEAF: Final = 4_200_001_000  # + number
 _LEAF, _SPINE = 1, 2
+# Delays of links (docs/fabric-file.md): 500 ns for the pipeline of the switch or NIC at the end, and 5 ns a metre of
+# cable: from hosts to the leaves of a pod, which are in another rack (20 m), and across the fabric (100 m).
+_HOST_NS: Final = 600
+_LEAF_NS: Final = 1_000
 
 
 def build(spec: RailSpec) -> Fabric:
     """Draw the nodes, then the links in a fixed order; ports are numbered as links reach them."""
     levels = (
-        Level("host", "hosts", "server", spec.link.host),
-        Level("leaf", "leaf", "leaf", spec.link.fabric),
+        Level("host", "hosts", "server", spec.link.host, _HOST_NS),
+        Level("leaf", "leaf", "leaf", spec.link.fabric, _LEAF_NS),
         Level("spine", "spine", "spine"),
     )
     drawing = Drawing(spec, levels)

@@ -21,6 +21,12 @@ BURST_PACKETS: Final = 2  # that the shaper of a port sends at once
 _NETWORK_CONTROL: Final = (6, 7)  # DSCPs 48 to 63: CS6 and CS7 (RFC 4594), which switches talk to each other with
 
 
+def held_bps(rate_bps: int) -> int:
+    """The rate that a shaper holds for a link of `rate_bps`, both in bit/s: HTB counts whole bytes a second."""
+    # struct tc_ratespec and TCA_HTB_RATE64 are in bytes a second; tc rounds down (get_rate64 in iproute2).
+    return rate_bps // 8 * 8
+
+
 @dataclass(frozen=True, slots=True)
 class ClassPlan:
     """Which classes there are, the same on every port of a lab.

@@ -18,7 +18,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
 from heddle.switch.queues import ets
-from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan
+from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan, held_bps
 
 ROOT: Final = "1:"
 RATE_CLASS: Final = "1:1"
@@ -67,12 +67,13 @@ def shaper_lines(port: Port) -> list[str]:
     burst: two packets, so that a port idle for long does not send a train above its rate.
     """
     shape = f"{_rates(port)} quantum {port.mtu + HEADER}"
-    return [f"class add dev {port.name} parent {ROOT} classid {RATE_CLASS} htb rate {port.rate_bps}bit {shape}"]
+    rate = f"rate {held_bps(port.rate_bps)}bit"
+    return [f"class add dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {rate} {shape}"]
 
 
 def _rates(port: Port) -> str:
     burst = BURST_PACKETS * port.mtu
-    return f"ceil {port.rate_bps}bit burst {burst}b cburst {burst}b"
+    return f"ceil {held_bps(port.rate_bps)}bit burst {burst}b cburst {burst}b"
 
 
 def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:

@@ -18,7 +18,7 @@ from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.netlink import attribute, attributes
 from heddle.kernel.tried import refusal
-from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan
+from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan, held_bps
 
 _HANDLE: Final = 2
 _PRIORITIES: Final = 16  # TC_PRIO_MAX + 1
@@ -69,7 +69,8 @@ def lines(port: Port, plan: ClassPlan, limit: int) -> list[str]:
     """
     frame, order = port.mtu + HEADER, bands(plan)
     burst = BURST_PACKETS * port.mtu
-    rate = f"rate {port.rate_bps}bit ceil {port.rate_bps}bit burst {burst}b cburst {burst}b quantum {frame}"
+    held = held_bps(port.rate_bps)
+    rate = f"rate {held}bit ceil {held}bit burst {burst}b cburst {burst}b quantum {frame}"
     quanta = " ".join(str(plan.weight(number) * frame) for number in order[1:])
     others = " ".join([str(order.index(plan.best_effort))] * _PRIORITIES)
     made = [

@@ -1,0 +1,54 @@
+"""How long a bit takes over the links of a path on hardware: `link.delay`, summed up.
+
+In:  a Fabric whose policy has delays.
+Out: nanoseconds on hardware, one way, from host to host. What queues and the rates of links take is not in it.
+All equal-cost paths of a Clos have links of the same levels, and so the same sum. Of a fabric in which they differ the
+longest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from heddle.fabric.model import Fabric
+
+
+class PathDelays:
+    """The sums of one fabric. Those from a leaf are worked out when they are first asked for."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._from: dict[str, Mapping[str, int]] = {}
+
+    def between(self, src: str, dst: str) -> int:
+        """From a host behind one leaf to a host behind another, or the same one. KeyError where there is no path."""
+        policy = self._fabric.policy
+        if not policy.delays:
+            return 0
+        return 2 * policy.delay_ns(0) + self._reached(src)[dst]
+
+    def _reached(self, leaf: str) -> Mapping[str, int]:
+        """Switch -> the delay of the shortest paths to it, by number of links."""
+        found = self._from.get(leaf)
+        if found is None:
+            found = self._from[leaf] = _search(self._fabric, leaf)
+        return found
+
+
+def _search(fabric: Fabric, start: str) -> dict[str, int]:
+    """Breadth first: a switch is reached with its fewest links, and has the longest delay of all such paths."""
+    found = {start: 0}
+    edge = [start]
+    while edge:
+        beyond: dict[str, int] = {}
+        for name in edge:
+            node = fabric.by_name[name]
+            for port in node.ports:
+                peer = fabric.by_name[port.peer_node]
+                if peer.name in found or fabric.leads_to_host(port):
+                    continue
+                delay = found[name] + fabric.policy.delay_ns(min(node.level, peer.level))
+                beyond[peer.name] = max(delay, beyond.get(peer.name, 0))
+        found |= beyond
+        edge = [*beyond]
+    return found

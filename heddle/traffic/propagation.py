@@ -1,0 +1,73 @@
+"""Propagation delay of the paths of a run, and what it means in packets.
+
+In:  a fabric and the NICs of the ranks.
+Out: Propagation: nanoseconds on hardware, seconds here (k times as long), the bandwidth-delay product in packets.
+It is modelled at the end of a path: the receiving NIC takes a frame so much later than the kernel delivers it. Queues,
+marks and pauses of switches are where they are, and know nothing of it (docs/fabric-file.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heddle.fabric.model import Fabric
+from heddle.fabric.pathdelay import PathDelays
+from heddle.traffic.endpoint import Endpoint
+from heddle.wire.layout import LAYOUTS
+
+
+@dataclass(frozen=True, slots=True)
+class Propagation:
+    """least_ns, most_ns: of the paths of a run on hardware, one way; both 0 where no delay is modelled.
+
+    rate_bps: of the fastest NIC. frame: bytes of a full packet on the wire.
+    """
+
+    least_ns: int
+    most_ns: int
+    k: int
+    rate_bps: int
+    frame: int
+
+    @classmethod
+    def of(cls, fabric: Fabric, endpoints: Iterable[Endpoint], delays_ns: Iterable[int]) -> Propagation:
+        """delays_ns: of each path between two of these NICs, one way, on hardware."""
+        found, policy = [*delays_ns], fabric.policy
+        frame = policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes
+        return cls(min(found), max(found), policy.k, max(e.rate_bps for e in endpoints), frame)
+
+    @property
+    def rtt_s(self) -> float:
+        """The longest delay there and back, seconds here."""
+        return 2 * self.most_ns * self.k * 1e-9
+
+    @property
+    def bdp_packets(self) -> int:
+        """Full packets that the fastest NIC sends in `rtt_s`: as many as on hardware of k times its rate."""
+        return math.ceil(self.rtt_s * self.rate_bps / (8 * self.frame))
+
+    def text(self) -> str:
+        """`1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets`."""
+        if not self.most_ns:
+            return "none is modelled (link.delay: 0)"
+        some = [self.least_ns, self.most_ns] if self.least_ns < self.most_ns else [self.most_ns]
+        hardware, here = (_range([ns * factor for ns in some]) for factor in (1, self.k))
+        return f"{hardware} one way on hardware, {here} here; bandwidth-delay product {self.bdp_packets} packets"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "rtt_s": self.rtt_s, "bdp_packets": self.bdp_packets}
+
+
+def delay_between(delays: PathDelays, src: Endpoint, dst: Endpoint) -> int:
+    """Nanoseconds on hardware from one NIC to another, one way."""
+    return delays.between(src.first_hop.partition(":")[0], dst.first_hop.partition(":")[0])
+
+
+def _range(values: list[int]) -> str:
+    """Nanoseconds in the unit of the largest: `1 to 3 us`."""
+    unit, factor = next((u, f) for u, f in (("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1)) if values[-1] >= f)
+    return f"{' to '.join(f'{value / factor:.4g}' for value in values)} {unit}"

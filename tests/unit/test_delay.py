@@ -1,0 +1,178 @@
+"""`link.delay`: from the file's key to the policy, the plan, its timers and windows, and the table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.model import Fabric
+from heddle.fabric.pathdelay import PathDelays
+from heddle.fabric.policydata import dump_policy, load_policy
+from heddle.spec.load import presets
+from heddle.spec.plain import differences, dump_spec, load_spec
+from heddle.traffic.inflight import WINDOW_PACKETS
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import Plan, build_plan
+from tests.unit import run_samples
+
+SHAPE = "link.delay=shape"
+
+
+def fabric(preset: str, *overrides: str) -> Fabric:
+    return load_fabric(preset, overrides=overrides).fabric
+
+
+def planned(preset: str, *overrides: str, **options: object) -> Plan:
+    return build_plan(fabric(preset, *overrides), RunOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_presets_model_no_delay(preset: str) -> None:
+    plan = planned(preset)
+    assert fabric(preset).policy.delays == ()
+    assert {qp.delay_s for qp in plan.qps} == {0.0}
+    assert {qp.window for qp in plan.qps} == {WINDOW_PACKETS}
+
+
+@pytest.mark.parametrize(
+    ("preset", "said", "delays"),
+    [
+        ("tiny", "shape", (500, 1000, 3000)),
+        ("rail", "shape", (600, 1000)),
+        ("tiny", "1us", (1000, 1000, 1000)),
+        ("tiny", "0", ()),
+        ("tiny", "{host: 300ns, fabric: 1.5us}", (300, 1500, 1500)),
+        ("tiny", "{host: shape}", (500, 0, 0)),
+        ("tiny", "{fabric: shape}", (0, 1000, 3000)),
+        ("tiny", "{host: 0, fabric: 0ns}", ()),
+    ],
+)
+def test_a_delay_is_one_value_or_two_or_the_shapes(preset: str, said: str, delays: tuple[int, ...]) -> None:
+    assert fabric(preset, f"link.delay={said}").policy.delays == delays
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("10", "has no unit"),
+        ("fast", "is not a duration"),
+        ("2ms", "is above 1ms"),
+        ("0.5ns", "is not a whole number of nanoseconds"),
+        ("{host: 5}", "link.delay.host: 5 has no unit"),
+        ("{hosts: 5ns}", "link.delay.hosts"),
+        ("true", "is not a duration"),
+        ("-1us", "is not a duration"),
+    ],
+)
+def test_what_is_no_delay_is_refused(said: str, why: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_fabric("tiny", overrides=[f"link.delay={said}"])
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("said", ["shape", "1us", "{host: 300ns, fabric: shape}"])
+def test_a_delay_survives_records(said: str) -> None:
+    loaded = load_fabric("dc", overrides=[f"link.delay={said}"])
+    spec = load_spec(json.loads(json.dumps(dump_spec(loaded.spec))))
+    assert spec == loaded.spec
+    policy = loaded.fabric.policy
+    assert load_policy(json.loads(json.dumps(dump_policy(policy)))) == policy
+    assert differences(load_fabric("dc").spec, spec)[0][0].startswith("link.delay.")
+
+
+def test_a_policy_of_an_older_record_has_none() -> None:
+    data = dump_policy(fabric("tiny").policy)
+    del data["delays"]
+    assert load_policy(data).delays == ()
+
+
+def test_a_path_is_the_sum_of_its_links() -> None:
+    delays = PathDelays(fabric("dc", SHAPE))
+    assert delays.between("rtsw1", "rtsw1") == 2 * 500  # host, RTSW, host
+    assert delays.between("rtsw1", "rtsw2") == 2 * 500 + 2 * 1000
+    assert delays.between("rtsw1", "rtsw3") == 2 * 500 + 2 * 1000 + 2 * 3000  # the other zone
+    rail = PathDelays(fabric("rail", SHAPE))
+    assert (rail.between("leaf1", "leaf1"), rail.between("leaf1", "leaf2")) == (1200, 3200)
+
+
+def test_every_equal_cost_path_has_the_same_delay() -> None:
+    """Checked by walking next hops: a frame's delay does not depend on the path that a hash chooses."""
+    built = fabric("dc", SHAPE)
+    delays = PathDelays(built)
+    for src in built.edges:
+        for dst in built.edges:
+            if src is dst:
+                continue
+            sums = {src.name: {0}}
+            while dst.name not in sums:
+                beyond: dict[str, set[int]] = {}
+                for name, seen in sums.items():
+                    for port in (built.by_name[name].port(each) for each in hops(built, name, dst.name)):
+                        levels = built.by_name[name].level, built.by_name[port.peer_node].level
+                        link = built.policy.delay_ns(min(levels))
+                        beyond.setdefault(port.peer_node, set()).update(each + link for each in seen)
+                sums = beyond
+            assert sums[dst.name] == {delays.between(src.name, dst.name) - 2 * built.policy.delay_ns(0)}
+
+
+def hops(built: Fabric, switch: str, leaf: str) -> frozenset[str]:
+    prefix = built.by_name[leaf].prefix
+    assert prefix is not None
+    return built.expected_next_hops[switch][prefix]
+
+
+def test_delays_are_those_of_hardware_times_k() -> None:
+    plan = planned("zone", SHAPE)
+    by_ends = {(qp.flow.src, qp.flow.dst): qp.delay_s for qp in plan.qps}
+    assert plan.k == 16_000
+    assert by_ends["host1", "host2"] == pytest.approx(1000e-9 * 16_000)
+    assert by_ends["host2", "host3"] == pytest.approx(3000e-9 * 16_000)
+    assert planned("zone", SHAPE, "scale=100").qps[0].delay_s == pytest.approx(1000e-9 * 100)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "zone", "demo"])
+def test_the_bandwidth_delay_product_is_that_of_400_gbit_hardware(preset: str) -> None:
+    """400 Gb/s x 6 us there and back = 300 KB, whatever the scale."""
+    assert planned(preset, SHAPE, placement="cyclic").propagation.bdp_packets == -(-300_000 // 4154)
+
+
+def test_windows_have_room_for_what_travels_and_stay_the_same_over_qps() -> None:
+    for qps in (1, 5, 16, 64):
+        plan = planned("tiny", SHAPE, qps=qps)
+        windows = [qp.window for qp in plan.qps if (qp.flow.src_rank, qp.flow.dst_rank) == (0, 1)]
+        assert sum(windows) == WINDOW_PACKETS + 73
+    assert {qp.window for qp in planned("tiny", SHAPE, window=3).qps} == {3}
+
+
+def test_a_packet_that_travels_is_not_taken_for_lost() -> None:
+    near, far = planned("tiny"), planned("tiny", "link.delay=1ms")
+    assert far.qps[0].delay_s == pytest.approx(2 * 1e-3 * 4000)
+    assert far.timeout_s > near.timeout_s + 2 * max(qp.delay_s for qp in far.qps)
+    assert planned("tiny", "link.delay=1ms", timeout=14).timeout_s == pytest.approx(0.0671, rel=1e-3)
+
+
+def test_a_run_that_waits_for_delays_does_not_count_as_hung() -> None:
+    short, long = (planned("tiny", *o, sizes=(64,), iters=10_000) for o in ([], ["link.delay=100us"]))
+    steps = 2 * (4 - 1)
+    assert long.max_seconds > 10_000 * steps * 2 * max(qp.delay_s for qp in long.qps)
+    assert short.max_seconds == 600
+
+
+def test_the_table_and_json_state_the_delay() -> None:
+    result = run_samples.result()
+
+    def head(preset: str, *overrides: str) -> str:
+        return replace(result, propagation=planned(preset, *overrides).propagation).table()
+
+    assert "#delay    : none is modelled (link.delay: 0)\n" in head("tiny")
+    said = "#delay    : 1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets\n"
+    assert said in head("tiny", SHAPE)
+    assert "#delay    : 400 ns one way on hardware, 1.6 ms here" in head("tiny", "link.delay={host: 200ns}")
+    assert "#window   : 137 packets a connection in flight" in head("tiny", SHAPE)
+    data = replace(result, propagation=planned("tiny", SHAPE).propagation).to_json()["propagation"]
+    assert (data["least_ns"], data["most_ns"], data["k"], data["bdp_packets"]) == (1000, 3000, 4000, 73)
+    assert data["rtt_s"] == pytest.approx(0.024)
