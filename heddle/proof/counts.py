@@ -52,20 +52,24 @@ def _count_why(sent: Sent, seen: Measured, unexplained: Mapping[str, str], peers
         return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
     for passage in passages(seen, peers):
         if passage.packets_out > passage.packets_in:
-            return f"more packets after {passage.said} than at it"
+            nic = f"the NIC took {passage.packets_out} packets, {passage.said} counted {passage.packets_in}"
+            return nic if passage.bytes_out is None else f"more packets after {passage.said} than at it"
         if passage.lost:
             reasons = [unexplained[port] for port in passage.ports if port in unexplained]
             if reasons:
                 return "; ".join(reasons)
-        elif passage.bytes_out != passage.bytes_in:
+        elif passage.bytes_out not in (None, passage.bytes_in):
             return f"other packets after {passage.said} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
     return ""
 
 
-def lost_behind(measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence) -> dict[str, int]:
-    """Port -> packets that it counted and the next switch on their path did not.
+def lost_behind(
+    measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence, number: int
+) -> dict[str, int]:
+    """Port -> packets that it counted, and the next switch on their path, or the NIC at its end, did not.
 
-    Where several ports led a flow to a switch, the loss is put down to those whose queues say that they dropped.
+    Where several ports led a flow to a switch, the loss is assigned to those whose queues dropped packets of the
+    flows' class.
     """
     lost: dict[str, int] = {}
     shared: list[Passage] = []
@@ -77,7 +81,7 @@ def lost_behind(measured: Sequence[Measured], peers: Mapping[str, str], evidence
     for passage in shared:
         left = passage.lost
         for port in passage.ports:
-            part = min(left, max(0, evidence.drops.get(port, 0) - lost.get(port, 0)))
+            part = min(left, max(0, (evidence.class_drops(port, number) or 0) - lost.get(port, 0)))
             if part:
                 lost[port] = lost.get(port, 0) + part
             left -= part
@@ -86,15 +90,33 @@ def lost_behind(measured: Sequence[Measured], peers: Mapping[str, str], evidence
     return lost
 
 
-def unexplained_losses(lost: Mapping[str, int], evidence: Evidence) -> dict[str, str]:
-    """Port -> what is to be said when more was lost behind it than its queue and the machine say they dropped.
+def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int) -> dict[str, str]:
+    """Port -> why its drop counter does not account for the packets that these flows lost behind it.
 
-    The machine's drops are of all ports together: a packet that its backlog lost cannot explain two losses.
+    number: the class of the flows. A counter of drops is kept by port and class, not by flow. So it accounts for a loss
+    only when both numbers are equal: each drop is then a packet of these flows. With more drops, some were of other
+    traffic, and which is not known. The machine's backlog drops are known by no port, class or flow.
     """
-    beyond = {port: count for port, count in lost.items() if count > evidence.drops.get(port, 0)}
-    if sum(count - evidence.drops.get(port, 0) for port, count in beyond.items()) <= evidence.backlog_drops:
-        return {}
-    return {
-        port: f"{count} packets vanished after {port}, whose queue dropped {evidence.drops.get(port, 0)}"
-        for port, count in beyond.items()
-    }
+    found: dict[str, str] = {}
+    for port, count in lost.items():
+        drops = evidence.class_drops(port, number)
+        if drops is None:
+            found[port] = (
+                f"{count} packets were lost after {port}, whose queue dropped {evidence.drops[port]}, "
+                "of which class is not recorded: not attributable"
+            )
+        elif drops > count:
+            found[port] = (
+                f"{count} packets were lost after {port}, whose queue dropped {drops} of class {number}, "
+                "other traffic among them: not attributable"
+            )
+        elif drops < count:
+            machine = (
+                f"; the machine's backlog dropped {evidence.backlog_drops} of any traffic: not attributable"
+                if evidence.backlog_drops
+                else ""
+            )
+            found[port] = (
+                f"{count} packets vanished after {port}, whose queue dropped {drops} of class {number}{machine}"
+            )
+    return found

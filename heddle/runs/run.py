@@ -23,7 +23,7 @@ from heddle.host import capacity as machine
 from heddle.lab import health
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
-from heddle.proof.collect import collect_after, collect_before
+from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.runs.keeping import keeping
 from heddle.runs.recording import recording
 from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, size_row
@@ -62,10 +62,13 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
             evidence_before = collect_before(lab)
             with recording(lab, options.bucket_ns, _said(plan), keeper.draft.path) as queues:
                 with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
-                    reports = crew.run(observer)
+                    reports = crew.run(observer, before_stop=lambda: wait_until_delivered(lab))
                 readings = MachineReadings(crew.before, crew.after, wanted, budget)
                 result = _result(lab, plan, transport, reports, readings)
-                evidence = collect_after(lab, evidence_before, [row.sent for row in result.flows])
+                evidence = collect_after(
+                    lab, evidence_before, [row.sent for row in result.flows],
+                    [row.received or 0 for row in result.flows], crew.seconds,
+                )  # fmt: skip
                 result = replace(result, queues=queues.kept(crew.began_ns), warnings=tuple(queues.remarks))
             return keeper.keep(result, evidence)
 
@@ -169,7 +172,7 @@ def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
         counted = {**sender.counters, **receiver.counters}
         counters = {column.key: counted[column.key] for column in transport.columns}
-        rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters))
+        rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))
     return tuple(rows)
 
 
