@@ -69,9 +69,8 @@ def collect_after(
     """
     _wait_until_counted(lab, before, sent)
     asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
-    return Evidence.of(
-        before, lab.snapshot(PARTS), sent, asked, received, seconds
-    )  # after the oracle: what changes meanwhile is seen
+    after = lab.snapshot(PARTS)  # after the oracle: what changes meanwhile is seen
+    return Evidence.of(before, after, sent, asked.paths, received, seconds, asked.choices)
 
 
 def _wait_until_quiet(lab: RunningLab) -> None:

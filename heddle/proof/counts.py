@@ -39,9 +39,14 @@ def _outside_why(foretold: Path, seen: Measured) -> str:
 
 def _way_why(foretold: Path, seen: Measured) -> str:
     """Whether a flow was counted elsewhere than at the ports foretold; empty when each step is one of them."""
-    steps = zip(foretold, seen.steps, strict=False)
-    within = all(count.port in ports_of(word) for word, step in steps for count in step)
-    return "" if within and len(foretold) == len(seen.steps) else "the counters saw another path"
+    for word, step, seen_word in zip(foretold, seen.steps, seen.path, strict=False):
+        if any(count.port not in ports_of(word) for count in step):
+            return f"the counters saw another path: expected {word}, counted {seen_word}"
+    if len(foretold) == len(seen.steps):
+        return ""
+    at = min(len(foretold), len(seen.steps))
+    words = (" ".join(path[at : at + 1]) or "nothing" for path in (foretold, seen.path))
+    return "the counters saw another path: expected {}, counted {}".format(*words)
 
 
 def _count_why(sent: Sent, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ changed meanwhile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -27,6 +27,7 @@ class Evidence:
     oracle: what the kernels answered after the run, a path for each flow, in the order of `sent`.
     received: packets that the receiving NIC took of each flow, in the same order; empty where no NIC reported any.
     seconds: from the first packet until the last rank was done; None where it is not known.
+    choices: who made the oracle's choices (oracle.py) -> how many; empty where it is not known.
     """
 
     before: Snapshot
@@ -35,11 +36,12 @@ class Evidence:
     oracle: tuple[Path, ...]
     received: tuple[int, ...] = ()
     seconds: float | None = None
+    choices: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, before: Snapshot, after: Snapshot, sent: Sequence[Sent], oracle: Sequence[Path],
-        received: Sequence[int] = (), seconds: float | None = None,
+        received: Sequence[int] = (), seconds: float | None = None, choices: Mapping[str, int] | None = None,
     ) -> Evidence:  # fmt: skip
         """From two readings; a lab that ran for long has counted many flows, and this run moved a few of them."""
         then, now = before.counters, after.counters
@@ -50,6 +52,7 @@ class Evidence:
             tuple(oracle),
             tuple(received),
             seconds,
+            choices or {},
         )
 
     @cached_property

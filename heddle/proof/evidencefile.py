@@ -30,6 +30,7 @@ def to_json(evidence: Evidence) -> dict[str, Any]:
         "oracle": [list(path) for path in evidence.oracle],
         "received": list(evidence.received),
         "seconds": evidence.seconds,
+        "choices": dict(evidence.choices),
     }
 
 
@@ -43,8 +44,9 @@ def from_json(data: Mapping[str, Any]) -> Evidence:
         _read(data["after"], before.nodes),
         tuple(_sent(row) for row in data["sent"]),
         tuple(tuple(str(port) for port in path) for path in data["oracle"]),
-        tuple(int(count) for count in data.get("received", ())),  # older runs have neither of the two
+        tuple(int(count) for count in data.get("received", ())),  # older runs have none of these three
         None if data.get("seconds") is None else float(data["seconds"]),
+        {str(who): int(count) for who, count in data.get("choices", {}).items()},
     )
 
 

@@ -12,7 +12,8 @@ On a kernel that chooses otherwise than our arithmetic (selftest.py) there is no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count as numbers
 from typing import Any
 
 from heddle.fabric.model import Fabric
@@ -28,6 +29,7 @@ from heddle.proof.counts import lost_behind, measured_why, unexplained_losses
 from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Measured, measure, peers_of
+from heddle.proof.otherroutes import other_routes
 from heddle.switch.queues.classes import class_plan
 from heddle.traffic.flow import Flow, Sent
 from heddle.wire.layout import DSCP_DATA
@@ -120,7 +122,7 @@ class PathsResult:
 
     per_leaf: by the switches that hosts are connected to, which the shape calls leaf_word.
     sources: what the verdict is about, of prediction, oracle and counters. selftest: whether the prediction holds here.
-    mmr: over `uplinks`. delivery: None where nothing was sent.
+    mmr: over `uplinks`. delivery: None where nothing was sent. choices: who made the oracle's choices, see oracle.py.
     """
 
     agree: bool
@@ -134,6 +136,7 @@ class PathsResult:
     sources: tuple[str, ...] = ("prediction", "oracle", "counters")
     selftest: SelfTest | None = None
     delivery: Delivery | None = None
+    choices: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def uplinks(self) -> UplinkSet:
@@ -164,6 +167,7 @@ class PathsResult:
                 "over": {"links": len(self.uplinks.links), "switches": list(self.uplinks.switches)},
             },
             "delivery": self.delivery.to_json() if self.delivery else None,
+            "oracle_choices": dict(self.choices),
             "entropy": self.entropy.to_json(),
             "lost": dict(self.lost),
             "notes": list(self.notes),
@@ -192,11 +196,12 @@ def prove(fabric: Fabric, evidence: Evidence) -> PathsResult:
     )
     misses = sum(table.misses for table in evidence.counters.values())
     notes = _notes(evidence, misses, (lost, number), sum(not sent.packets for sent in flows)) + _said(trusted, proofs)
+    notes += other_routes(fabric, evidence.after.fibs, wanted, [proof.measured for proof in proofs])
     # Packets that went by two rules prove neither, also where what was counted lies within both.
     agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
     links = links_of(fabric, evidence)
     found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
-    return replace(found, delivery=Delivery.of(proofs))
+    return replace(found, delivery=Delivery.of(proofs), choices=evidence.choices)
 
 
 def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
@@ -211,7 +216,7 @@ def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None)
     doors = _doors(lab.fabric)
     proofs = tuple(
         FlowProof(Sent(flow, 0, 0), own, other, Measured(()), _path_why(flow, own, other, doors))
-        for flow, own, other in zip(flows, predicted, asked, strict=True)
+        for flow, own, other in zip(flows, predicted, asked.paths, strict=True)
     )
     counts: dict[str, int] = {}
     for proof in proofs:
@@ -220,7 +225,8 @@ def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None)
     links = planned_links(lab.fabric, flows, counts)
     notes = ("no packet was sent: this is what the FIBs and the kernels say", *_said(trusted, proofs))
     agree = all(not proof.why for proof in proofs)
-    return _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
+    found = _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
+    return replace(found, choices=asked.choices)
 
 
 def _predicted(fabric: Fabric, then: Snapshot, flows: Sequence[Flow], trusted: SelfTest) -> Sequence[Path | None]:
@@ -274,7 +280,7 @@ def _proof(
     doors: Mapping[str, str],
 ) -> FlowProof:
     foretold = asked if own is None else own
-    why = _path_why(sent.flow, own, asked, doors) or measured_why(sent, foretold, seen, *losses)
+    why = _path_why(sent.flow, own, asked, doors, seen.path) or measured_why(sent, foretold, seen, *losses)
     return FlowProof(sent, own, asked, seen, why)
 
 
@@ -283,9 +289,12 @@ def _doors(fabric: Fabric) -> dict[str, str]:
     return {port.peer_ref: str(port.address.ip) for host in fabric.hosts for port in host.ports if port.address}
 
 
-def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str]) -> str:
+def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str], seen: Path = ()) -> str:
     if own is not None and own != asked:
-        return "the prediction is not what the kernels say"
+        at = next(at for at in numbers() if own[at : at + 1] != asked[at : at + 1])
+        where = (" ".join(path[at : at + 1]) or "nothing" for path in (own, asked))
+        counted = f", counted {' '.join(seen[at : at + 1]) or 'nothing'}" if seen else ""
+        return "the prediction is not what the kernels say: predicted {}, kernel {}".format(*where) + counted
     if not asked:
         return f"{flow.first_hop.partition(':')[0]} has no route to {flow.dst_ip}"
     if {doors.get(port) for port in ports_of(asked[-1])} != {flow.dst_ip}:

@@ -20,6 +20,13 @@ _BARS: Final = "share of the busiest, by time"
 _HEADING: Final = f"{{:<15}} {'flows':>6} {'packets':>10} {'bytes':>15} {'seconds':>9} {'use':>5}  {_BARS}"
 _PORTS: Final = 8  # of each other direction
 _ROWS: Final = 16
+_WHO: Final = {
+    "kernel": "by the kernels of the switches",
+    "program": "by the programs of the switches",
+    "packet": "by packets through a router of the same hash",
+    "route": "spread over all next hops of the route",
+    "arithmetic": "by arithmetic that the prediction shares",
+}
 _MOVED: Final = 8
 
 
@@ -60,7 +67,9 @@ def _verdict(result: PathsResult) -> list[str]:
         lines = [f"NOT PROVEN: {result.said} do not agree on {wrong} of {total} QPs"]
     else:  # the notes say why
         lines = [f"NOT PROVEN: the paths of {total} QPs"]
-    return lines + [line for note in (*_delivery(result), *result.notes) for line in _wrapped(f"  {note}")]
+    return lines + [
+        line for note in (*_delivery(result), *_choices(result), *result.notes) for line in _wrapped(f"  {note}")
+    ]
 
 
 def _delivery(result: PathsResult) -> list[str]:
@@ -71,6 +80,12 @@ def _delivery(result: PathsResult) -> list[str]:
     if found.received is None:
         return [f"the last ports counted {found.counted:,} packets; what the receiving NICs took is not known"]
     return [f"the receiving NICs took {found.received:,} of the {found.counted:,} packets that the last ports counted"]
+
+
+def _choices(result: PathsResult) -> list[str]:
+    """Who made the oracle's choices: what rests on the prediction's own arithmetic is named."""
+    said = [f"{result.choices[who]:,} {words}" for who, words in _WHO.items() if result.choices.get(who)]
+    return [f"the oracle's choices: {', '.join(said)}"] if said else []
 
 
 def uplinks(result: PathsResult) -> list[str]:

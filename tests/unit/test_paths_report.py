@@ -188,7 +188,10 @@ def test_an_oracle_of_another_mind_is_no_proof() -> None:
     other = ("rtsw1:eth9", *found.oracle[0][1:])
     result = judge(SENT, replace(found, oracle=(other,)))
     assert not result.agree
-    assert result.flows[0].why == "the prediction is not what the kernels say"
+    assert result.flows[0].why == (
+        f"the prediction is not what the kernels say: predicted {found.oracle[0][0]}, kernel rtsw1:eth9, "
+        f"counted {found.oracle[0][0]}"
+    )
     assert "rtsw1:eth9" in paths_text(result)
 
 
@@ -236,7 +239,7 @@ def test_what_a_hash_of_5_tuples_can_tell_apart_is_said() -> None:
 
 
 def test_evidence_survives_json() -> None:
-    found = replace(evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3}), received=(7,), seconds=1.5)
+    found = replace(evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3}), received=(7,), seconds=1.5, choices={"kernel": 3})
     again = from_json(json.loads(json.dumps(to_json(found))))
     assert again == found
     assert (again.counters, again.drops, again.changed) == (found.counters, found.drops, found.changed)
