@@ -6,12 +6,14 @@ Out: a sentence for what is not proven, '' for what is; port -> packets lost beh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from heddle.predict.spread import ports_of
 from heddle.proof.evidence import Evidence
-from heddle.proof.measure import Measured, Passage, passages
-from heddle.traffic.flow import Sent
+from heddle.proof.measure import Count, Measured, Passage, passages
+from heddle.traffic.flow import FlowKey, Sent
 
 Path = tuple[str, ...]
 
@@ -95,25 +97,61 @@ def lost_behind(
     return lost
 
 
-def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int) -> dict[str, str]:
-    """Port -> why its drop counter does not account for the packets that these flows lost behind it.
+@dataclass(frozen=True, slots=True)
+class OtherLosses:
+    """RoCEv2 packets of other flows than the proven ones. lost: port -> packets missing at the next switch.
 
-    number: the class of the flows. A counter of drops is kept by port and class, not by flow. So it accounts for a loss
-    only when both numbers are equal: each drop is then a packet of these flows. With more drops, some were of other
-    traffic, and which is not known. The machine's backlog drops are known by no port, class or flow.
+    unknown: ports to hosts that sent some of them: what those NICs took is not known.
+    """
+
+    lost: Mapping[str, int]
+    unknown: frozenset[str]
+
+    @classmethod
+    def of(cls, evidence: Evidence, peers: Mapping[str, str]) -> OtherLosses:
+        """From the counters of a run. Answers of the proven flows are of no account at their last port.
+
+        Where several ports led a flow to a switch, its loss counts behind each of them.
+        """
+        ours = {sent.flow.key for sent in evidence.sent}
+        answered = {(sent.flow.dst_ip, sent.flow.src_ip) for sent in evidence.sent}
+        into: dict[tuple[FlowKey, str], list[Count]] = {}
+        out: Counter[tuple[FlowKey, str]] = Counter()
+        unknown: set[str] = set()
+        for switch, table in evidence.counters.items():
+            for row in table.flows:
+                key = row.src, row.dst, row.qpn
+                if key in ours:
+                    continue
+                count = Count(f"{switch}:{row.port}", row.packets, row.bytes)
+                out[key, switch] += row.packets
+                if (peer := peers.get(count.port, "")) in evidence.counters:
+                    into.setdefault((key, peer), []).append(count)
+                elif (row.src, row.dst) not in answered:
+                    unknown.add(count.port)
+        lost: Counter[str] = Counter()
+        for at, counts in into.items():
+            missing = max(0, sum(count.packets for count in counts) - out[at])
+            for port in {count.port for count in counts} if missing else ():
+                lost[port] += missing
+        return cls(dict(lost), frozenset(unknown))
+
+
+def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int, others: OtherLosses) -> dict[str, str]:
+    """Port -> why its drop counters do not account for the packets that these flows lost behind it.
+
+    number: the class of the flows. Drops are counted by port and class, not by flow. They account for a loss where each
+    drop must be one of the lost packets: the class dropped as many as these flows lost, and no other RoCEv2 flow lost
+    any there; or all classes together dropped as many as all RoCEv2 flows lost there. Otherwise some drops were of
+    other traffic, and which is not known. The machine's backlog drops are known by no port, class or flow.
     """
     found: dict[str, str] = {}
     for port, count in lost.items():
-        drops = evidence.class_drops(port, number)
+        drops, more = evidence.class_drops(port, number), others.lost.get(port, 0)
         if drops is None:
             found[port] = (
                 f"{count} packets were lost after {port}, whose queue dropped {evidence.drops[port]}, "
                 "of which class is not recorded: not attributable"
-            )
-        elif drops > count:
-            found[port] = (
-                f"{count} packets were lost after {port}, whose queue dropped {drops} of class {number}, "
-                "other traffic among them: not attributable"
             )
         elif drops < count:
             machine = (
@@ -123,5 +161,10 @@ def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int)
             )
             found[port] = (
                 f"{count} packets vanished after {port}, whose queue dropped {drops} of class {number}{machine}"
+            )
+        elif port in others.unknown or (drops != count if not more else evidence.drops[port] != count + more):
+            found[port] = (
+                f"{count} packets were lost after {port}, whose queue dropped {drops} of class {number}, "
+                "perhaps of other traffic: not attributable"
             )
     return found

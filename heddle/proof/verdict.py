@@ -25,7 +25,7 @@ from heddle.predict.spread import ports_of, spreads
 from heddle.predict.statistics import Entropy, tuple_entropy
 from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
-from heddle.proof.counts import lost_behind, measured_why, unexplained_losses
+from heddle.proof.counts import OtherLosses, lost_behind, measured_why, unexplained_losses
 from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Measured, measure, peers_of
@@ -188,7 +188,7 @@ def prove(fabric: Fabric, evidence: Evidence) -> PathsResult:
     peers = peers_of(fabric)
     number = class_plan(fabric.policy.queues).dscp[DSCP_DATA]
     lost = lost_behind(measured, peers, evidence, number)
-    unexplained = unexplained_losses(lost, evidence, number)
+    unexplained = unexplained_losses(lost, evidence, number, OtherLosses.of(evidence, peers))
     doors = _doors(fabric)
     proofs = tuple(
         _proof(sent, own, asked, seen, (unexplained, peers), doors)

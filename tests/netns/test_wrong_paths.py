@@ -137,7 +137,8 @@ def test_the_oracle_follows_a_kernel_that_leaves_out_a_next_hop() -> None:
     with static_fabric("e-ecmp") as lab:
         with inside(lab.handle("rtsw1").netns):
             Path("/proc/sys/net/ipv4/fib_multipath_use_neigh").write_text("1")
-        lab.ip("rtsw1", "neigh", "replace", GATEWAY, "dev", "eth2", "nud", "failed")
+        # extern_learn: neigh_periodic_work() removes other failed entries, and no entry counts as a good one.
+        lab.ip("rtsw1", "neigh", "replace", GATEWAY, "dev", "eth2", "nud", "failed", "extern_learn")
         flows = [flow for flow in some_flows(lab.fabric, 200) if flow.first_hop.startswith("rtsw1:")]
         before = collect_before(lab)
         send(lab, dict.fromkeys(flows, 1), dscp=DSCP_DATA)
@@ -192,25 +193,34 @@ def test_drops_of_best_effort_do_not_excuse_a_loss_of_data() -> None:
         assert result.flows[0].why == f"5 packets vanished after {port}, whose queue dropped 0 of class 3"
 
 
-def test_drops_of_other_data_of_the_same_class_are_not_attributable() -> None:
+def test_drops_of_other_data_of_the_same_class_are_told_apart_by_their_losses() -> None:
+    """Two flows lose packets in one queue. All losses together are all drops, so those of the first are among them."""
     slow = {"host": "1gbit", "fabric": "1mbit"}
     with static_fabric("flow", (1, 1), link=slow, queues=dropping("20KB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]
-        other = replace(flow, qpn=flow.qpn + 1)
         before = collect_before(lab)
         send(lab, {flow: 50}, payload=1000, dscp=DSCP_DATA)
-        send(lab, {other: 50}, payload=1000, dscp=DSCP_DATA)
-        sent = [sent_flow(flow, 50, payload=1000)]
-        evidence = collect_after(lab, before, sent)
+        send(lab, {replace(flow, qpn=flow.qpn + 1): 50}, payload=1000, dscp=DSCP_DATA)
+        evidence = collect_after(lab, before, [sent_flow(flow, 50, payload=1000)])
         result = prove(lab.fabric, evidence)
         port = result.flows[0].measured[0]
         drops = evidence.class_drops(port, 3)
         assert drops is not None and drops > result.lost[port] > 0
+        assert result.agree, paths_text(result)
+
+
+def test_drops_of_other_traffic_of_the_same_class_are_not_attributable() -> None:
+    """What is no RoCEv2 is counted by no flow: its drops cannot be told from those of the flow."""
+    slow = {"host": "1gbit", "fabric": "1mbit"}
+    with static_fabric("flow", (1,), link=slow, queues=dropping("20KB")) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        before = collect_before(lab)
+        send(lab, {flow: 50}, payload=1000, dscp=DSCP_DATA)
+        send(lab, {replace(flow, dport=9): 50}, payload=1000, dscp=DSCP_DATA)
+        result = prove(lab.fabric, collect_after(lab, before, [sent_flow(flow, 50, payload=1000)]))
+        assert result.lost[result.flows[0].measured[0]] > 0
         assert not result.agree
-        assert "other traffic among them: not attributable" in result.flows[0].why
-        both = [*sent, sent_flow(other, 50, payload=1000)]
-        whole = prove(lab.fabric, replace(evidence, sent=tuple(both), oracle=evidence.oracle * 2))
-        assert whole.agree, "with both flows every drop is one of theirs: " + paths_text(whole)
+        assert "perhaps of other traffic: not attributable" in result.flows[0].why
 
 
 def test_what_is_lost_behind_the_last_counter_is_seen() -> None:

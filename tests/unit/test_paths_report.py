@@ -311,11 +311,34 @@ def test_more_drops_than_these_flows_lost_are_of_other_traffic_too_and_so_not_at
     result = judge(SENT, evidence(SENT, (10, 7, 7), {port: 5}))
     assert not result.agree
     assert result.flows[0].why == (
-        f"3 packets were lost after {port}, whose queue dropped 5 of class 3, other traffic among them: "
+        f"3 packets were lost after {port}, whose queue dropped 5 of class 3, perhaps of other traffic: "
         "not attributable"
     )
     assert judge(SENT, evidence(SENT, (10, 7, 7), {port: 3})).agree
     assert judge(SENT, evidence(SENT, drops={port: 5})).agree, "flows that lost nothing need no explanation"
+
+
+@pytest.mark.parametrize(
+    ("of_the_other", "drops", "agrees"), [(0, 3, True), (2, 3, False), (2, 5, True), (2, 4, False)]
+)
+def test_drops_are_shared_with_another_flow_that_lost_packets_there(
+    of_the_other: int, drops: int, agrees: bool
+) -> None:
+    """Three packets of ours are missing behind the port, and some of a flow that is not of this run.
+
+    Equal numbers of drops and losses of the class prove nothing when the drops can be those of the other flow.
+    """
+    port = predict(FABRIC, fibs(), HASHING, [SENT[0].flow])[0][0]
+    found = evidence(SENT, (10, 7, 7), {port: drops})
+    f, (first, second) = SENT[0].flow, found.oracle[0][:2]
+    tables = dict(found.after.counters)
+    for ref, packets in ((first, 10), (second, 10 - of_the_other)):
+        switch, _, name = ref.partition(":")
+        row = FlowCount(name, f.src_ip, f.dst_ip, 99, packets, packets * 100)
+        tables[switch] = replace(tables[switch], flows=(*tables[switch].flows, row))
+    result = judge(SENT, with_counters(found, tables))
+    assert result.agree == agrees, result.flows[0].why
+    assert agrees or "perhaps of other traffic: not attributable" in result.flows[0].why
 
 
 def test_drops_of_which_the_class_was_not_recorded_are_not_attributable() -> None:
