@@ -41,7 +41,7 @@ from heddle.traffic.options import ELEMENT_BYTES
 from heddle.traffic.plan import Plan
 from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 
-# The kernel forwards what workers send, in ksoftirqd (nice 0) when it must wait. It goes first, or packets would pile up.
+# The kernel forwards what workers send, in ksoftirqd (nice 0) when it must wait: it goes first.
 _NICE: Final = 5
 _LONG_S: Final = 1.0
 _LAST_S: Final = 0.002

@@ -47,10 +47,12 @@ class QueuePair:
     """One end of a connection at its NIC, and what passed it.
 
     packets, bytes: data frames that were sent, and frame bytes; those that were sent again count again.
-    ce: frames that arrived with a mark (congestion experienced).
+    ce: frames that arrived with a mark (congestion experienced). taken: frames that arrived for this end.
     """
 
-    __slots__ = ("_nic", "answers", "bytes", "ce", "delay", "end", "packets", "peer_ip", "qpn", "taken", "timer", "waiting")
+    __slots__ = (
+        "_nic", "answers", "bytes", "ce", "delay", "end", "packets", "peer_ip", "qpn", "taken", "timer", "waiting",
+    )  # fmt: skip
 
     def __init__(self, nic: Nic, qp: QpInfo, end: QpEnd) -> None:
         self._nic = nic
