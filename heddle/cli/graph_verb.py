@@ -14,7 +14,7 @@ from heddle.views import graph as drawings
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.views.picture import LinkLoad
+    from heddle.views.linkloads import LinkLoad
     from heddle.views.usage import Usage
 
 
@@ -70,5 +70,5 @@ def _rows(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[dict[str, Any]]:
     """A row per link; without a run its numbers are null."""
     if loads:
         return [load.to_json() for load in loads]
-    nothing = {"packets": None, "bytes": None, "share": None}
+    nothing = dict.fromkeys(("packets", "bytes", "share", "utilisation"))
     return [{"a": ":".join(link.a), "b": ":".join(link.b), **nothing} for link in fabric.links]

@@ -84,6 +84,7 @@ class Crew:
     """Worker processes that run one plan's ranks between them.
 
     before, after: the machine at the start barrier, and when the last rank was done. began_ns: the barrier's time.
+    seconds: from the barrier until the last rank was done.
     """
 
     def __init__(self, plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int) -> None:
@@ -91,6 +92,7 @@ class Crew:
         self._deadline = time.monotonic() + plan.max_seconds
         self.before = self.after = machine.read()
         self.began_ns = 0  # CLOCK_MONOTONIC
+        self.seconds = 0.0
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
         paths, parameters = {host: str(path) for host, path in netns.items()}, transport.parameters()
@@ -103,8 +105,11 @@ class Crew:
             self._selector.register(member.out, selectors.EVENT_READ, member)
             member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
 
-    def run(self, observer: Observer) -> list[WorkerReport]:
-        """Start all ranks at once and wait for all of them; a report per worker."""
+    def run(self, observer: Observer, before_stop: Callable[[], None] = lambda: None) -> list[WorkerReport]:
+        """Start all ranks at once and wait for all of them; a report per worker.
+
+        before_stop: called when all ranks are done, while their NICs still take what arrives.
+        """
         self._all(lambda message: message.ready or None)
         self.before = machine.read()
         self.began_ns = time.monotonic_ns()
@@ -118,6 +123,8 @@ class Crew:
                     observer.advance("run", min(m.sizes_done for m in self._members))
                 waiting -= message.done
         self.after = machine.read()
+        self.seconds = (time.monotonic_ns() - self.began_ns) / 1e9
+        before_stop()
         self._broadcast({"stop": True})
         reports = self._all(lambda message: message.report)
         observer.end("run")

@@ -28,6 +28,8 @@ from heddle.wire.layout import LAYOUTS
 
 SEND_FRAMES: Final = 16  # how many may wait in the port's queue: the NIC's own queue
 TICK_S: Final = 0.02  # how often a link that was down is tried again
+REST_TURNS: Final = 4  # readings at the end of a run
+REST_S: Final = 3600.0  # longer than any delay
 _MODERATION_S: Final = 0.001  # the most that a frame may wait for the next pass
 
 
@@ -64,6 +66,11 @@ class NicLoop(Protocol):
         """Work until that time (CLOCK_MONOTONIC, seconds), or shorter; True when `stop_fd` can be read.
 
         NicError when a port is gone or a queue pair has given up.
+        """
+
+    def take_rest(self) -> None:
+        """Take what has arrived and was not read yet, and what is held back for its delay: at the end of a run, when
+        copies of packets can arrive after their queue pair was done.
         """
 
     def idle(self) -> bool:
@@ -199,6 +206,13 @@ class PythonLoop:
             self._poll.modify(nic.socket.fileno(), events)
             nic.events = events
 
+    def take_rest(self) -> None:
+        """Take what has arrived, and what is held back."""
+        for nic in self._nics.values():
+            for _ in range(REST_TURNS):
+                nic.receive(time.monotonic())
+            nic.expire(time.monotonic() + REST_S)
+
     def idle(self) -> bool:
         """Nothing to send, nothing unacknowledged."""
         return all(nic.idle for nic in self._nics.values())
@@ -207,7 +221,7 @@ class PythonLoop:
         """What passed each end."""
         for rank, nic in self._nics.items():
             for pair in nic.qps.values():
-                yield QpReport(rank, pair.qpn, pair.packets, pair.bytes, pair.ce, dict(pair.end.counters()))
+                yield QpReport(rank, pair.qpn, pair.packets, pair.bytes, pair.ce, pair.taken, dict(pair.end.counters()))
 
     def nic_reports(self) -> Iterable[NicReport]:
         """What was not for any queue pair."""

@@ -20,6 +20,7 @@ from heddle.endpoints.ranks import SizeResult
 class QpReport:
     """One end of a QP. packets, bytes: data frames sent; ce: frames that arrived with a mark.
 
+    taken: frames with a right ICRC that the NIC took for this end, whether in order or not. Of a receiving end; else 0.
     counters: of the transport, by the keys of its columns.
     """
 
@@ -28,6 +29,7 @@ class QpReport:
     packets: int
     bytes: int
     ce: int
+    taken: int
     counters: Mapping[str, int]
 
 

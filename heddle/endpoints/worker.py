@@ -134,6 +134,7 @@ class Worker:
             rest = 0.0 if self._turning else _LAST_S if all(r.finished for r in self._ranks.values()) else _LONG_S
             try:
                 if self.loop.turn(time.monotonic() + rest, stdin):
+                    self.loop.take_rest()
                     return
             except NicError as error:
                 raise RankError(self._plan.endpoints[error.rank], error.why) from None

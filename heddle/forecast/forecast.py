@@ -14,6 +14,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
+from heddle.fabric.below import ports_above
 from heddle.fabric.model import Fabric
 from heddle.forecast import modes as how
 from heddle.forecast.columns import flows_of
@@ -77,6 +78,8 @@ class _Forecast:
         self._own = ask.mode or wires.fabric.policy.routing.ecmp
         self._modes = how.compared(self._own)
         self._steering = how.steering_of(wires, before)
+        above = ports_above(wires.fabric, {endpoint.nic for endpoint in traffic.endpoints})
+        self._ranked = np.array([port in above for port in wires.ports], dtype=bool)
         self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
 
     def result(self, observer: Observer, checked: SelfTest | None) -> Prediction:
@@ -99,7 +102,7 @@ class _Forecast:
             self._wires, self._traffic, self._trouble, results, roofline,
             self._evenness(first) if first and not self._trouble else {}, self._entropy(),
             main.unreachable, tuple(f"{endpoints[a].nic} to {endpoints[b].nic}" for a, b in main.named),
-            self._moved(every), self._ask.trials, checked, tuple(self._notes()),
+            self._moved(every), self._ask.trials, checked, tuple(self._notes()), self._ranked,
         )  # fmt: skip
 
     def _drained(self) -> Bools:
@@ -184,9 +187,10 @@ class _Forecast:
         )
 
     def _mmr(self, carried: F64) -> dict[int, float | None]:
-        """Max/mean by direction over all ports that live."""
+        """Max/mean by direction over the ports that are up, of links that ranks are below (fabric/below.py)."""
         of = self._wires.direction
-        return {d: max_over_mean(carried[(of == d) & self._live]) for d in self._wires.of_directions()}
+        chosen = self._live & self._ranked
+        return {d: max_over_mean(carried[(of == d) & chosen]) for d in self._wires.of_directions()}
 
     def _roofline(self, demand: Demand) -> Roofline:
         """The busiest NIC, or the busiest of the cuts around an edge or an area, by what its live links can carry."""

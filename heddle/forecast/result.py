@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle.base.arrays import F64
+from heddle.base.arrays import F64, Bools
 from heddle.forecast.demand import Traffic
 from heddle.forecast.wires import Trouble, Wires
 from heddle.predict.selftest import SelfTest
@@ -110,7 +110,10 @@ class MovedFlows:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Everything that `./inv paths --predict` knows. modes: the fabric's own (or the one asked for) first."""
+    """Everything that `./inv paths --predict` knows. modes: the fabric's own (or the one asked for) first.
+
+    ranked (ports,): ranks are below the port's link.
+    """
 
     wires: Wires
     traffic: Traffic
@@ -125,6 +128,7 @@ class Prediction:
     trials: int
     checked: SelfTest | None
     notes: tuple[str, ...]
+    ranked: Bools
 
     @property
     def k(self) -> int:
@@ -161,19 +165,25 @@ class Prediction:
         }  # fmt: skip
 
     def links(self) -> list[dict[str, Any]]:
-        """A row a port that could carry something, with what the first mode puts on it."""
+        """A row a port that could carry something, with what the first mode puts on it.
+
+        seconds: bytes * 8 / rate. utilisation: seconds over the completion, those of the busiest port. ranked: ranks
+        are below the link, so it counts for the MMR.
+        """
         first, wires = self.modes[0], self.wires
         flows = first.flows if first.flows is not None else np.full(len(wires.ports), np.nan)
         seconds = first.bytes * 8 / wires.rate
+        use = seconds / first.seconds if first.seconds else np.zeros(len(seconds))
         names = [wires.direction_name(d) for d in range(int(wires.direction.max()) + 1)]
         return [
             {
                 "port": port, "to": wires.ports[other], "direction": names[direction], "rate_bps": int(rate),
                 "bytes": round(carried), "flows": None if first.flows is None else round(count), "seconds": time,
+                "utilisation": round(share, 6), "ranked": ranked,
             }
-            for port, other, direction, rate, carried, count, time in zip(
+            for port, other, direction, rate, carried, count, time, share, ranked in zip(
                 wires.ports, wires.other.tolist(), wires.direction.tolist(), wires.rate.tolist(),
-                first.bytes.tolist(), flows.tolist(), seconds.tolist(), strict=True,
+                first.bytes.tolist(), flows.tolist(), seconds.tolist(), use.tolist(), self.ranked.tolist(), strict=True,
             )
             if port not in self.trouble.dead
         ]  # fmt: skip

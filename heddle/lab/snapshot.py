@@ -71,6 +71,7 @@ class DaemonQuestions:
 class NodeSnapshot:
     """One node. A field is None where its part was not read. drops, down, foreign: by the node's own port names.
 
+    class_drops: the same drops by port and class; classes without drops are left out. None also in older evidence.
     sessions is also None where bgpd does not answer; hosts are not asked.
     """
 
@@ -82,6 +83,7 @@ class NodeSnapshot:
     statistics: Mapping[str, int] | None = None
     counters: SwitchCounters | None = None
     drops: Mapping[str, int] | None = None
+    class_drops: Mapping[str, Mapping[int, int]] | None = None
     down: Mapping[str, bool] | None = None
     foreign: Mapping[str, str] | None = None
     sessions: Mapping[str, str] | None = None
@@ -135,6 +137,13 @@ class Snapshot:
         """`rtsw1:eth2` -> packets that its queues dropped, whatever the cause, since the lab came up."""
         self._check(LabPart.DROPS)
         return {f"{name}:{port}": n for name, each in self.nodes.items() for port, n in (each.drops or {}).items()}
+
+    @cached_property
+    def class_drops(self) -> Mapping[str, Mapping[int, int]]:
+        """`rtsw1:eth2` -> class -> packets of `drops`; ports of a switch are missing where only their sum is known."""
+        self._check(LabPart.DROPS)
+        known = {name: each.class_drops for name, each in self.nodes.items() if each.class_drops is not None}
+        return {f"{name}:{port}": classes for name, ports in known.items() for port, classes in ports.items()}
 
     @property
     def backlog_drops(self) -> int:
@@ -266,7 +275,7 @@ class _Reading:
                 found = replace(found, hashing=rule, epoch=tables.epoch, statistics=tables.statistics())
         if self._wants(LabPart.DROPS):
             with self._guarded(LabPart.DROPS):
-                found = replace(found, drops=refused_by_qdiscs(netlink, names))
+                found = replace(found, class_drops=refused_by_qdiscs(netlink, names))
         return found
 
     def finished(self, found: Mapping[str, NodeSnapshot], switches: Collection[Node]) -> Snapshot:
@@ -285,12 +294,18 @@ class _Reading:
                     cells = QueueState.of(live)
                 if self._wants(LabPart.DROPS):
                     for node in switches:
-                        own = nodes[node.name].drops or {}
-                        counts = missed(live, node.ports)
-                        drops = {port.name: counts[port.ref] + own.get(port.name, 0) for port in node.ports}
-                        nodes[node.name] = replace(nodes[node.name], drops=drops)
+                        own, counts = nodes[node.name].class_drops or {}, missed(live, node.ports)
+                        each = {port.name: _added(counts[port.ref], own.get(port.name, {})) for port in node.ports}
+                        drops = {port: sum(classes.values()) for port, classes in each.items()}
+                        nodes[node.name] = replace(nodes[node.name], drops=drops, class_drops=each)
         machine = backlog_drops() if LabPart.DROPS in self._parts else None
         return Snapshot(self._fabric.name, self._parts, nodes, machine, cells, self._failed)
+
+
+def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    """Drops by class of two counters together; classes without drops are left out."""
+    sums = {number: one.get(number, 0) + other.get(number, 0) for number in sorted({*one, *other})}
+    return {number: count for number, count in sums.items() if count}
 
 
 def _asked(found: Collection[NodeSnapshot], parts: LabPart, questions: DaemonQuestions) -> dict[str, NodeSnapshot]:

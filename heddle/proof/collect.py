@@ -23,6 +23,8 @@ NO_PART: Final = LabPart(0)
 SETTLE_S: Final = 1.0  # how long counters may take to stop after a run, beside what ports need to drain
 _POLL_S: Final = 0.02
 _STILL_POLLS: Final = 6  # at 1 Mb/s, the slowest that a fabric may be, three packets of 4 KB go by
+_EMPTY_S: Final = 0.002
+_EMPTY_POLLS: Final = 3
 _QUIET_POLLS: Final = 3  # at 1 Mb/s, a packet of 4 KB and more
 
 
@@ -52,12 +54,36 @@ def collect_before(lab: RunningLab, more: LabPart = NO_PART) -> Snapshot:
     return lab.snapshot(PARTS | more)
 
 
-def collect_after(lab: RunningLab, before: Snapshot, sent: Sequence[Sent], more: LabPart = NO_PART) -> Evidence:
-    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long. more: as above."""
+def wait_until_delivered(lab: RunningLab) -> None:
+    """Wait until the queues of the lab are empty, or it takes too long: what was sent reached a NIC, or is lost.
+
+    A packet between two queues is in none of them for microseconds, so they must be empty at several readings.
+    """
+    deadline = time.monotonic() + _patience(lab.fabric)
+    empty = 0
+    while empty < _EMPTY_POLLS and time.monotonic() < deadline:
+        waits = bool(lab.snapshot(LabPart.QUEUES).queues.cells["depth"].any())
+        empty = 0 if waits else empty + 1
+        time.sleep(_EMPTY_S)
+
+
+def collect_after(
+    lab: RunningLab,
+    before: Snapshot,
+    sent: Sequence[Sent],
+    received: Sequence[int] = (),
+    seconds: float | None = None,
+    more: LabPart = NO_PART,
+) -> Evidence:
+    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long.
+
+    received: what the receiving NIC took of each flow. seconds: how long the run sent. Either where it is known.
+    more: as above.
+    """
     _wait_until_counted(lab, before, sent)
     asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
-    now = lab.snapshot(PARTS | more)  # after the oracle: what changes meanwhile is seen
-    return Evidence.of(before, now, sent, asked)
+    after = lab.snapshot(PARTS | more)  # after the oracle: what changes meanwhile is seen
+    return Evidence.of(before, after, sent, asked.paths, received, seconds, asked.choices)
 
 
 def _wait_until_quiet(lab: RunningLab) -> None:

@@ -6,12 +6,14 @@ Out: a sentence for what is not proven, '' for what is; port -> packets lost beh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from heddle.predict.spread import ports_of
 from heddle.proof.evidence import Evidence
-from heddle.proof.measure import Measured, Passage, passages
-from heddle.traffic.flow import Sent
+from heddle.proof.measure import Count, Measured, Passage, passages
+from heddle.traffic.flow import FlowKey, Sent
 
 Path = tuple[str, ...]
 
@@ -39,9 +41,14 @@ def _outside_why(foretold: Path, seen: Measured) -> str:
 
 def _way_why(foretold: Path, seen: Measured) -> str:
     """Whether a flow was counted elsewhere than at the ports foretold; empty when each step is one of them."""
-    steps = zip(foretold, seen.steps, strict=False)
-    within = all(count.port in ports_of(word) for word, step in steps for count in step)
-    return "" if within and len(foretold) == len(seen.steps) else "the counters saw another path"
+    for word, step, seen_word in zip(foretold, seen.steps, seen.path, strict=False):
+        if any(count.port not in ports_of(word) for count in step):
+            return f"the counters saw another path: expected {word}, counted {seen_word}"
+    if len(foretold) == len(seen.steps):
+        return ""
+    at = min(len(foretold), len(seen.steps))
+    words = (" ".join(path[at : at + 1]) or "nothing" for path in (foretold, seen.path))
+    return "the counters saw another path: expected {}, counted {}".format(*words)
 
 
 def _count_why(sent: Sent, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
@@ -52,20 +59,24 @@ def _count_why(sent: Sent, seen: Measured, unexplained: Mapping[str, str], peers
         return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
     for passage in passages(seen, peers):
         if passage.packets_out > passage.packets_in:
-            return f"more packets after {passage.said} than at it"
+            nic = f"the NIC took {passage.packets_out} packets, {passage.said} counted {passage.packets_in}"
+            return nic if passage.bytes_out is None else f"more packets after {passage.said} than at it"
         if passage.lost:
             reasons = [unexplained[port] for port in passage.ports if port in unexplained]
             if reasons:
                 return "; ".join(reasons)
-        elif passage.bytes_out != passage.bytes_in:
+        elif passage.bytes_out not in (None, passage.bytes_in):
             return f"other packets after {passage.said} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
     return ""
 
 
-def lost_behind(measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence) -> dict[str, int]:
-    """Port -> packets that it counted and the next switch on their path did not.
+def lost_behind(
+    measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence, number: int
+) -> dict[str, int]:
+    """Port -> packets that it counted, and the next switch on their path, or the NIC at its end, did not.
 
-    Where several ports led a flow to a switch, the loss is put down to those whose queues say that they dropped.
+    Where several ports led a flow to a switch, the loss is assigned to those whose queues dropped packets of the
+    flows' class.
     """
     lost: dict[str, int] = {}
     shared: list[Passage] = []
@@ -77,7 +88,7 @@ def lost_behind(measured: Sequence[Measured], peers: Mapping[str, str], evidence
     for passage in shared:
         left = passage.lost
         for port in passage.ports:
-            part = min(left, max(0, evidence.drops.get(port, 0) - lost.get(port, 0)))
+            part = min(left, max(0, (evidence.class_drops(port, number) or 0) - lost.get(port, 0)))
             if part:
                 lost[port] = lost.get(port, 0) + part
             left -= part
@@ -86,15 +97,74 @@ def lost_behind(measured: Sequence[Measured], peers: Mapping[str, str], evidence
     return lost
 
 
-def unexplained_losses(lost: Mapping[str, int], evidence: Evidence) -> dict[str, str]:
-    """Port -> what is to be said when more was lost behind it than its queue and the machine say they dropped.
+@dataclass(frozen=True, slots=True)
+class OtherLosses:
+    """RoCEv2 packets of other flows than the proven ones. lost: port -> packets missing at the next switch.
 
-    The machine's drops are of all ports together: a packet that its backlog lost cannot explain two losses.
+    unknown: ports to hosts that sent some of them: what those NICs took is not known.
     """
-    beyond = {port: count for port, count in lost.items() if count > evidence.drops.get(port, 0)}
-    if sum(count - evidence.drops.get(port, 0) for port, count in beyond.items()) <= evidence.backlog_drops:
-        return {}
-    return {
-        port: f"{count} packets vanished after {port}, whose queue dropped {evidence.drops.get(port, 0)}"
-        for port, count in beyond.items()
-    }
+
+    lost: Mapping[str, int]
+    unknown: frozenset[str]
+
+    @classmethod
+    def of(cls, evidence: Evidence, peers: Mapping[str, str]) -> OtherLosses:
+        """From the counters of a run. Answers of the proven flows are of no account at their last port.
+
+        Where several ports led a flow to a switch, its loss counts behind each of them.
+        """
+        ours = {sent.flow.key for sent in evidence.sent}
+        answered = {(sent.flow.dst_ip, sent.flow.src_ip) for sent in evidence.sent}
+        into: dict[tuple[FlowKey, str], list[Count]] = {}
+        out: Counter[tuple[FlowKey, str]] = Counter()
+        unknown: set[str] = set()
+        for switch, table in evidence.counters.items():
+            for row in table.flows:
+                key = row.key
+                if key in ours:
+                    continue
+                count = Count(f"{switch}:{row.port}", row.packets, row.bytes)
+                out[key, switch] += row.packets
+                if (peer := peers.get(count.port, "")) in evidence.counters:
+                    into.setdefault((key, peer), []).append(count)
+                elif (row.src, row.dst) not in answered:
+                    unknown.add(count.port)
+        lost: Counter[str] = Counter()
+        for at, counts in into.items():
+            missing = max(0, sum(count.packets for count in counts) - out[at])
+            for port in {count.port for count in counts} if missing else ():
+                lost[port] += missing
+        return cls(dict(lost), frozenset(unknown))
+
+
+def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int, others: OtherLosses) -> dict[str, str]:
+    """Port -> why its drop counters do not account for the packets that these flows lost behind it.
+
+    number: the class of the flows. Drops are counted by port and class, not by flow. They account for a loss where each
+    drop must be one of the lost packets: the class dropped as many as these flows lost, and no other RoCEv2 flow lost
+    any there; or all classes together dropped as many as all RoCEv2 flows lost there. Otherwise some drops were of
+    other traffic, and which is not known. The machine's backlog drops are known by no port, class or flow.
+    """
+    found: dict[str, str] = {}
+    for port, count in lost.items():
+        drops, more = evidence.class_drops(port, number), others.lost.get(port, 0)
+        if drops is None:
+            found[port] = (
+                f"{count} packets were lost after {port}, whose queue dropped {evidence.drops[port]}, "
+                "of which class is not recorded: not attributable"
+            )
+        elif drops < count:
+            machine = (
+                f"; the machine's backlog dropped {evidence.backlog_drops} of any traffic: not attributable"
+                if evidence.backlog_drops
+                else ""
+            )
+            found[port] = (
+                f"{count} packets vanished after {port}, whose queue dropped {drops} of class {number}{machine}"
+            )
+        elif port in others.unknown or (drops != count if not more else evidence.drops[port] != count + more):
+            found[port] = (
+                f"{count} packets were lost after {port}, whose queue dropped {drops} of class {number}, "
+                "perhaps of other traffic: not attributable"
+            )
+    return found

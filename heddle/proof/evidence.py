@@ -1,13 +1,14 @@
 """What a run leaves behind, so that its paths can be proven when it is over and the fabric has moved on.
 
-Evidence is two snapshots of the lab, before and after the run, what every sender sent, and the oracle's answers.
-Everything else is derived: what was counted and dropped over the run, and which switches changed meanwhile.
+Evidence is two snapshots of the lab, before and after the run, what every sender sent, what every receiving NIC took,
+and the oracle's answers. Everything else is derived: what was counted and dropped over the run, and which switches
+changed meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -24,15 +25,24 @@ class Evidence:
     """before, after: with PARTS; counters of flows that the run did not touch are left out of both.
 
     oracle: what the kernels answered after the run, a path for each flow, in the order of `sent`.
+    received: packets that the receiving NIC took of each flow, in the same order; empty where no NIC reported any.
+    seconds: from the first packet until the last rank was done; None where it is not known.
+    choices: who made the oracle's choices (oracle.py) -> how many; empty where it is not known.
     """
 
     before: Snapshot
     after: Snapshot
     sent: tuple[Sent, ...]
     oracle: tuple[Path, ...]
+    received: tuple[int, ...] = ()
+    seconds: float | None = None
+    choices: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, before: Snapshot, after: Snapshot, sent: Sequence[Sent], oracle: Sequence[Path]) -> Evidence:
+    def of(
+        cls, before: Snapshot, after: Snapshot, sent: Sequence[Sent], oracle: Sequence[Path],
+        received: Sequence[int] = (), seconds: float | None = None, choices: Mapping[str, int] | None = None,
+    ) -> Evidence:  # fmt: skip
         """From two readings; a lab that ran for long has counted many flows, and this run moved a few of them."""
         then, now = before.counters, after.counters
         return cls(
@@ -40,6 +50,9 @@ class Evidence:
             after.with_counters({name: table.moved(then[name]) for name, table in now.items()}),
             tuple(sent),
             tuple(oracle),
+            tuple(received),
+            seconds,
+            choices or {},
         )
 
     @cached_property
@@ -51,6 +64,16 @@ class Evidence:
     def drops(self) -> Mapping[str, int]:
         """`rtsw1:eth2` -> packets that its queues dropped over the run."""
         return {port: count - self.before.drops.get(port, 0) for port, count in self.after.drops.items()}
+
+    def class_drops(self, port: str, number: int) -> int | None:
+        """Packets of one class that a port's queue dropped over the run; None when only the sum of classes is known."""
+        if not self.drops.get(port, 0):
+            return 0
+        node = port.partition(":")[0]
+        if any(state.nodes[node].class_drops is None for state in (self.before, self.after)):
+            return None
+        before, after = (state.class_drops.get(port, {}) for state in (self.before, self.after))
+        return after.get(number, 0) - before.get(number, 0)
 
     @property
     def backlog_drops(self) -> int:

@@ -29,6 +29,9 @@ def to_json(evidence: Evidence) -> dict[str, Any]:
         "after": _snapshot(evidence.after, evidence.before.nodes),
         "sent": [each.to_json() for each in evidence.sent],
         "oracle": [list(path) for path in evidence.oracle],
+        "received": list(evidence.received),
+        "seconds": evidence.seconds,
+        "choices": dict(evidence.choices),
     }
 
 
@@ -44,6 +47,9 @@ def from_json(data: Mapping[str, Any]) -> Evidence:
         _read(data["after"], before.nodes),
         tuple(_sent(row) for row in data["sent"]),
         tuple(tuple(str(port) for port in path) for path in data["oracle"]),
+        tuple(int(count) for count in data.get("received", ())),  # older runs have none of these three
+        None if data.get("seconds") is None else float(data["seconds"]),
+        {str(who): int(count) for who, count in data.get("choices", {}).items()},
     )
 
 
@@ -77,6 +83,11 @@ def _node(node: NodeSnapshot, known: NodeSnapshot | None) -> dict[str, Any]:
         row["hashing"] = node.hashing.to_json()
     if node.counters is not None:
         row["counters"] = node.counters.to_json()
+    if node.class_drops is not None:
+        row["class_drops"] = {
+            port: {str(number): count for number, count in classes.items()}
+            for port, classes in node.class_drops.items()
+        }
     return {**row, "statistics": dict(node.statistics or {}), "drops": dict(node.drops or {})}
 
 
@@ -94,6 +105,12 @@ def _read_node(row: Mapping[str, Any], known: NodeSnapshot | None) -> NodeSnapsh
         statistics={str(word): int(count) for word, count in row["statistics"].items()},
         counters=SwitchCounters.from_json(row["counters"]),
         drops={str(port): int(count) for port, count in row["drops"].items()},
+        class_drops=None
+        if "class_drops" not in row
+        else {
+            str(port): {int(number): int(count) for number, count in classes.items()}
+            for port, classes in row["class_drops"].items()
+        },
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heddle.fabric.model import Fabric
 from heddle.predict.spread import element
@@ -28,10 +28,14 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One flow. steps: the ports that counted it, one a step unless it is spread; stray: other ports, with packets."""
+    """One flow. steps: the ports that counted it, one a step unless it is spread; stray: other ports, with packets.
+
+    received: packets that the receiving NIC took; None where it did not report.
+    """
 
     steps: tuple[tuple[Count, ...], ...]
     stray: tuple[tuple[str, int], ...] = ()
+    received: int | None = None
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -51,13 +55,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One flow at one switch: the ports that led it there, what they counted, and what the switch's own ports did."""
+    """One flow at one switch: the ports that led it there, what they counted, and what the switch's own ports did.
+
+    Or at its destination: packets_out is what the NIC took, and bytes_out None, as NICs report no bytes.
+    """
 
     ports: tuple[str, ...]
     packets_in: int
     bytes_in: int
     packets_out: int
-    bytes_out: int
+    bytes_out: int | None
 
     @property
     def said(self) -> str:
@@ -76,10 +83,15 @@ def peers_of(fabric: Fabric) -> dict[str, str]:
 
 
 def measure(
-    fabric: Fabric, counters: Mapping[str, SwitchCounters], flows: Sequence[Flow], spread: Sequence[bool] = ()
+    fabric: Fabric,
+    counters: Mapping[str, SwitchCounters],
+    flows: Sequence[Flow],
+    spread: Sequence[bool] = (),
+    received: Sequence[int] = (),
 ) -> list[Measured]:
     """Follow every flow from its first switch along the ports that counted it.
 
+    received: packets that the receiving NIC took of each flow; none where NICs did not report.
     spread: which flows may leave a switch by several ports, none when it is left out. Of others, where two ports of a
     switch counted one (a path that moved during the run), the busier is followed and the other is a stray.
     """
@@ -89,8 +101,10 @@ def measure(
             seen.setdefault(row.key, {}).setdefault(switch, []).append(row)
     peers = peers_of(fabric)
     wide = spread or [False] * len(flows)
+    taken: Sequence[int | None] = received or [None] * len(flows)
     return [
-        _follow(flow, dict(seen.get(flow.key, {})), peers, wide=each) for flow, each in zip(flows, wide, strict=True)
+        replace(_follow(flow, dict(seen.get(flow.key, {})), peers, wide=each), received=count)
+        for flow, each, count in zip(flows, wide, taken, strict=True)
     ]
 
 
@@ -117,7 +131,7 @@ def _natural(ref: str) -> list[tuple[str, int]]:
 
 
 def passages(seen: Measured, peers: Mapping[str, str]) -> Iterator[Passage]:
-    """What went into each switch on the way and what came out; not of the last step, behind which are hosts."""
+    """What went into each switch on the path and what came out, and what the NIC behind the last step took."""
     for before, after in zip(seen.steps, seen.steps[1:], strict=False):
         into: dict[str, list[Count]] = {}
         for count in before:
@@ -129,3 +143,6 @@ def passages(seen: Measured, peers: Mapping[str, str]) -> Iterator[Passage]:
                 sum(count.packets for count in counts), sum(count.bytes for count in counts),
                 sum(count.packets for count in out), sum(count.bytes for count in out),
             )  # fmt: skip
+    if seen.steps and seen.received is not None:
+        ports = tuple(count.port for count in seen.steps[-1])
+        yield Passage(ports, seen.packets[-1], seen.bytes[-1], seen.received, None)

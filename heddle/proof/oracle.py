@@ -1,24 +1,38 @@
 """The oracle: what the kernels say, hop by hop, without a packet sent over the fabric.
 
 In:  a fabric, the handles of its switches, and flows.
-Out: for each flow the ordered egress ports, from its source's leaf to the port that its destination host hangs on;
-     where packets of one flow are spread, all ports of that step in one word (spread.py).
-Where the kernel hashes, each kernel is asked for its forwarding decision (RTM_GETROUTE, as `ip route get ... iif`).
-Where the BPF program decides, it is run on the packet's header as it would look there: it steers, or it gives a hash,
-and the kernel is asked for the route that matches. No code is shared with predict.py.
+Out: Answers: for each flow the ordered egress ports, from its source's leaf to the port that its destination host hangs
+     on; where packets of one flow are spread, all ports of that step in one word (spread.py); and who chose how often.
+
+`kernel`: where the kernel hashes, RTM_GETROUTE for the flow's 5-tuple and ingress port (`ip route get ... iif`). Where
+    the BPF program gives a hash, it is run on the flow's header (BPF_PROG_TEST_RUN, on the switch's own maps), and
+    RTM_GETROUTE is asked for 5-tuples that hash alike (standin.py).
+`program`: the program steers. The same run; in it the program asks the kernel for the port (bpf_fib_lookup).
+`packet`: IPv6 under policy 3. Packets through a router that is made for it (trial.py).
+`route`: packets are spread. All live next hops of the kernel's route (RTM_F_FIB_MATCH); nothing is chosen.
+`arithmetic`: the program gives a hash, and the seed of the kernel's own is not known, or no 5-tuple is near enough.
+    Thresholds over the next hops of the kernel's route: the same formula as the prediction's.
+
+Shared with the prediction: the links of the fabric, the mode and policy that were read of each switch (SwitchHashing:
+how to ask, not what is chosen), names of ports, the word of a step (spread.py), the number of buckets of a resilient
+next-hop group (fib.py), and `kernel_hash`, by which standin.py finds 5-tuples. The prediction uses `kernel_hash` where
+no program gives a hash, and there the oracle does not.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Literal
 
 from heddle.base.families import Version
 from heddle.base.problems import CheckError, Problem
+from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
 from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, POLICY_L4, SPREADING, programmed
 from heddle.fabric.model import Fabric, Port, Role
 from heddle.kernel.fib import Fib, NextHop, read_fib, read_names, route_hops
@@ -28,18 +42,29 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from heddle.kernel.testrun import run_on
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
+from heddle.predict.selftest import verdict
 from heddle.predict.spread import element
 from heddle.predict.walk import MAX_HOPS
+from heddle.proof.standin import FEW, MANY, Standins
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir
 from heddle.traffic.flow import Flow
 from heddle.wire.layout import DSCP_DATA, ECN_CE, TOS_DATA
 
 Path = tuple[str, ...]
+Who = Literal["kernel", "program", "packet", "route", "arithmetic"]
 Ports = tuple[str, ...]  # that packets of one flow leave a switch by; none: the kernel refuses
 
 _RTM_F_FIB_MATCH: Final = 0x2000
 _TTL: Final = 64
 _PAYLOAD: Final = 256  # bytes behind the BTH: as far as a user-defined field may reach
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """paths: of each flow, in their order. choices: who chose -> at how many hops of all flows."""
+
+    paths: tuple[Path, ...]
+    choices: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +78,14 @@ class _Arrival:
 
 def ask(
     fabric: Fabric, handles: Mapping[str, NodeHandle], hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]
-) -> list[Path]:
-    """The path of every flow, in their order; one batch of questions a switch and tier.
+) -> Answers:
+    """The path of every flow; one batch of questions a switch and tier.
 
     A path ends early where a kernel has no route. CheckError when it is asked for a mode that it cannot tell.
     """
     peers: dict[str, Port] = {port.ref: port for node in fabric.nodes for port in node.ports}
     paths: list[list[str]] = [[] for _ in flows]
+    choices: Counter[str] = Counter()
     here: dict[str, dict[int, _Arrival]] = {}
     for row, flow in enumerate(flows):
         switch, _, port = flow.first_hop.partition(":")
@@ -70,7 +96,8 @@ def ask(
         for switch, found in here.items():
             arrivals = list(found.values())
             answers = _Switch(fabric, handles[switch], hashing[switch], flows).ask(arrivals)
-            for arrival, ports in zip(arrivals, answers, strict=True):
+            for arrival, (ports, who) in zip(arrivals, answers, strict=True):
+                choices[who] += 1
                 for out in ports:
                     taken.setdefault(arrival.row, []).append(f"{switch}:{out}")
                     link = peers.get(f"{switch}:{out}")
@@ -80,14 +107,14 @@ def ask(
         for row, refs in taken.items():
             paths[row].append(element(_in_order(fabric, refs)))
         here = there
-    return [tuple(path) for path in paths]
+    return Answers(tuple(tuple(path) for path in paths), dict(choices))
 
 
 def ask_one(
     fabric: Fabric, handle: NodeHandle, hashing: SwitchHashing, flow: Flow, arrives: str, hops: int = 0
 ) -> Ports:
     """The ports that one switch sends a flow to, which arrives by that port of it after so many hops."""
-    return _Switch(fabric, handle, hashing, [flow]).ask([_Arrival(0, arrives, hops)])[0]
+    return _Switch(fabric, handle, hashing, [flow]).ask([_Arrival(0, arrives, hops)])[0][0]
 
 
 def _in_order(fabric: Fabric, refs: Sequence[str]) -> list[str]:
@@ -111,12 +138,12 @@ class _Switch:
         self._flows = flows
         self._tables: dict[Version, Fib] = {}  # read when an answer alone does not say enough
 
-    def ask(self, arrivals: Sequence[_Arrival]) -> list[Ports]:
-        """The egress ports of each arrival; none where the kernel refuses."""
+    def ask(self, arrivals: Sequence[_Arrival]) -> list[tuple[Ports, Who]]:
+        """The egress ports of each arrival, none where the kernel refuses; and who chose them."""
         with RouteSocket(self._handle.netns) as netlink:
             names = read_names(netlink)
             indexes = {name: index for index, name in names.items()}
-            found: dict[int, Ports] = {}
+            found: dict[int, tuple[Ports, Who]] = {}
             values: dict[int, int] = {}  # rows that the program has given a hash which the kernel heeds
             spread = set(range(len(arrivals))) if self._hashing.mode in SPREADING else set()
             if programmed(self._hashing.mode, self._hashing.options) and not spread:
@@ -124,28 +151,71 @@ class _Switch:
                     if steered is None:
                         spread.add(at)
                     elif steered:
-                        found[at] = (names.get(steered, f"if{steered}"),)
+                        found[at] = (names.get(steered, f"if{steered}"),), "program"
                     elif self._hashing.policy == POLICY_L4:
-                        values[at] = value
-            matched = self._matched(netlink, [arrivals[at] for at in (*values, *sorted(spread))], indexes, names)
-            for at, hops in zip((*values, *sorted(spread)), matched, strict=True):
-                live = tuple(hop.port for hop in hops if not hop.dead)
+                        values[at] = value >> 1
+            for at, ports in self._given(netlink, arrivals, values, indexes, names).items():
+                found[at] = ports, "kernel"
+            rest = sorted({*values, *spread} - set(found))
+            matched = self._matched(netlink, [arrivals[at] for at in rest], indexes, names)
+            for at, hops in zip(rest, matched, strict=True):
                 if at in spread:
-                    found[at] = tuple(dict.fromkeys(live))
+                    found[at] = tuple(dict.fromkeys(hop.port for hop in hops if not hop.dead)), "route"
                 else:
-                    found[at] = self._bucket(arrivals[at], values[at] >> 1) or _take(hops, values[at] >> 1)
+                    found[at] = self._bucket(arrivals[at], values[at]) or _take(hops, values[at]), "arithmetic"
             rest = [at for at in range(len(arrivals)) if at not in found]
-            found.update(zip(rest, self._hashed(netlink, [arrivals[at] for at in rest], indexes, names), strict=True))
+            hashed, who = self._hashed(netlink, [arrivals[at] for at in rest], indexes, names)
+            found.update((at, (ports, who)) for at, ports in zip(rest, hashed, strict=True))
         return [found[at] for at in range(len(arrivals))]
+
+    def _given(
+        self, netlink: RouteSocket, arrivals: Sequence[_Arrival], values: Mapping[int, int],
+        indexes: Mapping[str, int], names: Mapping[int, str],
+    ) -> dict[int, Ports]:  # fmt: skip
+        """What the kernel chooses for values that the program has given, by row; without those it cannot be asked for.
+
+        Twice as close where the neighbours of a value have different ports: then it lies near the end of an interval.
+        """
+        seed = self._kernel_seed() if values else 0
+        found: dict[int, Ports] = {}
+        for count in (FEW, MANY) if seed and not verdict().differs else ():
+            tables: dict[str, tuple[str, Standins]] = {}  # destination -> the source that it is asked with
+            for at in values:
+                flow = self._flows[arrivals[at].row]
+                if at not in found and flow.dst_ip not in tables:
+                    tables[flow.dst_ip] = flow.src_ip, Standins.of(flow.src_ip, flow.dst_ip, seed, count)
+            asked: list[tuple[int, bytes]] = []
+            for at, value in values.items():
+                if at in found:
+                    continue
+                flow = self._flows[arrivals[at].row]
+                source, table = tables[flow.dst_ip]
+                buckets = self._buckets(arrivals[at])
+                ends = [table.in_bucket(value, buckets)] if buckets else table.around(value)
+                for each in filter(None, ends):
+                    other = replace(flow, src_ip=source, sport=each[0], dport=each[1])
+                    asked.append((at, self._question(arrivals[at], indexes, 0, other)))
+            said: dict[int, set[Ports]] = {}
+            answers = netlink.ask(RTM_GETROUTE, [question for _, question in asked])
+            for (at, _), answer in zip(asked, answers, strict=True):
+                said.setdefault(at, set()).add(() if isinstance(answer, int) else _egress(answer, names))
+            found |= {at: ports.pop() for at, ports in said.items() if len(ports) == 1}
+        return found
+
+    def _kernel_seed(self) -> int:
+        """The seed of the kernel's own hash, 0 where Linux has made it up, or has no such seed."""
+        with inside(self._handle.netns), suppress(OSError, ValueError):
+            return sysctl_number(sysctl_path(HASH_SEED).read_text())
+        return 0
 
     def _hashed(
         self, netlink: RouteSocket, arrivals: Sequence[_Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
-    ) -> list[Ports]:
-        """What the kernel chooses by its own hash."""
+    ) -> tuple[list[Ports], Who]:
+        """What the kernel chooses by its own hash, and how it was asked."""
         if self._hashing.policy == POLICY_CUSTOM and any(":" in self._flows[a.row].dst_ip for a in arrivals):
-            return self._tried(arrivals, self._matched(netlink, arrivals, indexes, names))
+            return self._tried(arrivals, self._matched(netlink, arrivals, indexes, names)), "packet"
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, 0) for a in arrivals])
-        return [() if isinstance(answer, int) else _egress(answer, names) for answer in answers]
+        return [() if isinstance(answer, int) else _egress(answer, names) for answer in answers], "kernel"
 
     def _tried(self, arrivals: Sequence[_Arrival], matched: Sequence[Sequence[NextHop]]) -> list[Ports]:
         """The choice under IPv6's policy 3, by packets through a router of our own that hashes as this one does.
@@ -196,6 +266,12 @@ class _Switch:
         dealt = table.buckets.get(prefix, ()) if prefix is not None else ()
         return (table.routes[prefix][dealt[value % len(dealt)]].port,) if prefix is not None and dealt else ()
 
+    def _buckets(self, arrival: _Arrival) -> int:
+        """How many buckets the route's resilient group has; 0 where it is no such group."""
+        table = self._table(self._version(arrival))
+        prefix = table.match(ip_address(self._flows[arrival.row].dst_ip)) if table.buckets else None
+        return len(table.buckets.get(prefix, ())) if prefix is not None else 0
+
     def _version(self, arrival: _Arrival) -> Version:
         return 6 if ":" in self._flows[arrival.row].dst_ip else 4
 
@@ -219,9 +295,12 @@ class _Switch:
                 )
                 yield (None, 0) if one[:2] != other[:2] else (one[1], one[0])
 
-    def _question(self, arrival: _Arrival, indexes: Mapping[str, int], flags: int) -> bytes:
-        """`ip route get DST from SRC iif PORT tos T ipproto udp sport S dport D`, as struct rtmsg and attributes."""
-        flow = self._flows[arrival.row]
+    def _question(self, arrival: _Arrival, indexes: Mapping[str, int], flags: int, asked: Flow | None = None) -> bytes:
+        """`ip route get DST from SRC iif PORT tos T ipproto udp sport S dport D`, as struct rtmsg and attributes.
+
+        asked: a flow to ask about in place of the one that arrives.
+        """
+        flow = asked or self._flows[arrival.row]
         family = socket.AF_INET6 if ":" in flow.dst_ip else socket.AF_INET
         bits = 128 if family == socket.AF_INET6 else 32
         return (

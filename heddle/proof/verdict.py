@@ -2,8 +2,9 @@
 
 In:  a lab's fabric, and Evidence of a run.
 Out: PathsResult: `agree` is true only if prediction, oracle and measurement name the same ports for every QP that sent
-packets, these lead to its destination, the first hop counted exactly the packets and bytes that were sent, and every
-packet missing further on is found in a drop counter. Where a QP is spread over several ports, prediction and oracle
+packets, these lead to its destination, the first hop counted exactly the packets and bytes that were sent, the NIC took
+what the last port counted, and packets missing between two counters are exactly those that the queue between them
+dropped of their class. Where a QP is spread over several ports, prediction and oracle
 name all that it may take, no other port may have counted it, and the counts of each step must sum all the same.
 On a kernel that chooses otherwise than our arithmetic (selftest.py) there is no prediction, and none is claimed.
 """
@@ -11,7 +12,8 @@ On a kernel that chooses otherwise than our arithmetic (selftest.py) there is no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import count as numbers
 from typing import Any
 
 from heddle.fabric.model import Fabric
@@ -23,10 +25,14 @@ from heddle.predict.spread import ports_of, spreads
 from heddle.predict.statistics import Entropy, tuple_entropy
 from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
-from heddle.proof.counts import lost_behind, measured_why, unexplained_losses
+from heddle.proof.counts import OtherLosses, lost_behind, measured_why, unexplained_losses
 from heddle.proof.evidence import Evidence
+from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Measured, measure, peers_of
+from heddle.proof.otherroutes import other_routes
+from heddle.switch.queues.classes import class_plan
 from heddle.traffic.flow import Flow, Sent
+from heddle.wire.layout import DSCP_DATA
 
 Path = tuple[str, ...]
 
@@ -80,43 +86,34 @@ class FlowProof:
             "src": self.flow.src, "dst": self.flow.dst, "qpn": self.flow.qpn, "sport": self.flow.sport,
             "predicted": None if self.predicted is None else list(self.predicted),
             "oracle": list(self.oracle), "measured": list(self.measured),
-            "packets": self.sent.packets, "counted": list(self.counted), "agree": not self.why, "why": self.why,
+            "packets": self.sent.packets, "counted": list(self.counted),
+            "received": self.seen.received, "agree": not self.why, "why": self.why,
             "spread": self.spread,
         }  # fmt: skip
         return {**row, "by_port": dict(self.by_port)} if self.spread else row
 
 
 @dataclass(frozen=True, slots=True)
-class LinkUse:
-    """A switch's egress port: the proven flows on it, their packets and bytes, and all else that left by it."""
+class TakenByNics:
+    """Packets of all QPs that the last ports counted, and that the receiving NICs took; None where NICs did not report.
 
-    port: str
-    uplink: bool
-    packets: int
-    bytes: int
-    flows: int
-    other_packets: int = 0
-    other_bytes: int = 0
+    A loss behind the last counter is in no counter of a switch: only the NIC's report shows it.
+    """
 
-    def to_json(self) -> dict[str, Any]:
-        """One row of `links`."""
-        return {
-            "port": self.port, "uplink": self.uplink, "packets": self.packets, "bytes": self.bytes,
-            "flows": self.flows, "other_packets": self.other_packets, "other_bytes": self.other_bytes,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Mmr:
-    """Maximum over mean of flows and of bytes over a set of links, idle ones too; None when nothing was on them."""
-
-    flows: float | None
-    bytes: float | None
+    qps: int
+    counted: int
+    received: int | None
 
     @classmethod
-    def of(cls, links: Sequence[LinkUse]) -> Mmr:
-        """The MMR over these links."""
-        return cls(_max_over_mean([link.flows for link in links]), _max_over_mean([link.bytes for link in links]))
+    def of(cls, proofs: Sequence[FlowProof]) -> TakenByNics:
+        """The sums over some QPs."""
+        taken = [proof.seen.received for proof in proofs if proof.seen.received is not None]
+        counted = sum(proof.counted[-1] for proof in proofs if proof.counted)
+        return cls(len(proofs), counted, sum(taken) if len(taken) == len(proofs) else None)
+
+    def to_json(self) -> dict[str, Any]:
+        """`delivery` of `paths`."""
+        return {"qps": self.qps, "counted": self.counted, "received": self.received}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +122,7 @@ class PathsResult:
 
     per_leaf: by the switches that hosts are connected to, which the shape calls leaf_word.
     sources: what the verdict is about, of prediction, oracle and counters. selftest: whether the prediction holds here.
+    mmr: over `uplinks`. delivery: None where nothing was sent. choices: who made the oracle's choices, see oracle.py.
     """
 
     agree: bool
@@ -137,6 +135,13 @@ class PathsResult:
     notes: tuple[str, ...]
     sources: tuple[str, ...] = ("prediction", "oracle", "counters")
     selftest: SelfTest | None = None
+    delivery: TakenByNics | None = None
+    choices: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def uplinks(self) -> UplinkSet:
+        """The links that the MMR is over."""
+        return UplinkSet.of(self.links)
 
     @property
     def said(self) -> str:
@@ -155,7 +160,14 @@ class PathsResult:
             "agree": self.agree,
             "flows": [row.to_json() for row in self.flows],
             "links": [row.to_json() for row in self.links],
-            "mmr": {"flows": self.mmr.flows, "bytes": self.mmr.bytes, f"per_{self.leaf_word}": per_leaf},
+            "mmr": {
+                "flows": self.mmr.flows,
+                "bytes": self.mmr.bytes,
+                f"per_{self.leaf_word}": per_leaf,
+                "over": {"links": len(self.uplinks.links), "switches": list(self.uplinks.switches)},
+            },
+            "delivery": self.delivery.to_json() if self.delivery else None,
+            "oracle_choices": dict(self.choices),
             "entropy": self.entropy.to_json(),
             "lost": dict(self.lost),
             "notes": list(self.notes),
@@ -171,21 +183,25 @@ def prove(fabric: Fabric, evidence: Evidence) -> PathsResult:
     trusted = verdict()
     predicted = _predicted(fabric, evidence.before, wanted, trusted)
     foretold = [asked if own is None else own for own, asked in zip(predicted, evidence.oracle, strict=True)]
-    measured = measure(fabric, evidence.counters, wanted, [spreads(path) for path in foretold])
+    wide = [spreads(path) for path in foretold]
+    measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
     peers = peers_of(fabric)
-    lost = lost_behind(measured, peers, evidence)
-    unexplained = unexplained_losses(lost, evidence)
+    number = class_plan(fabric.policy.queues).dscp[DSCP_DATA]
+    lost = lost_behind(measured, peers, evidence, number)
+    unexplained = unexplained_losses(lost, evidence, number, OtherLosses.of(evidence, peers))
     doors = _doors(fabric)
     proofs = tuple(
         _proof(sent, own, asked, seen, (unexplained, peers), doors)
         for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
-    notes = _notes(evidence, misses, lost, sum(not sent.packets for sent in flows)) + _said(trusted, proofs)
+    notes = _notes(evidence, misses, (lost, number), sum(not sent.packets for sent in flows)) + _said(trusted, proofs)
+    notes += other_routes(fabric, evidence.after.fibs, wanted, [proof.measured for proof in proofs])
     # Packets that went by two rules prove neither, also where what was counted lies within both.
     agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
-    links = _links(fabric, evidence)
-    return _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
+    links = links_of(fabric, evidence)
+    found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
+    return replace(found, delivery=TakenByNics.of(proofs), choices=evidence.choices)
 
 
 def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
@@ -200,16 +216,17 @@ def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None)
     doors = _doors(lab.fabric)
     proofs = tuple(
         FlowProof(Sent(flow, 0, 0), own, other, Measured(()), _path_why(flow, own, other, doors))
-        for flow, own, other in zip(flows, predicted, asked, strict=True)
+        for flow, own, other in zip(flows, predicted, asked.paths, strict=True)
     )
     counts: dict[str, int] = {}
     for proof in proofs:
         for port in (port for step in proof.foretold for port in ports_of(step)):
             counts[port] = counts.get(port, 0) + 1
-    links = [LinkUse(ref, uplink, 0, 0, counts.get(ref, 0)) for ref, uplink in _ports(lab.fabric)]
+    links = planned_links(lab.fabric, flows, counts)
     notes = ("no packet was sent: this is what the FIBs and the kernels say", *_said(trusted, proofs))
     agree = all(not proof.why for proof in proofs)
-    return _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
+    found = _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
+    return replace(found, choices=asked.choices)
 
 
 def _predicted(fabric: Fabric, then: Snapshot, flows: Sequence[Flow], trusted: SelfTest) -> Sequence[Path | None]:
@@ -250,7 +267,8 @@ def _result(
         if switch.level == 1
     }
     word = fabric.levels[1].word
-    return PathsResult(agree, proofs, tuple(links), Mmr.of(uplinks), per_leaf, word, lost, notes, *sources)
+    mmr = Mmr.of(UplinkSet.of(links).links)
+    return PathsResult(agree, proofs, tuple(links), mmr, per_leaf, word, lost, notes, *sources)
 
 
 def _proof(
@@ -262,7 +280,7 @@ def _proof(
     doors: Mapping[str, str],
 ) -> FlowProof:
     foretold = asked if own is None else own
-    why = _path_why(sent.flow, own, asked, doors) or measured_why(sent, foretold, seen, *losses)
+    why = _path_why(sent.flow, own, asked, doors, seen.path) or measured_why(sent, foretold, seen, *losses)
     return FlowProof(sent, own, asked, seen, why)
 
 
@@ -271,9 +289,12 @@ def _doors(fabric: Fabric) -> dict[str, str]:
     return {port.peer_ref: str(port.address.ip) for host in fabric.hosts for port in host.ports if port.address}
 
 
-def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str]) -> str:
+def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str], seen: Path = ()) -> str:
     if own is not None and own != asked:
-        return "the prediction is not what the kernels say"
+        at = next(at for at in numbers() if own[at : at + 1] != asked[at : at + 1])
+        where = (" ".join(path[at : at + 1]) or "nothing" for path in (own, asked))
+        counted = f", counted {' '.join(seen[at : at + 1]) or 'nothing'}" if seen else ""
+        return "the prediction is not what the kernels say: predicted {}, kernel {}".format(*where) + counted
     if not asked:
         return f"{flow.first_hop.partition(':')[0]} has no route to {flow.dst_ip}"
     if {doors.get(port) for port in ports_of(asked[-1])} != {flow.dst_ip}:
@@ -281,7 +302,7 @@ def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str
     return ""
 
 
-def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) -> tuple[str, ...]:
+def _notes(evidence: Evidence, misses: int, losses: tuple[Mapping[str, int], int], idle: int) -> tuple[str, ...]:
     notes: list[str] = []
     if idle:
         notes.append(f"{idle} QPs had nothing to send and so have no measured path")
@@ -289,8 +310,11 @@ def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) 
         notes.append(f"hashing was switched during the run, and no path is of one rule: {', '.join(evidence.switched)}")
     elif evidence.changed:
         notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
+    lost, number = losses
     for port, count in sorted(lost.items()):
-        notes.append(f"{count} packets were lost after {port}; its queue dropped {evidence.drops.get(port, 0)}")
+        drops = evidence.class_drops(port, number)
+        dropped = f"{evidence.drops[port]}" if drops is None else f"{drops} of class {number}"
+        notes.append(f"{count} packets were lost after {port}; its queue dropped {dropped}")
     if evidence.backlog_drops:
         notes.append(
             f"this machine dropped {evidence.backlog_drops} packets before a switch saw them: "
@@ -299,37 +323,3 @@ def _notes(evidence: Evidence, misses: int, lost: Mapping[str, int], idle: int) 
     if misses:
         notes.append(f"{misses} packets were not counted: a counter map was full")
     return tuple(notes)
-
-
-def _ports(fabric: Fabric) -> list[tuple[str, bool]]:
-    """Every switch port, and whether it is an uplink of a leaf: level 1 to another switch."""
-    return [
-        (port.ref, switch.level == 1 and not fabric.leads_to_host(port))
-        for switch in fabric.switches
-        for port in switch.ports
-    ]
-
-
-def _links(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
-    ours = {sent.flow.key for sent in evidence.sent}
-    used: dict[str, list[int]] = {}  # port -> packets, bytes, flows
-    for switch, table in evidence.counters.items():
-        for row in table.flows:
-            if row.key in ours:
-                cell = used.setdefault(f"{switch}:{row.port}", [0, 0, 0])
-                cell[0] += row.packets
-                cell[1] += row.bytes
-                cell[2] += 1
-    totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
-    links: list[LinkUse] = []
-    for ref, uplink in _ports(fabric):
-        packets, size, count = used.get(ref, (0, 0, 0))
-        total = totals.get(ref)
-        others = (total.packets - packets, total.bytes - size) if total else (0, 0)
-        links.append(LinkUse(ref, uplink, packets, size, count, *others))
-    return links
-
-
-def _max_over_mean(values: Sequence[int]) -> float | None:
-    total = sum(values)
-    return round(max(values) * len(values) / total, 4) if total else None

@@ -49,16 +49,17 @@ class FlowRow:
     """What was sent on one QP, and what became of its packets.
 
     ce: data packets that arrived with a mark: congestion experienced. counters: what the transport reports, by the keys
-    of its columns.
+    of its columns. received: data packets that the receiving NIC took, copies too; None in runs that did not record it.
     """
 
     sent: Sent
     ce: int
     counters: Mapping[str, int]
+    received: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One flat row: the transport's counters stand between bytes and marks."""
-        return {**self.sent.to_json(), **self.counters, "ce": self.ce}
+        return {**self.sent.to_json(), **self.counters, "ce": self.ce, "received": self.received}
 
 
 @dataclass(frozen=True, slots=True)

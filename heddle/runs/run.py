@@ -24,7 +24,7 @@ from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
-from heddle.proof.collect import collect_after, collect_before
+from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
 from heddle.runs.keeping import keeping
 from heddle.runs.recording import recording
@@ -68,11 +68,11 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
                 observer.warn(f"the fabric is degraded: {fabric_before.text()}")
             with recording(lab, options.bucket_ns, _said(plan), keeper.draft.path) as queues:
                 with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
-                    reports = crew.run(observer)
+                    reports = crew.run(observer, before_stop=lambda: wait_until_delivered(lab))
                 readings = MachineReadings(crew.before, crew.after, wanted, budget)
                 result = _result(lab, plan, transport, reports, readings)
-                sent = [row.sent for row in result.flows]
-                evidence = collect_after(lab, evidence_before, sent, state_parts(lab))
+                sent, received = [row.sent for row in result.flows], [row.received or 0 for row in result.flows]
+                evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
                 warnings = (*fabric.warnings(), *queues.remarks)
@@ -181,7 +181,7 @@ def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
         counted = {**sender.counters, **receiver.counters}
         counters = {column.key: counted[column.key] for column in transport.columns}
-        rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters))
+        rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))
     return tuple(rows)
 
 

@@ -47,7 +47,8 @@ def read_evidence(directory: Path) -> tuple[tuple[FlowRow, ...], Evidence]:
         received, evidence = _RECEIVED.validate_python(data["received"]), evidencefile.from_json(data["evidence"])
         if not len(evidence.oracle) == len(evidence.sent) == len(received):
             raise ValueError("flows without evidence")
-        flows = (FlowRow(sent, each.ce, each.counters) for sent, each in zip(evidence.sent, received, strict=True))
-        return tuple(flows), evidence
+        taken = evidence.received or (None,) * len(evidence.sent)
+        rows = zip(evidence.sent, received, taken, strict=True)
+        return tuple(FlowRow(sent, each.ce, each.counters, count) for sent, each, count in rows), evidence
     except (ValidationError, ValueError, LookupError, TypeError, AttributeError):
         raise UnreadableError(f"{EVIDENCE} is damaged, or of another version of Heddle") from None

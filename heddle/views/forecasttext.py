@@ -65,7 +65,7 @@ def _modes(result: Prediction) -> Iterator[str]:
     names = [result.wires.direction_name(d).split(" to ") for d in between]
     width = 11
     if between:
-        yield f"{'':46}MMR, bytes"
+        yield f"{'':46}MMR, bytes, over links above ranks"
     yield (
         f"{'mode':<12}{'completion':>11}{'/roofline':>10}  {'busiest link':<14}"
         + "".join(f"{f'{a}>{b}':>{width}}" for a, b in names)

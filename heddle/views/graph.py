@@ -21,7 +21,7 @@ from heddle.views.style import PICTURES
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.views.picture import LinkLoad
+    from heddle.views.linkloads import LinkLoad
 
 Kind = Literal["mermaid", "drawio", "dot", "svg", "png"]
 TEXTS: Final[tuple[Kind, ...]] = ("mermaid", "drawio", "dot")

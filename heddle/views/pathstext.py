@@ -1,4 +1,4 @@
-"""Paths for people: verdict, how the uplinks were used, and the QPs. Plain text of at most 100 columns."""
+"""Paths for people: verdict, how the links were used, and the QPs. Plain text of at most 100 columns."""
 
 from __future__ import annotations
 
@@ -9,17 +9,41 @@ from heddle.predict.spread import spreads
 from heddle.views.style import WIDTH
 
 if TYPE_CHECKING:
-    from heddle.proof.verdict import FlowProof, LinkUse, PathsResult
+    from collections.abc import Sequence
+
+    from heddle.proof.linkuse import LinkUse
+    from heddle.proof.verdict import FlowProof, PathsResult
     from heddle.runs.moved import Now
 
-_BAR: Final = 40
+_BAR: Final = 30
+_BARS: Final = "share of the busiest, by time"
+_HEADING: Final = f"{{:<15}} {'flows':>6} {'packets':>10} {'bytes':>15} {'seconds':>9} {'use':>5}  {_BARS}"
+_PORTS: Final = 8  # of each other direction
 _ROWS: Final = 16
+_WHO: Final = {
+    "kernel": "by the kernels of the switches",
+    "program": "by the programs of the switches",
+    "packet": "by packets through a router of the same hash",
+    "route": "spread over all next hops of the route",
+    "arithmetic": "by arithmetic that the prediction shares",
+}
 _MOVED: Final = 8
 
 
 def paths_text(result: PathsResult, rows: int = _ROWS) -> str:
-    """Verdict, uplink bars, then QPs: at most `rows` that are proven and as many that are not, these first."""
-    return "\n".join([*_verdict(result), "", *uplinks(result), *_entropy(result), "", *_flows(result, rows)])
+    """Verdict, bars of links, then QPs: at most `rows` that are proven and as many that are not, these first."""
+    return "\n".join(
+        [
+            *_verdict(result),
+            "",
+            *uplinks(result),
+            *_other_levels(result),
+            "",
+            *_entropy(result),
+            "",
+            *_flows(result, rows),
+        ]
+    )
 
 
 def now_text(now: Now) -> str:
@@ -43,27 +67,82 @@ def _verdict(result: PathsResult) -> list[str]:
         lines = [f"NOT PROVEN: {result.said} do not agree on {wrong} of {total} QPs"]
     else:  # the notes say why
         lines = [f"NOT PROVEN: the paths of {total} QPs"]
-    return lines + [line for note in result.notes for line in _wrapped(f"  {note}")]
+    return lines + [
+        line for note in (*_delivery(result), *_choices(result), *result.notes) for line in _wrapped(f"  {note}")
+    ]
+
+
+def _delivery(result: PathsResult) -> list[str]:
+    """What the NICs took beside what the last ports counted."""
+    found = result.delivery
+    if found is None or not found.qps:
+        return []
+    if found.received is None:
+        return [f"the last ports counted {found.counted:,} packets; what the receiving NICs took is not known"]
+    return [f"the receiving NICs took {found.received:,} of the {found.counted:,} packets that the last ports counted"]
+
+
+def _choices(result: PathsResult) -> list[str]:
+    """Who made the oracle's choices: what rests on the prediction's own arithmetic is named."""
+    said = [f"{result.choices[who]:,} {words}" for who, words in _WHO.items() if result.choices.get(who)]
+    return [f"the oracle's choices: {', '.join(said)}"] if said else []
 
 
 def uplinks(result: PathsResult) -> list[str]:
-    """A bar for each uplink of a leaf: bytes where they were counted, flows where nothing was sent yet."""
+    """A bar for each uplink of a leaf: the time of its bytes, or flows where nothing was sent yet; then the MMR."""
     links = [link for link in result.links if link.uplink]
-    by_bytes = any(link.bytes for link in links)
-
-    def amount(link: LinkUse) -> int:
-        return link.bytes if by_bytes else link.flows
-
     if not links:
         return ["no switch has uplinks: a path is one port"]
-    most = max(map(amount, links))
-    lines = [f"{'uplink':<15} {'flows':>6} {'packets':>10} {'bytes':>15}  share of the busiest"]
-    for link in links:
-        bar = "█" * round(_BAR * amount(link) / most) if most else ""
-        lines.append(f"{link.port:<15} {link.flows:>6} {link.packets:>10,} {link.bytes:>15,}  {bar}".rstrip())
-    lines.append(
-        f"MMR (max/mean over {len(links)} uplinks): flows {_ratio(result.mmr.flows)}, bytes {_ratio(result.mmr.bytes)}"
+    over = result.uplinks
+    count, word = len(over.switches), result.leaf_word.upper()
+    ranks = f"of {count} {word}{'' if count == 1 else 's'} with ranks" + (
+        f"; {over.left_out} without ranks are left out" if over.left_out else ""
     )
+    return [
+        _HEADING.format("uplink"), *_bars(links, _most(result.links)),
+        *_wrapped(
+            f"MMR (max/mean over {len(over.links)} uplinks {ranks}): "
+            f"flows {_ratio(result.mmr.flows)}, bytes {_ratio(result.mmr.bytes)}"
+        ),
+    ]  # fmt: skip
+
+
+def _other_levels(result: PathsResult) -> list[str]:
+    """The busiest links of every other direction between two levels, by the same measure."""
+    most = _most(result.links)
+    directions: dict[str, list[LinkUse]] = {}
+    for link in result.links:
+        if not link.uplink:
+            directions.setdefault(link.direction, []).append(link)
+    lines = []
+    for direction, links in directions.items():
+        used = sorted((link for link in links if _measure(link)), key=lambda link: -_measure(link))
+        if used:
+            more = f", the busiest {_PORTS} of {len(used)} used" if len(used) > _PORTS else f", {len(used)} used"
+            lines += ["", _HEADING.format(direction)[: -len(_BARS)] + f"{len(links)} links{more}"]
+            lines += _bars(used[:_PORTS], most)
+    return lines
+
+
+def _measure(link: LinkUse) -> float:
+    """What bars compare: the time of its bytes, or flows where nothing was sent yet."""
+    return link.seconds or (0.0 if link.bytes else float(link.flows))
+
+
+def _most(links: Sequence[LinkUse]) -> float:
+    timed = max((link.seconds for link in links), default=0.0)
+    return timed or float(max((link.flows for link in links), default=0))
+
+
+def _bars(links: Sequence[LinkUse], most: float) -> list[str]:
+    timed = any(link.bytes for link in links)
+    lines = []
+    for link in links:
+        amount = link.seconds if timed else float(link.flows)
+        bar = "█" * round(_BAR * amount / most) if most else ""
+        used = "-" if link.utilisation is None else f"{link.utilisation:.0%}"
+        counts = f"{link.flows:>6} {link.packets:>10,} {link.bytes:>15,}"
+        lines.append(f"{link.port:<15} {counts} {link.seconds:>9.3f} {used:>5}  {bar}".rstrip())
     return lines
 
 
@@ -103,7 +182,9 @@ def _disagreement(proof: FlowProof) -> list[str]:
     paths = [("oracle", proof.oracle), ("measured", proof.measured)]
     if proof.predicted is not None:
         paths.insert(0, ("predicted", proof.predicted))
-    counted = f" ({', '.join(str(n) for n in proof.counted)} packets)" if proof.counted else ""
+    taken = [] if proof.seen.received is None else [f"NIC {proof.seen.received}"]
+    counts = ", ".join([*(str(n) for n in proof.counted), *taken])
+    counted = f" ({counts} packets)" if proof.counted else ""
     return [
         *_wrapped(_row(proof, proof.why), "  "),
         *(

@@ -3,7 +3,8 @@
 In:  Fabric, and (where there was a run) LinkLoads.
 Out: SVG or PNG; the same input gives the same bytes.
 Each link is two halves, as in a weather map of a network: the half at a node is what that node sent. Width and colour
-say how much, relative to the busiest port. The colours differ in lightness too, so they also do for the colour-blind.
+show the use: the time of the bytes at the link's rate, relative to the busiest port. So a slow link is darker than a
+fast one with as many bytes. The colours differ in lightness too, so they also do for the colour-blind.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from heddle.fabric.model import Fabric, Link, Node, Role
+from heddle.views.linkloads import LinkLoad, spreads, use_text
 from heddle.views.style import DPI, INK
 
 if TYPE_CHECKING:
@@ -30,81 +30,6 @@ _QUIET: Final = "#b8c0c9"  # links that carried nothing, or of which nothing is 
 _HOST_SIZE: Final[Point] = (0.62, 0.3)
 _SWITCH_SIZE: Final[Point] = (0.86, 0.36)
 _LEAF: Final = 1  # the level that stands in boxes, with its hosts; those above stand over the boxes
-
-
-@dataclass(frozen=True, slots=True)
-class LinkLoad:
-    """What a run sent over one link, by which end sent it.
-
-    a, b: the ports, `a` on the lower level. share: the link's part of all bytes between the same levels, 0 to 1.
-    """
-
-    a: str
-    b: str
-    a_packets: int
-    a_bytes: int
-    b_packets: int
-    b_bytes: int
-    share: float
-
-    def to_json(self) -> dict[str, Any]:
-        """One row of `links`; `packets` and `bytes` are of both directions."""
-        return {
-            "a": self.a, "b": self.b, "packets": self.a_packets + self.b_packets, "bytes": self.a_bytes + self.b_bytes,
-            "share": round(self.share, 6), "a_packets": self.a_packets, "a_bytes": self.a_bytes,
-            "b_packets": self.b_packets, "b_bytes": self.b_bytes,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How evenly one direction between two levels was used: bytes of its busiest port, mean over all its ports."""
-
-    what: str
-    ports: int
-    idle: int
-    most: int
-    most_at: str
-    mean: float
-
-    def text(self) -> str:
-        """`RTSW to CTSW: max 451 kB (rtsw1:eth1), mean 300 kB, max/mean 1.50, 2 of 8 ports idle`."""
-        if not self.most:
-            return f"{self.what}: nothing"
-        ports = f"{self.ports} port{'' if self.ports == 1 else 's'}"
-        idle = f"{self.idle} of {ports} idle" if self.idle else ports
-        numbers = f"max {amount(self.most)} ({self.most_at}), mean {amount(self.mean)}"
-        return f"{self.what}: {numbers}, max/mean {self.most / self.mean:.2f}, {idle}"
-
-
-def amount(count: float) -> str:
-    """Bytes for a picture: `0`, `451 kB`, `1.2 MB` (powers of ten)."""
-    for name, unit in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
-    return f"{count:.0f} B" if count else "0"
-
-
-def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
-    """Every direction between two levels, from the hosts up and down again."""
-    sent: dict[tuple[int, int], list[tuple[int, str]]] = {}
-    for load in loads:
-        low, high = (fabric.by_name[ref.partition(":")[0]].level for ref in (load.a, load.b))
-        sent.setdefault((low, high), []).append((load.a_bytes, load.a))
-        sent.setdefault((high, low), []).append((load.b_bytes, load.b))
-    up = list(pairwise(range(len(fabric.levels))))
-    down = [(high, low) for low, high in reversed(up)]
-    found = []
-    for one, other in dict.fromkeys((*up, *down, *sent)):
-        ports = sent.get((one, other), [])
-        if ports:
-            most, at = max(ports, key=lambda port: port[0])
-            idle = sum(1 for count, _ in ports if not count)
-            mean = sum(count for count, _ in ports) / len(ports)
-            found.append(
-                Spread(f"{fabric.levels[one].title} to {fabric.levels[other].title}", len(ports), idle, most, at, mean)
-            )
-    return found
 
 
 def draw(kind: Literal["svg", "png"], fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "") -> bytes:
@@ -137,11 +62,11 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
     axes.axis("off")
     _heading(axes, fabric, caption, (left + 0.2, top - 0.32))
     _frames(axes, layout)
-    most = max((count for load in loads for count in (load.a_bytes, load.b_bytes)), default=0)
+    most = max((seconds for load in loads for seconds in load.seconds), default=0.0)
     _links(axes, layout, {(load.a, load.b): load for load in loads}, most)
     _nodes(axes, layout)
     if loads:
-        _legend(axes, lines, most, (left + 0.2, layout.bottom - 0.25))
+        _legend(axes, lines, (most, loads[0].run_s), (left + 0.2, layout.bottom - 0.25))
     return figure
 
 
@@ -298,7 +223,7 @@ def _frames(axes: Axes, layout: _PictureLayout) -> None:
             axes.text(layout.left + 0.2, y, title, fontsize=8, color=INK, ha="left", va="center", style="italic")
 
 
-def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], LinkLoad], most: int) -> None:
+def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], LinkLoad], most: float) -> None:
     """Two halves a link, heavy ones above light ones."""
     thickest = _thickest(layout.fabric)
     colours = _colours()
@@ -307,12 +232,12 @@ def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], L
         load = loads.get(refs)
         a, b = layout.ends(link)
         middle = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
-        halves = ((refs[0], a, load.a_bytes if load else 0), (refs[1], b, load.b_bytes if load else 0))
-        for ref, end, count in halves:
-            part = count / most if most else 0.0
+        times = load.seconds if load else (0.0, 0.0)
+        for ref, end, seconds in ((refs[0], a, times[0]), (refs[1], b, times[1])):
+            part = seconds / most if most else 0.0
             axes.plot(
                 (end[0], middle[0]), (end[1], middle[1]), solid_capstyle="butt",
-                color=colours(part) if count else _QUIET, linewidth=_width(part, thickest),
+                color=colours(part) if seconds else _QUIET, linewidth=_width(part, thickest),
                 zorder=1 + part, gid=f"sent-{ref}",
             )  # fmt: skip
 
@@ -371,13 +296,19 @@ def _thinned(members: int, width: float) -> int:
     return max(2, -(-members // max(1, int(width / 0.8))))
 
 
-def _legend(axes: Axes, lines: Sequence[str], most: int, at: Point) -> None:
-    """A bar whose width and colour are those of the links, with numbers; then how even each direction was."""
+def _legend(axes: Axes, lines: Sequence[str], scale: tuple[float, float | None], at: Point) -> None:
+    """A bar whose width and colour are those of the links, with numbers; then how even each direction was.
+
+    scale: seconds of the busiest port, and of the run where they are known.
+    """
     from matplotlib.patches import Polygon
 
     x, y = at
     length, thick = 3.0, 0.14
-    axes.text(x, y, "sent by the node at that end of the link (RoCE data)", fontsize=8, color=INK, va="center")
+    most, run_s = scale
+    share = f", as a share of the run's {run_s:.3g} s" if run_s else ""
+    said = f"sent by the node at that end of the link: time of its RoCE data at the link's rate{share}"
+    axes.text(x, y, said, fontsize=8, color=INK, va="center")
     colours, steps = _colours(), 64
     y -= 0.24
     for step in range(steps):
@@ -390,7 +321,7 @@ def _legend(axes: Axes, lines: Sequence[str], most: int, at: Point) -> None:
         colour = colours((one + other) / 2)
         axes.add_patch(Polygon(corners, facecolor=colour, edgecolor=colour, linewidth=0.4))
     for part in (0.0, 0.5, 1.0):
-        text = f"{amount(part * most)}" + (" (max)" if part == 1.0 else "")
+        text = use_text(part * most, run_s) + (" (max)" if part == 1.0 else "")
         axes.text(x + part * length, y - 0.13, text, fontsize=7.5, color=INK, ha="center" if part else "left", va="top")
     axes.plot((x + length + 0.9, x + length + 1.3), (y, y), color=_QUIET, linewidth=1.2, gid="legend-idle")
     axes.text(x + length + 1.38, y, "nothing", fontsize=7.5, color=INK, va="center")

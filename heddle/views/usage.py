@@ -1,6 +1,6 @@
 """How much of a run went over each link, in both directions.
 
-In:  what every sender sent, and the counters of the switches' ports (PathsResult.links).
+In:  what every sender sent, the counters of the switches' ports (PathsResult.links), and the seconds of the run.
 Out: LinkLoads, in the order of the fabric's links, for the picture and `./inv graph --format json`.
 What a host sent is what its NIC says it sent; everything else was counted at the port that it left by.
 """
@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from heddle.fabric.below import ports_above
 from heddle.fabric.model import Fabric
-from heddle.views.picture import LinkLoad
+from heddle.proof.linkuse import nics_of
+from heddle.views.linkloads import LinkLoad
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.proof.verdict import LinkUse
+    from heddle.proof.linkuse import LinkUse
     from heddle.runs.runrecord import RunHeader
     from heddle.traffic.flow import Sent
 
@@ -43,29 +45,32 @@ def usage_of(lab: Lab, run: str | None = None) -> Usage | None:
         if run is not None:
             raise
         return None
-    loads = link_loads(lab.fabric, past.evidence.sent, proven(lab, past).links)
+    loads = link_loads(lab.fabric, past.evidence.sent, proven(lab, past).links, past.evidence.seconds)
     return Usage(past.record.id, tuple(loads), describe_run(past.record.header))
 
 
-def link_loads(fabric: Fabric, flows: Sequence[Sent], links: Sequence[LinkUse]) -> list[LinkLoad]:
-    """Packets and bytes of the run's data that left each end of each link."""
+def link_loads(
+    fabric: Fabric, flows: Sequence[Sent], links: Sequence[LinkUse], run_s: float | None = None
+) -> list[LinkLoad]:
+    """Packets and bytes of the run's data that left each end of each link. run_s: seconds of the run."""
     sent: dict[str, Counted] = {link.port: (link.packets, link.bytes) for link in links}
     for each in flows:
         switch, _, port = each.flow.first_hop.partition(":")
         nic = fabric.by_name[switch].port(port).peer_ref
         packets, size = sent.get(nic, (0, 0))
         sent[nic] = (packets + each.packets, size + each.bytes)
-    rows = [(":".join(link.a), ":".join(link.b)) for link in fabric.links]
+    rows = [(":".join(link.a), ":".join(link.b), link.rate_bps) for link in fabric.links]
+    above = ports_above(fabric, nics_of(fabric, [each.flow for each in flows]))
     totals: dict[int, int] = {}
-    for a, b in rows:
+    for a, b, _ in rows:
         level = _level(fabric, a)
         totals[level] = totals.get(level, 0) + sum(sent.get(ref, (0, 0))[1] for ref in (a, b))
     loads = []
-    for a, b in rows:
+    for a, b, rate in rows:
         up, down = sent.get(a, (0, 0)), sent.get(b, (0, 0))
         whole = totals[_level(fabric, a)]
         share = (up[1] + down[1]) / whole if whole else 0.0
-        loads.append(LinkLoad(a, b, *up, *down, share))
+        loads.append(LinkLoad(a, b, *up, *down, share, rate, run_s, not flows or a in above))
     return loads
 
 

@@ -189,7 +189,7 @@ def _checksum(header: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def send(lab: StaticLab, packets: Mapping[Flow, int], payload: int = 64) -> None:
+def send(lab: StaticLab, packets: Mapping[Flow, int], payload: int = 64, dscp: int = 0) -> None:
     """Put so many packets of each flow on its host's wire."""
     for host in lab.fabric.hosts:
         port = host.ports[0]
@@ -201,4 +201,4 @@ def send(lab: StaticLab, packets: Mapping[Flow, int], payload: int = 64) -> None
             wire.bind((port.name, 0))
             for flow, count in packets.items():
                 for _ in range(count if flow.src == host.name else 0):
-                    wire.send(roce_frame(flow, payload, port.mac, gateway.mac))
+                    wire.send(roce_frame(flow, payload, port.mac, gateway.mac, dscp=dscp))

@@ -27,6 +27,7 @@ from heddle.switch.queues.attached import read_attached
 from heddle.switch.queues.disciplines import LEAF_LIMIT
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
+from heddle.wire.layout import DSCP_DATA
 from tests.netns.static_fabric import StaticLab, dropping, roce_frame, send, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -43,7 +44,7 @@ def roce_by_port(counters: Mapping[str, SwitchCounters]) -> dict[str, int]:
 def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
     predicted = predict(lab.fabric, now.fibs, now.hashing, flows)
-    return predicted, oracle.ask(lab.fabric, lab.handles(), now.hashing, flows)
+    return predicted, list(oracle.ask(lab.fabric, lab.handles(), now.hashing, flows).paths)
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 3, 10), (1, 1, 1), (1,) * 8])
@@ -132,7 +133,7 @@ def test_packets_that_a_full_queue_drops_are_named_and_explained() -> None:
     with static_fabric("flow", (1, 1), link=slow, queues=dropping("20KB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]
         before = collect_before(lab)
-        send(lab, {flow: 100}, payload=1000)
+        send(lab, {flow: 100}, payload=1000, dscp=DSCP_DATA)
         sent = [sent_flow(flow, 100, payload=1000)]
         evidence = collect_after(lab, before, sent)
         result = prove(lab.fabric, evidence)

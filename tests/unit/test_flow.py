@@ -71,7 +71,7 @@ def test_a_table_of_flows_has_each_destination_once_and_the_first_switch_of_each
         WorkerMessage(
             report=WorkerReport(
                 {0: (SizeResult(8, 0.25, 0),), 3: ()},
-                (QpReport(0, 0x101, 7, 900, 1, {"naks": 2}),),
+                (QpReport(0, 0x101, 7, 900, 1, 6, {"naks": 2}),),
                 (NicReport(NicCounters(1, 2, 3), 4),),
                 0.5,
                 0.25,

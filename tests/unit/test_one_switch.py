@@ -14,7 +14,8 @@ from heddle.fabric.model import Fabric, Level
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Prediction
-from heddle.proof.verdict import Mmr, PathsResult
+from heddle.proof.linkuse import Mmr
+from heddle.proof.verdict import PathsResult
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw

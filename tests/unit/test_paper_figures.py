@@ -37,6 +37,28 @@ def test_links_that_live_and_carry_nothing_are_part_of_the_mean() -> None:
     assert found.modes[0].mmr[1] == pytest.approx(3)
 
 
+def test_links_of_racks_without_ranks_are_no_part_of_the_mean() -> None:
+    """Ranks in two racks of eight: what the idle racks' uplinks do not carry makes nothing uneven."""
+    shape = {"racks": 8, "ctsw": 2, "hosts_per_rack": 2}
+    found = ask(shape, "ring,ranks=4")
+    (even,) = (mode for mode in found.modes if mode.mode == EVEN_SPLIT)
+    names = {found.wires.direction_name(d): value for d, value in even.mmr.items()}
+    assert names["RTSW to CTSW"] == names["CTSW to RTSW"] == pytest.approx(1)
+    ranked = {row["port"] for row in found.to_json()["links"] if row["ranked"] and row["port"].startswith("rtsw")}
+    assert {port.partition(":")[0] for port in ranked} == {"rtsw1", "rtsw2"}
+
+
+def test_the_use_of_a_link_is_its_time_over_that_of_the_busiest() -> None:
+    """As for a run (heddle/proof/linkuse.py), with the completion in place of the run's time."""
+    found = ask({**TWO, "link": {"exceptions": {"rtsw1:eth1": "10mbit"}}}, "shift:3")
+    rows = found.to_json()["links"]
+    assert max(row["utilisation"] for row in rows) == 1
+    for row in rows:
+        assert row["utilisation"] == pytest.approx(
+            row["bytes"] * 8 / row["rate_bps"] / found.modes[0].seconds, abs=1e-5
+        )
+
+
 def test_a_narrow_rack_is_a_roofline_and_a_wide_one_beside_it_does_not_hide_it() -> None:
     uplinks = {f"rtsw1:eth{n}": "10mbit" for n in range(1, 5)}
     found = ask({**TWO, "link": {"exceptions": uplinks}}, "shift:3")

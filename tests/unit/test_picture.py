@@ -17,11 +17,11 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Link, Node, Port, Role
 from heddle.fabric.shapes import build
-from heddle.proof.verdict import LinkUse, Mmr
+from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
 from heddle.views.graph import drawing, kind_of, write_file
-from heddle.views.picture import LinkLoad, amount, spreads
+from heddle.views.linkloads import LinkLoad, amount, spreads
 from heddle.views.usage import describe_run, link_loads
 from tests.unit.run_samples import header, sent
 
@@ -67,10 +67,10 @@ class Drawn:
 
 def loads_of(fabric: Fabric, sent: dict[str, int]) -> list[LinkLoad]:
     """Loads where only these ports sent anything, in bytes."""
-    rows = [(":".join(link.a), ":".join(link.b)) for link in fabric.links]
+    rows = [(":".join(link.a), ":".join(link.b), link.rate_bps) for link in fabric.links]
     return [
-        LinkLoad(a, b, sent.get(a, 0) // 100, sent.get(a, 0), sent.get(b, 0) // 100, sent.get(b, 0), 0.0)
-        for a, b in rows
+        LinkLoad(a, b, sent.get(a, 0) // 100, sent.get(a, 0), sent.get(b, 0) // 100, sent.get(b, 0), 0.0, rate, 1.0)
+        for a, b, rate in rows
     ]
 
 
@@ -101,7 +101,7 @@ def test_a_lab_of_somebodys_own_need_not_be_a_clos() -> None:
     assert drawn.named("node-") == set(levels)
     assert drawn.named("sent-") == {f"{one}:{port}" for a, x, b, y in ends for one, port in ((a, x), (b, y))}
     assert {"in no rack", "rack 1"} <= set(drawn.texts)
-    assert any(text.startswith("RTSW to RTSW: max 500 B (left:eth2)") for text in drawn.texts)
+    assert any(text.startswith("RTSW to RTSW: busiest left:eth2 0%; max 500 B (left:eth2)") for text in drawn.texts)
     assert "CTSW" not in drawn.texts
 
 
@@ -116,8 +116,8 @@ def test_zones_are_framed_below_the_switches_that_join_them() -> None:
     drawn = Drawn(drawing("svg", fabric, loads_of(fabric, {"ctsw1:eth3": 700, "atsw2:eth1": 300}), "a run"))
     assert drawn.named("zone-") == {"1", "2"}
     assert {"zone 1", "zone 2", "ATSW", *(node.name for node in fabric.nodes)} <= set(drawn.texts)
-    assert any(text.startswith("CTSW to ATSW: max 700 B (ctsw1:eth3)") for text in drawn.texts)
-    assert any(text.startswith("ATSW to CTSW: max 300 B (atsw2:eth1)") for text in drawn.texts)
+    assert any("CTSW to ATSW: busiest ctsw1:eth3" in text and "max 700 B (ctsw1:eth3)" in text for text in drawn.texts)
+    assert any("ATSW to CTSW: busiest atsw2:eth1" in text and "max 300 B (atsw2:eth1)" in text for text in drawn.texts)
     zone = FABRICS["zone"]
     assert not Drawn(drawing("svg", zone)).named("zone-"), "one zone needs no frame"
 
@@ -165,10 +165,28 @@ def test_the_legend_has_the_run_and_the_numbers() -> None:
     sent = {"rtsw1:eth1": 4_000_000, "rtsw2:eth2": 2_000_000, "host1:eth1": 500}
     texts = Drawn(drawing("svg", fabric, loads_of(fabric, sent), "ring all-reduce of 64 KiB")).texts
     assert "ring all-reduce of 64 KiB" in texts
-    assert "RTSW to CTSW: max 4 MB (rtsw1:eth1), mean 1.5 MB, max/mean 2.67, 2 of 4 ports idle" in texts
-    assert "hosts to RTSW: max 500 B (host1:eth1), mean 125 B, max/mean 4.00, 3 of 4 ports idle" in texts
+    rest = "max 4 MB (rtsw1:eth1), mean 1.5 MB, max/mean 2.67, 2 of 4 ports idle"
+    assert f"RTSW to CTSW: busiest rtsw1:eth1 32%; {rest}" in texts  # 4 MB at 100 Mb/s, in a run of one second
+    rest = "max 500 B (host1:eth1), mean 125 B, max/mean 4.00, 3 of 4 ports idle"
+    assert f"hosts to RTSW: busiest host1:eth1 0%; {rest}" in texts
     assert "CTSW to RTSW: nothing" in texts
-    assert "4 MB (max)" in texts
+    assert "32% (max)" in texts
+
+
+def test_a_slow_link_is_darker_than_a_fast_one_with_more_bytes() -> None:
+    """The use of a link is time, not bytes: 2 MB on 25 Mb/s take longer than 4 MB on 100 Mb/s."""
+    fabric = FABRICS["tiny"]
+    loads = [
+        replace(load, rate_bps=25_000_000) if "rtsw1:eth2" in (load.a, load.b) else load
+        for load in loads_of(fabric, {"rtsw1:eth1": 4_000_000, "rtsw1:eth2": 2_000_000})
+    ]
+    drawn = Drawn(drawing("svg", fabric, loads, "a run"))
+    fast, slow = drawn.half("rtsw1:eth1"), drawn.half("rtsw1:eth2")
+    assert slow.width > fast.width and brightness(slow.colour) < brightness(fast.colour)
+    said = next(text for text in drawn.texts if text.startswith("RTSW to CTSW: "))
+    assert said.startswith("RTSW to CTSW: busiest rtsw1:eth2 64%; max 4 MB (rtsw1:eth1), mean 1.5 MB")
+    row = next(load.to_json() for load in loads if load.a == "rtsw1:eth2")
+    assert (row["a_seconds"], row["utilisation"], row["b_utilisation"]) == (0.64, 0.64, 0.0)
 
 
 def test_without_a_run_the_picture_says_so() -> None:
@@ -259,7 +277,14 @@ def test_the_verb_writes_the_picture_and_says_where(tmp_path: Path) -> None:
     data = json.loads(done.stdout)
     assert data["graph"] == "tiny.svg"
     assert data["kind"] == "svg"
-    assert {"a": "host1:eth1", "b": "rtsw1:eth3", "packets": None, "bytes": None, "share": None} in data["links"]
+    assert {
+        "a": "host1:eth1",
+        "b": "rtsw1:eth3",
+        "packets": None,
+        "bytes": None,
+        "share": None,
+        "utilisation": None,
+    } in data["links"]
     assert Drawn((tmp_path / "tiny.svg").read_bytes()).named("node-") == {n.name for n in FABRICS["tiny"].nodes}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from heddle.endpoints.nic.framebuffer import frame_bytes_for
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.nicloop import TICK_S, NicError, open_sockets
+from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, NicError, open_sockets
 from heddle.endpoints.ranks import Floats, Places, Rank, address_of, announced_by
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
@@ -221,6 +222,12 @@ class FastLoop:
                 raise NicError(nic.rank, f"its port is gone: {os.strerror(event.a)}")
         return False
 
+    def take_rest(self) -> None:
+        """Take what has arrived, and what is held back."""
+        for _ in range(REST_TURNS):
+            self.code.hd_pass(self.engine, time.monotonic_ns(), 0)
+        self.code.hd_pass(self.engine, time.monotonic_ns() + round(REST_S * _NS), 0)
+
     def idle(self) -> bool:
         """Nothing to send, nothing unacknowledged."""
         return all(self.call("hd_idle", index) for index in range(len(self.nics)))
@@ -231,7 +238,8 @@ class FastLoop:
             for index, (kind, qpn) in enumerate(nic.ends):
                 packets, size, ce, *rest = nic.counters("hd_qp_counters", 6, index)
                 names = self.connection.sender_counters if kind == _SENDER else self.connection.receiver_counters
-                yield QpReport(nic.rank, qpn, packets, size, ce, dict(zip(names, rest, strict=False)))
+                taken = sum(rest) if kind == _RECEIVER else 0  # out of order, received again, accepted
+                yield QpReport(nic.rank, qpn, packets, size, ce, taken, dict(zip(names, rest, strict=False)))
 
     def nic_reports(self) -> Iterable[NicReport]:
         """What was not for any queue pair."""

@@ -47,10 +47,12 @@ class QueuePair:
     """One end of a connection at its NIC, and what passed it.
 
     packets, bytes: data frames that were sent, and frame bytes; those that were sent again count again.
-    ce: frames that arrived with a mark (congestion experienced).
+    ce: frames that arrived with a mark (congestion experienced). taken: frames that arrived for this end.
     """
 
-    __slots__ = ("_nic", "answers", "bytes", "ce", "delay", "end", "packets", "peer_ip", "qpn", "timer", "waiting")
+    __slots__ = (
+        "_nic", "answers", "bytes", "ce", "delay", "end", "packets", "peer_ip", "qpn", "taken", "timer", "waiting",
+    )  # fmt: skip
 
     def __init__(self, nic: Nic, qp: QpInfo, end: QpEnd) -> None:
         self._nic = nic
@@ -58,7 +60,7 @@ class QueuePair:
         self.peer_ip = int.from_bytes(qp.flow.dst_ip, "big")
         self.end = end
         self.delay = qp.delay_s
-        self.packets = self.bytes = self.ce = 0
+        self.packets = self.bytes = self.ce = self.taken = 0
         self.waiting = False  # already in the NIC's round
         self.answers = False  # already among those that answer
         self.timer = NEVER  # the earliest of its entries among the NIC's timers
@@ -264,6 +266,7 @@ class Nic:
                 self.counters.stray += 1
                 continue
             touched[qpn] = qp
+            qp.taken += beyond - i
             if kind.ce:
                 qp.ce += beyond - i
 

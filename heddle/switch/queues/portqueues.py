@@ -182,18 +182,19 @@ def foreign_roots(netlink: RouteSocket, names: Mapping[int, str], ports: Iterabl
     return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
 
 
-def refused_by_qdiscs(netlink: RouteSocket, names: Mapping[int, str]) -> dict[str, int]:
-    """Port -> packets that its qdiscs themselves have dropped; what the programs dropped is in the cells."""
-    found: dict[str, int] = {}
+def refused_by_qdiscs(netlink: RouteSocket, names: Mapping[int, str]) -> dict[str, dict[int, int]]:
+    """Port -> class -> packets that its qdiscs themselves have dropped; what the programs dropped is in the cells."""
+    found: dict[str, dict[int, int]] = {}
     for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
         _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
         attrs = attributes(body, TCMSG.size)
-        if number_of(handle >> 16) is not None and TCA_STATS2 in attrs:
+        number = number_of(handle >> 16)
+        if number is not None and TCA_STATS2 in attrs:
             statistics = attributes(attrs[TCA_STATS2], 0)
             if TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
                 (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
-                port = names.get(ifindex, f"if{ifindex}")
-                found[port] = found.get(port, 0) + drops
+                classes = found.setdefault(names.get(ifindex, f"if{ifindex}"), {})
+                classes[number] = classes.get(number, 0) + drops
     return found
 
 

@@ -40,14 +40,16 @@ class QueueState:
         return cls(time.monotonic_ns(), *copies)
 
 
-def missed(live: LabQueues, ports: Iterable[Port]) -> dict[str, int]:
-    """`rtsw1:eth2` -> packets that the programs dropped there, whatever the cause, or found lost behind a queue.
+def missed(live: LabQueues, ports: Iterable[Port]) -> dict[str, dict[int, int]]:
+    """`rtsw1:eth2` -> class -> packets that the programs dropped there, whatever the cause, or found lost behind it.
 
-    Of these ports, since the lab came up. What a qdisc itself drops is not among them (portqueues.refused_by_qdiscs).
+    Of these ports, since the lab came up; only classes that lost packets. Drops by a qdisc itself are not among them
+    (portqueues.refused_by_qdiscs).
     """
-    found: dict[str, int] = {}
+    found: dict[str, dict[int, int]] = {}
     for port in ports:
         first = live.ids[port.node, port.name]
         rows = slice(row(first, 0), row(first + 1, 0))
-        found[port.ref] = int(live.cells["drops"][rows].sum()) + int(live.gates["lost"][rows].sum())
+        counts = live.cells["drops"][rows].sum(axis=1) + live.gates["lost"][rows]
+        found[port.ref] = {number: int(count) for number, count in enumerate(counts) if count}
     return found

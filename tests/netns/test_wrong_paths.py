@@ -1,0 +1,256 @@
+"""Wrong on purpose: routes changed behind Heddle's back, losses behind a counter, drops of other traffic."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heddle.kernel.namespace import inside
+from heddle.lab.snapshot import LabPart
+from heddle.proof import oracle
+from heddle.proof.collect import collect_after, collect_before
+from heddle.proof.verdict import PathsResult, prove
+from heddle.traffic.flow import Flow, Sent
+from heddle.views.pathstext import paths_text
+from heddle.wire.layout import DSCP_DATA, ROCE_PORT
+from tests.netns.static_fabric import GATEWAY, StaticLab, dropping, roce_frame, send, some_flows, static_fabric
+
+pytestmark = pytest.mark.root
+ETH_P_ALL = 3
+
+
+def sent_flow(flow: Flow, packets: int, payload: int = 64) -> Sent:
+    return Sent(flow, packets, packets * len(roce_frame(flow, payload)))
+
+
+def other_uplink(port: str) -> str:
+    """Another uplink of the same switch, `eth1` or `eth2`."""
+    return "eth1" if port.endswith(":eth2") else "eth2"
+
+
+def to_host(lab: StaticLab, switch: str, flow: Flow, port: str) -> None:
+    """A static route to one host, which no routing daemon installed."""
+    lab.ip(switch, "route", "replace", f"{flow.dst_ip}/32", "via", GATEWAY, "dev", port, "onlink")
+
+
+def back(lab: StaticLab, switch: str, flow: Flow) -> None:
+    lab.ip(switch, "route", "del", f"{flow.dst_ip}/32")
+
+
+def expected_path(lab: StaticLab, flow: Flow) -> tuple[str, ...]:
+    now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
+    return oracle.ask(lab.fabric, lab.handles(), now.hashing, [flow]).paths[0]
+
+
+@pytest.mark.parametrize("ecmp", ["flow", "e-ecmp"])
+@pytest.mark.parametrize("when", ["before the packets", "after the packets", "for the packets alone"])
+def test_a_route_that_was_replaced_is_named_with_what_each_source_saw(ecmp: str, when: str) -> None:
+    """Prediction: the FIBs before. Oracle: the kernels after. Counters: the packets between."""
+    with static_fabric(ecmp, (1, 1)) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        right = expected_path(lab, flow)[0]
+        wrong = f"rtsw1:{other_uplink(right)}"
+        before = collect_before(lab)
+        if when != "after the packets":
+            to_host(lab, "rtsw1", flow, other_uplink(right))
+        send(lab, {flow: 5}, dscp=DSCP_DATA)
+        evidence = collect_after(lab, before, [sent_flow(flow, 5)])
+        if when == "after the packets":
+            to_host(lab, "rtsw1", flow, other_uplink(right))
+            evidence = collect_after(lab, before, [sent_flow(flow, 5)])
+        if when == "for the packets alone":
+            back(lab, "rtsw1", flow)
+            evidence = collect_after(lab, before, [sent_flow(flow, 5)])
+        result = prove(lab.fabric, evidence)
+        text = paths_text(result)
+        assert not result.agree, text
+        proof = result.flows[0]
+        assert proof.predicted is not None
+        firsts = tuple(path[0] for path in (proof.predicted, proof.oracle, proof.measured))
+        why = {
+            "before the packets": (
+                (right, wrong, wrong),
+                f"the prediction is not what the kernels say: predicted {right}, kernel {wrong}, counted {wrong}",
+            ),
+            "after the packets": (
+                (right, wrong, right),
+                f"the prediction is not what the kernels say: predicted {right}, kernel {wrong}, counted {right}",
+            ),
+            "for the packets alone": (
+                (right, right, wrong),
+                f"the counters saw another path: expected {right}, counted {wrong}",
+            ),
+        }[when]
+        assert (firsts, proof.why) == why
+        assert proof.why in " ".join(text.split())
+        if when != "for the packets alone":
+            assert "routes or hashing changed during the run: rtsw1" in result.notes
+            assert f"rtsw1 routes {flow.dst_ip} by {flow.dst_ip}/32; the fabric has 10.0.1.0/24" in result.notes
+
+
+def test_a_static_route_that_stood_all_the_time_is_proven_and_named() -> None:
+    with static_fabric("e-ecmp", (1, 1)) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        to_host(lab, "rtsw1", flow, other_uplink(expected_path(lab, flow)[0]))
+        before = collect_before(lab)
+        send(lab, {flow: 5}, dscp=DSCP_DATA)
+        result = prove(lab.fabric, collect_after(lab, before, [sent_flow(flow, 5)]))
+        assert result.agree, paths_text(result)
+        assert f"rtsw1 routes {flow.dst_ip} by {flow.dst_ip}/32; the fabric has 10.0.1.0/24" in paths_text(result)
+
+
+def test_a_route_into_nothing_ends_the_path_there() -> None:
+    with static_fabric("e-ecmp", (1, 1)) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        ctsw = expected_path(lab, flow)[1].partition(":")[0]
+        before = collect_before(lab)
+        lab.ip(ctsw, "route", "add", "blackhole", f"{flow.dst_ip}/32")
+        send(lab, {flow: 5}, dscp=DSCP_DATA)
+        result = prove(lab.fabric, collect_after(lab, before, [sent_flow(flow, 5)]))
+        proof = result.flows[0]
+        assert not result.agree and len(proof.oracle) == len(proof.measured) == 1
+        assert "kernel nothing, counted nothing" in proof.why and f"predicted {ctsw}:" in proof.why
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (3, 1, 7), (1,) * 8])
+def test_the_kernel_chooses_for_the_hash_that_a_program_gives(weights: tuple[int, ...]) -> None:
+    """And real packets go there."""
+    with static_fabric("e-ecmp", weights) as lab:
+        flows = some_flows(lab.fabric, 400)
+        before = collect_before(lab)
+        send(lab, dict.fromkeys(flows, 1), dscp=DSCP_DATA)
+        evidence = collect_after(lab, before, [sent_flow(flow, 1) for flow in flows])
+        result = prove(lab.fabric, evidence)
+        assert result.agree, paths_text(result)
+        assert sum(evidence.choices.values()) == 3 * len(flows)
+        assert evidence.choices.get("arithmetic", 0) <= 2, "values within 2^31 / 65536 of a threshold"
+        assert "the oracle's choices: " in paths_text(result)
+        assert result.to_json()["oracle_choices"] == evidence.choices
+
+
+def test_the_oracle_follows_a_kernel_that_leaves_out_a_next_hop() -> None:
+    """A failed neighbour, with fib_multipath_use_neigh: no table of next hops says so, the kernel does."""
+    with static_fabric("e-ecmp") as lab:
+        with inside(lab.handle("rtsw1").netns):
+            Path("/proc/sys/net/ipv4/fib_multipath_use_neigh").write_text("1")
+        # extern_learn: neigh_periodic_work() removes other failed entries, and no entry counts as a good one.
+        lab.ip("rtsw1", "neigh", "replace", GATEWAY, "dev", "eth2", "nud", "failed", "extern_learn")
+        flows = [flow for flow in some_flows(lab.fabric, 200) if flow.first_hop.startswith("rtsw1:")]
+        before = collect_before(lab)
+        send(lab, dict.fromkeys(flows, 1), dscp=DSCP_DATA)
+        result = prove(lab.fabric, collect_after(lab, before, [sent_flow(flow, 1) for flow in flows]))
+        predicted = [proof for proof in result.flows if proof.predicted and proof.predicted[0] == "rtsw1:eth2"]
+        assert predicted and not result.agree
+        for proof in result.flows:
+            assert proof.oracle == proof.measured and proof.oracle[0] != "rtsw1:eth2"
+        for proof in predicted:
+            assert proof.why.startswith("the prediction is not what the kernels say: predicted rtsw1:eth2, kernel ")
+
+
+def test_without_the_seed_of_the_kernel_the_choice_is_arithmetic_and_says_so() -> None:
+    with static_fabric("e-ecmp") as lab:
+        for node in lab.fabric.switches:
+            with inside(lab.handle(node.name).netns):
+                Path("/proc/sys/net/ipv4/fib_multipath_hash_seed").write_text("0")
+        flows = some_flows(lab.fabric, 50)
+        before = collect_before(lab)
+        send(lab, dict.fromkeys(flows, 1), dscp=DSCP_DATA)
+        evidence = collect_after(lab, before, [sent_flow(flow, 1) for flow in flows])
+        result = prove(lab.fabric, evidence)
+        assert result.agree, paths_text(result)
+        assert evidence.choices == {"arithmetic": 150}
+        assert "the oracle's choices: 150 by arithmetic that the prediction shares" in paths_text(result)
+
+
+def lossy_run(lab: StaticLab, flow: Flow, others: int) -> PathsResult:
+    """Five packets of a flow arrive and five vanish at its CTSW; meanwhile best effort overfills the port before it."""
+    ctsw = expected_path(lab, flow)[1].partition(":")[0]
+    before = collect_before(lab)
+    send(lab, {flow: 5}, dscp=DSCP_DATA)
+    collect_after(lab, before, [sent_flow(flow, 5)])
+    lab.ip(ctsw, "route", "add", "blackhole", f"{flow.dst_ip}/32")
+    send(lab, {flow: 5}, dscp=DSCP_DATA)
+    if others:
+        send(lab, {replace(flow, qpn=flow.qpn + 1): others}, payload=1000)
+    evidence = collect_after(lab, before, [sent_flow(flow, 10)])
+    back(lab, ctsw, flow)
+    evidence = collect_after(lab, before, [sent_flow(flow, 10)])
+    return prove(lab.fabric, evidence)
+
+
+def test_drops_of_best_effort_do_not_excuse_a_loss_of_data() -> None:
+    slow = {"host": "1gbit", "fabric": "1mbit"}
+    with static_fabric("flow", (1, 1), link=slow, queues=dropping("20KB")) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        result = lossy_run(lab, flow, others=100)
+        port = result.flows[0].measured[0]
+        assert result.lost == {port: 5}
+        assert not result.agree
+        assert result.flows[0].why == f"5 packets vanished after {port}, whose queue dropped 0 of class 3"
+
+
+def test_drops_of_other_data_of_the_same_class_are_told_apart_by_their_losses() -> None:
+    """Two flows lose packets in one queue. All losses together are all drops, so those of the first are among them."""
+    slow = {"host": "1gbit", "fabric": "1mbit"}
+    with static_fabric("flow", (1, 1), link=slow, queues=dropping("20KB")) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        before = collect_before(lab)
+        send(lab, {flow: 50}, payload=1000, dscp=DSCP_DATA)
+        send(lab, {replace(flow, qpn=flow.qpn + 1): 50}, payload=1000, dscp=DSCP_DATA)
+        evidence = collect_after(lab, before, [sent_flow(flow, 50, payload=1000)])
+        result = prove(lab.fabric, evidence)
+        port = result.flows[0].measured[0]
+        drops = evidence.class_drops(port, 3)
+        assert drops is not None and drops > result.lost[port] > 0
+        assert result.agree, paths_text(result)
+
+
+def test_drops_of_other_traffic_of_the_same_class_are_not_attributable() -> None:
+    """What is no RoCEv2 is counted by no flow: its drops cannot be told from those of the flow."""
+    slow = {"host": "1gbit", "fabric": "1mbit"}
+    with static_fabric("flow", (1,), link=slow, queues=dropping("20KB")) as lab:
+        flow = some_flows(lab.fabric, 1)[0]
+        before = collect_before(lab)
+        send(lab, {flow: 50}, payload=1000, dscp=DSCP_DATA)
+        send(lab, {replace(flow, dport=9): 50}, payload=1000, dscp=DSCP_DATA)
+        result = prove(lab.fabric, collect_after(lab, before, [sent_flow(flow, 50, payload=1000)]))
+        assert result.lost[result.flows[0].measured[0]] > 0
+        assert not result.agree
+        assert "perhaps of other traffic: not attributable" in result.flows[0].why
+
+
+def test_what_is_lost_behind_the_last_counter_is_seen() -> None:
+    """A NIC with another MAC address takes nothing, and no switch counts behind its last port."""
+    with static_fabric("e-ecmp", (1, 1)) as lab, ExitStack() as stack:
+        flow = some_flows(lab.fabric, 1)[0]
+        last = expected_path(lab, flow)[-1]
+        port = lab.fabric.by_name[flow.dst].ports[0]
+        with inside(lab.handle(flow.dst).netns):
+            nic = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+            nic.bind((port.name, ETH_P_ALL))
+        nic.setblocking(False)
+        before = collect_before(lab)
+        send(lab, {flow: 5}, dscp=DSCP_DATA)
+        collect_after(lab, before, [sent_flow(flow, 5)])
+        lab.ip(flow.dst, "link", "set", port.name, "address", "02:00:00:00:ee:ee")
+        send(lab, {flow: 3}, dscp=DSCP_DATA)
+        evidence = collect_after(lab, before, [sent_flow(flow, 8)])
+        result = prove(lab.fabric, replace(evidence, received=(taken(nic),)))
+        assert result.flows[0].counted == (8, 8, 8)
+        assert not result.agree
+        assert result.flows[0].why == f"3 packets vanished after {last}, whose queue dropped 0 of class 3"
+        assert "the receiving NICs took 5 of the 8 packets that the last ports counted" in paths_text(result)
+
+
+def taken(nic: socket.socket) -> int:
+    """RoCEv2 frames that arrived with the NIC's own address."""
+    count = 0
+    with suppress(BlockingIOError):
+        while True:
+            frame, (_, _, kind, *_) = nic.recvfrom(4096)
+            count += kind == socket.PACKET_HOST and frame[36:38] == ROCE_PORT.to_bytes(2, "big")
+    return count
