@@ -1,7 +1,7 @@
 """A rank: its arrays, its memory as others may write it, and how far it has come. It learns only from what arrives.
 
 In:  a Plan, a rank, and for each peer the QPs that lead there.
-Out: results per size: seconds and the number of wrong elements.
+Out: results per size: seconds, and what was wrong in any iteration (expected.py).
 Addresses on the wire name what they carry: virtual address = epoch (16 bits), step (12), byte offset in the array (36);
 immediate = epoch (8), step (12), message (12). An epoch is one iteration; a neighbour is at most one epoch ahead,
 since finishing an epoch takes something from every rank, if not directly.
@@ -19,15 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.endpoints.connections import Connection, part_sizes
+from heddle.endpoints.expected import Expected, Floats, more_in, rank_input
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
 
-Floats = NDArray[np.float32]
-
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
-_EPOCH_VALUES: Final = 31  # inputs differ from epoch to epoch, so that a stale array cannot pass the check
 
 
 def rkey_of(lab: str, nic: str) -> int:
@@ -45,19 +43,12 @@ def announced_by(epoch: int, key: Key) -> int:
     return (epoch & 0xFF) << 24 | key[0] << 12 | key[1]
 
 
-def rank_input(rank: int, count: int, start: int = 0) -> Floats:
-    """Elements from `start` on of a rank's input: whole numbers from 0 to 255 that differ by rank and place.
-
-    Sums of 2,048 ranks are still exact in float32.
-    """
-    index = np.arange(start, start + count, dtype=np.uint32)
-    mixed = (index + np.uint32(rank * 40503 & 0xFFFFFFFF)) * np.uint32(2654435761)
-    return ((mixed >> np.uint32(21)) & np.uint32(0xFF)).astype(np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """One rank's view of one size: seconds for all timed iterations together, and elements that are not right."""
+    """One rank's view of one size: seconds for all timed iterations together, and what was not right.
+
+    wrong: elements of the last iteration, and blocks of elements of all earlier ones, warm-up included.
+    """
 
     size: int
     seconds: float
@@ -84,7 +75,10 @@ class _Staged:
 
 
 class Rank:
-    """Runs one rank through all sizes and iterations. Also the `Access` of the QPs that end here."""
+    """Runs one rank through all sizes and iterations. Also the `Access` of the QPs that end here.
+
+    totals: for each size the sum of all inputs, where the pattern reduces.
+    """
 
     def __init__(
         self,
@@ -94,6 +88,7 @@ class Rank:
         rkey: int,
         links: Mapping[int, Connection],
         peer_keys: Mapping[int, int],
+        totals: Mapping[int, Floats],
         clock: Callable[[], float] = time.monotonic,
         places: Places | None = None,
     ) -> None:
@@ -105,6 +100,7 @@ class Rank:
         self._rkey = rkey
         self._links = links
         self._peer_keys = peer_keys
+        self._totals = totals
         self._clock = clock
         self._places = places
         self._epoch = -1  # of the whole run
@@ -117,6 +113,8 @@ class Rank:
         self._source: list[Floats] = []  # what is sent from, and what is received into: by epochs in turn
         self._work: list[Floats] = []
         self._pieces: Sequence[Piece] = ()
+        self._expected = Expected((), ranks, None)
+        self._wrong = 0  # of this size, before its last iteration
         self._missing = 0
         self._needs: list[int] = []
         self._began = 0.0
@@ -144,6 +142,8 @@ class Rank:
         # Two of each: a neighbour may still need the last epoch's bytes again, should they be lost.
         self._source = [np.empty(count, np.float32), np.empty(count, np.float32)]
         self._pieces = self._pattern.result(self._ranks, self.rank, count)
+        self._expected = Expected(self._pieces, self._ranks, self._totals.get(self.size))
+        self._wrong = 0
         room = max(piece.hi for piece in self._pieces)
         separate = [np.empty(room, np.float32), np.empty(room, np.float32)] if not self._pattern.in_place else []
         self._work = separate or self._source
@@ -156,22 +156,10 @@ class Rank:
         self.size_done = False
         self._begin_epoch()
 
-    def check(self, total: Floats | None) -> None:
-        """Compare the last iteration's array with what the pattern leaves there, and note the result of this size.
-
-        total: the sum of all inputs, for patterns that reduce.
-        """
-        more, work, wrong = np.float32(self._epoch % _EPOCH_VALUES), self._work[self._epoch & 1], 0
-        for piece in self._pieces:
-            length = piece.hi - piece.lo
-            if piece.source is not None:
-                want = rank_input(piece.source, length, piece.start) + more
-            elif total is not None:
-                want = total[piece.start : piece.start + length] + np.float32(self._ranks) * more
-            else:
-                raise ValueError(f"{self._pattern.collective} is checked against the sum of all inputs")
-            wrong += int(np.count_nonzero(work[piece.lo : piece.hi] != want))
-        self.results.append(SizeResult(self.size, self._seconds, wrong))
+    def check(self) -> None:
+        """Compare the last iteration's array with what the pattern leaves there, and note the result of this size."""
+        last = self._expected.wrong_elements(self._work[self._epoch & 1], self._epoch)
+        self.results.append(SizeResult(self.size, self._seconds, self._wrong + last))
 
     # what receiving ends of queue pairs call
 
@@ -231,7 +219,7 @@ class Rank:
         if self._places is not None and after is not None:
             self._places.expect(self._epoch + 1, after)
         source, work = self._source[self._epoch & 1], self._work[self._epoch & 1]
-        np.add(self._input, np.float32(self._epoch % _EPOCH_VALUES), out=source)
+        np.add(self._input, more_in(self._epoch), out=source)
         for piece in self._pieces if work is not source else ():
             if piece.source == self.rank:
                 work[piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
@@ -270,6 +258,8 @@ class Rank:
     def _end_epoch(self) -> None:
         self._iteration += 1
         if self._iteration < self._options.warmup + self._options.iters:
+            # The array is overwritten soon, so this cannot wait until the clock has stopped; expected.py has its cost.
+            self._wrong += self._expected.wrong_blocks(self._work[self._epoch & 1], self._epoch)
             self._begin_epoch()
             return
         self._seconds = self._clock() - self._began

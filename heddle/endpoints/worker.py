@@ -23,13 +23,14 @@ import numpy as np
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
+from heddle.endpoints.expected import Floats, rank_input
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import FastLoop
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.nicloop import NicError, NicLoop, PythonLoop, moderation_s
-from heddle.endpoints.ranks import Floats, Rank, rank_input, rkey_of
+from heddle.endpoints.ranks import Rank, rkey_of
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
@@ -107,8 +108,9 @@ class Worker:
                 mode = plan.options.qp_mode
                 links = {number[peer]: loop.link(rank, found, mode) for peer, found in paths[rank].items()}
                 self._ranks[rank] = Rank(
-                    plan.options, plan.size, number[rank], keys[rank], links, own, places=loop.places(rank)
-                )
+                    plan.options, plan.size, number[rank], keys[rank], links, own, self._totals,
+                    places=loop.places(rank),
+                )  # fmt: skip
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if dst in paths:
@@ -151,7 +153,7 @@ class Worker:
             self._turning = [r for r in self._ranks.values() if not r.finished]
         if self._turning:
             rank = self._turning.pop(0)
-            rank.check(self._totals.get(rank.size))
+            rank.check()
             rank.next_size()
             if not self._turning:
                 say(WorkerMessage(size=len(rank.results)))

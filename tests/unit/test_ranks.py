@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from itertools import pairwise
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 from heddle.endpoints.connections import QpConnection, part_sizes
+from heddle.endpoints.expected import Expected, Floats, block_elements, rank_input
 from heddle.endpoints.nic.qpend import Message
-from heddle.endpoints.ranks import Rank, rank_input
+from heddle.endpoints.ranks import Rank
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
-from heddle.traffic.collectives import find_pattern
+from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import QpMode, RunOptions
-from heddle.traffic.schedule import build_schedule
+from heddle.traffic.schedule import Key, build_schedule
 from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
 
 PARAMS = RcParams(mtu=256, window=8, ack_every=2, timeout_s=1.0, retries=50)
@@ -52,17 +54,31 @@ class Wire:
             self.requester.acknowledge(*answer, now)
 
 
-def run_all(options: RunOptions, n: int, loss: float = 0.0, seed: int = 1) -> list[Rank]:
-    """All ranks to their end; every rank's array is checked after every size, as a worker does it."""
+def sum_of_inputs(ranks: int, count: int) -> Floats:
+    return sum((rank_input(r, count) for r in range(ranks)), np.zeros(count, np.float32))
+
+
+def run_all(
+    options: RunOptions,
+    n: int,
+    loss: float = 0.0,
+    seed: int = 1,
+    kinds: Mapping[int, type[Rank]] = MappingProxyType({}),
+) -> list[Rank]:
+    """All ranks to their end; every rank's array is checked after every size, as a worker does it.
+
+    kinds: ranks that are not as they should be.
+    """
     dice = random.Random(seed)
     pattern = find_pattern(options.collective, options.algorithm)
     wires = {(s, d): [Wire(s, loss, dice) for _ in range(options.qps)] for s, d in pattern.peers(n).tolist()}
     keys = {r: 1000 + r for r in range(n)}
+    totals = {size: sum_of_inputs(n, size // 4) for size in options.sizes if pattern.redop == "sum"}
 
     def links(r: int) -> dict[int, QpConnection]:
         return {d: QpConnection(qps, options.qp_mode) for (s, d), qps in wires.items() if s == r}
 
-    ranks = [Rank(options, n, r, keys[r], links(r), keys, clock=lambda: 0.0) for r in range(n)]
+    ranks = [kinds.get(r, Rank)(options, n, r, keys[r], links(r), keys, totals, clock=lambda: 0.0) for r in range(n)]
     for (_, d), qps in wires.items():
         for wire in qps:
             wire.responder = Responder(PARAMS, wire.requester.una, ranks[d])
@@ -73,9 +89,7 @@ def run_all(options: RunOptions, n: int, loss: float = 0.0, seed: int = 1) -> li
     for turn in range(200_000):
         for rank in ranks:
             if rank.size_done and not rank.finished:
-                count = rank.size // 4
-                total = sum((rank_input(r, count) for r in range(n)), np.zeros(count, np.float32))
-                rank.check(total if pattern.redop == "sum" else None)
+                rank.check()
                 rank.next_size()
                 if not rank.finished:
                     rank.begin()
@@ -140,6 +154,52 @@ def test_a_corrupted_message_shows_as_wrong_elements(
     assert sum(r.results[0].wrong for r in ranks) >= least
 
 
+class SkipsOnce(Rank):
+    """In one iteration it takes one message in without adding it; where nothing is added, the message is lost."""
+
+    epoch = 0
+
+    def _apply(self, key: Key) -> None:
+        if self._epoch == self.epoch and key == (0, 0):
+            receive = self._schedule(self._size_index).receives[key]
+            self._staged[self._epoch, key].data.view(np.float32)[:] = 0 if receive.reduce else -1
+        super()._apply(key)
+
+
+@pytest.mark.parametrize(("warmup", "epoch"), [(1, 0), (1, 1), (0, 1), (1, 2), (1, 3)])
+@pytest.mark.parametrize("collective", ["all-reduce", "all-to-all"])
+def test_a_reduction_that_is_skipped_in_any_iteration_is_wrong(collective: str, warmup: int, epoch: int) -> None:
+    class Skips(SkipsOnce):
+        pass
+
+    Skips.epoch = epoch
+    options = RunOptions(collective, sizes=(4096, 8192), iters=4 - warmup, warmup=warmup, chunk=512)
+    results = [rank.results for rank in run_all(options, 4, kinds={2: Skips})]
+    assert sum(of[0].wrong for of in results) > 0
+    assert [of[1].wrong for of in results] == [0] * 4  # the size after it was right
+
+
+@pytest.mark.parametrize(("inputs", "elements"), [(1, 1024), (16, 1024), (64, 512), (2048, 16), (1 << 20, 1)])
+def test_the_sum_of_a_block_is_exact(inputs: int, elements: int) -> None:
+    assert block_elements(inputs) == elements
+    assert elements == 1 or elements * inputs * (255 + 30) <= 1 << 24
+
+
+@pytest.mark.parametrize("ranks", [2, 64, 2048])
+@pytest.mark.parametrize("epoch", [0, 1, 30, 31, 1000])
+def test_right_arrays_have_no_wrong_block_and_one_wrong_element_makes_one(ranks: int, epoch: int) -> None:
+    count = 3001
+    total = np.full(count, 255 * ranks, np.float32)  # the largest sums that there are
+    expected = Expected([Piece(0, count, None, 0)], ranks, total)
+    array = total + np.float32(ranks * (epoch % 31))
+    assert (expected.wrong_blocks(array, epoch), expected.wrong_elements(array, epoch)) == (0, 0)
+    for place in (0, 1023, 1024, 3000):
+        for error in (1, -1, np.nan):
+            spoilt = array.copy()
+            spoilt[place] += error
+            assert (expected.wrong_blocks(spoilt, epoch), expected.wrong_elements(spoilt, epoch)) == (1, 1)
+
+
 def test_a_schedule_waits_for_what_it_forwards() -> None:
     schedule = build_schedule(find_pattern("all-reduce", "ring"), 4, 1, 4000, 1024)
     first = [s for s in schedule.sends if s.key[0] == 0]
@@ -174,7 +234,8 @@ def test_the_clock_starts_when_a_rank_begins_not_when_its_arrays_are_made() -> N
     posted: list[Message] = []
     link = SimpleNamespace(post=posted.append)
     options = RunOptions(sizes=(8,), iters=1, warmup=0)
-    rank = Rank(options, 2, 0, 7, {1: QpConnection([link], "split")}, {1: 8}, clock=lambda: now[0])
+    totals = {8: np.zeros(2, np.float32)}
+    rank = Rank(options, 2, 0, 7, {1: QpConnection([link], "split")}, {1: 8}, totals, clock=lambda: now[0])
     rank.next_size()
     assert posted == []
     now[0] = 9.0
@@ -186,5 +247,5 @@ def test_the_clock_starts_when_a_rank_begins_not_when_its_arrays_are_made() -> N
         assert target is not None
         rank.arrived(step << 12)
     assert rank.size_done
-    rank.check(np.zeros(2, np.float32))
+    rank.check()
     assert rank.results[0].seconds == 2.0
