@@ -126,7 +126,7 @@ class DemoResult:
         if any(p.run.machine.overrun for p in self.played):
             lines.append("(The host CPU was the bottleneck in at least one run: do not trust its bandwidth.)")
         elif any(p.run.machine.limited for p in self.played):
-            lines.append("(All CPUs of this machine were busy, which may have slowed down a run.)")
+            lines.append("(The host CPU may have been the bottleneck in at least one run: see #UNRELIABLE above.)")
         return lines
 
 

@@ -1,7 +1,8 @@
-"""The workers of a run: started, given their tasks, kept to the one start barrier, and ended whatever happens.
+"""The workers of a run: started, given their tasks, kept to one start barrier a size, and ended whatever happens.
 
 In:  a plan, its transport, and the namespace of each host.
-Out: one report per worker. CheckError when a rank died, MachineError when a worker did.
+Out: one report per worker, and what the machine did during each size. CheckError when a rank died, MachineError when a
+worker did.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import selectors
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +28,7 @@ from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import Task
 from heddle.host import capacity as machine
+from heddle.host.saturation import Phase
 from heddle.traffic.plan import Plan
 
 _WORKER: Final = "heddle.endpoints.worker"
@@ -44,7 +47,7 @@ class _Member:
             cwd=resources.HERE.python_path,
             start_new_session=True,  # Ctrl-C reaches the run, and the run ends its workers
         )
-        self.sizes_done = 0
+        self.inbox: deque[WorkerMessage] = deque()  # what it has said and nobody has asked for yet
         self._rest = b""
 
     @property
@@ -60,14 +63,17 @@ class _Member:
             self.proc.stdin.write(line + b"\n")
             self.proc.stdin.flush()
 
-    def hear(self) -> list[WorkerMessage]:
-        """The whole lines that have come; MachineError when there is no more to come."""
+    def hear(self) -> None:
+        """Take in what has come. CheckError when a rank failed, MachineError when the worker has ended."""
         chunk = os.read(self.out, 1 << 16)
         if not chunk:
             code = self.proc.wait()
             raise MachineError(Problem("", "a worker", f"ended early (exit code {code})", "what it said is above"))
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [WorkerMessage.of_line(line) for line in lines]
+        for message in map(WorkerMessage.of_line, lines):
+            if message.error:
+                raise CheckError(*message.error)
+            self.inbox.append(message)
 
     def end(self, within: float) -> None:
         """It ends by itself when its input does, and is killed when it has not after `within` seconds."""
@@ -83,16 +89,14 @@ class _Member:
 class Crew:
     """Worker processes that run one plan's ranks between them.
 
-    before, after: the machine at the start barrier, and when the last rank was done. began_ns: the barrier's time.
-    seconds: from the barrier until the last rank was done.
+    phases: what the machine did during each size. began_ns: the time of the first barrier.
     """
 
     def __init__(self, plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int) -> None:
         self._plan = plan
         self._deadline = time.monotonic() + plan.max_seconds
-        self.before = self.after = machine.read()
+        self.phases: list[Phase] = []
         self.began_ns = 0  # CLOCK_MONOTONIC
-        self.seconds = 0.0
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
         paths, parameters = {host: str(path) for host, path in netns.items()}, transport.parameters()
@@ -106,29 +110,32 @@ class Crew:
             member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
 
     def run(self, observer: Observer, before_stop: Callable[[], None] = lambda: None) -> list[WorkerReport]:
-        """Start all ranks at once and wait for all of them; a report per worker.
+        """Let all ranks begin each size together, when all are ready for it; a report per worker.
 
         before_stop: called when all ranks are done, while their NICs still take what arrives.
         """
-        self._all(lambda message: message.ready or None)
-        self.before = machine.read()
-        self.began_ns = time.monotonic_ns()
-        self._broadcast({"go": True})
-        observer.begin("run", len(self._plan.options.sizes))
-        waiting = len(self._members)
-        while waiting:
-            for member, message in self._messages():
-                if message.size is not None:
-                    member.sizes_done = message.size
-                    observer.advance("run", min(m.sizes_done for m in self._members))
-                waiting -= message.done
-        self.after = machine.read()
-        self.seconds = (time.monotonic_ns() - self.began_ns) / 1e9
+        sizes = self._plan.options.sizes
+        for number, size in enumerate(sizes, start=1):
+            self._all(lambda message: message.ready or None)
+            if number == 1:
+                observer.begin("run", len(sizes))
+                self.began_ns = time.monotonic_ns()
+            before = machine.read()
+            self._broadcast({"go": True})
+            uses = self._all(lambda message: message.use)
+            self.phases.append(Phase.between(size, before, machine.read(), uses))
+            observer.advance("run", number)
+        self._all(lambda message: message.done or None)
         before_stop()
         self._broadcast({"stop": True})
         reports = self._all(lambda message: message.report)
         observer.end("run")
         return reports
+
+    @property
+    def seconds(self) -> float:
+        """All sizes together: for each, from its barrier until its last rank was done."""
+        return sum(phase.seconds for phase in self.phases)
 
     def close(self) -> None:
         """End all workers."""
@@ -142,24 +149,23 @@ class Crew:
         self._selector.close()
 
     def _all(self, part: Callable[[WorkerMessage], Said | None]) -> list[Said]:
-        """Wait until every worker has sent a message with that part; the parts."""
-        found: list[Said] = []
-        while len(found) < len(self._members):
-            parts = [part(message) for _, message in self._messages()]
-            found.extend(each for each in parts if each is not None)
-        return found
+        """Wait for the next message of every worker, which has that part; the parts, by worker."""
+        while not all(member.inbox for member in self._members):
+            self._listen()
+        found = [part(member.inbox.popleft()) for member in self._members]
+        said = [each for each in found if each is not None]
+        if len(said) < len(found):
+            raise RuntimeError("a worker said something else than was its turn to say")
+        return said
 
-    def _messages(self) -> Iterator[tuple[_Member, WorkerMessage]]:
-        """What workers say next; waits for the first of it."""
+    def _listen(self) -> None:
+        """Wait until a worker says something; CheckError when that takes longer than a run may."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             why = f"did not end within {self._plan.max_seconds:g} s"
             raise CheckError(Problem("", "the run", why, "./inv validate says whether the fabric forwards"))
         for key, _ in self._selector.select(left):
-            for message in key.data.hear():
-                if message.error:
-                    raise CheckError(*message.error)
-                yield key.data, message
+            key.data.hear()
 
     def _broadcast(self, message: Mapping[str, bool]) -> None:
         for member in self._members:

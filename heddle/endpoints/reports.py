@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from heddle.base.problems import Problem
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.ranks import SizeResult
+from heddle.host.saturation import WorkerUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +44,23 @@ class NicReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker at the end of a run. busy, waited: shares of a processor, see MachineUse."""
+    """One worker at the end of a run."""
 
     ranks: Mapping[int, tuple[SizeResult, ...]]
     qps: tuple[QpReport, ...]
     nics: tuple[NicReport, ...]
-    busy: float
-    waited: float
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """One line of a worker: the only field that is not its default. size: how many sizes its ranks have finished."""
+    """One line of a worker: the only field that is not its default.
+
+    ready: its ranks can begin the next size, and its NICs are idle. use: all its ranks have finished a size; what it
+    used for that. done: that was the last size, and its NICs are idle.
+    """
 
     ready: bool = False
-    size: int | None = None
+    use: WorkerUse | None = None
     done: bool = False
     report: WorkerReport | None = None
     error: tuple[Problem, ...] = ()

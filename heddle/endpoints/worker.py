@@ -1,10 +1,12 @@
 """Runs some of the ranks of a plan, in one process: `python -m heddle.endpoints.worker`, spoken to by lines of JSON.
 
-In (stdin):   the task (a Task), then {"go": true}, and {"stop": true} when every worker has said "done".
-Out (stdout): {"ready": true}, {"size": n} for each size that its ranks have finished, {"done": true},
-              and at the end {"report": ...}, or {"error": ...} at any time.
-A rank learns of another only by what arrives on its NIC; the barrier before the start is the only exception. End of
-input ends the worker, so it cannot outlive the run that started it.
+In (stdin):   the task (a Task); {"go": true} for each size, when every worker has said "ready"; {"stop": true} when
+              every worker has said "done".
+Out (stdout): for each size {"ready": true} before it and {"use": ...} when its ranks have finished it; {"done": true};
+              at the end {"report": ...}; or {"error": ...} at any time.
+A rank learns of another only by what arrives on its NIC; the barrier before each size is the only exception. While a
+worker waits at a barrier its NICs are served as ever. End of input ends the worker, so it cannot outlive the run that
+started it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.host import capacity as machine
+from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.endpoint import Endpoint
@@ -46,6 +49,8 @@ from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 _NICE: Final = 5
 _LONG_S: Final = 1.0
 _LAST_S: Final = 0.002
+_GO: Final = b'"go"'
+_STOP: Final = b'"stop"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,11 @@ class Worker:
         options = task.plan.options
         reduces = find_pattern(options.collective, options.algorithm).redop == "sum"
         self._totals = {size: _total(task.plan.size, size) for size in options.sizes if reduces}
-        self._turning: list[Rank] = []
-        self._busy = self._waited = 0.0
+        self._turning: list[Rank] = []  # that have finished a size and were not checked yet
+        self._began: machine.OwnTime | None = None  # when the size began that is under way
+        self._owes = True  # a message: "ready" for the next size, or "done"
+        self._heard = b""  # of a line that is not complete
+        self._stopped = False
         keys = {e.rank: rkey_of(task.plan.lab, e.nic) for e in task.plan.endpoints}
         for rank in task.ranks:
             endpoint = task.plan.endpoints[rank]
@@ -118,54 +126,49 @@ class Worker:
                 there = QpInfo(q.flow.qpn, header, q.psn, q.window, q.delay_s)
                 loop.receiver(dst, there, self._ranks[dst])
 
-    def run(self, stdin: int) -> None:
-        """Work through all sizes, then answer the others until told to stop."""
-        started, cpu, queued = time.monotonic(), time.process_time(), machine.waited_s()
-        said_done = False
-        self._begin()
+    def run(self, stdin: int) -> bool:
+        """Work through all sizes, then answer the others until told to stop; False when the input ended first."""
         while True:
-            if not said_done:
-                self._turn_over()
-                said_done = self._is_done()
-                if said_done:
-                    elapsed = max(1e-9, time.monotonic() - started)
-                    self._busy = (time.process_time() - cpu) / elapsed
-                    self._waited = (machine.waited_s() - queued) / elapsed
-                    say(WorkerMessage(done=True))
+            self._turn_over()
             # Nothing wakes the loop when the last acknowledgement has come.
-            rest = 0.0 if self._turning else _LAST_S if all(r.finished for r in self._ranks.values()) else _LONG_S
+            rest = 0.0 if self._turning else _LAST_S if self._owes else _LONG_S
             try:
-                if self.loop.turn(time.monotonic() + rest, stdin):
+                if self.loop.turn(time.monotonic() + rest, stdin) and self._hear(stdin):
                     self.loop.take_rest()
-                    return
+                    return self._stopped
             except NicError as error:
                 raise RankError(self._plan.endpoints[error.rank], error.why) from None
 
-    def _turn_over(self) -> None:
-        """When all ranks here have finished a size: check what it left and make the next one ready, then begin it.
+    def _hear(self, stdin: int) -> bool:
+        """Begin a size when told to; True when it is time to stop, or the input has ended."""
+        chunk = os.read(stdin, 1 << 12)
+        *lines, self._heard = (self._heard + chunk).split(b"\n")
+        self._stopped = any(_STOP in line for line in lines)
+        if chunk and not self._stopped and any(_GO in line for line in lines):
+            self._began = machine.own_time()
+            for rank in self._ranks.values():
+                rank.begin()
+        return self._stopped or not chunk
 
-        One rank a call, so that NICs are served in between, however large the arrays are; and none begins before all
-        are ready, so that no rank's time includes the making of another's arrays.
+    def _turn_over(self) -> None:
+        """When all ranks here have finished a size: say so, check what it left, make the next one ready, and say that.
+
+        One rank a call, so that NICs are served in between, however large the arrays are. The next size begins when
+        the ranks of all workers are ready: no rank's time includes the check or the making of another's arrays.
         """
-        if not self._turning:
-            if not all(r.size_done for r in self._ranks.values()):
+        if self._began is not None:
+            if not all(rank.size_done for rank in self._ranks.values()):
                 return
-            self._turning = [r for r in self._ranks.values() if not r.finished]
+            say(WorkerMessage(use=WorkerUse.between(self._began, machine.own_time())))
+            self._began, self._turning, self._owes = None, list(self._ranks.values()), True
         if self._turning:
             rank = self._turning.pop(0)
             rank.check()
             rank.next_size()
-            if not self._turning:
-                say(WorkerMessage(size=len(rank.results)))
-                self._begin()
-
-    def _begin(self) -> None:
-        for rank in self._ranks.values():
-            if not rank.finished:
-                rank.begin()
-
-    def _is_done(self) -> bool:
-        return all(r.finished for r in self._ranks.values()) and self.loop.idle()
+        if self._owes and not self._turning and self.loop.idle():
+            self._owes = False
+            finished = all(rank.finished for rank in self._ranks.values())
+            say(WorkerMessage(ready=not finished, done=finished))
 
     def report(self) -> WorkerReport:
         """What happened: per rank the sizes, per QP the packets, per NIC what was not for any QP."""
@@ -173,8 +176,6 @@ class Worker:
             ranks={number: tuple(rank.results) for number, rank in self._ranks.items()},
             qps=tuple(self.loop.qp_reports()),
             nics=tuple(self.loop.nic_reports()),
-            busy=self._busy,
-            waited=self._waited,
         )
 
 
@@ -224,11 +225,8 @@ def main() -> int:
     task = TypeAdapter(Task).validate_json(sys.stdin.readline())
     try:
         worker = Worker(task)
-        say(WorkerMessage(ready=True))
-        if not sys.stdin.readline():
-            return 0
-        worker.run(sys.stdin.fileno())
-        say(WorkerMessage(report=worker.report()))
+        if worker.run(sys.stdin.fileno()):
+            say(WorkerMessage(report=worker.report()))
     except HeddleError as error:
         say(WorkerMessage(error=tuple(error.problems)))
         return 1

@@ -1,6 +1,6 @@
-"""What this machine can carry, and what it carried: so that a result is not mistaken for the fabric's when it is not.
+"""What this machine can carry, and what its processors do: readings of /proc, and a few milliseconds of arithmetic.
 
-Everything here is a reading of /proc or a few milliseconds of arithmetic.
+In:  nothing but this machine. saturation.py says what the readings of a run mean.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,26 +17,66 @@ from typing import Final
 # that zlib takes for a CRC over 4 KB, measured as `./inv bench budget` does.
 PACKET_COST_CRCS: Final = 140.0
 
+TICK_S: Final = 0.01  # what /proc/stat counts in: USER_HZ is 100 on every architecture that runs Heddle
 
-__MEMINFO: Final = Path("/proc/meminfo")
+_STAT: Final = Path("/proc/stat")
+_MEMINFO: Final = Path("/proc/meminfo")
 _SOFTNET: Final = Path("/proc/net/softnet_stat")
 _SCHEDSTAT: Final = Path("/proc/self/schedstat")  # of the main thread: ns that it ran, ns that it waited, ...
+_CPU_FIELD: Final = 12  # of a line of softnet_stat: its processor, since Linux 5.10
 
 
 @dataclass(frozen=True, slots=True)
-class CpuCounters:
-    """Processor time in ticks, and packets lost in the processors' backlogs."""
+class Processor:
+    """One processor since boot.
 
-    busy: int
-    total: int
+    idle_s: seconds in which it had nothing to do. The kernel measures them where it stops its tick in idle time, so
+    interrupts, softirqs and what a hypervisor took while there was work all count as time that was not idle.
+    packets: what its softirqs handed to the network stack, in any namespace.
+    """
+
+    idle_s: float
+    packets: int
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReading:
+    """All processors at one moment. at_s: CLOCK_MONOTONIC. backlog_drops: see `backlog_drops`."""
+
+    at_s: float
+    processors: Mapping[int, Processor]
     backlog_drops: int
 
 
-def read() -> CpuCounters:
+@dataclass(frozen=True, slots=True)
+class OwnTime:
+    """This process at one moment: CLOCK_MONOTONIC; seconds that it ran, and that it could have run, since its start."""
+
+    at_s: float
+    ran_s: float
+    waited_s: float
+
+
+def read() -> MachineReading:
     """The counters as they are now."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    idle = fields[3] + fields[4]
-    return CpuCounters(sum(fields) - idle, sum(fields), backlog_drops())
+    return parse_reading(time.monotonic(), _STAT.read_text(), _SOFTNET.read_text())
+
+
+def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
+    """The reading that the texts of /proc/stat and /proc/net/softnet_stat give."""
+    idle: dict[int, float] = {}
+    for line in stat.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            idle[int(name[3:])] = (int(fields[3]) + int(fields[4])) * TICK_S  # idle and iowait
+    packets: dict[int, int] = {}
+    lost = 0
+    # Lines are of the processors that are online, in order; since Linux 5.10 each says of which.
+    for number, line in zip(sorted(idle), softnet.splitlines(), strict=False):
+        columns = [int(word, 16) for word in line.split()]
+        packets[columns[_CPU_FIELD] if len(columns) > _CPU_FIELD else number] = columns[0]
+        lost += columns[1]
+    return MachineReading(at_s, {cpu: Processor(idle[cpu], packets.get(cpu, 0)) for cpu in sorted(idle)}, lost)
 
 
 def backlog_drops() -> int:
@@ -48,17 +88,13 @@ def backlog_drops() -> int:
     return sum(int(line.split()[1], 16) for line in _SOFTNET.read_text().splitlines())
 
 
-def waited_s() -> float:
-    """Seconds that this process could have run and had no processor, since its start; 0 where no kernel counts them."""
+def own_time() -> OwnTime:
+    """What this process has used and lacked. Where the kernel does not count waiting (schedstat), it is 0."""
     try:
-        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+        waited = int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except OSError:
-        return 0.0
-
-
-def cpu_share(before: CpuCounters, after: CpuCounters) -> float:
-    """Share of all processors' time that was used in between, 0 to 1."""
-    return (after.busy - before.busy) / max(1, after.total - before.total)
+        waited = 0.0
+    return OwnTime(time.monotonic(), time.process_time(), waited)
 
 
 def crc_seconds() -> float:
@@ -78,6 +114,22 @@ def budget_pps() -> int:
     return int(len(os.sched_getaffinity(0)) / (PACKET_COST_CRCS * crc_seconds()))
 
 
+@dataclass(frozen=True, slots=True)
+class PacketBudget:
+    """Data packets a second: those that all senders make at line rate, and those that this machine carries."""
+
+    wanted_pps: int
+    budget_pps: int
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more is wanted than can be carried."""
+        return self.wanted_pps > self.budget_pps
+
+    def __str__(self) -> str:
+        return f"{self.wanted_pps:,} packets/s at line rate, and this machine carries about {self.budget_pps:,}"
+
+
 def memory_bytes(sizes: Sequence[int], ranks: int, workers: int, in_place: bool = True) -> int:
     """What the arrays of a run take: an input and two buffers a rank, all sums a worker, and some room.
 
@@ -88,7 +140,7 @@ def memory_bytes(sizes: Sequence[int], ranks: int, workers: int, in_place: bool 
 
 def free_bytes() -> int:
     """What the kernel would give before it swaps or kills (MemAvailable)."""
-    words = next(line.split() for line in __MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+    words = next(line.split() for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
     return int(words[1]) * 1024
 
 

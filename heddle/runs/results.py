@@ -17,6 +17,7 @@ from heddle.base.units import emulated_words
 from heddle.endpoints.transports.protocol import Column
 from heddle.fabric.hashmodes import SPREADING
 from heddle.lab.fabricstate import FabricState
+from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
@@ -74,32 +75,6 @@ class Carrier:
         """`transport` of the run's document."""
         columns = [{"key": column.key, "unit": column.unit, "text": column.text} for column in self.columns]
         return {"name": self.name, "parameters": dict(self.parameters), "columns": columns}
-
-
-_ALL: Final = 0.97  # of a processor's time, as good as all of it
-
-
-@dataclass(frozen=True, slots=True)
-class MachineUse:
-    """Whether the machine, not the fabric, was the limit. Shares are of all cores, 0 to 1."""
-
-    cpu_share: float
-    worker_share: float  # of one core, of the busiest worker
-    waited_share: float  # of the time: the worker that waited most for a processor while it had work to do
-    backlog_drops: int  # /proc/net/softnet_stat, whole machine
-    socket_drops: int
-    wanted_pps: int
-    budget_pps: int
-
-    @property
-    def limited(self) -> bool:
-        """True when the result may say more about this machine than about the fabric."""
-        return self.overrun or self.cpu_share > _ALL
-
-    @property
-    def overrun(self) -> bool:
-        """True when it surely does: a worker that was never at rest was late with all it did, or packets were lost."""
-        return self.worker_share + self.waited_share > _ALL or self.backlog_drops > 0 or self.socket_drops > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +136,8 @@ class RunResult:
             "avg_busbw": self.busbw,
             "flows": [flow.to_json() for flow in self.flows],
             "emulated": {"k": self.k, "means": emulated_words(self.k)},
-            "machine": {**asdict(self.machine), "limited": self.machine.limited},
+            "unreliable": [asdict(cause) for cause in self.machine.unreliable],
+            "machine": self.machine.to_json(),
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
             "queues": self.queues.to_json() if self.queues is not None else None,
@@ -228,6 +204,7 @@ class RunResult:
         events = [(sum(values), column.text) for column, values in self.counted("packets")]
         events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
         lines = [
+            *self.machine.lines(),
             f"# Out of bounds values : {self.wrong} {'FAILED' if self.wrong else 'OK'}",
             f"# Avg bus bandwidth    : {self.busbw:g}",
             f"#emulated : k = {self.k}: {emulated_words(self.k)}",
@@ -236,9 +213,6 @@ class RunResult:
             lines.append("#packets  : " + ", ".join(f"{count} {text}" for count, text in events))
         lines += self.queues.lines() if self.queues is not None else []
         lines += self._order()
-        if self.machine.limited:
-            verdict = "was the limit, not the fabric" if self.machine.overrun else "may have been the limit"
-            lines.append(f"#machine  : {verdict} ({_why_limited(self.machine)})")
         lines.extend(f"#warning  : {w}" for w in self.warnings)
         lines.append(f"# Collective test concluded: {self.options.collective}")
         return lines
@@ -294,16 +268,3 @@ def _number(value: float, width: int) -> str:
         if len(text) <= width:
             return text
     return f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
-
-
-def _why_limited(use: MachineUse) -> str:
-    why = []
-    if use.cpu_share > _ALL:
-        why.append(f"{use.cpu_share:.0%} of its processors busy")
-    if use.worker_share + use.waited_share > _ALL:
-        why.append("a worker was never at rest")
-    if use.backlog_drops:
-        why.append(f"{use.backlog_drops} packets lost in its backlog: raise net.core.netdev_max_backlog")
-    if use.socket_drops:
-        why.append(f"{use.socket_drops} packets lost at its sockets")
-    return ", ".join(why)

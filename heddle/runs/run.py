@@ -7,7 +7,7 @@ Out: RunResult, also kept in the lab's directory (history.py), with the evidence
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from heddle.base import state
 from heddle.base.events import Observer
@@ -15,11 +15,12 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_size
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
-from heddle.endpoints.reports import NicReport, WorkerReport
+from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
+from heddle.host.saturation import Phase
 from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
@@ -27,8 +28,9 @@ from heddle.lab.rehash import label
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
 from heddle.runs.keeping import keeping
+from heddle.runs.machineuse import MachineUse
 from heddle.runs.recording import recording
-from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, size_row
+from heddle.runs.results import Carrier, FlowRow, RunResult, size_row
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
@@ -48,12 +50,9 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     plan, transport = plan_run(lab.fabric, options)
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
-    wanted, budget = _budget(plan)
-    if wanted > budget and total_packets(plan) > budget:  # a shorter run is over before a queue could build up
-        observer.warn(
-            f"{wanted:,} packets/s at line rate, and this machine carries about {budget:,}: "
-            f"it may become the limit; lower link.host or --ranks"
-        )
+    budget = budget_of(plan)
+    if budget.exceeded and total_packets(plan) > budget.budget_pps:  # a shorter run ends before a queue could build up
+        observer.warn(f"{budget}: it may become the limit; lower link.host or --ranks")
     workers = worker_count(plan)
     _check_memory(plan, workers)
     with state.lock(lab.name):
@@ -69,8 +68,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
             with recording(lab, options.bucket_ns, _said(plan), keeper.draft.path) as queues:
                 with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
                     reports = crew.run(observer, before_stop=lambda: wait_until_delivered(lab))
-                readings = MachineReadings(crew.before, crew.after, wanted, budget)
-                result = _result(lab, plan, transport, reports, readings)
+                result = _result(lab, plan, transport, reports, crew.phases, budget)
                 sent, received = [row.sent for row in result.flows], [row.received or 0 for row in result.flows]
                 evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
@@ -97,20 +95,11 @@ def _said(plan: Plan) -> str:
     return f"{o.collective} over {len(plan.endpoints)} ranks{parts}, {sizes}, {qps}"
 
 
-@dataclass(frozen=True, slots=True)
-class MachineReadings:
-    """The machine before and after a run; packets a second that were wanted, and that it can carry."""
-
-    before: machine.CpuCounters
-    after: machine.CpuCounters
-    wanted_pps: int
-    budget_pps: int
-
-
-def _budget(plan: Plan) -> tuple[int, int]:
+def budget_of(plan: Plan) -> machine.PacketBudget:
+    """The data packets a second that a plan can make, against what this machine carries."""
     rates = [e.rate_bps for e in plan.endpoints]
     every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
-    return every * _pattern(plan).receivers(plan.size) // plan.size, machine.budget_pps()
+    return machine.PacketBudget(every * _pattern(plan).receivers(plan.size) // plan.size, machine.budget_pps())
 
 
 def _pattern(plan: Plan) -> Pattern:
@@ -145,7 +134,12 @@ def _check_memory(plan: Plan, workers: int) -> None:
 
 
 def _result(
-    lab: Lab, plan: Plan, transport: Transport, reports: Sequence[WorkerReport], readings: MachineReadings
+    lab: Lab,
+    plan: Plan,
+    transport: Transport,
+    reports: Sequence[WorkerReport],
+    phases: Sequence[Phase],
+    budget: machine.PacketBudget,
 ) -> RunResult:
     """Put what the workers reported together: rows in order of size, flows in order of the plan's QPs."""
     ranks = {rank: sizes for report in reports for rank, sizes in report.ranks.items()}
@@ -167,7 +161,7 @@ def _result(
         split=describe(lab.fabric, plan.endpoints, plan.communicators),
         rows=tuple(rows),
         flows=_flow_rows(plan, transport, reports),
-        machine=_machine_use(reports, nics, readings),
+        machine=MachineUse.of(phases, sum(nic.socket_drops for nic in nics), budget),
         icrc_errors=sum(nic.counters.icrc_errors + nic.counters.malformed for nic in nics),
         stray=sum(nic.counters.stray for nic in nics),
         transport=Carrier(plan.options.transport, transport.parameters(), transport.columns),
@@ -183,15 +177,3 @@ def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]
         counters = {column.key: counted[column.key] for column in transport.columns}
         rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))
     return tuple(rows)
-
-
-def _machine_use(reports: Sequence[WorkerReport], nics: Sequence[NicReport], readings: MachineReadings) -> MachineUse:
-    return MachineUse(
-        cpu_share=machine.cpu_share(readings.before, readings.after),
-        worker_share=max(report.busy for report in reports),
-        waited_share=max(report.waited for report in reports),
-        backlog_drops=readings.after.backlog_drops - readings.before.backlog_drops,
-        socket_drops=sum(nic.socket_drops for nic in nics),
-        wanted_pps=readings.wanted_pps,
-        budget_pps=readings.budget_pps,
-    )

@@ -17,9 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 from heddle.base import state
 from heddle.base.version import VERSION
 from heddle.lab.fabricstate import FabricState
+from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
 from heddle.runs.readable import UnreadableError, read_object
-from heddle.runs.results import Carrier, MachineUse, RunResult, SizeRow
+from heddle.runs.results import Carrier, RunResult, SizeRow
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import RunOptions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.units import format_bytes
@@ -50,6 +51,7 @@ def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
     proof = outcome.proof
     return {
         **row, "busbw": outcome.busbw, "wrong": outcome.wrong, "machine_limited": outcome.machine.limited,
+        "unreliable": [asdict(cause) for cause in outcome.machine.unreliable],
         "agree": proof.agree if proof else None,
         "mmr": {"flows": proof.mmr_flows, "bytes": proof.mmr_bytes} if proof else None,
     }  # fmt: skip
@@ -73,7 +75,7 @@ def _block(lab: str, runs: Sequence[KeptRun], keep: Limits) -> str:
     units = f"busbw: GB/s of the largest size, emulated, k = {', '.join(map(str, scales))}"
     foot = [f"{units}; agree: all paths proven"] if scales else []
     if any(_limited(run.record) for run in runs):
-        foot.append("*: host CPU was the bottleneck, or nearly: do not trust this bandwidth")
+        foot.append("*: unreliable: the host CPU was or may have been the bottleneck; --format json has the reasons")
     why = [line for run in runs for line in _reasons(run)]
     return "\n".join([head, *_table([_cells(run) for run in runs]), *foot, *why])
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from heddle.runs.machineuse import MARK
+
 _WIDTH = 104  # columns; the longest line of a run has 103
 
 
@@ -32,7 +34,7 @@ def styled(line: str) -> Text:
 
 def shortened(lines: list[str]) -> list[str]:
     """The lines of a run, without those of the second act, and without remarks about the machine."""
-    lines = [line for line in lines if not line.startswith(("#machine", "(All CPUs", "(The host CPU"))]
+    lines = [line for line in lines if not line.startswith((MARK, "(The host CPU"))]
     heads = [at for at, line in enumerate(lines) if line.startswith("──")]
     return [*lines[: heads[1] + 1], "...", "", *lines[heads[2] :]]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from heddle.host.saturation import Cause
 from heddle.runs.history import KeptRun, Limits
 from heddle.runs.results import SizeRow
 from heddle.runs.runrecord import RunOutcome, RunRecord
@@ -27,7 +28,8 @@ def wrong_sums() -> RunRecord:
     assert record.outcome is not None
     rows = (SizeRow(300_000, 1.0, 0.00012, 0.000183, 12),)
     proof = replace(samples.PROOF, agree=False, unproven=3)
-    busy = replace(record.outcome.machine, cpu_share=0.99)
+    full = Cause("processor", 300_000, 1, sure=False, text="processor 1 was busy for 99% of 2.00 s")
+    busy = replace(record.outcome.machine, unreliable=(full,))
     return replace(record, outcome=replace(record.outcome, rows=rows, proof=proof, machine=busy))
 
 

@@ -6,8 +6,9 @@ from heddle.endpoints.transports.rc import Rc
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import PARTS, Evidence
+from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
-from heddle.runs.results import Carrier, FlowRow, MachineUse, RunResult, SizeRow
+from heddle.runs.results import Carrier, FlowRow, RunResult, SizeRow
 from heddle.runs.runrecord import ProofSummary, RunHeader, RunOutcome, RunRecord
 from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import RunOptions, parse_source_ports

@@ -10,7 +10,8 @@ import pytest
 from heddle.base.units import emulated_words
 from heddle.cli.demo_verb import ACTS, DemoResult, Played
 from heddle.fabric.fabricfile import load_fabric
-from heddle.runs.results import MachineUse
+from heddle.host.saturation import Cause
+from heddle.runs.machineuse import MachineUse
 from tests.bench.demopicture import picture
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "demo.svg"
@@ -40,11 +41,18 @@ def test_a_picture_is_drawn_from_what_a_run_prints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "worker", "said"),
-    [(0.5, 0.5, ""), (1.0, 0.5, "(All CPUs of this machine were busy"), (1.0, 1.0, "(The host CPU was the bottleneck")],
+    ("causes", "said"),
+    [
+        ((), ""),
+        ((Cause("processor", 8, 1, False, ""),), "(The host CPU may have been the bottleneck in at least one run"),
+        (
+            (Cause("processor", 8, 1, False, ""), Cause("worker", 8, 0, True, "")),
+            "(The host CPU was the bottleneck in at least one run",
+        ),
+    ],
 )
-def test_a_machine_that_was_busy_is_named_after_the_lesson(cpu: float, worker: float, said: str) -> None:
-    use = MachineUse(cpu, worker, 0.0, 0, 0, wanted_pps=6000, budget_pps=10_000)
+def test_a_machine_that_was_busy_is_named_after_the_lesson(causes: tuple[Cause, ...], said: str) -> None:
+    use = MachineUse(0.5, 0.5, 0.0, 0, 0, wanted_pps=6000, budget_pps=10_000, unreliable=causes)
 
     class Run:
         busbw = 1.0

@@ -18,6 +18,7 @@ from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import NicReport, QpReport, WorkerMessage, WorkerReport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.policy import HashOptions
+from heddle.host.saturation import WorkerUse
 from heddle.lab.rehash import LiveHashing, live_hashing
 from heddle.predict.flowarrays import FlowTable
 from heddle.proof.verdict import prove
@@ -64,8 +65,7 @@ def test_a_table_of_flows_has_each_destination_once_and_the_first_switch_of_each
     "message",
     [
         WorkerMessage(ready=True),
-        WorkerMessage(size=3),
-        WorkerMessage(size=0),
+        WorkerMessage(use=WorkerUse(0.5, 0.25, 0.125)),
         WorkerMessage(done=True),
         WorkerMessage(error=(Problem("", "rank 1", "has died", "look"), Problem("a", "b", "c"))),
         WorkerMessage(
@@ -73,8 +73,6 @@ def test_a_table_of_flows_has_each_destination_once_and_the_first_switch_of_each
                 {0: (SizeResult(8, 0.25, 0),), 3: ()},
                 (QpReport(0, 0x101, 7, 900, 1, 6, {"naks": 2}),),
                 (NicReport(NicCounters(1, 2, 3), 4),),
-                0.5,
-                0.25,
             )
         ),
     ],

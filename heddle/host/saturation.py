@@ -1,0 +1,127 @@
+"""Whether the machine, not the fabric, was the bottleneck of one phase of a run: arithmetic on readings.
+
+In:  readings of the machine before and after the phase, and what each worker used and lacked in it.
+Out: Phase: shares of time by processor and worker, and the causes why its figures say more about the machine.
+A processor's share is 1 - idle: softirqs, other processes and time that a hypervisor took are in it. /proc/stat counts
+in steps of 10 ms, so a phase shorter than 0.2 s is not judged by processor time: one step would be more than the
+margin. Lost packets are exact, and count in every phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from heddle.host.capacity import TICK_S, MachineReading, OwnTime
+
+FULL: Final = 0.95  # of the time: a processor or a worker without time to spare
+WAITED: Final = 0.2  # of the time: a worker that had to wait for a processor so often was late with what it sends
+TOOK_PART: Final = 0.05  # of the packets: a processor that handled fewer was busy with other things than the run
+LEAST_S: Final = TICK_S / (1 - FULL)
+
+CauseKind = Literal["processor", "worker", "backlog", "sockets"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorUse:
+    """A processor in a phase. busy: share of the time, 0 to 1. packets: share of all packets that it handled."""
+
+    number: int
+    busy: float
+    packets: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUse:
+    """A worker in a phase, from its first packet to its last. Shares of the time, 0 to 1.
+
+    busy: it ran; softirqs that interrupted it are in it. waited: it could have run and had no processor.
+    """
+
+    seconds: float
+    busy: float
+    waited: float
+
+    @classmethod
+    def between(cls, before: OwnTime, after: OwnTime) -> WorkerUse:
+        """What a process did between two looks at itself."""
+        seconds = max(1e-9, after.at_s - before.at_s)
+        return cls(seconds, (after.ran_s - before.ran_s) / seconds, (after.waited_s - before.waited_s) / seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why figures are unreliable. size: of the phase, bytes, None for the whole run. number: of processor or worker.
+
+    sure: the machine was the limit; otherwise it may have been.
+    """
+
+    cause: CauseKind
+    size: int | None
+    number: int | None
+    sure: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """All iterations of one size. cpu: share of the time of all processors together that was not idle, 0 to 1.
+
+    processors: those that handled packets. judged: it was long enough for the shares to mean something.
+    """
+
+    size: int
+    seconds: float
+    cpu: float
+    processors: tuple[ProcessorUse, ...]
+    workers: tuple[WorkerUse, ...]
+    backlog_drops: int
+    judged: bool
+
+    @classmethod
+    def between(cls, size: int, before: MachineReading, after: MachineReading, workers: Sequence[WorkerUse]) -> Phase:
+        """The phase between two readings. Processors that came or went in it are left out."""
+        seconds = max(1e-9, after.at_s - before.at_s)
+        common = [number for number in before.processors if number in after.processors]
+        pairs = [(number, before.processors[number], after.processors[number]) for number in common]
+        handled = {number: new.packets - old.packets for number, old, new in pairs}
+        busy = {number: min(1.0, max(0.0, 1 - (new.idle_s - old.idle_s) / seconds)) for number, old, new in pairs}
+        total = max(1, sum(handled.values()))
+        return cls(
+            size=size,
+            seconds=seconds,
+            cpu=sum(busy.values()) / max(1, len(busy)),
+            processors=tuple(ProcessorUse(n, busy[n], handled[n] / total) for n in common if handled[n]),
+            workers=tuple(workers),
+            backlog_drops=after.backlog_drops - before.backlog_drops,
+            judged=seconds >= LEAST_S,
+        )
+
+    def causes(self) -> tuple[Cause, ...]:
+        """Why the machine was or may have been the limit; empty when nothing says so."""
+        found = [*self._processors(), *self._workers()] if self.judged else []
+        if self.backlog_drops:
+            text = f"{self.backlog_drops} packets lost in its backlog: raise net.core.netdev_max_backlog"
+            found.append(Cause("backlog", self.size, None, sure=True, text=text))
+        return tuple(found)
+
+    def _processors(self) -> list[Cause]:
+        return [
+            Cause(
+                "processor", self.size, use.number, sure=False,
+                text=f"processor {use.number} was busy for {use.busy:.0%} of {self.seconds:.2f} s, "
+                f"and {use.packets:.0%} of the packets passed it",
+            )
+            for use in self.processors
+            if use.busy > FULL and use.packets >= TOOK_PART
+        ]  # fmt: skip
+
+    def _workers(self) -> list[Cause]:
+        found = []
+        for number, use in enumerate(self.workers):
+            if use.busy + use.waited > FULL or use.waited > WAITED:
+                text = f"worker {number} ran for {use.busy:.0%} and waited for a processor for {use.waited:.0%}"
+                sure = use.busy + use.waited > FULL
+                found.append(Cause("worker", self.size, number, sure=sure, text=f"{text} of {use.seconds:.2f} s"))
+        return found

@@ -1,0 +1,101 @@
+"""What a run says of the machine that it ran on: whether its figures are those of the fabric.
+
+In:  the phases of a run (one a size), frames lost at the sockets, and the budget that was computed before it.
+Out: MachineUse: part of a run's result and record; the lines of the table, and JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any, Final, Self
+
+from heddle.base.units import format_size
+from heddle.host.capacity import PacketBudget
+from heddle.host.saturation import Cause, Phase
+
+MARK: Final = "#UNRELIABLE:"
+_MOST_LINES: Final = 4  # of reasons; JSON has all of them
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """Whether the machine, not the fabric, was the limit. Shares are of the timed phases, 0 to 1.
+
+    cpu_share: of all processors. worker_share: of one processor, the busiest worker. waited_share: of the time, the
+    worker that waited most for a processor. backlog_drops: of the whole machine. unreliable: empty for a run whose
+    figures are the fabric's.
+    """
+
+    cpu_share: float
+    worker_share: float
+    waited_share: float
+    backlog_drops: int  # /proc/net/softnet_stat
+    socket_drops: int
+    wanted_pps: int
+    budget_pps: int
+    phases: tuple[Phase, ...] = ()
+    unreliable: tuple[Cause, ...] = ()
+
+    @classmethod
+    def of(cls, phases: Sequence[Phase], socket_drops: int, budget: PacketBudget) -> Self:
+        """Put the phases of a run together. Means are weighted with the length of a phase."""
+        causes = [cause for phase in phases for cause in phase.causes()]
+        if socket_drops:
+            text = f"{socket_drops} packets lost at its sockets"
+            causes.append(Cause("sockets", None, None, sure=True, text=text))
+        total = sum(phase.seconds for phase in phases)
+        workers = [*zip(*(phase.workers for phase in phases), strict=True)]
+        times = [max(1e-9, sum(use.seconds for use in uses)) for uses in workers]
+        return cls(
+            cpu_share=sum(phase.cpu * phase.seconds for phase in phases) / total,
+            worker_share=max(sum(u.busy * u.seconds for u in uses) / t for uses, t in zip(workers, times, strict=True)),
+            waited_share=max(
+                sum(u.waited * u.seconds for u in uses) / t for uses, t in zip(workers, times, strict=True)
+            ),
+            backlog_drops=sum(phase.backlog_drops for phase in phases),
+            socket_drops=socket_drops,
+            wanted_pps=budget.wanted_pps,
+            budget_pps=budget.budget_pps,
+            phases=tuple(phases),
+            unreliable=tuple(causes),
+        )
+
+    @property
+    def limited(self) -> bool:
+        """True when the result may say more about this machine than about the fabric."""
+        return bool(self.unreliable)
+
+    @property
+    def overrun(self) -> bool:
+        """True when it surely does: a worker had no time to spare, or packets were lost."""
+        return any(cause.sure for cause in self.unreliable)
+
+    @property
+    def budget(self) -> PacketBudget:
+        """What was computed before the run."""
+        return PacketBudget(self.wanted_pps, self.budget_pps)
+
+    def to_json(self) -> dict[str, Any]:
+        """`machine` of the run's document; `unreliable` stands beside it there."""
+        return {**asdict(self), "limited": self.limited, "over_budget": self.budget.exceeded}
+
+    def lines(self) -> list[str]:
+        """What the table says below its rows; nothing for a run whose figures are the fabric's."""
+        if not self.unreliable:
+            return []
+        was = "was the limit, not the fabric" if self.overrun else "may have been the limit, not the fabric"
+        sizes = dict.fromkeys(cause.size for cause in self.unreliable if cause.size is not None)
+        some = f"at {len(sizes)} of {len(self.phases)} sizes " if 0 < len(sizes) < len(self.phases) else ""
+        lines = [f"{MARK} {some}this machine {was}: do not use or compare these bandwidths"]
+        reasons = []
+        for size, causes in groupby(self.unreliable, key=lambda cause: cause.size):
+            where = f"{format_size(size)}: " if size is not None else ""
+            reasons.append(f"{MARK} {where}{'; '.join(cause.text for cause in causes)}")
+        lines += reasons[:_MOST_LINES]
+        if len(reasons) > _MOST_LINES:
+            lines.append(f"{MARK} and {len(reasons) - _MOST_LINES} sizes more; --format json has all reasons")
+        if self.budget.exceeded:
+            lines.append(f"{MARK} as computed before the run: {self.budget}")
+        return lines

@@ -1,0 +1,47 @@
+"""A worker that only speaks the lines of one (heddle/endpoints/worker.py): it has no NIC, and takes its time.
+
+`python -m tests.lineworker` notes in the file that LINEWORKER_LOG names what it hears and says, with the time, and
+whose rank is its first. The worker of rank 0 checks each size for LINEWORKER_CHECK_S seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from heddle.endpoints.ranks import SizeResult
+from heddle.endpoints.reports import WorkerMessage, WorkerReport
+from heddle.endpoints.worker import Task, say
+from heddle.host.saturation import WorkerUse
+
+
+def main() -> None:
+    task = TypeAdapter(Task).validate_json(sys.stdin.readline())
+    first = task.ranks[0]
+
+    def note(word: str) -> None:
+        with Path(os.environ["LINEWORKER_LOG"]).open("a", encoding="utf-8") as log:
+            log.write(f"{time.monotonic_ns()} {first} {word}\n")
+
+    sizes = task.plan.options.sizes
+    for number, _ in enumerate(sizes):
+        note(f"ready {number}")
+        say(WorkerMessage(ready=True))
+        if "go" not in sys.stdin.readline():
+            return
+        note(f"go {number}")
+        say(WorkerMessage(use=WorkerUse(0.001, 0.5, 0.0)))
+        time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) if first == 0 else 0.0)
+    note("done")
+    say(WorkerMessage(done=True))
+    if "stop" in sys.stdin.readline():
+        results = {rank: tuple(SizeResult(size, 1.0, 0) for size in sizes) for rank in task.ranks}
+        say(WorkerMessage(report=WorkerReport(results, (), ())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The barriers of a run: no worker begins a size before every other is ready for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.endpoints import crew
+from heddle.endpoints.transports import find_transport
+from heddle.fabric.fabricfile import load_fabric
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import build_plan
+from tests import lineworker
+
+SIZES = (64, 128, 256)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_size_starts_when_the_checks_of_all_workers_are_done(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(crew, "_WORKER", lineworker.__name__)
+    monkeypatch.setenv("LINEWORKER_LOG", str(log))
+    monkeypatch.setenv("LINEWORKER_CHECK_S", "0.3")
+    plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=SIZES, warmup=0, iters=1))
+    transport = find_transport("rc").of(plan)
+    with crew.crew_of(plan, transport, {}, workers) as running:
+        reports = running.run(Silent())
+        phases = running.phases
+    said: dict[str, list[int]] = defaultdict(list)
+    for line in log.read_text().splitlines():
+        at, _, word = line.split(" ", 2)
+        said[word].append(int(at))
+    for number in range(len(SIZES)):
+        assert len(said[f"go {number}"]) == len(said[f"ready {number}"]) == workers
+        assert min(said[f"go {number}"]) > max(said[f"ready {number}"])
+    assert running.began_ns > max(said["ready 0"])
+    assert sorted(rank for report in reports for rank in report.ranks) == [0, 1, 2, 3]
+    # What the machine did in a size has nothing of the check after it.
+    assert [phase.size for phase in phases] == list(SIZES)
+    assert all(len(phase.workers) == workers for phase in phases)
+    for number, phase in enumerate(phases[:-1]):
+        assert phase.seconds < (max(said[f"ready {number + 1}"]) - max(said[f"ready {number}"])) / 1e9

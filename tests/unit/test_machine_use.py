@@ -1,0 +1,205 @@
+"""When a run says that the machine was its limit: readings as the kernel gives them, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+
+import pytest
+from pydantic import TypeAdapter
+
+from heddle.host import capacity
+from heddle.host.capacity import MachineReading, OwnTime, PacketBudget, Processor, parse_reading
+from heddle.host.saturation import LEAST_S, Cause, Phase, WorkerUse
+from heddle.runs.machineuse import MARK, MachineUse
+from tests.unit import run_samples as samples
+
+CALM = WorkerUse(1.0, 0.3, 0.02)
+BUDGET = PacketBudget(5_000, 10_000)
+
+
+def stat(*idle: tuple[int, int], first: int = 0) -> str:
+    """/proc/stat of processors with these ticks of idle and iowait; tick accounting claims that all were idle."""
+    rows = [f"cpu{first + n} 5 0 5 {ticks} {io} 0 0 0 0 0" for n, (ticks, io) in enumerate(idle)]
+    return "\n".join(["cpu  1 2 3 4 5 6 7 8 0 0", *rows, "intr 1 2 3", "ctxt 9"]) + "\n"
+
+
+def softnet(*rows: tuple[int, int, int | None]) -> str:
+    """/proc/net/softnet_stat: packets, drops, and the processor where the kernel writes it."""
+    lines = []
+    for packets, drops, number in rows:
+        words = [packets, drops, *[0] * 10, *([number, 0, 0] if number is not None else [])]
+        lines.append(" ".join(f"{word:08x}" for word in words))
+    return "\n".join(lines) + "\n"
+
+
+def test_readings_are_those_of_the_kernel() -> None:
+    reading = parse_reading(7.0, stat((100, 20), (300, 0)), softnet((0x10, 1, 0), (0x20, 2, 1)))
+    assert reading == MachineReading(7.0, {0: Processor(1.2, 16), 1: Processor(3.0, 32)}, 3)
+
+
+def test_processors_that_are_offline_have_no_line_and_old_kernels_do_not_number_them() -> None:
+    numbered = parse_reading(0.0, stat((1, 0), (2, 0), first=2), softnet((8, 0, 2), (9, 0, 3)))
+    old = parse_reading(0.0, stat((1, 0), (2, 0), first=2), softnet((8, 0, None), (9, 0, None)))
+    assert numbered == old
+    assert [(number, each.packets) for number, each in old.processors.items()] == [(2, 8), (3, 9)]
+
+
+def test_this_machine_can_be_read_and_time_passes() -> None:
+    first, own = capacity.read(), capacity.own_time()
+    while capacity.own_time().ran_s - own.ran_s < 0.02:
+        pass
+    second = capacity.read()
+    assert set(first.processors) == set(second.processors) >= os.sched_getaffinity(0)
+    assert second.at_s > first.at_s
+    assert all(second.processors[n].idle_s >= each.idle_s for n, each in first.processors.items())
+    assert first.backlog_drops <= capacity.backlog_drops()
+
+
+def phase(
+    seconds: float = 1.0,
+    idle: tuple[float, ...] = (0.5, 0.5),
+    packets: tuple[int, ...] = (500, 500),
+    drops: int = 0,
+    workers: tuple[WorkerUse, ...] = (CALM, CALM),
+) -> Phase:
+    """The phase between a reading and one of so many seconds later, with shares of idle time by processor."""
+    before = MachineReading(100.0, {n: Processor(50.0, 1000) for n in range(len(idle))}, 7)
+    after = {
+        n: Processor(50.0 + share * seconds, 1000 + count)
+        for n, (share, count) in enumerate(zip(idle, packets, strict=True))
+    }
+    return Phase.between(1 << 16, before, MachineReading(100.0 + seconds, after, 7 + drops), workers)
+
+
+@pytest.mark.parametrize(
+    ("readings", "causes"),
+    [
+        ({}, []),
+        ({"idle": (0.06, 0.9)}, []),
+        ({"idle": (0.9, 0.0)}, [("processor", 1, False)]),
+        ({"idle": (0.04, 0.04)}, [("processor", 0, False), ("processor", 1, False)]),
+        # Another process keeps processor 2 busy. The run has nothing to do with it.
+        ({"idle": (0.5, 0.5, 0.0), "packets": (500, 480, 20)}, []),
+        ({"idle": (0.5, 0.5, 0.0), "packets": (500, 500, 0)}, []),
+        ({"workers": (CALM, WorkerUse(1.0, 0.97, 0.0))}, [("worker", 1, True)]),
+        ({"workers": (WorkerUse(1.0, 0.55, 0.44), CALM)}, [("worker", 0, True)]),
+        ({"workers": (WorkerUse(1.0, 0.30, 0.30), CALM)}, [("worker", 0, False)]),
+        ({"drops": 3}, [("backlog", None, True)]),
+        # Too short to judge: 0.19 s are 19 steps of /proc/stat. Lost packets are lost packets.
+        ({"seconds": 0.19, "idle": (0.0, 0.0), "workers": (WorkerUse(0.19, 1.0, 0.0), CALM)}, []),
+        ({"seconds": 0.19, "idle": (0.0, 0.0), "drops": 1}, [("backlog", None, True)]),
+        ({"seconds": 0.21, "idle": (0.0, 0.5)}, [("processor", 0, False)]),
+    ],
+)
+def test_what_readings_say_of_a_size(readings: dict[str, object], causes: list[tuple[str, int | None, bool]]) -> None:
+    found = phase(**readings).causes()  # type: ignore[arg-type]
+    assert [(each.cause, each.number, each.sure) for each in found] == causes
+    assert all(each.size == 1 << 16 and each.text for each in found)
+
+
+def test_a_phase_is_judged_from_two_tenths_of_a_second_on() -> None:
+    assert pytest.approx(0.2) == LEAST_S
+    assert (phase(seconds=0.1).judged, phase(seconds=0.3).judged) == (False, True)
+
+
+def test_time_that_ticks_do_not_see_counts_as_busy() -> None:
+    """Softirqs between two ticks, and what a hypervisor took: only the idle field of /proc/stat shows them."""
+    before = parse_reading(0.0, stat((1000, 0), (1000, 0)), softnet((0, 0, 0), (0, 0, 1)))
+    after = parse_reading(1.0, stat((1098, 0), (1002, 0)), softnet((10, 0, 0), (90, 0, 1)))
+    found = Phase.between(8, before, after, (CALM,))
+    assert [(use.number, round(use.busy, 2), use.packets) for use in found.processors] == [
+        (0, 0.02, 0.1),
+        (1, 0.98, 0.9),
+    ]
+    (cause,) = found.causes()
+    assert cause.text == "processor 1 was busy for 98% of 1.00 s, and 90% of the packets passed it"
+
+
+def test_a_processor_that_came_or_went_is_left_out() -> None:
+    before = MachineReading(0.0, {0: Processor(1.0, 0), 1: Processor(1.0, 0)}, 0)
+    after = MachineReading(1.0, {1: Processor(1.5, 10), 2: Processor(0.0, 0)}, 0)
+    assert [use.number for use in Phase.between(8, before, after, (CALM,)).processors] == [1]
+
+
+def test_one_full_size_among_idle_ones_is_found() -> None:
+    """Over the whole run the processors were busy for a fifth of the time: an average would not notice."""
+    calm, full = phase(seconds=8.0, idle=(0.9, 0.9)), phase(seconds=1.0, idle=(0.0, 0.0))
+    use = MachineUse.of([calm, full, calm], 0, BUDGET)
+    assert use.cpu_share == pytest.approx((16 * 0.1 + 1) / 17)
+    assert use.limited and not use.overrun
+    assert use.lines()[0] == (
+        f"{MARK} at 1 of 3 sizes this machine may have been the limit, not the fabric: "
+        "do not use or compare these bandwidths"
+    )
+
+
+def test_shares_of_a_run_are_weighted_by_time() -> None:
+    long = phase(seconds=3.0, workers=(WorkerUse(3.0, 0.2, 0.0), WorkerUse(3.0, 0.1, 0.08)))
+    short = phase(seconds=1.0, workers=(WorkerUse(1.0, 0.6, 0.0), WorkerUse(1.0, 0.1, 0.0)))
+    use = MachineUse.of([long, short], 0, BUDGET)
+    assert use.worker_share == pytest.approx(0.3)
+    assert use.waited_share == pytest.approx(0.06)
+
+
+def test_a_worker_says_what_it_used_and_lacked() -> None:
+    use = WorkerUse.between(OwnTime(10.0, 1.0, 0.5), OwnTime(14.0, 3.0, 0.9))
+    assert (use.seconds, use.busy) == (4.0, 0.5)
+    assert use.waited == pytest.approx(0.1)
+
+
+def text_of(use: MachineUse) -> str:
+    return replace(samples.result(), machine=use).table()
+
+
+def test_the_table_says_it_right_below_the_bandwidths() -> None:
+    causes = phase(idle=(0.5, 0.0), workers=(CALM, WorkerUse(1.0, 0.7, 0.28))).causes()
+    use = replace(MachineUse.of([phase()], 0, PacketBudget(20_000, 9_000)), unreliable=causes)
+    lines = text_of(use).splitlines()
+    at = lines.index("# Out of bounds values : 0 OK")
+    assert lines[at - 3 : at] == [
+        f"{MARK} this machine was the limit, not the fabric: do not use or compare these bandwidths",
+        f"{MARK} 64 KiB: processor 1 was busy for 100% of 1.00 s, and 50% of the packets passed it; "
+        "worker 1 ran for 70% and waited for a processor for 28% of 1.00 s",
+        f"{MARK} as computed before the run: 20,000 packets/s at line rate, and this machine carries about 9,000",
+    ]
+    assert not lines[at - 4].startswith("#")
+
+
+def test_a_run_that_the_machine_carried_says_nothing() -> None:
+    assert "UNRELIABLE" not in text_of(MachineUse.of([phase()], 0, BUDGET))
+    document = replace(samples.result(), machine=MachineUse.of([phase()], 0, BUDGET)).to_json()
+    assert (document["unreliable"], document["machine"]["limited"]) == ([], False)
+
+
+def test_many_sizes_are_not_listed_one_by_one() -> None:
+    causes = tuple(replace(phase(drops=1).causes()[0], size=1 << at) for at in range(10, 19))
+    lines = replace(MachineUse.of([phase()], 0, BUDGET), unreliable=causes).lines()
+    assert len(lines) == 6
+    assert lines[-1] == f"{MARK} and 5 sizes more; --format json has all reasons"
+
+
+def test_json_has_typed_reasons_and_what_was_too_short_to_judge() -> None:
+    use = MachineUse.of([phase(seconds=0.1, idle=(0.0, 0.0)), phase(idle=(0.0, 0.5))], 4, PacketBudget(11, 10))
+    document = json.loads(json.dumps(replace(samples.result(), machine=use).to_json()))
+    assert [(each["cause"], each["size"], each["number"]) for each in document["unreliable"]] == [
+        ("processor", 1 << 16, 0),
+        ("sockets", None, None),
+    ]
+    assert [each["judged"] for each in document["machine"]["phases"]] == [False, True]
+    assert document["machine"]["over_budget"] is True
+    assert TypeAdapter(tuple[Cause, ...]).validate_python(document["unreliable"]) == use.unreliable
+
+
+def test_a_record_keeps_the_reasons_and_reads_older_ones() -> None:
+    use = MachineUse.of([phase(idle=(0.0, 0.5))], 0, BUDGET)
+    adapter = TypeAdapter(MachineUse)
+    assert adapter.validate_json(adapter.dump_json(use)) == use
+    older = {key: value for key, value in asdict(use).items() if key not in ("phases", "unreliable")}
+    assert adapter.validate_python(older).phases == ()
+
+
+@pytest.mark.parametrize(("wanted", "carried", "exceeded"), [(10, 10, False), (11, 10, True)])
+def test_one_rule_says_what_exceeds_the_budget(wanted: int, carried: int, exceeded: bool) -> None:
+    assert PacketBudget(wanted, carried).exceeded is exceeded
