@@ -84,7 +84,7 @@ def bench(what: str, observer: Observer, runs: int | None = None) -> BenchResult
 
 
 def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
-    from tests.bench import bringup, cli, collectives, containers, hashing, order, place, predict, queues
+    from tests.bench import bringup, cli, collectives, containers, hashing, order, place, predict, queues, steady
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "cli": cli.figures,
@@ -93,6 +93,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "place": place.figures,
         "all-reduce": collectives.uncontended,
         "budget": collectives.budget,
+        "steady": steady.figures,
         "demo": collectives.demo_gain,
         "hashing": hashing.figures,
         "order": partial(order.figures, runs=runs or order.RUNS),

@@ -1,0 +1,62 @@
+"""Whether a figure can be trusted: two identical runs side by side, and uncongested rings against the fluid bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from heddle.base.events import Observer
+from heddle.fabric.fabricfile import load_fabric
+from heddle.host.capacity import budget_pps
+from heddle.lab import lifecycle as labs
+from heddle.lab.opening import open_lab
+from heddle.runs.run import run
+from heddle.traffic.options import RunOptions
+from heddle.wire.layout import OVERHEAD_BYTES
+
+from . import Figure, at_least, at_most
+from .collectives import fluid_busbw
+
+_LAB: Final = "benchst"
+_RUNS: Final = 2
+_SPARE: Final = 2 / 3  # of what the machine carries: a third is left
+_IB_MTU: Final = 4096
+
+# Ranks in order, as many hosts in a rack as ports down: a ring crosses from rack to rack once each way, so that no link
+# carries two hops of it. Messages are short against a step, so that a rank sends on while the rest of the step comes.
+ZONE: Final = RunOptions(sizes=(8 << 20,), iters=2, qps=16, chunk=64 << 10)
+WIDE: Final = RunOptions(sizes=(4 << 20,), iters=1, chunk=16 << 10)
+
+
+def wide_rate(budget: int, ranks: int) -> int:
+    """Bit/s of a link, so that so many NICs at line rate leave a third of this machine idle: whole kilobits."""
+    return int(budget * _SPARE * 8 * (_IB_MTU + OVERHEAD_BYTES) / ranks) // 8000 * 8000
+
+
+def figures(observer: Observer) -> Iterator[Figure]:
+    """Rings over 16 and 64 ranks."""
+    yield from _ring("16 ranks in zone, 16 QPs", ZONE, observer)
+    rate = f"{wide_rate(budget_pps(), 64)}bit"
+    yield Figure("64 ranks in zone: rate of each link", wide_rate(budget_pps(), 64) / 1e6, "Mb/s")
+    overrides = ("hosts_per_rack=8", f"link.host={rate}", f"link.fabric={rate}")
+    yield from _ring("64 ranks in zone", WIDE, observer, *overrides)
+
+
+def _ring(what: str, options: RunOptions, observer: Observer, *overrides: str) -> Iterator[Figure]:
+    labs.up(load_fabric("zone", name=_LAB, overrides=overrides), observer=observer, rollback=True)
+    try:
+        lab = open_lab(_LAB)
+        results = [run(lab, options, observer) for _ in range(_RUNS)]
+        fluid = fluid_busbw(lab, options)
+    finally:
+        labs.down(_LAB, observer)
+    rates = [result.busbw for result in results]
+    least = min(rates)
+    yield at_most(f"{what}: two identical runs differ", 100 * (max(rates) / least - 1), "%", 3.0)
+    yield at_least(f"{what}: busbw", least / fluid, "x", 0.98, "fluid bound of the shaped links")
+    cpu = max(result.machine.cpu_share for result in results)
+    yield Figure(f"{what}: processors busy", 100 * cpu, "%")
+    marked = sum(result.machine.limited for result in results)
+    yield Figure(f"{what}: runs marked unreliable", marked, "", "", "0", marked == 0)
+    wrong = sum(result.wrong for result in results)
+    yield Figure(f"{what}: wrong", wrong, "", "", "0", wrong == 0)

@@ -1,0 +1,95 @@
+"""A run on a machine that is busy with other things says so; a run on one that has time to spare does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.lab.lab import Lab
+from heddle.runs.machineuse import MARK
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.traffic.options import RunOptions
+from tests.conftest import FabricLab
+
+BURN_S = 30  # at most: a burner ends by itself
+SPARE = 0.2  # of the time in which a processor must have been idle, for a run to count as one on an idle machine
+_BURN = f"import sys, time, os; os.sched_setaffinity(0, {{int(sys.argv[1])}}); end = time.monotonic() + {BURN_S}\n"
+_BURN += "print('on', flush=True)\nwhile time.monotonic() < end: pass"
+
+
+@pytest.fixture(scope="module")
+def slow_lab(fabric_lab: FabricLab) -> Lab:
+    """Four hosts whose links carry 10 Mb/s: 300 packets a second each."""
+    return fabric_lab(racks=2, ctsw=2, hosts_per_rack=2, link={"host": "10mbit", "fabric": "10mbit"})
+
+
+@contextmanager
+def burning() -> Iterator[None]:
+    """Each processor has a process of its own that never rests."""
+    burners = [
+        subprocess.Popen([sys.executable, "-c", _BURN, str(cpu)], stdout=subprocess.PIPE)
+        for cpu in sorted(os.sched_getaffinity(0))
+    ]
+    try:
+        for burner in burners:
+            assert burner.stdout is not None and burner.stdout.readline() == b"on\n"
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.communicate()
+
+
+def short_run(lab: Lab) -> RunResult:
+    """Half a second of an all-reduce, after an iteration of 8 bytes."""
+    return run(lab, RunOptions(sizes=(8, 1 << 18), warmup=0, iters=1), Silent())
+
+
+def idle_seconds() -> dict[str, float]:
+    """Of each processor since boot: the fields idle and iowait of /proc/stat."""
+    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+    return {row[0]: (int(row[4]) + int(row[5])) / os.sysconf("SC_CLK_TCK") for row in rows if row[0] != "cpu"}
+
+
+def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
+    with burning():
+        result = short_run(slow_lab)
+    assert result.wrong == 0
+    processors = [cause for cause in result.machine.unreliable if cause.cause == "processor"]
+    assert processors
+    assert 1 << 18 in {cause.size for cause in processors}
+    assert {cause.number for cause in processors} <= os.sched_getaffinity(0)
+    table = result.table().splitlines()
+    marked = [at for at, line in enumerate(table) if line.startswith(MARK)]
+    rows = [at for at, line in enumerate(table) if line[:1] != "#"]
+    assert marked[0] == rows[-1] + 1
+    assert "do not use or compare" in table[marked[0]]
+    assert f"processor {processors[0].number} was busy for" in table[marked[1]]
+    document = json.loads(json.dumps(result.to_json()))
+    assert document["machine"]["limited"] is True
+    assert "processor" in {each["cause"] for each in document["unreliable"]}
+
+
+def test_a_run_at_low_rate_on_an_idle_machine_is_not(slow_lab: Lab) -> None:
+    began, before = time.monotonic(), idle_seconds()
+    result = short_run(slow_lab)
+    seconds, after = time.monotonic() - began, idle_seconds()
+    spare = min((after[cpu] - before[cpu]) / seconds for cpu in before)
+    short, long = result.machine.phases
+    assert (short.judged, long.judged) == (False, True)
+    assert long.processors and len(long.workers) == min(4, len(os.sched_getaffinity(0)))
+    assert sum(use.packets for use in long.processors) == pytest.approx(1.0)
+    if spare < SPARE:
+        pytest.skip(f"other processes left a processor {spare:.0%} of its time")
+    assert result.machine.unreliable == ()
+    assert MARK not in result.table()
