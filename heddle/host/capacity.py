@@ -1,6 +1,6 @@
-"""What this machine can carry, and what its processors do: readings of /proc, and a few milliseconds of arithmetic.
+"""What this machine can carry, and what its processors did: readings of /proc, and a few milliseconds of arithmetic.
 
-In:  nothing but this machine. saturation.py says what the readings of a run mean.
+saturation.py judges a run by these readings.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _CPU_FIELD: Final = 12  # of a line of softnet_stat: its processor, since Linux 
 class Processor:
     """One processor since boot.
 
-    idle_s: seconds in which it had nothing to do. The kernel measures them where it stops its tick in idle time, so
-    interrupts, softirqs and what a hypervisor took while there was work all count as time that was not idle.
-    packets: what its softirqs handed to the network stack, in any namespace.
+    idle_s: seconds without work. A kernel that stops its tick on idle processors measures them and does not sample
+    (tick_sched.idle_sleeptime): they do not include interrupts, softirqs, or stolen time.
+    packets: those that its softirqs passed to the network stack, in any namespace (softnet_data.processed).
     """
 
     idle_s: float
@@ -50,7 +50,7 @@ class MachineReading:
 
 @dataclass(frozen=True, slots=True)
 class OwnTime:
-    """This process at one moment: CLOCK_MONOTONIC; seconds that it ran, and that it could have run, since its start."""
+    """This process at one moment: CLOCK_MONOTONIC; seconds since its start in which it ran, and waited."""
 
     at_s: float
     ran_s: float
@@ -89,7 +89,7 @@ def backlog_drops() -> int:
 
 
 def own_time() -> OwnTime:
-    """What this process has used and lacked. Where the kernel does not count waiting (schedstat), it is 0."""
+    """This process now. waited_s is 0 where the kernel does not count it (CONFIG_SCHED_INFO)."""
     try:
         waited = int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except OSError:

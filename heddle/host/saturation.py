@@ -1,10 +1,10 @@
-"""Whether the machine, not the fabric, was the bottleneck of one phase of a run: arithmetic on readings.
+"""Whether the host CPU, not the fabric, was the bottleneck of one phase of a run: arithmetic on readings.
 
-In:  readings of the machine before and after the phase, and what each worker used and lacked in it.
-Out: Phase: shares of time by processor and worker, and the causes why its figures say more about the machine.
-A processor's share is 1 - idle: softirqs, other processes and time that a hypervisor took are in it. /proc/stat counts
-in steps of 10 ms, so a phase shorter than 0.2 s is not judged by processor time: one step would be more than the
-margin. Lost packets are exact, and count in every phase.
+In:  readings of the machine before and after the phase; the time that each worker ran, and waited for a processor.
+Out: Phase: shares of time by processor and worker, and the causes why its figures are not those of the fabric.
+The busy share of a processor is 1 - idle. It includes softirqs, other processes, and the time that a hypervisor took.
+/proc/stat counts in steps of 10 ms. In a phase shorter than 0.2 s one step is more than the margin of 5 %, so processor
+time is not judged there. Counts of lost packets are exact, and are judged in every phase.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final, Literal
 
 from heddle.host.capacity import TICK_S, MachineReading, OwnTime
 
-FULL: Final = 0.95  # of the time: a processor or a worker without time to spare
-WAITED: Final = 0.2  # of the time: a worker that had to wait for a processor so often was late with what it sends
-TOOK_PART: Final = 0.05  # of the packets: a processor that handled fewer was busy with other things than the run
+FULL: Final = 0.95  # of the time: a processor or worker that was busy for longer had no time to spare
+WAITED: Final = 0.2  # of the time: a worker that waited for a processor for longer sent its packets late
+TOOK_PART: Final = 0.05  # of the packets: a processor that handled fewer was busy with something else than the run
 LEAST_S: Final = TICK_S / (1 - FULL)
 
 CauseKind = Literal["processor", "worker", "backlog", "sockets"]
@@ -34,9 +34,9 @@ class ProcessorUse:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUse:
-    """A worker in a phase, from its first packet to its last. Shares of the time, 0 to 1.
+    """A worker in a phase, until its last rank was done. Shares of the time, 0 to 1.
 
-    busy: it ran; softirqs that interrupted it are in it. waited: it could have run and had no processor.
+    busy: it ran; softirqs that interrupted it are included. waited: it was runnable and had no processor.
     """
 
     seconds: float
@@ -45,16 +45,16 @@ class WorkerUse:
 
     @classmethod
     def between(cls, before: OwnTime, after: OwnTime) -> WorkerUse:
-        """What a process did between two looks at itself."""
+        """The use between two readings of one process."""
         seconds = max(1e-9, after.at_s - before.at_s)
         return cls(seconds, (after.ran_s - before.ran_s) / seconds, (after.waited_s - before.waited_s) / seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why figures are unreliable. size: of the phase, bytes, None for the whole run. number: of processor or worker.
+    """Why figures are unreliable. size: of the phase, bytes; None: the whole run. number: of the processor or worker.
 
-    sure: the machine was the limit; otherwise it may have been.
+    sure: the host CPU was the bottleneck; otherwise it may have been.
     """
 
     cause: CauseKind
@@ -66,9 +66,9 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """All iterations of one size. cpu: share of the time of all processors together that was not idle, 0 to 1.
+    """All iterations of one size. cpu: busy share of all processors together, 0 to 1.
 
-    processors: those that handled packets. judged: it was long enough for the shares to mean something.
+    processors: those that handled packets. judged: the phase was long enough to judge processor time.
     """
 
     size: int
@@ -99,7 +99,7 @@ class Phase:
         )
 
     def causes(self) -> tuple[Cause, ...]:
-        """Why the machine was or may have been the limit; empty when nothing says so."""
+        """Why the host CPU was or may have been the bottleneck; empty when no reading shows it."""
         found = [*self._processors(), *self._workers()] if self.judged else []
         if self.backlog_drops:
             text = f"{self.backlog_drops} packets lost in its backlog: raise net.core.netdev_max_backlog"

@@ -1,4 +1,4 @@
-"""What a run says of the machine that it ran on: whether its figures are those of the fabric.
+"""Whether the figures of a run are those of the fabric, or of the machine that it ran on.
 
 In:  the phases of a run (one a size), frames lost at the sockets, and the budget that was computed before it.
 Out: MachineUse: part of a run's result and record; the lines of the table, and JSON.
@@ -21,11 +21,11 @@ _MOST_LINES: Final = 4  # of reasons; JSON has all of them
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """Whether the machine, not the fabric, was the limit. Shares are of the timed phases, 0 to 1.
+    """Use of the machine during the sizes of a run, and the verdict. Shares are of the time, 0 to 1.
 
-    cpu_share: of all processors. worker_share: of one processor, the busiest worker. waited_share: of the time, the
-    worker that waited most for a processor. backlog_drops: of the whole machine. unreliable: empty for a run whose
-    figures are the fabric's.
+    cpu_share: of all processors. worker_share: the busiest worker, of one processor. waited_share: the worker that
+    waited most for a processor. backlog_drops: of the whole machine. unreliable: why the figures are not those of the
+    fabric; empty when they are.
     """
 
     cpu_share: float
@@ -64,31 +64,31 @@ class MachineUse:
 
     @property
     def limited(self) -> bool:
-        """True when the result may say more about this machine than about the fabric."""
+        """True when the host CPU was or may have been the bottleneck."""
         return bool(self.unreliable)
 
     @property
     def overrun(self) -> bool:
-        """True when it surely does: a worker had no time to spare, or packets were lost."""
+        """True when it was: a worker had no time to spare, or packets were lost."""
         return any(cause.sure for cause in self.unreliable)
 
     @property
     def budget(self) -> PacketBudget:
-        """What was computed before the run."""
+        """The budget that was computed before the run."""
         return PacketBudget(self.wanted_pps, self.budget_pps)
 
     def to_json(self) -> dict[str, Any]:
-        """`machine` of the run's document; `unreliable` stands beside it there."""
+        """`machine` of the run's document."""
         return {**asdict(self), "limited": self.limited, "over_budget": self.budget.exceeded}
 
     def lines(self) -> list[str]:
-        """What the table says below its rows; nothing for a run whose figures are the fabric's."""
+        """Lines of the table, directly below its rows; none when the figures are those of the fabric."""
         if not self.unreliable:
             return []
-        was = "was the limit, not the fabric" if self.overrun else "may have been the limit, not the fabric"
+        was = "was" if self.overrun else "may have been"
         sizes = dict.fromkeys(cause.size for cause in self.unreliable if cause.size is not None)
-        some = f"at {len(sizes)} of {len(self.phases)} sizes " if 0 < len(sizes) < len(self.phases) else ""
-        lines = [f"{MARK} {some}this machine {was}: do not use or compare these bandwidths"]
+        some = f" at {len(sizes)} of {len(self.phases)} sizes" if 0 < len(sizes) < len(self.phases) else ""
+        lines = [f"{MARK} the host CPU {was} the bottleneck{some}: do not trust bandwidth or depths"]
         reasons = []
         for size, causes in groupby(self.unreliable, key=lambda cause: cause.size):
             where = f"{format_size(size)}: " if size is not None else ""

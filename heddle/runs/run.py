@@ -52,7 +52,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
     budget = budget_of(plan)
     if budget.exceeded and total_packets(plan) > budget.budget_pps:  # a shorter run ends before a queue could build up
-        observer.warn(f"{budget}: it may become the limit; lower link.host or --ranks")
+        observer.warn(f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks")
     workers = worker_count(plan)
     _check_memory(plan, workers)
     with state.lock(lab.name):

@@ -1,4 +1,4 @@
-"""A run on a machine that is busy with other things says so; a run on one that has time to spare does not."""
+"""A run on a busy machine is marked unreliable; a run on an idle machine is not."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
     marked = [at for at, line in enumerate(table) if line.startswith(MARK)]
     rows = [at for at, line in enumerate(table) if line[:1] != "#"]
     assert marked[0] == rows[-1] + 1
-    assert "do not use or compare" in table[marked[0]]
+    assert "do not trust bandwidth or depths" in table[marked[0]]
     assert f"processor {processors[0].number} was busy for" in table[marked[1]]
     document = json.loads(json.dumps(result.to_json()))
     assert document["machine"]["limited"] is True

@@ -1,4 +1,4 @@
-"""When a run says that the machine was its limit: readings as the kernel gives them, and what is made of them."""
+"""When a run is unreliable because of its machine: from the texts of the kernel to the verdict."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def phase(
         ({"idle": (0.06, 0.9)}, []),
         ({"idle": (0.9, 0.0)}, [("processor", 1, False)]),
         ({"idle": (0.04, 0.04)}, [("processor", 0, False), ("processor", 1, False)]),
-        # Another process keeps processor 2 busy. The run has nothing to do with it.
+        # Another process keeps processor 2 busy, and the packets of the run do not pass it.
         ({"idle": (0.5, 0.5, 0.0), "packets": (500, 480, 20)}, []),
         ({"idle": (0.5, 0.5, 0.0), "packets": (500, 500, 0)}, []),
         ({"workers": (CALM, WorkerUse(1.0, 0.97, 0.0))}, [("worker", 1, True)]),
@@ -130,8 +130,7 @@ def test_one_full_size_among_idle_ones_is_found() -> None:
     assert use.cpu_share == pytest.approx((16 * 0.1 + 1) / 17)
     assert use.limited and not use.overrun
     assert use.lines()[0] == (
-        f"{MARK} at 1 of 3 sizes this machine may have been the limit, not the fabric: "
-        "do not use or compare these bandwidths"
+        f"{MARK} the host CPU may have been the bottleneck at 1 of 3 sizes: do not trust bandwidth or depths"
     )
 
 
@@ -159,7 +158,7 @@ def test_the_table_says_it_right_below_the_bandwidths() -> None:
     lines = text_of(use).splitlines()
     at = lines.index("# Out of bounds values : 0 OK")
     assert lines[at - 3 : at] == [
-        f"{MARK} this machine was the limit, not the fabric: do not use or compare these bandwidths",
+        f"{MARK} the host CPU was the bottleneck: do not trust bandwidth or depths",
         f"{MARK} 64 KiB: processor 1 was busy for 100% of 1.00 s, and 50% of the packets passed it; "
         "worker 1 ran for 70% and waited for a processor for 28% of 1.00 s",
         f"{MARK} as computed before the run: 20,000 packets/s at line rate, and this machine carries about 9,000",
