@@ -110,8 +110,7 @@ class Phase:
         return [
             Cause(
                 "processor", self.size, use.number, sure=False,
-                text=f"processor {use.number} was busy for {use.busy:.0%} of {self.seconds:.2f} s, "
-                f"and {use.packets:.0%} of the packets passed it",
+                text=f"processor {use.number}: {use.busy:.0%} busy, {use.packets:.0%} of the packets passed it",
             )
             for use in self.processors
             if use.busy > FULL and use.packets >= TOOK_PART
@@ -121,7 +120,7 @@ class Phase:
         found = []
         for number, use in enumerate(self.workers):
             if use.busy + use.waited > FULL or use.waited > WAITED:
-                text = f"worker {number} ran for {use.busy:.0%} and waited for a processor for {use.waited:.0%}"
+                text = f"worker {number}: {use.busy:.0%} running, {use.waited:.0%} waiting for a processor"
                 sure = use.busy + use.waited > FULL
-                found.append(Cause("worker", self.size, number, sure=sure, text=f"{text} of {use.seconds:.2f} s"))
+                found.append(Cause("worker", self.size, number, sure=sure, text=text))
         return found

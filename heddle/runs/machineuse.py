@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import Any, Final, Self
 
 from heddle.base.units import format_size
@@ -16,7 +15,7 @@ from heddle.host.capacity import PacketBudget
 from heddle.host.saturation import Cause, Phase
 
 MARK: Final = "#UNRELIABLE:"
-_MOST_LINES: Final = 4  # of reasons; JSON has all of them
+_MOST_LINES: Final = 6  # of causes; JSON has all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +88,11 @@ class MachineUse:
         sizes = dict.fromkeys(cause.size for cause in self.unreliable if cause.size is not None)
         some = f" at {len(sizes)} of {len(self.phases)} sizes" if 0 < len(sizes) < len(self.phases) else ""
         lines = [f"{MARK} the host CPU {was} the bottleneck{some}: do not trust bandwidth or depths"]
-        reasons = []
-        for size, causes in groupby(self.unreliable, key=lambda cause: cause.size):
-            where = f"{format_size(size)}: " if size is not None else ""
-            reasons.append(f"{MARK} {where}{'; '.join(cause.text for cause in causes)}")
-        lines += reasons[:_MOST_LINES]
-        if len(reasons) > _MOST_LINES:
-            lines.append(f"{MARK} and {len(reasons) - _MOST_LINES} sizes more; --format json has all reasons")
+        for cause in self.unreliable[:_MOST_LINES]:
+            where = f"{format_size(cause.size)}: " if cause.size is not None else ""
+            lines.append(f"{MARK} {where}{cause.text}")
+        if (more := len(self.unreliable) - _MOST_LINES) > 0:
+            lines.append(f"{MARK} {more} causes more: use --format json")
         if self.budget.exceeded:
             lines.append(f"{MARK} as computed before the run: {self.budget}")
         return lines
