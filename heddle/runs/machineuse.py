@@ -15,7 +15,7 @@ from heddle.host.capacity import PacketBudget
 from heddle.host.saturation import Cause, Phase
 
 MARK: Final = "#UNRELIABLE:"
-_MOST_LINES: Final = 6  # of causes; JSON has all of them
+_MOST_LINES: Final = 8  # of causes; JSON has all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class MachineUse:
         sizes = dict.fromkeys(cause.size for cause in self.unreliable if cause.size is not None)
         some = f" at {len(sizes)} of {len(self.phases)} sizes" if 0 < len(sizes) < len(self.phases) else ""
         lines = [f"{MARK} the host CPU {was} the bottleneck{some}: do not trust bandwidth or depths"]
-        for cause in self.unreliable[:_MOST_LINES]:
+        for cause in sorted(self.unreliable, key=lambda cause: not cause.sure)[:_MOST_LINES]:
             where = f"{format_size(cause.size)}: " if cause.size is not None else ""
             lines.append(f"{MARK} {where}{cause.text}")
         if (more := len(self.unreliable) - _MOST_LINES) > 0:
-            lines.append(f"{MARK} {more} causes more: use --format json")
+            lines.append(f"{MARK} ... and {more} more, in --format json")
         if self.budget.exceeded:
             lines.append(f"{MARK} as computed before the run: {self.budget}")
         return lines
