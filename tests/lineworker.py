@@ -1,7 +1,7 @@
 """A worker that only speaks the lines of one (heddle/endpoints/worker.py): it has no NIC, and takes its time.
 
 `python -m tests.lineworker` notes in the file that LINEWORKER_LOG names what it hears and says, with the time, and
-whose rank is its first. The worker of rank 0 checks each size for LINEWORKER_CHECK_S seconds.
+whose rank is its first. The worker of rank 0 checks each size for LINEWORKER_CHECK_S seconds, and runs it for a third.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ def main() -> None:
         if "go" not in sys.stdin.readline():
             return
         note(f"go {number}")
+        time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) / 3 if first == 0 else 0.0)
+        note(f"use {number}")
         say(WorkerMessage(use=WorkerUse(0.001, 0.5, 0.0)))
+        if "check" not in sys.stdin.readline():
+            return
+        note(f"check {number}")
         time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) if first == 0 else 0.0)
     note("done")
     say(WorkerMessage(done=True))

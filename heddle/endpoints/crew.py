@@ -1,4 +1,4 @@
-"""The workers of a run: started, given their tasks, kept to one start barrier a size, and ended whatever happens.
+"""The workers of a run: started, given their tasks, kept to the barriers of each size, and ended whatever happens.
 
 In:  a plan, its transport, and the namespace of each host.
 Out: one report per worker, and what the machine did during each size. CheckError when a rank died, MachineError when a
@@ -110,7 +110,7 @@ class Crew:
             member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
 
     def run(self, observer: Observer, before_stop: Callable[[], None] = lambda: None) -> list[WorkerReport]:
-        """Let all ranks begin each size together, when all are ready for it; a report per worker.
+        """Let all ranks begin each size together, and check it when all have finished; a report per worker.
 
         before_stop: called when all ranks are done, while their NICs still take what arrives.
         """
@@ -124,6 +124,7 @@ class Crew:
             self._broadcast({"go": True})
             uses = self._all(lambda message: message.use)
             self.phases.append(Phase.between(size, before, machine.read(), uses))
+            self._broadcast({"check": True})
             observer.advance("run", number)
         self._all(lambda message: message.done or None)
         before_stop()

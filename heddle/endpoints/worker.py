@@ -1,12 +1,11 @@
 """Runs some of the ranks of a plan, in one process: `python -m heddle.endpoints.worker`, spoken to by lines of JSON.
 
-In (stdin):   the task (a Task); {"go": true} for each size, when every worker has said "ready"; {"stop": true} when
-              every worker has said "done".
+In (stdin):   the task (a Task); for each size {"go": true} when every worker has said "ready", and {"check": true}
+              when the ranks of every worker have finished it; {"stop": true} when every worker has said "done".
 Out (stdout): for each size {"ready": true} before it and {"use": ...} when its ranks have finished it; {"done": true};
               at the end {"report": ...}; or {"error": ...} at any time.
-A rank learns of another only by what arrives on its NIC; the barrier before each size is the only exception. While a
-worker waits at a barrier its NICs are served as ever. End of input ends the worker, so it cannot outlive the run that
-started it.
+A rank learns of another only by what arrives on its NIC; these barriers are the only exception. While a worker waits at
+one, its NICs are served as ever. End of input ends the worker, so it cannot outlive the run that started it.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ _NICE: Final = 5
 _LONG_S: Final = 1.0
 _LAST_S: Final = 0.002
 _GO: Final = b'"go"'
+_CHECK: Final = b'"check"'
 _STOP: Final = b'"stop"'
 
 
@@ -78,7 +78,7 @@ class Worker:
         options = task.plan.options
         reduces = find_pattern(options.collective, options.algorithm).redop == "sum"
         self._totals = {size: _total(task.plan.size, size) for size in options.sizes if reduces}
-        self._turning: list[Rank] = []  # that have finished a size and were not checked yet
+        self._turning: list[Rank] = []  # to be checked
         self._began: machine.OwnTime | None = None  # when the size began that is under way
         self._owes = True  # a message: "ready" for the next size, or "done"
         self._heard = b""  # of a line that is not complete
@@ -140,27 +140,28 @@ class Worker:
                 raise RankError(self._plan.endpoints[error.rank], error.why) from None
 
     def _hear(self, stdin: int) -> bool:
-        """Begin a size when told to; True when it is time to stop, or the input has ended."""
+        """Begin a size, or begin to check it, when told to; True at the stop, or when the input has ended."""
         chunk = os.read(stdin, 1 << 12)
         *lines, self._heard = (self._heard + chunk).split(b"\n")
-        self._stopped = any(_STOP in line for line in lines)
-        if chunk and not self._stopped and any(_GO in line for line in lines):
-            self._began = machine.own_time()
-            for rank in self._ranks.values():
-                rank.begin()
+        for line in lines:
+            if _GO in line:
+                self._began = machine.own_time()
+                for rank in self._ranks.values():
+                    rank.begin()
+            elif _CHECK in line:
+                self._turning, self._owes = list(self._ranks.values()), True
+            self._stopped = _STOP in line
         return self._stopped or not chunk
 
     def _turn_over(self) -> None:
-        """When all ranks here have finished a size: say so, check what it left, make the next one ready, and say that.
+        """Report when all ranks here have finished a size. After the check, report when all is ready for the next one.
 
-        One rank a call, so that NICs are served in between, however large the arrays are. The next size begins when
-        the ranks of all workers are ready: no rank's time includes the check or the making of another's arrays.
+        No rank is checked before the ranks of all workers have finished: until then, others may need this worker's
+        processor and NICs. One rank a call, so that NICs are served in between, however large the arrays are.
         """
-        if self._began is not None:
-            if not all(rank.size_done for rank in self._ranks.values()):
-                return
+        if self._began is not None and all(rank.size_done for rank in self._ranks.values()):
             say(WorkerMessage(use=WorkerUse.between(self._began, machine.own_time())))
-            self._began, self._turning, self._owes = None, list(self._ranks.values()), True
+            self._began = None
         if self._turning:
             rank = self._turning.pop(0)
             rank.check()

@@ -1,4 +1,4 @@
-"""The barriers of a run: no worker begins a size before every other is ready for it."""
+"""The barriers of a run: no worker begins a size before every other is ready, or checks it before all have finished."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = (64, 128, 256)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_every_size_starts_when_the_checks_of_all_workers_are_done(
+def test_every_size_starts_and_is_checked_by_all_workers_together(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
@@ -38,6 +38,8 @@ def test_every_size_starts_when_the_checks_of_all_workers_are_done(
     for number in range(len(SIZES)):
         assert len(said[f"go {number}"]) == len(said[f"ready {number}"]) == workers
         assert min(said[f"go {number}"]) > max(said[f"ready {number}"])
+        assert len(said[f"check {number}"]) == workers
+        assert min(said[f"check {number}"]) > max(said[f"use {number}"])
     assert running.began_ns > max(said["ready 0"])
     assert sorted(rank for report in reports for rank in report.ranks) == [0, 1, 2, 3]
     # What the machine did in a size has nothing of the check after it.
