@@ -71,8 +71,9 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
                     reports = crew.run(observer, before_stop=lambda: wait_until_delivered(lab))
                 readings = MachineReadings(crew.before, crew.after, wanted, budget)
                 result = _result(lab, plan, transport, reports, readings)
-                sent, received = [row.sent for row in result.flows], [row.received or 0 for row in result.flows]
-                evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
+                sent = [row.sent for row in result.flows]
+                taken = [row.received or 0 for row in result.flows]
+                evidence = collect_after(lab, evidence_before, sent, taken, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
                 warnings = (*fabric.warnings(), *queues.remarks)
