@@ -117,6 +117,13 @@ _ALL: Final = (
     _tool("docker", "the container engine: dockerd", "dockerd", packages=("docker.io",)),
     # A package of its own from Debian 13 on; before, and on Ubuntu, docker.io brings it.
     _tool("docker-cli", "the container engine's command", "docker", packages=("docker-cli", "docker.io")),
+    Part(
+        "golang",
+        "builds containerlab where its release does not run",
+        ("golang-go",),
+        lambda: find_program("go", "/usr/local/go/bin", "/usr/lib/go/bin") is not None,
+        ("go",),
+    ),
     Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
 PARTS: Final = {p.name: p for p in _ALL}
@@ -133,6 +140,7 @@ TESTS: Final = (
 BUILD: Final = ("clang", "libbpf-dev", "lld")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")
+GO: Final = ("golang",)
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
 
 

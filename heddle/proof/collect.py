@@ -75,15 +75,14 @@ def collect_after(
     seconds: float | None = None,
     more: LabPart = NO_PART,
 ) -> Evidence:
-    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long.
+    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long. more: as above.
 
     received: what the receiving NIC took of each flow. seconds: how long the run sent. Either where it is known.
-    more: as above.
     """
     _wait_until_counted(lab, before, sent)
     asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
-    after = lab.snapshot(PARTS | more)  # after the oracle: what changes meanwhile is seen
-    return Evidence.of(before, after, sent, asked.paths, received, seconds, asked.choices)
+    now = lab.snapshot(PARTS | more)  # after the oracle: what changes meanwhile is seen
+    return Evidence.of(before, now, sent, asked.paths, received, seconds, asked.choices)
 
 
 def _wait_until_quiet(lab: RunningLab) -> None:

@@ -120,13 +120,12 @@ class OtherLosses:
         unknown: set[str] = set()
         for switch, table in evidence.counters.items():
             for row in table.flows:
-                key = row.key
-                if key in ours:
+                if row.key in ours:
                     continue
                 count = Count(f"{switch}:{row.port}", row.packets, row.bytes)
-                out[key, switch] += row.packets
+                out[row.key, switch] += row.packets
                 if (peer := peers.get(count.port, "")) in evidence.counters:
-                    into.setdefault((key, peer), []).append(count)
+                    into.setdefault((row.key, peer), []).append(count)
                 elif (row.src, row.dst) not in answered:
                     unknown.add(count.port)
         lost: Counter[str] = Counter()

@@ -94,7 +94,7 @@ class FlowProof:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenByNics:
+class Arrivals:
     """Packets of all QPs that the last ports counted, and that the receiving NICs took; None where NICs did not report.
 
     A loss behind the last counter is in no counter of a switch: only the NIC's report shows it.
@@ -105,7 +105,7 @@ class TakenByNics:
     received: int | None
 
     @classmethod
-    def of(cls, proofs: Sequence[FlowProof]) -> TakenByNics:
+    def of(cls, proofs: Sequence[FlowProof]) -> Arrivals:
         """The sums over some QPs."""
         taken = [proof.seen.received for proof in proofs if proof.seen.received is not None]
         counted = sum(proof.counted[-1] for proof in proofs if proof.counted)
@@ -135,7 +135,7 @@ class PathsResult:
     notes: tuple[str, ...]
     sources: tuple[str, ...] = ("prediction", "oracle", "counters")
     selftest: SelfTest | None = None
-    delivery: TakenByNics | None = None
+    delivery: Arrivals | None = None
     choices: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -201,7 +201,7 @@ def prove(fabric: Fabric, evidence: Evidence) -> PathsResult:
     agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
     links = links_of(fabric, evidence)
     found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
-    return replace(found, delivery=TakenByNics.of(proofs), choices=evidence.choices)
+    return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices)
 
 
 def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:

@@ -66,7 +66,7 @@ def setup_containerlab(
     return [
         _packages(observer, yes, ask),
         _daemon(observer, stays=stays),
-        _containerlab(observer, journal),
+        _containerlab(observer, journal, yes, ask),
         _images(observer, journal, yes, ask),
     ]
 
@@ -114,7 +114,7 @@ def _daemon(observer: Observer, *, stays: bool) -> SetupStep:
     return SetupStep("daemon", True, f"dockerd{number} started by hand: ./inv setup containerlab --stop ends it")
 
 
-def _containerlab(observer: Observer, journal: Journal | None) -> SetupStep:
+def _containerlab(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> SetupStep:
     path = binary.find()
     wrong = binary.trouble()
     if path is not None and wrong is None:
@@ -125,7 +125,7 @@ def _containerlab(observer: Observer, journal: Journal | None) -> SetupStep:
         return SetupStep("containerlab", False, f"{path} is version {binary.spoken(path)}")
     _may_be_placed(path, wrong)
     with machine_errors(), scratch("heddle-clab-") as place:
-        made, how = _obtain(place, observer, journal)
+        made, how = _obtain(place, observer, journal, lambda: _go(observer, yes, ask))
         _place(made)
     if (left := binary.trouble()) is not None:
         raise MachineError(left)
@@ -156,7 +156,15 @@ def _stands_before(path: Path) -> bool:
     return str(TARGET.parent) in order and order.index(str(TARGET.parent)) < order.index(str(path.parent))
 
 
-def _obtain(directory: Path, observer: Observer, journal: Journal | None) -> tuple[Path, str]:
+def _go(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> None:
+    """Install the distribution's Go where there is none; one that is too old is said so by the build."""
+    if packages.missing(packages.GO):
+        packages.ensure(packages.GO, yes=yes, ask=ask, say=observer.say)
+
+
+def _obtain(
+    directory: Path, observer: Observer, journal: Journal | None, need_go: Callable[[], None]
+) -> tuple[Path, str]:
     """The binary and how it came; the release first, unless it is known not to run on this kernel."""
     if not build.needs_correction():
         observer.begin("containerlab's release")
@@ -167,6 +175,7 @@ def _obtain(directory: Path, observer: Observer, journal: Journal | None) -> tup
         else:
             observer.end("containerlab's release", "downloaded, its checksum is right")
             return made, "from its release"
+    need_go()
     made, _ = build.build(directory, observer, journal)
     return made, "built from its Go module"
 
