@@ -114,7 +114,9 @@ def _daemon(observer: Observer, *, stays: bool) -> SetupStep:
     return SetupStep("daemon", True, f"dockerd{number} started by hand: ./inv setup containerlab --stop ends it")
 
 
-def _containerlab(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> SetupStep:
+def _containerlab(
+    observer: Observer, journal: Journal | None, yes: bool = False, ask: Callable[[str], bool] = lambda _: False
+) -> SetupStep:
     path = binary.find()
     wrong = binary.trouble()
     if path is not None and wrong is None:
@@ -163,7 +165,7 @@ def _go(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> None:
 
 
 def _obtain(
-    directory: Path, observer: Observer, journal: Journal | None, need_go: Callable[[], None]
+    directory: Path, observer: Observer, journal: Journal | None, need_go: Callable[[], None] = lambda: None
 ) -> tuple[Path, str]:
     """The binary and how it came; the release first, unless it is known not to run on this kernel."""
     if not build.needs_correction():
