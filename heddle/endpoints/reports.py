@@ -44,11 +44,12 @@ class NicReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker at the end of a run."""
+    """One worker at the end of a run. loop: which code drove its NICs (`compiled`, `python`)."""
 
     ranks: Mapping[int, tuple[SizeResult, ...]]
     qps: tuple[QpReport, ...]
     nics: tuple[NicReport, ...]
+    loop: str = ""
 
 
 @dataclass(frozen=True, slots=True)

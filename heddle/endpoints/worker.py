@@ -177,6 +177,7 @@ class Worker:
             ranks={number: tuple(rank.results) for number, rank in self._ranks.items()},
             qps=tuple(self.loop.qp_reports()),
             nics=tuple(self.loop.nic_reports()),
+            loop=self.loop.name,
         )
 
 

@@ -98,6 +98,7 @@ class RunResult:
     split: str = ""  # in words, where there are several communicators
     propagation: Propagation | None = None
     fabric_state: FabricState | None = None  # before and after the run
+    nic_loop: str = ""  # which code drove the NICs: compiled, python
     run_id: str = ""  # where it is kept; see history.py
 
     @property
@@ -136,6 +137,7 @@ class RunResult:
             "avg_busbw": self.busbw,
             "flows": [flow.to_json() for flow in self.flows],
             "emulated": {"k": self.k, "means": emulated_words(self.k)},
+            "nic_loop": self.nic_loop,
             "unreliable": [asdict(cause) for cause in self.machine.unreliable],
             "machine": self.machine.to_json(),
             "icrc_errors": self.icrc_errors,

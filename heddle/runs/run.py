@@ -16,7 +16,7 @@ from heddle.base.units import format_size
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.reports import WorkerReport
-from heddle.endpoints.transports import find_transport
+from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
@@ -25,6 +25,7 @@ from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
+from heddle.lab.snapshot import Snapshot
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
 from heddle.runs.keeping import keeping
@@ -73,10 +74,22 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
                 evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
-                warnings = (*fabric.warnings(), *queues.remarks)
+                warnings = (*fabric.warnings(), *_sprayed(evidence_before, transport, options), *queues.remarks)
                 used = queues.kept(crew.began_ns)
                 result = replace(result, queues=used, fabric_state=fabric, warnings=warnings)
             return keeper.keep(result, evidence)
+
+
+def _sprayed(before: Snapshot, transport: Transport, options: RunOptions) -> list[str]:
+    """A warning where switches spray the packets of NICs to which an overtaken packet is a lost one."""
+    spraying = [name for name, hashing in before.hashing.items() if hashing.mode == "spray"]
+    if transport.any_order or not spraying:
+        return []
+    able = ", ".join(name for name, kind in TRANSPORTS.items() if kind.any_order)
+    return [
+        f"{len(spraying)} switches spray packets, and NICs with transport {options.transport} send again what is"
+        f" overtaken: fabrics that spray have NICs that take any order (--transport {able})"
+    ]
 
 
 def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
@@ -165,6 +178,7 @@ def _result(
         icrc_errors=sum(nic.counters.icrc_errors + nic.counters.malformed for nic in nics),
         stray=sum(nic.counters.stray for nic in nics),
         transport=Carrier(plan.options.transport, transport.parameters(), transport.columns),
+        nic_loop=", ".join(dict.fromkeys(report.loop for report in reports)),
     )
 
 

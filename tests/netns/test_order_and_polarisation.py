@@ -83,8 +83,8 @@ def test_seeds_that_differ_between_tiers_use_all_of_them(dc: Lab, mode: str, see
     assert checked(dc).ok
 
 
-def ran(lab: Lab) -> RunResult:
-    return run(lab, RunOptions(qps=2, sizes=(65536,), iters=2, warmup=0), Silent())
+def ran(lab: Lab, transport: str = "rc") -> RunResult:
+    return run(lab, RunOptions(qps=2, sizes=(65536,), iters=2, warmup=0, transport=transport), Silent())
 
 
 @pytest.mark.parametrize("mode", ["flow", "e-ecmp", "pinned"])
@@ -106,6 +106,19 @@ def test_spray_brings_packets_out_of_order_and_the_table_says_so(
     assert sum(row["out_of_order"] for row in result.to_json()["flows"]) == late(result)
     blamed = "each QP uses one path"
     assert blamed not in result.table() and blamed in replace(result, ecmp="pinned").table()
+
+
+def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_sprays(dc: Lab) -> None:
+    set_hashing(dc, "spray", HashOptions(choice="random"))
+    result = ran(dc, "srd")
+    assert late(result) > 0 and result.wrong == 0
+    assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
+    assert not [warning for warning in result.warnings if "spray" in warning]
+    assert result.nic_loop == "python"
+    in_need = ran(dc)
+    assert any("(--transport srd)" in warning for warning in in_need.warnings)
+    assert "NICs with transport rc send again what is overtaken" in in_need.table()
+    assert in_need.nic_loop == "compiled"
 
 
 def test_a_flowlet_gap_must_be_longer_than_ways_differ(dc: Lab) -> None:
