@@ -94,8 +94,8 @@ def uplinks(result: PathsResult) -> list[str]:
     if not links:
         return ["no switch has uplinks: a path is one port"]
     over = result.uplinks
-    count, word = len(over.switches), result.leaf_word.upper()
-    ranks = f"of {count} {word}{'' if count == 1 else 's'} with ranks" + (
+    count, title = len(over.switches), links[0].direction.partition(" to ")[0] or "switch"
+    ranks = f"of {count} {title}{'' if count == 1 else 's'} with ranks" + (
         f"; {over.left_out} without ranks are left out" if over.left_out else ""
     )
     return [

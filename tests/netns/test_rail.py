@@ -140,6 +140,6 @@ def test_the_picture_and_the_queues_have_the_words_of_the_shape(lab: Lab) -> Non
     picture = drawing("svg", lab.fabric, usage.loads, usage.caption).decode()
     words = {"leaf1", "spine2", "pod 1", "pod 2"} | ({"plane 1", "plane 2"} if planes_of(lab) == 2 else set())
     assert words <= set(re.findall(r"<text[^>]*>([^<]*)</text>", picture))
-    assert "leaf to spine: max" in picture
+    assert "leaf to spine: busiest leaf" in picture
     queues = read_queues(lab)
     assert {row.port.partition(":")[0] for row in queues.rows} >= {"leaf1", "spine1", "host1"}
