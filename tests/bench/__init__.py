@@ -84,7 +84,19 @@ def bench(what: str, observer: Observer, runs: int | None = None) -> BenchResult
 
 
 def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
-    from tests.bench import bringup, cli, collectives, containers, hashing, order, place, predict, queues, steady
+    from tests.bench import (
+        bringup,
+        cli,
+        collectives,
+        containers,
+        hashing,
+        order,
+        packetcost,
+        place,
+        predict,
+        queues,
+        steady,
+    )
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "cli": cli.figures,
@@ -97,6 +109,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "demo": collectives.demo_gain,
         "hashing": hashing.figures,
         "order": partial(order.figures, runs=runs or order.RUNS),
+        "packets": packetcost.figures,
         "predict": predict.figures,
         "queues": queues.figures,
     }
