@@ -33,10 +33,12 @@ class Processor:
     idle_s: seconds without work. A kernel that stops its tick on idle processors measures them and does not sample
     (tick_sched.idle_sleeptime): they do not include interrupts, softirqs, or stolen time.
     packets: those that its softirqs passed to the network stack, in any namespace (softnet_data.processed).
+    softirq_s: seconds in interrupts and softirqs, which forward packets; some kernels only sample them.
     """
 
     idle_s: float
     packets: int
+    softirq_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,12 @@ def read() -> MachineReading:
 def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
     """The reading that the texts of /proc/stat and /proc/net/softnet_stat give."""
     idle: dict[int, float] = {}
+    soft: dict[int, float] = {}
     for line in stat.splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name != "cpu":
             idle[int(name[3:])] = (int(fields[3]) + int(fields[4])) * TICK_S  # idle and iowait
+            soft[int(name[3:])] = (int(fields[5]) + int(fields[6])) * TICK_S  # irq and softirq
     packets: dict[int, int] = {}
     lost = 0
     # Lines are of the processors that are online, in order; since Linux 5.10 each says of which.
@@ -76,7 +80,8 @@ def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
         columns = [int(word, 16) for word in line.split()]
         packets[columns[_CPU_FIELD] if len(columns) > _CPU_FIELD else number] = columns[0]
         lost += columns[1]
-    return MachineReading(at_s, {cpu: Processor(idle[cpu], packets.get(cpu, 0)) for cpu in sorted(idle)}, lost)
+    found = {cpu: Processor(idle[cpu], packets.get(cpu, 0), soft[cpu]) for cpu in sorted(idle)}
+    return MachineReading(at_s, found, lost)
 
 
 def backlog_drops() -> int:

@@ -25,11 +25,15 @@ CauseKind = Literal["processor", "worker", "backlog", "sockets"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessorUse:
-    """A processor in a phase. busy: share of the time, 0 to 1. packets: share of all packets that it handled."""
+    """A processor in a phase. busy, softirq: shares of the time, 0 to 1. packets: share of all packets.
+
+    softirq: of interrupts and softirqs, which forward packets; it is part of busy.
+    """
 
     number: int
     busy: float
     packets: float
+    softirq: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,13 @@ class Phase:
         pairs = [(number, before.processors[number], after.processors[number]) for number in common]
         handled = {number: new.packets - old.packets for number, old, new in pairs}
         busy = {number: min(1.0, max(0.0, 1 - (new.idle_s - old.idle_s) / seconds)) for number, old, new in pairs}
+        soft = {number: max(0.0, new.softirq_s - old.softirq_s) / seconds for number, old, new in pairs}
         total = max(1, sum(handled.values()))
         return cls(
             size=size,
             seconds=seconds,
             cpu=sum(busy.values()) / max(1, len(busy)),
-            processors=tuple(ProcessorUse(n, busy[n], handled[n] / total) for n in common if handled[n]),
+            processors=tuple(ProcessorUse(n, busy[n], handled[n] / total, soft[n]) for n in common if handled[n]),
             workers=tuple(workers),
             backlog_drops=after.backlog_drops - before.backlog_drops,
             judged=seconds >= LEAST_S,
@@ -110,7 +115,8 @@ class Phase:
         return [
             Cause(
                 "processor", self.size, use.number, sure=False,
-                text=f"processor {use.number}: {use.busy:.0%} busy, {use.packets:.0%} of the packets passed it",
+                text=f"processor {use.number}: {use.busy:.0%} busy ({use.softirq:.0%} in softirqs),"
+                f" {use.packets:.0%} of the packets passed it",
             )
             for use in self.processors
             if use.busy > FULL and use.packets >= TOOK_PART

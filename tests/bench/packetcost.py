@@ -46,10 +46,14 @@ _FAST: Final = ("link.host=10gbit", "link.fabric=10gbit")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one run: us of processor a data packet, all in all and in workers; data packets a second; GB/s."""
+    """Of one run: us of processor a data packet, all in all, in workers, in softirqs; data packets a second; GB/s.
+
+    Softirqs that interrupt a worker are in both of the latter.
+    """
 
     total_us: float
     worker_us: float
+    softirq_us: float
     rate_pps: float
     busbw: float
 
@@ -60,8 +64,11 @@ class Cost:
         phases, cpus = result.machine.phases, os.cpu_count() or 1
         total = sum(phase.cpu * cpus * phase.seconds for phase in phases)
         workers = sum(use.busy * use.seconds for phase in phases for use in phase.workers)
+        soft = sum(each.softirq * phase.seconds for phase in phases for each in phase.processors)
         seconds = sum(phase.seconds for phase in phases)
-        return cls(total * 1e6 / packets, workers * 1e6 / packets, packets / seconds, result.busbw)
+        return cls(
+            total * 1e6 / packets, workers * 1e6 / packets, soft * 1e6 / packets, packets / seconds, result.busbw
+        )
 
 
 @contextmanager
@@ -112,6 +119,7 @@ def _compared(name: str, found: dict[FastPath, Cost], limit_us: float) -> Iterat
     yield Figure(f"{name}: a packet, Python NICs", off.total_us, "us of cpu")
     yield at_most(f"{name}: a packet, compiled NICs", on.total_us, "us of cpu", limit_us)
     yield Figure(f"{name}: of that in workers", on.worker_us, "us of cpu")
+    yield Figure(f"{name}: of that in softirqs", on.softirq_us, "us of cpu")
     yield Figure(f"{name}: rate, Python NICs", off.rate_pps / 1e3, "kpps")
     yield Figure(f"{name}: rate, compiled NICs", on.rate_pps / 1e3, "kpps")
     yield Figure(f"{name}: busbw of compiled NICs", on.busbw / off.busbw, "x", "Python NICs")

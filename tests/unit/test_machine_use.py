@@ -114,7 +114,7 @@ def test_time_that_ticks_do_not_see_counts_as_busy() -> None:
         (1, 0.98, 0.9),
     ]
     (cause,) = found.causes()
-    assert cause.text == "processor 1: 98% busy, 90% of the packets passed it"
+    assert cause.text == "processor 1: 98% busy (0% in softirqs), 90% of the packets passed it"
 
 
 def test_a_processor_that_came_or_went_is_left_out() -> None:
@@ -160,7 +160,7 @@ def test_the_table_says_it_right_below_the_bandwidths() -> None:
     assert lines[at - 4 : at] == [
         f"{MARK} the host CPU was the bottleneck: do not trust bandwidth or depths",
         f"{MARK} 64 KiB: worker 1: 70% running, 28% waiting for a processor",
-        f"{MARK} 64 KiB: processor 1: 100% busy, 50% of the packets passed it",
+        f"{MARK} 64 KiB: processor 1: 100% busy (0% in softirqs), 50% of the packets passed it",
         f"{MARK} as computed before the run: 20,000 packets/s at line rate, and this machine carries about 9,000",
     ]
     assert not lines[at - 5].startswith("#")
@@ -202,3 +202,12 @@ def test_a_record_keeps_the_reasons_and_reads_older_ones() -> None:
 @pytest.mark.parametrize(("wanted", "carried", "exceeded"), [(10, 10, False), (11, 10, True)])
 def test_one_rule_says_what_exceeds_the_budget(wanted: int, carried: int, exceeded: bool) -> None:
     assert PacketBudget(wanted, carried).exceeded is exceeded
+
+
+def test_softirqs_are_a_part_of_the_busy_time() -> None:
+    text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 10 0 20 {idle} 0 {irq} {softirq} 0 0 0\n"
+    before = parse_reading(0.0, text.format(idle=100, irq=1, softirq=10), softnet((0, 0, 0)))
+    after = parse_reading(1.0, text.format(idle=110, irq=3, softirq=58), softnet((8, 0, 0)))
+    assert after.processors[0].softirq_s == pytest.approx(0.61)
+    found = Phase.between(4, before, after, ()).processors[0]
+    assert (found.busy, found.softirq) == (pytest.approx(0.9), pytest.approx(0.5))
