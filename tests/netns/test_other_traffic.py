@@ -49,7 +49,7 @@ def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str, opt
                 sports.append(sender.getsockname()[1])
         asked = [
             "ip", "-n", lab.handle("rtsw1").netns.name, "route", "get", str(there.ip), "from", str(own.ip),
-            "iif", here.ports[0].peer_port, "ipproto", "udp", "dport", str(PORT), "sport",
+            "iif", here.ports[0].peer_port, "ipproto", "17", "dport", str(PORT), "sport",
         ]  # fmt: skip
         said = {sport: re.findall(r"dev (eth\d)", run([*asked, str(sport)]).out)[0] for sport in sports}
         time.sleep(0.2)
