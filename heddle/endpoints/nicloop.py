@@ -30,6 +30,7 @@ SEND_FRAMES: Final = 16  # how many may wait in the port's queue: the NIC's own 
 TICK_S: Final = 0.02  # how often a link that was down is tried again
 REST_TURNS: Final = 4  # readings at the end of a run
 REST_S: Final = 3600.0  # longer than any delay
+_MODERATION_FRAMES: Final = 3
 _MODERATION_S: Final = 0.001  # the most that a frame may wait for the next pass
 
 
@@ -87,12 +88,12 @@ class NicLoop(Protocol):
 
 
 def moderation_s(plan: Plan) -> float:
-    """Seconds between two passes: what the fastest NIC needs for one full frame, and 1 ms at most.
+    """Seconds between two passes: what the fastest NIC needs for a few full frames, and 1 ms at most.
 
     A NIC's queue holds SEND_FRAMES frames, so its port never runs out of data meanwhile.
     """
     frame = 8 * (plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes)
-    return min(_MODERATION_S, frame / max(each.rate_bps for each in plan.endpoints))
+    return min(_MODERATION_S, _MODERATION_FRAMES * frame / max(each.rate_bps for each in plan.endpoints))
 
 
 def open_sockets(plan: Plan, endpoint: Endpoint, netns: Path) -> tuple[PacketSocket, PacketSocket]:
