@@ -260,3 +260,18 @@ def test_what_is_remembered_is_bounded_and_still_right() -> None:
         got = read(bytes(batch.frame(0)), parser=parser)
         assert (got.sounds, got.kinds[0].sport) == ([True], 1000 + sport)
     assert len(parser._kinds) <= 8
+
+
+def test_the_kinds_of_as_many_queue_pairs_as_a_nic_has_are_remembered() -> None:
+    """15 peers with 128 queue pairs each, each with two kinds of packets: the second round works nothing out again."""
+    parser, batch = Parser(), SendBatch(64, slots=1)
+    qps = 15 * 128
+    parser.expect(qps)
+    met = []
+    for _ in range(2):
+        for qp in range(qps):
+            for opcode in (wire.WRITE_MIDDLE, wire.SEND_MIDDLE, wire.SEND_LAST):
+                batch.put_data(0, flow(sport=1000 + qp), opcode, 1, bytes(64))
+                parser.parse(batch, [int(batch.lengths[0])])
+        met.append(len(parser._kinds))
+    assert met == [3 * qps, 3 * qps]

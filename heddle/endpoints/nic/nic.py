@@ -105,6 +105,7 @@ class Nic:
     def add(self, qp: QueuePair) -> None:
         """Open a queue pair."""
         self.qps[qp.qpn] = qp
+        self._parser.expect(len(self.qps))
         if qp.delay:
             self._lines.setdefault(qp.delay, deque())
 

@@ -49,6 +49,7 @@ from heddle.wire.layout import (
 
 _KEY_AT: Final = 12  # the Ethernet type; MAC addresses are the switch's business
 _KINDS_KEPT: Final = 4096
+_KINDS_OF_QP: Final = 8  # of a queue pair: first, middle, last and only packets, marked or not
 _BTH_IN_KEY: Final = 4  # bytes 0 to 3 of the BTH are the key's last
 _NO_FRAME: Final = -1
 _NO_HEADER: Final = -1
@@ -282,6 +283,10 @@ class Parser:
         self._head = struct.Struct(f">{layout.dqpn_word_at - _KEY_AT}sII")
         self._most = kinds
         self._kinds: dict[bytes, Kind] = {}
+
+    def expect(self, qps: int) -> None:
+        """Remember enough for so many queue pairs. One kind too many empties the memory, and all are read again."""
+        self._most = max(self._most, _KINDS_OF_QP * qps)
 
     def parse(self, buffer: FrameBuffer, lengths: Sequence[int] | npt.NDArray[np.integer]) -> Received:
         """Read the first len(lengths) frames of a buffer; lengths are the frames' true ones, in bytes.
