@@ -10,7 +10,7 @@ from heddle.host import packages
 @verb(
     help={
         "what": "cli, up, containers, place, all-reduce, budget, steady, demo, hashing, order, predict, queues, or all",
-        "runs": "how many runs `order` makes (default: 36)",
+        "runs": "how many runs `order` makes (default: 72)",
     },
     positional=["what"],
     packages=lambda typed: (
