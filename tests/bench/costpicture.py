@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _CASES: Final = ("paced, 1 QP", "paced, 16 QPs", "ring at 10 Gb/s", "one way at 10 Gb/s")
-_PARTS: Final = (("workers: NICs and ranks", "#3b6ea8"), ("the kernel's forwarding, beside them", "#e0a030"))
+_PARTS: Final = (("in the workers' time", "#3b6ea8"), ("outside of it", "#e0a030"))
 _WIDTH, _ROW, _LEFT, _TOP = 760, 34, 250, 44
 
 
