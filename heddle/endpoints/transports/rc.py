@@ -36,6 +36,16 @@ _WRITES: Final = {
 }
 
 
+# Of a connection whose receiver acknowledges, and whose sender repeats what is missing.
+COLUMNS: Final = (
+    Column("retransmitted", "packets", "sent again", "packets"),
+    Column("naks", "packets", "NAKs received"),
+    Column("timeouts", "times", "time-outs"),
+    Column("out_of_order", "packets", "out of order", "order"),
+    Column("duplicates", "packets", "received again"),
+)
+
+
 class RcSender(QpEnd):
     """A requester and its frames."""
 
@@ -186,13 +196,7 @@ class Rc:
 
     params: RcParams
 
-    columns: ClassVar[tuple[Column, ...]] = (
-        Column("retransmitted", "packets", "sent again", "packets"),
-        Column("naks", "packets", "NAKs received"),
-        Column("timeouts", "times", "time-outs"),
-        Column("out_of_order", "packets", "out of order", "order"),
-        Column("duplicates", "packets", "received again"),
-    )
+    columns: ClassVar[tuple[Column, ...]] = COLUMNS
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
 

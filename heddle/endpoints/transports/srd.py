@@ -22,7 +22,7 @@ from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Column
-from heddle.endpoints.transports.rc import connection_params, of_qp
+from heddle.endpoints.transports.rc import COLUMNS, connection_params, of_qp
 from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, why_failed
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
@@ -262,13 +262,7 @@ class Srd:
 
     params: SrdParams
 
-    columns: ClassVar[tuple[Column, ...]] = (
-        Column("retransmitted", "packets", "sent again", "packets"),
-        Column("naks", "packets", "NAKs received"),
-        Column("timeouts", "times", "time-outs"),
-        Column("out_of_order", "packets", "out of order", "order"),
-        Column("duplicates", "packets", "received again"),
-    )
+    columns: ClassVar[tuple[Column, ...]] = COLUMNS
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = True
 
