@@ -20,7 +20,7 @@ struct region {
 struct table {
 	u32 count, room;
 	u32 epoch;	/* 16 bits */
-	u32 generation; /* changes with each new content, so that nobody writes by an old place */
+	u32 generation; /* changes with each new content: no packet is written to an old place */
 	struct region *regions; /* by address */
 };
 
