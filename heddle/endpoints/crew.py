@@ -47,7 +47,7 @@ class _Member:
             cwd=resources.HERE.python_path,
             start_new_session=True,  # Ctrl-C reaches the run, and the run ends its workers
         )
-        self.inbox: deque[WorkerMessage] = deque()  # what it has said and nobody has asked for yet
+        self.inbox: deque[WorkerMessage] = deque()  # what it has said and is not asked for yet
         self._rest = b""
 
     @property

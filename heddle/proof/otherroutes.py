@@ -1,4 +1,4 @@
-"""Routes that flows took and the fabric does not have: static ones, or ones of a daemon that nobody configured.
+"""Routes that flows took and the fabric does not have: static ones, or ones of a daemon that no configuration has.
 
 In:  a fabric, the FIBs of its switches, and the paths of flows.
 Out: a sentence for each switch and prefix. A path over such a route can be proven: all three sources follow the FIB.

@@ -43,7 +43,7 @@ _SO_SNDBUFFORCE: Final = 32
 
 @pytest.fixture(scope="module", params=["ipv4", "ipv6"])
 def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
-    """Uplinks that take seconds for what hosts send at once; no queue drops it, and nobody pauses."""
+    """Uplinks that take seconds for what hosts send at once; no queue drops it, and no port is paused."""
     queues = {"buffer": {"rtsw": "4MB"}, "pfc": {"enabled": False}}
     link = {"host": "1gbit", "fabric": "1mbit"}
     with static_fabric("flow", (1, 1), link=link, queues=queues, family=request.param) as made:
