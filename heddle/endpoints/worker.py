@@ -191,14 +191,26 @@ class RankError(CheckError):
 
 def loop_of(plan: Plan, transport: Transport) -> NicLoop:
     """The compiled loop where the transport, this machine and the user allow it, else Python's."""
-    pause, choice, connection = moderation_s(plan), plan.options.fastpath, transport.fast()
-    if choice != "off" and connection is not None:
-        found = library.load()
-        if isinstance(found, library.Library):
-            return FastLoop(found, plan, connection, pause)
-        if choice == "on":
-            raise MachineError(Problem("", "--fastpath on", f"is not possible: {found}", "leave it out"))
-    return PythonLoop(plan, transport, pause)
+    pause, connection = moderation_s(plan), transport.fast()
+    if connection is None or (found := _library(plan)) is None:
+        return PythonLoop(plan, transport, pause)
+    return FastLoop(found, plan, connection, pause)
+
+
+def compiled(plan: Plan, transport: Transport) -> bool:
+    """Whether `loop_of` takes the compiled loop; MachineError where the user wants it and cannot have it."""
+    return transport.fast() is not None and _library(plan) is not None
+
+
+def _library(plan: Plan) -> library.Library | None:
+    if plan.options.fastpath == "off":
+        return None
+    found = library.load()
+    if isinstance(found, library.Library):
+        return found
+    if plan.options.fastpath == "on":
+        raise MachineError(Problem("", "--fastpath on", f"is not possible: {found}", "leave it out"))
+    return None
 
 
 def _total(ranks: int, size: int) -> Floats:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# What one 4 KB data packet costs all in all (made, shaped, four times forwarded, checked, reduced) in units of the time
-# that zlib takes for a CRC over 4 KB, measured as `./inv bench budget` does.
-PACKET_COST_CRCS: Final = 140.0
+# What one 4 KB data packet costs all in all (made, shaped, three times forwarded, checked, reduced) in units of the time
+# that zlib takes for a CRC over 4 KB, on links whose rates keep two processors about half busy (`./inv bench budget`).
+# On slower links a packet costs more (each wakes a processor), at saturation a third of it: docs/performance.md.
+PACKET_COST_CRCS: Final[Mapping[bool, float]] = {True: 70.0, False: 110.0}  # compiled NICs, and Python's
 
 TICK_S: Final = 0.01  # what /proc/stat counts in: USER_HZ is 100 on every architecture that runs Heddle
 
@@ -114,9 +115,9 @@ def crc_seconds() -> float:
     return best
 
 
-def budget_pps() -> int:
-    """How many data packets a second all processors together can carry end to end."""
-    return int(len(os.sched_getaffinity(0)) / (PACKET_COST_CRCS * crc_seconds()))
+def budget_pps(*, compiled: bool) -> int:
+    """How many data packets a second all processors together can carry end to end, with compiled NICs or Python's."""
+    return int(len(os.sched_getaffinity(0)) / (PACKET_COST_CRCS[compiled] * crc_seconds()))
 
 
 @dataclass(frozen=True, slots=True)

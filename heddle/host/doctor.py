@@ -221,9 +221,10 @@ def _order() -> Check:
 def _cpus() -> Check:
     from heddle.host.capacity import budget_pps
 
-    count = len(os.sched_getaffinity(0))
-    budget = budget_pps()
-    return Check("cpus", True, f"{count} cores: about {budget:,} RoCE packets/s end to end")
+    count, compiled = len(os.sched_getaffinity(0)), _fastpath().ok
+    budget = budget_pps(compiled=compiled)
+    nics = "compiled" if compiled else "Python"
+    return Check("cpus", True, f"{count} cores: about {budget:,} RoCE packets/s end to end with {nics} NICs")
 
 
 def _memory() -> Check:

@@ -18,6 +18,7 @@ from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.worker import compiled
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.host.saturation import Phase
@@ -51,7 +52,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     plan, transport = plan_run(lab.fabric, options)
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
-    budget = budget_of(plan)
+    budget = budget_of(plan, transport)
     if budget.exceeded and total_packets(plan) > budget.budget_pps:  # a shorter run ends before a queue could build up
         observer.warn(f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks")
     workers = worker_count(plan)
@@ -108,11 +109,12 @@ def _said(plan: Plan) -> str:
     return f"{o.collective} over {len(plan.endpoints)} ranks{parts}, {sizes}, {qps}"
 
 
-def budget_of(plan: Plan) -> machine.PacketBudget:
-    """The data packets a second that a plan can make, against what this machine carries."""
+def budget_of(plan: Plan, transport: Transport) -> machine.PacketBudget:
+    """The data packets a second that a plan can make, against what this machine carries with the NICs that it takes."""
     rates = [e.rate_bps for e in plan.endpoints]
     every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
-    return machine.PacketBudget(every * _pattern(plan).receivers(plan.size) // plan.size, machine.budget_pps())
+    wanted = every * _pattern(plan).receivers(plan.size) // plan.size
+    return machine.PacketBudget(wanted, machine.budget_pps(compiled=compiled(plan, transport)))
 
 
 def _pattern(plan: Plan) -> Pattern:

@@ -19,7 +19,7 @@ _RACKS, _CTSW = 8, 4
 
 def figures(observer: Observer) -> Iterator[Figure]:
     """The best of two each, in turn, and what a switch weighs."""
-    bare, full, rss = float("inf"), float("inf"), 0.0
+    bare, full, rss, agent = float("inf"), float("inf"), 0.0, 0.0
     for _ in range(2):
         bare = min(bare, bare_fabric(_RACKS, _CTSW))
         spec = load_fabric("zone", name=_LAB).spec
@@ -28,23 +28,26 @@ def figures(observer: Observer) -> Iterator[Figure]:
             full = min(full, result.seconds["total"])
             handles = result.lab.handles()
             switches = [handles[s.name] for s in result.lab.fabric.switches]
-            rss = max([rss, *map(_rss_mb, switches)])
+            each = [_rss_mb(switch) for switch in switches]
+            rss, agent = max([rss, *(daemons for daemons, _ in each)]), max([agent, *(others for _, others in each)])
         finally:
             labs.down(_LAB, observer)
     yield at_most("up zone, cold to converged", full, "s", 6.0)
     yield at_most("up zone, cold to converged", full / bare, "x", 1.72, "bare script, no hosts, no queues")
     yield Figure("bare script, 8 x 4 switches", bare, "s")
     yield at_most("memory of a zone switch, the largest", rss, "MB RSS", 40.0)
+    yield Figure("memory of the agent and keeper of PFC, one pair a lab", agent, "MB RSS")
 
 
-def _rss_mb(handle: NodeHandle) -> float:
-    """Resident memory of all processes of a node, MB; shared pages count in each."""
+def _rss_mb(handle: NodeHandle) -> tuple[float, float]:
+    """Resident memory of a node's daemons and of the lab's agent that stands in it, MB; shared pages count in each."""
     inode = handle.netns.stat().st_ino
-    total = 0
+    found = {False: 0, True: 0}
     for proc in Path("/proc").glob("[0-9]*"):
         try:
             if (proc / "ns" / "net").stat().st_ino == inode:
-                total += int((proc / "statm").read_text().split()[1]) * 4096
+                agent = b"heddle.switch.pfc" in (proc / "cmdline").read_bytes()
+                found[agent] += int((proc / "statm").read_text().split()[1]) * 4096
         except OSError:
             continue  # it ended meanwhile
-    return total / 1e6
+    return found[False] / 1e6, found[True] / 1e6

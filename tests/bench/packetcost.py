@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import Final
 
 from heddle.base.events import Observer
@@ -50,7 +51,7 @@ _FAST: Final = ("link.host=10gbit", "link.fabric=10gbit")
 class Cost:
     """Of one run: us of processor a data packet, all in all, in workers, in softirqs; data packets a second; GB/s.
 
-    Softirqs that interrupt a worker are in both of the latter.
+    Softirqs that interrupt a worker are in both of the latter. timers: timer interrupts a data packet, all processors'.
     """
 
     total_us: float
@@ -58,10 +59,11 @@ class Cost:
     softirq_us: float
     rate_pps: float
     busbw: float
+    timers: float = 0.0
 
     @classmethod
-    def of(cls, result: RunResult) -> Cost:
-        """From the phases of a run, warm-up included."""
+    def of(cls, result: RunResult, timers: int = 0) -> Cost:
+        """From the phases of a run, warm-up included; timers: interrupts from before it until after it."""
         packets = sum(flow.sent.packets for flow in result.flows)
         phases, cpus = result.machine.phases, os.cpu_count() or 1
         total = sum(phase.cpu * cpus * phase.seconds for phase in phases)
@@ -69,8 +71,22 @@ class Cost:
         soft = sum(each.softirq * phase.seconds for phase in phases for each in phase.processors)
         seconds = sum(phase.seconds for phase in phases)
         return cls(
-            total * 1e6 / packets, workers * 1e6 / packets, soft * 1e6 / packets, packets / seconds, result.busbw
+            total * 1e6 / packets,
+            workers * 1e6 / packets,
+            soft * 1e6 / packets,
+            packets / seconds,
+            result.busbw,
+            timers / packets,
         )
+
+
+def _timer_interrupts() -> int:
+    """Timer interrupts of all processors since boot; 0 where /proc/interrupts does not name them as on x86."""
+    for line in Path("/proc/interrupts").read_text().splitlines():
+        name, *counts = line.split()
+        if name == "LOC:":
+            return sum(int(count) for count in counts if count.isdecimal())
+    return 0
 
 
 @contextmanager
@@ -87,7 +103,9 @@ def _costs(lab: Lab, options: dict[str, object], observer: Observer) -> dict[Fas
     best: dict[FastPath, Cost] = {}
     for _ in range(_TURNS):
         for choice in ("off", "on"):
-            found = Cost.of(run(lab, RunOptions(fastpath=choice, **options), observer))  # type: ignore[arg-type]
+            before = _timer_interrupts()
+            result = run(lab, RunOptions(fastpath=choice, **options), observer)  # type: ignore[arg-type]
+            found = Cost.of(result, _timer_interrupts() - before)
             if choice not in best or found.total_us < best[choice].total_us:
                 best[choice] = found
     return best
@@ -129,6 +147,7 @@ def _compared(name: str, found: dict[FastPath, Cost], limit_us: float) -> Iterat
             yield Figure(f"{name}: a packet, Python NICs", cost.total_us, "us of cpu")
         yield Figure(f"{name}: of that in workers, {kind} NICs", cost.worker_us, "us of cpu")
         yield Figure(f"{name}: of that in softirqs, {kind} NICs", cost.softirq_us, "us of cpu")
+    yield Figure(f"{name}: timer interrupts a packet, compiled NICs", on.timers, "")
     yield Figure(f"{name}: rate, Python NICs", off.rate_pps / 1e3, "kpps")
     yield Figure(f"{name}: rate, compiled NICs", on.rate_pps / 1e3, "kpps")
     yield Figure(f"{name}: busbw of compiled NICs", on.busbw / off.busbw, "x", "Python NICs")

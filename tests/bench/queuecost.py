@@ -2,32 +2,31 @@
 
 Four queues on the way (a host's NIC, RTSW, CTSW, RTSW), each with the qdiscs, `hash` and `count` that a lab has, on
 links too fast to matter; small frames, so that it is packets that cost. `enqueue` and `dequeue` are taken off all
-ports and put back, in turns of one run, and the best slices of both are compared: what else this machine does falls on
-others. Without the programs all packets are of HTB's default class, so that one is the class under test: both ways
+ports and put back, in turns of one run, and the medians of slices are compared.
+Without the programs all packets are of HTB's default class, so that one is the class under test: both ways
 go through the same queue, gate and all.
 """
 
 from __future__ import annotations
 
 import ctypes
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, Problem
 from heddle.base.process import run
 from heddle.kernel.libbpf import ensure_bpffs
-from heddle.kernel.namespace import inside
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import classid, port_ids
 from heddle.switch.queues.portqueues import Setup
 from tests.netns.static_fabric import StaticLab, static_fabric
 
 from . import Figure, at_most
-from .hashing import seconds_a_packet, small_frames
+from .hashing import flood, small_frames
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
@@ -53,14 +52,8 @@ def lost(without: float, counted: float) -> float:
     return 1 - without / counted
 
 
-def seconds_a_packet_of(
-    observer: Observer, rounds: int = _ROUNDS, enough: Callable[[int, float, float], bool] | None = None
-) -> dict[str, tuple[float, float]]:
-    """Class -> the best seconds a packet without the programs and with them, of so many rounds of both.
-
-    enough: says after each round, given their number and both times, whether that will do for a class; more rounds
-    make what else the machine does matter less.
-    """
+def seconds_a_packet_of(observer: Observer) -> dict[str, tuple[float, float]]:
+    """Class -> seconds a packet without the programs and with them: medians of slices, in turns."""
     from heddle.switch.queues.cells import LabQueues
 
     ensure_bpffs()
@@ -68,33 +61,24 @@ def seconds_a_packet_of(
     with static_fabric("flow", hosts_per_rack=2, link=_FAST) as lab, LabQueues.pinned(lab.fabric) as queues:
         for name, (number, tos) in _CLASSES.items():
             _make_default(lab, number)
-            found[name] = _best_of(lab, queues, small_frames(lab, tos), rounds, enough)
+            found[name] = _usual_of(lab, queues, small_frames(lab, tos))
             observer.advance("bench queues", len(found))
     return found
 
 
-def _best_of(
-    lab: StaticLab,
-    queues: LabQueues,
-    frames: ctypes.Array[Any],
-    rounds: int,
-    enough: Callable[[int, float, float], bool] | None,
-) -> tuple[float, float]:
-    """The best slice of each, in turns."""
-    best = {False: float("inf"), True: float("inf")}
-    with inside(lab.handle("host1").netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as wire:
-        wire.bind(("eth1", 0))
-        for number in range(1, rounds + 1):
+def _usual_of(lab: StaticLab, queues: LabQueues, frames: ctypes.Array[Any]) -> tuple[float, float]:
+    """The median slice of each, in turns."""
+    slices: dict[bool, list[float]] = {False: [], True: []}
+    with flood(lab) as sender:
+        for _ in range(_ROUNDS):
             for counting in (True, False):
                 _attach(lab, counting)
                 before = int(queues.cells["in_packets"].sum())
-                best[counting] = min(best[counting], *(seconds_a_packet(wire, frames) for _ in range(_SLICES)))
+                slices[counting] += [sender.seconds_a_packet(frames) for _ in range(_SLICES)]
                 time.sleep(0.01)  # for what is still under way
                 if (int(queues.cells["in_packets"].sum()) - before > _SLICES) != counting:
                     raise CheckError(Problem("bench", "the programs of the queues", "do not count as they should here"))
-            if enough is not None and enough(number, best[False], best[True]):
-                break
-    return best[False], best[True]
+    return median(slices[False]), median(slices[True])
 
 
 def _make_default(lab: StaticLab, number: int) -> None:
