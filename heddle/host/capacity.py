@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# What one 4 KB data packet costs all in all (made, shaped, three times forwarded, checked, reduced) in units of the time
+# What one 4 KB data packet costs all in all (made, shaped, forwarded three times, checked, summed) in units of the time
 # that zlib takes for a CRC over 4 KB, on links whose rates keep two processors about half busy (`./inv bench budget`).
 # On slower links a packet costs more (each wakes a processor), at saturation a third of it: docs/performance.md.
 PACKET_COST_CRCS: Final[Mapping[bool, float]] = {True: 70.0, False: 110.0}  # compiled NICs, and Python's
