@@ -21,6 +21,7 @@ from heddle.host import doctor, packages
 from heddle.host.engine import binary, docker, images
 from heddle.host.engine.byhand import compile as build
 from heddle.host.engine.byhand import dockerd as daemon
+from heddle.host.engine.byhand import toolchain
 from heddle.host.engine.docker import docker as ask
 from heddle.host.engine.setup import setup_containerlab
 from heddle.render import imagenames
@@ -89,7 +90,7 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
 @pytest.mark.timeout(1200)
 def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
     try:
-        build.find_go()
+        toolchain.find_go()
     except MachineError as error:
         pytest.skip(str(error))
     journal = Journal()

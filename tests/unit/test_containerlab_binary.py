@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import io
+import json
 import os
 import platform
 import socket
@@ -21,6 +22,7 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.process import find_program
 from heddle.host.engine import binary, release, setup
 from heddle.host.engine.byhand import compile as build
+from heddle.host.engine.byhand import toolchain
 
 MODULE_CACHE = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod"))
 REAL_SOURCE = MODULE_CACHE / "github.com/srl-labs/containerlab@v0.79.0/utils/kernel_module.go"
@@ -172,19 +174,69 @@ def test_the_module_is_pinned_to_the_release() -> None:
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [("go1.19.8", "is go1.19.8"), ("soup", "is soup"), ("", "of no known version"), (None, "is not inst")],
+    [("go1.17.8", "is go1.17.8"), ("soup", "is soup"), ("", "of no known version"), (None, "is not inst")],
 )
 def test_a_go_that_will_not_do_is_named(
     said: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "_PLACES", ())
+    monkeypatch.setattr(toolchain, "_PLACES", ())
+    (tmp_path / "env").symlink_to("/usr/bin/env")
+    (tmp_path / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(tmp_path))
     if said is not None:
         (tmp_path / "go").write_text(f"#!/bin/sh\necho {said}\n")
         (tmp_path / "go").chmod(0o755)
     with pytest.raises(MachineError, match=why) as caught:
-        build.find_go()
-    assert "1.21" in str(caught.value)
+        toolchain.find_go()
+    assert "1.18" in str(caught.value)
+
+
+def fake_go(at: Path, version: str, answer: str) -> Path:
+    """A Go that has one module in its cache, and writes down what it was asked."""
+    go = at / "go"
+    go.write_text(
+        f'#!/bin/sh\necho "$GOTOOLCHAIN $PWD $*" >> {at}/asked\n'
+        f'case "$2" in GOVERSION) echo {version};; GOARCH) echo amd64;; download) cat <<END\n{answer}\nEND\n;; esac\n'
+    )
+    go.chmod(0o755)
+    return go
+
+
+def test_a_go_that_is_new_enough_is_taken_as_it_is(tmp_path: Path) -> None:
+    go = fake_go(tmp_path, "go1.26.3", "")
+    assert toolchain.go_for(build.MODULE / "go.mod", go, tmp_path) == go
+
+
+def test_an_old_go_fetches_the_one_that_the_module_asks_for(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for name in ("bin/go", "pkg/tool/linux_amd64/compile", "src/fmt/print.go"):
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).touch(0o444)
+    go = fake_go(tmp_path, "go1.19.8", json.dumps({"Dir": str(cache), "Sum": toolchain.SUMS["amd64"]}))
+    assert toolchain.go_for(build.MODULE / "go.mod", go, tmp_path) == cache / "bin/go"
+    asked = (tmp_path / "asked").read_text().splitlines()[-1]
+    assert asked == f"local {tmp_path} mod download -json golang.org/toolchain@v0.0.1-go1.26.0.linux-amd64"
+    modes = {str(p.relative_to(cache)): p.stat().st_mode & 0o777 for p in cache.rglob("*") if p.is_file()}
+    assert modes == {"bin/go": 0o555, "pkg/tool/linux_amd64/compile": 0o555, "src/fmt/print.go": 0o444}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ('{"Dir": "/x", "Sum": "h1:other="}', "checksum h1:other="),
+        ('{"Error": "no such host"}', "Go 1.26.0 could not be had"),
+        ("", "Go 1.26.0 could not be had"),
+    ],
+)
+def test_a_toolchain_that_is_not_the_pinned_one_is_refused(answer: str, why: str, tmp_path: Path) -> None:
+    go = fake_go(tmp_path, "go1.24.4", answer)
+    with pytest.raises(MachineError, match=why):
+        toolchain.go_for(build.MODULE / "go.mod", go, tmp_path)
+
+
+def test_each_architecture_of_the_release_has_a_pinned_toolchain() -> None:
+    assert toolchain.wanted_go(build.MODULE / "go.mod") == (1, 26, 0), "SUMS are of this version"
+    assert set(toolchain.SUMS) == {"amd64", "arm64"}
 
 
 # --- the release, from a server on loopback

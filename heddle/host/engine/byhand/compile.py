@@ -16,17 +16,16 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem, machine_errors
-from heddle.base.process import Done, Journal, find_program, follow, run
+from heddle.base.process import Journal, follow, run
 from heddle.host.engine.binary import MARK, PROC_MODULES, text
+from heddle.host.engine.byhand.toolchain import fetch_failed, find_go, go_for
 
 RELEASE: Final = (0, 79, 0)  # what module/go.mod pins
 MODULE: Final = Path(__file__).resolve().parent / "module"
 PACKAGE: Final = "github.com/srl-labs/containerlab"
-LEAST_GO: Final = (1, 21)  # from here on Go can fetch by itself the version that a go.mod asks for
 _SOURCE: Final = "utils/kernel_module.go"
 _OPENED: Final = re.compile(r'(?<=os\.Open\("/proc/modules"\)\n)(\tif err != nil \{\n)')
 _ABSENT: Final = "\t\tif os.IsNotExist(err) {\n\t\t\treturn false, nil\n\t\t}\n"
-_PLACES: Final = ("/usr/local/go/bin", "/usr/lib/go/bin")  # where sudo's PATH does not reach
 _BUILD_S: Final = 1200.0
 
 
@@ -40,9 +39,10 @@ def build(directory: Path, observer: Observer, journal: Journal | None = None) -
 
     MachineError when Go is missing or too old, the module cannot be had, or its source is not what we know.
     """
-    go = find_go()
+    found = find_go()
     version = text(RELEASE)
     with machine_errors(str(directory)):
+        go = go_for(MODULE / "go.mod", found, directory, journal)
         for name in ("go.mod", "go.sum"):
             shutil.copyfile(MODULE / name, directory / name)
         observer.begin("containerlab from source")
@@ -66,25 +66,9 @@ def build(directory: Path, observer: Observer, journal: Journal | None = None) -
 
     done = follow([*argv, "-o", str(binary), PACKAGE], line, timeout=_BUILD_S, journal=journal)
     if done.code != 0:
-        raise MachineError(_failed(done))
+        raise MachineError(fetch_failed(done, "containerlab"))
     observer.end("containerlab from source", version)
     return binary, version
-
-
-def find_go() -> Path:
-    """Go, new enough. MachineError says which, and where it comes from."""
-    found = find_program("go", *_PLACES)
-    hint = "install it from go.dev/dl, or put containerlab's own package in place: containerlab.dev/install"
-    least = ".".join(map(str, LEAST_GO))
-    if found is None:
-        why = f"is not installed; containerlab is built with Go {least} or newer"
-        raise MachineError(Problem("", "go", why, hint))
-    said = run([found, "env", "GOVERSION"], check=False).out.strip()
-    match = re.match(r"go(\d+)\.(\d+)", said)
-    if match is None or (int(match[1]), int(match[2])) < LEAST_GO:
-        why = f"is {said or 'of no known version'}; containerlab is built with Go {least} or newer"
-        raise MachineError(Problem("", found, why, hint))
-    return Path(found)
 
 
 def corrected(source: str) -> str:
@@ -106,7 +90,7 @@ def _use_corrected_copy(go: Path, directory: Path, journal: Journal | None) -> N
     try:
         source = Path(json.loads(said.out)["Dir"])
     except (ValueError, KeyError):
-        raise MachineError(_failed(said)) from None
+        raise MachineError(fetch_failed(said, "containerlab")) from None
     copy = directory / "source"
     # The module cache is read-only, and what is copied out of it must not be. Its docs are no part of the program.
     shutil.copytree(source, copy, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns("docs", "lab-examples"))
@@ -121,15 +105,4 @@ def _use_corrected_copy(go: Path, directory: Path, journal: Journal | None) -> N
 
 def _go(go: Path, directory: Path) -> list[str]:
     # CGO off as in the release: a program that needs no libraries of this machine. Flags of the user's are not ours.
-    return ["env", "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", str(go), "-C", str(directory)]
-
-
-def _failed(done: Done) -> Problem:
-    said = [line.strip() for line in (done.err + done.out).splitlines() if line.strip()]
-    text_ = "; ".join(said[-2:])
-    hint = "Go's module proxy has to be reachable: go env GOPROXY"
-    if "no space left on device" in text_:
-        hint = "free some space: building takes 2 GB in Go's caches and in /var/tmp"
-    elif "requires go >=" in text_ or "toolchain" in text_:
-        hint = "install a newer Go (go.dev/dl), or let it fetch one: go env -u GOTOOLCHAIN"
-    return Problem("", "containerlab", f"could not be built: {text_ or f'go ended with {done.code}'}", hint)
+    return ["env", "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off", str(go), "-C", str(directory)]
