@@ -302,7 +302,6 @@ API int hd_run(struct engine *e, i64 until, int stop_fd, i64 tick_ns, struct eve
 		if (count > 0 && fds[1].revents)
 			return -1;
 		now = e->last_pass = clock_ns();
-		e->passes++;
 		count = count > 0 ? epoll_wait(e->epfd, ready, 64, 0) : 0;
 		for (int i = 0; i < count; i++) {
 			struct nic *n = e->nics[ready[i].data];
@@ -368,14 +367,6 @@ API void hd_nic_counters(const struct engine *e, u32 nic, u64 out[4])
 	out[1] = n->icrc_errors;
 	out[2] = n->stray;
 	out[3] = n->queue_drops;
-}
-
-/* Passes, calls to receive, and frames that came, since the start. */
-API void hd_work(const struct engine *e, u64 out[3])
-{
-	out[0] = e->passes;
-	out[1] = e->reads;
-	out[2] = e->frames;
 }
 
 API void hd_close(struct engine *e)

@@ -115,7 +115,6 @@ _SIGNATURES: Final = {
     "hd_idle": (ctypes.c_int, (_ENGINE, ctypes.c_uint32)),
     "hd_qp_counters": (None, (_ENGINE, ctypes.c_uint32, ctypes.c_uint32, _U64)),
     "hd_nic_counters": (None, (_ENGINE, ctypes.c_uint32, _U64)),
-    "hd_work": (None, (_ENGINE, _U64)),
     "hd_close": (None, (_ENGINE,)),
 }
 

@@ -101,7 +101,6 @@ struct engine {
 	i64 moderation_ns, last_pass, next_tick;
 	struct event *events;
 	u32 event_count, event_room;
-	u64 passes, reads, frames;
 };
 
 static inline void append(struct list *l, struct qp *q)
