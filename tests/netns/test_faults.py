@@ -181,19 +181,19 @@ def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
     assert release is not None, "this machine's FRR tells its release"
     name = lab_name()
     spec = load_fabric(
-        "dc", name=name, overrides=["routing.ucmp=true", "hosts_per_rack=1", "link.exceptions.ctsw4=10mbit"]
+        "dc", name=name, overrides=["routing.ucmp=true", "hosts_per_rack=1", "link.exceptions.ctsw4=20mbit"]
     ).spec
     try:
         lab = life.up(spec).lab
         hops = read_fib(lab.handle("rtsw1")).routes[lab.fabric.prefixes[2]]
-        assert tuple(hop.weight for hop in hops) == weights_of((50, 50), release)
+        assert tuple(hop.weight for hop in hops) == weights_of((100, 100), release)
         hops = read_fib(lab.handle("rtsw3")).routes[lab.fabric.prefixes[1]]
-        assert by_port(hops) == dict(zip(("eth1", "eth2"), weights_of((25, 10), release), strict=True))
+        assert by_port(hops) == dict(zip(("eth1", "eth2"), weights_of((50, 20), release), strict=True))
         with link_down(lab, "ctsw1:eth3"):
             wanted = ExpectedRoutes.of(lab.fabric, ["ctsw1:eth3"])
             assert not gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs, wanted, strict=True)
             hops = read_fib(lab.handle("ctsw3")).routes[lab.fabric.prefixes[1]]
-            assert by_port(hops) == dict(zip(("eth3", "eth4"), weights_of((25, 50), release), strict=True))
+            assert by_port(hops) == dict(zip(("eth3", "eth4"), weights_of((50, 100), release), strict=True))
         run(lab, RunOptions(qps=16, sizes=(65536,), iters=1, warmup=0), Silent())
         assert all(check.ok for check in validate(lab))
     finally:
