@@ -111,9 +111,9 @@ def _by_bgp(each: MissingSession, peer_of: Callable[[SessionEnd], BgpPeer | None
             return f"it is shut down at {end.node} (neighbor {end.peer} shutdown)"
     mine, theirs = peers
     if mine is not None and theirs is not None:
-        for end, one, other, there in ((each.a, mine, theirs, each.b), (each.b, theirs, mine, each.a)):
-            if one.remote_as and other.local_as and one.remote_as != other.local_as:
-                return f"AS mismatch: {end.node} expects AS {one.remote_as}, {there.node} has AS {other.local_as}"
+        for end, near, far, there in ((each.a, mine, theirs, each.b), (each.b, theirs, mine, each.a)):
+            if near.remote_as and far.local_as and near.remote_as != far.local_as:
+                return f"AS mismatch: {end.node} expects AS {near.remote_as}, {there.node} has AS {far.local_as}"
     for end, peer in zip(ends, peers, strict=True):
         if peer is not None and peer.notification:
             return f"last NOTIFICATION at {end.node}: {peer.notification}"

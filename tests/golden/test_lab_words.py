@@ -50,8 +50,8 @@ def test_the_words_of_a_lab(golden: Callable[[str, str], None]) -> None:
     broken = replace(first, ports=(replace(first.ports[0], up=False, bgp="Idle"), *first.ports[1:]))
     unread = tuple(replace(port, up=None, addresses=()) for port in every[-1].ports)
     stopped = replace(every[-1], trouble="its namespace is gone: somebody removed it", others={}, ports=unread)
-    ends = [SessionEnd("leaf1", "eth1", "eth1", "Active"), SessionEnd("spine1", "eth1", "eth1", "Idle")]
-    missing = MissingSession(*ends, why="leaf1:eth1 is down")
+    here, there = SessionEnd("leaf1", "eth1", "eth1", "Active"), SessionEnd("spine1", "eth1", "eth1", "Idle")
+    missing = MissingSession(here, there, "leaf1:eth1 is down")
     row = LabStatus("rail", "netns", "up", False, 10, 4, 32, BgpStatus(15, 16), "rail", ("leaf1:eth1 the link is down",),
                     (missing,))  # fmt: skip
     several = rail_result(("host1:eth2", "host3:eth2"), ("host1:eth1", "host2:eth1"))
