@@ -52,8 +52,8 @@ def test_the_words_of_a_lab(golden: Callable[[str, str], None]) -> None:
     stopped = replace(every[-1], trouble="its namespace is gone: somebody removed it", others={}, ports=unread)
     here, there = SessionEnd("leaf1", "eth1", "eth1", "Active"), SessionEnd("spine1", "eth1", "eth1", "Idle")
     missing = MissingSession(here, there, "leaf1:eth1 is down")
-    row = LabStatus("rail", "netns", "up", False, 10, 4, 32, BgpStatus(15, 16), "rail", ("leaf1:eth1 the link is down",),
-                    (missing,))  # fmt: skip
+    faults = ("leaf1:eth1 the link is down",)
+    row = LabStatus("rail", "netns", "up", False, 10, 4, 32, BgpStatus(15, 16), "rail", faults, (missing,))
     several = rail_result(("host1:eth2", "host3:eth2"), ("host1:eth1", "host2:eth1"))
     texts = [
         lab_text(inventory(broken, *every[1:-1], stopped)),
