@@ -45,10 +45,17 @@ compctl -K _complete_inv + -f inv ./inv heddle
     "fish": """\
 function __complete_inv
     set -l typed (commandline -opc)
-    $typed[1] --complete -- $typed (commandline -ct) 2>/dev/null
+    set -l last (commandline -ct)
+    set -l offered ($typed[1] --complete -- $typed "$last" 2>/dev/null)
+    set -l fitting (string match --regex -- '^'(string escape --style=regex -- "$last")'.*' $offered)
+    if set -q fitting[1]
+        printf '%s\\n' $fitting
+    else
+        __fish_complete_path "$last"
+    end
 end
-complete --command inv --arguments '(__complete_inv)'
-complete --command heddle --arguments '(__complete_inv)'
+complete --command inv --no-files --arguments '(__complete_inv)'
+complete --command heddle --no-files --arguments '(__complete_inv)'
 """,
 }
 

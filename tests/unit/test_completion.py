@@ -118,23 +118,38 @@ def test_every_script_registers_all_names() -> None:
     ]
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_completes_a_port() -> None:
-    line = "./inv paths --predict tiny --down rtsw2:"
-    asked = f"./inv --print-completion-script fish | source; complete --do-complete '{line}'"
-    done = subprocess.run(["fish", "--no-config", "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert [word.split("\t")[0] for word in done.stdout.split()] == [f"rtsw2:eth{n}" for n in range(1, 5)]
+def shell(name: str) -> str:
+    """Where a shell is; without it the test is skipped."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_completes_a_port(tmp_path: Path) -> None:
+def test_fish_completes_ports_and_files() -> None:
+    for line, replies in {
+        "./inv paths --predict tiny --down rtsw2:": [f"rtsw2:eth{n}" for n in range(1, 5)],
+        "./inv up zo": ["zone"],
+        "./inv up topologies/": ["topologies/"],
+    }.items():
+        asked = f"./inv --print-completion-script fish | source; complete --do-complete '{line}'"
+        done = subprocess.run(
+            [shell("fish"), "--no-config", "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        words = [word.split("\t")[0] for word in done.stdout.splitlines()]
+        assert words == replies or (line.endswith("/") and all(word.startswith(replies[0]) for word in words)), line
+
+
+def test_zsh_completes_switches(tmp_path: Path) -> None:
     asked = """
 zmodload zsh/zpty; zpty it zsh -f -i
-zpty -w it 'source <(./inv --print-completion-script zsh); PROMPT=; setopt listpacked'
-zpty -w it $'bindkey "^I" expand-or-complete'; sleep 1
-zpty -n -w it $'./inv paths --predict tiny --drain rtsw\\t\\t'; sleep 4
-zpty -r -t it seen; while zpty -r -t it more; do seen+=$more; done; print -r -- $seen
+zpty -w it 'source <(./inv --print-completion-script zsh); PROMPT=""; bindkey "^I" expand-or-complete; print rea""dy'
+zpty -r it seen '*ready*'
+zpty -n -w it $'./inv paths --predict tiny --drain ct\\t\\t'
+zpty -r it seen '*ctsw2*'; print -r -- $seen
 """
     env = {**os.environ, "TERM": "dumb", "ZDOTDIR": str(tmp_path)}
-    done = subprocess.run(["zsh", "-f", "-c", asked], cwd=ROOT, capture_output=True, text=True, check=False, env=env)
-    assert "rtsw1" in done.stdout and "rtsw2" in done.stdout
+    done = subprocess.run(
+        [shell("zsh"), "-f", "-c", asked], cwd=ROOT, capture_output=True, text=True, check=False, env=env, timeout=60
+    )
+    assert "ctsw1" in done.stdout and "ctsw2" in done.stdout, done.stderr
