@@ -1,4 +1,4 @@
-"""Words of containerlab and nccl-tests: what is said to whoever types them here, and that no guess is wrong."""
+"""Words of containerlab and nccl-tests: the hint for a user who types them here, and that no guess is wrong."""
 
 from __future__ import annotations
 

@@ -100,6 +100,16 @@ def test_sessions_of_an_imported_lab_are_paired_by_their_link() -> None:
     ]
 
 
+def test_sessions_with_a_daemon_that_does_not_answer_are_missing_and_one_with_a_host_is_not() -> None:
+    ends = (BgpSession("rtsw1", "eth1", "ctsw1", UP), BgpSession("rtsw2", "eth3", "host3", UP))
+    sessions = Sessions(ends, ("ctsw1",), ("rtsw1", "rtsw2", "ctsw1", "ctsw2"))
+    assert [each.text() for each in missing_of(FABRIC, sessions)] == [
+        "rtsw1:eth1 (Established) - ctsw1:eth1 (no answer): the cause is not known"
+    ]
+    up, expected = sessions.count()
+    assert expected - up == 1
+
+
 def test_status_of_a_lab_names_the_sessions_and_says_how_many_more_there_are() -> None:
     def shown(*sessions: MissingSession) -> str:
         row = LabStatus("tiny", "netns", "up", False, 4, 4, 8, BgpStatus(3, 4), missing_sessions=sessions)

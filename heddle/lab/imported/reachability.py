@@ -149,7 +149,7 @@ def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
     for here in found.sessions:
         mine = waiting[here.switch, here.node]
         if here not in mine:
-            continue  # told from its other end
+            continue  # reported with its other end
         mine.remove(here)
         end = _end(fabric, here)
         back = waiting.get((here.node, here.switch), [])
@@ -162,7 +162,8 @@ def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
             known = NOT_CONFIGURED if here.node in found.switches else NOT_ASKED
             port = _far_end(fabric, end).partition(":")[2]
             far = SessionEnd(here.node, port, "", NO_ANSWER if here.node in found.silent else known)
-        if here.state != bgp.ESTABLISHED or (other and other.state != bgp.ESTABLISHED):
+        # As in Sessions.count: an end that cannot be asked does not count.
+        if {end.state, far.state} - {bgp.ESTABLISHED, NOT_ASKED}:
             missing.append(MissingSession(end, far))
     return missing
 
