@@ -198,8 +198,7 @@ def _flows(result: PathsResult, flows: Sequence[FlowProof], rows: int | None) ->
         lines += _wrapped(_row_text(cells, widths), "  " if proof.why else "    ")
         lines += _disagreement(proof) if proof.why else []
     if len(shown) < len(flows):
-        shown_of = f"{len(shown)} of {len(flows)} QPs are shown"
-        lines += _wrapped(f"{shown_of}: --all shows all; --qp N, --host NAME or --port NODE:PORT shows some")
+        lines.append(f"{len(shown)} of {len(flows)} QPs are shown; use --all for all, or --qp, --host, --port")
     return lines
 
 

@@ -50,7 +50,7 @@ def rail_result(*ends: tuple[str, str]) -> PathsResult:
 
 def test_sixteen_of_many_are_shown_and_the_text_says_how_to_see_the_rest() -> None:
     text = paths_text(result())
-    assert "16 of 40 QPs are shown: --all shows all; --qp N, --host NAME or --port NODE:PORT shows some" in text
+    assert "16 of 40 QPs are shown; use --all for all, or --qp, --host, --port" in text
     assert sum(line.startswith("host1 ") for line in text.splitlines()) == 16
     everything = paths_text(result(), rows=None)
     assert sum(line.startswith("host1 ") for line in everything.splitlines()) == 40
