@@ -12,7 +12,7 @@ from typing import Final
 from heddle.cli.argv import Parameter, Verb
 from heddle.cli.offers import LISTS, Typed, offered
 
-# The script asks the very program that is being typed: ./inv is not in PATH. One for all its names.
+# The script asks the very program that is being typed: ./inv is not in PATH.
 SCRIPTS: Final = {
     "bash": """\
 _complete_inv() {
@@ -30,7 +30,7 @@ _complete_inv() {
     if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[:=] ]]; then compopt -o nospace 2>/dev/null; fi
     return 0
 }
-complete -o default -F _complete_inv inv ./inv heddle
+complete -o default -F _complete_inv inv ./inv
 """,
     "zsh": """\
 _complete_inv() {
@@ -40,7 +40,7 @@ _complete_inv() {
     read -cn at
     reply=( ${(f)"$("${typed[1]}" --complete -- "${(@)typed[1,at]}" 2>/dev/null)"} )
 }
-compctl -K _complete_inv + -f inv ./inv heddle
+compctl -K _complete_inv + -f inv ./inv
 """,
     "fish": """\
 function __complete_inv
@@ -55,7 +55,6 @@ function __complete_inv
     end
 end
 complete --command inv --no-files --arguments '(__complete_inv)'
-complete --command heddle --no-files --arguments '(__complete_inv)'
 """,
 }
 
