@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -150,3 +151,13 @@ def test_all_and_a_filter_exclude_each_other() -> None:
     with pytest.raises(InputError, match="--all and --port exclude each other"):
         Shown(True, port=["rtsw1"]).selection(FABRIC)
     assert not Shown(True).selection(FABRIC)
+
+
+def test_a_spread_qp_crosses_the_ports_that_counted_it() -> None:
+    fan = ("rtsw1:{eth1,eth2}", "{ctsw1:eth2,ctsw2:eth2}", "rtsw2:eth3")
+    steps = tuple((Count(port, 10, 1000),) for port in ("rtsw1:eth1", "ctsw1:eth2", "rtsw2:eth3"))
+    proof = FlowProof(MANY[0], fan, fan, Measured(steps), "")
+    for spread, ports in ((proof, {"rtsw1:eth1"}), (replace(proof, seen=Measured(())), {"rtsw1:eth1", "rtsw1:eth2"})):
+        found = replace(result(), flows=(spread,))
+        crossed = {port for port in ("rtsw1:eth1", "rtsw1:eth2") if numbers(found, select(port=port))}
+        assert crossed == ports
