@@ -119,7 +119,7 @@ def up(
 
 @verb(help={"lab": "one lab in detail"}, positional=["lab"], root=True)
 def status(out: Console, lab: str | None = None) -> None:
-    """Running labs, or one in detail: converged or not, and how many BGP sessions stand."""
+    """Show running labs, or one in detail: converged or not, and which BGP sessions are missing, and why."""
     from heddle.lab.status import status as read
     from heddle.views import labtext as views
 
@@ -127,8 +127,15 @@ def status(out: Console, lab: str | None = None) -> None:
     out.result({"labs": [each.to_json() for each in labs]}, views.status_text(labs, detail=lab is not None))
 
 
+from heddle.cli.inspect_verb import inspect as inspect  # noqa: E402, PLC0414 - at its place in the list of verbs
+
+
 @verb(
-    help={"node": "rtsw1, ctsw2, host3, ...", "cmd": "the command and its words, flags and all", "lab": words.LAB},
+    help={
+        "node": "rtsw1, ctsw2, host3, ...; several with commas or a pattern in quotes: rtsw1,ctsw2 or 'rtsw*'",
+        "cmd": "the command and its words, flags and all",
+        "lab": words.LAB,
+    },
     rest="cmd",
     rest_after_positionals=True,
     root=True,
@@ -139,6 +146,8 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
     """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. Leaves with its exit code.
 
     Flags of Heddle stand before the node: ./inv exec --lab zone rtsw1 ip route.
+    ./inv exec 'rtsw*' ip route runs it in several nodes: each line of output follows its node's name, the highest exit
+    code counts, and there is no terminal.
     """
     from heddle.cli.exec_verb import run_inside
 
@@ -224,6 +233,10 @@ def paths(
     lab: str | None = None,
     run: str | None = None,
     now: bool = False,
+    all_: bool = False,
+    qp: Sequence[str] = (),
+    host: Sequence[str] = (),
+    port: Sequence[str] = (),
     predict: str | None = None,
     plan: str | None = None,
     set_: Sequence[str] = (),
@@ -238,19 +251,21 @@ def paths(
 
     The run is the last one, or --run ID (./inv runs lists them). With --now: the paths that its QPs would take over the
     fabric as it is now, and how many of them differ from those of the run.
+    16 QPs are shown; --all shows all, and --qp, --host and --port choose some. The exit code is for all QPs.
     With --predict FABRIC --plan PLAN nothing runs and no root is needed: loads of all links on paper, for any fabric
-    file and any traffic, and how the hashing modes compare (docs/paper.md).
+    file and any traffic, and how the hashing modes compare (docs/paper.md). Exit 1 when a flow has no path.
     """
     from heddle.cli.paths_predict import on_paper, predict_paths
-    from heddle.cli.paths_verb import paths_now, paths_of_run
+    from heddle.cli.paths_verb import Shown, paths_now, paths_of_run
 
     asked: dict[str, Any] = {
         "predict": predict, "plan": plan, "set_": set_, "mode": mode, "trials": trials,
         "down": down, "drain": drain, "csv": csv, "heatmap": heatmap,
     }  # fmt: skip
-    if on_paper(asked, {"--lab": lab, "--run": run, "--now": now}):
+    shown = Shown(all_, qp, host, port)
+    if on_paper(asked, {"--lab": lab, "--run": run, "--now": now}, shown.flags()):
         return predict_paths(out, **asked)
-    return paths_now(out, lab, run) if now else paths_of_run(out, lab, run)
+    return paths_now(out, lab, run, shown) if now else paths_of_run(out, lab, run, shown)
 
 
 @verb(help={"lab": words.LAB}, root=True)

@@ -116,9 +116,12 @@ _MANY: Final = 40
 _SOME: Final = 12
 
 
-def nearest(word: str, legal: Iterable[str]) -> str:
-    """The legal word that looks most like `word`, or an empty string when none is near."""
-    matches = difflib.get_close_matches(word.lower(), list(legal), n=1, cutoff=0.6)
+def nearest(word: str, legal: Iterable[str], likeness: float = 0.6) -> str:
+    """The legal word that looks most like `word`, or an empty string when none is near.
+
+    likeness: the least ratio of equal letters, 0 to 1 (difflib.SequenceMatcher.ratio).
+    """
+    matches = difflib.get_close_matches(word.lower(), list(legal), n=1, cutoff=likeness)
     return matches[0] if matches else ""
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
+from heddle.cli.hints import NcclFlags, spare_hint
 
 
 def _whole(text: str) -> int:
@@ -34,7 +35,7 @@ _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "float": (_finite, "a number"),
 }
 # What stands for a value in usage lines, where the flag's own word says too little.
-_VALUES: Final = {"set": "PATH=VALUE", "qp-mode": "MODE", "run": "ID", "remove": "ID"}
+_VALUES: Final = {"set": "PATH=VALUE", "qp-mode": "MODE", "run": "ID", "remove": "ID", "qp": "N"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,10 @@ class _Parse:
     problems: Problems = field(default_factory=Problems)
 
     def run(self, words: list[str]) -> dict[str, Any]:
+        if self.verb.name == "run":
+            foreign = NcclFlags.of(words, self.verb.flags)
+            self.problems.found += foreign.problems()
+            words = foreign.rest
         waiting = self.verb.positionals
         while words:
             if self.verb.rest_after_positionals and not any(p.required for p in waiting):
@@ -156,6 +161,9 @@ class _Parse:
 
     def _see(self, spare: str = "") -> str:
         """How the verb is used; a spare word may be the lab or fabric that other verbs take without a flag."""
+        first = next((str(self.values[p.name]) for p in self.verb.positionals if p.name in self.values), "")
+        if spare and (hint := spare_hint(self.verb.name, first, spare)):
+            return hint
         flags = [p.flag for p in self.verb.parameters if p.word in ("lab", "fabric") and not p.positional]
         if spare and flags:
             return "did you mean " + " or ".join(f"{flag} {spare}" for flag in flags) + "?"

@@ -1,4 +1,4 @@
-"""The verb `exec`: a command in a node, with its own output and exit code."""
+"""The verb `exec`: a command in a node, with its own output and exit code; or in several nodes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.cli.console import Console
+from heddle.fabric.naming import is_pattern, matching_names, split_words
 from heddle.lab.opening import open_lab
+
+if TYPE_CHECKING:
+    from heddle.lab.fanout import NodeOutput
+    from heddle.lab.lab import Lab
+
+# Programs that read a terminal: always, or when nothing follows their name.
+_SCREENS: Final = frozenset({"vi", "vim", "nano", "htop", "less", "more"})
+_SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "fish", "python3", "vtysh", "top"})
 
 
 def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:
-    """Run a command in a node; the verb leaves with its exit code."""
+    """Run a command in a node, or in all that a pattern means; the verb leaves with its exit code, the worst of all."""
     where = open_lab(lab)
-    where.handle(node)
+    several = is_pattern(node)
+    names = _nodes(where, node) if several else [where.handle(node).name]
     if not cmd or not cmd[0]:
-        hint = f"./inv exec {node} ip route, or ./inv exec {node} bash"
+        hint = f"./inv exec {shlex.quote(node)} ip route" + ("" if several else f", or ./inv exec {node} bash")
         raise InputError(Problem("", f"exec {node}", "has no command", hint))
     if cmd[0].startswith("-"):
-        hint = f"flags of Heddle stand before the node: ./inv exec {cmd[0]} ... {node} COMMAND"
+        hint = f"flags of Heddle stand before the node: ./inv exec {cmd[0]} ... {shlex.quote(node)} COMMAND"
         raise InputError(Problem("", cmd[0], "is not a command", hint))
+    if several:
+        return _run_on_all(out, where, names, cmd)
     if out.json:
         with tempfile.TemporaryFile() as file:
             with _stdout_to(file.fileno()):
@@ -35,6 +48,42 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
     out.close()
     out.exit_code = where.exec(node, cmd)
     return None
+
+
+def _nodes(lab: Lab, words: str) -> list[str]:
+    """The nodes that names and patterns with commas mean, in the lab's order."""
+    names = split_words([words])
+    if not names:
+        raise InputError(Problem("", f"exec {words}", "names no node", f"its nodes: {', '.join(lab.handles())}"))
+    return matching_names(names, lab.handles(), f"is no node of {lab.name}")
+
+
+def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]) -> None:
+    """Print the output node by node, each line behind its node's name; the highest exit code counts."""
+    from heddle.lab.fanout import run_on
+
+    if cmd[0] in _SCREENS or (cmd[0] in _SHELLS and len(cmd) == 1):
+        hint = f"name one node: ./inv exec --lab {lab.name} {names[0]} {shlex.join(cmd)}"
+        raise InputError(Problem("", shlex.join(cmd), "reads a terminal, and several nodes have none", hint))
+    width = max(len(name) for name in names) + 1
+
+    def show(done: NodeOutput) -> None:
+        head = f"{done.node}:".ljust(width)
+        if done.out:
+            out.show(_behind(head, done.out))
+        failed = [f"exit code {done.code}"] if done.code else []
+        for line in [*done.err.splitlines(), *failed]:
+            print(f"{head} {line}".rstrip(), file=sys.stderr)
+
+    results = run_on(lab, names, cmd, show)
+    out.exit_code = max(done.code for done in results)
+    if out.json:
+        rows = [{"node": r.node, "exit_code": r.code, "stdout": r.out, "stderr": r.err} for r in results]
+        out.result({"lab": lab.name, "command": shlex.join(cmd), "exit_code": out.exit_code, "nodes": rows})
+
+
+def _behind(head: str, text: str) -> str:
+    return "\n".join(f"{head} {line}".rstrip() for line in text.splitlines())
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What `./inv VERB --help` says of flags that several verbs have, or that are many.
 
-Words that a table of the program has (collectives, modes, transports, presets) are put behind these: completion.listed.
+Words that a table of the program has (collectives, modes, transports, presets) are put behind these: offers.listed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ PATHS: Final = {
     "lab": LAB,
     "run": RUN_ID,
     "now": "the run's QPs over the fabric as it is now, and the share that moved",
+    "all": "every QP, in place of the first 16",
+    "qp": "these QPs only: 17, 0x11, 17-20, or several with commas; may be given many times",
+    "host": "only QPs from or to these: host1, host1:eth2, 'host*'; may be given many times",
+    "port": "only QPs that cross the link at these ports, either way: rtsw1:eth1, or rtsw1; may be given many times",
     "predict": "a fabric on paper instead of a lab: " + FABRIC,
     "plan": "what is sent: a file (.yml, .csv), a plan of traffic/ by its name, or a word: a collective, ring, "
     "permutation, shift:N, incast:N; keys may follow: ring,qps=16",
@@ -59,6 +63,11 @@ QUEUES: Final = {
     "every": "seconds between two drawings",
     "seconds": "after which --watch ends",
     "lab": LAB,
+}
+
+INSPECT: Final = {
+    "lab": LAB,
+    "node": "these nodes only, with a row a port: rtsw1, rtsw1,host2, 'ctsw*'; may be given many times",
 }
 
 PLOT: Final = {

@@ -30,13 +30,19 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     return [typed["predict"], *files_of(typed["plan"])]
 
 
-def on_paper(typed: Mapping[str, Any], live: Mapping[str, str | bool | None]) -> bool:
-    """Whether a prediction is asked for; InputError for flags of a running lab (live) with those of a prediction."""
+def on_paper(
+    typed: Mapping[str, Any], live: Mapping[str, str | bool | None], rows: Mapping[str, bool] | None = None
+) -> bool:
+    """Whether a prediction is asked for; InputError for flags of a running lab (live), and for those that choose QPs of
+    a run (rows), with those of a prediction.
+    """
     if typed["predict"] is not None:
-        both = [flag for flag, value in live.items() if value]
-        if both:
-            hint = "a prediction needs no lab and no run"
-            raise InputError(*(Problem("", f"--predict and {flag}", "exclude each other", hint) for flag in both))
+        hints = {flag: "a prediction needs no lab and no run" for flag, value in live.items() if value}
+        hints |= {
+            flag: "a prediction lists links; --csv FILE has all of them" for flag, on in (rows or {}).items() if on
+        }
+        if hints:
+            raise InputError(*(Problem("", f"--predict and {f}", "exclude each other", h) for f, h in hints.items()))
         return True
     problems = Problems()
     for name, flag in FLAGS.items():
@@ -70,6 +76,7 @@ def predict_paths(
 
     text = "\n\n".join([render(result), *(["\n".join(f"wrote {name}" for name in written)] if written else [])])
     out.result({**(result.to_json() if out.json else {}), "csv": csv, "heatmap": heatmap}, text)
+    out.exit_code = 1 if result.unreachable else 0
 
 
 def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> None:

@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from heddle.base.problems import InputError, Problem
 from heddle.cli.console import Console
 
 if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
+    from heddle.proof.selection import QpSelection
+    from heddle.proof.verdict import PathsResult
     from heddle.runs.past import PastRun
 
 
-def paths_of_run(out: Console, lab: str | None, run: str | None) -> None:
-    """`./inv paths`. Exit 1 when the three sources differ."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which QPs are shown, as typed: --all, and the words after --qp, --host, --port."""
+
+    all: bool = False
+    qp: Sequence[str] = ()
+    host: Sequence[str] = ()
+    port: Sequence[str] = ()
+
+    def flags(self) -> dict[str, bool]:
+        """Flag -> whether it was typed."""
+        return {
+            "--all": self.all, "--qp": bool(self.qp), "--host": bool(self.host), "--port": bool(self.port),
+        }  # fmt: skip
+
+    def selection(self, fabric: Fabric) -> QpSelection:
+        """InputError for words that name nothing, and where all are asked for and some."""
+        from heddle.proof.selection import read_selection
+
+        some = [flag for flag, typed in self.flags().items() if typed and flag != "--all"]
+        if self.all and some:
+            raise InputError(
+                Problem("", f"--all and {some[0]}", "exclude each other", f"{some[0]} shows all that match")
+            )
+        return read_selection(fabric, self.qp, self.host, self.port)
+
+    @property
+    def rows(self) -> dict[str, None]:
+        """The keyword for a view without a limit; nothing where its own limit holds."""
+        return {"rows": None} if self.all else {}
+
+
+def paths_of_run(out: Console, lab: str | None, run: str | None, shown: Shown) -> None:
+    """`./inv paths`. Exit 1 when the three sources differ, for whichever QP."""
     from heddle.lab.opening import open_lab
     from heddle.runs.past import load, proven
     from heddle.views.pathstext import paths_text
 
     where = open_lab(lab)
+    chosen = shown.selection(where.fabric)
     past = load(where, run)
     result = proven(where, past)
-    out.result(_with_run(result.to_json(), past), f"{paths_text(result)}\n\n{_which(past)}")
+    text = f"{paths_text(result, chosen, **shown.rows)}\n\n{_which(past)}"
+    out.result(_document(result.to_json(), past, result, chosen), text)
     out.exit_code = 0 if result.agree else 1
 
 
-def paths_now(out: Console, lab: str | None, run: str | None) -> None:
+def paths_now(out: Console, lab: str | None, run: str | None, shown: Shown) -> None:
     """`./inv paths --now`. Exit 1 when prediction and oracle differ, or a QP would not reach its destination."""
     from heddle.lab.opening import open_lab
     from heddle.runs.moved import now
@@ -31,14 +71,19 @@ def paths_now(out: Console, lab: str | None, run: str | None) -> None:
     from heddle.views.pathstext import now_text
 
     where = open_lab(lab)
+    chosen = shown.selection(where.fabric)
     past = load(where, run)
     found = now(where, past)
-    out.result(_with_run(found.to_json(), past), f"{now_text(found)}\n\n{_which(past)}")
+    text = f"{now_text(found, chosen, **shown.rows)}\n\n{_which(past)}"
+    out.result(_document(found.to_json(), past, found.result, chosen), text)
     out.exit_code = 0 if found.result.agree else 1
 
 
-def _with_run(data: dict[str, Any], past: PastRun) -> dict[str, Any]:
-    return {"run_id": past.record.id, **data}
+def _document(data: dict[str, Any], past: PastRun, result: PathsResult, chosen: QpSelection) -> dict[str, Any]:
+    """With the run's ID, the filter, and only the rows of `flows` that it chooses."""
+    flows = [row for row, wanted in zip(data["flows"], chosen.mask(result), strict=True) if wanted]
+    shown = {"flows": len(flows), "of": len(data["flows"])}
+    return {"run_id": past.record.id, **data, "flows": flows, "shown": shown, "filter": chosen.to_json()}
 
 
 def _which(past: PastRun) -> str:

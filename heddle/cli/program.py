@@ -23,9 +23,12 @@ from heddle.base.tables import table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings
 from heddle.cli.argv import Verb, parse, wants_json
+from heddle.cli.hints import verb_hint
+from heddle.cli.offers import listed
 
 Tasks = Mapping[str, Any]  # by the verb's name, in the order of tasks.py
 _COMPLETION: Final = "--print-completion-script"
+_COMPLETE: Final = ["--complete", "--"]  # what the script types, before the words
 _SHELLS: Final = tuple(completion.SCRIPTS)
 # Flags without a verb, and their short forms.
 _FLAGS: Final = {
@@ -46,11 +49,15 @@ def main(module: Mapping[str, Any], argv: Sequence[str] | None = None) -> int:
 def typed_to_invoke() -> list[str] | None:
     """The words from the verb on, when it is `invoke` or `inv` that reads tasks.py; None when it is anything else.
 
-    None too where no verb was typed: what --list, --help VERB and --complete say is invoke's own affair.
+    None too where no verb was typed: --list and --help VERB are invoke's own affair. Completion is ours: invoke offers
+    flags, and no values.
     """
     program = getattr(sys.modules.get("invoke.main"), "program", None)
     if program is None or not program.argv:
         return None
+    if program.argv[1:3] == _COMPLETE:
+        completed: list[str] = program.argv[1:]
+        return completed
     unparsed: list[str] = program.core.unparsed
     if not unparsed or unparsed[0].startswith("-"):
         return unparsed or None
@@ -63,7 +70,7 @@ def typed_to_invoke() -> list[str] | None:
 def _run(tasks: Tasks, words: Sequence[str]) -> None:
     """One verb with its words; or what flags in front of it, or the lack of one, ask for."""
     verbs: dict[str, Verb] = {name: task.verb for name, task in tasks.items()}
-    if words[:2] == ["--complete", "--"]:
+    if words[:2] == _COMPLETE:
         return written("".join(f"{each}\n" for each in completion.candidates(words[2:], verbs, list(_FLAGS))))
     if words and words[0].partition("=")[0] == _COMPLETION:
         return _print_script(words)
@@ -81,9 +88,7 @@ def _run(tasks: Tasks, words: Sequence[str]) -> None:
 
 def _run_verb(tasks: Tasks, name: str, *words: str, explain: bool) -> None:
     if name not in tasks:
-        near = nearest(name, tasks)
-        hint = f"did you mean {near}?" if near else f"verbs: {', '.join(sorted(tasks))}"
-        raise InputError(Problem("", f"./inv {name}", "is not a verb", hint))
+        raise InputError(Problem("", f"./inv {name}", "is not a verb", verb_hint(name, tasks)))
     task = tasks[name]
     if explain or _asks_help(task.verb, words):
         return written(_help_of(task))
@@ -148,5 +153,5 @@ def _help_of(task: Any) -> str:
         elif not p.positional and p.name != verb.rest:
             shown += f" {p.value}"
         told = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
-        rows.append((f"  {shown}", p.help + completion.listed(p) + (f" (default {p.default})" if told else "")))
+        rows.append((f"  {shown}", p.help + listed(p) + (f" (default {p.default})" if told else "")))
     return f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n{table(['Words and flags', ''], rows)}\n"

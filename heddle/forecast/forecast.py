@@ -103,6 +103,7 @@ class _Forecast:
             self._evenness(first) if first and not self._trouble else {}, self._entropy(),
             main.unreachable, tuple(f"{endpoints[a].nic} to {endpoints[b].nic}" for a, b in main.named),
             self._moved(every), self._ask.trials, checked, tuple(self._notes()), self._ranked,
+            self._idle(),
         )  # fmt: skip
 
     def _drained(self) -> Bools:
@@ -270,14 +271,18 @@ class _Forecast:
             yield said
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, whose release would say more"
+
+    def _idle(self) -> str:
+        """How many QPs carry nothing, and why."""
         traffic = self._traffic
         silent = (traffic.volume.wire == 0).sum(axis=1)
         quiet = int(silent[traffic.connections.kind].sum())
-        if quiet:
-            why = "messages are too short to be cut into so many parts of 128 bytes"
-            if traffic.plan.spec.qp_mode == "round-robin":
-                why = "there are fewer messages than QPs to deal them to"
-            yield f"{quiet:,} of {traffic.connections.flows:,} QPs carry nothing: {why}"
+        if not quiet:
+            return ""
+        why = "messages are too short to be cut into so many parts of 128 bytes"
+        if traffic.plan.spec.qp_mode == "round-robin":
+            why = "there are fewer messages than QPs to deal them to"
+        return f"{quiet:,} of {traffic.connections.flows:,} QPs carry nothing: {why}"
 
 
 def _busiest(amount: F64, capacity: F64, name: Callable[[int], str]) -> Iterator[tuple[str, float]]:

@@ -112,7 +112,7 @@ class MovedFlows:
 class Prediction:
     """Everything that `./inv paths --predict` knows. modes: the fabric's own (or the one asked for) first.
 
-    ranked (ports,): ranks are below the port's link.
+    ranked (ports,): ranks are below the port's link. idle: how many QPs carry nothing, and why; empty where all do.
     """
 
     wires: Wires
@@ -129,6 +129,7 @@ class Prediction:
     checked: SelfTest | None
     notes: tuple[str, ...]
     ranked: Bools
+    idle: str = ""
 
     @property
     def k(self) -> int:
@@ -160,7 +161,7 @@ class Prediction:
             "unreachable": {"flows": self.unreachable, "some": list(self.named)},
             "moved": self.moved.to_json() if self.moved else None,
             "checked": self.checked.to_json() if self.checked else None,
-            "notes": list(self.notes),
+            "notes": [*([self.idle] if self.idle else []), *self.notes],
             "links": self.links(),
         }  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ GRACEFUL_SHUTDOWN: Final = "graceful-shutdown"  # the community of RFC 8326, 655
 DAEMONS: Final = ("zebra", "bgpd")
 _COMMAND: Final = "show bgp ipv{} unicast summary json"
 _ALL_FAMILIES: Final = "show bgp summary json"
+_NEIGHBOURS: Final = "show bgp neighbors json"
 
 
 def neighbours(runtime: Runtime, lab: str, topology: Path, node: str, version: Version = 4) -> Mapping[str, str] | None:
@@ -44,6 +46,40 @@ def peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str,
         tables = [each.get("peers", {}) for each in families.values() if isinstance(each, dict)]
         return {str(peer): str(row["state"]) for table in tables for peer, row in table.items()}
     except (OSError, MachineError, ValueError, KeyError, AttributeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class BgpPeer:
+    """A switch's neighbour as its bgpd reports it. local_as, remote_as: 0 where it does not say.
+
+    shut: the session is administratively down. reset: why the last session ended, in bgpd's words, or empty.
+    notification: the last NOTIFICATION message (RFC 4271, 4.5) in words, or empty.
+    """
+
+    state: str
+    local_as: int = 0
+    remote_as: int = 0
+    shut: bool = False
+    reset: str = ""
+    notification: str = ""
+
+
+def bgp_peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, BgpPeer] | None:
+    """Peer (an address, or a port) -> its details; None when bgpd does not answer. Empty without BGP."""
+    try:
+        said = answer(runtime, lab, topology, node, "bgpd", _NEIGHBOURS)
+        rows = json.loads(said) if said.lstrip().startswith("{") else {}
+        return {
+            str(peer): BgpPeer(
+                str(row["bgpState"]), int(row.get("localAs", 0)), int(row.get("remoteAs", 0)),
+                bool(row.get("adminShutDown")), str(row.get("lastResetDueTo", "")),
+                str(row.get("lastNotificationReason", "")),
+            )
+            for peer, row in rows.items()
+            if isinstance(row, dict) and "bgpState" in row
+        }  # fmt: skip
+    except (OSError, MachineError, ValueError, TypeError, AttributeError):
         return None
 
 

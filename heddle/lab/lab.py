@@ -16,6 +16,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import daemons as bgp
+from heddle.lab.sessions import MissingSession
 from heddle.lab.snapshot import DaemonQuestions, LabPart, Snapshot, take
 from heddle.runtimes.registry import Runtime
 
@@ -102,6 +103,9 @@ class Blueprint(Protocol):
     def session_faults(self, now: Snapshot) -> list[str]:
         """Ends of sessions that are not established, in lines. Part: SESSIONS."""
 
+    def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
+        """Sessions that are not established at both ends, without their causes. Part: SESSIONS."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lab:
@@ -129,6 +133,10 @@ class Lab:
         """Run argv in a node with this terminal's streams; its exit code."""
         return self.runtime.exec(self.name, self.topology, self.handle(node).name, argv)
 
+    def command(self, node: str, argv: Sequence[str]) -> list[str]:
+        """The argument list that runs argv in a node, without a terminal. MachineError when the node is stopped."""
+        return self.runtime.command(self.name, self.topology, self.handle(node).name, argv)
+
     def output(self, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in a node and return what it prints; MachineError when it fails. timeout: seconds."""
         return self.runtime.output(self.name, self.topology, self.handle(node).name, argv, timeout)
@@ -136,6 +144,10 @@ class Lab:
     def neighbours(self, switch: str) -> Mapping[str, str] | None:
         """Port -> BGP state of a switch; None when its bgpd does not answer."""
         return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.policy.ip_version)
+
+    def bgp_peers(self, switch: str) -> Mapping[str, bgp.BgpPeer] | None:
+        """Peer (port or address) -> what a switch's bgpd reports of it; None when it does not answer."""
+        return bgp.bgp_peers(self.runtime, self.name, self.topology, switch)
 
     def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
         """Read these parts of the lab once, in bulk. nodes: of which nodes, all by default.

@@ -15,6 +15,7 @@ from heddle.lab import convergence
 from heddle.lab import daemons as bgp
 from heddle.lab.faults import State
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
+from heddle.lab.sessions import NO_ANSWER, NOT_CONFIGURED, MissingSession, SessionEnd, established
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.render import host_sysctls, render, switch_sysctls
 from heddle.spec.plain import differences, dump_spec, load_spec
@@ -125,6 +126,19 @@ class Rendered:
             found = {port.ref: states.get(port.name, "not configured") for port in wanted}
             faults += [f"{ref}: {state}" for ref, state in found.items() if state != bgp.ESTABLISHED]
         return faults
+
+    def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
+        """A link between switches each, where not both ends report an established session."""
+
+        def end_of(node: str, port: str) -> SessionEnd:
+            states = now.sessions.get(node)
+            state = NO_ANSWER if states is None else states.get(port, NOT_CONFIGURED)
+            return SessionEnd(node, port, port, state)
+
+        roles = {node.name: node.role for node in self.fabric.nodes}
+        between = [x for x in self.fabric.links if Role.HOST not in (roles[x.a[0]], roles[x.b[0]])]
+        ends = [(end_of(*link.a), end_of(*link.b)) for link in between]
+        return [MissingSession(*pair) for pair in ends if not established(*pair)]
 
     def sessions(self, now: Snapshot) -> tuple[int, int]:
         """A link each; one counts as established when both of its ends say so."""

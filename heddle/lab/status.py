@@ -13,8 +13,10 @@ from typing import Any, Literal
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.lab import health
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.lab.snapshot import LabPart
+from heddle.lab.sessions import MissingSession, SessionCauses, explained
+from heddle.lab.snapshot import LabPart, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,14 @@ class LabStatus:
     bgp: BgpStatus
     source: str = ""
     faults: tuple[str, ...] = ()
+    missing_sessions: tuple[MissingSession, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As `./inv status --format json` has it; `faults` only where there are any."""
+        """As `./inv status --format json` has it; `faults` and `missing_sessions` only where there are any."""
         data = asdict(self)
-        faults = list(data.pop("faults"))
-        return data | ({"faults": faults} if faults else {})
+        faults, _ = list(data.pop("faults")), data.pop("missing_sessions")
+        missing = [each.to_json() for each in self.missing_sessions]
+        return data | ({"faults": faults} if faults else {}) | ({"missing_sessions": missing} if missing else {})
 
 
 def status(name: str | None = None) -> list[LabStatus]:
@@ -69,6 +73,7 @@ def _status(name: str) -> LabStatus:
         now = lab.snapshot(LabPart.SESSIONS | more)
         faults = lost or health.problems(lab, now)
         missing = lost or lab.made.gaps(now)
+        sessions = _missing_sessions(lab, now, [problem.where for problem in lost])
     except HeddleError as error:  # any reason why it cannot be opened or read: it is shown, and `down` works
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
     return LabStatus(
@@ -82,7 +87,18 @@ def _status(name: str) -> LabStatus:
         bgp=BgpStatus(*lab.made.sessions(now)),
         source=record.source if record else "",
         faults=_lines(faults),
+        missing_sessions=sessions,
     )
+
+
+def _missing_sessions(lab: Lab, now: Snapshot, stopped: Sequence[str]) -> tuple[MissingSession, ...]:
+    """With their causes. What may explain them is read only when one is missing. stopped: nodes that do not run."""
+    found = lab.made.missing_sessions(now)
+    if not found:
+        return ()
+    running = [node.name for node in lab.fabric.nodes if node.name not in stopped]
+    seen = lab.snapshot(LabPart.CARRIER | LabPart.SILENT, running)
+    return explained(found, SessionCauses(stopped, seen.down, seen.silent), lab.bgp_peers)
 
 
 def _lines(problems: Sequence[Problem]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from itertools import count as numbers
 from typing import Any
 
 from heddle.fabric.model import Fabric
+from heddle.fabric.naming import NicNames
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import predict
@@ -123,6 +124,7 @@ class PathsResult:
     per_leaf: by the switches that hosts are connected to, which the shape calls leaf_word.
     sources: what the verdict is about, of prediction, oracle and counters. selftest: whether the prediction holds here.
     mmr: over `uplinks`. delivery: None where nothing was sent. choices: who made the oracle's choices, see oracle.py.
+    nics: how the ends of flows are called.
     """
 
     agree: bool
@@ -137,6 +139,7 @@ class PathsResult:
     selftest: SelfTest | None = None
     delivery: Arrivals | None = None
     choices: Mapping[str, int] = field(default_factory=dict)
+    nics: NicNames = field(default_factory=NicNames)
 
     @property
     def uplinks(self) -> UplinkSet:
@@ -153,12 +156,26 @@ class PathsResult:
         """Of the 5-tuples: what `flow` can tell the QPs apart by."""
         return tuple_entropy(FlowArrays.of(tuple(proof.flow for proof in self.flows)))
 
+    def ends(self, proof: FlowProof) -> tuple[str, str]:
+        """Where a QP's data comes from and goes to: `host1`, or `host1:eth2` of a host with several NICs."""
+        flow = proof.flow
+        return self.nics.shown(flow.src, flow.src_ip), self.nics.shown(flow.dst, flow.dst_ip)
+
+    def nics_of(self, proof: FlowProof) -> tuple[str, str]:
+        """The NICs at both ends, `host1:eth1`."""
+        flow = proof.flow
+        return self.nics.nic(flow.src, flow.src_ip), self.nics.nic(flow.dst, flow.dst_ip)
+
+    def _row(self, proof: FlowProof) -> dict[str, Any]:
+        src, dst = self.nics_of(proof)
+        return {**proof.to_json(), "src_nic": src, "dst_nic": dst}
+
     def to_json(self) -> dict[str, Any]:
         """The keys of `paths`; packets and bytes are counts, paths are lists of egress ports."""
         per_leaf = {name: {"flows": m.flows, "bytes": m.bytes} for name, m in self.per_leaf.items()}
         return {
             "agree": self.agree,
-            "flows": [row.to_json() for row in self.flows],
+            "flows": [self._row(proof) for proof in self.flows],
             "links": [row.to_json() for row in self.links],
             "mmr": {
                 "flows": self.mmr.flows,
@@ -268,7 +285,8 @@ def _result(
     }
     word = fabric.levels[1].word
     mmr = Mmr.of(UplinkSet.of(links).links)
-    return PathsResult(agree, proofs, tuple(links), mmr, per_leaf, word, lost, notes, *sources)
+    nics = NicNames.of(fabric)
+    return PathsResult(agree, proofs, tuple(links), mmr, per_leaf, word, lost, notes, *sources, nics=nics)
 
 
 def _proof(

@@ -138,6 +138,11 @@ class ContainerlabRuntime:
             code = process.wait()
         return 128 - code if code < 0 else code
 
+    def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
+        """The argument list that runs argv in the node, without a terminal; MachineError when the node is stopped."""
+        self._check(lab, topology, node)
+        return [*engine.client(), "exec", _container(lab, node), *_AS_SHELL, *argv]
+
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
         done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)

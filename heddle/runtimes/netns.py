@@ -133,15 +133,18 @@ class NetnsRuntime:
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
         """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
-        process = subprocess.Popen([*_HELPER, "one", json.dumps(self._job_of(lab, topology, node, argv))])
+        process = subprocess.Popen(self.command(lab, topology, node, argv))
         with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
             code = process.wait()
         return 128 - code if code < 0 else code
 
+    def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
+        """The argument list that runs argv in the node; MachineError when the node is stopped."""
+        return [*_HELPER, "one", json.dumps(self._job_of(lab, topology, node, argv))]
+
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
-        job = self._job_of(lab, topology, node, argv)
-        done = run([*_HELPER, "one", json.dumps(job)], check=False, timeout=timeout)
+        done = run(self.command(lab, topology, node, argv), check=False, timeout=timeout)
         if done.code != 0:
             said = _first_lines(done.err or done.out)
             raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))

@@ -61,6 +61,9 @@ class Runtime(Protocol):
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
         """Run argv in the node with this terminal's streams and return its exit code."""
 
+    def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
+        """The argument list that runs argv in the node, without a terminal; MachineError when the node is stopped."""
+
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails."""
 

@@ -13,13 +13,27 @@ from heddle.forecast.result import ModeResult, Prediction
 from heddle.forecast.wires import Wires
 from heddle.views.style import WIDTH
 
-_LINKS = 8  # of the fullest, that are listed
+_LINKS = 8  # of the busiest, that are listed
 
 
 def render(result: Prediction) -> str:
     """The whole report."""
-    parts = [_head(result), _modes(result), _trials(result), _moved(result), _fullest(result), _remarks(result)]
+    parts = [
+        _pathless(result), _head(result), _modes(result), _trials(result), _moved(result), _busiest(result),
+        _remarks(result),
+    ]  # fmt: skip
     return "\n\n".join("\n".join(lines) for lines in (list(part) for part in parts) if lines)
+
+
+def _pathless(result: Prediction) -> Iterator[str]:
+    """Flows that BGP has no path for, with the NICs at their ends."""
+    if result.unreachable:
+        some = ", ".join(result.named)
+        count, total = result.unreachable, result.traffic.connections.flows
+        yield from _wrapped(
+            f"{count:,} of {total:,} flows have no path and are left out of all figures: {some}"
+            f"{', ...' * _more(result)}"
+        )
 
 
 def _head(result: Prediction) -> Iterator[str]:
@@ -41,10 +55,12 @@ def _head(result: Prediction) -> Iterator[str]:
         words = [f"down: {', '.join(result.trouble.down)}"] if result.trouble.down else []
         words += [f"drained: {', '.join(result.trouble.drained)}"] if result.trouble.drained else []
         yield "; ".join(words)
+    if result.idle:
+        yield from _wrapped(result.idle)
     yield f"times are emulated: rates are 1/{result.k} of the hardware's, so compare within a table"
     roofline = result.roofline
     if not roofline.seconds:
-        yield "nothing that is sent has a way"
+        yield "no flow that carries bytes has a path"
         return
     yield f"roofline {_seconds(roofline.seconds)}: {roofline.what}" + (
         "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC alone: {_seconds(roofline.nic_s)})"
@@ -95,11 +111,6 @@ def _trials(result: Prediction) -> Iterator[str]:
 
 
 def _moved(result: Prediction) -> Iterator[str]:
-    if result.unreachable:
-        some = ", ".join(result.named)
-        yield from _wrapped(
-            f"{result.unreachable:,} flows have no way and are left out: {some}{', ...' * _more(result)}"
-        )
     if result.moved is not None:
         m = result.moved
         yield f"flows that take another path now, of {m.flows:,} under {result.modes[0].mode}"
@@ -112,16 +123,23 @@ def _more(result: Prediction) -> bool:
     return result.unreachable > len(result.named) * result.traffic.connections.qps
 
 
-def _fullest(result: Prediction) -> Iterator[str]:
-    """The fullest links between switches under the first mode; those of NICs where there are no others."""
+def _busiest(result: Prediction) -> Iterator[str]:
+    """The links that need most time under the first mode, so the first row is that mode's `busiest link`.
+
+    All links between switches are candidates, and of each direction from or to NICs only the busiest link: NICs often
+    need the same time, and would fill the table.
+    """
     mode, wires = result.modes[0], result.wires
     seconds = mode.bytes * 8 / wires.rate
-    between = np.isin(wires.direction, _between(wires, mode))
-    shown = np.where(between, seconds, -1.0) if seconds[between].any() else seconds
+    candidates = np.isin(wires.direction, _between(wires, mode))
+    for direction in mode.mmr:
+        if 0 in wires.directions[direction]:
+            candidates[int(np.where(wires.direction == direction, seconds, -1.0).argmax())] = True
+    shown = np.where(candidates, seconds, -1.0)
     order = [int(i) for i in np.argsort(-shown, kind="stable")[:_LINKS] if shown[i] > 0]
     if not order:
         return
-    yield f"fullest links under {mode.mode}"
+    yield f"busiest links under {mode.mode}, by time (NIC links: only the busiest in each direction)"
     yield f"{'port':<14}{'to':<14}{'flows':>12}{'bytes':>20}{'seconds':>12}{'/roofline':>10}"
     for i in order:
         flows = "-" if mode.flows is None else f"{round(mode.flows[i]):,}"

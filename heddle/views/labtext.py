@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import elsewhere
 from heddle.base.tables import table
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from heddle.host.engine.setup import SetupStep
     from heddle.lab.lifecycle import UpResult
     from heddle.lab.status import LabStatus
+
+_SESSIONS: Final = 12  # missing BGP sessions that `status LAB` shows
 
 
 def up_json(done: UpResult) -> dict[str, Any]:
@@ -48,9 +50,10 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
     if not labs:
         return "no lab is running; ./inv up zone brings one up"
     if detail:
-        rows = [(k, _said(v)) for k, v in labs[0].to_json().items() if k != "bgp"]
+        rows = [(k, _said(v)) for k, v in labs[0].to_json().items() if k not in ("bgp", "missing_sessions")]
         bgp = labs[0].bgp
-        return table(("lab", labs[0].lab), [*rows[1:], ("bgp", f"{bgp.established} of {bgp.expected} established")])
+        rows.append(("bgp", f"{bgp.established} of {bgp.expected} established"))
+        return table(("lab", labs[0].lab), [*rows[1:], *_missing(labs[0])])
     header = ("lab", "runtime", "state", "converged", "switches", "hosts", "links", "bgp", "from")
     return table(
         header,
@@ -62,6 +65,14 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
             for s in labs
         ],
     )
+
+
+def _missing(lab: LabStatus) -> list[tuple[str, str]]:
+    """Rows of BGP sessions that are not established, the first of many."""
+    found = lab.missing_sessions
+    rows = [("missing" if not at else "", each.text()) for at, each in enumerate(found[:_SESSIONS])]
+    more = len(found) - len(rows)
+    return [*rows, ("", f"and {more} more: ./inv status {lab.lab} --format json lists all")] if more else rows
 
 
 def _said(value: object) -> str:

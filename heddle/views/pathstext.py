@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from heddle.predict.spread import spreads
+from heddle.proof.selection import QpSelection
 from heddle.views.style import WIDTH
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _BARS: Final = "share of the busiest, by time"
 _HEADING: Final = f"{{:<15}} {'flows':>6} {'packets':>10} {'bytes':>15} {'seconds':>9} {'use':>5}  {_BARS}"
 _PORTS: Final = 8  # of each other direction
 _ROWS: Final = 16
+_END: Final = 9  # letters of a host's name, at least
 _WHO: Final = {
     "kernel": "by the kernels of the switches",
     "program": "by the programs of the switches",
@@ -30,8 +32,13 @@ _WHO: Final = {
 _MOVED: Final = 8
 
 
-def paths_text(result: PathsResult, rows: int = _ROWS) -> str:
-    """Verdict, bars of links, then QPs: at most `rows` that are proven and as many that are not, these first."""
+def paths_text(result: PathsResult, chosen: QpSelection | None = None, rows: int | None = _ROWS) -> str:
+    """Verdict, bars of links, then QPs: at most `rows` that are proven and as many that are not, these first.
+
+    chosen: with a selection, the verdict and all QPs that it chooses, without the use of links. rows: None for all.
+    """
+    if chosen:
+        return "\n".join([*_verdict(result), "", *_chosen(result, chosen)])
     return "\n".join(
         [
             *_verdict(result),
@@ -41,21 +48,38 @@ def paths_text(result: PathsResult, rows: int = _ROWS) -> str:
             "",
             *_entropy(result),
             "",
-            *_flows(result, rows),
+            *_flows(result, result.flows, rows),
         ]
     )
 
 
-def now_text(now: Now) -> str:
-    """How many QPs of the last run moved, where to, and the paths as they are now."""
-    rows = [
-        f"  {proof.flow.src} to {proof.flow.dst}, QP {proof.flow.qpn}: {' '.join(was)} -> "
+def now_text(now: Now, chosen: QpSelection | None = None, rows: int | None = _ROWS) -> str:
+    """How many QPs of the last run moved, where to, and the paths as they are now. chosen, rows: as in paths_text."""
+    selection = chosen or QpSelection()
+    lines = [
+        f"  {' to '.join(now.result.ends(proof))}, QP {proof.flow.qpn}: {' '.join(was)} -> "
         + (" ".join(proof.foretold) or "nowhere")
-        for proof, was in zip(now.result.flows, now.was, strict=True)
-        if not proof.spread and not spreads(was) and proof.foretold != was
+        for proof, was, wanted in zip(now.result.flows, now.was, selection.mask(now.result), strict=True)
+        if wanted and not proof.spread and not spreads(was) and proof.foretold != was
     ]
-    more = [f"  and {len(rows) - _MOVED} more: --format json lists all"] if len(rows) > _MOVED else []
-    return "\n".join([now.moved.text(), *rows[:_MOVED], *more, "", paths_text(now.result)])
+    most = len(lines) if chosen or rows is None else _MOVED
+    more = [f"  and {len(lines) - most} more: --all lists them"] if len(lines) > most else []
+    return "\n".join([now.moved.text(), *lines[:most], *more, "", paths_text(now.result, chosen, rows)])
+
+
+def _chosen(result: PathsResult, selection: QpSelection) -> list[str]:
+    """The QPs of a selection, how many of how many they are, and what there is when there are none."""
+    flows = selection.shown(result)
+    match = "matches" if len(flows) == 1 else "match"
+    head = f"{len(flows)} of {len(result.flows)} QPs {match} {selection.text()}"
+    lines = _wrapped(head if flows else f"{head}; there are")
+    if not flows:
+        lines += [line for each in selection.present(result) for line in _wrapped(f"  {each}")]
+    hidden = sum(bool(proof.why) for proof in result.flows) - sum(bool(proof.why) for proof in flows)
+    if hidden:
+        lines.append(f"{hidden} QPs that are not proven are not among them" if hidden > 1 else
+                     "1 QP that is not proven is not among them")  # fmt: skip
+    return [*lines, *([""] if flows else []), *_flows(result, flows, None)]
 
 
 def _verdict(result: PathsResult) -> list[str]:
@@ -159,26 +183,32 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _flows(result: PathsResult, rows: int) -> list[str]:
-    wrong = [proof for proof in result.flows if proof.why]
-    right = sorted((p for p in result.flows if not p.why), key=lambda p: -len(p.foretold))  # far ones first
-    lines = [f"{'from':<9} {'to':<9} {'QPN':>8} {'sport':>5} {'packets':>9}  path"] if result.flows else []
-    for proof in wrong[:rows]:
-        lines += _disagreement(proof)
-    for proof in right[:rows]:
-        lines += _wrapped(_row(proof, " ".join(proof.measured or proof.foretold)))
-    hidden = len(wrong[rows:]) + len(right[rows:])
-    if hidden:
-        lines.append(f"and {hidden} more: --format json lists all")
+def _flows(result: PathsResult, flows: Sequence[FlowProof], rows: int | None) -> list[str]:
+    """A row for each QP: those that are not proven, then those with the longest paths. rows: of each, None for all."""
+    wrong = [proof for proof in flows if proof.why]
+    right = sorted((p for p in flows if not p.why), key=lambda p: -len(p.foretold))
+    shown = [*wrong[:rows], *right[:rows]]
+    ends = [result.ends(proof) for proof in shown]
+    widths = [max([_END, *(len(each[side]) for each in ends)]) for side in (0, 1)]
+    lines = [_row_text(("from", "to", "QPN", "sport", "packets", "path"), widths)] if flows else []
+    for proof, (src, dst) in zip(shown, ends, strict=True):
+        f = proof.flow
+        rest = proof.why or " ".join(proof.measured or proof.foretold)
+        cells = (src, dst, str(f.qpn), str(f.sport), f"{proof.sent.packets:,}", rest)
+        lines += _wrapped(_row_text(cells, widths), "  " if proof.why else "    ")
+        lines += _disagreement(proof) if proof.why else []
+    if len(shown) < len(flows):
+        lines.append(f"{len(shown)} of {len(flows)} QPs are shown; use --all for all, or --qp, --host, --port")
     return lines
 
 
-def _row(proof: FlowProof, rest: str) -> str:
-    f = proof.flow
-    return f"{f.src:<9} {f.dst:<9} {f.qpn:>8} {f.sport:>5} {proof.sent.packets:>9,}  {rest}".rstrip()
+def _row_text(cells: tuple[str, str, str, str, str, str], widths: Sequence[int]) -> str:
+    src, dst, qpn, sport, packets, rest = cells
+    return f"{src:<{widths[0]}} {dst:<{widths[1]}} {qpn:>8} {sport:>5} {packets:>9}  {rest}".rstrip()
 
 
 def _disagreement(proof: FlowProof) -> list[str]:
+    """The path of a QP that is not proven, by each source."""
     paths = [("oracle", proof.oracle), ("measured", proof.measured)]
     if proof.predicted is not None:
         paths.insert(0, ("predicted", proof.predicted))
@@ -186,12 +216,9 @@ def _disagreement(proof: FlowProof) -> list[str]:
     counts = ", ".join([*(str(n) for n in proof.counted), *taken])
     counted = f" ({counts} packets)" if proof.counted else ""
     return [
-        *_wrapped(_row(proof, proof.why), "  "),
-        *(
-            line
-            for name, path in paths
-            for line in _wrapped(f"  {name:<9} {' '.join(path) or '-'}{counted if name == 'measured' else ''}")
-        ),
+        line
+        for name, path in paths
+        for line in _wrapped(f"  {name:<9} {' '.join(path) or '-'}{counted if name == 'measured' else ''}")
     ]
 
 

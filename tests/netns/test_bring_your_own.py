@@ -19,6 +19,7 @@ from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
+from heddle.lab.inventory import read_inventory
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
@@ -55,6 +56,21 @@ def test_it_is_up_as_its_file_says(clos: Lab, own: Path) -> None:
     assert found.source == str(own)
     assert [node.name for node in clos.fabric.switches] == ["leaf-1", "leaf-2", "Spine-1", "Spine-2"]
     assert clos.fabric.by_name["leaf-1"].port("eth3").rate_bps == 50_000_000
+
+
+def test_inspect_has_the_as_numbers_that_its_daemons_report(clos: Lab) -> None:
+    nodes = {node.name: node for node in read_inventory(clos).nodes}
+    assert [nodes[name].asn for name in ("leaf-1", "leaf-2", "Spine-1", "Spine-2", "h1")] == [
+        65001,
+        65002,
+        65100,
+        65100,
+        0,
+    ]
+    first = nodes["leaf-1"].ports[0]
+    assert (first.peer, first.peer_as, first.bgp) == ("Spine-1:eth1", 65100, "Established")
+    assert first.addresses == ("10.0.1.1/31",)
+    assert nodes["h1"].ports[0].addresses == ("10.1.1.2/24",)
 
 
 def test_commands_run_in_its_nodes(clos: Lab) -> None:
@@ -112,6 +128,9 @@ def test_a_session_that_ends_is_seen(clos: Lab) -> None:
         bgp = next(check for check in validate(clos) if check.name == "bgp")
         assert not bgp.ok
         assert "leaf-1: with 10.0.1.2 (Spine-2)" in bgp.detail
+        (missing,) = status(clos.name)[0].missing_sessions
+        assert (missing.a.ref, missing.b.ref) == ("leaf-1:eth2", "Spine-2:eth1")
+        assert missing.why == "it is shut down at Spine-2 (neighbor 10.0.1.3 shutdown)"
     finally:
         clos.output(
             "Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "no neighbor 10.0.1.3 shutdown"]

@@ -279,13 +279,6 @@ def test_values_of_flags_and_fabrics_are_offered_but_no_words_of_a_command() -> 
     assert offered("test", "--", "-") == []
 
 
-def test_bash_completes_inv_itself_although_it_is_not_in_path() -> None:
-    asked = "source <(./inv --print-completion-script bash); COMP_WORDS=(./inv up zo); COMP_CWORD=2; "
-    asked += '_complete_inv ./inv zo up; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "--norc", "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("zone\n", "")
-
-
 def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     import tasks
 

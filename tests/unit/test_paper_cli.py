@@ -18,6 +18,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.modes import compared
 from heddle.forecast.planfile import load_plan
+from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw, kind_of
 
 NOTHING: dict[str, Any] = {"predict": None, **dict.fromkeys(FLAGS), "set_": (), "down": (), "drain": (), "trials": 0}
@@ -66,6 +67,49 @@ def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_
     assert {row["port"]: int(row["e-ecmp_bytes"]) for row in rows} == {r["port"]: r["bytes"] for r in said["links"]}
     assert not [row for row in rows if row["port"].startswith("ctsw3:") or row["port"] == "rtsw1:eth1"]
     assert (tmp_path / "l.svg").read_text().startswith("<?xml")
+
+
+def test_flows_without_a_path_come_first_and_give_exit_code_1(inv: Inv, capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    words = ["paths", "--predict", "tiny", "--plan", "ring", "--down", "host1"]
+    code, said = inv(*words)
+    assert (code, said["unreachable"]["flows"]) == (1, 2)
+    assert main(vars(tasks), ["inv", *words]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("2 of 4 flows have no path and are left out of all figures: host1:eth1 to host2:eth1")
+    assert main(vars(tasks), ["inv", *words[:-2]]) == 0
+    assert "no path" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fabric", "plan"), [("zone", "ring,qps=16"), ("dc", "all-to-all"), ("rail", "ring"), ("tiny", "incast:3")]
+)
+def test_the_busiest_link_is_the_first_of_the_busiest_links(fabric: str, plan: str) -> None:
+    result = forecast(load_fabric(fabric).fabric, load_plan(plan), Ask(), Silent())
+    lines = render(result).splitlines()
+    head = next(at for at, line in enumerate(lines) if line.startswith("busiest links under "))
+    rows = [line.split() for line in lines[head + 2 : lines.index("", head)]]
+    assert rows[0][0] == result.wires.ports[result.modes[0].busiest]
+    seconds = {row["port"]: row["seconds"] for row in result.links()}
+    shown = [seconds[row[0]] for row in rows]
+    assert shown == sorted(shown, reverse=True)
+    assert shown[0] == max(seconds.values()) == result.modes[0].seconds
+
+
+def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
+    result = forecast(load_fabric("tiny").fabric, load_plan("ring,qps=64,size=16K"), Ask(), Silent())
+    text = render(result)
+    said = "128 of 256 QPs carry nothing: messages are too short to be cut into so many parts of 128 bytes"
+    assert text.index(said) < text.index("completion /roofline")
+    assert text.count("carry nothing") == 1
+    assert result.to_json()["notes"][0] == said
+
+
+@pytest.mark.parametrize("flag", ["--all", "--qp 1", "--host host1", "--port rtsw1"])
+def test_flags_that_choose_qps_of_a_run_are_refused(flag: str, inv: Inv) -> None:
+    code, said = inv("paths", "--predict", "tiny", "--plan", "ring", *flag.split())
+    assert (code, said["error"]["problems"][0]["what"]) == (2, f"--predict and {flag.split(maxsplit=1)[0]}")
 
 
 def test_a_plan_that_does_not_fit_is_an_input_error(inv: Inv) -> None:

@@ -251,7 +251,7 @@ def test_mmr_counts_idle_uplinks_and_links_tell_ours_from_the_rest() -> None:
     assert sum(link.packets for link in uplinks.values()) == 320
     text = paths_text(result)
     assert max(len(line) for line in text.splitlines()) <= 100
-    assert "and 16 more: --format json lists all" in text
+    assert "16 of 32 QPs are shown; use --all for all, or --qp, --host, --port" in text
 
 
 def test_what_a_hash_of_5_tuples_can_tell_apart_is_said() -> None:

@@ -36,6 +36,7 @@ from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
 from heddle.lab.imported.record import dump_fabric, restore_fabric
 from heddle.lab.lab import Difference, Setting
+from heddle.lab.sessions import MissingSession
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
@@ -204,6 +205,10 @@ class ImportedLab:
         found = self._sessions(now)
         silent = [f"{switch}: bgpd does not answer" for switch in found.silent]
         return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in found.down]
+
+    def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
+        """Sessions over the lab's own links and addresses that one of their ends does not report as established."""
+        return convergence.missing_of(self.fabric, self._sessions(now))
 
     def sessions(self, now: Snapshot) -> tuple[int, int]:
         """Sessions configured over the lab's own links and addresses."""

@@ -22,6 +22,7 @@ from heddle.kernel.fib import Fib
 from heddle.lab import daemons as bgp
 from heddle.lab.adjacencies import Adjacency, pending
 from heddle.lab.convergence import STEP
+from heddle.lab.sessions import NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, MissingSession, SessionEnd
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -137,6 +138,48 @@ def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, 
             if node := _owner(fabric, switch, peer, owners):
                 sessions.append(BgpSession(switch, peer, node, state))
     return Sessions(tuple(sessions), tuple(silent), tuple(now.sessions))
+
+
+def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
+    """Sessions of which an end is not established, each once, with both ends."""
+    waiting: dict[tuple[str, str], list[BgpSession]] = {}
+    for each in found.sessions:
+        waiting.setdefault((each.switch, each.node), []).append(each)
+    missing = []
+    for here in found.sessions:
+        mine = waiting[here.switch, here.node]
+        if here not in mine:
+            continue  # reported with its other end
+        mine.remove(here)
+        end = _end(fabric, here)
+        back = waiting.get((here.node, here.switch), [])
+        # Of parallel sessions the one over the same link, where ports tell.
+        same = [each for each in back if _end(fabric, each).ref == _far_end(fabric, end)]
+        if other := next(iter(same or back), None):
+            back.remove(other)
+            far = _end(fabric, other)
+        else:
+            known = NOT_CONFIGURED if here.node in found.switches else NOT_ASKED
+            port = _far_end(fabric, end).partition(":")[2]
+            far = SessionEnd(here.node, port, "", NO_ANSWER if here.node in found.silent else known)
+        # As in Sessions.count: an end that cannot be asked does not count.
+        if {end.state, far.state} - {bgp.ESTABLISHED, NOT_ASKED}:
+            missing.append(MissingSession(end, far))
+    return missing
+
+
+def _end(fabric: Fabric, session: BgpSession) -> SessionEnd:
+    """The end at the session's own switch, over the port of that name or the one that leads to the peer's address."""
+    for port in fabric.by_name[session.switch].ports:
+        there = fabric.by_name[port.peer_node].port(port.peer_port).address
+        if session.peer == port.name or (there is not None and session.peer == str(there.ip)):
+            return SessionEnd(session.switch, port.name, session.peer, session.state)
+    return SessionEnd(session.switch, "", session.peer, session.state)
+
+
+def _far_end(fabric: Fabric, end: SessionEnd) -> str:
+    """`ctsw1:eth1`; empty where the session has no port."""
+    return fabric.by_name[end.node].port(end.port).peer_ref if end.port else ""
 
 
 def unreached(fabric: Fabric, now: Snapshot) -> tuple[tuple[str, str, str], ...]:

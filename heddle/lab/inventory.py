@@ -1,0 +1,148 @@
+"""What a running lab consists of: nodes with role, addresses and AS number; ports, and what is at their other ends.
+
+In:  a Lab, and which nodes. Out: LabInventory. Wiring is that of the lab's fabric; addresses, carrier and BGP sessions
+are read from kernels and daemons now. Nothing of a node that is not running is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from heddle.fabric.model import Node, Port, Role
+from heddle.kernel.carrier import down_ports
+from heddle.lab.daemons import BgpPeer
+from heddle.lab.imported.interfaces import read_interfaces
+from heddle.lab.lab import Lab
+from heddle.lab.snapshot import LabPart
+
+
+@dataclass(frozen=True, slots=True)
+class PortEntry:
+    """One port. up: None where it was not read. rate_bps: bit/s; mtu: bytes. bgp: state of the session over it, or
+    empty where the port has none. peer_as: 0 where it is not known.
+    """
+
+    name: str
+    peer: str
+    up: bool | None
+    addresses: tuple[str, ...]
+    mac: str
+    rate_bps: int
+    mtu: int
+    bgp: str = ""
+    peer_as: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of a node's `ports`."""
+        return {
+            "port": self.name, "peer": self.peer, "up": self.up, "addresses": list(self.addresses), "mac": self.mac,
+            "rate_bps": self.rate_bps, "mtu": self.mtu, "bgp": self.bgp or None, "peer_as": self.peer_as or None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """One node. title: the word of its level, `RTSW`. asn: 0 where it has none. others: interfaces that are no ports of
+    the fabric (lo, a management eth0) -> their addresses. trouble: why it is not running, or empty.
+    """
+
+    name: str
+    role: Role
+    title: str
+    asn: int
+    loopback: str
+    router_id: str
+    prefix: str
+    netns: str
+    ports: tuple[PortEntry, ...]
+    others: Mapping[str, tuple[str, ...]]
+    trouble: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `nodes` of `inspect`."""
+        return {
+            "node": self.name, "role": str(self.role), "title": self.title,
+            "state": "stopped" if self.trouble else "running", "trouble": self.trouble, "asn": self.asn or None,
+            "loopback": self.loopback or None, "router_id": self.router_id or None, "prefix": self.prefix or None,
+            "netns": self.netns, "other_addresses": {name: list(rows) for name, rows in self.others.items()},
+            "ports": [port.to_json() for port in self.ports],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LabInventory:
+    """A lab. switches, hosts, links: of all of it, whichever nodes are listed."""
+
+    lab: str
+    runtime: str
+    topology: str
+    switches: int
+    hosts: int
+    links: int
+    nodes: tuple[NodeEntry, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `./inv inspect --format json` prints."""
+        return {
+            "lab": self.lab, "runtime": self.runtime, "topology": self.topology, "switches": self.switches,
+            "hosts": self.hosts, "links": self.links, "nodes": [node.to_json() for node in self.nodes],
+        }  # fmt: skip
+
+
+def read_inventory(lab: Lab, names: Collection[str] | None = None) -> LabInventory:
+    """The lab's nodes in its own order. names: some of them. MachineError when a running node cannot be read."""
+    stopped = {p.where: f"{p.what} {p.why}" for p in lab.runtime.lacking(lab.name, lab.topology)}
+    fabric = lab.fabric
+    nodes = [node for node in fabric.nodes if names is None or node.name in names]
+    asked = [node.name for node in nodes if node.role is Role.SWITCH and node.name not in stopped]
+    sessions = lab.snapshot(LabPart.SESSIONS, asked).sessions
+    found = [_node(lab, node, stopped.get(node.name, ""), sessions.get(node.name) or {}) for node in nodes]
+    sizes = len(fabric.switches), len(fabric.hosts), len(fabric.links)
+    return LabInventory(lab.name, lab.runtime.name, str(lab.topology), *sizes, tuple(found))
+
+
+def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str]) -> NodeEntry:
+    handle = lab.handle(node.name)
+    addresses: dict[str, tuple[str, ...]] = {}
+    down: Mapping[str, bool] | None = None
+    if not trouble:
+        found = read_interfaces(handle).addresses
+        addresses = {name: tuple(map(str, rows)) for name, rows in found.items()}
+        down = down_ports(handle)
+    # Only a fabric file says the AS numbers beforehand; of an imported lab bgpd reports them.
+    peers: Mapping[str, BgpPeer] = {}
+    if states and node.asn is None:
+        peers = lab.bgp_peers(node.name) or {}
+    asn = node.asn or next((peer.local_as for peer in peers.values() if peer.local_as), 0)
+    ports = tuple(_port(lab, port, addresses, down, states, peers) for port in node.ports)
+    own = {port.name for port in node.ports}
+    others = {name: _without_loopback(rows) for name, rows in addresses.items() if name not in own}
+    return NodeEntry(
+        node.name, node.role, lab.fabric.level_of(node).title, asn, _text(node.loopback), _text(node.router_id),
+        _text(node.prefix), str(handle.netns), ports, {name: rows for name, rows in others.items() if rows}, trouble,
+    )  # fmt: skip
+
+
+def _port(
+    lab: Lab, port: Port, addresses: Mapping[str, tuple[str, ...]], down: Mapping[str, bool] | None,
+    states: Mapping[str, str], peers: Mapping[str, BgpPeer],
+) -> PortEntry:  # fmt: skip
+    there = lab.fabric.by_name[port.peer_node]
+    far = there.port(port.peer_port).address
+    key = port.name if port.name in states else str(far.ip) if far is not None else ""
+    peer = peers.get(key)
+    known = addresses.get(port.name) or ((str(port.address),) if port.address is not None else ())
+    return PortEntry(
+        port.name, port.peer_ref, None if down is None else port.name not in down, known, port.mac, port.rate_bps,
+        port.mtu, states.get(key, ""), there.asn or (peer.remote_as if peer is not None else 0),
+    )  # fmt: skip
+
+
+def _without_loopback(rows: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(row for row in rows if not row.startswith("127."))
+
+
+def _text(value: object | None) -> str:
+    return "" if value is None else str(value)

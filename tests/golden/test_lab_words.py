@@ -1,0 +1,72 @@
+"""What `inspect` and `status LAB` print of a lab, and `paths` of some of its QPs, word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from heddle.base.tables import table
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.model import Node, Role
+from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
+from heddle.lab.sessions import MissingSession, SessionEnd
+from heddle.lab.status import BgpStatus, LabStatus
+from heddle.views.inventorytext import lab_text, nodes_text
+from heddle.views.labtext import status_text
+from heddle.views.pathstext import paths_text
+from tests.unit.test_qp_selection import RAIL, rail_result, result, select
+
+FABRIC = load_fabric("rail").fabric
+
+
+def entry(node: Node) -> NodeEntry:
+    """A node that runs, as its fabric file has it."""
+    fabric = FABRIC
+    ports = []
+    for port in node.ports:
+        there = fabric.by_name[port.peer_node]
+        between = Role.HOST not in (node.role, there.role)
+        addresses = (str(port.address),) if port.address is not None else ()
+        bgp = "Established" if between else ""
+        ports.append(
+            PortEntry(port.name, port.peer_ref, True, addresses, port.mac, port.rate_bps, port.mtu, bgp, there.asn or 0)
+        )
+    loopback = str(node.loopback or "")
+    lo = {"lo": (f"{loopback}/32",)} if loopback else {}
+    return NodeEntry(
+        node.name, node.role, fabric.level_of(node).title, node.asn or 0, loopback, str(node.router_id or ""),
+        str(node.prefix or ""), f"/run/netns/heddle-rail-{node.name}", tuple(ports), lo,
+    )  # fmt: skip
+
+
+def inventory(*nodes: NodeEntry) -> LabInventory:
+    sizes = len(FABRIC.switches), len(FABRIC.hosts), len(FABRIC.links)
+    return LabInventory("rail", "netns", "/state/labs/rail/topology/rail.clab.yml", *sizes, nodes)
+
+
+def test_the_words_of_a_lab(golden: Callable[[str, str], None]) -> None:
+    every = [entry(node) for node in FABRIC.nodes]
+    first = next(node for node in every if node.role is Role.SWITCH)
+    broken = replace(first, ports=(replace(first.ports[0], up=False, bgp="Idle"), *first.ports[1:]))
+    unread = tuple(replace(port, up=None, addresses=()) for port in every[-1].ports)
+    stopped = replace(every[-1], trouble="its namespace is gone: somebody removed it", others={}, ports=unread)
+    here, there = SessionEnd("leaf1", "eth1", "eth1", "Active"), SessionEnd("spine1", "eth1", "eth1", "Idle")
+    missing = MissingSession(here, there, "leaf1:eth1 is down")
+    faults = ("leaf1:eth1 the link is down",)
+    row = LabStatus("rail", "netns", "up", False, 10, 4, 32, BgpStatus(15, 16), "rail", faults, (missing,))
+    several = rail_result(("host1:eth2", "host3:eth2"), ("host1:eth1", "host2:eth1"))
+    texts = [
+        lab_text(inventory(broken, *every[1:-1], stopped)),
+        nodes_text(inventory(broken, stopped)),
+        status_text([row], detail=True),
+        "\n".join(paths_text(result()).splitlines()[-19:]),
+        paths_text(result(), select(qp="256-258", port="rtsw1:eth1,ctsw2:eth1")),
+        paths_text(result(), select(qp="7", host="host1", port="host2")),
+        paths_text(several, select(RAIL, host="host1:eth2")),
+    ]
+    golden("labs/words.log", "\n\n\n".join(texts) + "\n")
+
+
+def test_the_ports_column_wraps_on_a_narrow_terminal() -> None:
+    text = table(("node", "ports"), [("host1", "eth1->leaf1:eth1, eth2->leaf2:eth1")], width=30)
+    assert text.splitlines() == ["node   ports", "host1  eth1->leaf1:eth1,", "       eth2->leaf2:eth1"]

@@ -1,0 +1,222 @@
+"""Questions to a running lab: what is in it, which BGP session is missing and why; one command in many nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tasks
+from heddle.base.units import format_rate
+from heddle.cli.completion import candidates
+from heddle.cli.program import main
+from heddle.fabric.model import Role
+from heddle.lab.faults import link_down
+from heddle.lab.inventory import read_inventory
+from heddle.lab.lab import Lab
+from heddle.lab.status import LabStatus, status
+from heddle.views.inventorytext import lab_text, nodes_text
+
+ROOT = Path(__file__).parents[2]
+Inv = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def inv(tiny: Lab, capsys: pytest.CaptureFixture[str]) -> Inv:
+    """Exit code, stdout and stderr of a line typed for the lab of this module."""
+
+    def typed(verb: str, *words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(vars(tasks), ["inv", verb, "--lab", tiny.name, *words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return typed
+
+
+def status_of(lab: Lab) -> LabStatus:
+    return next(row for row in status() if row.lab == lab.name)
+
+
+def whys(lab: Lab) -> list[str]:
+    return [each.text() for each in status_of(lab).missing_sessions]
+
+
+def until(ready: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.1)
+
+
+def test_inspect_shows_nodes_addresses_ports_and_what_is_at_the_other_end(tiny: Lab, inv: Inv) -> None:
+    found = read_inventory(tiny)
+    assert [node.name for node in found.nodes] == [node.name for node in tiny.fabric.nodes]
+    for entry, node in zip(found.nodes, tiny.fabric.nodes, strict=True):
+        assert (entry.asn or None, entry.trouble) == (node.asn, "")
+        assert [port.peer for port in entry.ports] == [port.peer_ref for port in node.ports]
+        assert all(port.up for port in entry.ports)
+        for port, made in zip(entry.ports, node.ports, strict=True):
+            there = tiny.fabric.by_name[made.peer_node]
+            between = Role.HOST not in (node.role, there.role)
+            assert port.bgp == ("Established" if between else "")
+            assert port.peer_as == (there.asn or 0)
+            if made.address is not None and tiny.fabric.policy.ip_version == 4:
+                assert port.addresses == (str(made.address),)
+    assert str(tiny.fabric.switches[0].loopback) in json.dumps(found.to_json()["nodes"][0]["other_addresses"]["lo"])
+    text = lab_text(found)
+    assert "eth1->ctsw1:eth1, eth2->ctsw2:eth1" in text and "eth1->rtsw1:eth3" in text
+    code, out, _ = main_inspect(tiny, "--format", "json")
+    assert code == 0
+    assert json.loads(out) == json.loads(json.dumps(found.to_json()))
+
+
+def main_inspect(lab: Lab, *words: str) -> tuple[int, str, str]:
+    argv = [sys.executable, str(ROOT / "tasks.py"), "inspect", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=dict(os.environ))
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_inspect_shows_single_nodes_in_detail_and_says_how_to_name_one(tiny: Lab) -> None:
+    text = nodes_text(read_inventory(tiny, ["rtsw1", "host2"]))
+    assert "eth1  up    ctsw1:eth1" in text and "Established" in text
+    assert format_rate(tiny.fabric.by_name["rtsw1"].ports[0].rate_bps) in text
+    assert text.count("namespace") == 2
+    code, out, _ = main_inspect(tiny, tiny.name, "--node", "ctsw*,host1", "--format", "json")
+    assert (code, [node["node"] for node in json.loads(out)["nodes"]]) == (0, ["ctsw1", "ctsw2", "host1"])
+    code, _, err = main_inspect(tiny, "rtsw1")
+    assert code == 2
+    assert f"hint: ./inv inspect {tiny.name} --node rtsw1 shows that node" in err
+    code, _, err = main_inspect(tiny, "--node", "rtws1")
+    assert (code, "did you mean rtsw1?" in err) == (2, True)
+
+
+def test_a_command_runs_in_all_nodes_of_a_pattern_with_their_names_before_its_lines(inv: Inv) -> None:
+    code, out, err = inv("exec", "rtsw*,host1", "sh", "-c", "hostname; echo two")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "rtsw1: rtsw1", "rtsw1: two", "rtsw2: rtsw2", "rtsw2: two", "host1: host1", "host1: two",
+    ]  # fmt: skip
+    code, out, err = inv("exec", "*tsw1", "sh", "-c", '[ "$(hostname)" = ctsw1 ] && exit 3; echo no >&2; exit 1')
+    assert (code, out) == (3, "")
+    assert err.splitlines() == ["rtsw1: no", "rtsw1: exit code 1", "ctsw1: exit code 3"]
+
+
+def test_with_json_each_node_has_its_own_row(inv: Inv) -> None:
+    code, out, _ = inv("exec", "--format", "json", "host[12]", "sh", "-c", "hostname; cat; exit 5")
+    said: dict[str, Any] = json.loads(out)
+    assert (code, said["exit_code"]) == (5, 5)
+    assert [(row["node"], row["exit_code"], row["stdout"]) for row in said["nodes"]] == [
+        ("host1", 5, "host1\n"), ("host2", 5, "host2\n"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cmd", ["bash", "vtysh", "vim x"])
+def test_what_reads_a_terminal_is_for_one_node(cmd: str, inv: Inv) -> None:
+    code, out, err = inv("exec", "rtsw*", *cmd.split())
+    assert (code, out) == (2, "")
+    assert f"{cmd} reads a terminal, and several nodes have none" in err
+
+
+def test_patterns_that_match_no_node_are_refused(inv: Inv) -> None:
+    code, _, err = inv("exec", "rtsw*,hots1", "true")
+    assert (code, "hots1 is no node of" in err, "did you mean host1?" in err) == (2, True, True)
+    assert inv("exec", ",", "true")[0] == 2
+
+
+def test_ctrl_c_ends_the_command_in_all_nodes(tiny: Lab) -> None:
+    if tiny.runtime.name != "netns":
+        pytest.skip("an engine does not pass signals on to what it runs in a container")
+    argv = [sys.executable, str(ROOT / "tasks.py"), "exec", "--lab", tiny.name, "host*", "sleep", "987"]
+
+    def sleeping() -> int:
+        found = 0
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                found += path.read_bytes() == b"sleep\x00987\x00"
+        return found
+
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: sleeping() == len(tiny.fabric.hosts))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert sleeping() == 0
+
+
+def test_shells_complete_nodes_and_ports_of_the_lab(tiny: Lab) -> None:
+    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
+
+    def offered(*typed: str) -> list[str]:
+        return candidates(["./inv", *typed], verbs, [])
+
+    nodes = [node.name for node in tiny.fabric.nodes]
+    assert offered("exec", "--lab", tiny.name, "") == nodes
+    assert offered("exec", "--lab", tiny.name, "rtsw1,ct") == [f"rtsw1,{name}" for name in nodes]
+    assert offered("inspect", tiny.name, "--node", "") == nodes
+    assert offered("capture", "--lab", tiny.name, "rtsw") == ["rtsw1", "rtsw2"]
+    assert offered("capture", "--lab", tiny.name, "rtsw1:") == [p.ref for p in tiny.fabric.by_name["rtsw1"].ports]
+    assert offered("paths", "--lab", tiny.name, "--port=host1,host2:") == ["--port=host1,host2:eth1"]
+    assert offered("hashing", "--lab", tiny.name, "--switch", "") == [node.name for node in tiny.fabric.switches]
+
+
+def test_status_names_the_session_of_a_link_that_is_down(tiny: Lab) -> None:
+    assert whys(tiny) == []
+    with link_down(tiny, "rtsw1:eth1"):
+        (said,) = whys(tiny)
+        assert said.startswith("rtsw1:eth1 (") and " - ctsw1:eth1 (" in said
+        assert said.endswith("): rtsw1:eth1 is down")
+        assert [port.up for port in read_inventory(tiny, ["ctsw1"]).nodes[0].ports] == [False, True]
+    assert whys(tiny) == []
+
+
+@contextmanager
+def stopped_bgpd(lab: Lab, switch: str) -> Iterator[None]:
+    lab.output(switch, ["sh", "-c", "kill -STOP $(cat /run/frr/bgpd.pid)"])
+    try:
+        yield
+    finally:
+        lab.output(switch, ["sh", "-c", "kill -CONT $(cat /run/frr/bgpd.pid)"])
+
+
+def test_status_names_the_sessions_of_a_daemon_that_does_not_answer(tiny: Lab) -> None:
+    with stopped_bgpd(tiny, "ctsw2"):
+        found = status_of(tiny).missing_sessions
+    assert [each.a.ref for each in found] == ["rtsw1:eth2", "rtsw2:eth2"]
+    assert [each.b.state for each in found] == ["no answer", "no answer"]
+    assert {each.why for each in found} == {"bgpd of ctsw2 does not answer"}
+    until(lambda: status_of(tiny).converged and not whys(tiny))
+
+
+def test_status_names_an_as_mismatch_and_a_session_that_was_shut_down(tiny: Lab) -> None:
+    switch = tiny.fabric.by_name["rtsw2"]
+
+    def configure(*lines: str) -> None:
+        commands = ["configure terminal", f"router bgp {switch.asn}", *lines]
+        tiny.output(switch.name, ["vtysh", "-d", "bgpd", *(word for line in commands for word in ("-c", line))])
+
+    configure("no neighbor eth1 interface peer-group FABRIC", "neighbor eth1 interface remote-as 64999")
+    try:
+        until(lambda: any("AS mismatch" in each for each in whys(tiny)))
+        theirs = tiny.fabric.by_name["ctsw1"].asn
+        (said,) = whys(tiny)
+        assert said.endswith(f"AS mismatch: rtsw2 expects AS 64999, ctsw1 has AS {theirs}")
+    finally:
+        configure("no neighbor eth1 interface remote-as 64999", "neighbor eth1 interface peer-group FABRIC")
+    until(lambda: not whys(tiny))
+    configure("neighbor eth2 shutdown")
+    try:
+        until(lambda: bool(whys(tiny)))
+        (said,) = whys(tiny)
+        assert said.endswith("it is shut down at rtsw2 (neighbor eth2 shutdown)")
+    finally:
+        configure("no neighbor eth2 shutdown")
+    until(lambda: status_of(tiny).converged and not whys(tiny))

@@ -1,0 +1,152 @@
+"""Completion: what is offered for values, lists and `--flag=value`, and what bash, zsh and fish make of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heddle.cli.completion import SCRIPTS, candidates
+from heddle.spec.load import presets
+from heddle.traffic.collectives import patterns
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def offered(*typed: str) -> list[str]:
+    import tasks
+
+    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
+    return candidates(["./inv", *typed], verbs, ["--help"])
+
+
+def test_values_of_run_are_offered() -> None:
+    assert offered("run", "--collective", "") == list(dict.fromkeys(name for name, _ in patterns()))
+    assert offered("run", "--collective", "incast", "--algorithm", "") == ["direct"]
+    assert offered("run", "--qp-mode", "") == ["split", "round-robin"]
+    assert offered("run", "--fabric", "") == presets()
+    assert offered("run", "--fabric", "tiny", "--placement", "block,") == [
+        "block,block", "block,cyclic", *(f"block,host{n}" for n in range(1, 5)),
+    ]  # fmt: skip
+
+
+def test_values_of_other_verbs_are_offered() -> None:
+    assert offered("test", "") == ["unit", "golden", "netns", "clab", "all"]
+    assert "roce" in offered("capture", "rtsw1:eth1", "--filter", "")
+    assert "exec" in offered("help", "")
+    assert "gap=" in offered("hashing", "flowlet", "--set", "")
+
+
+def test_nodes_and_ports_of_a_fabric_on_paper_are_offered() -> None:
+    assert offered("paths", "--predict", "tiny", "--drain", "") == ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]
+    assert offered("paths", "--predict", "tiny", "--down", "ctsw2,rtsw1:") == [
+        f"ctsw2,rtsw1:eth{n}" for n in range(1, 5)
+    ]
+    assert offered("paths", "--predict", "nosuch", "--down", "") == []
+
+
+def test_keys_of_a_fabric_file_and_their_words_are_offered() -> None:
+    keys = offered("up", "zone", "--set", "")
+    assert {"routing.ecmp=", "link.host=", "queues.ecn.kmax=", "planes="} <= set(keys)
+    assert "routing=" not in keys and "queues.ecn=" not in keys
+    assert {"routing.ecmp=flow", "routing.ecmp=e-ecmp"} <= set(offered("up", "zone", "--set", "routing.ecmp="))
+    assert offered("up", "zone", "--set=routing.resilient=") == [
+        "--set=routing.resilient=true", "--set=routing.resilient=false",
+    ]  # fmt: skip
+    assert offered("up", "zone", "--set", "link.host=") == []
+
+
+def test_a_value_behind_an_equals_sign_is_offered_with_its_flag() -> None:
+    assert offered("run", "--collective=") == [
+        f"--collective={name}" for name in dict.fromkeys(name for name, _ in patterns())
+    ]
+    assert offered("up", "--runtime=c") == ["--runtime=netns", "--runtime=containerlab"]
+
+
+BASH = """
+source <("{program}" --print-completion-script bash)
+COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}
+COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+_complete_inv
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+def bash_completes(line: str, words: str, program: str = "./inv") -> list[str]:
+    script = BASH.format(line=line, words=words, program=program)
+    done = subprocess.run(["bash", "--norc", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "replies"),
+    [
+        ("./inv up zo", "./inv up zo", ["zone"]),
+        ("./inv paths --predict tiny --drain ", "./inv paths --predict tiny --drain ''",
+         ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]),
+        # Readline cuts words at = and :, and replaces only the last part.
+        ("./inv paths --predict tiny --down rtsw2:eth", "./inv paths --predict tiny --down rtsw2 : eth",
+         ["eth1", "eth2", "eth3", "eth4"]),
+        ("./inv up --runtime=ne", "./inv up --runtime = ne", ["netns"]),
+        ("./inv up zone --set routing.ecmp=spr", "./inv up zone --set routing.ecmp = spr", ["spray"]),
+        ("A=1 ./inv up zo", "./inv up zo", ["zone"]),
+    ],
+)  # fmt: skip
+def test_bash_gets_what_it_replaces(line: str, words: str, replies: list[str]) -> None:
+    assert bash_completes(line, words) == replies
+
+
+def test_invokes_own_inv_is_completed_with_values_too() -> None:
+    inv = str(Path(sys.executable).with_name("inv"))
+    done = subprocess.run(
+        [inv, "--complete", "--", "inv", "up", "zo"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == presets()
+
+
+def test_every_script_registers_the_programs_of_a_checkout() -> None:
+    for name in ("bash", "zsh"):
+        assert SCRIPTS[name].rstrip().endswith(" inv ./inv")
+    assert "complete --command inv " in SCRIPTS["fish"]
+
+
+def shell(name: str) -> str:
+    """Where a shell is; without it the test is skipped."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def test_fish_completes_ports_and_files() -> None:
+    for line, replies in {
+        "./inv paths --predict tiny --down rtsw2:": [f"rtsw2:eth{n}" for n in range(1, 5)],
+        "./inv up zo": ["zone"],
+        "./inv up topologies/": ["topologies/"],
+    }.items():
+        asked = f"./inv --print-completion-script fish | source; complete --do-complete '{line}'"
+        done = subprocess.run(
+            [shell("fish"), "--no-config", "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        words = [word.split("\t")[0] for word in done.stdout.splitlines()]
+        assert words == replies or (line.endswith("/") and all(word.startswith(replies[0]) for word in words)), line
+
+
+def test_zsh_completes_switches(tmp_path: Path) -> None:
+    asked = """
+zmodload zsh/zpty; zpty it zsh -f -i
+zpty -w it 'source <(./inv --print-completion-script zsh); PROMPT=""; bindkey "^I" expand-or-complete; print rea""dy'
+zpty -r it seen '*ready*'
+zpty -n -w it $'./inv paths --predict tiny --drain ct\\t\\t'
+zpty -r it seen '*ctsw2*'; print -r -- $seen
+"""
+    env = {**os.environ, "TERM": "dumb", "ZDOTDIR": str(tmp_path)}
+    done = subprocess.run(
+        [shell("zsh"), "-f", "-c", asked], cwd=ROOT, capture_output=True, text=True, check=False, env=env, timeout=60
+    )
+    assert "ctsw1" in done.stdout and "ctsw2" in done.stdout, done.stderr

@@ -1,0 +1,131 @@
+"""BGP sessions that are missing: both ends, their states, and a cause only where something was read that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.model import Role
+from heddle.lab.daemons import BgpPeer
+from heddle.lab.imported.reachability import BgpSession, Sessions, missing_of
+from heddle.lab.rendered import Rendered
+from heddle.lab.sessions import MissingSession, SessionCauses, SessionEnd, explained
+from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
+from heddle.lab.status import BgpStatus, LabStatus
+from heddle.views.labtext import status_text
+
+LOADED = load_fabric("tiny")
+FABRIC = LOADED.fabric
+UP = "Established"
+NOTHING = SessionCauses((), {}, {})
+
+
+def now(**changed: Mapping[str, str] | None) -> Snapshot:
+    """All sessions of tiny are established, but for what is changed."""
+    between = {
+        node.name: {p.name: UP for p in node.ports if FABRIC.by_name[p.peer_node].role is Role.SWITCH}
+        for node in FABRIC.switches
+    }
+    states = {name: changed.get(name, found) for name, found in between.items()}
+    return Snapshot(
+        "tiny", LabPart.SESSIONS, {name: NodeSnapshot(name, sessions=each) for name, each in states.items()}
+    )
+
+
+def a_session(a: str = "Active", b: str = "Idle") -> MissingSession:
+    return MissingSession(SessionEnd("rtsw1", "eth1", "eth1", a), SessionEnd("ctsw1", "eth1", "eth1", b))
+
+
+def why(seen: SessionCauses, session: MissingSession | None = None, **peers: BgpPeer) -> str:
+    (found,) = explained([session or a_session()], seen, lambda node: {"eth1": peers[node]} if node in peers else None)
+    return found.why
+
+
+def test_a_session_is_missing_when_one_end_says_so() -> None:
+    made = Rendered(LOADED.spec, FABRIC)
+    assert made.missing_sessions(now()) == []
+    (one,) = made.missing_sessions(now(rtsw1={"eth1": "Active", "eth2": UP}))
+    assert one.text() == "rtsw1:eth1 (Active) - ctsw1:eth1 (Established): the cause is not known"
+    (other,) = made.missing_sessions(now(rtsw1={"eth2": UP}))
+    assert (other.a.ref, other.a.state) == ("rtsw1:eth1", "not configured")
+    silent = made.missing_sessions(now(ctsw2=None))
+    assert [(each.a.ref, each.b.text()) for each in silent] == [
+        ("rtsw1:eth2", "ctsw2:eth1 (no answer)"),
+        ("rtsw2:eth2", "ctsw2:eth2 (no answer)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (SessionCauses(["ctsw1"], {}, {}), "ctsw1 is not running"),
+        (SessionCauses((), {}, {"ctsw1": ["bgpd"]}), "bgpd of ctsw1 does not answer"),
+        (SessionCauses((), {}, {"ctsw1": ["zebra", "bgpd"]}), "bgpd of ctsw1 and zebra of ctsw1 do not answer"),
+        (SessionCauses((), {"rtsw1:eth1": True, "ctsw1:eth1": False}, {}), "rtsw1:eth1 is down"),
+        (SessionCauses((), {"rtsw1:eth1": False, "ctsw1:eth1": False}, {}), "rtsw1:eth1 and ctsw1:eth1 are down"),
+        (SessionCauses((), {"rtsw1:eth2": True}, {"rtsw2": ["bgpd"]}), ""),
+    ],
+)
+def test_nodes_daemons_and_links_that_are_down_explain_a_session(seen: SessionCauses, said: str) -> None:
+    assert why(seen) == said
+
+
+def test_what_the_daemons_report_explains_a_session() -> None:
+    right = BgpPeer("Active", 65001, 65101)
+    assert why(NOTHING, rtsw1=right, ctsw1=BgpPeer("Idle", 65101, 65001)) == ""
+    mismatch = "AS mismatch: ctsw1 expects AS 65999, rtsw1 has AS 65001"
+    assert why(NOTHING, rtsw1=right, ctsw1=BgpPeer("Idle", 65101, 65999)) == mismatch
+    shut = BgpPeer("Idle (Admin)", 65101, 65001, shut=True)
+    assert why(NOTHING, rtsw1=right, ctsw1=shut) == "it is shut down at ctsw1 (neighbor eth1 shutdown)"
+    note = BgpPeer("Active", 65001, 0, notification="OPEN Message Error/Bad Peer AS")
+    assert why(NOTHING, rtsw1=note) == "last NOTIFICATION at rtsw1: OPEN Message Error/Bad Peer AS"
+    assert why(NOTHING, rtsw1=BgpPeer("Active", reset="Waiting for peer OPEN")).startswith("last reset at rtsw1: Wait")
+    assert why(NOTHING, a_session(b="not configured")) == "bgpd of ctsw1 has no neighbour for rtsw1:eth1"
+
+
+def test_sessions_of_an_imported_lab_are_paired_by_their_link() -> None:
+    ends = [
+        BgpSession("rtsw1", "eth1", "ctsw1", "Active"), BgpSession("ctsw1", "eth1", "rtsw1", "Connect"),
+        BgpSession("rtsw1", "10.9.9.9", "ctsw2", UP), BgpSession("ctsw2", "10.8.8.8", "rtsw1", "Idle"),
+        BgpSession("rtsw2", "eth2", "ctsw2", "Active"),
+        BgpSession("rtsw2", "eth1", "ctsw1", UP), BgpSession("ctsw1", "eth2", "rtsw2", UP),
+    ]  # fmt: skip
+    found = missing_of(FABRIC, Sessions(tuple(ends), (), ("rtsw1", "rtsw2", "ctsw1", "ctsw2")))
+    assert [each.text().partition(":  ")[0] for each in found] == [
+        "rtsw1:eth1 (Active) - ctsw1:eth1 (Connect): the cause is not known",
+        "rtsw1 (Established) - ctsw2 (Idle): the cause is not known",
+        "rtsw2:eth2 (Active) - ctsw2:eth2 (not configured): the cause is not known",
+    ]
+
+
+def test_sessions_with_a_daemon_that_does_not_answer_are_missing_and_one_with_a_host_is_not() -> None:
+    ends = (BgpSession("rtsw1", "eth1", "ctsw1", UP), BgpSession("rtsw2", "eth3", "host3", UP))
+    sessions = Sessions(ends, ("ctsw1",), ("rtsw1", "rtsw2", "ctsw1", "ctsw2"))
+    assert [each.text() for each in missing_of(FABRIC, sessions)] == [
+        "rtsw1:eth1 (Established) - ctsw1:eth1 (no answer): the cause is not known"
+    ]
+    up, expected = sessions.count()
+    assert expected - up == 1
+
+
+def test_status_of_a_lab_names_the_sessions_and_says_how_many_more_there_are() -> None:
+    def shown(*sessions: MissingSession) -> str:
+        row = LabStatus("tiny", "netns", "up", False, 4, 4, 8, BgpStatus(3, 4), missing_sessions=sessions)
+        assert ("missing_sessions" in row.to_json()) == bool(sessions)
+        return status_text([row], detail=True)
+
+    (one,) = explained([a_session()], SessionCauses((), {"rtsw1:eth1": True}, {}), lambda _: None)
+    assert one.to_json() == {
+        "a": {"port": "rtsw1:eth1", "peer": "eth1", "state": "Active"},
+        "b": {"port": "ctsw1:eth1", "peer": "eth1", "state": "Idle"},
+        "why": "rtsw1:eth1 is down",
+    }
+    assert "missing" not in shown()
+    lines = shown(one).splitlines()
+    assert lines[-2:] == [
+        "bgp        3 of 4 established",
+        "missing    rtsw1:eth1 (Active) - ctsw1:eth1 (Idle): rtsw1:eth1 is down",
+    ]
+    assert shown(*[one] * 14).splitlines()[-1].strip() == "and 2 more: ./inv status tiny --format json lists all"
