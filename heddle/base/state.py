@@ -27,6 +27,7 @@ from typing import Any, Final, Literal
 
 from heddle.base import mounts as trees
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
+from heddle.base.version import VERSION
 
 _ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
 HASHING: Final = "hashing"
@@ -49,6 +50,7 @@ class Record:
     imported: Mapping[str, Any] = field(default_factory=dict)  # of an imported topology: see lab/imported
     hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were set live: see lab/rehash.py
     queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were set live: see lab/requeue.py
+    version: str = ""  # of the Heddle that brought it up; empty in records of those that did not write it
     format: int = _FORMAT
 
 
@@ -97,7 +99,8 @@ def read_record(lab: str) -> Record | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.get("format") != _FORMAT:
-            raise ValueError(f"its format is {data.get('format')}, not {_FORMAT}")
+            by = f" of Heddle {data['version']}" if data.get("version") else ""
+            raise ValueError(f"its format is {data.get('format')}{by}, and Heddle {VERSION} reads {_FORMAT}")
         record = Record(**data)
         words = (record.runtime, record.phase, record.source)
         named = (

@@ -21,6 +21,7 @@ from heddle.base import state
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import CheckError, InputError, Problem, machine_errors, trouble
 from heddle.base.process import Journal
+from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
 from heddle.host import limits
 from heddle.host.engine.binary import installed_version
@@ -28,7 +29,7 @@ from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health
 from heddle.lab.lab import Lab
-from heddle.lab.opening import lab_from, lab_of, topology_path
+from heddle.lab.opening import check_version, lab_from, lab_of, topology_path
 from heddle.lab.rendered import Source, blueprint_from
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
@@ -149,6 +150,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
     record = state.Record(
         *(lab.name, lab.runtime.name, "starting", lab.made.spec_data(), source),
         options=_recorded(options),
+        version=VERSION,
         imported=lab.made.recorded(),
     )
     journal = Journal()
@@ -205,6 +207,7 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         observer.warn(f"lab {lab.name} {what}; removing what is left first")
         _remove(lab.name, observer, engine)
         return None
+    check_version(record)
     problems = [] if record.runtime == lab.runtime.name else [("runtime", record.runtime, lab.runtime.name)]
     wanted = _recorded(options)
     problems += [

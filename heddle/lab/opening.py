@@ -7,6 +7,7 @@ from pathlib import Path
 
 from heddle.base import state
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.version import VERSION
 from heddle.lab.lab import Blueprint, Lab
 from heddle.lab.rendered import Rendered
 from heddle.render.render import topology_name
@@ -64,6 +65,20 @@ def lab_from(made: Blueprint, runtime: Runtime) -> Lab:
     return Lab(name, made.fabric, runtime, state.lab_dir(name), topology_path(name), made)
 
 
+def check_version(record: state.Record) -> None:
+    """InputError when another version of Heddle has brought the lab up.
+
+    What is pinned and recorded (BPF maps, counters, thresholds) has the form that its own version gave it. `down` takes
+    labs of every version.
+    """
+    if record.version != VERSION:
+        other = f"Heddle {record.version}" if record.version else "an older Heddle"
+        why = f"was brought up by {other}, and this is Heddle {VERSION}"
+        hint = f"use the version that brought it up, or run ./inv down {record.name} and bring it up again"
+        raise InputError(Problem("", f"lab {record.name}", why, hint))
+
+
 def lab_of(record: state.Record) -> Lab:
-    """The handle of a recorded lab."""
+    """The handle of a recorded lab; InputError when another version of Heddle has brought it up."""
+    check_version(record)
     return lab_from(reopened(record), get_runtime(record.runtime))

@@ -12,6 +12,7 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
+from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.lifecycle import down, script_of
 from heddle.lab.opening import open_lab
@@ -65,6 +66,16 @@ def test_a_record_comes_back_as_it_was_written() -> None:
     assert state.remove_record("x")
     assert not state.remove_record("x")
     assert state.labs() == []
+
+
+def test_a_record_of_another_version_is_told_apart() -> None:
+    for version, by in (("", "an older Heddle"), ("99.1", "Heddle 99.1")):
+        state.write_record(state.Record("x", "netns", "running", {"name": "x"}, version=version))
+        with pytest.raises(InputError) as caught:
+            open_lab("x")
+        assert f"lab x was brought up by {by}, and this is Heddle {VERSION}" in str(caught.value)
+        assert "./inv down x" in str(caught.value)
+        assert [lab.faults for lab in status()] == [(str(caught.value).partition("\n")[0],)]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 1, "name": "x"}'])
