@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from heddle.base.extras import PLOT
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.program import main, typed_to_invoke
@@ -28,11 +29,11 @@ def _files_of_paths(typed: Mapping[str, Any]) -> Sequence[str]:
     return files_in(typed)
 
 
-def _graph_needs_root(typed: Mapping[str, Any]) -> bool:
+def _is_picture(typed: Mapping[str, Any]) -> bool:
     from heddle.views.graph import kind_of
     from heddle.views.style import PICTURES
 
-    return typed["fabric"] is None or kind_of(typed["kind"], typed["out_"]) not in PICTURES
+    return kind_of(typed["kind"], typed["out_"]) in PICTURES
 
 
 @verb(packages=packages.FABRIC, root=True)
@@ -224,6 +225,7 @@ def hashing(
 
 @verb(
     help=words.PATHS,
+    extras=lambda typed: [PLOT] if typed["heatmap"] else [],
     root=lambda typed: typed["predict"] is None,
     files_in=_files_of_paths,
     files_out=["csv", "heatmap"],
@@ -329,7 +331,8 @@ def render(
         "out": "file to write to; otherwise LAB.svg here, and text kinds to stdout",
     },
     positional=["lab"],
-    root=_graph_needs_root,
+    extras=lambda typed: [PLOT] if _is_picture(typed) else [],
+    root=lambda typed: typed["fabric"] is None or not _is_picture(typed),
     files_in=["fabric"],
     files_out=["out_"],
     endings_here=[".svg", ".png"],

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from heddle.base.progname import as_started
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -31,11 +33,11 @@ class Problem:
 
     def __str__(self) -> str:
         """`zone.yml:14  queues.buffer: 12parsec is not a size`, and the hint indented below it."""
-        head = f"{self.where}  {self.what} {self.why}".strip()
+        head = as_started(f"{self.where}  {self.what} {self.why}".strip())
         if not self.hint:
             return head
         pad = " " * (len(self.where) + 2 if self.where else 2)
-        first, *more = self.hint.split("\n")
+        first, *more = as_started(self.hint).split("\n")
         return "\n".join([head, f"{pad}hint: {first}", *(f"{pad}      {line}" for line in more)])
 
 

@@ -3,7 +3,9 @@
 Heddle is used in one of two layouts, and this module is the only one that knows them:
 
     checkout   ROOT/topologies, templates, traffic, labs beside ROOT/heddle; ROOT/tasks.py has the verbs
-    wheel      the same folders are package data, heddle/_content/topologies and so on; there is no ROOT
+    wheel      the same folders and files are package data, heddle/_content/topologies and so on; there is no ROOT
+
+Which files the wheel carries is in pyproject.toml (hatch's force-include), from this module's CONTENT and BESIDE.
 
 BPF objects are package data in both: heddle/switch/bpf/NAME.o. So is the compiled code of the NICs:
 heddle/endpoints/fastpath/fastpath-MACHINE.so.
@@ -16,13 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from heddle.base import progname
 from heddle.base.problems import InputError, MachineError, Problem
 
 TOPOLOGIES: Final = "topologies"
 TEMPLATES: Final = "templates"
 TRAFFIC: Final = "traffic"
+CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC)
 _BUNDLED: Final = "_content"
 _VERBS: Final = "tasks.py"
+FRONT_DOOR: Final = "inv"
+# With these, the content and the package, a wheel makes a checkout on a lab server (heddle/places/sync.py).
+BESIDE: Final = (_VERBS, FRONT_DOOR, "requirements.lock", "LICENSE")
 _REINSTALL: Final = "install Heddle again, or use a complete checkout"
 
 
@@ -42,39 +49,63 @@ class Installation:
         """True in a checkout, where the content stands beside the package; False when a wheel is installed."""
         return not (self.package / _BUNDLED).is_dir()
 
+    @property
+    def root(self) -> Path:
+        """Where the content folders and the files beside them are: of a wheel, inside the package."""
+        return self.package.parent if self.is_checkout else self.package / _BUNDLED
+
+    @property
+    def verbs(self) -> Path:
+        """tasks.py, which has the verbs. MachineError when it is missing."""
+        return self._there(self.root / _VERBS)
+
     def content(self, folder: str) -> Path:
         """The directory of one content folder, as `topologies`. MachineError when it is missing."""
-        found = (self.package.parent if self.is_checkout else self.package / _BUNDLED) / folder
+        found = self.root / folder
         if not found.is_dir():
             raise MachineError(Problem("", str(found), "is missing from this installation", _REINSTALL))
         return found
 
     def bpf_object(self, name: str) -> Path:
         """The built BPF program NAME.o. MachineError when it is missing."""
-        found = self.package / "switch" / "bpf" / f"{name}.o"
+        return self._there(self.package / "switch" / "bpf" / f"{name}.o")
+
+    def fastpath(self, machine: str) -> Path:
+        """The compiled fast path of the NICs for a kind of processor. MachineError when there is none."""
+        return self._there(self.package / "endpoints" / "fastpath" / f"fastpath-{machine}.so")
+
+    @staticmethod
+    def _there(found: Path) -> Path:
         if not found.is_file():
             raise MachineError(Problem("", str(found), "is missing from this installation", _REINSTALL))
         return found
 
-    def fastpath(self, machine: str) -> Path:
-        """The compiled fast path of the NICs for a kind of processor. MachineError when there is none."""
-        found = self.package / "endpoints" / "fastpath" / f"fastpath-{machine}.so"
-        if not found.is_file():
-            raise MachineError(Problem("", str(found), "is missing from this installation", _REINSTALL))
+    def as_checkout(self) -> dict[str, Path]:
+        """Every file of an installed wheel under its name in a checkout: `inv`, `heddle/cli/argv.py`, and so on."""
+        roots = {folder: self.content(folder) for folder in CONTENT} | {self.package.name: self.package}
+        found = {name: self._there(self.root / name) for name in BESIDE}
+        for name, place in roots.items():
+            for path in place.rglob("*"):
+                if path.is_file() and not (place == self.package and path.is_relative_to(self.root)):
+                    found[f"{name}/{path.relative_to(place).as_posix()}"] = path
         return found
 
     def checkout(self, purpose: str) -> Path:
         """The root of the checkout. InputError in an installed wheel: `purpose` needs a checkout."""
         if not self.is_checkout or not (self.package.parent / _VERBS).is_file():
-            hint = "clone Heddle and use ./inv there"
+            hint = "clone Heddle's repository, and run it there"
             raise InputError(Problem("", purpose, "needs a checkout of Heddle, and this one is installed", hint))
         return self.package.parent
 
     def command(self) -> list[str]:
         """The words that start this program again, whatever the working directory and PATH."""
-        verbs = self.package.parent / _VERBS
-        return [sys.executable, str(verbs if self.is_checkout and verbs.is_file() else Path(sys.argv[0]).absolute())]
+        if self.is_checkout:
+            return [sys.executable, str(self.verbs)]
+        # -P: the working directory may have a folder `heddle`, and what is in it would run as root.
+        return [sys.executable, "-P", str(self._there(self.package / "cli" / "__main__.py"))]
 
 
 # A plain path, not importlib.resources: templates and BPF objects are opened by programs that need a file's name.
 HERE: Final = Installation(Path(__file__).resolve().parents[1])
+if not HERE.is_checkout:
+    progname.layout_is_installed()

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from heddle.base.problems import MachineError, Problem
+from heddle.base.progname import as_started
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
@@ -31,10 +32,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
     return "\n".join(lines)
 
 
-def written(text: str = "") -> None:
-    """Write to stdout what a caller waits for; MachineError when it cannot all be written (a full disk)."""
+def written(text: str = "", *, verbatim: bool = False) -> None:
+    """Write to stdout what a caller waits for; MachineError when it cannot all be written (a full disk).
+
+    verbatim: the text is not only Heddle's own, so `./inv` in it is not replaced (heddle/base/progname.py).
+    """
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(text if verbatim else as_started(text))
         sys.stdout.flush()
     except BrokenPipeError:
         raise

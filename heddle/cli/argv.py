@@ -77,6 +77,7 @@ class Verb:
     parameters: Sequence[Parameter]
     rest: str = ""
     rest_after_positionals: bool = False  # exec: all that follows NODE; else only what follows --
+    checkout: bool = False  # it works on Heddle itself: an installed wheel has nothing for it to work on
 
     @property
     def flags(self) -> dict[str, Parameter]:

@@ -18,6 +18,7 @@ from heddle.host import packages
         (*packages.FABRIC, "openssh-server") if typed["what"] in ("place", "all") else packages.FABRIC
     ),
     root=True,
+    checkout=True,
 )
 def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
     """Measure Heddle itself on this machine: figures as ratios, and absolute."""

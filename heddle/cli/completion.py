@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Verb
 from heddle.cli.offers import LISTS, Typed, offered
 
@@ -57,6 +58,15 @@ end
 complete --command inv --no-files --arguments '(__complete_inv)'
 """,
 }
+
+
+def script(shell: str) -> str:
+    """The script of a shell for the program's name, see heddle/base/progname.py."""
+    text = SCRIPTS[shell]
+    if program() == INSTALLED:
+        text = text.replace("inv ./inv", INSTALLED).replace("--command inv", f"--command {INSTALLED}")
+        text = text.replace("_complete_inv", f"_complete_{INSTALLED}")
+    return text
 
 
 def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[str]) -> list[str]:

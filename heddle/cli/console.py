@@ -10,15 +10,20 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import Problem
+from heddle.base.progname import as_started
 from heddle.base.tables import written
 
 if TYPE_CHECKING:
     import rich.console
 
     from heddle.cli.progress import ClosingObserver
+
+
+# What a program in a node printed: its own words.
+_FOREIGN: Final = frozenset({"stdout", "stderr"})
 
 
 class Console:
@@ -54,7 +59,9 @@ class Console:
     def result(self, data: Mapping[str, Any], text: str = "") -> None:
         """Print the verb's result: `data` as JSON, or `text` for people."""
         self.close()
-        written((json.dumps(data, indent=2, default=str) if self.json else text.rstrip("\n")) + "\n")
+        if self.json:
+            return written(json.dumps(_named(data), indent=2, default=str) + "\n", verbatim=True)
+        return written(text.rstrip("\n") + "\n")
 
     def show(self, text: str) -> None:
         """A part of the result that is there before the rest; with JSON the whole comes at the end."""
@@ -83,8 +90,17 @@ class Console:
         self.close()
         if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
             return False
-        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        print(f"{as_started(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _named(data: Any) -> Any:
+    """The data with the name that Heddle was started by in all of its own texts, see heddle/base/progname.py."""
+    if isinstance(data, str):
+        return as_started(data)
+    if isinstance(data, Mapping):
+        return {key: value if key in _FOREIGN else _named(value) for key, value in data.items()}
+    return [_named(each) for each in data] if isinstance(data, list | tuple) else data
 
 
 def problems_json(kind: str, code: int, problems: Sequence[Problem]) -> dict[str, Any]:

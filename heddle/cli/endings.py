@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base.extras import missing_module
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.tables import written
 from heddle.base.version import VERSION
@@ -118,6 +119,9 @@ def _print_json(data: Mapping[str, Any]) -> None:
 
 
 def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
+    missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None:  # an extra that no verb has asked for in time
+        return _told("MachineError", MachineError.exit_code, [missing], as_json)
     if os.environ.get("HEDDLE_DEBUG"):
         traceback.print_exception(error)
         return DEFECT

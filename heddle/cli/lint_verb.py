@@ -19,7 +19,7 @@ _LINTERS: Final = (
 )
 
 
-@verb()
+@verb(checkout=True)
 def lint(out: Console) -> None:
     """ruff and mypy --strict over the whole tree; installs them from requirements-dev.lock when needed."""
     run_linters(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
+from heddle.base.extras import PLOT
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console
@@ -20,6 +21,7 @@ WHATS: Final = ("queues",)
 @verb(
     help=words.PLOT,
     positional=["what"],
+    extras=[PLOT],
     root=True,
     files_out=["out_"],
     endings_here=[".svg", ".png"],

@@ -19,6 +19,7 @@ from typing import Any, Final
 from invoke import Config, Context, Task
 
 from heddle.base.problems import InputError, Problem, did_you_mean, nearest
+from heddle.base.resources import HERE
 from heddle.base.tables import table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings
@@ -102,7 +103,7 @@ def _print_script(words: Sequence[str]) -> None:
     shell = shell or "".join(words[1:2])
     if shell not in _SHELLS:
         raise InputError(Problem("", f"{flag} {shell}".strip(), "names no shell", did_you_mean(shell, _SHELLS)))
-    written(completion.SCRIPTS[shell])
+    written(completion.script(shell))
 
 
 def _flag(word: str, verbs: Mapping[str, Verb]) -> str:
@@ -137,8 +138,9 @@ def _help(tasks: Tasks) -> str:
 
 
 def _listed(tasks: Tasks) -> str:
-    """Verbs in the order in which one needs them: the order of tasks.py."""
-    rows = [(f"  {name}", (inspect.getdoc(task) or "").split("\n")[0]) for name, task in tasks.items()]
+    """Verbs in the order in which one needs them: the order of tasks.py. Those for a checkout are listed only there."""
+    shown = {name: task for name, task in tasks.items() if HERE.is_checkout or not task.verb.checkout}
+    rows = [(f"  {name}", (inspect.getdoc(task) or "").split("\n")[0]) for name, task in shown.items()]
     return table(["Verbs", ""], rows) + "\n"
 
 

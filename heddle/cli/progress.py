@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from heddle.base.events import Observer
+from heddle.base.progname import as_started
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -47,7 +48,7 @@ class PlainObserver:
         with self._lock:
             self._said = time.monotonic()
             # One write a line: lines of threads and of child processes must not mix.
-            self.stream.write(text + "\n")
+            self.stream.write(as_started(text) + "\n")
             self.stream.flush()
 
     def begin(self, step: str, total: int | None = None) -> None:
@@ -141,7 +142,7 @@ class RichObserver:
         """Beside the bar."""
         with self._lock:
             if step in self._tasks and self._progress is not None:
-                self._progress.update(self._tasks[step][0], reason=reason)
+                self._progress.update(self._tasks[step][0], reason=as_started(reason))
 
     def end(self, step: str, note: str = "") -> None:
         """The row becomes a line that stays."""
@@ -163,7 +164,7 @@ class RichObserver:
         from rich.text import Text
 
         utf8 = (self.console.encoding or "").lower().startswith("utf")
-        self.console.print(Text.assemble((mark if utf8 else "", style), (text, "" if mark else style)))
+        self.console.print(Text.assemble((mark if utf8 else "", style), (as_started(text), "" if mark else style)))
 
     def close(self) -> None:
         """Stop drawing."""

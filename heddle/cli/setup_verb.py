@@ -1,4 +1,4 @@
-"""The verb `setup`: what runtime containerlab needs of this machine."""
+"""The verb `setup`: what the runtimes need of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heddle.cli.verbs import verb
 
 @verb(
     help={
-        "what": "containerlab",
+        "what": "containerlab; or fabric: FRR and the other system packages of runtime netns",
         "stop": "end the engine that Heddle started by hand, and do nothing else",
         "yes": "install missing system packages unasked",
     },
@@ -17,10 +17,19 @@ from heddle.cli.verbs import verb
     lasting=True,
 )
 def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: bool = False) -> None:
-    """Install what runtime containerlab needs and is not there: Docker, its daemon, containerlab, images."""
+    """Install what runtime containerlab needs and is not there: Docker, its daemon, containerlab, images.
+
+    ./inv setup fabric installs the system packages that `up` needs without containers. Both ask first.
+    """
+    from heddle.base.problems import InputError, Problem
     from heddle.host.engine import setup as engine
     from heddle.views import labtext as views
 
     engine.check_what(what)
+    if what == engine.FABRIC:
+        if stop:
+            raise InputError(Problem("", "--stop", "is for the engine of containerlab", "run ./inv setup --stop"))
+        done = engine.setup_fabric(out.observer, yes=yes, ask=out.confirm)
+        return out.result({"steps": [each.to_json() for each in done]}, views.steps_text(done))
     steps = [engine.stop_engine()] if stop else engine.setup_containerlab(out.observer, yes=yes, ask=out.confirm)
-    out.result({"steps": [each.to_json() for each in steps]}, views.steps_text(steps))
+    return out.result({"steps": [each.to_json() for each in steps]}, views.steps_text(steps))

@@ -86,6 +86,7 @@ def _engine(out: Console) -> Iterator[None]:
     rest="args",
     packages=needed_packages,
     root=needs_root,
+    checkout=True,
 )
 def test(out: Console, suite: str = "all", build: bool = False, args: Sequence[str] = ()) -> None:
     """Run the test suites; unit and golden need no root."""

@@ -14,16 +14,19 @@ from typing import Any, Final
 
 from invoke import Task
 
+from heddle.base.extras import require
+from heddle.base.resources import HERE
 from heddle.cli.argv import Parameter, Verb, check_format, parameters_of, words_of
 from heddle.cli.console import Console
+from heddle.places import kinds
 from heddle.places.call import Call
 from heddle.places.choice import place_for
-from heddle.places.kinds import HERE
 
 Arguments = Mapping[str, Any]
 # A need is known at once, or depends on what was typed (`up --explain` needs no root).
 Need = bool | Callable[[Arguments], bool]
 Packages = Sequence[str] | Callable[[Arguments], Sequence[str]]
+Extras = Sequence[str] | Callable[[Arguments], Sequence[str]]
 
 _FORMAT: Final = Parameter("format", "str", "text", positional=False, help="text for people, json for programs")
 _PLACE: Final = Parameter("place", "str", None, positional=False, help="where to run: here, or ssh:user@host[:port]")
@@ -39,6 +42,8 @@ def verb(
     rest_after_positionals: bool = False,
     root: Need = False,
     packages: Packages = (),
+    extras: Extras = (),
+    checkout: bool = False,
     files_in: Sequence[str] | Callable[[Arguments], Sequence[str]] = (),
     files_out: Sequence[str] = (),
     endings_here: Sequence[str] = (),
@@ -48,7 +53,8 @@ def verb(
     """Make a task of a function `(console, **typed)`.
 
     positional: parameters that may be typed without their flag although they have a default. rest: the parameter that
-    takes all other words. root, packages: what the verb needs of the machine; packages are names of packages.py.
+    takes all other words. root, packages, extras: what the verb needs of the machine; packages are names of
+    packages.py, extras those of base/extras.py. checkout: it works on Heddle itself, which a wheel has not all of.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in may be a function instead, from what was typed to the files' names, for files that name others.
     endings_here: those of files that it writes to the working directory when no name was typed.
@@ -60,10 +66,12 @@ def verb(
         own = parameters_of(function, positional, help or {})
         common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
         defaults = {p.name: p.default for p in own if not p.required}
-        spec = Verb(called, [*own, *common], rest, rest_after_positionals)
+        spec = Verb(called, [*own, *common], rest, rest_after_positionals, checkout)
 
         def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
             full = {**defaults, **typed}
+            for extra in extras(full) if callable(extras) else extras:
+                require(extra)
             if root(full) if callable(root) else root:
                 from heddle.cli.privilege import become_root
 
@@ -78,7 +86,7 @@ def verb(
         def call_of(typed: Mapping[str, Any]) -> Call:
             full = {**defaults, **typed}
             return Call(
-                words_of(spec, {**typed, "place": HERE}),
+                words_of(spec, {**typed, "place": kinds.HERE}),
                 files_in=files_in(full) if callable(files_in) else _named(full, files_in),
                 files_out=_named(full, files_out),
                 endings_here=endings_here,
@@ -90,6 +98,8 @@ def verb(
         def body(context: Any, **typed: Any) -> None:
             out = Console(check_format(typed.get("format", "text")))
             try:
+                if checkout:
+                    HERE.checkout(f"./inv {called}")
                 place = place_for(typed.pop("place", None))
                 if place is not None:
                     out.exit_code = place.run(call_of(typed), out)

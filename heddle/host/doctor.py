@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
+from heddle.base.extras import EXTRAS, PLOT, SSH
 from heddle.base.problems import MachineError
 from heddle.host import delivery, limits, packages, probes
 from heddle.host.engine.docker import SETUP
@@ -65,7 +66,9 @@ class Report:
             if not check.ok and check.fix:
                 rows.append(("", "", f"-> {check.fix}"))
         lacking = [c.name for c in self.checks if c.required and not c.ok]
-        verdict = f"This machine lacks: {', '.join(lacking)}." if lacking else "This machine can run fabrics."
+        verdict = f"Missing on this machine: {', '.join(lacking)}." if lacking else "This machine can run fabrics."
+        if packages.PARTS.keys() & lacking:
+            verdict += " ./inv setup fabric installs missing packages, after a question."
         return table(("check", "state", "what was found"), rows) + "\n\n" + verdict
 
 
@@ -159,7 +162,7 @@ def _decides() -> bool:
 
 def _bpf() -> Check:
     said = probes.bpf_syscall()
-    fix = "a container needs CAP_BPF" if _decides() else "sudo ./inv doctor tries it as root"
+    fix = "a container needs CAP_SYS_ADMIN, or CAP_BPF" if _decides() else "sudo ./inv doctor tries it as root"
     return Check("bpf", said == "ok", "bpf(2) makes maps" if said == "ok" else said, fix, _decides())
 
 
@@ -248,6 +251,13 @@ def _fastpath() -> Check:
     return Check("fast path", False, what, "apt-get install libdeflate0", required=False)
 
 
+def _extra(name: str) -> Check:
+    extra = EXTRAS[name]
+    what = f"{extra.package}, which {extra.serves} need"
+    detail = what if extra.present else f"no {what}"
+    return Check(name, extra.present, detail, extra.hint, required=False)
+
+
 def _docker() -> Check:
     lacking = packages.missing(packages.ENGINE)
     detail = f"no {' and no '.join(p.name for p in lacking)}: {lacking[0].why}" if lacking else "the container engine"
@@ -299,7 +309,7 @@ def _rxe() -> Check:
 _FULL: Final = "use a kernel that has it (Debian's and Ubuntu's own do)"
 _NO_RED: Final = "Heddle does without: its BPF program marks, by the exact depth; only queues.ecn.marker: red needs it"
 _NO_ETS: Final = "Heddle does without: HTB serves classes by the same weights; only queues.scheduler: ets needs it"
-_CONTAINER: Final = "run as root; a container needs --privileged"
+_CONTAINER: Final = "run as root; a container needs NET_ADMIN, SYS_ADMIN and a writable /proc/sys (docs/install.md)"
 _SEED: Final = "Linux 6.11 or newer; without it: --set routing.ecmp=e-ecmp"
 CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "python": _python,
@@ -337,6 +347,8 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "images": _images,
     "tcpdump": lambda: _tool("tcpdump", "tcpdump", required=False),
     "tshark": lambda: _tool("tshark", "tshark", required=False),
+    PLOT: lambda: _extra(PLOT),
+    SSH: lambda: _extra(SSH),
 }
 _OPTIONAL: Final = frozenset(
     {
@@ -352,5 +364,7 @@ _OPTIONAL: Final = frozenset(
         "images",
         "tcpdump",
         "tshark",
+        PLOT,
+        SSH,
     }
 )

@@ -59,7 +59,7 @@ def _rights() -> Iterator[Problem]:
         return  # cannot be known, so it is tried
     lacking = [name for name, bit in _CAPABILITIES.items() if not have >> bit & 1]
     if lacking:
-        hint = "run it on the machine itself, or start the container with --privileged"
+        hint = "run it on the machine itself, or start the container with --cap-add NET_ADMIN --cap-add SYS_ADMIN"
         yield Problem("", "this root", f"lacks {', '.join(lacking)}", hint)
 
 

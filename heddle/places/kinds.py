@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from heddle.base.extras import SSH, require
 from heddle.places.address import check_kind
 from heddle.places.call import Place
 
@@ -13,9 +14,12 @@ HERE: Final = "here"
 
 def _ssh(text: str, where: str) -> Place:
     from heddle.places.address import parse_address
+
+    address = parse_address(text, where)  # what is wrong with it is reported first
+    require(SSH)
     from heddle.places.session import SshPlace
 
-    return SshPlace(parse_address(text, where))
+    return SshPlace(address)
 
 
 KINDS: Final[Mapping[str, Callable[[str, str], Place]]] = {"ssh": _ssh}

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+from heddle.base import progname
 from heddle.base.files import PLACE
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.base.tables import written
@@ -160,7 +161,7 @@ class _Session:
         typed = self.call.typed_in and not self.out.json and sys.stdin.isatty() and sys.stdout.isatty()
         order = {
             "argv": ["./inv", *self.call.words],
-            "env": {**_environment(), PLACE: str(self.address)},
+            "env": {**_environment(), PLACE: str(self.address), progname.VARIABLE: progname.program()},
             "ins": {name: file.path for name, file in files.items()},
             "outs": outs,
             "lasting": self.call.lasting,
@@ -172,7 +173,7 @@ class _Session:
         with self._signals(), Keyboard(self.link, typed=typed, wanted=self.call.typed_in) as keyboard:
             code = self._follow(keyboard, outs)
         if self.printed:
-            written(self.printed.decode(errors="replace"))
+            written(self.printed.decode(errors="replace"), verbatim=True)
         return 128 + self.ending if self.ending else code
 
     def _follow(self, keyboard: Keyboard, outs: dict[str, str]) -> int:
@@ -231,7 +232,7 @@ class _Session:
                 return
             self.interrupts += 1
             if self.interrupts > 1:
-                where = f"./inv status --place {self.address}"
+                where = progname.as_started(f"./inv status --place {self.address}")
                 print(f"left; {self.call.verb} may still be ending there: {where} shows it", file=sys.stderr)
                 raise KeyboardInterrupt
 

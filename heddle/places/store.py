@@ -135,12 +135,20 @@ def own(directory: Path) -> None:
         directory.chmod(0o700)
 
 
-def pack(files: list[tuple[Path, str]], sink: Sink) -> None:
-    """Write files (where they stand, their names in there) as a compressed tar; directories with all in them."""
+def pack(files: list[tuple[Path, str]], sink: Sink, runnable: str = "") -> None:
+    """Write files (where they stand, their names in there) as a compressed tar; directories with all in them.
+
+    runnable: the name of one that is a program, whatever its mode is here.
+    """
+
+    def marked(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mode |= stat.S_IXUSR if member.name == runnable else 0
+        return member
+
     with tarfile.open(fileobj=cast("IO[bytes]", sink), mode="w|gz") as tar:
         for path, name in files:
             if os.path.lexists(path):
-                tar.add(path, name)
+                tar.add(path, name, filter=marked)
 
 
 def unpack(source: Source, root: Path, *, links: bool = True) -> list[str]:

@@ -1,6 +1,9 @@
 """What of the project is brought to a lab server: every file that git knows or does not ignore, by its content.
 
-In:  the root of this checkout.
+The files of an installed wheel make a checkout there: `./inv`, the lock file, the verbs, the package, the content. So a
+lab server is set up in one way only.
+
+In:  the root of this checkout, or of the wheel's content.
 Out: its Manifest, and a tar of the files that the server asks for. Without git all files count but what tools keep.
 """
 
@@ -12,18 +15,15 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from heddle.base import resources
 from heddle.base.problems import trouble
 from heddle.places.store import Manifest, Sink, is_kept, look, pack, walk
 
-_FRONT_DOOR: Final = "inv"
-
 
 def project() -> Path:
-    """The root of this checkout. InputError where Heddle was installed: there is no project to bring over then."""
-    return resources.HERE.checkout("--place")
+    """The root of this checkout, or of the content of the wheel that is installed: what is brought over."""
+    return resources.HERE.root
 
 
 def checkout_id(root: Path) -> str:
@@ -39,30 +39,43 @@ def checkout_id(root: Path) -> str:
 def manifest_of(root: Path) -> Manifest:
     """Every file of the project with its content's hash; MachineError for one that cannot be read."""
     manifest = {}
-    for name in _names(root):
-        path = root / name
+    for name, path in _files(root).items():
         if path.is_symlink() or path.is_file():  # git also knows files that were deleted here, and submodules
             try:
                 manifest[name] = look(path)
             except OSError as error:
                 raise trouble(error, str(path)) from None
-    return manifest
+    # An installer of wheels need not keep the mode of files.
+    return {**manifest, resources.FRONT_DOOR: ["x", manifest[resources.FRONT_DOOR][1]]} if _is_wheel(root) else manifest
 
 
 def send(root: Path, names: Sequence[str], sink: Sink) -> None:
     """Write these files of the project as a tar."""
+    files = resources.HERE.as_checkout() if _is_wheel(root) else {}
     try:
-        pack([(root / name, name) for name in names], sink)
+        runnable = resources.FRONT_DOOR if files else ""
+        pack([(files.get(name, root / name), name) for name in names], sink, runnable)
     except OSError as error:
         if error.filename is None:
             raise
         raise trouble(error) from None
 
 
+def _is_wheel(root: Path) -> bool:
+    return not resources.HERE.is_checkout and root == resources.HERE.root
+
+
+def _files(root: Path) -> dict[str, Path]:
+    """Name in a checkout -> where the file is here."""
+    if _is_wheel(root):
+        return {name: path for name, path in sorted(resources.HERE.as_checkout().items()) if not is_kept(name)}
+    return {name: root / name for name in _names(root)}
+
+
 def _names(root: Path) -> list[str]:
     known = _git(root)
     # A checkout inside of somebody's own repository, which ignores it: git then knows nothing of it.
-    if known is None or _FRONT_DOOR not in known:
+    if known is None or resources.FRONT_DOOR not in known:
         return [n for n in walk(root) if n.split("/")[0] != "out"]
     return sorted(name for name in known if not is_kept(name))
 

@@ -125,7 +125,8 @@ def one(job: dict) -> None:  # type: ignore[type-arg]
     try:
         enter(job)
     except OSError as error:
-        hint = "  hint: ./inv down takes the lab away, ./inv up makes it anew"
+        name = os.environ.get("HEDDLE_PROGRAM", "./inv")  # as heddle/base/progname.py has it
+        hint = f"  hint: {name} down removes the lab, {name} up brings it up again"
         os.write(2, f"cannot enter {job['node']}: {error}\n{hint}\n".encode())
         os._exit(125)
     become(job["commands"][0])

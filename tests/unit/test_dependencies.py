@@ -11,11 +11,12 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# pytest loads them by their entry points; no module imports them.
-PLUGINS = {"pytest-timeout"}
+# pytest loads them by their entry points, or tests start them as programs; no module imports them.
+PLUGINS = {"pytest-timeout", "hatchling"}
 # pydantic's documentation says to import some names from here; its own version decides which one is installed.
 PARTS = {"pydantic-core": "pydantic"}
 OURS = {"heddle", "tests", "tasks"}
+OURSELVES = "heddle-fabric"
 
 
 def normal(name: str) -> str:
@@ -24,8 +25,12 @@ def normal(name: str) -> str:
 
 
 def declared() -> set[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return {normal(re.split(r"[<>=~!;\[ ]", each, maxsplit=1)[0]) for each in project["dependencies"]}
+    """The packages of the project, of its extras, and of the build backend: what ./inv installs."""
+    file = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = file["project"]["optional-dependencies"].values()
+    groups = [file["project"]["dependencies"], *extras, file["dependency-groups"]["build"]]
+    assert file["dependency-groups"]["build"] == file["build-system"]["requires"]
+    return {normal(re.split(r"[<>=~!;\[ ]", each, maxsplit=1)[0]) for group in groups for each in group}
 
 
 def imported() -> set[str]:
@@ -65,10 +70,10 @@ def test_every_declared_package_is_imported_and_every_imported_one_declared() ->
 
 def test_the_lock_has_what_is_declared_and_nothing_that_no_package_asks_for() -> None:
     packages = locked()
-    assert {name for name, askers in packages.items() if "heddle" in askers} == declared()
+    assert {name for name, askers in packages.items() if OURSELVES in askers} == declared()
     for name, askers in packages.items():
         assert askers, name
-        assert askers <= {"heddle", *packages}, name
+        assert askers <= {OURSELVES, *packages}, name
 
 
 def test_every_locked_package_has_hashes_and_no_index_is_named() -> None:

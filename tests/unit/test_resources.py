@@ -16,7 +16,7 @@ from heddle.base.resources import HERE, Installation
 from heddle.spec.load import find_fabric, presets
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (resources.TOPOLOGIES, resources.TEMPLATES, resources.TRAFFIC)
+FOLDERS = resources.CONTENT
 
 
 def checkout(root: Path) -> Installation:
@@ -32,12 +32,16 @@ def wheel(root: Path) -> Installation:
     (root / resources.TEMPLATES).mkdir(parents=True)
     for folder in FOLDERS:
         (root / "heddle" / "_content" / folder).mkdir(parents=True)
+    for name in resources.BESIDE:
+        (root / "heddle" / "_content" / name).touch()
     return _package(root)
 
 
 def _package(root: Path) -> Installation:
     (root / "heddle/switch/bpf").mkdir(parents=True)
     (root / "heddle/switch/bpf/hash.o").touch()
+    (root / "heddle/cli").mkdir()
+    (root / "heddle/cli/__main__.py").touch()
     return Installation(root / "heddle")
 
 
@@ -48,6 +52,7 @@ def test_both_layouts_have_everything(make: Callable[[Path], Installation], cont
     assert [found.content(folder) for folder in FOLDERS] == [root / content / folder for folder in FOLDERS]
     assert found.bpf_object("hash") == root / "heddle/switch/bpf/hash.o"
     assert found.python_path == root
+    assert found.verbs == root / content / "tasks.py"
 
 
 @pytest.mark.parametrize("make", [checkout, wheel])
@@ -65,11 +70,19 @@ def test_only_a_checkout_has_a_root(tmp_path: Path) -> None:
         wheel(tmp_path / "b").checkout("./inv test")
 
 
-def test_the_program_starts_again_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bin/heddle", "up"])
+def test_the_program_starts_again_by_its_file(tmp_path: Path) -> None:
     assert checkout(tmp_path / "a").command() == [sys.executable, str(tmp_path / "a/tasks.py")]
-    assert wheel(tmp_path / "b").command() == [sys.executable, str(tmp_path / "bin/heddle")]
+    assert wheel(tmp_path / "b").command() == [sys.executable, "-P", str(tmp_path / "b/heddle/cli/__main__.py")]
+
+
+def test_a_wheel_has_the_files_of_a_checkout_under_their_names(tmp_path: Path) -> None:
+    found = wheel(tmp_path)
+    (tmp_path / "heddle/_content/topologies/tiny.yml").touch()
+    names = {"heddle/switch/bpf/hash.o", "heddle/cli/__main__.py", "topologies/tiny.yml", *resources.BESIDE}
+    assert set(found.as_checkout()) == names
+    (tmp_path / "heddle/_content/inv").unlink()
+    with pytest.raises(MachineError, match="inv is missing from this installation"):
+        found.as_checkout()
 
 
 def test_presets_are_the_fabric_files_of_topologies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +105,11 @@ def test_only_one_module_looks_for_the_project() -> None:
     """Others ask it: a path that climbs to the root of a checkout is wrong in an installed wheel."""
     climbs = re.compile(r"__file__\)(\.resolve\(\))?\.?(parents\[[1-9]|parent\.parent)")
     found = [str(p.relative_to(ROOT)) for p in (ROOT / "heddle").rglob("*.py") if climbs.search(p.read_text())]
-    assert found == ["heddle/base/resources.py"]
+    # A package that is run by the path of its __main__.py has to find itself before it can import anything.
+    assert sorted(found) == ["heddle/base/resources.py", "heddle/cli/__main__.py"]
 
 
-def test_files_that_programs_read_are_package_data() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["heddle"]
-    declared = {path for pattern in patterns for path in (ROOT / "heddle").glob(pattern)}
-    files = (path for path in (ROOT / "heddle").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
-    read = {p for p in files if p.suffix not in (".py", ".c", ".h", ".md") and p.name != "clang.txt"}
-    assert read == declared
+def test_the_wheel_carries_what_this_module_looks_for() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    carried = targets["wheel"]["force-include"]
+    assert carried == {name: f"heddle/_content/{name}" for name in (*resources.CONTENT, *resources.BESIDE)}

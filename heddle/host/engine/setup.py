@@ -1,5 +1,7 @@
 """`./inv setup containerlab`: engine, daemon, containerlab and images, each only where it is not there yet.
 
+`./inv setup fabric`: the system packages that a fabric needs on the machine itself, FRR above all.
+
 Out: one SetupStep for each; a second call finds everything and changes nothing.
 A containerlab that is there and will do is left alone, whoever put it there; one that will not do is replaced only if
 this put it there, which a record beside it tells (its SHA-256).
@@ -29,7 +31,8 @@ from heddle.host.engine.byhand import dockerd as daemon
 
 TARGET: Final = Path("/usr/local/bin/containerlab")
 RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
-WHAT: Final = ("containerlab",)
+FABRIC: Final = "fabric"
+WHAT: Final = ("containerlab", FABRIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,16 @@ def check_what(what: str) -> None:
     """InputError when it is nothing that can be set up."""
     if what not in WHAT:
         raise InputError(Problem("", f"./inv setup {what}", "is nothing to set up", did_you_mean(what, WHAT)))
+
+
+def setup_fabric(
+    observer: Observer, *, yes: bool = False, ask: Callable[[str], bool] = lambda _: False
+) -> list[SetupStep]:
+    """Install the system packages that runtime netns needs. MachineError with the command when that is not allowed."""
+    lacking = packages.missing(packages.FABRIC)
+    packages.ensure(packages.FABRIC, yes=yes, ask=ask, say=observer.say)
+    names = [part.name for part in lacking if part.present()]
+    return [SetupStep("packages", bool(names), f"installed: {', '.join(names)}" if names else "all are installed")]
 
 
 def setup_containerlab(

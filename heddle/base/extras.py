@@ -1,0 +1,65 @@
+"""Python packages that only some verbs need: the extras of the distribution `heddle-fabric` (see pyproject.toml).
+
+`./inv` installs all of them. `pip install heddle-fabric` installs none, and runs the main job (up, run, paths, down).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+from heddle.base.problems import MachineError, Problem
+
+DISTRIBUTION: Final = "heddle-fabric"
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """One extra. package: as pip names it; module: what is imported of it; serves: what needs it, for a sentence."""
+
+    name: str
+    package: str
+    module: str
+    serves: str
+
+    @property
+    def present(self) -> bool:
+        """True when its package is installed."""
+        return find_spec(self.module) is not None
+
+    @property
+    def hint(self) -> str:
+        """The command that installs it."""
+        return f"pip install '{DISTRIBUTION}[{self.name}]'"
+
+    @property
+    def problem(self) -> Problem:
+        """What a verb reports that needs it."""
+        return Problem("", self.package, f"is not installed, and {self.serves} need it", self.hint)
+
+
+PLOT: Final = "plot"
+SSH: Final = "ssh"
+TEST: Final = "test"
+EXTRAS: Final[Mapping[str, Extra]] = {
+    each.name: each
+    for each in (
+        Extra(PLOT, "matplotlib", "matplotlib", "pictures (plot, graph, --heatmap)"),
+        Extra(SSH, "paramiko", "paramiko", "lab servers (--place ssh:...)"),
+        Extra(TEST, "pytest", "pytest", "tests of fabrics"),
+    )
+}
+
+
+def require(name: str) -> None:
+    """Return when the extra is installed; else MachineError with the command that installs it."""
+    if not EXTRAS[name].present:
+        raise MachineError(EXTRAS[name].problem)
+
+
+def missing_module(error: ModuleNotFoundError) -> Problem | None:
+    """The problem behind a failed import, when the module is an extra's; None for any other module."""
+    top = (error.name or "").partition(".")[0]
+    return next((each.problem for each in EXTRAS.values() if each.module == top), None)

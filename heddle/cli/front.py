@@ -1,0 +1,24 @@
+"""The console script `heddle`: the verbs of tasks.py, wherever Heddle is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+from heddle.base import progname, resources
+from heddle.cli import program
+
+_MODULE = "heddle_tasks"
+
+
+def main() -> int:
+    """Run the verb that was typed and return the exit code, as `./inv` does in a checkout."""
+    os.environ.setdefault(progname.VARIABLE, progname.INSTALLED)
+    path = resources.HERE.verbs
+    found = importlib.util.spec_from_file_location(_MODULE, path)
+    assert found is not None and found.loader is not None  # noqa: S101  (it is a .py file)
+    tasks = importlib.util.module_from_spec(found)
+    sys.modules[_MODULE] = tasks
+    found.loader.exec_module(tasks)
+    return program.main(vars(tasks))

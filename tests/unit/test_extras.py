@@ -1,0 +1,43 @@
+"""Extras: a module that is not installed is a sentence with the command that installs it, not a traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+from heddle.base.extras import EXTRAS, Extra, missing_module, require
+from heddle.base.problems import MachineError
+from heddle.cli.endings import ended
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> Extra:
+    extra = Extra("plot", "nosuch", "heddle_has_no_such_module", "pictures")
+    monkeypatch.setitem(EXTRAS, "plot", extra)
+    return extra
+
+
+def test_what_is_installed_is_no_problem() -> None:
+    for name in EXTRAS:
+        require(name)
+
+
+def test_what_is_missing_is_named_with_its_command(absent: Extra) -> None:
+    with pytest.raises(MachineError) as caught:
+        require("plot")
+    assert str(caught.value) == (
+        "nosuch is not installed, and pictures need it\n  hint: pip install 'heddle-fabric[plot]'"
+    )
+    assert caught.value.exit_code == 3
+
+
+def test_an_import_that_fails_late_says_the_same(absent: Extra, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        __import__(f"{absent.module}.figure")
+
+    assert ended(work, ["inv", "plot"], as_json=False) == 3
+    assert capsys.readouterr().err == f"{absent.problem}\n"
+
+
+def test_any_other_module_is_not_an_extras() -> None:
+    assert missing_module(ModuleNotFoundError("no", name="numpy.core")) is None
+    assert missing_module(ModuleNotFoundError("no")) is None

@@ -1,0 +1,105 @@
+"""The name that texts have for the program: `./inv` in a checkout, `heddle` where it was started as that."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heddle.base import progname
+from heddle.base.problems import InputError, Problem
+from heddle.base.tables import written
+from heddle.cli.console import Console
+from heddle.cli.privilege import become_root
+from heddle.cli.program import main
+from heddle.cli.progress import PlainObserver, RichObserver
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(progname.VARIABLE, progname.INSTALLED)
+
+
+def test_a_checkout_keeps_its_texts() -> None:
+    assert progname.program() == "./inv"
+    assert progname.as_started("./inv up zone") == "./inv up zone"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("./inv up zone brings one up", "heddle up zone brings one up"),
+        ("as root: su -c './inv up'", "as root: su -c 'heddle up'"),
+        ("the shell that starts ./inv.", "the shell that starts heddle."),
+        ("./inv: wrong; `./inv`", "heddle: wrong; `heddle`"),
+        ("./inventory.yml x./inv a/./inv ./inv/x ./inv.yml", "./inventory.yml x./inv a/./inv ./inv/x ./inv.yml"),
+    ],
+)
+def test_it_is_replaced_as_a_word(text: str, said: str) -> None:
+    assert progname.as_started(text) == said
+
+
+@pytest.mark.usefixtures("installed")
+def test_behind_sudo_it_is_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "a b" / "heddle"
+    program.parent.mkdir()
+    program.touch()
+    monkeypatch.setattr(sys, "argv", [str(program), "up"])
+    assert progname.as_started("sudo ./inv doctor tries it") == f"sudo '{program}' doctor tries it"
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "a b/python"))
+    assert progname.as_started("sudo ./inv doctor") == f"sudo '{program}' doctor"
+    program.unlink()
+    assert progname.as_started("sudo ./inv doctor") == "sudo heddle doctor"
+
+
+@pytest.mark.usefixtures("installed")
+def test_whatever_is_printed_has_that_name(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Problem("", "./inv test", "is wrong", "./inv --help\n./inv doctor")
+    assert str(problem) == "heddle test is wrong\n  hint: heddle --help\n        heddle doctor"
+    assert str(InputError(problem)) == str(problem)
+    written("./inv runs lists them\n")
+    Console().result({}, "#run: ./inv runs")
+    Console().show("./inv paths")
+    Console("json").result({"fix": ["./inv image"], "nodes": [{"node": "./inv x", "stdout": "./inv", "n": 1}]})
+    out = capsys.readouterr().out
+    assert out.startswith("heddle runs lists them\n#run: heddle runs\nheddle paths\n")
+    nodes = [{"node": "heddle x", "stdout": "./inv", "n": 1}]
+    assert json.loads(out.partition("paths\n")[2]) == {"fix": ["heddle image"], "nodes": nodes}
+    for observer in (PlainObserver(stream := io.StringIO()), RichObserver(live := io.StringIO())):
+        observer.say("./inv image builds it")
+        observer.warn("./inv down")
+    for text in (stream.getvalue(), live.getvalue()):
+        assert text.splitlines() == ["heddle image builds it", "warning: heddle down"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_help_and_errors_have_that_name(capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    verbs = [task.verb.name for task in vars(tasks).values() if hasattr(task, "verb")]
+    for words in ([], ["--list"], *([verb, "--help"] for verb in verbs), ["upp"], ["--lsit"], ["up", "a", "b", "c"]):
+        main(vars(tasks), ["heddle", *words])
+        told = capsys.readouterr()
+        assert "./inv" not in told.out + told.err, words
+        assert "heddle" in (told.out + told.err).lower() or words == ["--list"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_name_goes_through_sudo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run: list[list[str]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/sudo")
+    monkeypatch.setattr(subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, 0))
+    monkeypatch.setattr(os, "execv", lambda _, argv: run.append(argv))
+    monkeypatch.setattr(sys, "argv", ["heddle", "up", "a b"])
+    become_root("up")
+    assert f"{progname.VARIABLE}=heddle" in run[0]
+    assert run[0][-2:] == ["up", "a b"]

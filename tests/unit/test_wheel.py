@@ -1,0 +1,210 @@
+"""The wheel: what is in it, that it finds it, and that it needs neither a compiler nor a network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from heddle.base import resources
+from heddle.base.extras import EXTRAS
+from heddle.base.version import VERSION
+from heddle.places.store import Store, digest_of, unpack
+from tests.wheels import ROOT, InstalledWheel, build_wheel, install
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> InstalledWheel:
+    return install(wheel, tmp_path_factory.mktemp("with a space") / "the environment")
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> InstalledWheel:
+    """As `pip install heddle-fabric` makes it: no package of an extra can be imported."""
+    others = (*(each.module for each in EXTRAS.values()), "pytest_timeout", "_pytest", "PIL", "mpl_toolkits")
+    return install(wheel, tmp_path_factory.mktemp("bare") / "env", without=others)
+
+
+def test_every_file_of_the_checkout_that_programs_read_is_in_the_wheel(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in resources.CONTENT:
+        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert {name for name in files if f"heddle/_content/{name}" not in names} == set()
+    package = (path for path in (ROOT / "heddle").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    assert {path.relative_to(ROOT).as_posix() for path in package} - names == set()
+    assert {f"heddle/_content/{name}" for name in resources.BESIDE} <= names
+
+
+def test_the_wheel_is_for_every_machine_and_has_one_version(wheel: Path) -> None:
+    assert wheel.name == f"heddle_fabric-{VERSION}-py3-none-any.whl", "nothing in it is compiled at installation"
+    metadata = zipfile.ZipFile(wheel).read(f"heddle_fabric-{VERSION}.dist-info/METADATA").decode()
+    assert f"\nName: heddle-fabric\nVersion: {VERSION}\n" in metadata
+    assert "version" in PROJECT["project"]["dynamic"]
+    assert {line.split()[1] for line in metadata.splitlines() if line.startswith("Provides-Extra:")} == set(EXTRAS)
+
+
+def test_an_extras_package_is_what_pyproject_declares() -> None:
+    declared = PROJECT["project"]["optional-dependencies"]
+    assert set(declared) == set(EXTRAS)
+    for name, extra in EXTRAS.items():
+        assert declared[name][0].startswith(f"{extra.package}>=")
+
+
+def test_it_lists_its_verbs_in_an_empty_directory(installed: InstalledWheel, tmp_path: Path) -> None:
+    listed = installed.heddle("--list", cwd=tmp_path)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    verbs = {line.split()[0] for line in listed.stdout.splitlines()[1:] if line}
+    assert {"up", "run", "paths", "down", "doctor"} <= verbs
+    assert verbs & {"test", "lint", "bench"} == set(), "they work on a checkout"
+    assert installed.heddle("--version", cwd=tmp_path).stdout == f"Heddle {VERSION}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_presets_plans_templates_and_programs_are_found(installed: InstalledWheel, tmp_path: Path) -> None:
+    explained = installed.heddle("up", "tiny", "--explain", cwd=tmp_path)
+    assert (explained.returncode, explained.stderr) == (0, "")
+    assert "heddle render FABRIC" in explained.stdout
+    rendered = installed.heddle("render", "tiny", "--out", "out", cwd=tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    assert (tmp_path / "out/tiny.clab.yml").is_file()
+    predicted = installed.heddle("paths", "--predict", "tiny", "--plan", "all-reduce-1qp", cwd=tmp_path)
+    assert predicted.returncode == 0, predicted.stderr
+    asked = "from heddle.base.resources import HERE; HERE.bpf_object('hash'); HERE.fastpath('x86_64'); HERE.verbs"
+    subprocess.run([str(installed.python), "-c", asked], cwd=tmp_path, check=True)
+
+
+def test_texts_name_the_program_that_was_started(installed: InstalledWheel, tmp_path: Path) -> None:
+    verbs = [line.split()[0] for line in installed.heddle("--list", cwd=tmp_path).stdout.splitlines()[1:] if line]
+    for words in (["--help"], *([verb, "--help"] for verb in verbs)):
+        told = installed.heddle(*words, cwd=tmp_path)
+        assert "./inv" not in told.stdout + told.stderr, words
+        assert told.stdout.startswith("Usage: heddle "), words
+    for line, hint in {
+        "status zone": "no lab is running; heddle up zone brings one up",
+        "upp": "did you mean up?",
+        "up tiny x": "heddle up [FABRIC] [flags]; heddle up --help says more",
+        "test": "heddle test needs a checkout of Heddle, and this one is installed",
+        "lint --format json": "clone Heddle's repository",
+    }.items():
+        told = installed.heddle(*line.split(), cwd=tmp_path, env={"HEDDLE_STATE_DIR": str(tmp_path / "state")})
+        assert told.returncode == 2, line
+        assert hint in told.stderr
+        assert "./inv" not in told.stdout + told.stderr
+
+
+def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tmp_path: Path) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        script = installed.heddle("--print-completion-script", shell, cwd=tmp_path).stdout
+        assert "heddle" in script
+        assert "inv" not in script.split()
+        assert "_complete_inv" not in script
+    asked = 'source <("$HEDDLE" --print-completion-script bash); COMP_WORDS=("$HEDDLE" up zo); COMP_CWORD=2; '
+    asked += '_complete_heddle heddle zo up; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(
+        ["bash", "--norc", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={"HEDDLE": str(installed.program), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("zone\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["plot", "queues"], "plot"),
+        (["graph", "--fabric", "tiny"], "plot"),
+        (["graph", "--fabric", "tiny", "--out", "x.png"], "plot"),
+        (["paths", "--predict", "tiny", "--plan", "ring", "--heatmap", "x.svg"], "plot"),
+        (["status", "--place", "ssh:lab.example.org"], "ssh"),
+    ],
+)
+def test_a_verb_that_needs_a_missing_extra_says_which(
+    bare: InstalledWheel, words: list[str], extra: str, tmp_path: Path
+) -> None:
+    told = bare.heddle(*words, "--format", "json", cwd=tmp_path)
+    assert told.returncode == 3
+    assert f"{EXTRAS[extra].package} is not installed" in told.stderr
+    assert f"hint: pip install 'heddle-fabric[{extra}]'" in told.stderr
+    assert "Traceback" not in told.stderr
+    (problem,) = json.loads(told.stdout)["error"]["problems"]
+    assert problem["hint"] == f"pip install 'heddle-fabric[{extra}]'"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_else_works_without_extras(bare: InstalledWheel, tmp_path: Path) -> None:
+    for words in (
+        ["--list"], ["up", "tiny", "--explain"], ["paths", "--predict", "tiny", "--plan", "ring"], ["render", "tiny"],
+    ):  # fmt: skip
+        told = bare.heddle(*words, cwd=tmp_path)
+        assert told.returncode == 0, told.stderr
+        assert "not installed" not in told.stderr
+    report = json.loads(bare.heddle("doctor", "--format", "json", cwd=tmp_path).stdout)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert [checks[name]["ok"] for name in ("plot", "ssh")] == [False, False]
+    assert checks["plot"]["fix"] == "pip install 'heddle-fabric[plot]'"
+
+
+def test_it_starts_again_by_a_path_that_needs_no_path_of_pythons(installed: InstalledWheel, tmp_path: Path) -> None:
+    """As sudo does it: another environment, and a working directory with a folder of our package's name."""
+    (tmp_path / "heddle").mkdir()
+    (tmp_path / "heddle/__init__.py").write_text("raise SystemExit('the wrong heddle')\n")
+    asked = "import json; from heddle.base.resources import HERE; print(json.dumps(HERE.command()))"
+    argv = json.loads(subprocess.check_output([str(installed.python), "-P", "-c", asked], cwd=tmp_path))
+    done = subprocess.run(
+        ["env", "-i", "PATH=/usr/bin:/bin", *argv, "upp"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, "heddle upp is not a verb\n  hint: did you mean up?\n")
+    # The interpreter of root, whose site-packages has no Heddle: a user's own site-packages is added by its path.
+    script = installed.packages / "heddle/cli/__main__.py"
+    (tmp_path / "other").mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True)
+    argv = [str(tmp_path / "other/bin/python"), "-P", str(script), "--version"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"Heddle {VERSION}\n", "")
+
+
+def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tmp_path: Path) -> None:
+    """What --place brings over from a wheel is what it brings from this checkout, but for docs and tests."""
+    asked = (
+        "import json, sys; from heddle.places import sync; m = sync.manifest_of(sync.project());"
+        "json.dump(m, open('manifest.json', 'w')); sync.send(sync.project(), sorted(m), sys.stdout.buffer)"
+    )
+    done = subprocess.run([str(installed.python), "-P", "-c", asked], cwd=tmp_path, capture_output=True, check=True)
+    manifest: Mapping[str, list[str]] = json.loads((tmp_path / "manifest.json").read_text())
+    store = Store(tmp_path / "there")
+    unpack(BytesIO(done.stdout), store.project)
+    assert store.finish(dict(manifest))
+    assert store.is_at(digest_of(dict(manifest)))
+    for name in manifest:
+        assert (store.project / name).read_bytes() == (ROOT / name).read_bytes()
+    assert {"inv", "tasks.py", "requirements.lock", "heddle/switch/bpf/hash.o", "topologies/tiny.yml"} <= set(manifest)
+    assert not any("_content" in name or "__pycache__" in name for name in manifest)
+    (store.project / ".venv").symlink_to(sys.prefix)
+    listed = subprocess.run(
+        [sys.executable, str(store.project / "tasks.py"), "--list"], capture_output=True, text=True, check=False
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert "up" in listed.stdout
+
+
+def test_a_program_without_its_mode_still_arrives_as_one(wheel: Path, tmp_path: Path) -> None:
+    made = install(wheel, tmp_path / "env")
+    (made.packages / "heddle/_content/inv").chmod(0o644)
+    asked = "import sys; from heddle.places import sync; sync.send(sync.project(), ['inv'], sys.stdout.buffer)"
+    done = subprocess.run([str(made.python), "-P", "-c", asked], capture_output=True, check=True, cwd=tmp_path)
+    with tarfile.open(fileobj=BytesIO(done.stdout)) as tar:
+        assert tar.getmember("inv").mode & 0o100
