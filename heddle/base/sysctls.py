@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
 SYSCTLS: Final = Path("/proc/sys")
+WRITABLE: Final = "docker run --security-opt systempaths=unconfined (podman: --security-opt unmask=ALL)"
+_ALWAYS_THERE: Final = "net/ipv4/ip_forward"
 HASH_SEED: Final = "net.ipv4.fib_multipath_hash_seed"  # of both versions of IP
 
 
 def sysctl_path(name: str) -> Path:
     """Where a sysctl is read and written, in the namespace that the calling thread stands in."""
     return SYSCTLS / name.replace(".", "/")
+
+
+def sysctls_read_only(root: Path = SYSCTLS) -> bool:
+    """Whether sysctls are visible here and cannot be written by anyone: /proc/sys of a container, as a rule."""
+    known = root / _ALWAYS_THERE
+    return known.exists() and not os.access(known, os.W_OK)
 
 
 def sysctl_number(text: str) -> int:

@@ -21,6 +21,7 @@ from typing import Any, Final
 from heddle.base import resources
 from heddle.base.extras import EXTRAS, PLOT, SSH
 from heddle.base.problems import MachineError
+from heddle.base.sysctls import SYSCTLS, WRITABLE, sysctls_read_only
 from heddle.host import delivery, limits, packages, probes
 from heddle.host.engine.docker import SETUP
 
@@ -152,12 +153,20 @@ def _kernel() -> Check:
 def _try(name: str, what: str, fix: str, *, required: bool = True) -> Check:
     """A check whose answer came out of the throwaway namespace."""
     said = _probed().get(name, "was not reached")
+    if said.endswith(probes.READ_ONLY):  # the kernel has it
+        fix = f"in a container: {WRITABLE}"
     return Check(name, said == "ok", what if said == "ok" else f"{what}: {said}", fix, required and _decides())
 
 
 def _decides() -> bool:
     """What an ordinary user may not do says nothing about what the verbs can: those go through sudo."""
     return os.geteuid() == 0
+
+
+def _sysctls() -> Check:
+    if sysctls_read_only():
+        return Check("sysctls", False, f"{SYSCTLS} is read-only", f"in a container: {WRITABLE}", _decides())
+    return Check("sysctls", True, f"{SYSCTLS} can be written")
 
 
 def _bpf() -> Check:
@@ -320,6 +329,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "libbpf": _libbpf,
     "util-linux": lambda: _tool("util-linux", "util-linux", required=True),
     "namespaces": lambda: _try("namespaces", "network namespaces can be made", _CONTAINER),
+    "sysctls": _sysctls,
     "veth": lambda: _try("veth", "virtual links can be made", _FULL),
     "hash policy": lambda: _try("hash policy", "fib_multipath_hash_policy 3 with chosen fields", "Linux 5.12 or newer"),
     "hash seed": lambda: _try("hash seed", "fib_multipath_hash_seed can be set", _SEED),

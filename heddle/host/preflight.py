@@ -17,7 +17,7 @@ from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
-from heddle.base.sysctls import HASH_SEED, SYSCTLS
+from heddle.base.sysctls import HASH_SEED, SYSCTLS, WRITABLE, sysctls_read_only
 from heddle.fabric.model import Fabric
 from heddle.host import limits
 from heddle.host.packages import FRR_DIRS
@@ -113,6 +113,10 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
 
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
+    if sysctls_read_only(SYSCTLS):
+        why = "is read-only here, and nodes need sysctls of their own"
+        yield Problem("kernel", str(SYSCTLS), why, f"in a container: {WRITABLE}")
+        return
     # Only the kernel's own hash needs it: in all other modes the seed is the BPF program's.
     if not fabric.policy.routing.by_program and not SYSCTLS.joinpath(*HASH_SEED.split(".")).exists():
         yield Problem(

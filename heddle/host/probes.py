@@ -18,9 +18,13 @@ _BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _BPF_MAP_CREATE: Final = 0
 _BPF_MAP_TYPE_ARRAY: Final = 2
 
+READ_ONLY: Final = "cannot be written"  # as `put` below says it
 _TRY: Final = """\
 try() { name=$1; shift; said=$("$@" 2>&1) && echo "$name=ok" || echo "$name=$(echo "$said" | head -n 1)"; }
-put() { { echo "$2" > "$1"; } 2>/dev/null || { echo "this kernel has no $1"; return 1; }; }
+put() {
+  [ -e "$1" ] || { echo "this kernel has no $1"; return 1; }
+  { echo "$2" > "$1"; } 2>/dev/null || { echo "$1 cannot be written"; return 1; }
+}
 echo namespaces=ok
 try veth ip link add name heddle0 type veth peer name heddle1
 try htb tc qdisc add dev heddle0 root handle 1: htb

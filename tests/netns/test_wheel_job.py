@@ -181,6 +181,26 @@ def test_a_machine_without_a_package_says_which_command_installs_it(
     assert list(empty.iterdir()) == []
 
 
+def test_read_only_sysctls_are_named_before_anything_is_made(
+    installed: InstalledWheel, name: str, empty: Path, tmp_path: Path, leftovers: Leftovers
+) -> None:
+    """As in a container: the hint has the option of the engine that makes them writable."""
+    script = 'mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec "$@"'
+    before = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "x"]
+    env = {"HEDDLE_STATE_DIR": str(tmp_path / "state")}
+    told = installed.heddle("up", "tiny", "--name", name, cwd=empty, env=env, before=before)
+    assert told.returncode == 3, told.stdout
+    assert told.stderr == (
+        "kernel  /proc/sys is read-only here, and nodes need sysctls of their own\n"
+        "        hint: in a container: docker run --security-opt systempaths=unconfined"
+        " (podman: --security-opt unmask=ALL)\n"
+    )
+    checked = installed.heddle("doctor", cwd=empty, env=env, before=before).stdout
+    assert "sysctls       MISSING  /proc/sys is read-only" in checked
+    assert "this kernel has no /proc/sys" not in checked
+    assert leftovers(name) == []
+
+
 def test_setup_fabric_finds_what_is_installed(installed: InstalledWheel, empty: Path) -> None:
     done = installed.heddle("setup", "fabric", "--format", "json", cwd=empty)
     assert done.returncode == 0, done.stderr
