@@ -113,11 +113,11 @@ def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tm
         assert "heddle" in script
         assert "inv" not in script.split()
         assert "_complete_inv" not in script
-    asked = 'source <("$HEDDLE" --print-completion-script bash); COMP_WORDS=("$HEDDLE" up zo); COMP_CWORD=2; '
-    asked += '_complete_heddle heddle zo up; echo "${COMPREPLY[@]}"'
+    asked = "source <(heddle --print-completion-script bash); COMP_LINE='heddle up zo'; COMP_POINT=12; "
+    asked += 'COMP_WORDS=(heddle up zo); COMP_CWORD=2; _complete_heddle heddle zo up; echo "${COMPREPLY[@]}"'
     done = subprocess.run(
         ["bash", "--norc", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True,
-        env={"HEDDLE": str(installed.program), "PATH": "/usr/bin:/bin"},
+        env={"PATH": f"{installed.program.parent}:/usr/bin:/bin"},
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("zone\n", "")
 
