@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from heddle.base.problems import MachineError, Problem, machine_errors
 CLAIMS_DIR: Final = Path("/run/heddle-pytest")
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ATTEMPTS: Final = 10
+_numbers = count()  # of this process, for all of its pools
 _START_FIELD: Final = 19  # starttime of proc(5), counted behind the command's closing parenthesis
 
 
@@ -41,10 +43,10 @@ class LabClaim:
         return start_of(self.pid) == self.started
 
 
-def lab_name(number: int) -> str:
-    """A name that no lab of another process has. number: of the lab in this process."""
+def new_name() -> str:
+    """A name that no lab of another process has, and none of the last 1,295 of this one."""
     pid = os.getpid()
-    return f"t{_base36(pid, 5)}{_base36(start_of(pid) or 0, 4)}{_base36(number, 2)}"
+    return f"t{_base36(pid, 5)}{_base36(start_of(pid) or 0, 4)}{_base36(next(_numbers), 2)}"
 
 
 def start_of(pid: int) -> int | None:

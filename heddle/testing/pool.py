@@ -63,7 +63,6 @@ class Pool:
     note: Callable[[str], None] = lambda _: None
     on_first: Callable[[], None] = lambda: None  # before the first lab is made
     _labs: list[_Pooled] = field(default_factory=list)
-    _numbers: Iterator[int] = field(default_factory=count)
     _ranks: Iterator[int] = field(default_factory=count)
     _pid: int = field(default_factory=os.getpid)
     _began: bool = False
@@ -167,7 +166,7 @@ class Pool:
             atexit.register(self.close)
             self.on_first()
             self._sweep()
-        name = claims.lab_name(next(self._numbers))
+        name = claims.new_name()
         claims.claim(name, state.state_dir())
         try:
             loaded = request.load(name)

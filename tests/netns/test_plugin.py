@@ -51,6 +51,14 @@ def test_ten_lines_outside_the_tree_pass_and_leave_nothing(place: UserPlace, lef
     assert not [each for each in claims() if each.state_dir == str(place.state)]
 
 
+@pytest.mark.clab
+def test_ten_lines_pass_in_containers(place: UserPlace, leftovers: Leftovers, engine: None) -> None:
+    place.write(test_mine=TEN_LINES, conftest=NOTE_NAMES)
+    done = place.pytest(*PLUGIN, "-q", "--heddle-runtime=containerlab", "--heddle-no-skip")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert leftovers(*names(place)) == []
+
+
 NOTE_NAMES = """
 import pathlib, pytest
 
