@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from heddle.base.problems import HeddleError
+from heddle.base.problems import CheckError, Problem
 from heddle.testing.failuretext import ROWS, failed, host_cpu, many, rest, run_text
 
 if TYPE_CHECKING:
@@ -158,20 +158,25 @@ def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) 
 
 
 def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
+    """What is wrong after the wait, a line each: links, daemons and queues first, since routes follow from these."""
     from heddle.lab import faults, health
 
+    if lost := lab.runtime.lacking(lab.name, lab.topology):
+        return _lines(lost)
+    late: tuple[Problem, ...] = ()
     try:
-        if lost := lab.runtime.lacking(lab.name, lab.topology):
-            return [str(each).partition("\n")[0] for each in lost]
         if degraded:
             faults.wait(lab, within)
         else:
             lab.wait(timeout=within)
-        now = lab.snapshot(health.parts(lab))
-        found = health.problems(lab, now) if not degraded else health.silent_daemons(now)
-    except HeddleError as error:
-        found = list(error.problems)
-    return [str(each).partition("\n")[0] for each in found]
+    except CheckError as error:
+        late = error.problems
+    now = lab.snapshot(health.parts(lab))
+    return _lines([*(health.silent_daemons(now) if degraded else health.problems(lab, now)), *late])
+
+
+def _lines(problems: Sequence[Problem]) -> list[str]:
+    return [str(each).partition("\n")[0] for each in problems]
 
 
 def assert_no_wrong(result: RunResult) -> None:

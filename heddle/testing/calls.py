@@ -1,40 +1,22 @@
 """What the fixtures `heddle_run`, `heddle_paths` and `heddle_queues` give a test: functions bound to its lab.
 
 In:  a running Lab. Out: RunResult, PathsResult, QueuesResult, typed as everywhere else. A mistake in the arguments is
-raised as InputError; its traceback ends at the line of the test.
+an InputError; the plugin ends its traceback at the line of the test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
-from heddle.base.problems import HeddleError, InputError, Problem
+from heddle.base.problems import InputError, Problem
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queuestatus import QueueRow, QueuesResult
     from heddle.proof.verdict import PathsResult
     from heddle.runs.results import RunResult
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _short(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same; where it raises a problem of the user's, pytest shows the line of the test and none of Heddle's."""
-
-    @wraps(function)
-    def call(*args: _P.args, **keys: _P.kwargs) -> _R:
-        __tracebackhide__ = True
-        try:
-            return function(*args, **keys)
-        except HeddleError as error:
-            raise error.with_traceback(None) from None
-
-    return call
 
 
 class RunCall:
@@ -47,7 +29,6 @@ class RunCall:
         self._lab = lab
         self.runs: list[RunResult] = []  # of this test, oldest first
 
-    @_short
     def __call__(
         self,
         *,
@@ -90,7 +71,6 @@ class PathsCall:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
-    @_short
     def __call__(self, run: RunResult | str | None = None) -> PathsResult:
         """The proof of a run: its result, its ID, or the last one. InputError when there is none."""
         from heddle.runs.past import has_run, paths_of
@@ -116,7 +96,6 @@ class QueuesCall:
             (row.port, row.traffic_class): (row.packets, row.bytes) for row in rows
         }
 
-    @_short
     def __call__(self) -> QueuesResult:
         """One reading."""
         from heddle.lab.queuestatus import read_queues

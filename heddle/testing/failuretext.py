@@ -42,8 +42,8 @@ def rest(count: int, word: str) -> list[str]:
 
 
 def many(count: int, word: str) -> str:
-    """`1 queue`, `1,200 queues`."""
-    return f"{count:,} {word}{'es' if word.endswith('s') else 's'}" if count != 1 else f"1 {word}"
+    """`1 queue`, `1,200 switches`."""
+    return f"{count:,} {word}{'es' if word.endswith(('s', 'ch')) else 's'}" if count != 1 else f"1 {word}"
 
 
 def run_text(result: RunResult) -> str:

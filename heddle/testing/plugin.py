@@ -15,6 +15,8 @@ pytest finds it by its entry point where Heddle is installed; in a checkout, `-p
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -126,13 +128,33 @@ def _replaced_at(item: pytest.Function) -> str:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note failures, since labs and captures of failed tests are kept; say in the report which lab it was."""
+    """Note failures, since labs and captures of failed tests are kept; say in the report which lab it was.
+
+    A problem's text says all there is to say: the traceback ends at the test's own line, unless --full-trace is given.
+    """
+    if (error := call.excinfo) and isinstance(error.value, HeddleError) and not item.config.getoption("fulltrace"):
+        call.excinfo = pytest.ExceptionInfo.from_exception(error.value.with_traceback(_without_package(error.tb)))
     report = yield
     if report.failed:
         item.stash[FAILED] = True
         if report.when == "call" and (text := item.config.stash[_SESSION].about(item)):
             report.sections.append(("heddle", text))
     return report
+
+
+def _without_package(trace: TracebackType) -> TracebackType:
+    """A traceback without Heddle's own lines, or the whole where no others are."""
+    package = Path(__file__).resolve().parents[1]
+    steps: list[TracebackType] = []
+    step: TracebackType | None = trace
+    while step is not None:
+        if not Path(step.tb_frame.f_code.co_filename).is_relative_to(package):
+            steps.append(step)
+        step = step.tb_next
+    kept: TracebackType | None = None
+    for each in reversed(steps):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept or trace
 
 
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:

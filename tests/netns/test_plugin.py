@@ -190,6 +190,7 @@ def test_a_lab_that_was_destroyed_by_hand_is_built_again_and_that_is_said(
 
 FAILING = """
 import pytest
+from heddle.lab.faults import link_down
 from heddle.testing import assert_mmr_below
 
 pytestmark = pytest.mark.fabric("tiny")
@@ -204,8 +205,8 @@ def test_bad(heddle_run, heddle_paths):
     assert_mmr_below(heddle_paths(), 0.5)
 
 
-def test_mistake(heddle_run):
-    heddle_run(qps=0, transport="rcc")
+def test_mistake(heddle_lab):
+    link_down(heddle_lab, "rtsw1:eth33")
 """
 
 
@@ -221,11 +222,9 @@ def test_of_a_failed_test_the_lab_and_the_capture_stay_and_how_to_look_is_said(
         said = section(done.stdout, "FAILURES")
         assert "E       AssertionError: the MMR of bytes is above 0.5" in said
         assert f"lab {bad}: tiny, runtime netns\nrun 0001 of lab {bad}: all-reduce, 4 ranks, 1 QP\nlook at it: " in said
-        assert '>       heddle_run(qps=0, transport="rcc")' in said
-        assert (
-            "E       heddle.base.problems.InputError: --transport rcc" in said or "--qps 0 is outside 1 to 128" in said
-        )
-        assert "options.py" not in said and "calls.py" not in said, "the traceback ends at the test"
+        assert '>       link_down(heddle_lab, "rtsw1:eth33")' in said
+        assert "E       heddle.base.problems.InputError: rtsw1:eth33 is no port" in said
+        assert "faults.py" not in said, "the traceback ends at the test"
         notes = section(done.stdout, "heddle")
         inv = f"HEDDLE_STATE_DIR='{place.state}' ./inv"
         assert (
