@@ -1,4 +1,4 @@
-"""The pytest plugin: running fabrics as fixtures, and assertions whose failures say what to look at.
+"""The pytest plugin: running fabrics as fixtures, and assertions with readable failures.
 
 A test imports its assertions from here; fixtures, marker and options come from plugin.py. docs/testing.md explains
 them. pytest loads this package wherever Heddle is installed, so nothing here imports other rooms until it is used.

@@ -1,4 +1,4 @@
-"""Assertions on runs, paths, queues and labs whose failures read well.
+"""Assertions on runs, paths, queues and labs, with readable failures.
 
 In:  RunResult of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
 `heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
@@ -130,7 +130,7 @@ def _lossless_paths(paths: PathsResult) -> None:
     if lost:
         rows = [(port, f"{count:,}") for port, count in sorted(lost.items(), key=lambda each: -each[1])]
         failed(
-            "packets were lost on their way",
+            "packets were lost between two counters",
             expected="every packet that one counter saw is seen by the next one",
             observed=f"missing: {many(sum(lost.values()), 'packet')}",
             where=[*_table(("lost behind", "packets"), rows[:ROWS]), *rest(len(rows) - ROWS, "port")],
@@ -139,7 +139,7 @@ def _lossless_paths(paths: PathsResult) -> None:
 
 
 def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) -> None:
-    """Every kernel forwards as the fabric file says, every BGP session is up, and every daemon answers.
+    """Every kernel forwards as configured, every BGP session is up, and every daemon answers.
 
     within: seconds to wait for it. degraded: accept links that are down and drained switches, and expect the routes
     of a fabric without them.
@@ -147,7 +147,7 @@ def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) 
     __tracebackhide__ = True
     wrong = _unconverged(lab, within, degraded=degraded)
     if wrong:
-        as_said = "as a fabric without the links that are down" if degraded else "as the fabric file says"
+        as_said = "as a fabric without the links that are down" if degraded else "as configured"
         failed(
             f"the fabric has not converged within {within:g} s",
             expected=f"every kernel forwards {as_said}, and every daemon answers",

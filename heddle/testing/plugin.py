@@ -128,9 +128,9 @@ def _replaced_at(item: pytest.Function) -> str:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note failures, since labs and captures of failed tests are kept; say in the report which lab it was.
+    """Note failures, since labs and captures of failed tests are kept; name the lab in the report.
 
-    A problem's text says all there is to say: the traceback ends at the test's own line, unless --full-trace is given.
+    The text of a HeddleError is complete, so its traceback ends at the line of the test; --full-trace shows all.
     """
     if (error := call.excinfo) and isinstance(error.value, HeddleError) and not item.config.getoption("fulltrace"):
         call.excinfo = pytest.ExceptionInfo.from_exception(error.value.with_traceback(_without_package(error.tb)))

@@ -7,9 +7,9 @@
     with pool.lent("tiny", user="test_mine.py") as lab: ...             # both
     pool.close()                                                        # every lab goes down
 
-A lab that is in use is given to no other test. One that waits is parked: no verb sees it, so a test that names no lab
-gets its own. When a new lab would exceed `most`, the one that was not used for the longest time goes down. Names carry
-the process: see claims.py. One process, one thread.
+A lab in use is not shared. An idle lab is parked: no verb sees it, so a verb without --lab finds the lab of its test.
+When a new lab would exceed `most`, the lab that was idle for the longest time goes down. Names carry the process: see
+claims.py. One process, one thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric
     from heddle.lab.lab import Lab
 
-MOST: Final = 2  # labs that are up at once, unless the user says otherwise
+MOST: Final = 2  # labs that are up at once, by default
 _STATE_DIR: Final = "HEDDLE_STATE_DIR"
 
 
@@ -204,7 +204,7 @@ class Pool:
 
 
 def _canonical(loaded: LoadedFabric) -> str:
-    """All that a fabric file says, defaults too, but its name: labs with the same text are the same."""
+    """Every key of a fabric file but its name, defaults included; labs with equal texts can be shared."""
     from heddle.lab.rendered import blueprint_from
 
     return json.dumps({**blueprint_from(loaded).spec_data(), "name": ""}, sort_keys=True, default=str)

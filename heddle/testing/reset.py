@@ -1,7 +1,7 @@
-"""Between two tests: a lab becomes as fresh as `up` left it, or what prevents that is named.
+"""Between two tests: make a lab as fresh as after `up`, or report what prevents it.
 
 In:  a Lab, and the processes that it had when it was fresh.
-Out: ResetResult. Undone without a word: links that are down, drains, hashing and thresholds that were set live,
+Out: ResetResult. Undone without a warning: links that are down, drains, hashing and thresholds that were set live,
 counters, kept runs. Reported: processes that were left, which are ended, and damage, after which the lab must be built
 again.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 30.0  # for routes to come back after a fault
 _SHOWN: Final = 3
-# The checks of `validate` that read and send nothing: a lab that passes them is as its fabric file says.
+# The checks of `validate` that read and send nothing: a lab that passes them is configured as its fabric file.
 _CHECKED: Final = (
     "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "links", "daemons", "bgp", "routes",
 )  # fmt: skip
@@ -36,7 +36,7 @@ class ResetResult:
 
 
 def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
-    """Undo what a test has done to the lab. It raises nothing: an error on the way is damage."""
+    """Undo what a test has done to the lab. It raises nothing: an error is reported as damage."""
     try:
         if lost := lost_nodes(lab):
             return ResetResult(damage=tuple(lost))
@@ -84,7 +84,7 @@ def _wrong(lab: Lab) -> list[str]:
 
 
 def _clear(lab: Lab) -> None:
-    """Counters and kept runs. A run that a test left under way holds the lock: that is an error."""
+    """Counters and kept runs. An error when a run is still in progress: it holds the lock."""
     from heddle.base import mounts as trees
     from heddle.base import state
     from heddle.switch import counters

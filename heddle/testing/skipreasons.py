@@ -26,7 +26,8 @@ def cannot_run(fabric: Fabric, runtime: str) -> str:
     reasons = [] if os.geteuid() == 0 else [_ROOT]
     needed = _needed(fabric, runtime)
     reasons += [_text(check) for check in _checks() if not check.ok and _counts(check, runtime, needed)]
-    return "; ".join(reasons or _refused(fabric, runtime))
+    # A problem's text names the program as the user started it.
+    return str(Problem("", "; ".join(reasons or _refused(fabric, runtime)), ""))
 
 
 @cache

@@ -1,6 +1,6 @@
 """SIGTERM and SIGHUP end a pytest that has labs up as Ctrl-C does: its labs go down first.
 
-In:  a running pytest. Out: nothing; signals that somebody else handles are left alone.
+In:  a running pytest. Out: nothing; a signal with another handler keeps it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StopSignals:
         self._installed: list[signal.Signals] = []
 
     def install(self) -> None:
-        """Take over the signals that have their default action."""
+        """Handle the signals that have their default action."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -29,7 +29,7 @@ class StopSignals:
                 self._installed.append(number)
 
     def restore(self) -> None:
-        """Give them their default action back."""
+        """Restore the default action."""
         if threading.current_thread() is threading.main_thread():
             while self._installed:
                 signal.signal(self._installed.pop(), signal.SIG_DFL)

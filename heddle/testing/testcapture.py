@@ -65,7 +65,7 @@ class PortsCapture:
 
     @property
     def trouble(self) -> str:
-        """What went wrong on the way, in one line; empty when nothing did."""
+        """What went wrong, in one line; empty when nothing did."""
         problems = self._wrong.problems if self._wrong is not None else self.done.problems if self.done else ()
         return "; ".join(str(each).partition("\n")[0] for each in problems)
 

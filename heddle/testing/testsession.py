@@ -34,7 +34,7 @@ FAILED: Final = pytest.StashKey[bool]()
 
 @dataclass(slots=True)
 class LabOfTest:
-    """What a report says about the lab of one test. runs: of this test, oldest first."""
+    """What a report shows about the lab of one test. runs: of this test, oldest first."""
 
     lab: Lab
     title: str

@@ -143,7 +143,7 @@ def test_tests_share_a_lab_that_is_reset_between_them(place: UserPlace, leftover
 
 def test_what_a_test_leaves_can_be_made_an_error(place: UserPlace) -> None:
     text = SHARED[: SHARED.index("def test_1")] + SHARED[SHARED.index("def test_3") : SHARED.index("def test_4")]
-    place.write(test_shared=text)
+    place.write(test_shared=text.replace('fabric("tiny")', 'fabric("tiny", racks=1)'))
     done = place.pytest(*PLUGIN, "-q", "-W", "error::heddle.testing.LeftoverWarning")
     assert done.returncode == 1 and "1 passed, 1 error" in done.stdout, done.stdout
     assert "left process" in section(done.stdout, "ERRORS")
@@ -310,8 +310,9 @@ def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
     assert leftovers(lab) == []
 
 
-def test_a_fixture_of_the_users_may_take_the_plugins_and_give_it(place: UserPlace) -> None:
+def test_a_fixture_of_the_users_may_build_on_the_plugins(place: UserPlace) -> None:
     conftest = "import pytest\n@pytest.fixture\ndef heddle_lab(heddle_lab):\n    yield heddle_lab\n"
-    place.write(conftest=conftest, test_mine=TEN_LINES)
+    text = 'import pytest\n@pytest.mark.fabric("tiny", racks=1)\ndef test_mine(heddle_run):\n'
+    place.write(conftest=conftest, test_mine=f'{text}    assert heddle_run(sizes="64K", iters=1).wrong == 0\n')
     done = place.pytest(*PLUGIN, "-q")
     assert done.returncode == 0, done.stdout + done.stderr

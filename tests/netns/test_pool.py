@@ -86,7 +86,7 @@ def test_what_cannot_come_up_leaves_neither_lab_nor_claim(pool: Pool) -> None:
     assert {each.lab for each in claims()} == before
 
 
-def test_a_lab_that_is_kept_is_nobodys_and_stays(pool: Pool) -> None:
+def test_a_lab_that_is_kept_stays_up_without_a_claim(pool: Pool) -> None:
     kept = pool.take(ONE)
     pool.keep(kept)
     pool.close()
@@ -99,7 +99,7 @@ def test_a_lab_that_is_kept_is_nobodys_and_stays(pool: Pool) -> None:
         life.down(kept.name)
 
 
-def test_a_hand_made_lab_has_no_part_in_it(pool: Pool, name: str) -> None:
+def test_the_pool_ignores_labs_of_the_user(pool: Pool, name: str) -> None:
     life.up(load_fabric("tiny", name=name, overrides=ONE.overrides))
     assert pool.take(ONE).name != name
     pool.close()

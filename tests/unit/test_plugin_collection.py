@@ -92,7 +92,7 @@ def test_the_plugin_is_loaded_once_however_often_it_is_named(tmp_path: Path, how
     if how != "option":
         place.write(conftest="pytest_plugins = ['heddle.testing.plugin']\n")
     site = tmp_path / "site"
-    if installed:  # as a wheel says it
+    if installed:  # with the metadata of a wheel
         meta = site / "heddle_fabric-0.1.0.dist-info"
         meta.mkdir(parents=True)
         (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: heddle-fabric\nVersion: 0.1.0\n")
