@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from heddle.base import resources
 from heddle.base.problems import HeddleError, Problem
 from heddle.testing.calls import PathsCall, QueuesCall, RunCall
 from heddle.testing.pool import MOST, Pool
@@ -144,11 +145,10 @@ def pytest_runtest_makereport(
 
 def _without_package(trace: TracebackType) -> TracebackType:
     """A traceback without Heddle's own lines, or the whole where no others are."""
-    package = Path(__file__).resolve().parents[1]
     steps: list[TracebackType] = []
     step: TracebackType | None = trace
     while step is not None:
-        if not Path(step.tb_frame.f_code.co_filename).is_relative_to(package):
+        if not Path(step.tb_frame.f_code.co_filename).is_relative_to(resources.HERE.package):
             steps.append(step)
         step = step.tb_next
     kept: TracebackType | None = None
