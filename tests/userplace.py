@@ -14,10 +14,14 @@ PLUGIN = ("-p", "heddle.testing.plugin")
 
 @dataclass(frozen=True)
 class UserPlace:
-    """A directory; `state` is where its labs have their records. before: words in front of Python."""
+    """A directory; `state` is where its labs have their records. before: words in front of Python.
+
+    python: an interpreter that has Heddle installed; None takes this one, with the checkout in PYTHONPATH.
+    """
 
     path: Path
     before: tuple[str, ...] = ()
+    python: Path | None = None
 
     @classmethod
     def below(cls, parent: Path, before: tuple[str, ...] = (), **files: str) -> UserPlace:
@@ -36,13 +40,28 @@ class UserPlace:
             (self.path / f"{name}.py").write_text(text)
 
     def environment(self, *python_path: Path) -> dict[str, str]:
-        """Nothing of Heddle is installed: PYTHONPATH has the checkout."""
-        mine = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE"))}
-        paths = os.pathsep.join(map(str, (ROOT, *python_path)))
-        return {**mine, "PYTHONPATH": paths, "HEDDLE_STATE_DIR": str(self.state), "COLUMNS": "100", "TERM": "dumb"}
+        """The variables of a session, without those of this one."""
+        mine = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE", "PYTHON"))}
+        paths = [*([ROOT] if self.python is None else []), *python_path]
+        return {
+            **mine,
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "HEDDLE_STATE_DIR": str(self.state),
+            "COLUMNS": "100",
+            "TERM": "dumb",
+        }
 
     def command(self, *words: str) -> list[str]:
-        return [*self.before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *words]
+        return [
+            *self.before,
+            str(self.python or sys.executable),
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--color=no",
+            *words,
+        ]
 
     def pytest(self, *words: str, python_path: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
         """A whole session."""
