@@ -28,7 +28,7 @@ from heddle.base.problems import HeddleError
 from heddle.testing import claims
 from heddle.testing.fabricmarker import FabricRequest
 from heddle.testing.labprocesses import LabProcess, processes_of
-from heddle.testing.reset import ResetResult, lost_nodes, reset
+from heddle.testing.reset import ResetResult, lost_parts, reset
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric
@@ -81,7 +81,7 @@ class Pool:
         for found in [each for each in self._labs if each.key == key and not each.user]:
             with _state_in(found.state_dir):
                 state.unpark(found.lab.name)
-                lost = lost_nodes(found.lab)
+                lost = lost_parts(found.lab, found.fresh)
             if not lost:
                 found.user, found.used = user, next(self._ranks)
                 return found.lab

@@ -38,12 +38,9 @@ class ResetResult:
 def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
     """Undo what a test has done to the lab. It raises nothing: an error is reported as damage."""
     try:
-        if lost := lost_nodes(lab):
+        if lost := lost_parts(lab, fresh):
             return ResetResult(damage=tuple(lost))
-        now = processes_of(lab)
-        if gone := frozenset(fresh) - now:
-            return ResetResult(damage=(_ended_text(gone),))
-        extra = sorted(now.difference(fresh), key=lambda each: (each.node, each.pid))
+        extra = sorted(processes_of(lab).difference(fresh), key=lambda each: (each.node, each.pid))
         texts = tuple(each.text() for each in extra)
         end_processes(lab, extra)
         _undo(lab)
@@ -55,14 +52,17 @@ def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
     return ResetResult(texts)
 
 
-def lost_nodes(lab: Lab) -> list[str]:
-    """Nodes that are not up although nothing of Heddle took them down, a line each; or that the lab is gone."""
+def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
+    """What was destroyed by hand, a line each: the lab, some of its nodes, or processes of a fresh lab."""
     from heddle.base import state
 
     record = state.read_record(lab.name)
     if record is None or record.phase != "running":
         return [f"lab {lab.name} was taken down"]
-    return list(map(_first_line, lab.runtime.lacking(lab.name, lab.topology)))
+    if lost := lab.runtime.lacking(lab.name, lab.topology):
+        return list(map(_first_line, lost))
+    gone = frozenset(fresh) - processes_of(lab)
+    return [_ended_text(gone)] if gone else []
 
 
 def _undo(lab: Lab) -> None:

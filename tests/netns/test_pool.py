@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,11 +12,13 @@ from heddle.base import state
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runtimes.registry import on_machine
 from heddle.testing.claims import claims
 from heddle.testing.fabricmarker import FabricRequest
+from heddle.testing.labprocesses import processes_of
 from heddle.testing.pool import Pool
 
 ONE = FabricRequest("tiny", ("racks=1", "hosts_per_rack=1"))
@@ -66,14 +70,29 @@ def test_a_lab_that_waits_is_hidden_and_one_in_use_is_not(pool: Pool) -> None:
     assert pool.take(SAME).name == waits.name and open_lab(waits.name).fabric == waits.fabric
 
 
-def test_a_lab_that_was_taken_down_while_it_waited_is_built_again(pool: Pool, notes: list[str]) -> None:
+def take_down(lab: Lab) -> str:
+    life.down(lab.name)
+    return f"lab {lab.name} was taken down"
+
+
+def kill_zebra(lab: Lab) -> str:
+    zebra = next(each for each in processes_of(lab) if "zebra" in each.command())
+    os.kill(zebra.pid, signal.SIGKILL)
+    while zebra in processes_of(lab):
+        pass
+    return f"1 process of the lab ended, in {zebra.node}"
+
+
+@pytest.mark.parametrize("destroy", [take_down, kill_zebra])
+def test_a_lab_that_was_destroyed_while_it_waited_is_built_again(
+    pool: Pool, notes: list[str], destroy: Callable[[Lab], str]
+) -> None:
     gone = pool.take(ONE, user="first")
     pool.release(gone)
-    life.down(gone.name)
+    why = destroy(gone)
     again = pool.take(ONE, user="test_mine.py::test_two")
-    assert again.name != gone.name
+    assert again.name != gone.name and not on_machine(gone.name)
     title = "tiny, racks=1, hosts_per_rack=1"
-    why = f"lab {gone.name} was taken down"
     assert notes == [f"lab {gone.name} ({title}) is built again for test_mine.py::test_two: {why}"]
 
 
