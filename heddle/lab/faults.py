@@ -156,7 +156,7 @@ def undrain(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
     wait(lab, timeout)
 
 
-def undo_all(lab: Lab, timeout: float = _SECONDS) -> State:
+def undo_all(lab: Lab, timeout: float) -> State:
     """Take up every link that is down and end every drain, then wait; the state before. timeout: seconds.
 
     A link that was taken down inside a host stays down: `state_of` shows it afterwards.

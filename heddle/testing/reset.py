@@ -24,6 +24,7 @@ _SHOWN: Final = 3
 # The checks of `validate` that read and send nothing: a lab that passes them is configured as its fabric file.
 _CHECKED: Final = (
     "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "links", "daemons", "bgp", "routes",
+    "pauses",
 )  # fmt: skip
 
 
@@ -69,12 +70,10 @@ def _undo(lab: Lab) -> None:
     from heddle.lab.faults import undo_all
     from heddle.lab.rehash import restore_hashing
     from heddle.lab.requeue import restore_queues
-    from heddle.switch.pfc import control as pfc
 
     restore_hashing(lab)
     restore_queues(lab)
     undo_all(lab, _SECONDS)
-    pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
 
 
 def _wrong(lab: Lab) -> list[str]:

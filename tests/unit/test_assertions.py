@@ -12,7 +12,7 @@ from heddle.lab.queuestatus import AgentRow, QueueRow, QueuesResult, Reactions
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.measure import Count, Measured
 from heddle.proof.verdict import Arrivals, FlowProof, PathsResult
-from heddle.runs.results import RunResult, SizeRow
+from heddle.runs.results import RunResult
 from heddle.testing import (
     assert_busbw_above,
     assert_depth_below,
@@ -73,7 +73,7 @@ def busy() -> RunResult:
     found = result()
     causes = (Cause("processor", 1 << 16, 1, sure=True, text="CPU 1 was busy 99% of the time"),)
     flows = tuple(replace(flow, ce=at) for at, flow in enumerate(found.flows))
-    rows = (*found.rows[:1], SizeRow(1 << 22, 1001.0, 0.02, 0.03, 12))
+    rows = (*found.rows[:1], replace(found.rows[1], wrong=12))
     machine = replace(found.machine, unreliable=causes, socket_drops=3)
     return replace(found, flows=flows, rows=rows, machine=machine, run_id="0003")
 
