@@ -1,20 +1,23 @@
-"""Fixtures that give a running fabric. They are public: your own check is ten lines.
+"""Fixtures of the project's own suites, above those of the plugin (docs/testing.md).
 
-    # tests/netns/test_mine.py
-    from heddle.lab.lab import Lab
-
-
-    def test_every_rack_is_two_ways_away(tiny: Lab) -> None:
-        routes = tiny.output("rtsw1", ["ip", "route", "show", "10.0.1.0/24"])
+    @pytest.mark.fabric("tiny")
+    def test_every_rack_has_two_paths(heddle_lab: Lab) -> None:             # fresh for this test
+        routes = heddle_lab.output("rtsw1", ["ip", "route", "show", "10.0.1.0/24"])
         assert routes.count("nexthop") == 2
 
     def test_three_racks(fabric_lab: FabricLab) -> None:
-        lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1)      # up and converged; goes down with the module
+        lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1)                 # for the rest of the module
         assert "10.0.2.0/24" in lab.output("rtsw1", ["vtysh", "-c", "show ip route bgp"])
 
-`lab.handle(node)` gives the namespace, `lab.exec` and `lab.output` run commands in it, `lab.fabric`
-says what should be.
-Labs of tests have names and a state directory of their own, so they run beside yours.
+Both come from one pool: modules that ask for the same fabric share a lab, which is reset between them. A module with
+a fabric of its own takes it so, and has it until its last test:
+
+    @pytest.fixture(scope="module")
+    def lab(lent: Lend) -> Lab:
+        return lent("zone", "racks=4", "routing.ecmp=e-ecmp")
+
+`lab.handle(node)` gives the namespace, `lab.exec` and `lab.output` run commands in it, `lab.fabric` has what it was
+built from. Labs of tests have names and a state directory of their own, so they run beside yours.
 """
 
 from __future__ import annotations
@@ -42,10 +45,15 @@ from heddle.lab.lab import Lab
 from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
-from heddle.spec.shapes.clos import ClosSpec
+from heddle.testing import LeftoverWarning
+from heddle.testing.fabricmarker import FabricRequest, request_of
+from heddle.testing.pool import Pool
+
+pytest_plugins = ["heddle.testing.plugin"]
 
 GOLDEN = Path(__file__).parent / "golden"
 FabricLab = Callable[..., Lab]
+Lend = Callable[..., Lab]
 Up = Callable[..., life.UpResult]
 
 
@@ -114,7 +122,7 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def engine(state_home: Path) -> Iterator[None]:
+def engine(state_home: Path, heddle_pool: Pool) -> Iterator[None]:
     """A container engine that answers, with Heddle's images in it; ended by this run when this run has started it.
 
     A machine where that cannot be is named, and skipped: `./inv test clab` sets it up beforehand.
@@ -128,6 +136,7 @@ def engine(state_home: Path) -> Iterator[None]:
     with daemon.engine_running(observer):
         images.ensure_images(observer)
         yield
+        heddle_pool.close()  # labs in containers need the engine for that
 
 
 @pytest.fixture(scope="module")
@@ -141,29 +150,39 @@ def up(runtime: str) -> Up:
 
 
 @pytest.fixture(scope="module")
-def fabric_lab(lab_name: Callable[[], str], runtime: str) -> Iterator[FabricLab]:
-    """A factory: keys of a fabric file in, a converged lab out. All of them go down with the module."""
-    names: list[str] = []
+def lent(heddle_pool: Pool, request: pytest.FixtureRequest) -> Iterator[Lend]:
+    """Labs from the pool for the rest of the module: lent("demo", "link.host=1gbit"). Tests may damage theirs."""
+    taken: list[Lab] = []
 
-    def make(**keys: Any) -> Lab:
-        names.append(lab_name())
-        return life.up(ClosSpec(name=names[-1], **keys), runtime=runtime).lab
+    def lend(fabric: str, *overrides: str, runtime: str = "netns") -> Lab:
+        taken.append(heddle_pool.take(FabricRequest(fabric, overrides), runtime, user=request.node.nodeid))
+        return taken[-1]
 
     try:
-        yield make
+        yield lend
     finally:
-        for name in names:
-            life.down(name)
+        for lab in taken:
+            heddle_pool.release(lab)
 
 
 @pytest.fixture(scope="module")
-def tiny(lab_name: Callable[[], str], up: Up) -> Iterator[Lab]:
-    """The preset tiny, running: 2 RTSW, 2 CTSW, 4 hosts. Leave it as you find it: the module shares it."""
-    name = lab_name()
-    try:
-        yield up(name).lab
-    finally:
-        life.down(name)
+def fabric_lab(lent: Lend, runtime: str) -> FabricLab:
+    """A factory: keys of a fabric file in, a converged lab out, in this module's runtime."""
+
+    def make(**keys: Any) -> Lab:
+        request = request_of(("tiny",), keys)
+        return lent(request.fabric, *request.overrides, runtime=runtime)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tiny(heddle_pool: Pool, runtime: str, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """The preset tiny, running: 2 RTSW, 2 CTSW, 4 hosts. The module shares it, and leaves it as it was."""
+    with heddle_pool.lent("tiny", runtime, user=request.node.nodeid) as (lab, left):
+        yield lab
+    if left:
+        request.node.warn(LeftoverWarning(f"{request.node.nodeid} left in its lab: {'; '.join(left)}"))
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ from heddle.base.version import VERSION
 
 _ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
 HASHING: Final = "hashing"
+_PARKED: Final = "parked.json"  # the record of a lab that waits in a pool (heddle/testing/pool.py)
 _ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
 _FORMAT: Final = 2  # of lab.json; a record of another format is not guessed at
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (heddle/spec/schema.py)
@@ -116,6 +117,21 @@ def read_record(lab: str) -> Record | None:
         return None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MachineError(Problem("", str(path), f"cannot be read: {error}", f"./inv down {lab} removes it")) from None
+
+
+def park(lab: str) -> None:
+    """Hide a running lab from every verb: it has no record until `unpark`. Its removal needs none."""
+    with machine_errors():
+        (lab_dir(lab) / "lab.json").rename(lab_dir(lab) / _PARKED)
+
+
+def unpark(lab: str) -> bool:
+    """Undo `park`; False when the lab was removed meanwhile, or was not parked."""
+    try:
+        (lab_dir(lab) / _PARKED).rename(lab_dir(lab) / "lab.json")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def write_record(record: Record) -> None:

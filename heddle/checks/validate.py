@@ -7,7 +7,7 @@ only packets sent are UDP probes from host to host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -62,14 +62,18 @@ class CheckResult:
         return data | {key: value for key, value in optional.items() if value}
 
 
-def validate(lab: Lab) -> tuple[CheckResult, ...]:
-    """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said."""
+def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult, ...]:
+    """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said.
+
+    only: names of the checks to make, and `nodes`; all when None.
+    """
     lost = lab.runtime.lacking(lab.name, lab.topology)
     nodes = CheckResult("nodes", not lost, "; ".join(map(first_line, lost[:SHOWN])) or f"{len(lab.handles())} run")
     if lost:
         return (nodes, *(CheckResult(name, True, "not asked: nodes do not run", skipped=True) for name in CHECKS))
     subject = Subject.of(lab)
-    return (nodes, *(_check(name, partial(check, subject)) for name, check in CHECKS.items()))
+    chosen = {name: check for name, check in CHECKS.items() if only is None or name in only}
+    return (nodes, *(_check(name, partial(check, subject)) for name, check in chosen.items()))
 
 
 def _check(name: str, ask: Callable[[], Found | Answer]) -> CheckResult:

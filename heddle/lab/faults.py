@@ -156,6 +156,24 @@ def undrain(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
     wait(lab, timeout)
 
 
+def undo_all(lab: Lab, timeout: float) -> State:
+    """Take up every link that is down and end every drain, then wait; the state before. timeout: seconds.
+
+    A link that was taken down inside a host stays down: `state_of` shows it afterwards.
+    """
+    state = state_of(lab)
+    ports: dict[str, list[str]] = {}
+    for node, name in (_port(lab, ref) for ref in state.dead):
+        ports.setdefault(node.name, []).append(name)
+    for switch, names in ports.items():
+        _set(lab, lab.fabric.by_name[switch], names, "up")
+    for switch in state.drained:
+        _graceful(lab, _switch(lab, switch), "no ")
+    if state.dead or state.drained:
+        wait(lab, timeout)
+    return state
+
+
 def state_of(lab: Lab) -> State:
     """Which links are down, and which switches are drained, as kernels and BGP have it now."""
     return State.of(lab.fabric, lab.snapshot(LabPart.CARRIER | LabPart.DRAINED))

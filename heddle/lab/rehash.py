@@ -146,6 +146,22 @@ def set_exact(lab: Lab, switch: str, entries: Exact) -> None:
         _change_and_remember(lab, [_with_exact(wanted(lab)[switch], entries)])
 
 
+def restore_hashing(lab: Lab) -> bool:
+    """Set every switch to the hashing of the fabric file, and forget what was set live; False when nothing was.
+
+    Raises as set_hashing does.
+    """
+    with state.lock(lab.name, state.HASHING):
+        live, record = live_hashing(lab), state.read_record(lab.name)
+        if not live or record is None:
+            return False
+        handles = lab.handles()
+        rows = [(handles[node.name], _wanted(lab, node, None)) for node in lab.fabric.switches if node.name in live]
+        change(lab.name, rows, lab.fabric.policy.ip_version)
+        state.write_record(replace(record, hashing={}))
+    return True
+
+
 def check_exact(
     lab: Lab, tables: Mapping[str, Exact], where: Mapping[tuple[str, int, Network], str] | None = None
 ) -> None:

@@ -100,6 +100,25 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
     return names
 
 
+def restore_queues(lab: Lab) -> bool:
+    """Set the thresholds of every node to those of the fabric file, and forget what was set live; False: nothing was.
+
+    Raises as set_queues does.
+    """
+    from heddle.switch.queues.cells import LabQueues
+
+    with state.lock(lab.name, state.HASHING):
+        own, record = own_queues(lab), state.read_record(lab.name)
+        if not own or record is None:
+            return False
+        with LabQueues.pinned(lab.fabric) as live:
+            live.set_policies(policies_of(lab.fabric))
+        _tell_red(lab, dict.fromkeys(own, lab.fabric.policy.queues))
+        state.write_record(replace(record, queues={}))
+    pfc.reload(lab.name)
+    return True
+
+
 def _check_gates(lab: Lab, made: Iterable[QueuePolicy]) -> None:
     """InputError where pauses are asked for, and the lab's scheduler has no gates that they could close."""
     if any(queues.paused for queues in made):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +11,6 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
-from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
@@ -21,17 +20,14 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
+from tests.conftest import Lend
 
 LONG = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate
 
 
 @pytest.fixture(scope="module")
-def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("tiny", name=name)).lab
-    finally:
-        life.down(name)
+def lab(lent: Lend) -> Lab:
+    return lent("tiny")
 
 
 def run_and(lab: Lab, change: Callable[[], None]) -> RunResult:

@@ -1,0 +1,310 @@
+"""Assertions on runs, paths, queues and labs, with readable failures.
+
+In:  RunResult of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
+`heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
+Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from heddle.base.problems import CheckError, Problem
+from heddle.testing.failuretext import ROWS, failed, host_cpu, many, rest, run_text
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle.lab.queuestatus import QueuesResult
+    from heddle.proof.verdict import FlowProof, PathsResult
+    from heddle.runs.results import RunResult
+
+_PATHS: Final = "./inv paths shows all queue pairs; pytest --heddle-keep leaves the lab up for it"
+_QUEUES: Final = "./inv queues --all shows all ports; pytest --heddle-keep leaves the lab up for it"
+_STATUS: Final = "./inv validate checks the whole lab; pytest --heddle-keep leaves the lab up for it"
+
+
+def assert_paths_agree(paths: PathsResult) -> None:
+    """Prediction, kernel lookup and counters name the same path for every queue pair that sent packets."""
+    __tracebackhide__ = True
+    if paths.agree:
+        return
+    wrong = [proof for proof in paths.flows if proof.why]
+    lines = [line for proof in wrong[:ROWS] for line in _disagreement(proof)]
+    lines += rest(len(wrong) - ROWS, "queue pair") if wrong else list(paths.notes)
+    failed(
+        "the sources do not agree on the paths",
+        expected=f"{paths.said} name the same path for {_all(len(paths.flows))}",
+        observed=f"they do not for {len(wrong):,} of {many(len(paths.flows), 'queue pair')}"
+        if wrong
+        else "see the notes below",
+        where=lines,
+        more=_PATHS,
+    )
+
+
+def _disagreement(proof: FlowProof) -> list[str]:
+    flow = proof.flow
+    paths = [("kernel lookup", proof.oracle), ("counters", proof.measured)]
+    if proof.predicted is not None:
+        paths.insert(0, ("prediction", proof.predicted))
+    return [
+        f"{flow.src} to {flow.dst}, QP {flow.qpn}, source port {flow.sport}: {proof.why}",
+        *(f"  {name:<14}{' '.join(path) or '-'}" for name, path in paths),
+    ]
+
+
+def assert_mmr_below(paths: PathsResult, limit: float, *, by: Literal["bytes", "flows"] = "bytes") -> None:
+    """The busiest uplink carries at most `limit` times the mean of the uplinks (MMR, of bytes or of flows)."""
+    __tracebackhide__ = True
+    value = paths.mmr.bytes if by == "bytes" else paths.mmr.flows
+    if value is not None and value <= limit:
+        return
+    links = sorted(paths.uplinks.links, key=lambda link: -getattr(link, by))
+    mean = sum(getattr(link, by) for link in links) / len(links) if links else 0.0
+    over = f"max/mean over {many(len(links), 'uplink')} of {many(len(paths.uplinks.switches), 'switch')} with ranks"
+    rows = [
+        (link.port, f"{link.flows:,}", f"{link.bytes:,}", f"{getattr(link, by) / mean:.2f}" if mean else "-")
+        for link in links
+    ]
+    failed(
+        f"the MMR of {by} is above {limit:g}" if value is not None else f"there is no MMR of {by}",
+        expected=f"at most {limit:g} ({over})",
+        observed=f"{value:g}" if value is not None else "no uplink carried anything",
+        where=[*_table(("uplink", "flows", "bytes", f"{by} / mean"), rows[:ROWS]), *rest(len(rows) - ROWS, "uplink")],
+        more=_PATHS,
+    )
+
+
+def assert_lossless(subject: RunResult | QueuesResult | PathsResult) -> None:
+    """No packet was dropped: by a queue, between two counters, or at the receiving NIC.
+
+    A RunResult covers the run, a QueuesResult the test, a PathsResult the packets whose paths it proves.
+    """
+    __tracebackhide__ = True
+    from heddle.lab.queuestatus import QueuesResult
+    from heddle.runs.results import RunResult
+
+    if isinstance(subject, RunResult):
+        return _lossless_run(subject)
+    return _lossless_queues(subject) if isinstance(subject, QueuesResult) else _lossless_paths(subject)
+
+
+def _lossless_run(result: RunResult) -> None:
+    __tracebackhide__ = True
+    drops = dict(result.queues.drops) if result.queues is not None else {}
+    if result.machine.socket_drops:
+        drops["host sockets"] = result.machine.socket_drops
+    if drops:
+        failed(
+            "packets were dropped during the run",
+            expected="no drop",
+            observed=f"{many(sum(drops.values()), 'packet')}: " + _counts(drops),
+            where=[run_text(result)],
+            more=_QUEUES,
+        )
+
+
+def _lossless_queues(result: QueuesResult) -> None:
+    __tracebackhide__ = True
+    rows = sorted((row for row in result.rows if row.dropped), key=lambda row: -row.dropped)
+    if rows:
+        shown = [(row.port, str(row.traffic_class), row.kind, f"{row.dropped:,}", ", ".join(row.drops)) for row in rows]
+        failed(
+            "queues dropped packets",
+            expected="no drop",
+            observed=f"{many(sum(row.dropped for row in rows), 'packet')} at {many(len(rows), 'queue')}",
+            where=[
+                *_table(("port", "class", "kind", "packets", "cause"), shown[:ROWS]),
+                *rest(len(rows) - ROWS, "queue"),
+            ],
+            more=_QUEUES,
+        )
+
+
+def _lossless_paths(paths: PathsResult) -> None:
+    __tracebackhide__ = True
+    found = paths.delivery
+    missing = found.counted - found.received if found is not None and found.received is not None else 0
+    lost = dict(paths.lost) | ({"behind the last counters": missing} if missing > 0 else {})
+    if lost:
+        rows = [(port, f"{count:,}") for port, count in sorted(lost.items(), key=lambda each: -each[1])]
+        failed(
+            "packets were lost between two counters",
+            expected="every packet that one counter saw is seen by the next one",
+            observed=f"missing: {many(sum(lost.values()), 'packet')}",
+            where=[*_table(("lost behind", "packets"), rows[:ROWS]), *rest(len(rows) - ROWS, "port")],
+            more=_PATHS,
+        )
+
+
+def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) -> None:
+    """Every kernel forwards as configured, every BGP session is up, and every daemon answers.
+
+    within: seconds to wait for it. degraded: accept links that are down and drained switches, and expect the routes
+    of a fabric without them.
+    """
+    __tracebackhide__ = True
+    wrong = _unconverged(lab, within, degraded=degraded)
+    if wrong:
+        as_said = "as a fabric without the links that are down" if degraded else "as configured"
+        failed(
+            f"the fabric has not converged within {within:g} s",
+            expected=f"every kernel forwards {as_said}, and every daemon answers",
+            observed=many(len(wrong), "fault"),
+            where=[*wrong[:ROWS], *rest(len(wrong) - ROWS, "fault")],
+            more=_STATUS,
+        )
+
+
+def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
+    """What is wrong after the wait, a line each: links, daemons and queues first, since routes follow from these."""
+    from heddle.lab import faults, health
+
+    if lost := lab.runtime.lacking(lab.name, lab.topology):
+        return _lines(lost)
+    late: tuple[Problem, ...] = ()
+    try:
+        if degraded:
+            faults.wait(lab, within)
+        else:
+            lab.wait(timeout=within)
+    except CheckError as error:
+        late = error.problems
+    now = lab.snapshot(health.parts(lab))
+    return _lines([*(health.silent_daemons(now) if degraded else health.problems(lab, now)), *late])
+
+
+def _lines(problems: Sequence[Problem]) -> list[str]:
+    return [str(each).partition("\n")[0] for each in problems]
+
+
+def assert_no_wrong(result: RunResult) -> None:
+    """Every rank has the right result: `#wrong` is 0 for all sizes."""
+    __tracebackhide__ = True
+    bad = [row for row in result.rows if row.wrong]
+    if bad:
+        failed(
+            "the collective gave wrong results",
+            expected="0 wrong elements",
+            observed=f"{many(result.wrong, 'wrong element')} at {len(bad)} of {many(len(result.rows), 'size')}",
+            where=[
+                run_text(result),
+                *_table(("size", "wrong"), [(f"{row.size:,}", f"{row.wrong:,}") for row in bad[:ROWS]]),
+            ],
+            more=f"./inv runs {result.lab} shows the runs; pytest --heddle-keep leaves the lab up for it",
+        )
+
+
+def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None = None) -> None:
+    """The bus bandwidth is at least so many GB/s, emulated. size: bytes; the mean over all sizes when None."""
+    __tracebackhide__ = True
+    rows = [row for row in result.rows if size is None or row.size == size]
+    if not rows:
+        known = ", ".join(f"{row.size:,}" for row in result.rows)
+        failed("the run has no such size", expected=f"a row for {size:,} bytes", observed=f"rows for {known}")
+    value = sum(row.busbw for row in rows) / len(rows)
+    if value < gb_per_s:
+        failed(
+            f"the bus bandwidth is below {gb_per_s:g} GB/s",
+            expected=f"at least {gb_per_s:g} GB/s (emulated, k = {result.k:,})",
+            observed=f"{value:.4g} GB/s{host_cpu(result)}",
+            where=[
+                run_text(result),
+                *_table(
+                    ("size", "time (us)", "busbw (GB/s)"),
+                    [(f"{row.size:,}", f"{row.time_us:,.0f}", f"{row.busbw:.4g}") for row in rows[:ROWS]],
+                ),
+                *rest(len(rows) - ROWS, "size"),
+            ],
+            more="./inv run prints the whole table; compare figures with the same k only",
+        )
+
+
+def assert_marked_below(result: RunResult, share: float) -> None:
+    """At most this share (0 to 1) of the data packets arrived with ECN's mark CE."""
+    __tracebackhide__ = True
+    packets = sum(flow.sent.packets for flow in result.flows)
+    marked = sum(flow.ce for flow in result.flows)
+    if packets and marked / packets > share:
+        most = sorted((flow for flow in result.flows if flow.ce), key=lambda flow: -flow.ce)
+        rows = [
+            (
+                f"{flow.sent.flow.src} to {flow.sent.flow.dst}",
+                str(flow.sent.flow.qpn),
+                f"{flow.ce:,}",
+                f"{flow.sent.packets:,}",
+            )
+            for flow in most
+        ]
+        failed(
+            f"more than {share:.1%} of the packets were marked",
+            expected=f"at most {share:.1%} with CE",
+            observed=f"{marked / packets:.1%}: {marked:,} of {packets:,} packets",
+            where=[
+                run_text(result),
+                *_table(("hosts", "QP", "marked", "packets"), rows[:ROWS]),
+                *rest(len(rows) - ROWS, "queue pair"),
+            ],
+            more=_QUEUES,
+        )
+
+
+def assert_depth_below(result: RunResult, size: str | int) -> None:
+    """No switch queue was deeper than this size (`"100KB"`) at any time of the run."""
+    __tracebackhide__ = True
+    from heddle.base.units import format_bytes, parse_size
+
+    limit = parse_size(size)
+    used = result.queues
+    if used is not None and used.deepest > limit:
+        failed(
+            f"a queue was deeper than {format_bytes(limit)}",
+            expected=f"at most {format_bytes(limit)} in every queue of a switch",
+            observed=f"{format_bytes(used.deepest)}{host_cpu(result)}",
+            where=[used.deepest_at, run_text(result)],
+            more="./inv plot queues draws the depths over time; pytest --heddle-keep leaves the lab up for it",
+        )
+
+
+def assert_no_pauses(result: RunResult) -> None:
+    """No port was paused by PFC during the run."""
+    __tracebackhide__ = True
+    used = result.queues
+    if used is not None and (used.pauses or used.paused_ports):
+        failed(
+            "ports were paused",
+            expected="no pause frame",
+            observed=f"{many(used.pauses, 'pause frame')}; {many(used.paused_ports, 'port')} paused, "
+            f"{used.paused_hosts} of them of hosts, {used.paused_ms:,.0f} ms in all{host_cpu(result)}",
+            where=[run_text(result)],
+            more=_QUEUES,
+        )
+
+
+def assert_reliable(result: RunResult) -> None:
+    """The figures are those of the fabric: the host CPU was not the bottleneck of the run."""
+    __tracebackhide__ = True
+    if result.machine.limited:
+        causes = [cause.text for cause in result.machine.unreliable]
+        failed(
+            "the host CPU was the bottleneck of the run",
+            expected="processor time to spare, and no packet lost at sockets",
+            observed=many(len(causes), "cause"),
+            where=[run_text(result), *causes[:ROWS], *rest(len(causes) - ROWS, "cause")],
+            more="lower link.host in the fabric marker, or use fewer ranks; ./inv doctor shows the packet budget",
+        )
+
+
+def _all(count: int) -> str:
+    return f"all {count:,} queue pairs" if count != 1 else "the queue pair"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    from heddle.base.tables import table
+
+    return table(header, rows, width=1 << 16).splitlines()
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {cause}" for cause, count in counts.items())

@@ -1,0 +1,240 @@
+"""The pytest plugin: the marker `fabric`, four fixtures, and options. docs/testing.md is its manual.
+
+pytest finds it by its entry point where Heddle is installed; in a checkout, `-p heddle.testing.plugin` or
+`pytest_plugins` loads it. Entry point and module have the same name, so that both at once load it once.
+
+    import pytest
+    from heddle.testing import assert_paths_agree
+
+    @pytest.mark.fabric("tiny", routing={"ecmp": "e-ecmp"})
+    def test_every_path_is_proven(heddle_run, heddle_paths):
+        heddle_run(sizes="1M", qps=16)
+        assert_paths_agree(heddle_paths())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from heddle.base import resources
+from heddle.base.problems import HeddleError, Problem
+from heddle.testing.calls import PathsCall, QueuesCall, RunCall
+from heddle.testing.pool import MOST, Pool
+from heddle.testing.testsession import FAILED, FIXTURES, LAB_OF_TEST, HeddleSession, fail
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+_SESSION: Final = pytest.StashKey[HeddleSession]()
+_MARKER: Final = (
+    "fabric(preset_or_path, **keys): the fabric of heddle_lab; keys are those of a fabric file, as "
+    'routing={"ecmp": "e-ecmp"}'
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the group heddle."""
+    group = parser.getgroup("heddle", "emulated fabrics (Heddle)")
+    group.addoption(
+        "--heddle-runtime", choices=("netns", "containerlab"), default="netns", help="where labs run (default: netns)"
+    )
+    group.addoption(
+        "--heddle-keep", action="store_true", help="leave the lab of a failed test up, and print how to look"
+    )
+    group.addoption(
+        "--heddle-pcap",
+        nargs="?",
+        const="heddle-pcap",
+        metavar="DIR",
+        help="capture at the fabric's ports during each test, and keep the file of a failed one in DIR "
+        "(default: heddle-pcap)",
+    )
+    group.addoption(
+        "--heddle-labs", type=int, default=MOST, metavar="N", help=f"labs that are up at once (default: {MOST})"
+    )
+    group.addoption(
+        "--heddle-no-skip", action="store_true", help="fail a test that this machine cannot run, instead of skipping it"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker, and the options of this session."""
+    config.addinivalue_line("markers", _MARKER)
+    session = config.stash[_SESSION] = HeddleSession.of(config)
+    if session.pcap is not None:
+        from heddle.testing.testcapture import check_tcpdump
+
+        try:
+            check_tcpdump()
+        except HeddleError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A marker with mistakes is an error of its file's collection, with all of them and without a traceback."""
+    report = yield
+    if report.passed and isinstance(collector, pytest.Module | pytest.Class):
+        session = collector.config.stash[_SESSION]
+        problems = [each for item in report.result or () for each in _marker_problems(session, item)]
+        if problems:
+            report.outcome = "failed"
+            report.longrepr = "\n".join(dict.fromkeys(map(str, problems)))
+            report.result = []
+    return report
+
+
+def _marker_problems(session: HeddleSession, item: pytest.Item | pytest.Collector) -> tuple[Problem, ...]:
+    """What is wrong with the fabric of a test that uses the plugin's own fixture."""
+    if not isinstance(item, pytest.Function) or not set(FIXTURES).intersection(item.fixturenames):
+        return ()
+    if _replaced_at(item) and item.get_closest_marker("fabric") is None:
+        return ()  # the user's own fixture may need none
+    if _replaced_at(item) and "heddle_lab" not in _argnames(item):
+        return ()  # and its marker may be another one
+    try:
+        session.request(item)
+    except HeddleError as error:
+        return error.problems
+    return ()
+
+
+def _definitions(item: pytest.Function) -> list[Any]:
+    """pytest's definitions of heddle_lab for a test; the last one counts."""
+    return list(item._fixtureinfo.name2fixturedefs.get("heddle_lab", ()))
+
+
+def _argnames(item: pytest.Function) -> tuple[str, ...]:
+    return tuple(_definitions(item)[-1].argnames)
+
+
+def _replaced_at(item: pytest.Function) -> str:
+    """`conftest.py:12`, where the user's own fixture replaces heddle_lab; empty where none does."""
+    found = _definitions(item)
+    function = found[-1].func if found else None
+    if function is None or function.__module__ == __name__:
+        return ""
+    code = function.__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note failures, since labs and captures of failed tests are kept; name the lab in the report.
+
+    The text of a HeddleError is complete, so its traceback ends at the line of the test; --full-trace shows all.
+    """
+    if (error := call.excinfo) and isinstance(error.value, HeddleError) and not item.config.getoption("fulltrace"):
+        call.excinfo = pytest.ExceptionInfo.from_exception(error.value.with_traceback(_without_package(error.tb)))
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+        if report.when == "call" and (text := item.config.stash[_SESSION].about(item)):
+            report.sections.append(("heddle", text))
+    return report
+
+
+def _without_package(trace: TracebackType) -> TracebackType:
+    """A traceback without Heddle's own lines, or the whole where no others are."""
+    steps: list[TracebackType] = []
+    step: TracebackType | None = trace
+    while step is not None:
+        if not Path(step.tb_frame.f_code.co_filename).is_relative_to(resources.HERE.package):
+            steps.append(step)
+        step = step.tb_next
+    kept: TracebackType | None = None
+    for each in reversed(steps):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept or trace
+
+
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Labs are not reset for a next test when there is none."""
+    for session in _sessions:
+        session.interrupted = True
+
+
+_sessions: Final[list[HeddleSession]] = []  # of this process: the hook above gets no configuration
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A session begins."""
+    _sessions.append(session.config.stash[_SESSION])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Labs go down when all fixtures have ended."""
+    session.config.stash[_SESSION].close()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Also where the session did not end as usual; and an interrupted removal is tried again."""
+    session = config.stash.get(_SESSION, None)
+    if session is not None:
+        session.close()
+        if session in _sessions:
+            _sessions.remove(session)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Labs that were kept, built again or removed, and captures."""
+    notes = config.stash[_SESSION].notes
+    if notes:
+        terminalreporter.section("heddle")
+        for note in notes:
+            terminalreporter.line(note)
+
+
+@pytest.fixture(scope="session")
+def heddle_pool(request: pytest.FixtureRequest) -> Pool:
+    """The pool of labs of this session, for fixtures of your own: see heddle/testing/pool.py."""
+    return request.config.stash[_SESSION].pool
+
+
+@pytest.fixture
+def heddle_lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A running lab of the fabric that the test's marker names, fresh for this test."""
+    with request.config.stash[_SESSION].lab_of(request.node) as lab:
+        yield lab
+
+
+@pytest.fixture
+def heddle_run(heddle_lab: Lab, request: pytest.FixtureRequest) -> RunCall:
+    """Run a collective on the lab: heddle_run(collective="all-reduce", sizes="1M", qps=16) gives a RunResult."""
+    call = RunCall(_checked(heddle_lab, request))
+    if (known := request.node.stash.get(LAB_OF_TEST, None)) is not None:
+        known.runs = call.runs
+    return call
+
+
+@pytest.fixture
+def heddle_paths(heddle_lab: Lab, request: pytest.FixtureRequest) -> PathsCall:
+    """The path of every queue pair of the last run: heddle_paths() gives a PathsResult."""
+    return PathsCall(_checked(heddle_lab, request))
+
+
+@pytest.fixture
+def heddle_queues(heddle_lab: Lab, request: pytest.FixtureRequest) -> QueuesCall:
+    """What the queues did since the test began: heddle_queues() gives a QueuesResult."""
+    return QueuesCall(_checked(heddle_lab, request))
+
+
+def _checked(lab: Any, request: pytest.FixtureRequest) -> Lab:
+    """The lab, unless a fixture of the user's with the name heddle_lab gave something else."""
+    from heddle.lab.lab import Lab
+
+    if not isinstance(lab, Lab):
+        why = f"replaces the fixture of Heddle, and gives a {type(lab).__name__} in place of a Lab"
+        hint = "rename your fixture, or have it take heddle_lab as an argument and give that"
+        fail(HeddleError(Problem(_replaced_at(request.node), "heddle_lab", why, hint)))
+    return lab

@@ -1,0 +1,223 @@
+"""A pool of running labs: tests with the same fabric share one, and each gets it as fresh as `up` leaves it.
+
+    pool = Pool(most=2)
+    lab = pool.take("tiny", user="test_mine.py::test_one")              # brought up, or reset and given again
+    lab = pool.take(FabricRequest("zone", ("routing.ecmp=e-ecmp",)))    # the same as `up zone --set ...`
+    pool.release(lab)                                                   # reset; what the user left is in the result
+    with pool.lent("tiny", user="test_mine.py") as lab: ...             # both
+    pool.close()                                                        # every lab goes down
+
+A lab in use is not shared. An idle lab is parked: no verb sees it, so a verb without --lab finds the lab of its test.
+When a new lab would exceed `most`, the lab that was idle for the longest time goes down. Names carry the process: see
+claims.py. One process, one thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import HeddleError
+from heddle.testing import claims
+from heddle.testing.fabricmarker import FabricRequest
+from heddle.testing.labprocesses import LabProcess, processes_of
+from heddle.testing.reset import ResetResult, lost_parts, reset
+
+if TYPE_CHECKING:
+    from heddle.fabric.fabricfile import LoadedFabric
+    from heddle.lab.lab import Lab
+
+MOST: Final = 2  # labs that are up at once, by default
+_STATE_DIR: Final = "HEDDLE_STATE_DIR"
+
+
+class LeftoverWarning(UserWarning):
+    """A test left something in its lab that a reset does not undo without a word."""
+
+
+@dataclass(slots=True)
+class _Pooled:
+    """A lab of the pool. user: who has it, empty when it waits. used: when it was last taken, as a rank."""
+
+    key: str
+    title: str
+    lab: Lab
+    state_dir: Path
+    fresh: frozenset[LabProcess]
+    user: str
+    used: int = 0
+
+
+@dataclass(slots=True)
+class Pool:
+    """Running labs by fabric. most: labs that are up at once. note: gets a line about what the user should know."""
+
+    most: int = MOST
+    note: Callable[[str], None] = lambda _: None
+    on_first: Callable[[], None] = lambda: None  # before the first lab is made
+    _labs: list[_Pooled] = field(default_factory=list)
+    _ranks: Iterator[int] = field(default_factory=count)
+    _pid: int = field(default_factory=os.getpid)
+    _began: bool = False
+
+    def take(self, fabric: FabricRequest | str, runtime: str = "netns", *, user: str = "a test") -> Lab:
+        """A running lab of that fabric, fresh, for this user alone until `release`.
+
+        InputError for a fabric that cannot be, MachineError when this machine cannot run it, CheckError when it does
+        not converge; nothing of it is left then.
+        """
+        from heddle.base import state
+
+        request = FabricRequest(fabric) if isinstance(fabric, str) else fabric
+        loaded = request.load()
+        key = f"{runtime} {_canonical(loaded)}"
+        for found in [each for each in self._labs if each.key == key and not each.user]:
+            with _state_in(found.state_dir):
+                state.unpark(found.lab.name)
+                lost = lost_parts(found.lab, found.fresh)
+            if not lost:
+                found.user, found.used = user, next(self._ranks)
+                return found.lab
+            self.note(f"lab {found.lab.name} ({found.title}) is built again for {user}: {'; '.join(lost)}")
+            self._discard(found)
+        self._make_room()
+        return self._made(request, runtime, key, user)
+
+    def release(self, lab: Lab) -> ResetResult:
+        """Take a lab back and reset it for the next user; one that is damaged goes down. The user's leftovers."""
+        from heddle.base import state
+
+        found = self._entry(lab)
+        with _state_in(found.state_dir):
+            left = reset(lab, found.fresh)
+            if not left.damage:
+                state.park(lab.name)
+        found.user = ""
+        if left.damage:
+            self._discard(found)
+        return left
+
+    def abandon(self, lab: Lab) -> None:
+        """Take a lab back and take it down, without a look at it."""
+        self._discard(self._entry(lab))
+
+    def keep(self, lab: Lab) -> None:
+        """Leave a lab up for the user to look at; the pool forgets it, and no later session removes it."""
+        from heddle.base import state
+
+        found = self._entry(lab)
+        with _state_in(found.state_dir):
+            if (record := state.read_record(lab.name)) is not None:
+                state.write_record(replace(record, source=f"{found.title} (kept by pytest)"))
+        claims.unclaim(lab.name)
+        self._labs.remove(found)
+
+    @contextmanager
+    def lent(
+        self, fabric: FabricRequest | str, runtime: str = "netns", *, user: str = "a test"
+    ) -> Iterator[tuple[Lab, list[str]]]:
+        """A lab for the length of a with block. The list gets what was left in it, a line each, when the block ends."""
+        lab = self.take(fabric, runtime, user=user)
+        left: list[str] = []
+        try:
+            yield lab, left
+        finally:
+            found = self.release(lab)
+            left += [*found.ended, *found.damage]
+
+    def title(self, lab: Lab) -> str:
+        """The fabric of a lab and its overrides, as they were asked for."""
+        return self._entry(lab).title
+
+    def close(self) -> None:
+        """Take every lab down, those in use too. What cannot be removed is noted; a later session tries again."""
+        if os.getpid() != self._pid:  # a child that was forked
+            return
+        for found in list(self._labs):
+            try:
+                self._discard(found)
+            except HeddleError as error:
+                self.note(f"lab {found.lab.name} is left: {error}")
+        atexit.unregister(self.close)
+        self._began = False
+
+    def _entry(self, lab: Lab) -> _Pooled:
+        return next(each for each in self._labs if each.lab.name == lab.name)
+
+    def _make_room(self) -> None:
+        """Take down labs that wait, until there is room for one more; those in use stay, though they be too many."""
+        while len(self._labs) >= self.most and (idle := [each for each in self._labs if not each.user]):
+            self._discard(min(idle, key=lambda each: each.used))
+
+    def _made(self, request: FabricRequest, runtime: str, key: str, user: str) -> Lab:
+        from heddle.base import state
+        from heddle.lab import lifecycle as life
+        from heddle.runtimes.registry import on_machine
+
+        if not self._began:
+            self._began = True
+            atexit.register(self.close)
+            self.on_first()
+            self._sweep()
+        name = claims.new_name()
+        claims.claim(name, state.state_dir())
+        try:
+            loaded = request.load(name)
+            done = life.up(loaded, runtime=runtime, source=f"{request.title} (pytest)", rollback=True)
+        except BaseException:
+            if not on_machine(name):  # else the claim stays, and a later session tries again
+                claims.unclaim(name)
+            raise
+        made = _Pooled(key, request.title, done.lab, state.state_dir(), frozenset(), user, next(self._ranks))
+        self._labs.append(made)
+        made.fresh = processes_of(done.lab)
+        return done.lab
+
+    def _discard(self, found: _Pooled) -> None:
+        self._down(found.lab.name, found.state_dir)
+        if found in self._labs:
+            self._labs.remove(found)
+
+    def _down(self, name: str, state_dir: Path) -> None:
+        from heddle.lab import lifecycle as life
+
+        with _state_in(state_dir):
+            life.down(name)
+        claims.unclaim(name)
+
+    def _sweep(self) -> None:
+        """Remove what sessions left that were killed: their claims are there, and they are not."""
+        with claims.orphans() as found:
+            for each in found:
+                try:
+                    self._down(each.lab, Path(each.state_dir))
+                    self.note(f"lab {each.lab} was removed: pytest (process {each.pid}) had ended without doing so")
+                except HeddleError as error:
+                    self.note(f"lab {each.lab} of an earlier pytest cannot be removed: {error}")
+
+
+def _canonical(loaded: LoadedFabric) -> str:
+    """Every key of a fabric file but its name, defaults included; labs with equal texts can be shared."""
+    from heddle.lab.rendered import blueprint_from
+
+    return json.dumps({**blueprint_from(loaded).spec_data(), "name": ""}, sort_keys=True, default=str)
+
+
+@contextmanager
+def _state_in(directory: Path) -> Iterator[None]:
+    """Have Heddle keep its state there for the length of a with block: a test may have changed the variable."""
+    before = os.environ.get(_STATE_DIR)
+    os.environ[_STATE_DIR] = str(directory)
+    try:
+        yield
+    finally:
+        os.environ.pop(_STATE_DIR)
+        if before is not None:
+            os.environ[_STATE_DIR] = before

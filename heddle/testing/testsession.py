@@ -1,0 +1,197 @@
+"""One session of pytest as the plugin sees it: its pool, its options, and the lab of each test.
+
+In:  pytest's configuration and items. Out: running labs, skips with the reason, failures without a traceback, and the
+lines of the summary at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import pytest
+
+from heddle.base.problems import HeddleError, InputError, Problem
+from heddle.testing.fabricmarker import EXAMPLE, FabricRequest, request_of
+from heddle.testing.failuretext import run_text
+from heddle.testing.pool import LeftoverWarning, Pool
+from heddle.testing.reset import ResetResult
+from heddle.testing.stopsignals import StopSignals
+from heddle.testing.testcapture import PortsCapture, file_of
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle.runs.results import RunResult
+
+FIXTURES: Final = ("heddle_lab", "heddle_run", "heddle_paths", "heddle_queues")
+FAILED: Final = pytest.StashKey[bool]()
+
+
+@dataclass(slots=True)
+class LabOfTest:
+    """What a report shows about the lab of one test. runs: of this test, oldest first."""
+
+    lab: Lab
+    title: str
+    runs: list[RunResult] = field(default_factory=list)
+
+
+LAB_OF_TEST: Final = pytest.StashKey[LabOfTest]()
+
+
+@dataclass(slots=True)
+class HeddleSession:
+    """runtime, keep, pcap, no_skip: the options. notes: lines for the summary."""
+
+    rootdir: Path
+    runtime: str
+    keep: bool
+    pcap: Path | None
+    no_skip: bool
+    pool: Pool
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    signals: StopSignals = field(default_factory=StopSignals)
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> HeddleSession:
+        """The options of a session. UsageError for values that cannot be."""
+        pcap = config.getoption("--heddle-pcap")
+        if pcap is not None and (pcap.endswith(".py") or "::" in pcap):
+            raise pytest.UsageError(f"--heddle-pcap took {pcap} as its directory: write --heddle-pcap=DIR")
+        most = config.getoption("--heddle-labs")
+        if most < 1:
+            raise pytest.UsageError(f"--heddle-labs {most}: at least 1 lab must be up at once")
+        session = cls(
+            rootdir=config.rootpath,
+            runtime=config.getoption("--heddle-runtime"),
+            keep=config.getoption("--heddle-keep"),
+            pcap=Path(pcap).absolute() if pcap is not None else None,
+            no_skip=config.getoption("--heddle-no-skip"),
+            pool=Pool(most=most),
+        )
+        session.pool.note = session.notes.append
+        session.pool.on_first = session.signals.install
+        return session
+
+    def close(self) -> None:
+        """Take all labs down that were not kept."""
+        self.pool.close()
+        self.signals.restore()
+
+    def request(self, item: pytest.Item) -> FabricRequest:
+        """The fabric that a test asks for. InputError with every mistake of its marker, or when it has none."""
+        mark = item.get_closest_marker("fabric")
+        if mark is None:
+            why, hint = "needs a fabric", f"put {EXAMPLE} above the test"
+            raise InputError(Problem(self._where(item), item.name, why, hint))
+        return request_of(mark.args, mark.kwargs, where=self._where(item), directory=item.path.parent)
+
+    def _where(self, item: pytest.Item) -> str:
+        """`tests/test_mine.py:7`, where the test begins."""
+        _, line, _ = item.location
+        path = item.path.relative_to(self.rootdir) if item.path.is_relative_to(self.rootdir) else item.path
+        return f"{path}:{line + 1}" if line is not None else str(path)
+
+    @contextmanager
+    def lab_of(self, item: pytest.Item) -> Iterator[Lab]:
+        """The lab of a test, for the length of its fixture; what the test left in it is a warning."""
+        with _problems_fail():
+            request = self.request(item)
+            self._check_machine(request)
+            lab = self.pool.take(request, self.runtime, user=item.nodeid)
+        item.stash[LAB_OF_TEST] = LabOfTest(lab, request.title)
+        capture = None
+        try:
+            with _problems_fail():
+                capture = self._capture(lab, item)
+            yield lab
+        finally:
+            failed = item.stash.get(FAILED, False)
+            if capture is not None:
+                self._end_capture(capture, item, failed=failed)
+            with _problems_fail():
+                self._take_back(lab, item, failed=failed)
+
+    def _check_machine(self, request: FabricRequest) -> None:
+        from heddle.testing.skipreasons import cannot_run
+
+        reason = cannot_run(request.load().fabric, self.runtime)
+        if reason and self.no_skip:
+            pytest.fail(f"this machine cannot run the test: {reason}", pytrace=False)
+        if reason:
+            raise pytest.skip.Exception(reason, _use_item_location=True)
+
+    def _capture(self, lab: Lab, item: pytest.Item) -> PortsCapture | None:
+        if self.pcap is None:
+            return None
+        return PortsCapture(lab, file_of(self.pcap, item.nodeid)).__enter__()
+
+    def _end_capture(self, capture: PortsCapture, item: pytest.Item, *, failed: bool) -> None:
+        capture.failed = failed
+        capture.__exit__()
+        if capture.trouble:
+            self.notes.append(f"the capture of {item.nodeid} is not complete: {capture.trouble}")
+        elif failed:
+            what = f"{capture.done.packets:,} packets at {len(capture.ports)} ports" if capture.done else "packets"
+            self.notes.append(f"{item.nodeid}: {what} in {capture.path}")
+
+    def _take_back(self, lab: Lab, item: pytest.Item, *, failed: bool) -> None:
+        if self.interrupted:
+            return  # the session ends now, and all labs go down with it
+        if failed and self.keep:
+            self.pool.keep(lab)
+            self.notes.append(f"{item.nodeid}: lab {lab.name} is left up; {look_at(lab.name)}")
+            return
+        left = self.pool.release(lab)
+        if text := leftover_text(left):
+            item.warn(LeftoverWarning(f"{item.nodeid} {text}"))
+
+    def about(self, item: pytest.Item) -> str:
+        """The section of a failed test's report; empty when it had no lab."""
+        known = item.stash.get(LAB_OF_TEST, None)
+        if known is None:
+            return ""
+        lines = [f"lab {known.lab.name}: {known.title}, runtime {known.lab.runtime.name}"]
+        lines += map(run_text, known.runs)
+        lines.append(
+            look_at(known.lab.name) if self.keep else "pytest --heddle-keep leaves the lab of a failed test up"
+        )
+        return "\n".join(lines)
+
+
+def look_at(lab: str) -> str:
+    """The commands that show a lab that was left up, and that remove it."""
+    place = os.environ.get("HEDDLE_STATE_DIR")
+    before = f"HEDDLE_STATE_DIR={shlex.quote(place)} " if place else ""
+    commands = (f"{before}./inv {words}" for words in (f"status {lab}", f"paths --lab {lab}", f"down {lab}"))
+    return str(Problem("", "look at it: " + ", ".join(commands), ""))
+
+
+def leftover_text(left: ResetResult) -> str:
+    """What a test left in its lab, as the rest of a sentence; empty when that was nothing."""
+    parts = []
+    if left.ended:
+        parts.append(f"left {', '.join(left.ended)}: ended")
+    if left.damage:
+        parts.append(f"left its lab damaged ({'; '.join(left.damage)}): the next test gets a new lab")
+    return "; ".join(parts)
+
+
+@contextmanager
+def _problems_fail() -> Iterator[None]:
+    """A problem of the user or of the machine fails the test with its text, and no traceback."""
+    try:
+        yield
+    except HeddleError as error:
+        fail(error)
+
+
+def fail(error: HeddleError) -> NoReturn:
+    """Fail the test with the text of its problems."""
+    pytest.fail(str(error), pytrace=False)

@@ -1,0 +1,318 @@
+"""The pytest plugin in a user's hands: sessions of pytest in a directory of their own, with labs that run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.lab import lifecycle as life
+from heddle.testing.claims import claims
+from tests.userplace import PLUGIN, UserPlace, section
+
+Leftovers = Callable[[str], list[str]]
+
+TEN_LINES = """\
+import pytest
+from heddle.testing import assert_lossless, assert_mmr_below, assert_paths_agree
+
+
+@pytest.mark.fabric("tiny", routing={"ecmp": "e-ecmp"})
+def test_queue_pairs_use_all_uplinks(heddle_run, heddle_paths, heddle_queues):
+    heddle_run(collective="all-reduce", sizes="256K", qps=16, iters=2)
+    assert_paths_agree(heddle_paths())
+    assert_mmr_below(heddle_paths(), 1.8)
+    assert_lossless(heddle_queues())
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UserPlace:
+    """What is asked about labs here is asked about those of the place."""
+    found = UserPlace.below(tmp_path)
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(found.state))
+    return found
+
+
+def names(place: UserPlace, file: str = "names") -> list[str]:
+    return (place.path / file).read_text().split()
+
+
+def test_ten_lines_outside_the_tree_pass_and_leave_nothing(place: UserPlace, leftovers: Leftovers) -> None:
+    assert len([line for line in TEN_LINES.splitlines() if line.strip()]) <= 10
+    place.write(test_mine=TEN_LINES, conftest=NOTE_NAMES)
+    done = place.pytest(*PLUGIN, "-q", "-W", "error")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert leftovers(*names(place)) == []
+    assert not [each for each in claims() if each.state_dir == str(place.state)]
+
+
+@pytest.mark.clab
+def test_ten_lines_pass_in_containers(place: UserPlace, leftovers: Leftovers, engine: None) -> None:
+    place.write(test_mine=TEN_LINES, conftest=NOTE_NAMES)
+    done = place.pytest(*PLUGIN, "-q", "--heddle-runtime=containerlab", "--heddle-no-skip")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert leftovers(*names(place)) == []
+
+
+NOTE_NAMES = """
+import pathlib, pytest
+
+@pytest.fixture(autouse=True)
+def note(request):
+    lab = request.getfixturevalue("heddle_lab")
+    with (pathlib.Path(__file__).parent / "names").open("a") as file:
+        print(lab.name, file=file)
+"""
+
+SHARED = """
+import os, signal, subprocess, pytest
+from heddle.checks.validate import validate
+from heddle.lab.faults import drain, link_down, state_of
+from heddle.lab.rehash import live_hashing, set_hashing
+from heddle.lab.requeue import own_queues, set_queues
+from heddle.runs.past import has_run
+from heddle.testing import assert_converged
+from heddle.testing.labprocesses import processes_of
+
+pytestmark = pytest.mark.fabric("tiny")
+
+
+def test_1_changes_much(heddle_lab, heddle_run):
+    set_hashing(heddle_lab, "e-ecmp")
+    set_queues(heddle_lab, ["ecn.kmax=200KB"])
+    assert heddle_run(sizes="64K", iters=1).run_id == "0001"
+    link_down(heddle_lab, "rtsw1:eth3")
+    drain(heddle_lab, "ctsw2")
+    assert_converged(heddle_lab, degraded=True)
+
+
+def test_2_finds_nothing_of_it(heddle_lab, heddle_run, heddle_queues):
+    assert state_of(heddle_lab).text() == ""
+    assert (live_hashing(heddle_lab), own_queues(heddle_lab)) == ({}, {})
+    assert not has_run(heddle_lab)
+    assert not [row for row in heddle_queues().rows if not row.quiet]
+    assert not [row for row in heddle_queues().rows if row.traffic_class == 3 and row.packets]
+    assert not [each.detail for each in validate(heddle_lab) if not each.ok]
+    assert_converged(heddle_lab, within=1)
+    assert heddle_run(sizes="64K", iters=1).run_id == "0001"
+
+
+def test_3_leaves_a_process(heddle_lab):
+    subprocess.Popen(["ip", "netns", "exec", heddle_lab.handle("host1").netns.name, "sleep", "601"])
+    while not [each for each in processes_of(heddle_lab) if "(sleep 601)" in each.text()]:
+        pass
+
+
+def test_4_damages_its_lab(heddle_lab):
+    assert not [each.text() for each in processes_of(heddle_lab) if "601" in each.text()]
+    zebra = next(each for each in processes_of(heddle_lab) if "zebra" in each.command() and each.node == "rtsw1")
+    os.kill(zebra.pid, signal.SIGKILL)
+
+
+def test_5_gets_another_lab(heddle_lab):
+    assert_converged(heddle_lab, within=1)
+
+
+@pytest.mark.fabric("tiny", racks=1)
+def test_6_has_another_fabric(heddle_lab):
+    assert not os.path.exists(f"/run/netns/heddle-{open('names').read().split()[-2]}-rtsw1"), "there may be one lab"
+"""
+
+
+def test_tests_share_a_lab_that_is_reset_between_them(place: UserPlace, leftovers: Leftovers) -> None:
+    place.write(test_shared=SHARED, conftest=NOTE_NAMES)
+    done = place.pytest(*PLUGIN, "-q", "--heddle-labs=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two, three, four, five, six = names(place)
+    assert one == two == three == four != five != six
+    assert [leftovers(each) for each in (one, five, six)] == [[], [], []]
+    warned = [line.strip() for line in section(done.stdout, "warnings summary").splitlines() if "Warning:" in line]
+    assert len(warned) == 2, done.stdout
+    assert "test_shared.py::test_3_leaves_a_process left process " in warned[0]
+    assert warned[0].endswith("in host1 (sleep 601): ended")
+    assert (
+        "test_shared.py::test_4_damages_its_lab left its lab damaged (1 process of the lab ended, in rtsw1)"
+        in (warned[1])
+    )
+
+
+def test_what_a_test_leaves_can_be_made_an_error(place: UserPlace) -> None:
+    text = SHARED[: SHARED.index("def test_1")] + SHARED[SHARED.index("def test_3") : SHARED.index("def test_4")]
+    place.write(test_shared=text.replace('fabric("tiny")', 'fabric("tiny", racks=1)'))
+    done = place.pytest(*PLUGIN, "-q", "-W", "error::heddle.testing.LeftoverWarning")
+    assert done.returncode == 1 and "1 passed, 1 error" in done.stdout, done.stdout
+    assert "left process" in section(done.stdout, "ERRORS")
+
+
+TWICE = """
+import pytest
+
+pytestmark = pytest.mark.fabric("tiny", racks=1)
+
+
+def test_one(heddle_lab): ...
+
+
+def test_two(heddle_lab):
+    assert heddle_lab.handle("rtsw1").netns.exists()
+"""
+
+DESTROYER = (
+    NOTE_NAMES
+    + """
+import subprocess
+
+def pytest_runtest_logstart(nodeid):
+    if nodeid.endswith("two"):
+        name = (pathlib.Path(__file__).parent / "names").read_text().split()[-1]
+        for path in pathlib.Path("/run/netns").glob(f"heddle-{name}-*"):
+            subprocess.run(["ip", "netns", "del", path.name], check=True)
+"""
+)
+
+
+def test_a_lab_that_was_destroyed_by_hand_is_built_again_and_that_is_said(
+    place: UserPlace, leftovers: Leftovers
+) -> None:
+    place.write(test_twice=TWICE, conftest=DESTROYER)
+    done = place.pytest(*PLUGIN, "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = names(place)
+    assert first != second
+    assert f"lab {first} (tiny, racks=1) is built again for test_twice.py::test_two: " in section(done.stdout, "heddle")
+    assert (leftovers(first), leftovers(second)) == ([], [])
+
+
+FAILING = """
+import pytest
+from heddle.lab.faults import link_down
+from heddle.testing import assert_mmr_below
+
+pytestmark = pytest.mark.fabric("tiny")
+
+
+def test_good(heddle_run):
+    heddle_run(sizes="64K", iters=1)
+
+
+def test_bad(heddle_run, heddle_paths):
+    heddle_run(sizes="64K", iters=1)
+    assert_mmr_below(heddle_paths(), 0.5)
+
+
+def test_mistake(heddle_lab):
+    link_down(heddle_lab, "rtsw1:eth33")
+"""
+
+
+def test_of_a_failed_test_the_lab_and_the_capture_stay_and_how_to_look_is_said(
+    place: UserPlace, leftovers: Leftovers
+) -> None:
+    place.write(test_looks=FAILING, conftest=NOTE_NAMES)
+    done = place.pytest(*PLUGIN, "-q", "--heddle-keep", "--heddle-pcap=captured here")
+    good, bad, mistake = names(place)
+    try:
+        assert done.returncode == 1 and "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+        assert good == bad != mistake
+        said = section(done.stdout, "FAILURES")
+        assert "E       AssertionError: the MMR of bytes is above 0.5" in said
+        assert f"lab {bad}: tiny, runtime netns\nrun 0001 of lab {bad}: all-reduce, 4 ranks, 1 QP\nlook at it: " in said
+        assert '>       link_down(heddle_lab, "rtsw1:eth33")' in said
+        assert "E       heddle.base.problems.InputError: rtsw1:eth33 is no port" in said
+        assert "faults.py" not in said, "the traceback ends at the test"
+        notes = section(done.stdout, "heddle")
+        inv = f"HEDDLE_STATE_DIR='{place.state}' ./inv"
+        assert (
+            f"test_looks.py::test_bad: lab {bad} is left up; look at it: {inv} status {bad}, {inv} paths --lab {bad}"
+            in (notes)
+        )
+        files = sorted(path.name for path in (place.path / "captured here").iterdir())
+        assert files == ["test_looks.py--test_bad.pcapng", "test_looks.py--test_mistake.pcapng"]
+        dump = subprocess.run(
+            ["tcpdump", "-nr", place.path / "captured here" / files[0], "udp", "dst", "port", "4791"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert len(dump.stdout.splitlines()) > 100
+        assert leftovers(bad), "it is up"
+        assert not [each for each in claims() if each.lab in (bad, mistake)], "no later session removes it"
+    finally:
+        for name in {bad, mistake}:
+            life.down(name)
+    assert (leftovers(bad), leftovers(mistake)) == ([], [])
+
+
+SLOW = """
+import pathlib, time, pytest
+
+@pytest.mark.fabric("tiny", racks=1)
+def test_slow(heddle_lab):
+    pathlib.Path("up").write_text(heddle_lab.name)
+    time.sleep(100)
+"""
+
+
+def wait_for(what: Callable[[], bool], session: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while not what():
+        assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_session_that_is_interrupted_leaves_no_lab(
+    place: UserPlace, leftovers: Leftovers, number: signal.Signals
+) -> None:
+    place.write(test_slow=SLOW)
+    session = place.start(*PLUGIN, "-q")
+    wait_for((place.path / "up").exists, session)
+    session.send_signal(number)
+    out, _ = session.communicate(timeout=60)
+    assert session.returncode == 2, out
+    assert leftovers(*names(place, "up")) == []
+    assert not [each for each in claims() if each.pid == session.pid]
+
+
+def test_a_session_that_is_interrupted_while_a_lab_comes_up_leaves_none(place: UserPlace, leftovers: Leftovers) -> None:
+    place.write(test_slow=SLOW)
+    session = place.start(*PLUGIN, "-q")
+    wait_for(lambda: any(each.pid == session.pid for each in claims()), session)
+    (lab,) = (each.lab for each in claims() if each.pid == session.pid)
+    time.sleep(0.3)
+    session.send_signal(signal.SIGINT)
+    out, _ = session.communicate(timeout=60)
+    assert session.returncode == 2, out
+    assert leftovers(lab) == []
+    assert not [each for each in claims() if each.pid == session.pid]
+
+
+def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
+    place: UserPlace, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write(test_slow=SLOW)
+    session = place.start(*PLUGIN, "-q")
+    wait_for((place.path / "up").exists, session)
+    session.kill()
+    session.communicate()
+    (lab,) = names(place, "up")
+    assert leftovers(lab)
+    (place.path / "test_slow.py").unlink()
+    place.write(test_next='import pytest\n@pytest.mark.fabric("tiny", racks=1)\ndef test_next(heddle_lab): ...\n')
+    elsewhere = UserPlace(place.path, ("env", f"HEDDLE_STATE_DIR={place.path}/elsewhere"))
+    done = elsewhere.pytest(*PLUGIN, "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = f"lab {lab} was removed: pytest (process {session.pid}) had ended without doing so"
+    assert line in section(done.stdout, "heddle")
+    assert leftovers(lab) == []
+
+
+def test_a_fixture_of_the_users_may_build_on_the_plugins(place: UserPlace) -> None:
+    conftest = "import pytest\n@pytest.fixture\ndef heddle_lab(heddle_lab):\n    yield heddle_lab\n"
+    text = 'import pytest\n@pytest.mark.fabric("tiny", racks=1)\ndef test_mine(heddle_run):\n'
+    place.write(conftest=conftest, test_mine=f'{text}    assert heddle_run(sizes="64K", iters=1).wrong == 0\n')
+    done = place.pytest(*PLUGIN, "-q")
+    assert done.returncode == 0, done.stdout + done.stderr

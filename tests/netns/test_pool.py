@@ -1,0 +1,125 @@
+"""The pool of labs: who gets which, how many are up, and who sees those that wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from heddle.base import state
+from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
+from heddle.lab import lifecycle as life
+from heddle.lab.lab import Lab
+from heddle.lab.opening import open_lab
+from heddle.lab.status import status
+from heddle.runtimes.registry import on_machine
+from heddle.testing.claims import claims
+from heddle.testing.fabricmarker import FabricRequest
+from heddle.testing.labprocesses import processes_of
+from heddle.testing.pool import Pool
+
+ONE = FabricRequest("tiny", ("racks=1", "hosts_per_rack=1"))
+SAME = FabricRequest("tiny", ("hosts_per_rack=1", "racks=1", "link.mtu=4200"))  # a default, written out
+OTHER = FabricRequest("tiny", ("racks=1", "hosts_per_rack=2"))
+Leftovers = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def pool(notes: list[str]) -> Iterator[Pool]:
+    made = Pool(most=2, note=notes.append)
+    yield made
+    made.close()
+
+
+def test_the_same_fabric_is_shared_by_one_user_after_the_other(pool: Pool, leftovers: Leftovers) -> None:
+    one = pool.take(ONE, user="first")
+    two = pool.take(SAME, user="second")
+    assert one.name != two.name, "the first is in use"
+    assert {each.lab for each in claims()} >= {one.name, two.name}
+    assert pool.release(one).damage == ()
+    assert pool.take(SAME, user="third").name == one.name
+    other = pool.take(OTHER, user="fourth")
+    assert all(on_machine(each.name) for each in (one, two, other)), "labs in use stay, though they are too many"
+    pool.release(two)
+    pool.release(other)
+    pool.release(one)
+    last = pool.take(FabricRequest("tiny", ("racks=1", "hosts_per_rack=3")), user="fifth")
+    assert [on_machine(each.name) for each in (two, one, other)] == [False, False, True]
+    pool.close()
+    for lab in (one, two, other, last):
+        assert leftovers(lab.name) == []
+
+
+def test_a_lab_that_waits_is_hidden_and_one_in_use_is_not(pool: Pool) -> None:
+    waits = pool.take(ONE)
+    assert open_lab(waits.name).name in state.labs()
+    pool.release(waits)
+    assert waits.name not in state.labs() and waits.name not in [each.lab for each in status()]
+    with pytest.raises(InputError, match="is not running"):
+        open_lab(waits.name)
+    used = pool.take(OTHER)
+    assert open_lab(used.name).name == used.name
+    assert pool.take(SAME).name == waits.name and open_lab(waits.name).fabric == waits.fabric
+
+
+def take_down(lab: Lab) -> str:
+    life.down(lab.name)
+    return f"lab {lab.name} was taken down"
+
+
+def kill_zebra(lab: Lab) -> str:
+    zebra = next(each for each in processes_of(lab) if "zebra" in each.command())
+    os.kill(zebra.pid, signal.SIGKILL)
+    while zebra in processes_of(lab):
+        pass
+    return f"1 process of the lab ended, in {zebra.node}"
+
+
+@pytest.mark.parametrize("destroy", [take_down, kill_zebra])
+def test_a_lab_that_was_destroyed_while_it_waited_is_built_again(
+    pool: Pool, notes: list[str], destroy: Callable[[Lab], str]
+) -> None:
+    gone = pool.take(ONE, user="first")
+    pool.release(gone)
+    why = destroy(gone)
+    again = pool.take(ONE, user="test_mine.py::test_two")
+    assert again.name != gone.name and not on_machine(gone.name)
+    title = "tiny, racks=1, hosts_per_rack=1"
+    assert notes == [f"lab {gone.name} ({title}) is built again for test_mine.py::test_two: {why}"]
+
+
+def test_what_cannot_come_up_leaves_neither_lab_nor_claim(pool: Pool) -> None:
+    before = {each.lab for each in claims()}
+    with pytest.raises(InputError, match="neither a preset nor a file"):
+        pool.take("tinny")
+    with pytest.raises(InputError, match="is no runtime"):
+        pool.take("tiny", "docker")
+    assert {each.lab for each in claims()} == before
+
+
+def test_a_lab_that_is_kept_stays_up_without_a_claim(pool: Pool) -> None:
+    kept = pool.take(ONE)
+    pool.keep(kept)
+    pool.close()
+    try:
+        assert on_machine(kept.name) and kept.name in state.labs()
+        record = state.read_record(kept.name)
+        assert record is not None and record.source == "tiny, racks=1, hosts_per_rack=1 (kept by pytest)"
+        assert kept.name not in {each.lab for each in claims()}
+    finally:
+        life.down(kept.name)
+
+
+def test_the_pool_ignores_labs_of_the_user(pool: Pool, name: str) -> None:
+    life.up(load_fabric("tiny", name=name, overrides=ONE.overrides))
+    assert pool.take(ONE).name != name
+    pool.close()
+    assert on_machine(name)

@@ -1,0 +1,185 @@
+"""The pytest plugin before any lab is up: loading, markers with mistakes, same-named fixtures, skips, options."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from heddle.fabric.fabricfile import load_fabric
+from heddle.host.doctor import Check
+from heddle.testing import skipreasons
+from tests.userplace import PLUGIN, ROOT, UserPlace, section
+
+BAD = """
+import pytest
+
+
+@pytest.mark.fabric("tiny", routing={"ecmp": "eecmp"}, rack=3)
+def test_a_value_and_a_key(heddle_lab): ...
+
+
+@pytest.mark.fabric("mine.yml")
+def test_a_file(heddle_run): ...
+
+
+def test_no_marker(heddle_queues): ...
+
+
+@pytest.mark.fabric("what another plugin means by it", 7)
+def test_without_a_lab(): ...
+"""
+
+
+BAD_GROUP = """
+import pytest
+
+
+@pytest.mark.fabric("tinny")
+class TestGroup:
+    def test_a_name(self, heddle_paths): ...
+"""
+
+
+def test_mistakes_of_markers_are_errors_of_the_collection(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    place = UserPlace.below(tmp_path, test_bad=BAD, test_group=BAD_GROUP)
+    (place.path / "mine.yml").write_text("name: mine\nracks: two\nctsw: 3\n")
+    done = place.pytest(*PLUGIN, "-q")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout
+    text = section(done.stdout, "ERRORS")
+    assert str(place.path) in text
+    golden("testing/bad_markers.txt", text.replace(f"{place.path}/", ""))
+
+
+def test_a_marker_of_that_name_is_free_for_tests_without_a_lab(tmp_path: Path) -> None:
+    text = 'import pytest\n@pytest.mark.fabric("silk", 7)\ndef test_mine(): ...\n'
+    done = UserPlace.below(tmp_path, test_mine=text).pytest(*PLUGIN, "-q", "--strict-markers")
+    assert done.returncode == 0, done.stdout
+
+
+OWN = """
+import pytest
+
+
+@pytest.fixture
+def heddle_lab():
+    return "my own lab"
+"""
+
+
+def test_a_fixture_of_the_users_with_the_same_name_comes_first_and_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    tests = "def test_mine(heddle_lab):\n    assert heddle_lab == 'my own lab'\ndef test_run(heddle_run): ...\n"
+    place = UserPlace.below(tmp_path, conftest=OWN, test_mine=tests)
+    done = place.pytest(*PLUGIN, "-q")
+    assert done.returncode == 1 and "1 passed, 1 error" in done.stdout, done.stdout
+    said = section(done.stdout, "ERRORS")
+    where = f"{place.path}/conftest.py:5"
+    assert f"{where}  heddle_lab replaces the fixture of Heddle, and gives a str in place of a Lab" in said
+    assert "hint: rename your fixture, or have it take heddle_lab as an argument and give that" in said
+    assert "Traceback" not in said and "calls.py" not in said
+
+
+@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("how", ["option", "conftest", "both"])
+def test_the_plugin_is_loaded_once_however_often_it_is_named(tmp_path: Path, how: str, installed: bool) -> None:
+    text = "def test_mine(request):\n    assert request.config.getoption('--heddle-runtime') == 'netns'\n"
+    place = UserPlace.below(tmp_path, test_mine=text)
+    if how != "option":
+        place.write(conftest="pytest_plugins = ['heddle.testing.plugin']\n")
+    site = tmp_path / "site"
+    if installed:  # with the metadata of a wheel
+        meta = site / "heddle_fabric-0.1.0.dist-info"
+        meta.mkdir(parents=True)
+        (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: heddle-fabric\nVersion: 0.1.0\n")
+        lines = (ROOT / "pyproject.toml").read_text().partition("[project.entry-points.pytest11]\n")[2].splitlines()
+        entry = next(line for line in lines if line.startswith('"')).replace('"', "")
+        (meta / "entry_points.txt").write_text(f"[pytest11]\n{entry}\n")
+    words = PLUGIN if how != "conftest" else ()
+    done = place.pytest(*words, "-q", python_path=(site,) if installed else ())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_loading_the_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
+    heavy = ("numpy", "pydantic", "yaml", "scapy", "rich", "jinja2", "heddle.lab", "heddle.fabric", "heddle.host")
+    text = f"import sys\ndef test_mine():\n    assert [name for name in {heavy} if name in sys.modules] == []\n"
+    done = UserPlace.below(tmp_path, test_mine=text).pytest(*PLUGIN, "-q", "-p", "no:rich")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--heddle-runtime", "docker"], "invalid choice: 'docker'"),
+        (["--heddle-labs", "0"], "--heddle-labs 0: at least 1 lab must be up at once"),
+        (
+            ["--heddle-pcap", "test_mine.py"],
+            "--heddle-pcap took test_mine.py as its directory: write --heddle-pcap=DIR",
+        ),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
+    done = UserPlace.below(tmp_path, test_mine="def test_mine(): ...\n").pytest(*PLUGIN, *words)
+    assert done.returncode == 4
+    assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def as_user() -> Iterator[UserPlace]:
+    """A place of an ordinary user: this one, or nobody when this is root."""
+    before: tuple[str, ...] = ()
+    if os.geteuid() == 0:
+        # It may read what root may: the checkout and Python can be below /root.
+        reads = "+dac_read_search"
+        before = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", f"--inh-caps={reads}",
+                  f"--ambient-caps={reads}")  # fmt: skip
+    parent = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    parent.chmod(0o755)
+    yield UserPlace.below(parent, before)
+    shutil.rmtree(parent)
+
+
+NEEDS_A_LAB = """
+import pytest
+
+
+@pytest.mark.fabric("tiny")
+def test_mine(heddle_lab): ...
+"""
+
+
+def test_without_root_a_test_is_skipped_with_the_reason_or_fails_on_demand(as_user: UserPlace) -> None:
+    as_user.write(test_mine=NEEDS_A_LAB)
+    done = as_user.pytest(*PLUGIN, "-q", "-rs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("SKIPPED"))
+    assert line.startswith("SKIPPED [1] test_mine.py:5: root: network namespaces need root (run pytest as root")
+    assert not as_user.state.exists()
+    done = as_user.pytest(*PLUGIN, "-q", "--heddle-no-skip")
+    assert done.returncode == 1
+    assert "this machine cannot run the test: root: network namespaces need root" in done.stdout
+
+
+def test_a_reason_is_doctors_and_only_what_the_test_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = (
+        Check("root", False, "not root, and there is no sudo", "run Heddle as root"),
+        Check("frr", False, "no zebra and no bgpd", "apt-get install frr"),
+        Check("libbpf", True, "libbpf.so.1"),
+        Check("ets", False, "sch_ets: not in this kernel", "without it", required=False),
+        Check("engine", False, "no engine answers", "./inv setup containerlab", required=False),
+        Check("tshark", False, "dissects captures", "apt-get install tshark", required=False),
+    )
+    monkeypatch.setattr(skipreasons, "_checks", lambda: checks)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    plain, ets = (
+        load_fabric("tiny", overrides=each).fabric
+        for each in ([], ["queues.scheduler=ets", "queues.pfc.enabled=false"])
+    )
+    frr = "frr: no zebra and no bgpd (apt-get install frr)"
+    assert skipreasons.cannot_run(plain, "netns") == frr
+    assert skipreasons.cannot_run(ets, "netns") == f"{frr}; ets: sch_ets: not in this kernel (without it)"
+    assert skipreasons.cannot_run(plain, "containerlab") == "engine: no engine answers (./inv setup containerlab)"
