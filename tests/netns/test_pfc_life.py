@@ -88,13 +88,13 @@ def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
             until(lambda: found(lab)[victim] not in (before, None))  # noqa: B023
             obeys()
         assert not set(both(lab)) & set(first)
-        assert not pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
+        assert not pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
 
-        # Both at once: the next run does what is asked of mend here.
+        # Both at once: the next run does what is asked of restart here.
         pause(lab, host.name, 65535)
         until(lambda: until_ns[row])
         kill_both(lab)
-        assert pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
+        assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
         both(lab)
         until(lambda: not until_ns[row])
         obeys()
