@@ -134,7 +134,7 @@ def test_a_file_that_is_not_kept_leaves_nothing(tmp_path: Path) -> None:
     [
         (".", "is a directory"),
         ("nowhere/a.pcap", "is no directory"),
-        ("/dev/null", "is no ordinary file"),
+        ("/dev/null", "is not a regular file"),
         ("/proc/a.pcap", "cannot be written"),
         ("x" * 300, "cannot be a file"),
         ("a\0b", "cannot be a file"),
