@@ -224,7 +224,7 @@ def test_words_that_are_no_options_are_named_together() -> None:
 def test_a_dialect_that_this_machine_cannot_deploy_is_refused_with_what_can() -> None:
     with pytest.raises(InputError, match=r"needs containerlab 0\.80 or newer; installed: 0\.79\.0"):
         check_deployable(WAYS["frr"], "containerlab", (0, 79, 0))
-    with pytest.raises(InputError, match="runtime netns has none"):
+    with pytest.raises(InputError, match="needs runtime containerlab, not netns"):
         check_deployable(WAYS["frr"], "netns", None)
     with pytest.raises(InputError, match="is for Kubernetes"):
         check_deployable(WAYS["c9s"], "containerlab", (0, 81, 0))
