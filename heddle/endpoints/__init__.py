@@ -1,1 +1,1 @@
-"""Who sends it: NICs, transports, ranks, and the workers that run them."""
+"""Endpoints of the traffic: NICs, transports, ranks, and the workers that run them."""

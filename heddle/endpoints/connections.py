@@ -1,4 +1,4 @@
-"""A rank's queue pairs to one peer, as one thing to send by: which of them carries which part of a message.
+"""Connections: all queue pairs of a rank to one peer, and the distribution of messages over them.
 
 In:  messages of a rank. Out: messages, or parts of them, posted to queue pairs.
 """
@@ -32,18 +32,18 @@ class Connection(Protocol):
     """All queue pairs from one rank to another."""
 
     def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
-        """Send a message: `data` to the peer's address `va`. It does not change before the NIC is idle."""
+        """Send a message: `data` to the peer's address `va`. The caller must not change it before the NIC is idle."""
 
 
 class Poster(Protocol):
     """A QP that sends messages."""
 
     def post(self, message: Message) -> None:
-        """Send it when its turn comes."""
+        """Queue the message for sending."""
 
 
 class QpConnection:
-    """Splits each message over all queue pairs, or gives whole messages to one after the other."""
+    """Splits each message over all queue pairs, or sends whole messages by one queue pair after the other."""
 
     def __init__(self, qps: Sequence[Poster], mode: QpMode) -> None:
         self._qps = qps
@@ -51,7 +51,7 @@ class QpConnection:
         self._turn = 0  # messages so far
 
     def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
-        """Hand it to the queue pairs."""
+        """Pass a message to the queue pairs."""
         view = data.data
         if self._split:
             for qp, (offset, size) in zip(self._qps, part_sizes(len(view), len(self._qps)), strict=False):

@@ -1,8 +1,8 @@
-"""The workers of a run: started, given their tasks, kept to the barriers of each size, and ended whatever happens.
+"""The workers of a run: start them, send their tasks, synchronise them at the barriers of each size, and end them.
 
 In:  a plan, its transport, and the namespace of each host.
-Out: one report per worker, and what the machine did during each size. CheckError when a rank died, MachineError when a
-worker did.
+Out: one report per worker, and the machine's load during each size. CheckError when a rank failed, MachineError when a
+worker process ended early.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Said = TypeVar("Said")
 
 
 class _Member:
-    """One worker process, and the part of a line that has come from it so far."""
+    """One worker process, and the incomplete line that has been read from it."""
 
     def __init__(self) -> None:
         self.proc = subprocess.Popen(
@@ -45,30 +45,30 @@ class _Member:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=resources.HERE.python_path,
-            start_new_session=True,  # Ctrl-C reaches the run, and the run ends its workers
+            start_new_session=True,  # Ctrl-C must reach only the run, which ends its workers
         )
-        self.inbox: deque[WorkerMessage] = deque()  # what it has said and is not asked for yet
+        self.inbox: deque[WorkerMessage] = deque()  # messages that were read and not handled yet
         self._rest = b""
 
     @property
     def out(self) -> int:
-        """The descriptor that it speaks by."""
-        assert self.proc.stdout is not None  # noqa: S101  (a pipe was asked for)
+        """The descriptor of its standard output."""
+        assert self.proc.stdout is not None  # noqa: S101  (a pipe was requested)
         return self.proc.stdout.fileno()
 
     def tell(self, line: bytes) -> None:
-        """Hand it a line; when it has ended, its output says so soon enough."""
+        """Send it a line. If it has ended, `hear` will find out."""
         assert self.proc.stdin is not None  # noqa: S101
         with suppress(BrokenPipeError):
             self.proc.stdin.write(line + b"\n")
             self.proc.stdin.flush()
 
     def hear(self) -> None:
-        """Take in what has come. CheckError when a rank failed, MachineError when the worker has ended."""
+        """Read its output. CheckError when a rank failed, MachineError when the worker has ended."""
         chunk = os.read(self.out, 1 << 16)
         if not chunk:
             code = self.proc.wait()
-            raise MachineError(Problem("", "a worker", f"ended early (exit code {code})", "what it said is above"))
+            raise MachineError(Problem("", "a worker", f"ended early (exit code {code})", "see its output above"))
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for message in map(WorkerMessage.of_line, lines):
             if message.error:
@@ -76,7 +76,7 @@ class _Member:
             self.inbox.append(message)
 
     def end(self, within: float) -> None:
-        """It ends by itself when its input does, and is killed when it has not after `within` seconds."""
+        """Wait for its end after its input was closed; kill it after `within` seconds."""
         assert self.proc.stdin is not None and self.proc.stdout is not None  # noqa: S101
         try:
             self.proc.wait(within)
@@ -87,9 +87,9 @@ class _Member:
 
 
 class Crew:
-    """Worker processes that run one plan's ranks between them.
+    """The worker processes that together run the ranks of one plan.
 
-    phases: what the machine did during each size. began_ns: the time of the first barrier.
+    phases: the machine's load during each size. began_ns: the time of the first barrier.
     """
 
     def __init__(self, plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int) -> None:
@@ -102,7 +102,7 @@ class Crew:
         paths, parameters = {host: str(path) for host, path in netns.items()}, transport.parameters()
         order = [rank for members in plan.communicators for rank in members]
         for index in range(workers):
-            # Neighbours in the ring go to different workers, so that both ends of a transfer have a processor.
+            # Neighbours in the ring go to different workers, so that both ends of a transfer have a CPU.
             ranks = tuple(order[index::workers])
             member = _Member()
             self._members.append(member)
@@ -110,9 +110,9 @@ class Crew:
             member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
 
     def run(self, observer: Observer, before_stop: Callable[[], None] = lambda: None) -> list[WorkerReport]:
-        """Let all ranks begin each size together, and check it when all have finished; a report per worker.
+        """Start each size on all ranks together, and check it when all have finished; return a report per worker.
 
-        before_stop: called when all ranks are done, while their NICs still take what arrives.
+        before_stop: called when all ranks are done, while their NICs still receive.
         """
         sizes = self._plan.options.sizes
         for number, size in enumerate(sizes, start=1):
@@ -135,7 +135,7 @@ class Crew:
 
     @property
     def seconds(self) -> float:
-        """All sizes together: for each, from its barrier until its last rank was done."""
+        """The sum over all sizes of the time from the barrier until the last rank was done."""
         return sum(phase.seconds for phase in self.phases)
 
     def close(self) -> None:
@@ -150,21 +150,21 @@ class Crew:
         self._selector.close()
 
     def _all(self, part: Callable[[WorkerMessage], Said | None]) -> list[Said]:
-        """Wait for the next message of every worker, which has that part; the parts, by worker."""
+        """Wait for the next message of every worker; return `part` of each, by worker. All must have that part."""
         while not all(member.inbox for member in self._members):
             self._listen()
         found = [part(member.inbox.popleft()) for member in self._members]
         said = [each for each in found if each is not None]
         if len(said) < len(found):
-            raise RuntimeError("a worker said something else than was its turn to say")
+            raise RuntimeError("a worker sent an unexpected message")
         return said
 
     def _listen(self) -> None:
-        """Wait until a worker says something; CheckError when that takes longer than a run may."""
+        """Wait until a worker sends something; CheckError when the run exceeds its time limit."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             why = f"did not end within {self._plan.max_seconds:g} s"
-            raise CheckError(Problem("", "the run", why, "./inv validate says whether the fabric forwards"))
+            raise CheckError(Problem("", "the run", why, "run ./inv validate to check that the fabric forwards"))
         for key, _ in self._selector.select(left):
             key.data.hear()
 
@@ -174,13 +174,13 @@ class Crew:
 
 
 def worker_count(plan: Plan) -> int:
-    """As many as there are processors, and no more than ranks."""
+    """The number of workers: one per CPU, but at most one per rank."""
     return min(len(os.sched_getaffinity(0)), len(plan.endpoints))
 
 
 @contextmanager
 def crew_of(plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int) -> Iterator[Crew]:
-    """Workers for a with block, ended at its end."""
+    """Workers for the duration of a with block."""
     crew = Crew(plan, transport, netns, workers)
     try:
         yield crew

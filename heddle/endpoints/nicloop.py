@@ -1,8 +1,8 @@
-"""How a worker drives its NICs: the protocol that the Python loop and the compiled one share, and the Python one.
+"""How a worker drives its NICs: the protocol that the Python loop and the compiled loop share, and the Python loop.
 
-In:  endpoints, queue pairs, the time to work until. Out: messages in ranks' memories, reports of QPs and NICs.
-One loop takes what has come for all NICs in one pass. Passes begin at least `moderation_s` after each other, as a NIC's
-interrupts do (ethtool's rx-usecs): a pass then has several frames to take, and costs once. The first pass after a pause
+In:  endpoints, queue pairs, the time limit of a turn. Out: messages in ranks' memories, reports of QPs and NICs.
+One pass receives the frames of all NICs. Passes begin at least `moderation_s` after each other, like a NIC's
+interrupts (ethtool's rx-usecs): then one pass handles several frames at the cost of one. The first pass after a pause
 begins at once.
 """
 
@@ -26,16 +26,16 @@ from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan
 from heddle.wire.layout import LAYOUTS
 
-SEND_FRAMES: Final = 16  # how many may wait in the port's queue: the NIC's own queue
-TICK_S: Final = 0.02  # how often a link that was down is tried again
-REST_TURNS: Final = 4  # readings at the end of a run
+SEND_FRAMES: Final = 16  # maximum number of frames in the port's queue, which is the NIC's own queue
+TICK_S: Final = 0.02  # time between two attempts on a link that was down
+REST_TURNS: Final = 4  # number of reads at the end of a run
 REST_S: Final = 3600.0  # longer than any delay
 _MODERATION_FRAMES: Final = 3
-_MODERATION_S: Final = 0.001  # the most that a frame may wait for the next pass
+_MODERATION_S: Final = 0.001  # the longest time that a frame may wait for the next pass
 
 
 class NicError(Exception):
-    """A NIC of one rank cannot go on."""
+    """A NIC of one rank has failed."""
 
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(why)
@@ -49,56 +49,56 @@ class NicLoop(Protocol):
     name: ClassVar[str]
 
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
-        """A rank's NIC; OSError when its port cannot be opened."""
+        """Open a rank's NIC; OSError when its port cannot be opened."""
 
     def sender(self, rank: int, qp: QpInfo) -> int:
-        """Open the sending end of a queue pair; its number, for `link`."""
+        """Open the sending end of a queue pair; return its number, for `link`."""
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
-        """The queue pairs that lead to one peer."""
+        """The queue pairs to one peer."""
 
     def places(self, rank: int) -> Places | None:
-        """What must be told where messages go, or None when the rank is asked instead."""
+        """The object that needs the destinations of messages in advance, or None if the rank is asked per message."""
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""
 
     def turn(self, until: float, stop_fd: int) -> bool:
-        """Work until that time (CLOCK_MONOTONIC, seconds), or shorter; True when `stop_fd` can be read.
+        """Work until that time (CLOCK_MONOTONIC, seconds), or shorter; True when `stop_fd` is readable.
 
-        NicError when a port is gone or a queue pair has given up.
+        NicError when a port is gone or a queue pair has failed.
         """
 
     def take_rest(self) -> None:
-        """Take what has arrived and was not read yet, and what is held back for its delay: at the end of a run, when
-        copies of packets can arrive after their queue pair was done.
+        """Receive the frames that were not read yet, and those that wait for their delay. Called at the end of a run,
+        when copies of packets may arrive after their queue pair was done.
         """
 
     def idle(self) -> bool:
         """Nothing to send, nothing unacknowledged."""
 
     def qp_reports(self) -> Iterable[QpReport]:
-        """What passed each end."""
+        """The counters of each end."""
 
     def nic_reports(self) -> Iterable[NicReport]:
-        """What was not for any queue pair."""
+        """The frames of each NIC that were for no queue pair."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 def moderation_s(plan: Plan) -> float:
-    """Seconds between two passes: what the fastest NIC needs for a few full frames, and 1 ms at most.
+    """Seconds between two passes: the time of a few full frames on the fastest NIC, and 1 ms at most.
 
-    A NIC's queue holds SEND_FRAMES frames, so its port never runs out of data meanwhile.
+    A NIC's queue has room for SEND_FRAMES frames, so its port does not run out of data meanwhile.
     """
     frame = 8 * (plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes)
     return min(_MODERATION_S, _MODERATION_FRAMES * frame / max(each.rate_bps for each in plan.endpoints))
 
 
 def open_sockets(plan: Plan, endpoint: Endpoint, netns: Path) -> tuple[PacketSocket, PacketSocket]:
-    """For data and all that arrives, and for answers."""
-    # The program at the NIC's ingress keeps RoCE from the host's own stack, so no socket need hold its UDP port.
+    """Two sockets: one sends data and receives all frames, one sends answers."""
+    # The program at the NIC's ingress hides RoCE from the host's own stack, so no socket has to bind its UDP port.
     mtu, version = plan.ib_mtu, plan.ip_version
     data = PacketSocket(netns, endpoint.port, mtu, send_frames=SEND_FRAMES, hush=False, version=version)
     try:
@@ -109,7 +109,7 @@ def open_sockets(plan: Plan, endpoint: Endpoint, netns: Path) -> tuple[PacketSoc
 
 
 class PythonLoop:
-    """For every transport. It is the reference for the compiled loop."""
+    """The loop for every transport, and the reference for the compiled loop."""
 
     name: ClassVar[str] = "python"
 
@@ -123,7 +123,7 @@ class PythonLoop:
         self._stop_fd = -1
 
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
-        """A rank's NIC."""
+        """Open a rank's NIC."""
         data, answers = open_sockets(self._plan, endpoint, netns)
         nic = Nic(data, answers, self._plan.ib_mtu, self._plan.ip_version, self._transport.answer_bytes)
         self._nics[endpoint.rank] = nic
@@ -138,11 +138,11 @@ class PythonLoop:
         return len(self._ends) - 1
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
-        """The queue pairs that lead to one peer."""
+        """The queue pairs to one peer."""
         return QpConnection([self._ends[end] for end in ends], mode)
 
     def places(self, rank: int) -> Places | None:
-        """None: receiving ends ask the rank."""
+        """None: receiving ends ask the rank for each message."""
         return None
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
@@ -151,7 +151,7 @@ class PythonLoop:
         nic.add(QueuePair(nic, qp, self._transport.receiver(qp, memory)))
 
     def turn(self, until: float, stop_fd: int) -> bool:
-        """Send what is ready, wait, take in what has come."""
+        """Send ready packets, wait, receive."""
         if stop_fd != self._stop_fd:
             self._poll.register(stop_fd, select.EPOLLIN)
             self._stop_fd = stop_fd
@@ -170,7 +170,7 @@ class PythonLoop:
         return self._pass(due)
 
     def _pass(self, due: float) -> bool:
-        """Take in what has come until `due`, and look at timers."""
+        """Wait for frames until `due`, receive them, and check timers."""
         ready = self._poll.poll(max(0.0, due - time.monotonic()))
         self._last_pass = time.monotonic()
         for fd, events in ready:
@@ -191,7 +191,7 @@ class PythonLoop:
         return False
 
     def _tick(self, now: float) -> None:
-        """Note which ports take nothing, and try again where a link was down."""
+        """Check timers and errors, and try again to send on ports that were blocked."""
         self._next_tick = now + TICK_S
         for rank, nic in self._nics.items():
             nic.expire(now)
@@ -201,14 +201,14 @@ class PythonLoop:
                 raise NicError(rank, error)
 
     def _watch(self, nic: Nic) -> None:
-        """Ask to be woken when a full socket has room again, and only then."""
+        """Poll for writability only while the socket is full."""
         events = select.EPOLLIN | (select.EPOLLOUT if nic.blocked else 0)
         if events != nic.events:
             self._poll.modify(nic.socket.fileno(), events)
             nic.events = events
 
     def take_rest(self) -> None:
-        """Take what has arrived, and what is held back."""
+        """Receive all remaining frames, also those that wait for their delay."""
         for nic in self._nics.values():
             for _ in range(REST_TURNS):
                 nic.receive(time.monotonic())
@@ -219,13 +219,13 @@ class PythonLoop:
         return all(nic.idle for nic in self._nics.values())
 
     def qp_reports(self) -> Iterable[QpReport]:
-        """What passed each end."""
+        """The counters of each end."""
         for rank, nic in self._nics.items():
             for pair in nic.qps.values():
                 yield QpReport(rank, pair.qpn, pair.packets, pair.bytes, pair.ce, pair.taken, dict(pair.end.counters()))
 
     def nic_reports(self) -> Iterable[NicReport]:
-        """What was not for any queue pair."""
+        """The frames of each NIC that were for no queue pair."""
         for nic in self._nics.values():
             yield NicReport(nic.counters, nic.socket.drops())
 

@@ -1,10 +1,10 @@
-"""A rank: its arrays, its memory as others may write it, and how far it has come. It learns only from what arrives.
+"""A rank: its arrays, its memory for writes of its peers, and its progress. It learns only from arriving messages.
 
-In:  a Plan, a rank, and for each peer the QPs that lead there.
-Out: results per size: seconds, and what was wrong in any iteration (expected.py).
-Addresses on the wire name what they carry: virtual address = epoch (16 bits), step (12), byte offset in the array (36);
-immediate = epoch (8), step (12), message (12). An epoch is one iteration; a neighbour is at most one epoch ahead,
-since finishing an epoch takes something from every rank, if not directly.
+In:  a Plan, a rank, and for each peer the QPs to it.
+Out: results per size: seconds, and the number of errors in all iterations (expected.py).
+Addresses on the wire identify their data: virtual address = epoch (16 bits), step (12), byte offset in the array (36);
+immediate = epoch (8), step (12), message (12). An epoch is one iteration. A neighbour is at most one epoch ahead,
+since finishing an epoch needs data from every rank, directly or indirectly.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _OFFSET_BITS: Final = 36
 
 
 def rkey_of(lab: str, nic: str) -> int:
-    """The 32-bit key that opens a rank's memory."""
+    """The 32-bit remote key of a rank's memory."""
     return zlib.crc32(f"{lab}/{nic}/rkey".encode())
 
 
 def address_of(epoch: int, step: int, element: int) -> int:
-    """The virtual address of an element of what a step carries."""
+    """The virtual address of an array element that a step sends."""
     return (epoch & 0xFFFF) << (_STEP_BITS + _OFFSET_BITS) | step << _OFFSET_BITS | element * ELEMENT_BYTES
 
 
 def announced_by(epoch: int, key: Key) -> int:
-    """The immediate of a message."""
+    """The immediate data of a message."""
     return (epoch & 0xFF) << 24 | key[0] << 12 | key[1]
 
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """One rank's view of one size: seconds for all timed iterations together, and what was not right.
+    """One rank's result for one size: seconds for all timed iterations together, and the number of errors.
 
-    wrong: elements of the last iteration, and blocks of elements of all earlier ones, warm-up included.
+    wrong: wrong elements of the last iteration, plus wrong blocks of all earlier ones, warm-up included.
     """
 
     size: int
@@ -56,18 +56,18 @@ class SizeResult:
 
 
 class Places(Protocol):
-    """What must know beforehand where messages go: a NIC that writes them without asking the rank."""
+    """An object that needs the destinations of messages in advance: a NIC that writes them without asking the rank."""
 
     def expect(self, epoch: int, schedule: Schedule) -> None:
-        """These are the messages of that epoch."""
+        """Announce the messages of an epoch."""
 
     def keep(self, arrays: Sequence[Floats]) -> None:
-        """Messages will be sent from these."""
+        """Keep references to the arrays from which messages will be sent."""
 
 
 @dataclass(slots=True)
 class _Staged:
-    """A message on its way in: its bytes, how many parts are still to come, and whom to tell when it has been used."""
+    """An incoming message: its bytes, the number of missing parts, and the callback after its use."""
 
     data: NDArray[np.uint8]
     parts: int
@@ -75,9 +75,9 @@ class _Staged:
 
 
 class Rank:
-    """Runs one rank through all sizes and iterations. Also the `Access` of the QPs that end here.
+    """Runs one rank through all sizes and iterations. It is also the `Access` of the QPs that end here.
 
-    totals: for each size the sum of all inputs, where the pattern reduces.
+    totals: for each size the sum of all inputs, if the pattern reduces.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class Rank:
         self._size_index = -1
         self._iteration = 0
         self._staged: dict[tuple[int, Key], _Staged] = {}
-        self._early: list[tuple[int, Key]] = []  # complete, but of the epoch to come
+        self._early: list[tuple[int, Key]] = []  # complete messages of the next epoch
         self._schedules: dict[int, Schedule] = {}
         self._input: Floats = np.empty(0, np.float32)
-        self._source: list[Floats] = []  # what is sent from, and what is received into: by epochs in turn
+        self._source: list[Floats] = []  # arrays to send from and to receive into, used by epochs in turn
         self._work: list[Floats] = []
         self._pieces: Sequence[Piece] = ()
         self._expected = Expected((), ranks, None)
-        self._wrong = 0  # of this size, before its last iteration
+        self._wrong = 0  # errors of this size, before its last iteration
         self._missing = 0
         self._needs: list[int] = []
         self._began = 0.0
@@ -124,22 +124,22 @@ class Rank:
         if places is not None:
             places.expect(0, self._schedule(0))
 
-    # what the worker calls
+    # called by the worker
 
     @property
     def size(self) -> int:
-        """The size that is under way or was finished last, bytes."""
+        """The current size, or the one finished last, in bytes."""
         return self._options.sizes[self._size_index]
 
     def next_size(self) -> None:
-        """Make the arrays of the next size, for `begin`; `finished` turns true when there is none."""
+        """Create the arrays of the next size, for `begin`; set `finished` when there is none."""
         self._size_index += 1
         if self._size_index == len(self._options.sizes):
             self.finished = True
             return
         count = self._options.sizes[self._size_index] // ELEMENT_BYTES
         self._input = rank_input(self.rank, count)
-        # Two of each: a neighbour may still need the last epoch's bytes again, should they be lost.
+        # Two of each: if packets of the last epoch were lost, a neighbour needs its bytes again.
         self._source = [np.empty(count, np.float32), np.empty(count, np.float32)]
         self._pieces = self._pattern.result(self._ranks, self.rank, count)
         self._expected = Expected(self._pieces, self._ranks, self._totals.get(self.size))
@@ -152,19 +152,19 @@ class Rank:
         self._iteration = 0
 
     def begin(self) -> None:
-        """Start on the size that `next_size` made ready; what others have sent already is taken in now."""
+        """Start the size that `next_size` has prepared; apply the messages that peers have already sent."""
         self.size_done = False
         self._begin_epoch()
 
     def check(self) -> None:
-        """Compare the last iteration's array with what the pattern leaves there, and note the result of this size."""
+        """Compare the last iteration's array with the expected one, and record the result of this size."""
         last = self._expected.wrong_elements(self._work[self._epoch & 1], self._epoch)
         self.results.append(SizeResult(self.size, self._seconds, self._wrong + last))
 
-    # what receiving ends of queue pairs call
+    # called by receiving ends of queue pairs
 
     def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        """Where a write goes; None for a wrong key, or an address that no message of this or the next epoch has."""
+        """The destination of a write; None for a wrong key, or an address in no message of this or the next epoch."""
         epoch = self._near_epoch(va >> (_STEP_BITS + _OFFSET_BITS), 16)
         step = (va >> _OFFSET_BITS) & ((1 << _STEP_BITS) - 1)
         offset = va & ((1 << _OFFSET_BITS) - 1)
@@ -183,7 +183,7 @@ class Rank:
         return staged.data.data[start : start + length]
 
     def arrived(self, imm: int) -> None:
-        """A message, or a part of one, is complete."""
+        """Handle a complete message, or a complete part of one."""
         epoch = self._near_epoch(imm >> 24, 8)
         key = ((imm >> 12) & 0xFFF, imm & 0xFFF)
         staged = self._staged.get((epoch, key)) if epoch is not None else None
@@ -194,7 +194,7 @@ class Rank:
             self._complete(epoch, key)
 
     def delivered(self, low_bits: int, key: Key, data: NDArray[np.uint8], used: Callable[[], None]) -> None:
-        """A message that `Places` was told of is complete.
+        """Handle a complete message that was announced to `Places`.
 
         low_bits: the lower 16 of its epoch. used: called when `data` is not needed any more.
         """
@@ -210,7 +210,7 @@ class Rank:
         else:
             self._early.append((epoch, key))
 
-    # how an epoch goes
+    # the steps of an epoch
 
     def _begin_epoch(self) -> None:
         self._epoch += 1
@@ -236,7 +236,7 @@ class Rank:
             self._apply(key)
 
     def _apply(self, key: Key) -> None:
-        """Reduce or copy a complete message into the array, and post what waited for it."""
+        """Reduce or copy a complete message into the array, and post the sends that waited for it."""
         schedule = self._schedule(self._size_index)
         receive = schedule.receives[key]
         staged = self._staged.pop((self._epoch, key))
@@ -258,7 +258,7 @@ class Rank:
     def _end_epoch(self) -> None:
         self._iteration += 1
         if self._iteration < self._options.warmup + self._options.iters:
-            # The array is overwritten soon, so this cannot wait until the clock has stopped; expected.py has its cost.
+            # The array is overwritten soon, so this check must run inside the timed part; expected.py states its cost.
             self._wrong += self._expected.wrong_blocks(self._work[self._epoch & 1], self._epoch)
             self._begin_epoch()
             return
@@ -266,13 +266,13 @@ class Rank:
         self.size_done = True
 
     def _post(self, schedule: Schedule, index: int) -> None:
-        """Hand a message to the QPs that lead to its peer."""
+        """Pass a message to the QPs to its peer."""
         send = schedule.sends[index]
         data = self._source[self._epoch & 1][send.lo : send.hi].view(np.uint8)
         va = address_of(self._epoch, send.key[0], send.put)
         self._links[send.peer].post(data, va, self._peer_keys[send.peer], announced_by(self._epoch, send.key))
 
-    # finding things
+    # lookups
 
     def _near_epoch(self, low_bits: int, bits: int) -> int | None:
         """The epoch with these low bits, if it is this one or the next."""
@@ -292,7 +292,7 @@ class Rank:
         return found
 
     def _receive_at(self, schedule: Schedule, step: int, offset: int) -> Receive | None:
-        """The message of `step` that byte `offset` of the array belongs to."""
+        """The message of `step` that contains byte `offset` of the array."""
         first = schedule.receives.get((step, 0))
         if first is None or offset < first.lo * ELEMENT_BYTES:
             return None

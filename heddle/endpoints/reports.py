@@ -1,6 +1,6 @@
-"""What a worker reports, as values: its messages while it runs, and what its ranks, QPs and NICs counted.
+"""The reports of a worker: its messages while it runs, and the counters of its ranks, QPs and NICs.
 
-The lines between a worker and its crew are these values as JSON (worker.py says when each is sent).
+The lines between a worker and its crew are these values as JSON (worker.py describes when each is sent).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heddle.host.saturation import WorkerUse
 class QpReport:
     """One end of a QP. packets, bytes: data frames sent; ce: frames that arrived with a mark.
 
-    taken: frames with a right ICRC that the NIC took for this end, whether in order or not. Of a receiving end; else 0.
+    taken: frames with a correct ICRC that the NIC received for this end, in order or not; 0 for a sending end.
     counters: of the transport, by the keys of its columns.
     """
 
@@ -36,7 +36,7 @@ class QpReport:
 
 @dataclass(frozen=True, slots=True)
 class NicReport:
-    """One NIC. socket_drops: frames that its socket had no room for."""
+    """One NIC. socket_drops: frames that were dropped because its socket was full."""
 
     counters: NicCounters
     socket_drops: int
@@ -44,7 +44,7 @@ class NicReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker at the end of a run. loop: which code drove its NICs (`compiled`, `python`)."""
+    """One worker at the end of a run. loop: the code that drove its NICs (`compiled`, `python`)."""
 
     ranks: Mapping[int, tuple[SizeResult, ...]]
     qps: tuple[QpReport, ...]
@@ -54,10 +54,10 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """One line of a worker: the only field that is not its default.
+    """One line of a worker. Exactly one field differs from its default.
 
-    ready: its ranks can begin the next size, and its NICs are idle. use: all its ranks have finished a size; what it
-    used for that. done: that was the last size, and its NICs are idle.
+    ready: its ranks can begin the next size, and its NICs are idle. use: all its ranks have finished a size; the
+    resources that it used. done: that was the last size, and its NICs are idle.
     """
 
     ready: bool = False
@@ -67,12 +67,12 @@ class WorkerMessage:
     error: tuple[Problem, ...] = ()
 
     def line(self) -> str:
-        """The message as one line of JSON, without its end."""
+        """The message as one line of JSON, without a newline."""
         return _MESSAGE.dump_json(self, exclude_defaults=True).decode()
 
     @classmethod
     def of_line(cls, line: bytes) -> WorkerMessage:
-        """What `line` gave."""
+        """Parse the text of `line`."""
         return _MESSAGE.validate_json(line)
 
 

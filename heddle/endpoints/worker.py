@@ -1,11 +1,11 @@
-"""Runs some of the ranks of a plan, in one process: `python -m heddle.endpoints.worker`, spoken to by lines of JSON.
+"""Run some of the ranks of a plan in one process: `python -m heddle.endpoints.worker`, controlled by lines of JSON.
 
 In (stdin):   the task (a Task); for each size {"go": true} when every worker has said "ready", and {"check": true}
               when the ranks of every worker have finished it; {"stop": true} when every worker has said "done".
 Out (stdout): for each size {"ready": true} before it and {"use": ...} when its ranks have finished it; {"done": true};
               at the end {"report": ...}; or {"error": ...} at any time.
-A rank learns of another only by what arrives on its NIC; these barriers are the only exception. While a worker waits at
-one, its NICs are served as ever. End of input ends the worker, so it cannot outlive the run that started it.
+A rank learns of other ranks only by messages that arrive on its NIC; these barriers are the only exception. While a
+worker waits at a barrier, it still serves its NICs. End of input ends the worker, so it cannot outlive its run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from heddle.traffic.options import ELEMENT_BYTES
 from heddle.traffic.plan import Plan
 from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 
-# The kernel forwards what workers send, in ksoftirqd (nice 0) when it must wait: it goes first.
+# The kernel forwards the workers' packets, sometimes in ksoftirqd (nice 0), which must have priority over workers.
 _NICE: Final = 5
 _LONG_S: Final = 1.0
 _LAST_S: Final = 0.002
@@ -55,9 +55,9 @@ _STOP: Final = b'"stop"'
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker is to do: the whole plan, its own ranks, and the namespace path of each host.
+    """The task of a worker: the whole plan, its own ranks, and the namespace path of each host.
 
-    parameters: those of the plan's transport, as the transport itself wrote them.
+    parameters: of the plan's transport, as written by the transport itself.
     """
 
     plan: Plan
@@ -74,14 +74,14 @@ class Worker:
         transport = find_transport(task.plan.options.transport).load(task.parameters)
         self.loop = loop_of(task.plan, transport)
         self._ranks: dict[int, Rank] = {}
-        # The sum of all ranks' inputs, for each size: made before the start, since it takes its time.
+        # The sum of all ranks' inputs, for each size: computed before the start, since it takes long.
         options = task.plan.options
         reduces = find_pattern(options.collective, options.algorithm).redop == "sum"
         self._totals = {size: _total(task.plan.size, size) for size in options.sizes if reduces}
         self._turning: list[Rank] = []  # to be checked
-        self._began: machine.OwnTime | None = None  # when the size began that is under way
-        self._owes = True  # a message: "ready" for the next size, or "done"
-        self._heard = b""  # of a line that is not complete
+        self._began: machine.OwnTime | None = None  # at the start of the current size
+        self._owes = True  # must send a message: "ready" for the next size, or "done"
+        self._heard = b""  # the incomplete line that has been read
         self._stopped = False
         keys = {e.rank: rkey_of(task.plan.lab, e.nic) for e in task.plan.endpoints}
         for rank in task.ranks:
@@ -98,7 +98,7 @@ class Worker:
             ready.next_size()
 
     def _connect(self, ranks: tuple[int, ...], keys: Mapping[int, int]) -> None:
-        """Open the QP ends of these ranks and give each rank the ones that it sends by."""
+        """Open the QP ends of these ranks, and give each rank its sending ends."""
         plan, loop = self._plan, self.loop
         ends = plan.endpoints
         paths: dict[int, dict[int, list[int]]] = {r: defaultdict(list) for r in ranks}
@@ -109,7 +109,7 @@ class Worker:
                 here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s)
                 paths[src][dst].append(loop.sender(src, here))
         for members in plan.communicators:
-            # Inside a communicator ranks are counted from 0, as patterns do.
+            # In a communicator ranks are numbered from 0, as in patterns.
             number = {rank: place for place, rank in enumerate(members)}
             own = {number[rank]: keys[rank] for rank in members}
             for rank in (each for each in members if each in paths):
@@ -127,10 +127,10 @@ class Worker:
                 loop.receiver(dst, there, self._ranks[dst])
 
     def run(self, stdin: int) -> bool:
-        """Work through all sizes, then answer the others until told to stop; False when the input ended first."""
+        """Run all sizes, then serve the peers until the stop message; False when the input ended first."""
         while True:
             self._turn_over()
-            # Nothing wakes the loop when the last acknowledgement has come.
+            # No event wakes the loop when the last acknowledgement arrives, so it polls.
             rest = 0.0 if self._turning else _LAST_S if self._owes else _LONG_S
             try:
                 if self.loop.turn(time.monotonic() + rest, stdin) and self._hear(stdin):
@@ -140,7 +140,7 @@ class Worker:
                 raise RankError(self._plan.endpoints[error.rank], error.why) from None
 
     def _hear(self, stdin: int) -> bool:
-        """Begin a size, or begin to check it, when told to; True at the stop, or when the input has ended."""
+        """Read the messages to start or check a size; True at the stop message, or when the input has ended."""
         chunk = os.read(stdin, 1 << 12)
         *lines, self._heard = (self._heard + chunk).split(b"\n")
         for line in lines:
@@ -154,10 +154,10 @@ class Worker:
         return self._stopped or not chunk
 
     def _turn_over(self) -> None:
-        """Report when all ranks here have finished a size. After the check, report when all is ready for the next one.
+        """Report when all ranks here have finished a size. After the check, report when they are ready for the next.
 
-        No rank is checked before the ranks of all workers have finished: until then, others may need this worker's
-        processor and NICs. One rank a call, so that NICs are served in between, however large the arrays are.
+        No rank is checked before the ranks of all workers have finished: until then, other workers may need this
+        worker's CPU and NICs. Each call checks one rank, so that large arrays do not keep NICs waiting.
         """
         if self._began is not None and all(rank.size_done for rank in self._ranks.values()):
             say(WorkerMessage(use=WorkerUse.between(self._began, machine.own_time())))
@@ -172,7 +172,7 @@ class Worker:
             say(WorkerMessage(ready=not finished, done=finished))
 
     def report(self) -> WorkerReport:
-        """What happened: per rank the sizes, per QP the packets, per NIC what was not for any QP."""
+        """The report of this worker: per rank the sizes, per QP the packets, per NIC the frames for no QP."""
         return WorkerReport(
             ranks={number: tuple(rank.results) for number, rank in self._ranks.items()},
             qps=tuple(self.loop.qp_reports()),
@@ -182,15 +182,15 @@ class Worker:
 
 
 class RankError(CheckError):
-    """Something of one rank failed; the run cannot go on."""
+    """One rank failed, so the run cannot continue."""
 
     def __init__(self, endpoint: Endpoint, why: str) -> None:
         what = f"rank {endpoint.rank} on {endpoint.nic}:"
-        super().__init__(Problem("", what, why, "./inv validate says what of the lab is not as it should be"))
+        super().__init__(Problem("", what, why, "run ./inv validate to check the lab"))
 
 
 def loop_of(plan: Plan, transport: Transport) -> NicLoop:
-    """The compiled loop where the transport, this machine and the user allow it, else Python's."""
+    """The compiled loop if the transport, this machine and the user's options allow it, else Python's."""
     pause, connection = moderation_s(plan), transport.fast()
     if connection is None or (found := _library(plan)) is None:
         return PythonLoop(plan, transport, pause)
@@ -198,7 +198,7 @@ def loop_of(plan: Plan, transport: Transport) -> NicLoop:
 
 
 def compiled(plan: Plan, transport: Transport) -> bool:
-    """Whether `loop_of` takes the compiled loop; MachineError where the user wants it and cannot have it."""
+    """Whether `loop_of` selects the compiled loop; MachineError if the user requires it and it is not available."""
     return transport.fast() is not None and _library(plan) is not None
 
 
@@ -209,7 +209,7 @@ def _library(plan: Plan) -> library.Library | None:
     if isinstance(found, library.Library):
         return found
     if plan.options.fastpath == "on":
-        raise MachineError(Problem("", "--fastpath on", f"is not possible: {found}", "leave it out"))
+        raise MachineError(Problem("", "--fastpath on", f"is not possible: {found}", "leave the option out"))
     return None
 
 
@@ -227,14 +227,14 @@ def _header(here: Endpoint, there: Endpoint, sport: int, dqpn: int, tos: int) ->
 
 
 def say(message: WorkerMessage) -> None:
-    """One line to whoever started this worker."""
+    """Send one line to the parent process."""
     sys.stdout.write(message.line() + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Take a task from stdin and carry it out; 0 when it came to its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this worker ends it
+    """Read a task from stdin and run it; 0 on success."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this worker
     os.nice(_NICE)
     task = TypeAdapter(Task).validate_json(sys.stdin.readline())
     try:
@@ -245,7 +245,7 @@ def main() -> int:
         say(WorkerMessage(error=tuple(error.problems)))
         return 1
     except BrokenPipeError:
-        os._exit(1)  # nobody listens any more
+        os._exit(1)  # the parent process has ended
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Linux as we use it: namespaces, netlink, FIBs, libbpf, ring buffers, offloads."""
+"""Interfaces to the Linux kernel: namespaces, netlink, FIBs, libbpf, ring buffers, offloads."""

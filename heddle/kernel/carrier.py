@@ -1,4 +1,4 @@
-"""Which ports of a node carry nothing: taken down there, or without a carrier because the other end is."""
+"""Find the ports of a node that carry no traffic: set down there, or without a carrier since the other end is down."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from heddle.kernel.uapi import IFF_LOWER_UP, IFF_UP, IFINFOMSG, IFLA_IFNAME
 
 
 def down_ports(handle: NodeHandle) -> dict[str, bool]:
-    """Interfaces that carry nothing -> whether they were taken down at this end.
+    """Interfaces that carry no traffic -> whether they were set down at this end.
 
-    Raises MachineError when the namespace is not there.
+    Raises MachineError when the namespace does not exist.
     """
     with RouteSocket(handle.netns) as netlink:
         return ports_down(netlink)
 
 
 def ports_down(netlink: RouteSocket) -> dict[str, bool]:
-    """The same, read by a socket that is open already."""
+    """The same, read by an open socket."""
     found: dict[str, bool] = {}
     for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
         flags = IFINFOMSG.unpack_from(message)[3]

@@ -1,8 +1,8 @@
-"""A switch's forwarding table as its kernel has it: three netlink dumps, no process.
+"""A switch's forwarding table, read from its kernel by three netlink dumps, without a process.
 
 In:  a node handle.
 Out: Fib: prefix -> next hops *in the kernel's order*, since hash-threshold selection depends on that order
-     (fib_select_multipath, nexthop_select_path_hthr) and never on what a configuration says.
+     (fib_select_multipath, nexthop_select_path_hthr) and not on the order in a configuration.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ RT_TABLE_MAIN: Final = 254
 RTN_UNICAST: Final = 1
 _DISCARDING: Final = frozenset({6, 7, 8})  # RTN_BLACKHOLE, RTN_UNREACHABLE, RTN_PROHIBIT
 _AF: Final[Mapping[int, int]] = {4: socket.AF_INET, 6: socket.AF_INET6}
-# What IPv6 keeps in the main table for each interface and nobody routes by: link-local (RFC 4291), and multicast.
+# IPv6 prefixes of each interface in the main table that are not used for routing: link-local (RFC 4291), multicast.
 _OF_INTERFACES: Final = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
-_DEAD: Final = 0x1  # RTNH_F_DEAD; also set for a link without carrier when ignore_routes_with_linkdown says so
+_DEAD: Final = 0x1  # RTNH_F_DEAD; with ignore_routes_with_linkdown, also set for a link without carrier
 
 _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID = 5, 6, 9, 18, 30
 _NHA_ID, _NHA_GROUP, _NHA_BLACKHOLE, _NHA_OIF, _NHA_GATEWAY, _NHA_RES_GROUP, _NHA_RES_BUCKET = 1, 2, 4, 5, 6, 12, 13
@@ -49,7 +49,7 @@ _GROUP_ENTRY: Final = struct.Struct("=IBBH")
 
 @dataclass(frozen=True, slots=True)
 class NextHop:
-    """One way out. gateway is empty for a connected prefix; weight is at least 1; dead ones get no traffic."""
+    """One next hop. gateway is empty for a connected prefix; weight is at least 1; dead next hops get no traffic."""
 
     port: str
     ifindex: int
@@ -62,7 +62,7 @@ class NextHop:
 class Fib:
     """The main table of one switch. A prefix without next hops discards (blackhole, unreachable, prohibit).
 
-    buckets: of prefixes that a resilient nexthop group serves, which of the next hops each bucket has now.
+    buckets: for prefixes with a resilient nexthop group, the index of the current next hop of each bucket.
     """
 
     switch: str
@@ -71,7 +71,7 @@ class Fib:
 
     @cached_property
     def _by_length(self) -> tuple[tuple[int, Mapping[int, Network]], ...]:
-        """(mask, network as a number -> prefix), the longest prefixes first."""
+        """(mask, network as an integer -> prefix), the longest prefixes first."""
         lengths: dict[int, dict[int, Network]] = {}
         bits = 0
         for network in self.routes:
@@ -81,7 +81,7 @@ class Fib:
         return tuple((ones >> (bits - length) << (bits - length), lengths[length]) for length in sorted(lengths)[::-1])
 
     def match(self, address: Address | int) -> Network | None:
-        """The longest prefix that holds `address`, or None."""
+        """The longest prefix that contains `address`, or None."""
         number = int(address)
         for mask, networks in self._by_length:
             found = networks.get(number & mask)
@@ -119,15 +119,15 @@ class Fib:
 def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
     """The main table of a node in one version of IP, with nexthop groups resolved.
 
-    Without what IPv6 has there for every interface: its link-local network, and the node's own addresses on `lo`.
-    Raises MachineError when the namespace is not there.
+    For IPv6, without the link-local network of every interface and the node's own addresses on `lo`.
+    Raises MachineError when the namespace does not exist.
     """
     with RouteSocket(handle.netns) as netlink:
         return fib_of(netlink, handle.name, read_names(netlink), version)
 
 
 def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version: Version) -> Fib:
-    """The same, read by a socket that is open already. names: ifindex -> interface name."""
+    """The same, read by an open socket. names: ifindex -> interface name."""
     objects = _Objects(netlink, names)
     found: dict[Network, tuple[int, tuple[NextHop, ...]]] = {}
     buckets: dict[Network, tuple[int, ...]] = {}
@@ -144,7 +144,7 @@ def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version:
             continue  # fib_table_lookup takes the lowest metric
         hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
         if hops and all(hop.port == "lo" for hop in hops):
-            continue  # an IPv6 address of the node itself: table local has it, too, and comes first
+            continue  # an IPv6 address of the node itself: it is also in table local, which is searched first
         found[network] = (metric, hops)
         buckets.pop(network, None)
         if dealt := objects.buckets(_u32(attrs.get(_RTA_NH_ID))):
@@ -159,7 +159,7 @@ def port_names(handle: NodeHandle) -> dict[int, str]:
 
 
 def route_hops(message: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
-    """The next hops of one route message that tells them all itself (an answer to RTM_F_FIB_MATCH)."""
+    """The next hops in one route message that lists them all (an answer to RTM_F_FIB_MATCH)."""
     attrs = attributes(message, RTMSG.size)
     fields = RTMSG.unpack_from(message)
     if fields[7] != RTN_UNICAST:
@@ -168,20 +168,20 @@ def route_hops(message: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
 
 
 class _Objects:
-    """The namespace's nexthop objects; asked for only when a route names one (FRR installs all its routes so)."""
+    """The namespace's nexthop objects, which FRR uses for all its routes; buckets are read only when needed."""
 
     def __init__(self, netlink: RouteSocket, names: Mapping[int, str]) -> None:
         self._netlink = netlink
         self._single: dict[int, NextHop | None] = {}
         self._group: dict[int, list[tuple[int, int]]] = {}
         self._resilient: set[int] = set()
-        self._dealt: dict[int, dict[int, int]] | None = None  # group -> bucket -> member; read when a route asks
+        self._dealt: dict[int, dict[int, int]] | None = None  # group -> bucket -> member; read on the first use
         for body in _dump(netlink, RTM_GETNEXTHOP, NHMSG.pack(0, 0, 0, 0, 0)):
             flags = NHMSG.unpack_from(body)[4]
             attrs = attributes(body, NHMSG.size)
             number = _u32(attrs.get(_NHA_ID))
             if _NHA_GROUP in attrs:
-                # Weights are kept less one; the high byte came with kernel 6.12 and is zero before.
+                # The kernel stores weight - 1; the high byte exists since kernel 6.12 and is zero before.
                 entries = _GROUP_ENTRY.iter_unpack(attrs[_NHA_GROUP])
                 self._group[number] = [(member, low + (high << 8) + 1) for member, low, high, _ in entries]
                 if _NHA_RES_GROUP in attrs:
@@ -193,7 +193,7 @@ class _Objects:
                 self._single[number] = _hop(names, _u32(attrs.get(_NHA_OIF)), gateway, 1, flags)
 
     def resolve(self, number: int) -> tuple[NextHop, ...] | None:
-        """The next hops behind a nexthop id; None when the kernel did not tell (it changed meanwhile)."""
+        """The next hops of a nexthop id; None when the kernel did not report them (they changed meanwhile)."""
         if number in self._single:
             single = self._single[number]
             return () if single is None else (single,)
@@ -208,7 +208,7 @@ class _Objects:
         return tuple(hops)
 
     def buckets(self, number: int) -> tuple[int, ...]:
-        """Which member of a resilient group each of its buckets has, by index; empty for what is no such group."""
+        """The index of the member of each bucket of a resilient group; empty for any other id."""
         if number not in self._resilient:
             return ()
         if self._dealt is None:
@@ -221,7 +221,7 @@ class _Objects:
         dealt = self._dealt.get(number, {})
         members = {member: at for at, (member, _) in enumerate(self._group[number])}
         if sorted(dealt) != list(range(len(dealt))) or not set(dealt.values()) <= set(members):
-            return ()  # it changed while it was read: the caller reads again, or finds other routes afterwards
+            return ()  # it changed during the read: the caller reads again, or finds other routes afterwards
         return tuple(members[dealt[index]] for index in range(len(dealt)))
 
 
@@ -259,7 +259,7 @@ def _hop(names: Mapping[int, str], ifindex: int, gateway: str, weight: int, flag
 
 
 def _network(raw: bytes | None, length: int, version: Version) -> Network:
-    """The destination of a route; a default route names none."""
+    """The destination of a route; a default route has no RTA_DST."""
     if version == 4:
         return IPv4Network((raw or bytes(4), length))
     return IPv6Network((raw or bytes(16), length))
@@ -282,7 +282,7 @@ def _u32(raw: bytes | None) -> int:
 
 
 def read_names(netlink: RouteSocket) -> dict[int, str]:
-    """ifindex -> interface name, by a socket that is open already."""
+    """ifindex -> interface name, read by an open socket."""
     names: dict[int, str] = {}
     for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
         names[struct.unpack_from("=i", message, 4)[0]] = attributes(message, 16)[IFLA_IFNAME].rstrip(b"\0").decode()
@@ -290,7 +290,7 @@ def read_names(netlink: RouteSocket) -> dict[int, str]:
 
 
 def _dump(netlink: RouteSocket, kind: int, body: bytes) -> list[bytes]:
-    """A dump, empty where the kernel has no such table yet (ENOENT) or no nexthop objects (before 5.3)."""
+    """A dump; empty if the kernel has no such table yet (ENOENT) or no nexthop objects (before 5.3)."""
     try:
         return netlink.dump(kind, body)
     except NetlinkError as error:

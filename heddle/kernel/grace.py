@@ -1,4 +1,4 @@
-"""RCU's grace period for programs: wait until every packet that was under way has been handled."""
+"""RCU's grace period for user space: wait until the kernel has handled every packet that was in flight."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MEMBARRIER_CMD_GLOBAL: Final = 1
 
 
 def grace() -> None:
-    """Return when no packet is under way that the kernel had begun to handle before (synchronize_rcu).
+    """Return when the kernel has finished all packets that it was handling at the time of the call (synchronize_rcu).
 
-    MachineError where the kernel does not offer that to programs.
+    MachineError when the kernel does not offer this to user space.
     """
     number = _MEMBARRIER.get(platform.machine())
     libc = ctypes.CDLL(None, use_errno=True)
     if number is not None and libc.syscall(number, _MEMBARRIER_CMD_GLOBAL, 0, 0) == 0:
         return
     why = os.strerror(ctypes.get_errno()) if number is not None else f"is not known on {platform.machine()}"
-    hint = "boot without nohz_full, or take the lab down and up again with routing.ecmp as it should be"
+    hint = "boot without nohz_full, or set routing.ecmp in the fabric file and run ./inv down, then ./inv up"
     raise MachineError(Problem("kernel", "membarrier", f"{why}: a switch cannot be changed while packets pass", hint))

@@ -1,4 +1,4 @@
-"""A node as all rooms above the runtimes see it: a name, and a network namespace at a path."""
+"""A node, in the form that all runtimes provide: a name, and the path of a network namespace."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every port receives through one queue, so that a link keeps the order in which it was sent.
+"""Receive all packets of a port through one queue, so that a link keeps the order of its packets.
 
-In:  ports of a namespace, and the way to do it (host/delivery.py has both ways and the choice).
-Out: the settings in the kernel; read back, and what is wrong with them in words.
+In:  ports of a namespace, and the method (host/delivery.py has both methods and the choice).
+Out: the settings in the kernel; the settings read back, and a description of what is wrong with them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from heddle.kernel.uapi import IFINFOMSG, IFLA_GRO_IPV4_MAX_SIZE, IFLA_GRO_MAX_S
 
 @dataclass(frozen=True, slots=True)
 class PortDelivery:
-    """What decides the order at one port. gro_sizes: limits of GRO in bytes, IPv6's and IPv4's; none where unknown.
+    """The settings that decide the packet order at one port.
 
-    rps: CPUs of each receive queue.
+    gro_sizes: limits of GRO in bytes, for IPv6 and IPv4; empty if unknown. rps: CPUs of each receive queue.
     """
 
     gro: bool
@@ -33,17 +33,17 @@ class PortDelivery:
 
 
 def cpu_for(number: int, cpus: Sequence[int]) -> int:
-    """The CPU that receives for a port, by the port's number in the lab: neighbours get different CPUs."""
+    """The CPU that receives for a port. number: port id in the lab; ports with adjacent ids get different CPUs."""
     return cpus[number % len(cpus)]
 
 
 def cpus_here() -> list[int]:
-    """The CPUs that this process may use, in order: isolated ones are none of them, and RPS refuses those."""
+    """The CPUs that this process may use, in order; without isolated ones, which RPS refuses."""
     return sorted(os.sched_getaffinity(0))
 
 
 def online_cpus(text: str) -> frozenset[int]:
-    """The CPUs of a list as the kernel prints it: `0-3,8`."""
+    """Parse a list of CPUs in the kernel's format: `0-3,8`."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -52,10 +52,10 @@ def online_cpus(text: str) -> frozenset[int]:
 
 
 def apply(netns: Path, ports: Mapping[str, int], delivery: Delivery, cpus: Sequence[int]) -> None:
-    """Make these ports keep order. ports: name -> number in the lab. cpus: those that RPS may use.
+    """Make these ports keep the packet order. ports: name -> port id in the lab. cpus: those that RPS may use.
 
-    Offloads for sending must be off at both ends: veth_xmit uses NAPI where the sender has no TSO. MachineError names
-    the port that refuses.
+    Transmit offloads must be off at both ends: veth_xmit uses NAPI if the sender has no TSO. MachineError names the
+    port that refuses.
     """
     if delivery is Delivery.NAPI:
         _limit_gro(netns, ports)
@@ -69,7 +69,7 @@ def apply(netns: Path, ports: Mapping[str, int], delivery: Delivery, cpus: Seque
 
 
 def read(netns: Path, ports: Iterable[str], delivery: Delivery) -> dict[str, PortDelivery]:
-    """What decides the order at these ports, as the kernel has it. MachineError names a port that is not there."""
+    """Read the settings that decide the packet order at these ports. MachineError names a port that does not exist."""
     names = tuple(ports)
     gro = offloads.read_gro(netns, names)
     if delivery is Delivery.RPS:
@@ -86,9 +86,9 @@ def read(netns: Path, ports: Iterable[str], delivery: Delivery) -> dict[str, Por
 
 
 def fault(found: PortDelivery, delivery: Delivery, online: Iterable[int]) -> str:
-    """Why a port may deliver out of order, or merge packets, as a clause; empty when it does neither.
+    """The reason why a port may reorder or merge packets, as a clause; empty when it does neither.
 
-    online: CPUs that run. To an offline CPU RPS sends nothing (get_rps_cpu).
+    online: CPUs that run. RPS ignores an offline CPU (get_rps_cpu).
     """
     why = ""
     if delivery is Delivery.NAPI:
@@ -100,25 +100,25 @@ def fault(found: PortDelivery, delivery: Delivery, online: Iterable[int]) -> str
     elif found.gro:
         why = "has GRO on, which is not safe on this kernel"
     elif not found.rps or any(len(cpus) != 1 for cpus in found.rps):
-        why = "has not one CPU in rps_cpus, so packets of one link wait on several CPUs"
+        why = "does not have exactly one CPU in rps_cpus, so packets of one link wait on several CPUs"
     elif offline := sorted(frozenset().union(*found.rps) - set(online)):
         why = f"has the offline CPU {offline[0]} in rps_cpus, so packets of one link wait on several CPUs"
     return why
 
 
 def cpu_mask(cpu: int) -> str:
-    """One CPU as the kernel's bitmaps have it: `2`, or `1,00000000` for CPU 32."""
+    """One CPU in the kernel's bitmap format: `2`, or `1,00000000` for CPU 32."""
     return ",".join([f"{1 << cpu % 32:x}", *["00000000"] * (cpu // 32)])
 
 
 def cpus_of(mask: str) -> frozenset[int]:
-    """The CPUs of a bitmap as the kernel prints it."""
+    """Parse a bitmap of CPUs in the kernel's format."""
     bits = int(mask.strip().replace(",", "") or "0", 16)
     return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
 
 
 def _limit_gro(netns: Path, ports: Iterable[str]) -> None:
-    """Both limits: IPv4's follows the other one in today's kernels only (netif_set_gro_max_size)."""
+    """Set both limits: only recent kernels set the IPv4 limit with the other one (netif_set_gro_max_size)."""
     value = MERGES_NOTHING.to_bytes(4, sys.byteorder)
     with RouteSocket(netns) as netlink:
         for port in ports:
@@ -150,7 +150,7 @@ def _queues(devices: int, netns: Path, port: str) -> list[str]:
 
 
 def _mask(devices: int, netns: Path, path: str, write: str = "") -> str:
-    """Read a mask of CPUs, or write it."""
+    """Read a CPU mask, or write `write`."""
     try:
         file = os.open(path, (os.O_WRONLY if write else os.O_RDONLY) | os.O_CLOEXEC, dir_fd=devices)
         try:

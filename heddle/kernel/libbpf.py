@@ -1,8 +1,8 @@
-"""A thin layer over the system's libbpf: the dozen public functions that Heddle needs, by ctypes.
+"""A thin layer over the system's libbpf: the public functions that Heddle needs, by ctypes.
 
 In:  built objects (`bpf/*.o`), paths below /sys/fs/bpf.
 Out: Object (an ELF file being loaded), Map and Program (file descriptors that their owner closes).
-Calls release the interpreter lock, so switches load in parallel. Errors are MachineErrors that say what to do.
+Calls release the interpreter lock, so switches load in parallel. Errors are MachineErrors with a hint.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BPF_ANY: Final = 0
 BPF_NOEXIST: Final = 1
 _LOG_BYTES: Final = 1 << 16
 _BATCH: Final = 4096
-# Calls between BPF functions with pointers came with 5.12, the hash fields of a fabric file with 5.14.
-_NEEDS: Final = "Heddle's programs need Linux 5.15 or newer, with CONFIG_BPF_JIT"
+# BPF functions with pointer arguments exist since 5.12, the hash fields of a fabric file since 5.14.
+_NEEDS: Final = "use Linux 5.15 or newer, with CONFIG_BPF_JIT"
 
 
 class _OpenOptions(ctypes.Structure):
@@ -77,7 +77,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # result, arguments
 
 @cache
 def library() -> ctypes.CDLL:
-    """The system's libbpf, version 1 before 0; MachineError when there is none."""
+    """Load the system's libbpf, preferring version 1 to 0; MachineError when there is none."""
     for name in ("libbpf.so.1", "libbpf.so.0"):
         try:
             found = ctypes.CDLL(name, use_errno=True)
@@ -91,22 +91,22 @@ def library() -> ctypes.CDLL:
             entry.restype, entry.argtypes = result, arguments
         if name.endswith("0"):
             found.libbpf_set_strict_mode(0x3)  # CLEAN_PTRS, DIRECT_ERRS: errors as libbpf 1 reports them
-        found.libbpf_set_print(None)  # what went wrong is in the exception, not on stderr
+        found.libbpf_set_print(None)  # errors are in the exception, not on stderr
         return found
     raise MachineError(Problem("", "libbpf.so.1", "is not installed", _INSTALL))
 
 
-_INSTALL: Final = "apt-get install libbpf1 (libbpf0 on older systems)"
+_INSTALL: Final = "run apt-get install libbpf1 (libbpf0 on older systems)"
 
 
 def ensure_bpffs() -> None:
-    """Mount the BPF file system at /sys/fs/bpf when it is not there, as iproute2 does."""
+    """Mount the BPF file system at /sys/fs/bpf if it is not mounted, as iproute2 does."""
     with Path("/proc/self/mountinfo").open(errors="replace") as mounts:
         for line in mounts:
             before, _, after = line.partition(" - ")
             if before.split()[4] == str(BPFFS) and after.split()[0] == "bpf":
                 return
-    hint = f"mount -t bpf bpf {BPFFS}"
+    hint = f"run mount -t bpf bpf {BPFFS}"
     if not BPFFS.is_dir():
         raise MachineError(Problem("", str(BPFFS), "is missing: sysfs or BPF is not in this kernel", hint))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -115,28 +115,28 @@ def ensure_bpffs() -> None:
 
 
 def failed(what: str, why: str, detail: str = "", otherwise: str = "") -> MachineError:
-    """The error for the errno that libbpf left behind. otherwise: the hint where the errno tells of no better one."""
+    """The error for the errno that libbpf has set. otherwise: the hint if the errno has none of its own."""
     code = ctypes.get_errno()
     said = f"{why}: {os.strerror(code)}" + (f"\n{detail}" if detail else "")
     # EACCES with a log is the verifier's refusal; without one it is a pin that only root may open.
     denied = code == errno.EPERM or (code == errno.EACCES and not detail)
     hint = "this needs root (CAP_BPF and CAP_NET_ADMIN)" if denied else otherwise
     if code == errno.ENOENT and what.startswith(str(BPFFS)):
-        hint = "./inv down takes the lab away, ./inv up makes it anew"
+        hint = "run ./inv down, then ./inv up"
     if code == errno.ENOMEM:
-        hint = "raise the locked-memory limit: ulimit -l unlimited"
+        hint = "raise the locked-memory limit: run ulimit -l unlimited"
     return MachineError(Problem("bpf", what, said, hint))
 
 
 class _Descriptor:
-    """A file descriptor with an owner."""
+    """A file descriptor, owned or borrowed."""
 
     def __init__(self, fd: int, owned: bool) -> None:
         self.fd = fd
         self._owned = owned
 
     def close(self) -> None:
-        """Close it, once, when it is ours (those of an Object belong to the Object)."""
+        """Close it, once, if it is owned (an Object owns its own descriptors)."""
         if self._owned and self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
@@ -150,7 +150,7 @@ class _Descriptor:
         self.close()
 
     def pin(self, path: Path) -> None:
-        """Give it a name below /sys/fs/bpf that outlives this process; FileExistsError is a MachineError here."""
+        """Pin it below /sys/fs/bpf, so that it outlives this process; MachineError if the path exists."""
         if library().bpf_obj_pin(self.fd, os.fsencode(path)) != 0:
             raise failed(str(path), "cannot be pinned")
 
@@ -163,7 +163,7 @@ def _get(path: Path) -> int:
 
 
 class Map(_Descriptor):
-    """A BPF map. Sizes in bytes; with per_cpu a value is one slot (of 8 n bytes) for each possible CPU."""
+    """A BPF map. Sizes in bytes; with per_cpu a value has one slot (a multiple of 8 bytes) for each possible CPU."""
 
     def __init__(self, fd: int, key_size: int, value_size: int, *, per_cpu: bool = False, owned: bool = False) -> None:
         super().__init__(fd, owned)
@@ -172,7 +172,7 @@ class Map(_Descriptor):
 
     @classmethod
     def pinned(cls, path: Path, key_size: int, value_size: int, *, per_cpu: bool = False) -> Self:
-        """Open a pinned map; the caller closes it. MachineError when there is none."""
+        """Open a pinned map; the caller closes it. MachineError when the path has no pin."""
         return cls(_get(path), key_size, value_size, per_cpu=per_cpu, owned=True)
 
     def lookup(self, key: bytes) -> bytes | None:
@@ -192,7 +192,7 @@ class Map(_Descriptor):
             raise failed("map", "cannot be written")
 
     def delete(self, key: bytes) -> bool:
-        """Remove one key; False when it was not there."""
+        """Remove one key; False when the map does not contain it."""
         if library().bpf_map_delete_elem(self.fd, self._key(key)) == 0:
             return True
         if ctypes.get_errno() == errno.ENOENT:
@@ -200,7 +200,7 @@ class Map(_Descriptor):
         raise failed("map", "cannot be written")
 
     def all_keys(self) -> list[bytes]:
-        """All keys, a system call each: for tries, which older kernels do not read in batches, and small tables."""
+        """All keys, with a system call for each: for small tables, and tries (no batches for them in older kernels)."""
         found: list[bytes] = []
         after = ctypes.create_string_buffer(self.key_size)
         while library().bpf_map_get_next_key(self.fd, found[-1] if found else None, after) == 0:
@@ -210,17 +210,17 @@ class Map(_Descriptor):
         return found
 
     def max_entries(self) -> int:
-        """How many entries it has room for."""
+        """The capacity of the map, in entries."""
         info = (ctypes.c_uint32 * 5)()  # struct bpf_map_info: type, id, key_size, value_size, max_entries
         size = ctypes.c_uint32(ctypes.sizeof(info))
         if library().bpf_obj_get_info_by_fd(self.fd, info, ctypes.byref(size)) != 0:
-            raise failed("map", "cannot be asked for its size")
+            raise failed("map", "does not report its size")
         return int(info[4])
 
     def memory(self) -> mmap.mmap:
-        """All values of an array that may be mapped (BPF_F_MMAPABLE), writable, each rounded up to 8 bytes.
+        """All values of a mappable array (BPF_F_MMAPABLE) as writable memory, each value rounded up to 8 bytes.
 
-        It outlives the descriptor. MachineError where the kernel refuses.
+        The mapping outlives the descriptor. MachineError when the kernel refuses.
         """
         size = self.max_entries() * (self.value_size + 7 & ~7)
         try:
@@ -229,11 +229,11 @@ class Map(_Descriptor):
             raise MachineError(Problem("bpf", "map", f"cannot be mapped into memory: {error.strerror}")) from None
 
     def items(self) -> tuple[bytes, bytes]:
-        """All keys and all values, each as one run of bytes; a few system calls however many there are."""
+        """All keys and all values, each as one byte string; needs only a few system calls for any number of entries."""
         return self._batches("bpf_map_lookup_batch")
 
     def drain(self) -> tuple[bytes, bytes]:
-        """The same of a hash, and all of it is removed."""
+        """The same for a hash, and remove all its entries."""
         return self._batches("bpf_map_lookup_and_delete_batch")
 
     def _batches(self, call: str) -> tuple[bytes, bytes]:
@@ -249,7 +249,7 @@ class Map(_Descriptor):
             at = None if first else position
             code = getattr(library(), call)(self.fd, at, after, key_buffer, value_buffer, ctypes.byref(count), None)
             reason = ctypes.get_errno() if code != 0 else 0
-            if reason == errno.ENOSPC:  # one bucket holds more than there is room for
+            if reason == errno.ENOSPC:  # one bucket holds more entries than the buffer
                 room *= 2
                 continue
             if reason not in (0, errno.ENOENT):
@@ -270,18 +270,18 @@ class Program(_Descriptor):
 
     @classmethod
     def pinned(cls, path: Path) -> Self:
-        """Open a pinned program; the caller closes it. MachineError when there is none."""
+        """Open a pinned program; the caller closes it. MachineError when the path has no pin."""
         return cls(_get(path), True)
 
 
 class Object:
-    """An ELF object on its way into the kernel: open, adjust, load, pin, close. Close frees what is not pinned."""
+    """An ELF object to be loaded into the kernel: open, adjust, load, pin, close. `close` frees all but the pins."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
         self._log = ctypes.create_string_buffer(_LOG_BYTES)
         options = None
-        if hasattr(library(), "libbpf_major_version"):  # 1.0 on; the log fields are younger than libbpf 0.5
+        if hasattr(library(), "libbpf_major_version"):  # since 1.0; libbpf 0.5 does not have the log fields
             opened = _OpenOptions(sz=ctypes.sizeof(_OpenOptions), kernel_log_size=_LOG_BYTES)
             opened.kernel_log_buf = ctypes.addressof(self._log)
             options = ctypes.byref(opened)
@@ -290,18 +290,18 @@ class Object:
             raise failed(str(path), "cannot be opened as a BPF object")
 
     def load(self) -> None:
-        """Create its maps and load its programs; MachineError carries the end of the verifier's log."""
+        """Create its maps and load its programs; MachineError with the end of the verifier's log."""
         if library().bpf_object__load(self._object) != 0:
             log = self._log.value.decode(errors="replace").strip().splitlines()
             raise failed(self._name, "was refused by the kernel", "\n".join(log[-12:]), _NEEDS)
 
     def set_max_entries(self, name: str, entries: int) -> None:
-        """Size a map before `load`."""
+        """Set the size of a map, before `load`."""
         if library().bpf_map__set_max_entries(self._find("map", name), entries) != 0:
-            raise failed(f"{self._name}: {name}", "cannot be sized")
+            raise failed(f"{self._name}: {name}", "cannot be given a size")
 
     def reuse(self, name: str, existing: Map) -> None:
-        """Let a map of this object be one that is there already, before `load`."""
+        """Use an existing map in place of a map of this object, before `load`."""
         if library().bpf_map__reuse_fd(self._find("map", name), existing.fd) != 0:
             raise failed(f"{self._name}: {name}", "cannot be shared")
 
@@ -323,7 +323,7 @@ class Object:
     def _find(self, kind: str, name: str) -> int:
         found = getattr(library(), f"bpf_object__find_{kind}_by_name")(self._object, name.encode())
         if not found:
-            raise failed(f"{self._name}: {name}", f"is no {kind} of this object")
+            raise failed(f"{self._name}: {name}", f"is not a {kind} of this object")
         return int(found)
 
 
@@ -331,9 +331,9 @@ class Object:
 def loaded(
     path: Path, sizes: dict[str, int] | None = None, shared: Mapping[str, Map] | None = None
 ) -> Iterator[Object]:
-    """An object, loaded, for the length of a with block.
+    """A loaded object, for the duration of a with block.
 
-    sizes: map name -> max entries. shared: map name -> a map that is there already, to be used in its place.
+    sizes: map name -> max entries. shared: map name -> an existing map to be used in its place.
     """
     found = Object(path)
     try:

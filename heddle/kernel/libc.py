@@ -1,4 +1,4 @@
-"""The C library, with errno: system calls that Python has no function for."""
+"""The C library, with errno, for system calls without a Python function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Entering network namespaces from Python, a thread at a time.
+"""Enter network namespaces from Python, per thread.
 
-`setns` moves only the calling thread, so threads may each stand in another namespace; a socket opened inside stays
-there for life. Files below /proc/sys/net also follow the thread that opens them.
+`setns` moves only the calling thread, so each thread may be in another namespace. A socket stays in the namespace in
+which it was opened. Files below /proc/sys/net also belong to the namespace of the thread that opens them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heddle.kernel.uapi import CLONE_NEWNET
 
 NETNS_DIR: Final = Path("/run/netns")
 
-_ANEW: Final = "./inv down takes the lab away, ./inv up makes it anew"
+_DOWN_UP: Final = "run ./inv down, then ./inv up"
 
 
 def setns(fd: int, kind: int) -> None:
@@ -31,20 +31,20 @@ def setns(fd: int, kind: int) -> None:
 
 @contextmanager
 def inside(netns: Path) -> Iterator[None]:
-    """Stand in `netns` for the length of a with block, this thread only."""
+    """Enter `netns` for the duration of a with block, with this thread only."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
             there = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise MachineError(Problem("", netns.name, "is no namespace here", _ANEW)) from None
+            raise MachineError(Problem("", netns.name, "is not a namespace here", _DOWN_UP)) from None
         try:
             try:
                 setns(there, CLONE_NEWNET)
             except PermissionError:
-                raise MachineError(Problem("", netns.name, "cannot be entered", "this needs root")) from None
+                raise MachineError(Problem("", netns.name, "cannot be entered", "run as root")) from None
             except OSError as error:  # a plain file: its namespace was unmounted
-                why, hint = f"cannot be entered: {error.strerror}", _ANEW
+                why, hint = f"cannot be entered: {error.strerror}", _DOWN_UP
                 raise MachineError(Problem("", netns.name, why, hint)) from None
         finally:
             os.close(there)
@@ -58,15 +58,16 @@ def inside(netns: Path) -> Iterator[None]:
 
 @contextmanager
 def nameless() -> Iterator[None]:
-    """Stand in a new network namespace without a name for the length of a with block, this thread only.
+    """Enter a new, unnamed network namespace for the duration of a with block, with this thread only.
 
-    It is gone when the block is left and all sockets opened in it are closed. MachineError when the kernel refuses.
+    The kernel removes it after the block, once all sockets opened in it are closed. MachineError when the kernel
+    refuses.
     """
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if libc.unshare(CLONE_NEWNET) != 0:
             reason = os.strerror(ctypes.get_errno())
-            raise MachineError(Problem("", "a network namespace", f"cannot be made: {reason}", "this needs root"))
+            raise MachineError(Problem("", "a network namespace", f"cannot be created: {reason}", "run as root"))
         try:
             yield
         finally:

@@ -1,9 +1,9 @@
-"""Route netlink, as much of it as Heddle asks: dumps and batched single questions, by one socket in a namespace.
+"""Route netlink, as far as Heddle needs it: dumps and batched single requests, by one socket in a namespace.
 
-In:  a namespace and request bodies (struct rtmsg and friends, already packed).
+In:  a namespace and request bodies (struct rtmsg and others, already packed).
 Out: message bodies, and attributes as a dict of type -> payload.
-Why not pyroute2: a dump is polled on every switch while BGP converges, and decoding only what is needed is some
-thirty times quicker. The layouts are the kernel's ABI (include/uapi/linux/rtnetlink.h, nexthop.h), fixed for good.
+Why not pyroute2: every switch is polled with dumps while BGP converges, and decoding only the needed attributes is
+about thirty times faster. The layouts are the kernel's ABI (include/uapi/linux/rtnetlink.h, nexthop.h), never changed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _SOL_NETLINK: Final = 270
 _NETLINK_GET_STRICT_CHK: Final = 12
 _ATTR: Final = struct.Struct("=HH")
 _RECEIVE: Final = 1 << 18
-_BATCH: Final = 64  # questions in one datagram: the answers fit the default receive buffer
+_BATCH: Final = 64  # requests in one datagram: their answers fit into the default receive buffer
 _RETRIES: Final = 20
 
 
 class NetlinkError(OSError):
-    """The kernel answered a question with an error number."""
+    """The kernel answered a request with an error number."""
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
@@ -57,7 +57,7 @@ def attribute(kind: int, payload: bytes) -> bytes:
     return _ATTR.pack(4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
 
 
-# Body of RTM_GETLINK: every interface, without the statistics (RTEXT_FILTER_SKIP_STATS), which cost most of the time.
+# Body of RTM_GETLINK: every interface, without the statistics (RTEXT_FILTER_SKIP_STATS), which take most of the time.
 ALL_LINKS: Final = IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(IFLA_EXT_MASK, struct.pack("=I", 1 << 3))
 
 
@@ -75,10 +75,10 @@ def attributes(data: bytes, offset: int) -> dict[int, bytes]:
 
 
 class RouteSocket:
-    """A NETLINK_ROUTE socket that stands in one namespace. Not for sharing between threads."""
+    """A NETLINK_ROUTE socket in one namespace. Threads must not share it."""
 
     def __init__(self, netns: Path, *, here: bool = False) -> None:
-        """Open it in `netns`. here: the calling thread is in that namespace already, and does not enter it again."""
+        """Open it in `netns`. here: the calling thread is already in that namespace, and does not enter it again."""
         with nullcontext() if here else inside(netns):
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._where = netns.name
@@ -101,9 +101,9 @@ class RouteSocket:
         self._socket.close()
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
-        """All messages of a dump. A dump that the kernel calls interrupted is asked again.
+        """All messages of a dump. A dump that the kernel reports as interrupted is repeated.
 
-        Raises NetlinkError with the kernel's errno, MachineError when it never comes whole.
+        Raises NetlinkError with the kernel's errno, MachineError when every attempt is interrupted.
         """
         for _ in range(_RETRIES):
             self._send([(kind, body)], NLM_F_REQUEST | NLM_F_DUMP)
@@ -116,7 +116,8 @@ class RouteSocket:
                 found.append(data)
             if not torn:
                 return found
-        raise MachineError(Problem("", self._where, "changes its routes faster than they can be read", "try again"))
+        why = "changes its routes faster than Heddle can read them"
+        raise MachineError(Problem("", self._where, why, "run the command again"))
 
     def ask(self, kind: int, bodies: Sequence[bytes]) -> list[bytes | int]:
         """One answer for each body, in order: the message, or the kernel's errno (positive)."""
@@ -133,7 +134,7 @@ class RouteSocket:
         return answers
 
     def change(self, kind: int, body: bytes, flags: int = 0) -> None:
-        """Have one thing changed, or made with NLM_F_CREATE; NetlinkError with the kernel's errno."""
+        """Change one object, or with NLM_F_CREATE create it; NetlinkError with the kernel's errno."""
         self._send([(kind, body)], NLM_F_REQUEST | NLM_F_ACK | flags)
         next(self._receive(self._sequence))
 
@@ -146,7 +147,7 @@ class RouteSocket:
         self._socket.send(b"".join(parts))
 
     def _receive(self, sequence: int) -> Iterator[tuple[int, int, bytes]]:
-        """Type, flags and body of the messages that answer `sequence`, until the caller stops asking."""
+        """Type, flags and body of the messages that answer `sequence`, until the caller stops iterating."""
         while True:
             try:
                 block = self._socket.recv(_RECEIVE)

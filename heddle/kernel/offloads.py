@@ -1,7 +1,7 @@
-"""Offloads off: a port must carry packets as they are on a wire, not what a NIC would cut later.
+"""Switch offloads off: a port must carry packets as on a wire, not large ones that a NIC would segment later.
 
-With GSO a queue counts one 64 KB lump where a wire has sixteen packets. Checksums must be in the packet, since BPF and
-captures read it. GRO is set by inorder.py, for the order of packets. One ioctl socket in each namespace; no process.
+With GSO a queue counts one 64 KB packet in place of sixteen. Checksums must be in the packet, since BPF and captures
+read them. inorder.py sets GRO, for the order of packets. One ioctl socket in each namespace; no process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.kernel.namespace import inside
 
 _SIOCETHTOOL: Final = 0x8946
-# Feature -> (ETHTOOL_G*, ETHTOOL_S*), in the order to switch off: what depends on another goes first.
+# Feature -> (ETHTOOL_G*, ETHTOOL_S*), in the order to switch off: a feature that depends on another one goes first.
 FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     "gso": (0x23, 0x24),
     "tso": (0x1E, 0x1F),
@@ -39,7 +39,7 @@ def switch_off(netns: Path, ports: Iterable[str]) -> None:
 
 
 def read(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Port -> the features of FEATURES that are on. MachineError names a port that is not there."""
+    """Port -> the features of FEATURES that are on. MachineError names a port that does not exist."""
     with _control_socket(netns) as control:
         return {
             port: tuple(name for name, (get, _) in FEATURES.items() if _get(control, netns, port, get))
@@ -55,7 +55,7 @@ def set_gro(netns: Path, ports: Iterable[str], *, on: bool) -> None:
 
 
 def read_gro(netns: Path, ports: Iterable[str]) -> dict[str, bool]:
-    """Port -> whether GRO is on. MachineError names a port that is not there."""
+    """Port -> whether GRO is on. MachineError names a port that does not exist."""
     with _control_socket(netns) as control:
         return {port: _get(control, netns, port, _GRO[0]) for port in ports}
 
@@ -65,7 +65,7 @@ def _set(control: socket.socket, netns: Path, port: str, feature: str, command: 
         _ethtool(control, port, command, int(on))
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP and not on:
-            return  # the device never has it
+            return  # the device does not have this feature
         why = f"cannot be switched {'on' if on else 'off'}: {os.strerror(error.errno or 0)}"
         raise MachineError(Problem(netns.name, f"{port}: {feature}", why)) from None
 
@@ -74,7 +74,7 @@ def _get(control: socket.socket, netns: Path, port: str, command: int) -> bool:
     try:
         return bool(_ethtool(control, port, command, 0))
     except OSError as error:
-        why = f"tells no features: {os.strerror(error.errno or 0)}"
+        why = f"does not report its features: {os.strerror(error.errno or 0)}"
         raise MachineError(Problem(netns.name, port, why)) from None
 
 
@@ -84,7 +84,7 @@ def _control_socket(netns: Path) -> socket.socket:
 
 
 def _ethtool(control: socket.socket, port: str, command: int, value: int) -> int:
-    """SIOCETHTOOL with a struct ethtool_value; its data afterwards."""
+    """Call SIOCETHTOOL with a struct ethtool_value; return its data."""
     data = array.array("I", [command, value])
     address, _ = data.buffer_info()
     fcntl.ioctl(control.fileno(), _SIOCETHTOOL, struct.pack("16sP16x", port.encode(), address))

@@ -1,7 +1,7 @@
-"""Events that the queue programs report: a ring buffer in memory that the kernel fills.
+"""Events of the queue programs, from a ring buffer in shared memory.
 
 In:  the map `events` of a lab.
-Out: Event, in the order in which the programs wrote them. A descriptor that becomes readable when there are some.
+Out: Event, in the order in which the programs wrote them. A descriptor that is readable when events wait.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _KINDS: Final[dict[int, Literal["xoff", "xon", "pfc"]]] = {1: "xoff", 2: "xon", 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a program saw, and when (CLOCK_MONOTONIC). number: the class; of `pfc` the vector, of lossless classes.
+    """An event, with its time (ns, CLOCK_MONOTONIC). number: the class; for `pfc` the vector of lossless classes.
 
-    xoff, xon: an ingress port's occupancy crossed a threshold; its peer is to pause or to go on. pfc: a pause frame
-    came in by `port`; quanta by class, 0: go on.
+    xoff, xon: an ingress port's occupancy crossed a threshold; its peer must pause or resume. pfc: a pause frame
+    arrived by `port`; quanta by class, 0: resume.
     """
 
     ns: int
@@ -34,7 +34,7 @@ class Event:
 
 
 class Events:
-    """The reader. Only one process may have one at a time: the place that was read up to is in the map."""
+    """The reader of the ring buffer. Only one process at a time may read: the read position is in the map."""
 
     def __init__(self, ring: Map) -> None:
         self._found: list[Event] = []
@@ -44,18 +44,18 @@ class Events:
             raise MachineError(Problem("bpf", "the ring of events", "cannot be mapped into memory"))
 
     def fileno(self) -> int:
-        """For select, poll and epoll: readable when events wait."""
+        """The descriptor for select, poll and epoll: readable when events wait."""
         return int(library().ring_buffer__epoll_fd(self._ring))
 
     def read(self) -> list[Event]:
-        """All that wait; empty when none do."""
+        """All waiting events."""
         if library().ring_buffer__consume(self._ring) < 0:
             raise MachineError(Problem("bpf", "the ring of events", "cannot be read"))
         found, self._found = self._found, []
         return found
 
     def close(self) -> None:
-        """Unmap it, once."""
+        """Unmap the ring, once."""
         if self._ring:
             library().ring_buffer__free(self._ring)
         self._ring = None

@@ -1,8 +1,8 @@
-"""The files of a namespace's network devices, below /sys/class/net: without a process and without a mount point.
+"""The files of a namespace's network devices, below /sys/class/net, without a process or a mount point.
 
-A mounted sysfs shows the devices of the network namespace in which it was mounted, whoever reads it (sysfs_get_tree,
-fs/sysfs/mount.c). So a sysfs of the namespace itself is made by fsopen(2) and fsmount(2): it is attached nowhere, and
-ends with its descriptor.
+A mounted sysfs shows the devices of the network namespace in which it was mounted, to every reader (sysfs_get_tree,
+fs/sysfs/mount.c). So fsopen(2) and fsmount(2) create a sysfs of the namespace itself. It has no mount point, and the
+kernel removes it when its descriptor is closed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NET: Final = "class/net"
 
 @contextmanager
 def net_devices(netns: Path) -> Iterator[int]:
-    """A descriptor of /sys/class/net as `netns` has it, for the length of a with block: open files with `dir_fd`.
+    """A descriptor of /sys/class/net of `netns`, for the duration of a with block: open files with `dir_fd`.
 
-    MachineError when the kernel refuses, or the namespace is not there.
+    MachineError when the kernel refuses, or the namespace does not exist.
     """
     with inside(netns):
         found = _opened(netns.name)

@@ -1,7 +1,7 @@
-"""BPF_PROG_TEST_RUN: a program run on a frame that nobody has sent.
+"""BPF_PROG_TEST_RUN: run a program on a frame that is never sent.
 
-In:  a loaded program, a frame, and what its context should say.
-Out: TestRun: what the program returned, and what it left in context and frame.
+In:  a loaded program, a frame, and values for its context.
+Out: TestRun: the program's return value, and the context and the frame after the run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from heddle.kernel.libbpf import Program, failed, library
 
-_SK_BUFF: Final = 256  # at least sizeof(struct __sk_buff); what is beyond the kernel's size must be zero
+_SK_BUFF: Final = 256  # at least sizeof(struct __sk_buff); bytes beyond the kernel's size must be zero
 _MARK: Final = 8
 _PRIORITY: Final = 32
 _INGRESS_IFINDEX: Final = 36
@@ -44,9 +44,9 @@ class _TestRunOptions(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """What one run gave: the program's return value, skb->cb, ns a run, the frame as it left it, and skb->priority."""
+    """The result of one run: the return value, and skb->cb, frame and skb->priority after it; nanoseconds per run."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of the name
+    __test__ = False  # not a test class, despite its name
 
     retval: int
     cb: tuple[int, int, int, int, int]
@@ -67,9 +67,9 @@ def run_on(
 ) -> TestRun:
     """Run a program on a frame (from its Ethernet header, at least 14 bytes).
 
-    ifindex: the port it comes in by, of the namespace that the calling thread stands in; 0: the loopback device.
-    counted: in the statistics of `hash`, as a packet would be. cb, mark: what the context says.
-    A frame that is not for that port's MAC is another's to the kernel (PACKET_OTHERHOST), and to our programs.
+    ifindex: the ingress port, in the namespace of the calling thread; 0: the loopback device.
+    counted: include the run in the statistics of `hash`, like a packet. cb, mark: their values in the context.
+    A frame for another MAC than the port's is PACKET_OTHERHOST, for the kernel and for our programs.
     MachineError when the kernel refuses.
     """
     context = ctypes.create_string_buffer(_SK_BUFF)

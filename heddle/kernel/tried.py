@@ -1,6 +1,6 @@
-"""Whether this kernel has a queueing discipline: by making one, in a namespace that nobody sees.
+"""Check whether this kernel has a queueing discipline, by creating one in a temporary namespace.
 
-In:  the discipline's name and its options, as netlink takes them. Out: nothing, or the kernel's reason.
+In:  the discipline's name and its options, in netlink format. Out: an empty text, or the kernel's reason.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _HERE: Final = Path("/proc/thread-self/ns/net")
 
 
 def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes, *, nested: bool = True) -> bytes:
-    """What RTM_NEWQDISC is told of one queueing discipline. nested: options are attributes, and no struct."""
+    """The body of RTM_NEWQDISC for one queueing discipline. nested: options are attributes, not a struct."""
     what = attribute(TCA_KIND, kind.encode() + b"\0")
-    what += attribute(TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # which sch_ets insists on
+    what += attribute(TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # sch_ets requires the flag
     return TCMSG.pack(0, ifindex, handle, parent, 0) + what
 
 
 def refusal(kind: str, options: bytes) -> str:
-    """Empty when the kernel makes one with these options, else why it does not: `this kernel has no sch_ets`.
+    """Empty when the kernel creates one with these options, else the reason: `this kernel has no sch_ets`.
 
-    The namespace is this thread's own and is gone afterwards.
+    The namespace belongs to this thread alone and is removed afterwards.
     """
     if os.geteuid() != 0:
-        return "that can only be tried by root"
+        return "only root can check this"
     with nameless(), RouteSocket(_HERE) as netlink:
         try:
             netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, TC_H_ROOT, kind, options), NLM_F_CREATE)
         except NetlinkError as error:
             if error.errno == errno.ENOENT:
                 return f"this kernel has no sch_{kind}"
-            return f"this kernel's sch_{kind} refuses it: {os.strerror(error.errno or errno.EIO)}"
+            return f"this kernel's sch_{kind} refuses these options: {os.strerror(error.errno or errno.EIO)}"
     return ""

@@ -1,6 +1,6 @@
 """Structures and numbers of the kernel's headers (include/uapi/linux) that several modules use.
 
-The layouts are ABI: native byte order, and fixed. What one module alone needs is defined there.
+The layouts are ABI: native byte order, and fixed. Numbers that only one module uses are defined in that module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TCMSG: Final = struct.Struct("=B3xiIII")  # family, ifindex, handle, parent, inf
 
 CLONE_NEWNET: Final = 0x40000000
 CLONE_NEWNS: Final = 0x00020000
-IFF_UP: Final = 0x1  # what `ip link set up` sets
+IFF_UP: Final = 0x1  # set by `ip link set up`
 IFF_LOWER_UP: Final = 0x10000  # there is a carrier
 IFLA_ADDRESS: Final = 1
 IFLA_IFNAME: Final = 3

@@ -1,9 +1,9 @@
-"""Dialects: what the rendered topology is written for.
+"""Dialects: the variants of the rendered topology, for different versions and runtimes of containerlab.
 
-In:  what the user asked for, and the version of containerlab that is installed.
-Out: RenderOptions, frozen, which rendering takes; an InputError where that version, or that runtime, cannot.
-`linux` is the grammar that every supported containerlab takes. `frr` uses containerlab's own FRR kind (0.80 and later);
-`c9s` leaves out what its Kubernetes runtime refuses. docs/containerlab.md has the table of what differs.
+In:  the options of the user, and the version of the installed containerlab.
+Out: RenderOptions, frozen, for rendering; an InputError if that version or runtime does not support them.
+Every supported containerlab accepts `linux`. `frr` uses containerlab's own FRR kind (0.80 and later). `c9s` leaves out
+the keys that its Kubernetes runtime refuses. docs/containerlab.md has a table of the differences.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MGMTS: Final[tuple[Mgmt, ...]] = get_args(Mgmt)
 FRR_KIND: Final[Version] = (0, 80, 0)  # the first release that has `kind: frr` and `--runtime c9s`
 KIND_KEYS: Final[Version] = (0, 81, 0)  # `extras.frr.daemons` became `daemons`, and the old spelling an error
 PRIVILEGED: Final[Version] = (0, 78, 0)  # before it, every container was privileged and the key unknown
-SKIP_WHEN_UNUSED: Final[Version] = (0, 76, 0)  # before it, the management network is made even where no node wants it
-# The command that takes a file of each, as the file itself says.
+SKIP_WHEN_UNUSED: Final[Version] = (0, 76, 0)  # before it, the management network is created even if no node uses it
+# Dialect -> the command that deploys its files, which the file itself names, too.
 DEPLOY: Final[Mapping[Dialect, str]] = {
     "linux": "containerlab deploy",
     "frr": "containerlab deploy",
@@ -35,10 +35,10 @@ DEPLOY: Final[Mapping[Dialect, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """How a fabric is written down; what it is does not change.
+    """Options of the rendered files; they do not change the fabric itself.
 
-    dialect: see DIALECTS. mgmt: `own`, a management network for this lab alone, or `none`, no node has one.
-    subnet: in place of the computed management network. version: the containerlab to write for; None is the newest.
+    dialect: see DIALECTS. mgmt: `own`, a management network for this lab alone, or `none`, no management network.
+    subnet: overrides the computed management network. version: of the target containerlab; None is the newest.
     """
 
     dialect: Dialect = "linux"
@@ -47,7 +47,7 @@ class RenderOptions:
     version: Version | None = None
 
     def takes(self, since: Version) -> bool:
-        """Whether the containerlab that is written for has what came with `since`."""
+        """Whether the target containerlab has the features of version `since`."""
         return self.version is None or self.version >= since
 
 
@@ -57,21 +57,21 @@ def render_options(
     subnet: IPv4Network | None = None,
     version: Version | None = None,
 ) -> RenderOptions:
-    """Options from words of the command line; InputError with every word that is none.
+    """Options from the command line; InputError with every unknown word.
 
-    version: the containerlab that is to take the file. One too old for the dialect is disregarded here: rendering for
-    another machine is right, and `check_deployable` is for this one.
+    version: of the target containerlab. A version too old for the dialect is ignored here, since the user may render
+    for another machine; `check_deployable` checks this one.
     """
     problems = Problems()
     word = dialect_for(version) if dialect is None else dialect
     for flag, given, legal, why in (
-        ("--dialect", word, DIALECTS, "is no dialect"),
-        ("--mgmt", mgmt, MGMTS, "is no management network"),
+        ("--dialect", word, DIALECTS, "is not a dialect"),
+        ("--mgmt", mgmt, MGMTS, "is not a management network"),
     ):
         if given not in legal:
             problems.add(where="", what=f"{flag} {given}", why=why, hint=did_you_mean(given, legal))
     if (word, mgmt) == ("c9s", "none"):
-        why = "is not for c9s: the pods' network is always there"
+        why = "is not possible with c9s: pods always have a network"
         problems.add(where="", what="--mgmt none", why=why, hint="leave --mgmt out")
     problems.raise_if_any()
     if version is not None and word != "linux" and version < FRR_KIND:
@@ -84,26 +84,26 @@ _MGMT: Final[Mapping[str, Mgmt]] = {each: each for each in MGMTS}
 
 
 def dialect_for(version: Version | None) -> Dialect:
-    """What an installed containerlab is given unless --dialect says otherwise.
+    """The default dialect for an installed containerlab.
 
-    `kind: linux` works on each of them; of `frr`, 0.80 and 0.81 take different spellings, and older ones none.
+    Every version accepts `kind: linux`. For `frr`, 0.80 and 0.81 need different keys; older versions do not have it.
     """
-    del version  # no version so far asks for another
+    del version  # no version so far needs another dialect
     return "linux"
 
 
 def check_deployable(options: RenderOptions, runtime: str, version: Version | None) -> None:
-    """InputError when `up` cannot run what these options render; rendering it is always right.
+    """InputError when `up` cannot run the files rendered with these options; rendering them is always allowed.
 
-    runtime: `netns` or `containerlab`. version: the installed containerlab's; None when it does not tell.
+    runtime: `netns` or `containerlab`. version: of the installed containerlab; None if unknown.
     """
     if options.dialect == "c9s":
-        hint = "./inv render FABRIC --dialect c9s --out DIR writes it for `containerlab --runtime c9s deploy`"
-        raise InputError(Problem("", "--dialect c9s", "is for Kubernetes, where Heddle brings nothing up itself", hint))
+        hint = "run ./inv render FABRIC --dialect c9s --out DIR, then `containerlab --runtime c9s deploy` there"
+        raise InputError(Problem("", "--dialect c9s", "is for Kubernetes, where Heddle cannot bring up a lab", hint))
     if options.dialect == "frr" and runtime != "containerlab":
-        hint = "leave --dialect out, or take --runtime containerlab"
-        raise InputError(Problem("", "--dialect frr", f"is containerlab's own kind; runtime {runtime} has none", hint))
+        hint = "leave --dialect out, or use --runtime containerlab"
+        raise InputError(Problem("", "--dialect frr", f"needs runtime containerlab, not {runtime}", hint))
     if options.dialect == "frr" and version is not None and version < FRR_KIND:
         has = ".".join(str(part) for part in version)
-        hint = "leave --dialect out: linux is taken by every version"
-        raise InputError(Problem("", "--dialect frr", f"needs containerlab 0.80 or newer, and {has} is here", hint))
+        hint = "leave --dialect out: every version accepts linux"
+        raise InputError(Problem("", "--dialect frr", f"needs containerlab 0.80 or newer; installed: {has}", hint))

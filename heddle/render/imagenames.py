@@ -1,4 +1,4 @@
-"""What the images of nodes are called: a function of the files that they are built from, so that no engine is asked."""
+"""The names of the node images: computed from the files that they are built from, without asking an engine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ENTRY: Final = "node.sh"
 
 
 def image_names() -> Mapping[str, str]:
-    """Role -> full name. A function of the files alone: no engine is asked."""
+    """Role -> full name, computed from the files alone."""
     return {role: f"{repository}:{hash_of(role)}" for role, repository in REPOSITORIES.items()}
 
 
 def hash_of(role: str) -> str:
-    """12 hex digits of the Dockerfile, what it copies, and what it is told."""
+    """12 hex digits of a hash of the Dockerfile, the file it copies, and its base image."""
     sum_ = hashlib.sha256()
     with machine_errors():
         for part in (dockerfile(role).read_bytes(), TEMPLATES.joinpath(_ENTRY).read_bytes(), PUBLIC_BASE.encode()):
@@ -33,5 +33,5 @@ def hash_of(role: str) -> str:
 
 
 def dockerfile(role: str) -> Path:
-    """Where a role's Dockerfile is."""
+    """The path of a role's Dockerfile."""
     return TEMPLATES / f"{role}.Dockerfile"

@@ -1,8 +1,8 @@
-"""Fabric -> files: the containerlab topology and what its binds point at.
+"""Fabric -> files: the containerlab topology and the files that it binds.
 
 In:  Fabric, RenderOptions.
 Out: a directory with `NAME.clab.yml` and one directory per switch (frr.conf, daemons, vtysh.conf, start.sh).
-The same fabric and options give the same bytes. Every runtime starts from these files, and from nothing else.
+The same fabric and options give the same bytes. Every runtime starts from these files alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from heddle.render.imagenames import image_names
 
 DEFAULT: Final = RenderOptions()
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES)
-# What a switch's directory has, and which of it the topology binds; containerlab's FRR kind makes and binds the others.
+# The files of a switch's directory, and those that the topology binds; containerlab's FRR kind adds the others itself.
 SWITCH_FILES: Final[Mapping[Dialect, Sequence[str]]] = {
     "linux": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),
     "frr": ("frr.conf", "start.sh"),
@@ -44,14 +44,14 @@ BGPD_OPTIONS: Final = "-P 0"
 def render(fabric: Fabric, out: Path, options: RenderOptions = DEFAULT) -> Path:
     """Write all files of the fabric into `out` and return the topology's path.
 
-    Everything is made beside `out` first, so an error writes nothing; into a directory that exists, files are moved
-    one by one, the topology last. InputError when `out` cannot be such a directory.
+    All files are first written to a temporary directory beside `out`, so an error changes nothing. If `out` exists,
+    files are moved into it one by one, the topology last. InputError when `out` cannot be such a directory.
     """
     files = rendered(fabric, options)
     out = Path(out)
     try:
         if out.exists() and not out.is_dir():
-            raise InputError(Problem("", f"--out {out}", "is a file", "name a directory; it is made when missing"))
+            raise InputError(Problem("", f"--out {out}", "is a file", "name a directory; it is created if missing"))
         out.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
@@ -69,14 +69,14 @@ def render(fabric: Fabric, out: Path, options: RenderOptions = DEFAULT) -> Path:
 
 
 def _refused(error: OSError, out: Path) -> HeddleError:
-    """A full disk is the machine's fault; a place that cannot be written is the user's."""
+    """The error for a failed write: a MachineError for a full disk, an InputError for a path that is not writable."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):
         return trouble(error, str(out))
     return InputError(Problem("", f"--out {out}", f"cannot be written: {error.strerror}", "name another directory"))
 
 
 def topology_name(lab: str) -> str:
-    """`zone.clab.yml`: containerlab finds topologies by this ending."""
+    """`zone.clab.yml`: containerlab finds topologies by this suffix."""
     return f"{lab}.clab.yml"
 
 
@@ -95,7 +95,7 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         "family": fabric.policy.ip,
         "fabric": fabric,
         "announced": announced,
-        # What only bgpd understands.
+        # The blocks of the configuration that only bgpd parses.
         "bgp_blocks": r"router bgp\|route-map" if announced else "router bgp",
         "ra_interval": ra_interval(fabric),
         "mgmtd_options": MGMTD_OPTIONS,
@@ -130,18 +130,18 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
 
 
 def ra_interval(fabric: Fabric) -> str:
-    """Seconds between router advertisements, which unnumbered BGP learns its peers from.
+    """Seconds between router advertisements, from which unnumbered BGP learns its peers.
 
-    Short ones bring sessions up sooner; on thousands of ports they are load of their own.
+    Short intervals bring sessions up sooner; on thousands of ports they are a load themselves.
     """
     ports = sum(len(node.ports) for node in fabric.switches)
     return "1" if ports <= 1024 else "2" if ports <= 4096 else "4"
 
 
 def mgmt_subnet(fabric: Fabric) -> IPv4Network:
-    """The lab's own management network: a function of its name, large enough for a node each, clear of the pool.
+    """The lab's own management network: derived from its name, with an address for each node, outside the pool.
 
-    172.24.0.0/13 leaves alone what Docker hands out first; when the pool lies there, 192.168.0.0/16 takes its place.
+    172.24.0.0/13 avoids the networks that Docker assigns first. If the pool is in it, 192.168.0.0/16 is used.
     """
     pool = fabric.policy.pool
     space = IPv4Network("172.24.0.0/13")
@@ -154,9 +154,10 @@ def mgmt_subnet(fabric: Fabric) -> IPv4Network:
 
 
 def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
-    """What makes a namespace a router; the per-switch hash seed is set at the node.
+    """The sysctls that turn a namespace into a router; the hash seed is set per switch, at the node.
 
-    `flow` lets the kernel hash the five-tuple; in other modes a BPF program sets the packet's hash: policy 1 takes it.
+    In mode `flow` the kernel hashes the five-tuple. In other modes a BPF program sets the packet's hash, which policy 1
+    uses.
     """
     hashing = _hashing_sysctls(fabric)
     if fabric.policy.ip_version == 6:
@@ -173,8 +174,8 @@ def switch_sysctls(fabric: Fabric) -> Mapping[str, str]:
     return {
         "net.ipv4.ip_forward": "1",
         "net.ipv6.conf.all.forwarding": "1",
-        "net.ipv6.conf.all.disable_ipv6": "0",  # unnumbered BGP lives on link-local addresses
-        # Duplicate address detection would hold every link-local address, so every session, back by a second.
+        "net.ipv6.conf.all.disable_ipv6": "0",  # unnumbered BGP uses link-local addresses
+        # Duplicate address detection would delay every link-local address, and so every session, by a second.
         "net.ipv6.conf.all.accept_dad": "0",
         "net.ipv6.conf.default.accept_dad": "0",
         "net.ipv4.conf.all.rp_filter": "0",
@@ -195,7 +196,7 @@ def _hashing_sysctls(fabric: Fabric) -> dict[str, str]:
     return {key: value for key, value in rules.items() if key != HASH_SEED and (custom or not key.endswith("fields"))}
 
 
-# A link that goes down and up again must not cost it its IPv6 addresses; IPv4 keeps them anyway.
+# A port must keep its IPv6 addresses when its link goes down and up again; IPv4 addresses stay anyway.
 _KEPT_ADDRESSES: Final[Mapping[str, str]] = {
     "net.ipv6.conf.all.keep_addr_on_down": "1",
     "net.ipv6.conf.default.keep_addr_on_down": "1",
@@ -203,12 +204,12 @@ _KEPT_ADDRESSES: Final[Mapping[str, str]] = {
 
 
 def host_sysctls(fabric: Fabric) -> Mapping[str, str]:
-    """What makes a namespace a host."""
+    """The sysctls that turn a namespace into a host."""
     return _HOST_SYSCTLS if fabric.policy.ip_version == 4 else {**_HOST_SYSCTLS, **_KEPT_ADDRESSES}
 
 
-# A host with several NICs answers on the one it was asked on, so no reverse path filter. IPv6 stays on, as containerlab
-# forces it, but hosts take no part in the switches' router advertisements.
+# A host with several NICs answers by the NIC that received the request, so no reverse path filter. IPv6 stays on, since
+# containerlab forces it, but hosts ignore the switches' router advertisements.
 _HOST_SYSCTLS: Final[Mapping[str, str]] = {
     "net.ipv4.conf.all.rp_filter": "0",
     "net.ipv4.conf.default.rp_filter": "0",
@@ -221,15 +222,16 @@ _HOST_SYSCTLS: Final[Mapping[str, str]] = {
 
 
 def _plain(commands: list[str]) -> list[str]:
-    """Commands as YAML reads them as text: `via fd00:: dev eth1` would be a key and its value without quotes."""
+    """Quote commands that YAML would not read as text: `via fd00:: dev eth1` would be a key and its value."""
     return [f'"{command}"' if ": " in command else command for command in commands]
 
 
 def mac_commands(node: Node, dialect: Dialect) -> list[str]:
-    """What gives a node's ports their MACs where links cannot say them, as `ip` commands.
+    """The `ip` commands that set the MACs of a node's ports, in dialects whose links cannot define them.
 
-    Down and up again, so that link-local addresses are made of the new MAC: zebra works out a neighbour's MAC from its
-    link-local address (zebra/interface.c, ipv6_ll_address_to_mac), and would send IPv4 to the one that is gone.
+    The port goes down and up again, so that its link-local address is derived from the new MAC: zebra computes a
+    neighbour's MAC from its link-local address (zebra/interface.c, ipv6_ll_address_to_mac), and would send IPv4 to the
+    old MAC.
     """
     if dialect != "c9s":
         return []
@@ -237,7 +239,7 @@ def mac_commands(node: Node, dialect: Dialect) -> list[str]:
 
 
 def switch_commands(switch: Node) -> list[str]:
-    """The switch's loopback and its ends of the routed host links, as `ip` commands, then its daemons."""
+    """The `ip` commands for the switch's loopback and its ends of the routed host links, then the start script."""
     length = 32 if switch.loopback is None else switch.loopback.max_prefixlen
     addresses = [f"ip addr add {switch.loopback}/{length} dev lo"]
     addresses += [f"ip addr add {p.address} dev {p.name}" for p in switch.ports if p.address is not None]
@@ -245,36 +247,36 @@ def switch_commands(switch: Node) -> list[str]:
 
 
 def host_commands(fabric: Fabric, host: Node) -> list[str]:
-    """The host's addresses and its way to the pool, as `ip` commands.
+    """The `ip` commands for the host's addresses and its routes to the pool.
 
-    There is no default route: what is not in the fabric must fail at once. With several NICs the pool is reached over
-    all of them, and a socket bound to one NIC's address leaves through that NIC (a table each). Where no path joins the
-    NICs' leaves, as in planes, each edge is reached over the NICs of its own plane.
+    There is no default route: traffic to addresses outside the fabric must fail at once. With several NICs the route to
+    the pool uses all of them, and a socket bound to one NIC's address sends by that NIC (one table per NIC). Where no
+    path connects the NICs' leaves, as in planes, each edge is reached by the NICs of its own plane.
     """
     pool = fabric.policy.pool
-    ways: list[tuple[str, str, str]] = []
+    nics: list[tuple[str, str, str]] = []
     parts: dict[int | None, list[str]] = {}
     for port in host.ports:
         peer = fabric.by_name[port.peer_node].port(port.peer_port)
         if port.address is not None and peer.address is not None:
-            ways.append((port.name, str(port.address), str(peer.address.ip)))
+            nics.append((port.name, str(port.address), str(peer.address.ip)))
             parts.setdefault(fabric.part_of.get(port.peer_node), []).append(f"via {peer.address.ip} dev {port.name}")
-    commands = [f"ip addr add {address} dev {name}" for name, address, _ in ways]
+    commands = [f"ip addr add {address} dev {name}" for name, address, _ in nics]
     ip = "ip" if fabric.policy.ip_version == 4 else "ip -6"
-    if len(ways) == 1:
-        return [*commands, f"{ip} route add {pool} via {ways[0][2]} dev {ways[0][0]}"]
+    if len(nics) == 1:
+        return [*commands, f"{ip} route add {pool} via {nics[0][2]} dev {nics[0][0]}"]
     edges = {part: [n.prefix for n in fabric.edges if fabric.part_of[n.name] == part] for part in parts}
     for part, hops in parts.items():
         over = hops[0] if len(hops) == 1 else " ".join(f"nexthop {hop}" for hop in hops)
         commands += [f"{ip} route add {prefix} {over}" for prefix in ([pool] if len(parts) == 1 else edges[part])]
-    for table, (name, address, gateway) in enumerate(ways, 101):
+    for table, (name, address, gateway) in enumerate(nics, 101):
         commands.append(f"{ip} route add {pool} via {gateway} dev {name} table {table}")
         commands.append(f"{ip} rule add from {address.split('/')[0]} table {table}")
     return commands
 
 
 def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
-    """Port -> what BGP says of the bandwidth behind it: prefixes, and Mbit/s. Empty without `routing.ucmp`."""
+    """Port -> the bandwidth that BGP announces for it: prefixes, and Mbit/s. Empty without `routing.ucmp`."""
     if not fabric.policy.routing.ucmp:
         return {}
     from heddle.fabric.ucmp import announcements
@@ -288,12 +290,12 @@ def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
 
 
 def _maximum_paths(fabric: Fabric, node: Node) -> int:
-    """As many as there are equal-cost paths to any edge, and no more: FRR sizes its next-hop tables by it."""
+    """The largest number of equal-cost next hops to any edge; not larger, since FRR sizes its next-hop tables by it."""
     return max((len(hops) for hops in fabric.expected_next_hops[node.name].values()), default=1)
 
 
 def _write(path: Path, text: str) -> None:
-    """One file, with modes that do not hang on the user's umask."""
+    """Write one file, with modes that do not depend on the user's umask."""
     if not path.parent.exists():
         path.parent.mkdir()
         path.parent.chmod(0o755)
@@ -302,11 +304,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _place(staging: Path, out: Path, names: list[str]) -> None:
-    """Move the finished files to where they belong."""
+    """Move the finished files to `out`."""
     if not out.exists():
         staging.rename(out)
         return
     for name in names:
         target = out / name
         target.parent.mkdir(exist_ok=True)
-        os.replace(staging / name, target)  # noqa: PTH105 - the atomic one
+        os.replace(staging / name, target)  # noqa: PTH105 - atomic

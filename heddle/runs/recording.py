@@ -38,7 +38,7 @@ class Recording:
     def _mend(self) -> None:
         """Start the agent of PFC again when it and its keeper were killed: nobody else would open its gates."""
         try:
-            if not self.remarks and pfc.mend(self._lab.name, self._lab.fabric, self._lab.handles(), self._lab.dir):
+            if not self.remarks and pfc.restart(self._lab.name, self._lab.fabric, self._lab.handles(), self._lab.dir):
                 self.remarks.append("agent and keeper of PFC ended during the run, and were started again")
         except HeddleError as error:
             self.remarks.append(f"agent and keeper of PFC ended during the run: {error.problems[0]}")

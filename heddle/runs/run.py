@@ -60,7 +60,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
     with state.lock(lab.name):
         health.check_ports(lab)
         check_room(lab, plan)
-        if pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir):
+        if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("agent and keeper of PFC had ended, and were started again")
         with keeping(lab, plan) as keeper:
             evidence_before = collect_before(lab, state_parts(lab))

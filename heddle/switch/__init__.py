@@ -1,1 +1,1 @@
-"""What makes a namespace a fabric switch: hashing, queues, PFC, counters."""
+"""Everything that turns a namespace into a fabric switch: hashing, queues, PFC, counters."""

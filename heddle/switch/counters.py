@@ -1,9 +1,9 @@
-"""What left by which port of a lab's switches: the maps of the BPF program `count`, made, read in bulk, and cleared.
+"""Packets by egress port of a lab's switches: create, read (in bulk) and clear the maps of the BPF program `count`.
 
 In:  a Fabric whose lab is up.
 Out: SwitchCounters by switch: a row for each (port, source, destination, UDP source port, destination QP), a row for
-each port, and misses. Packets are counted when they are enqueued at the port; bytes run from the Ethernet header to the
-ICRC. All switches share one set of maps: layouts are those of bpf/count.c.
+each port, and misses. Packets are counted when they are enqueued at the port. Bytes run from the Ethernet header to the
+ICRC. All switches share one set of maps; bpf/count.c defines their layouts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLOW_COUNT: Final = struct.Struct("=2Q")
 _PORT_COUNT: Final = struct.Struct("=5Q")
 _LEAST_ROWS: Final = 1 << 16  # of a lab
 _ROWS_A_SWITCH: Final = 1 << 16  # at most, on average: 1 MB of kernel memory for an empty map
-_QPS: Final = 128  # of a connection: traffic/options.py allows no more
+_QPS: Final = 128  # per connection: the maximum in traffic/options.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class FlowCount:
 
     @property
     def key(self) -> CountKey:
-        """What the row is about, whatever the port: traffic.flow.Flow.key is the same."""
+        """The flow of this row, without the port; same as traffic.flow.Flow.key."""
         return self.src, self.dst, self.sport, self.qpn
 
 
 @dataclass(frozen=True, slots=True)
 class PortCount:
-    """Everything that left by one port, and how much of it was RoCEv2."""
+    """All packets that left by one port, and the RoCEv2 packets among them."""
 
     port: str
     packets: int
@@ -63,8 +63,8 @@ class PortCount:
 
 @dataclass(frozen=True, slots=True)
 class SwitchCounters:
-    """All counters of a switch at one moment, or the difference of two. misses: RoCEv2 packets without a row, since the
-    map was full.
+    """All counters of a switch at one moment, or the difference of two readings. misses: RoCEv2 packets that were not
+    recorded because the map was full.
     """
 
     switch: str
@@ -73,9 +73,9 @@ class SwitchCounters:
     misses: int
 
     def since(self, before: SwitchCounters) -> SwitchCounters:
-        """What was counted after `before`; rows that did not change are left out.
+        """The packets counted after `before`, without the rows that did not change.
 
-        A row that counts less than before was removed meanwhile (`clear`), and made again: all of it is new.
+        A row with a smaller count than before was removed meanwhile (`clear`) and created again: all of it is new.
         """
         old_flows = {(f.port, *f.key): f for f in before.flows}
         old_ports = {p.port: p for p in before.ports}
@@ -95,7 +95,7 @@ class SwitchCounters:
         return SwitchCounters(self.switch, tuple(flows), tuple(ports), self.misses - before.misses)
 
     def moved(self, other: SwitchCounters) -> SwitchCounters:
-        """Without the flows that the other reading has unchanged."""
+        """This reading without the flows whose counts are the same in `other`."""
         same = set(other.flows)
         return replace(self, flows=tuple(f for f in self.flows if f not in same))
 
@@ -117,25 +117,25 @@ class SwitchCounters:
 
 @cache
 def _address(octets: bytes) -> str:
-    """As people write it; an IPv4 address stands in 16 octets as ::ffff:a.b.c.d."""
+    """The usual text form of an address. In the maps, IPv4 has 16 octets, too: ::ffff:a.b.c.d."""
     address = IPv6Address(octets)
     return str(address.ipv4_mapped or address)
 
 
 def rows_for(fabric: Fabric) -> int:
-    """Rows that the map of a lab has room for: an all-to-all of all NICs with 128 QPs a connection, data and answers.
+    """Capacity of a lab's map in rows: enough for an all-to-all of all NICs with 128 QPs a connection, data and ACKs.
 
-    A QP that is sprayed has a row at each port of its paths: two times as many as next hops and one, as in a Clos of
-    two tiers. Large labs get less than that: 65,536 rows a switch, as each of them may take kernel memory.
+    A sprayed QP has a row at each port of its paths: twice the number of next hops plus one, as in a two-tier Clos.
+    Large labs get less: 65,536 rows a switch, because each row may use kernel memory.
     """
     nics = sum(len(host.ports) for host in fabric.hosts)
-    ways = max((fabric.uplinks_of(switch) for switch in fabric.switches), default=0)
-    wanted = nics * (nics - 1) * _QPS * 2 * (2 * ways + 1)
+    next_hops = max((fabric.uplinks_of(switch) for switch in fabric.switches), default=0)
+    wanted = nics * (nics - 1) * _QPS * 2 * (2 * next_hops + 1)
     return max(_LEAST_ROWS, min(wanted, _ROWS_A_SWITCH * len(fabric.switches)))
 
 
 def create(fabric: Fabric, pins: Path) -> None:
-    """Load `count` and its maps for a lab, and pin them in a directory that exists. MachineError when that fails."""
+    """Load `count` and its maps for a lab, and pin them in `pins`, an existing directory. MachineError on failure."""
     ports = sum(1 for _ in numbered_ports(fabric))
     with loaded(resources.HERE.bpf_object("count"), {"flows": rows_for(fabric), "ports": ports + 1}) as made:
         made.map("flows", _FLOW_KEY.size, _FLOW_COUNT.size).pin(pins / "flows")
@@ -144,9 +144,9 @@ def create(fabric: Fabric, pins: Path) -> None:
 
 
 def read_counters(fabric: Fabric, switches: Collection[str] | None = None) -> dict[str, SwitchCounters]:
-    """Switch -> its counters, in a few system calls for the whole lab. MachineError when the lab is not set up.
+    """Switch -> its counters, read with a few system calls for the whole lab. MachineError when the lab is not set up.
 
-    switches: which ones; all by default.
+    switches: names of the switches to read; all by default.
     """
     import numpy as np
 
@@ -184,16 +184,16 @@ def read_counters(fabric: Fabric, switches: Collection[str] | None = None) -> di
 
 
 def clear(fabric: Fabric) -> None:
-    """Remove the rows of all flows, so that the map has room for the next run; totals of ports and misses stay.
+    """Remove the rows of all flows to make room for the next run; port totals and misses stay.
 
-    The caller holds the lock of runs, and no packet of a run is under way. MachineError when the lab is not set up.
+    The caller holds the run lock, and no packet of a run is in flight. MachineError when the lab is not set up.
     """
     with _map(fabric, "flows") as cells:
         cells.drain()
 
 
 def room(fabric: Fabric) -> int:
-    """How many rows the map of a running lab holds. MachineError when the lab is not set up."""
+    """Capacity of the map of a running lab, in rows. MachineError when the lab is not set up."""
     with _map(fabric, "flows") as cells:
         return cells.max_entries()
 
@@ -201,7 +201,7 @@ def room(fabric: Fabric) -> int:
 def _map(fabric: Fabric, name: str) -> Map:
     pins = pin_dir(fabric.name, OWNER)
     if not (pins / name).exists():
-        why, hint = "are missing, or were made by another version of Heddle", "run ./inv down, then ./inv up"
+        why, hint = "are missing, or another version of Heddle made them", "run ./inv down, then ./inv up"
         raise MachineError(Problem("bpf", f"the counters of {fabric.name}", why, hint))
     if name == "flows":
         return Map.pinned(pins / name, _FLOW_KEY.size, _FLOW_COUNT.size)

@@ -1,8 +1,8 @@
-"""What makes a namespace a fabric switch, and a host's port a NIC: queues, hashing, counters.
+"""Turn a namespace into a fabric switch, and a host's port into a NIC: install queues, hashing, counters.
 
-In:  a Fabric and the handles of its nodes, however a runtime made them.
-Out: nothing but the state of the namespaces, and pins below /sys/fs/bpf/heddle/LAB, which `remove` takes away.
-Only handles are used: what works for namespaces works for containers.
+In:  a Fabric and the handles of its nodes, from any runtime.
+Out: the state of the namespaces, and pins below /sys/fs/bpf/heddle/LAB, which `remove` deletes.
+It uses only handles, so it works for namespaces and containers alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from heddle.switch.queues.portids import OWNER, PortRef
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
-_HOSTS: Final = "_hosts"  # no node can be called this
+_HOSTS: Final = "_hosts"  # not a valid node name
 _STEP: Final = "queues, hashing, counters"
 
 
@@ -49,12 +49,12 @@ def apply(
     observer: Observer,
     kept: Mapping[str, Container[str]] | None = None,
 ) -> None:
-    """Give every node of `handles` its port rates, offloads, order and programs, and every switch its hashing.
+    """Set port rates, offloads, packet order and programs on every node of `handles`, and hashing on every switch.
 
-    kept: switch -> sysctls of hashing that its topology has set in its own way.
+    kept: switch -> hashing sysctls that its topology sets itself.
 
-    The namespaces and their links must be there; daemons need not be, and may start meanwhile. What an earlier,
-    killed attempt left pinned is replaced. Raises MachineError for the first node that fails, when all have ended.
+    The namespaces and their links must exist. Daemons may start later, or at the same time. Pins of an earlier,
+    killed attempt are replaced. Raises MachineError for the first node that fails, after all nodes are done.
     """
     ensure_bpffs()
     remove(fabric.name)
@@ -71,31 +71,31 @@ def apply(
         for done, job in enumerate(jobs, 1):
             job.result()
             observer.advance(_STEP, done)
-        # Every `dequeue` is in place: from now on what comes into a queue is counted, and so is what leaves it.
+        # Every `dequeue` is attached now: from here on, packets are counted both when they enter and leave a queue.
         lab_queues.set_policies(policies_of(fabric))
     observer.end(_STEP, f"{sum(len(n.ports) for n in nodes)} ports")
 
 
 def start_agent(fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path, journal: Journal) -> None:
-    """Start the lab's agent of PFC, where there are gates; it returns when the agent is at work.
+    """Start the lab's PFC agent, if any port has gates; return when the agent is running.
 
-    directory: the lab's, for the agent's log. MachineError when it cannot start. `pfc.stop` ends it.
+    directory: of the lab, for the agent's log. MachineError when the agent cannot start. `pfc.stop` ends it.
     """
     if queues.Setup.of(fabric).gated:
         pfc.start(fabric.name, fabric, handles, directory)
-        journal.comment(f"the agent of PFC is started; what it says is in {directory}/pfc.log")
+        journal.comment(f"the PFC agent is running; its log is {directory}/pfc.log")
 
 
 def check(fabric: Fabric) -> None:
-    """Before anything is made: InputError or MachineError where `apply` could not give these queues."""
+    """Check before anything is created: InputError or MachineError when `apply` could not set up these queues."""
     policies_of(fabric)
     if queues.Setup.of(fabric).gated:
         pfc.check(fabric)
 
 
 def remove(lab: str) -> None:
-    """Unpin everything of one lab; nothing when there is nothing. Programs go when their ports do."""
-    if not hashing.PINS.is_symlink():  # somebody else's, see _pin_dir; whatever it leads to is not ours to remove
+    """Unpin everything of one lab, if there is anything. The kernel frees the programs when their ports are removed."""
+    if not hashing.PINS.is_symlink():  # a link is another user's, see _pin_dir: do not remove its target
         shutil.rmtree(hashing.PINS / lab, ignore_errors=True)
     try:
         hashing.PINS.rmdir()
@@ -104,7 +104,7 @@ def remove(lab: str) -> None:
 
 
 def pinned(lab: str) -> bool:
-    """True when anything of that lab is pinned."""
+    """True when the lab has any pins."""
     return (hashing.PINS / lab).is_dir()
 
 
@@ -122,7 +122,7 @@ def _apply_node(
         filters += [queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
     else:
         filters += _pin_switch(fabric, node, setup.ids, handle, journal, kept.get(node.name, ()))
-    # `count` comes before it: it counts what is sent, dropped or not.
+    # `count` runs before it, to count all packets that are sent, dropped or not.
     filters += [queues.Filter("egress", 20, shared / "enqueue", numbered=True)]
     offloads.switch_off(handle.netns, (port.name for port in node.ports))
     numbers = {port.name: setup.ids[port.node, port.name] for port in node.ports}
@@ -131,7 +131,7 @@ def _apply_node(
 
 
 def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQueues:
-    """Load the programs and maps that all ports of the lab share. No policy holds yet: queues do not count packets."""
+    """Load the programs and maps that all ports of the lab share. No policy is active yet: queues count no packets."""
     from heddle.switch.queues.cells import LabQueues
 
     pins = _pin_dir(fabric.name, OWNER)
@@ -148,7 +148,7 @@ def _pin_switch(
     journal: Journal,
     kept: Container[str],
 ) -> list[queues.Filter]:
-    """Load and pin a switch's own copy of `hash`; sysctls and seed as the fabric says."""
+    """Load and pin a switch's own copy of `hash`; set the sysctls and the seed that the fabric defines."""
     wanted = hashing.hashing_of(fabric, node)
     version = fabric.policy.ip_version
     pins = _pin_dir(fabric.name, node.name)
@@ -170,7 +170,7 @@ def _pin_switch(
 
 @contextmanager
 def _depths(fabric: Fabric) -> Iterator[dict[str, Map]]:
-    """Maps of the lab's queues that `hash` reads, too."""
+    """Open the maps of the lab's queues that `hash` also reads."""
     from heddle.switch.queues.cells import LAYOUTS
 
     pins = hashing.pin_dir(fabric.name, OWNER)
@@ -188,7 +188,7 @@ def _pin_nic(lab: str) -> None:
 
 
 def _pin_dir(lab: str, owner: str) -> Path:
-    """The directory for an owner's pins, made; another lab's `remove` may take the empty parent away meanwhile."""
+    """Create the directory for an owner's pins. Another lab's `remove` may delete the empty parent meanwhile."""
     pins = hashing.pin_dir(lab, owner)
     for _ in range(10):
         try:
@@ -197,8 +197,8 @@ def _pin_dir(lab: str, owner: str) -> Path:
         except FileNotFoundError:
             continue
         if root.st_uid != 0 or not stat.S_ISDIR(root.st_mode) or root.st_mode & stat.S_IWOTH:
-            # Mounted without mode=0700 the BPF file system is everybody's, as /tmp is.
-            why = "is another user's, or everybody's to write"
-            raise MachineError(Problem("bpf", str(hashing.PINS), why, f"rm -r {hashing.PINS}, when no lab runs"))
+            # Without mode=0700 every user may write to the BPF file system, as to /tmp.
+            why = "belongs to another user, or every user may write to it"
+            raise MachineError(Problem("bpf", str(hashing.PINS), why, f"run rm -r {hashing.PINS} when no lab is up"))
         return pins
-    raise MachineError(Problem("bpf", str(pins), "cannot be made: something keeps removing it"))
+    raise MachineError(Problem("bpf", str(pins), "cannot be created: another process keeps removing it"))

@@ -1,8 +1,8 @@
-"""What a frame is, in a line: RoCEv2 with its fields, and what else passes in a fabric (BGP, ND, ARP, ICMP, ...).
+"""Describe a frame in one line: RoCEv2 with its fields, and the other protocols of a fabric (BGP, ND, ARP, ICMP, ...).
 
 In:  an Ethernet frame, or its first bytes.
-Out: Dissected. Nothing raises: what is cut short or makes no sense is named as far as it does.
-For thousands of frames a second. scapy (heddle/wire/roce.py) reads every field, and takes a hundred times as long.
+Out: Dissected. Nothing raises: a truncated or malformed frame is described as far as it can be parsed.
+Made for thousands of frames a second. scapy (heddle/wire/roce.py) reads every field, but takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ Field = str | int | bool
 
 @dataclass(frozen=True, slots=True)
 class Dissected:
-    """A frame in words. src and dst are IP addresses where there are any, else MAC addresses.
+    """The description of a frame. src and dst are IP addresses if it has any, else MAC addresses.
 
-    kind:   what it counts as: `RoCE data`, `RoCE ACK`, `BGP`, ...
+    kind:   the protocol under which it is counted: `RoCE data`, `RoCE ACK`, `BGP`, ...
     text:   the rest of its line.
     fields: of RoCE packets: opcode, qpn (of the destination), psn, ack_request, payload_bytes, sport, ecn, fecn, becn;
-            of answers also syndrome and msn.
+            ACKs and NAKs also have syndrome and msn.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class Dissected:
 
 @dataclass(frozen=True, slots=True)
 class _Packet:
-    """An IP packet: its addresses, and where what it carries begins."""
+    """An IP packet: its addresses, and the offset of its payload."""
 
     data: bytes
     at: int
@@ -87,12 +87,12 @@ class _Packet:
     dst: str
     tos: int
 
-    def said(self, kind: str, text: str = "", fields: Mapping[str, Field] | None = None) -> Dissected:
+    def described(self, kind: str, text: str = "", fields: Mapping[str, Field] | None = None) -> Dissected:
         return Dissected(kind, self.src, self.dst, text, fields or {})
 
 
 def dissect(frame: bytes) -> Dissected:
-    """What this frame is."""
+    """Describe one frame."""
     try:
         return _ethernet(frame)
     except (struct.error, IndexError):
@@ -125,7 +125,7 @@ def _ipv4(frame: bytes, at: int) -> Dissected:
     head, tos, _, _, fragment, _, protocol, _, src, dst = IPV4_HEADER.unpack_from(frame, at)
     packet = _Packet(frame, at + 4 * (head & 0x0F), _dotted(src), _dotted(dst), tos)
     if fragment & 0x1FFF:
-        return packet.said("other", f"IPv4 fragment at byte {8 * (fragment & 0x1FFF)}")
+        return packet.described("other", f"IPv4 fragment at byte {8 * (fragment & 0x1FFF)}")
     return _transport(packet, protocol)
 
 
@@ -136,7 +136,7 @@ def _ipv6(frame: bytes, at: int) -> Dissected:
         protocol, at = frame[at], at + 8 * (frame[at + 1] + 1)
     packet = _Packet(frame, at, str(IPv6Address(src)), str(IPv6Address(dst)), head >> 20 & 0xFF)
     if protocol == _IPV6_FRAGMENT:
-        return packet.said("other", "IPv6 fragment")
+        return packet.described("other", "IPv6 fragment")
     return _transport(packet, protocol)
 
 
@@ -148,17 +148,17 @@ def _transport(packet: _Packet, protocol: int) -> Dissected:
     if protocol in (1, 58):
         kind = packet.data[packet.at]
         if protocol == 58 and kind in _ND:
-            return packet.said("ND", _ND[kind])
+            return packet.described("ND", _ND[kind])
         names = _ICMP if protocol == 1 else _ICMP6
-        return packet.said("ICMP" if protocol == 1 else "ICMPv6", names.get(kind, f"type {kind}"))
-    return packet.said("other", f"IP protocol {protocol}")
+        return packet.described("ICMP" if protocol == 1 else "ICMPv6", names.get(kind, f"type {kind}"))
+    return packet.described("other", f"IP protocol {protocol}")
 
 
 def _udp(packet: _Packet) -> Dissected:
     sport, dport, size, _ = UDP_HEADER.unpack_from(packet.data, packet.at)
     if dport == ROCE_PORT:
         return _roce(packet, sport, size)
-    return packet.said("UDP", f"ports {sport} > {dport}, {size - UDP_BYTES} B")
+    return packet.described("UDP", f"ports {sport} > {dport}, {size - UDP_BYTES} B")
 
 
 def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
@@ -188,7 +188,7 @@ def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
         words += [f"msn {msn}"] if kind == "RoCE ACK" else [f"msn {msn}", f"syndrome {syndrome:#04x}"]
     words += [word for word, said in (("ack?", fields["ack_request"]), ("becn", fields["becn"])) if said]
     words += [] if ecn == "not-ect" else ["CE" if ecn == "ce" else ecn]
-    return packet.said(kind, "  ".join(words), fields)
+    return packet.described(kind, "  ".join(words), fields)
 
 
 _ANSWERS: Final = {0x00: "RoCE ACK", RNR_NAK: "RoCE RNR", NAK_SEQUENCE & SYNDROME_KIND: "RoCE NAK"}
@@ -205,12 +205,12 @@ def _tcp(packet: _Packet) -> Dissected:
     said = "+".join(name for bit, name in _TCP_FLAGS if flags & bit)
     if _BGP_PORT in (sport, dport):
         messages = _bgp(packet.data[packet.at + 4 * (offset >> 4) :])
-        return packet.said("BGP", messages or f"TCP {said}")
-    return packet.said("TCP", f"ports {sport} > {dport} {said}".rstrip())
+        return packet.described("BGP", messages or f"TCP {said}")
+    return packet.described("TCP", f"ports {sport} > {dport} {said}".rstrip())
 
 
 def _bgp(stream: bytes) -> str:
-    """The types of the messages that a segment begins with; empty where it begins with none."""
+    """The types of the messages at the start of a segment; empty if it does not start with a message."""
     names, at = [], 0
     while stream[at : at + 16] == _BGP_MARKER and len(stream) >= at + 19:
         size, kind = int.from_bytes(stream[at + 16 : at + 18], "big"), stream[at + 18]

@@ -1,10 +1,10 @@
-"""The invariant CRC of RoCEv2: what a packet's last four bytes must be, whatever switches did to TTL and ECN.
+"""The invariant CRC of RoCEv2: the last four bytes of a packet, which do not depend on changes to TTL and ECN.
 
-CRC-32 (Ethernet's, so zlib's) over eight bytes of ones, which stand for InfiniBand's local header, then IP, UDP, BTH
-and the rest, with every field that may change in flight read as ones: IPv4 TOS, TTL and checksum; IPv6 traffic class,
-flow label and hop limit; UDP checksum; BTH byte 4 (FECN, BECN, six reserved bits). Appended least significant byte
-first. Sources: IBTA annex A17.3.3, Linux rxe_icrc.c. All that is behind BTH byte 4 goes in unmasked and lies in one
-piece, so a sender keeps the state of `prefix_state` per header and adds one zlib call a packet.
+CRC-32 (of Ethernet and zlib) over eight bytes of ones, in place of InfiniBand's local header, then IP, UDP, BTH and
+the rest. Every field that may change in flight counts as ones: IPv4 TOS, TTL and checksum; IPv6 traffic class, flow
+label and hop limit; UDP checksum; BTH byte 4 (FECN, BECN, six reserved bits). It is appended least significant byte
+first. Sources: IBTA annex A17.3.3, Linux rxe_icrc.c. All bytes after BTH byte 4 are unmasked and contiguous, so a
+sender keeps the state of `prefix_state` per header and needs one zlib call per packet.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Final
 from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV4_BYTES, IPV6_BYTES, PROTO_UDP, UDP_BYTES
 
 ONES: Final = b"\xff" * 8
-# The CRC over a packet *with* its ICRC is this constant, so a receiver need not even read the field.
+# The CRC over a packet *with* its ICRC is this constant, so a receiver does not need to read the field.
 RESIDUE: Final = 0x2144DF1C
-_BTH_MASKED: Final = 4  # the byte of the BTH that is read as ones
+_BTH_MASKED: Final = 4  # the byte of the BTH that counts as ones
 
 
 def masked_headers(packet: bytes | bytearray | memoryview) -> bytes:
-    """IP and UDP headers and BTH bytes 0-4 of an IP packet, with what may change in flight as ones.
+    """IP and UDP headers and BTH bytes 0-4 of an IP packet, with the fields that may change in flight set to ones.
 
-    `packet` starts at its IP header. ValueError when it is no IPv4 or IPv6 packet with UDP and a BTH right behind.
+    `packet` starts at its IP header. ValueError unless it is IPv4 or IPv6 with UDP directly followed by a BTH.
     """
     version = packet[0] >> 4 if packet else 0
     ip_bytes = {4: (packet[0] & 0x0F) * 4, 6: IPV6_BYTES}.get(version, 0) if packet else 0
     need = ip_bytes + UDP_BYTES + BTH_BYTES + ICRC_BYTES
     if ip_bytes < IPV4_BYTES or len(packet) < need:
-        raise ValueError(f"no RoCEv2 packet: IP version {version}, {len(packet)} bytes")
+        raise ValueError(f"not a RoCEv2 packet: IP version {version}, {len(packet)} bytes")
     head = bytearray(packet[: ip_bytes + UDP_BYTES + _BTH_MASKED + 1])
     if version == 4:
         protocol = head[9]
@@ -39,20 +39,20 @@ def masked_headers(packet: bytes | bytearray | memoryview) -> bytes:
         head[0] |= 0x0F
         head[1] = head[2] = head[3] = head[7] = 0xFF
     if protocol != PROTO_UDP:
-        raise ValueError(f"no RoCEv2 packet: IP protocol {protocol}")
+        raise ValueError(f"not a RoCEv2 packet: IP protocol {protocol}")
     head[ip_bytes + 6] = head[ip_bytes + 7] = 0xFF
     head[-1] = 0xFF
     return bytes(head)
 
 
 def prefix_state(packet: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """The CRC state after BTH byte 4, and how many bytes of the IP packet it covers; ValueError as masked_headers."""
+    """The CRC state after BTH byte 4, and the number of bytes of the packet it covers; ValueError as masked_headers."""
     head = masked_headers(packet)
     return zlib.crc32(ONES + head), len(head)
 
 
 def icrc(packet: bytes | bytearray | memoryview) -> bytes:
-    """The four ICRC bytes, in wire order, of an IP packet whose last four bytes are the ICRC or its place.
+    """The four ICRC bytes, in wire order, of an IP packet whose last four bytes are the ICRC or a placeholder for it.
 
     Lengths in the headers already count the ICRC, and nothing follows it. ValueError as masked_headers.
     """

@@ -1,8 +1,8 @@
-"""The numbers of the wire: opcodes, header sizes, offsets, syndromes. Hardly code, so that everybody may import it.
+"""Constants of the RoCEv2 wire format: opcodes, header sizes, offsets, syndromes.
 
 Sources: InfiniBand Architecture Specification vol. 1 (chapter 9 and annex A17), Linux rxe_hdr.h and rxe_opcode.h,
 Wireshark packet-infiniband.c. Offsets count from the first byte of an untagged Ethernet frame with a plain IP header:
-constants are those of IPv4, LAYOUTS has them for both versions.
+the constants are for IPv4, LAYOUTS has both versions.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ IPV6_HEADER: Final = struct.Struct(">IHBB16s16s")
 UDP_HEADER: Final = struct.Struct(">HHHH")
 RETH: Final = struct.Struct(">QII")
 WORD: Final = struct.Struct(">I")
-MIN_ETHERNET: Final = 60  # shorter frames may come with padding behind the IP packet
+MIN_ETHERNET: Final = 60  # shorter frames may arrive with padding after the IP packet
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLayout:
-    """Where the headers of a frame are in one version of IP; UDP and everything behind it is the same in both.
+    """The offsets of a frame's headers in one version of IP; UDP and everything after it is the same in both.
 
-    lead_bytes: so far into a cache line a frame should begin, that what follows its BTH begins one.
+    lead_bytes: the offset in a cache line at which a frame should start, so that the bytes after its BTH start one.
     """
 
     version: int
@@ -85,14 +85,15 @@ DEFAULT_PKEY: Final = 0xFFFF
 ECN_MASK: Final = 0x03  # of the IPv4 TOS byte, and of the IPv6 traffic class
 ECN_CE: Final = 0x03
 ECT0: Final = 0x02
-# DSCP by what a packet is, as NIC testers have it by default (OTG): data in the lossless class, answers (ACK, NAK, CNP)
-# in the one that goes first. Only data says that it may be marked.
+# DSCP by kind of packet, with the defaults of NIC testers (OTG): data in the lossless class, answers (ACK, NAK, CNP)
+# in the class with the highest priority. Only data is ECN-capable.
 DSCP_DATA: Final = 24
 DSCP_ANSWER: Final = 48
 TOS_DATA: Final = DSCP_DATA << 2 | ECT0
 TOS_ANSWER: Final = DSCP_ANSWER << 2
 
-# Reliable connection (RC). Unreliable connection (UC) is the same plus 0x20 as far as it goes, datagram (UD) plus 0x60.
+# Reliable connection (RC). Unreliable connection (UC) has the same opcodes plus 0x20, without reads and atomics;
+# unreliable datagram (UD) plus 0x60, sends only.
 RC: Final = 0x00
 UC: Final = 0x20
 UD: Final = 0x60
@@ -119,7 +120,7 @@ COMPARE_SWAP: Final = 0x13
 FETCH_ADD: Final = 0x14
 UD_SEND_ONLY: Final = UD + SEND_ONLY
 UD_SEND_ONLY_IMM: Final = UD + SEND_ONLY_IMM
-CNP: Final = 0x81  # what NICs send; Linux ib_pack.h's IB_OPCODE_CNP, 0x80, is the base of the group
+CNP: Final = 0x81  # the value that NICs send; IB_OPCODE_CNP of Linux ib_pack.h, 0x80, is the base of the group
 
 _RC_EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {
     SEND_FIRST: (),
@@ -144,7 +145,7 @@ _RC_EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {
     COMPARE_SWAP: ("atomic",),
     FETCH_ADD: ("atomic",),
 }
-# Which extended headers follow the BTH, in order. An opcode that is not here is none that Heddle reads (RD, XRC).
+# Opcode -> the extended headers that follow the BTH, in order. Heddle does not read other opcodes (RD, XRC).
 EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {
     **_RC_EXTENSIONS,
     **{UC + op: names for op, names in _RC_EXTENSIONS.items() if op <= WRITE_ONLY_IMM},
@@ -189,7 +190,7 @@ _RC_NAMES: Final[Mapping[int, str]] = {
     COMPARE_SWAP: "COMPARE_SWAP",
     FETCH_ADD: "FETCH_ADD",
 }
-# As ib_pack.h and scapy.contrib.roce have them.
+# The names of ib_pack.h and scapy.contrib.roce.
 OPCODE_NAMES: Final[Mapping[int, str]] = {
     **{opcode: f"RC_{name}" for opcode, name in _RC_NAMES.items()},
     **{UC + opcode: f"UC_{name}" for opcode, name in _RC_NAMES.items() if opcode <= WRITE_ONLY_IMM},
@@ -199,7 +200,7 @@ OPCODE_NAMES: Final[Mapping[int, str]] = {
 }
 
 # AETH syndromes (IBTA vol. 1, table 44; Linux rxe_hdr.h).
-# A plain ACK carries the credit count; 31 says that there is no credit limit.
+# A plain ACK contains the credit count; 31 means no credit limit.
 ACK_NO_LIMIT: Final = 0x1F
 RNR_NAK: Final = 0x20
 NAK_SEQUENCE: Final = 0x60

@@ -1,8 +1,8 @@
-"""Capture files: what tcpdump writes is read, packet by packet, and pcapng is written.
+"""Capture files: read the pcap stream of tcpdump, packet by packet, and write pcapng.
 
-In:  the bytes of a pcap stream as they come (PcapReader); frames of several ports, in order of time (PcapngFile).
-Out: one pcapng file, in which each port is an interface of its own and each frame knows whether it went in or out: a
-plain pcap can say neither. Wireshark, tshark, tcpdump and scapy read it, whatever the file is called.
+In:  the bytes of a pcap stream as they arrive (PcapReader); frames of several ports, in order of time (PcapngFile).
+Out: one pcapng file with a separate interface for each port and a direction for each frame; a plain pcap has neither.
+Wireshark, tshark, tcpdump and scapy read it, with any file name.
 Format: draft-ietf-opsawg-pcapng, blocks of section (SHB), interface (IDB), packet (EPB) and statistics (ISB).
 """
 
@@ -22,7 +22,7 @@ from heddle.base.problems import InputError, Problem, machine_errors
 from heddle.base.state import give_to_caller
 
 SNAP_BYTES: Final = 65535  # more than any frame of a fabric
-_NANOSECONDS: Final = 0xA1B23C4D  # the magic number of a pcap whose times are so fine
+_NANOSECONDS: Final = 0xA1B23C4D  # the magic number of a pcap with times in nanoseconds
 _ETHERNET: Final = 1
 _HEADER = struct.Struct("=IHHiIII")
 _RECORD = struct.Struct("=IIII")  # seconds, nanoseconds, bytes kept, bytes on the wire
@@ -36,10 +36,10 @@ _INBOUND, _OUTBOUND = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame as it passed a port.
+    """A frame that passed a port.
 
-    time_ns: since 1970, stamped by the kernel. seconds: since the capture began. wire_bytes: its length without FCS,
-    also where `data` has only its beginning.
+    time_ns: since 1970, stamped by the kernel. seconds: since the start of the capture. wire_bytes: the frame's length
+    without FCS, even if `data` has only its first bytes.
     """
 
     port: str
@@ -51,14 +51,14 @@ class Frame:
 
 
 class PcapReader:
-    """Takes a pcap stream in pieces of any size; ValueError when it is none, or not one with nanoseconds."""
+    """A parser of a pcap stream, fed in pieces of any size; ValueError unless it is a pcap with nanoseconds."""
 
     def __init__(self) -> None:
         self._rest = b""
-        self.started = False  # the stream's header has come: whoever writes it is listening
+        self.started = False  # the stream's header has arrived, so its writer is capturing
 
     def feed(self, piece: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """The records that are whole now: time in ns since 1970, bytes on the wire, and the bytes themselves."""
+        """The records that are now complete: time in ns since 1970, bytes on the wire, and the captured bytes."""
         data, at = self._rest + piece, 0
         if not self.started:
             if len(data) < _HEADER.size:
@@ -66,7 +66,7 @@ class PcapReader:
                 return
             magic, *_, link = _HEADER.unpack_from(data)
             if (magic, link) != (_NANOSECONDS, _ETHERNET):
-                raise ValueError(f"no capture of an Ethernet port: magic {magic:#x}, link type {link}")
+                raise ValueError(f"not a capture of an Ethernet port: magic {magic:#x}, link type {link}")
             self.started, at = True, _HEADER.size
         while len(data) - at >= _RECORD.size:
             seconds, nanoseconds, kept, wire_bytes = _RECORD.unpack_from(data, at)
@@ -79,9 +79,9 @@ class PcapReader:
 
 
 class PcapngFile:
-    """A capture file that is there whole or not at all: it is written beside its place and moved there by `keep`.
+    """A capture file that appears only when complete: it is written in the same directory and renamed by `keep`.
 
-    Use it in a with block; InputError when the place cannot be written, at once. What is not kept is removed.
+    Use it in a with block; InputError at once when the path cannot be written. Without `keep` the file is removed.
     """
 
     def __init__(self, path: Path, ports: Sequence[str], filter: str = "") -> None:
@@ -93,7 +93,7 @@ class PcapngFile:
             fd, name = tempfile.mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
         except OSError as error:
             why = f"cannot be written: {error.strerror}"
-            raise InputError(Problem("", f"--out {path}", why, "name a file in a place of yours")) from None
+            raise InputError(Problem("", f"--out {path}", why, "name a file in a writable directory")) from None
         self._temporary = Path(name)
         self._file = os.fdopen(fd, "wb")
         self._write(_section() + b"".join(_interface(port, filter) for port in ports))
@@ -115,10 +115,10 @@ class PcapngFile:
         self._write(b"".join(_packet(self._numbers[frame.port], frame) for frame in frames))
 
     def keep(self, time_ns: int, dropped: Mapping[str, int]) -> None:
-        """End the file with what each port's kernel dropped until `time_ns`, and move it to its place."""
+        """End the file with the number of frames that the kernel dropped per port until `time_ns`, and rename it."""
         self._write(b"".join(_statistics(self._numbers[port], time_ns, count) for port, count in dropped.items()))
         if self._temporary is None:
-            raise ValueError("kept already")
+            raise ValueError("already kept")
         with machine_errors(str(self.path)):
             os.fsync(self._file.fileno())
             os.fchmod(self._file.fileno(), 0o644)
@@ -134,22 +134,22 @@ class PcapngFile:
 
 
 def _check_place(path: Path) -> None:
-    """InputError for what a file cannot stand at, or what a file must not take the place of."""
+    """InputError when no file can be created at `path`, or a file must not replace it."""
     what = f"--out {path}"
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         if path.parent.is_dir():
             return
-        why = f"has no place: {path.parent} is no directory"
-        raise InputError(Problem("", what, why, "make it first, or name another")) from None
+        why = f"cannot be written: {path.parent} is not a directory"
+        raise InputError(Problem("", what, why, "create the directory first, or name another one")) from None
     except (OSError, ValueError) as error:  # a name that is too long, a file where a directory should be, a NUL
         why = getattr(error, "strerror", None) or str(error)
         raise InputError(Problem("", what, f"cannot be a file: {why}", "name another file")) from None
     if stat.S_ISDIR(mode):
         raise InputError(Problem("", what, "is a directory", f"name a file: --out {path / 'capture.pcapng'}"))
     if not stat.S_ISREG(mode):  # as root, /dev/null could be replaced
-        raise InputError(Problem("", what, "is there, and is no ordinary file", "name another file"))
+        raise InputError(Problem("", what, "exists and is not a regular file", "name another file"))
 
 
 def _block(kind: int, body: bytes) -> bytes:

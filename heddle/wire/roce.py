@@ -1,15 +1,15 @@
-"""RoCEv2 as scapy layers, for building, reading and teaching: BTH, RETH, ImmDt, AETH, DETH, atomics, CNP, and the ICRC.
+"""RoCEv2 as scapy layers, to build, read and teach it: BTH, RETH, ImmDt, AETH, DETH, atomics, CNP, and the ICRC.
 
     from scapy.all import IP, UDP, Ether
     from heddle.wire.roce import BTH, RETH, icrc_ok
     p = Ether() / IP(dst="10.0.0.2") / UDP(sport=50000) / BTH(opcode="RC_RDMA_WRITE_ONLY", dqpn=17) / RETH(va=1) / b"hi"
     p = Ether(bytes(p)); p.show(); icrc_ok(p)
 
-On building, padding, pad count and ICRC are added behind the payload unless given; on reading they are fields of the
-BTH, so what lies behind the last header is the payload and nothing else. UDP's port and its checksum (0, as NICs send)
-come by themselves. Field names are those of scapy.contrib.roce, which may be loaded beside this, before or after: from
-the import of this module on, port 4791 is read by these layers. Importing scapy takes a second, so import this where it
-is used. Reliable datagrams (RD) and XRC are not here.
+When a packet is built, padding, pad count and ICRC are added after the payload unless given. When it is read, they are
+fields of the BTH, so only the payload follows the last header. UDP's port and its checksum (0, as NICs send it) are set
+automatically. Field names are those of scapy.contrib.roce, which may be loaded before or after this module: from the
+import of this module on, these layers read port 4791. Importing scapy takes a second, so import this module where it is
+used. Reliable datagrams (RD) and XRC are not supported.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _AETH_KINDS: Final = {0: "ACK", 1: "RNR_NAK", 3: "NAK"}
 
 
 class _Behind(Field):  # type: ignore[misc]
-    """A field of the BTH whose bytes are at the packet's end: written by BTH.post_build, so nothing here."""
+    """A field of the BTH whose bytes are at the packet's end: BTH.post_build writes them, so addfield adds nothing."""
 
     def addfield(self, pkt: Any, s: Any, val: Any) -> Any:
         return s
 
 
 class _IcrcField(_Behind):
-    """The last four bytes, as they are on the wire read as a big-endian number (as scapy.contrib.roce does)."""
+    """The last four bytes of the packet, read as a big-endian number, as in scapy.contrib.roce."""
 
     def getfield(self, pkt: Any, s: bytes) -> tuple[bytes, int]:
         if len(s) < wire.ICRC_BYTES:
@@ -62,7 +62,7 @@ class _IcrcField(_Behind):
 
 
 class _PadField(_Behind):
-    """The 0 to 3 bytes before the ICRC that make the payload whole words."""
+    """The 0 to 3 bytes before the ICRC that pad the payload to a multiple of four bytes."""
 
     def getfield(self, pkt: Any, s: bytes) -> tuple[bytes, bytes]:
         kept = len(s) - int(pkt.padcount)
@@ -72,10 +72,10 @@ class _PadField(_Behind):
 
 
 class _Header(Packet):  # type: ignore[misc]
-    """A header of the InfiniBand transport: what follows it is told by the BTH's opcode."""
+    """A header of the InfiniBand transport: the opcode in the BTH defines the headers that follow."""
 
     def _following(self) -> tuple[str, ...]:
-        """The extended headers that come behind this layer."""
+        """The extended headers that follow this layer."""
         below, depth = self, 0
         while below is not None and not isinstance(below, BTH):
             below, depth = below.underlayer, depth + 1
@@ -111,7 +111,7 @@ class BTH(_Header):
     ]
 
     def post_dissect(self, s: bytes) -> bytes:
-        """Build anew when asked for bytes: scapy's cache would miss what is behind the payload."""
+        """Disable scapy's cache of the packet's bytes: it would not include the bytes after the payload."""
         self.raw_packet_cache = None
         return s
 
@@ -125,7 +125,7 @@ class BTH(_Header):
         return body + self._icrc(body)
 
     def _icrc(self, body: bytes) -> bytes:
-        """The ICRC over these bytes below the IP and UDP headers that stand under them; zero without such headers."""
+        """The ICRC over these bytes and the IP and UDP headers of the layers below; zero without such layers."""
         udp = self.underlayer
         ip = udp.underlayer if isinstance(udp, UDP) else None
         below = {IP: _ipv4_bytes, IPv6: _ipv6_bytes}.get(type(ip))
@@ -141,7 +141,7 @@ class BTH(_Header):
 
 
 def _ipv4_bytes(ip: Any, size: int) -> bytes:
-    """The header that an IP layer will build over `size` bytes (its checksum does not matter to the ICRC)."""
+    """The header that an IP layer will build over `size` bytes (the ICRC does not depend on its checksum)."""
     header = IP(**ip.fields)
     header.proto, header.chksum = ip.proto, 0
     if header.len is None:
@@ -158,7 +158,7 @@ def _ipv6_bytes(ip: Any, size: int) -> bytes:
 
 
 class RETH(_Header):
-    """RDMA extended header: where a WRITE or READ goes, and how long the whole message is (bytes)."""
+    """RDMA extended header: target address of a WRITE or READ, and the length of the whole message (bytes)."""
 
     name = "RETH"
     fields_desc: ClassVar[list[Any]] = [XLongField("va", 0), XIntField("rkey", 0), IntField("dmalen", 0)]
@@ -213,7 +213,7 @@ class AtomicETH(_Header):
 
 
 class AtomicAckETH(_Header):
-    """What was in memory before the atomic operation."""
+    """The memory contents before the atomic operation."""
 
     name = "AtomicAckETH"
     fields_desc: ClassVar[list[Any]] = [XLongField("original", 0)]
@@ -227,14 +227,14 @@ class CNP(_Header):
 
 
 def cnp(dqpn: int) -> Any:
-    """A congestion notification for a QP: what a receiver sends when a packet came with congestion experienced."""
+    """A congestion notification for a QP: a receiver sends it after a packet with congestion experienced (CE)."""
     return BTH(dqpn=dqpn) / CNP()
 
 
 def icrc_ok(packet: Any) -> bool:
-    """Whether a packet (a scapy one with IP or IPv6, or the bytes of an Ethernet frame) carries the right ICRC.
+    """Whether a packet (a scapy packet with IP or IPv6, or the bytes of an Ethernet frame) has the correct ICRC.
 
-    False as well for what has no ICRC at all: other protocols, truncated packets.
+    Also False for packets without an ICRC: other protocols, truncated packets.
     """
     if isinstance(packet, bytes | bytearray | memoryview):
         packet = Ether(bytes(packet))
@@ -243,7 +243,7 @@ def icrc_ok(packet: Any) -> bool:
         return False
     data = bytes(layer)
     size = int.from_bytes(data[2:4], "big") if layer.version == 4 else 40 + int.from_bytes(data[4:6], "big")
-    data = data[:size]  # Ethernet may have padded it
+    data = data[:size]  # without Ethernet padding
     try:
         return len(data) == size and data[-wire.ICRC_BYTES :] == icrc(data)
     except ValueError:
@@ -260,7 +260,7 @@ EXTENDED: Final[dict[str, type[_Header]]] = {
     "cnp": CNP,
 }
 
-# First in line for the port, so that scapy.contrib.roce, loaded before or after, does not take it.
+# First entry for the port, so that scapy.contrib.roce, loaded before or after, does not take precedence.
 UDP.payload_guess = [({"dport": wire.ROCE_PORT}, BTH), *UDP.payload_guess]
 bind_top_down(UDP, BTH, dport=wire.ROCE_PORT, chksum=0)
 bind_top_down(BTH, AETH, opcode=wire.ACK)

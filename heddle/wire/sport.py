@@ -1,10 +1,10 @@
-"""The UDP source port as NICs choose it: the only entropy that 5-tuple ECMP sees of a queue pair."""
+"""The UDP source port that NICs choose: the only field of a queue pair that 5-tuple ECMP can use to spread load."""
 
 from __future__ import annotations
 
 
 def flow_label_for_qps(lqpn: int, rqpn: int) -> int:
-    """The 20-bit flow label of a pair of QP numbers, the same from both ends (Linux rdma_calc_flow_label)."""
+    """The 20-bit flow label of a pair of QP numbers, the same at both ends (Linux rdma_calc_flow_label)."""
     v = (lqpn * rqpn) & 0xFFFFFFFFFFFFFFFF
     v ^= v >> 20
     v ^= v >> 40
@@ -12,15 +12,15 @@ def flow_label_for_qps(lqpn: int, rqpn: int) -> int:
 
 
 def sport_for_flow_label(label: int) -> int:
-    """The UDP source port, 49152..65535, that a flow label stands for (Linux rdma_flow_label_to_udp_sport)."""
+    """The UDP source port, 49152..65535, of a flow label (Linux rdma_flow_label_to_udp_sport)."""
     return 0xC000 | ((label & 0x3FFF) ^ ((label & 0xFC000) >> 14))
 
 
 def sport_for_qps(lqpn: int, rqpn: int) -> int:
-    """The UDP source port of a queue pair whose flow label is 0, as NCCL leaves it (Linux rdma_get_udp_sport)."""
+    """The UDP source port of a queue pair with flow label 0, NCCL's default (Linux rdma_get_udp_sport)."""
     return sport_for_flow_label(flow_label_for_qps(lqpn, rqpn))
 
 
 def sport_of_rxe(qpn: int) -> int:
-    """The UDP source port that soft-RoCE takes for its own QP number (rxe_qp.c: hash_32 to 14 bits)."""
+    """The UDP source port that soft-RoCE derives from its own QP number (rxe_qp.c: hash_32 to 14 bits)."""
     return 0xC000 + (((qpn * 0x61C88647) & 0xFFFFFFFF) >> 18)

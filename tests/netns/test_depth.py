@@ -106,9 +106,9 @@ def test_packets_that_went_with_their_qdisc_are_missed_and_taken_out_of_the_book
         time.sleep(0.05)
         waits = int(made.cell()["depth"])
         assert waits > 30 * SIZE
-        assert made.queues.mend(lambda port_id, number: False) == []
+        assert made.queues.reconcile(lambda port_id, number: False) == []
         arrived = int(made.cell()["out_packets"])
-        (lost,) = made.queues.mend(lambda port_id, number: False)
+        (lost,) = made.queues.reconcile(lambda port_id, number: False)
         port = made.queues.ids[made.egress.node, made.egress.name]
         assert lost == (port, LOSSLESS, waits)
         made.at_rest()

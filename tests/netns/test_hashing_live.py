@@ -189,7 +189,7 @@ def test_a_port_that_is_gone_is_named_and_nothing_changes(lab: StaticLab) -> Non
     before = read_hashing(lab.name, lab.handle("rtsw1"))
     row = row_of(lab, "spray")
     gone = replace(row, steering=replace(row.steering, groups=(("eth1", "eth99"),), slots=(("eth1", "eth99"),)))
-    with pytest.raises(MachineError, match="eth99 is gone: somebody removed it"):
+    with pytest.raises(MachineError, match="eth99 is missing: it was removed"):
         tell(lab, gone)
     assert read_hashing(lab.name, lab.handle("rtsw1")) == before
 

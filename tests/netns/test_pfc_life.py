@@ -88,13 +88,13 @@ def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
             until(lambda: found(lab)[victim] not in (before, None))  # noqa: B023
             obeys()
         assert not set(both(lab)) & set(first)
-        assert not pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
+        assert not pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
 
-        # Both at once: the next run does what is asked of mend here.
+        # Both at once: the next run does what is asked of restart here.
         pause(lab, host.name, 65535)
         until(lambda: until_ns[row])
         kill_both(lab)
-        assert pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
+        assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
         both(lab)
         until(lambda: not until_ns[row])
         obeys()
@@ -105,7 +105,7 @@ def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
     with inside(lab.handle(port.peer_node).netns):
         # The kernel takes namespaces down one by one, and others may be before this one.
         until(lambda: port.peer_port not in {word for _, word in if_nameindex()}, seconds=40.0)
-    assert f"{last.name} has no namespace any more" in (lab.dir / "pfc.log").read_text()
+    assert f"the namespace of {last.name} was removed" in (lab.dir / "pfc.log").read_text()
 
     # A lab that is made again after both were killed is as any other.
     kill_both(lab)

@@ -271,38 +271,38 @@ def test_a_class_without_a_policy_passes_untouched(port: Bench) -> None:
 
 
 def test_what_was_lost_behind_its_queue_is_found_when_nothing_moves_and_only_then(port: Bench) -> None:
-    def mend(*, waits: bool = False) -> list[tuple[int, int, int]]:
-        return port.queues.mend(lambda port_id, number: waits)
+    def reconcile(*, waits: bool = False) -> list[tuple[int, int, int]]:
+        return port.queues.reconcile(lambda port_id, number: waits)
 
     port.policy(PAUSING)
     port.policy(PAUSING, 1)
-    mend()
+    reconcile()
     for by in (0, 2, 2):
         port.enqueue(ipv4(DATA, 1000), by)
-    assert mend() == []  # it has just come
+    assert reconcile() == []  # it has just come
     port.enqueue(ipv4(DATA, 1000), 2)
-    assert mend() == []  # it grew
+    assert reconcile() == []  # it grew
     port.queues.agent["until_ns"][row(0, 3)] = 1
-    assert mend() == []  # it waits for its gate
+    assert reconcile() == []  # it waits for its gate
     port.queues.agent["until_ns"][row(0, 3)] = 0
-    assert mend(waits=True) == []  # others go before it, or its gate has just been opened
-    assert mend() == [(0, 3, 4000)]
+    assert reconcile(waits=True) == []  # others go before it, or its gate has just been opened
+    assert reconcile() == [(0, 3, 4000)]
     assert not port.cell(3)["depth"] and not port.queues.ingress["occupancy"].any() and not port.queues.transit.any()
     assert port.cell(3)["out_packets"] == 4 and not port.cell(3)["drops"].any()
-    assert port.queues.switches["used"][0] == 0 and mend() == []
+    assert port.queues.switches["used"][0] == 0 and reconcile() == []
 
 
 def test_a_packet_that_moves_while_the_kernel_is_asked_is_not_lost(port: Bench) -> None:
     port.policy(LOSSY)
-    port.queues.mend(lambda port_id, number: False)
+    port.queues.reconcile(lambda port_id, number: False)
     port.enqueue(ipv4(0, 100))
-    port.queues.mend(lambda port_id, number: False)
+    port.queues.reconcile(lambda port_id, number: False)
 
     def leaves(port_id: int, number: int) -> bool:
         port.leave(0, 100)
         return False
 
-    assert port.queues.mend(leaves) == [] and not port.cell(0)["strays"]
+    assert port.queues.reconcile(leaves) == [] and not port.cell(0)["strays"]
 
 
 def test_a_mark_of_somebody_else_is_no_port_of_this_switch(port: Bench) -> None:

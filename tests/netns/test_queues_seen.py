@@ -228,10 +228,10 @@ def test_queues_of_a_run_that_failed_are_kept_and_named_as_that(lab: Lab) -> Non
 
 @pytest.fixture
 def nobody_mends(lab: Lab) -> Iterator[None]:
-    """No agent runs, which would take what was lost behind a queue out of the books."""
+    """No agent runs, which would remove packets lost behind a queue from the counters."""
     pfc.stop(lab.name)
     yield
-    assert pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
+    assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
 
 
 @pytest.mark.usefixtures("nobody_mends")
@@ -286,7 +286,7 @@ def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -
     pfc.stop(lab.name)
     assert failed(lab) == {"pauses": "the agent of PFC does not run; the keeper of PFC does not run"}
     assert "agent: does not run" in inv(lab, "queues").stdout
-    assert pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir)
+    assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
     assert failed(lab) == {}
 
 

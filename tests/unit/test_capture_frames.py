@@ -101,7 +101,7 @@ def test_a_stream_is_read_in_pieces_of_any_size(piece: int) -> None:
     stream, reader = pcap(records), PcapReader()
     found = [each for at in range(0, len(stream), piece) for each in reader.feed(stream[at : at + piece])]
     assert found == [(time_ns, len(data) + 7, data) for time_ns, data in records]
-    with pytest.raises(ValueError, match="no capture"):
+    with pytest.raises(ValueError, match="not a capture"):
         list(PcapReader().feed(bytes(24)))
 
 
@@ -133,8 +133,8 @@ def test_a_file_that_is_not_kept_leaves_nothing(tmp_path: Path) -> None:
     ("place", "said"),
     [
         (".", "is a directory"),
-        ("nowhere/a.pcap", "is no directory"),
-        ("/dev/null", "is no ordinary file"),
+        ("nowhere/a.pcap", "is not a directory"),
+        ("/dev/null", "is not a regular file"),
         ("/proc/a.pcap", "cannot be written"),
         ("x" * 300, "cannot be a file"),
         ("a\0b", "cannot be a file"),

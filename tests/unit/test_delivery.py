@@ -58,9 +58,9 @@ def test_bitmaps_and_lists_of_the_kernel_are_read() -> None:
         (PortDelivery(gro=True, gro_sizes=(), rps=()), Delivery.NAPI, "has gro_max_size unknown, not 1"),
         (PortDelivery(gro=False, gro_sizes=(), rps=(ONE,)), Delivery.RPS, ""),
         (PortDelivery(gro=True, gro_sizes=(), rps=(ONE,)), Delivery.RPS, "has GRO on"),
-        (PortDelivery(gro=False, gro_sizes=(), rps=(TWO,)), Delivery.RPS, "has not one CPU in rps_cpus"),
-        (PortDelivery(gro=False, gro_sizes=(), rps=(frozenset(),)), Delivery.RPS, "has not one CPU in rps_cpus"),
-        (PortDelivery(gro=False, gro_sizes=(), rps=()), Delivery.RPS, "has not one CPU in rps_cpus"),
+        (PortDelivery(gro=False, gro_sizes=(), rps=(TWO,)), Delivery.RPS, "does not have exactly one CPU in rps_cpus"),
+        (PortDelivery(gro=False, gro_sizes=(), rps=(frozenset(),)), Delivery.RPS, "does not have exactly one CPU"),
+        (PortDelivery(gro=False, gro_sizes=(), rps=()), Delivery.RPS, "does not have exactly one CPU in rps_cpus"),
         (PortDelivery(gro=False, gro_sizes=(), rps=(frozenset({7}),)), Delivery.RPS, "has the offline CPU 7"),
     ],
 )

@@ -172,7 +172,7 @@ def test_explain_prints_every_command_and_runs_none() -> None:
 
 def test_explain_refuses_what_up_would_refuse() -> None:
     spec = ClosSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1)
-    with pytest.raises(InputError, match="--dialect frr is containerlab's own kind"):
+    with pytest.raises(InputError, match="--dialect frr needs runtime containerlab, not "):
         script_of(spec, "netns", RenderOptions(dialect="frr"))
     with pytest.raises(InputError, match="--dialect c9s is for Kubernetes"):
         script_of(spec, "containerlab", RenderOptions(dialect="c9s"))

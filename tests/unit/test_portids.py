@@ -29,5 +29,5 @@ def test_a_number_is_written_as_tc_reads_it() -> None:
 
 def test_more_ports_than_a_classid_can_name_are_refused_with_both_numbers() -> None:
     fabric = build(ClosSpec(name="wide", racks=256, ctsw=128, hosts_per_rack=1))
-    with pytest.raises(InputError, match=r"wide has \d+ ports, and a lab's queues can tell 65535 apart"):
+    with pytest.raises(InputError, match=r"wide has \d+ ports; the maximum is 65535"):
         port_ids(fabric)

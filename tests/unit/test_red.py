@@ -26,8 +26,8 @@ def simulated(p: float, packets: int = 40_000) -> float:
 
 @pytest.mark.parametrize("pmax", PMAXES)
 def test_red_is_told_what_makes_it_mark_pmax(pmax: float) -> None:
-    assert red.marked(red.told(pmax)) == pytest.approx(pmax)
-    assert simulated(red.told(pmax)) == pytest.approx(pmax, abs=0.01)
+    assert red.marked(red.configured(pmax)) == pytest.approx(pmax)
+    assert simulated(red.configured(pmax)) == pytest.approx(pmax, abs=0.01)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.111, 0.37, 0.5, 0.64, 0.88])

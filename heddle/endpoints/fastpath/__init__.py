@@ -1,1 +1,1 @@
-"""The fast path: NICs of a worker as one compiled loop (C), loaded with ctypes. Python's own NICs are the reference."""
+"""The fast path: a compiled loop (C) for a worker's NICs, loaded with ctypes. The Python NICs are the reference."""

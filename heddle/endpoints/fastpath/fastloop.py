@@ -1,7 +1,7 @@
-"""A worker's NICs driven by the compiled loop: the same frames as the Python loop's, for transports that allow it.
+"""Drive a worker's NICs by the compiled loop: the same frames as with the Python loop, for transports that allow it.
 
-In:  endpoints, queue pairs, what ranks expect. Out: complete messages handed to ranks, reports.
-Python runs once a message, not once a packet: the loop returns when a message of a rank is complete.
+In:  endpoints, queue pairs, the messages that ranks expect. Out: complete messages for ranks, reports.
+Python runs once per message, not per packet: the loop returns when a message of a rank is complete.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _UNKNOWN: Final = 0xFF
 _EVENTS: Final = 64
 _ADDRESS_BYTES: Final = 16
 _NS: Final = 1_000_000_000
-_FAR_S: Final = 4e9  # later than any CLOCK_MONOTONIC, and no overflow in nanoseconds
+_FAR_S: Final = 4e9  # later than any CLOCK_MONOTONIC, but without overflow in nanoseconds
 
 
 def opcodes() -> OpcodesStruct:
-    """What opcodes mean, for the compiled code."""
+    """The table of opcodes for the compiled code."""
     table = OpcodesStruct()
     for opcode in range(256):
         table.extra[opcode] = EXTRA_BYTES.get(opcode, _UNKNOWN)
@@ -58,13 +58,13 @@ def opcodes() -> OpcodesStruct:
 
 
 def address(array: NDArray[np.generic]) -> int:
-    """Where an array's bytes are."""
+    """The memory address of an array's data."""
     return int(array.__array_interface__["data"][0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """The messages of one schedule by rising address, of epoch 0. keys: their names for the rank."""
+    """The messages of one schedule in epoch 0, by ascending address. keys: the rank's keys of the messages."""
 
     schedule: Schedule
     va: NDArray[np.uint64]
@@ -90,7 +90,7 @@ class FastNic:
         self._kept: list[Sequence[Floats]] = []
 
     def add(self, kind: int, qp: QpInfo) -> int:
-        """Open one end of a queue pair; its index."""
+        """Open one end of a queue pair; return its index."""
         head = qp.flow.template(WRITE_MIDDLE).prefix.ljust(qp.flow.layout.ext_at, b"\0")
         peer = qp.flow.dst_ip.ljust(_ADDRESS_BYTES, b"\0")
         self.ends.append((kind, qp.qpn))
@@ -99,7 +99,7 @@ class FastNic:
         return self._loop.call("hd_qp", self._index, kind, qp.qpn, head, peer, qp.psn, window, ack_every, delay)
 
     def expect(self, epoch: int, schedule: Schedule) -> None:
-        """Tell the compiled code where the messages of an epoch go."""
+        """Pass the destinations of an epoch's messages to the compiled code."""
         made = self._known.get(id(schedule))
         if made is None:
             made = self._known[id(schedule)] = _expected(schedule, self._loop.parts_of)
@@ -110,13 +110,13 @@ class FastNic:
         self._loop.call("hd_expect", self._index, epoch & 0xFFFF, len(made.keys), *arrays)
 
     def keep(self, arrays: Sequence[Floats]) -> None:
-        """The compiled code sends from these: they stay until nothing that was sent may have to go again."""
+        """Keep the arrays from which the compiled code sends until no packet can need retransmission."""
         if self._loop.call("hd_idle", self._index):
             self._kept.clear()
         self._kept.append(arrays)
 
     def deliver(self, epoch: int, place: int) -> None:
-        """Give a complete message to the rank. epoch: its lower 16 bits."""
+        """Pass a complete message to the rank. epoch: its lower 16 bits."""
         made = self._expected[epoch & 1]
         at = self._loop.code.hd_message(self._loop.engine, self._index, epoch, place)
         if at is None or self.memory is None:
@@ -126,14 +126,14 @@ class FastNic:
         self.memory.delivered(epoch, made.keys[place], data, used)
 
     def counters(self, name: str, count: int, *where: int) -> list[int]:
-        """Numbers of the NIC, or of one of its queue pairs."""
+        """Counters of the NIC, or of one of its queue pairs."""
         numbers = (ctypes.c_uint64 * count)()
         getattr(self._loop.code, name)(self._loop.engine, self._index, *where, numbers)
         return list(numbers)
 
 
 class FastQps:
-    """The queue pairs that lead to one peer."""
+    """The queue pairs to one peer."""
 
     def __init__(self, loop: FastLoop, nic: int, ends: Sequence[int], mode: QpMode) -> None:
         self._loop, self._nic = loop, nic
@@ -142,7 +142,7 @@ class FastQps:
         self._turn = 0
 
     def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
-        """Hand a message to the compiled code: in parts to all queue pairs, or whole to the next one."""
+        """Pass a message to the compiled code: in parts to all queue pairs, or whole to the next one."""
         size, first = len(data), 0
         part = part_bytes(size, len(self._ends)) if self._split else size
         if not self._split:
@@ -168,20 +168,20 @@ class FastLoop:
         room = frame_bytes_for(plan.ib_mtu, plan.ip_version)
         self.engine = self.code.hd_engine(rc, opcodes(), library.crc, plan.ip_version, room, round(moderation * _NS))
         if not self.engine:
-            raise MachineError(Problem("", "the fast path", "gets no memory", "use --fastpath off, or fewer ranks"))
+            raise MachineError(Problem("", "the fast path", "is out of memory", "use --fastpath off, or fewer ranks"))
         self.nics: list[FastNic] = []
         self._by_rank: dict[int, int] = {}
         self._events = (EventStruct * _EVENTS)()
 
     def call(self, name: str, *arguments: object) -> int:
-        """Call a function that returns -1 when there is no memory for something."""
+        """Call a function that returns -1 when it is out of memory; MachineError then."""
         result: int = getattr(self.code, name)(self.engine, *arguments)
         if result < 0:
-            raise MachineError(Problem("", "the fast path", "gets no memory", "use --fastpath off, or fewer ranks"))
+            raise MachineError(Problem("", "the fast path", "is out of memory", "use --fastpath off, or fewer ranks"))
         return result
 
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
-        """A rank's NIC."""
+        """Open a rank's NIC."""
         data, answers = open_sockets(self._plan, endpoint, netns)
         index = self.call("hd_nic", data.fileno(), answers.fileno(), rkey)
         self._by_rank[endpoint.rank] = index
@@ -192,7 +192,7 @@ class FastLoop:
         return self.nics[self._by_rank[rank]].add(_SENDER, qp)
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
-        """The queue pairs that lead to one peer."""
+        """The queue pairs to one peer."""
         return FastQps(self, self._by_rank[rank], ends, mode)
 
     def places(self, rank: int) -> Places | None:
@@ -206,7 +206,7 @@ class FastLoop:
         nic.add(_RECEIVER, qp)
 
     def turn(self, until: float, stop_fd: int) -> bool:
-        """Let the compiled code work, and give ranks the messages that are complete."""
+        """Run the compiled code, and pass complete messages to ranks."""
         until_ns = round(min(until, _FAR_S) * _NS)
         count = self.code.hd_run(self.engine, until_ns, stop_fd, round(TICK_S * _NS), self._events, _EVENTS)
         if count < 0:
@@ -224,7 +224,7 @@ class FastLoop:
         return False
 
     def take_rest(self) -> None:
-        """Take what has arrived, and what is held back."""
+        """Receive all remaining frames, also those that wait for their delay."""
         for _ in range(REST_TURNS):
             self.code.hd_pass(self.engine, time.monotonic_ns(), 0)
         self.code.hd_pass(self.engine, time.monotonic_ns() + round(REST_S * _NS), 0)
@@ -234,7 +234,7 @@ class FastLoop:
         return all(self.call("hd_idle", index) for index in range(len(self.nics)))
 
     def qp_reports(self) -> Iterable[QpReport]:
-        """What passed each end."""
+        """The counters of each end."""
         for nic in self.nics:
             for index, (kind, qpn) in enumerate(nic.ends):
                 packets, size, ce, *rest = nic.counters("hd_qp_counters", 6, index)
@@ -243,13 +243,13 @@ class FastLoop:
                 yield QpReport(nic.rank, qpn, packets, size, ce, taken, dict(zip(names, rest, strict=False)))
 
     def nic_reports(self) -> Iterable[NicReport]:
-        """What was not for any queue pair."""
+        """The frames of each NIC that were for no queue pair."""
         for nic in self.nics:
             malformed, icrc_errors, stray, _ = nic.counters("hd_nic_counters", 4)
             yield NicReport(NicCounters(malformed, icrc_errors, stray), nic.data.drops())
 
     def close(self) -> None:
-        """Give memory and sockets back. Nothing may be called afterwards."""
+        """Free memory and close sockets. No method may be called afterwards."""
         self.code.hd_close(self.engine)
         for nic in self.nics:
             nic.data.close()

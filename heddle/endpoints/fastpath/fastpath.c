@@ -1,7 +1,7 @@
-/* The NICs of one worker as one compiled loop: what nic/nic.py and transports/rc.py do, for reliable connections.
+/* A compiled loop for the NICs of one worker: the same as nic/nic.py and transports/rc.py, for reliable connections.
  *
- * Python makes an engine, its NICs and queue pairs, says what each rank expects to receive, posts messages, and calls
- * hd_run, which returns when a message is complete, something failed, or the time is over.
+ * Python creates an engine, its NICs and queue pairs, announces the messages that each rank expects, posts messages,
+ * and calls hd_run, which returns when a message is complete, something failed, or the time is over.
  * In: frames of packet sockets. Out: frames, bytes in ranks' memory, events.
  * Every length that comes from a frame is checked against its buffer before it is used.
  */
@@ -17,7 +17,7 @@ API struct engine *hd_engine(const struct rc *rc, const struct opcodes *ops, crc
 			     i64 moderation_ns)
 {
 	struct engine *e = calloc(1, sizeof(*e));
-	/* Rows begin so that what follows the BTH is aligned, as FrameBuffer's do; so payloads are, too. */
+	/* Rows start at an offset that aligns the bytes after the BTH, as in FrameBuffer; so payloads are aligned, too. */
 	u32 lead = -EXT_AT((u32)version) & 63;
 
 	if (!e)
@@ -46,7 +46,7 @@ API struct engine *hd_engine(const struct rc *rc, const struct opcodes *ops, crc
 	return e;
 }
 
-/* A NIC on two packet sockets; its number, or -1. */
+/* Create a NIC on two packet sockets; return its number, or -1. */
 API int hd_nic(struct engine *e, int data_fd, int answer_fd, u32 rkey)
 {
 	struct nic *n = calloc(1, sizeof(*n));
@@ -82,9 +82,9 @@ static void enter(struct nic *n, u32 index)
 	n->slots[at & n->slot_mask] = index + 1;
 }
 
-/* One end of a queue pair. head: Ethernet to BTH of an empty packet to the peer; its lengths, opcode and PSN do not
- * matter. peer: the address that its frames must come from. window: packets that may be unacknowledged. delay_ns: a frame
- * counts as arrived so long after it came. Its index in the NIC, or -1. */
+/* Create one end of a queue pair. head: Ethernet to BTH of an empty packet to the peer; its lengths, opcode and PSN are
+ * ignored. peer: required source address of its frames. window: packets that may be unacknowledged. delay_ns: from the
+ * delivery of a frame until it counts as arrived. Returns its index in the NIC, or -1. */
 API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, const u8 *peer, u32 psn, u32 window,
 	      u32 ack_every, i64 delay_ns)
 {
@@ -155,8 +155,8 @@ API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, cons
 	return (int)n->count++;
 }
 
-/* Say where the messages of an epoch go: `count` of them, by rising address. They replace those of the epoch but one
- * before. 0, or -1. */
+/* Set the destinations of the `count` messages of an epoch, by ascending address. They replace those of the last epoch
+ * but one. Returns 0, or -1. */
 API int hd_expect(struct engine *e, u32 nic, u32 epoch, u32 count, const u64 *va, const u32 *bytes, const u32 *imm,
 		  const u32 *parts)
 {
@@ -179,7 +179,7 @@ API int hd_expect(struct engine *e, u32 nic, u32 epoch, u32 count, const u64 *va
 	return 0;
 }
 
-/* The bytes of a message that is complete, or NULL; they are the caller's until hd_used. */
+/* The bytes of a complete message, or NULL; the caller owns them until hd_used. */
 API u8 *hd_message(struct engine *e, u32 nic, u32 epoch, u32 index)
 {
 	struct table *t = &e->nics[nic]->memory.tables[epoch & 1];
@@ -198,8 +198,8 @@ API void hd_used(struct engine *e, u32 nic, u32 epoch, u32 index)
 	}
 }
 
-/* Send `bytes` in parts of `part` bytes, the i-th by queue pair qps[i]. The bytes do not change before the NIC is idle.
- * 0, or -1. */
+/* Send `bytes` in parts of `part` bytes, the i-th by queue pair qps[i]. The caller must not change the bytes before the
+ * NIC is idle. Returns 0, or -1. */
 API int hd_post(struct engine *e, u32 nic, const u32 *qps, const u8 *data, u32 bytes, u32 part, u64 va, u32 rkey, u32 imm)
 {
 	struct nic *n = e->nics[nic];
@@ -225,7 +225,7 @@ static void watch(struct engine *e, struct nic *n)
 		n->watched = n->blocked;
 }
 
-/* Everything that need not wait: send what is ready. */
+/* Send all ready frames, without waiting. */
 static void serve(struct engine *e, i64 now)
 {
 	for (u32 i = 0; i < e->count; i++) {
@@ -235,7 +235,7 @@ static void serve(struct engine *e, i64 now)
 	}
 }
 
-/* One pass at time `now`: take in what has come, look at timers, send. For tests: hd_run without its clock. */
+/* One pass at time `now`: receive, check timers, send. For tests: hd_run without its clock. */
 API void hd_pass(struct engine *e, i64 now, int tick)
 {
 	for (u32 i = 0; i < e->count; i++)
@@ -259,7 +259,7 @@ static void wait_until(i64 at)
 	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
-/* The events so far, oldest first; how many. */
+/* Move the events so far to `out`, oldest first; return their number. */
 API int hd_drain(struct engine *e, struct event *out, int room)
 {
 	int count = e->event_count < (u32)room ? (int)e->event_count : room;
@@ -270,9 +270,9 @@ API int hd_drain(struct engine *e, struct event *out, int room)
 	return count;
 }
 
-/* Drive all NICs until there are events (their number), `until` has come (0), or `stop_fd` can be read (-1).
+/* Drive all NICs until there are events (returns their number), `until` is reached (0), or `stop_fd` is readable (-1).
  *
- * Two passes begin at least moderation_ns after each other, as the interrupts of a NIC do; the first after a pause
+ * Two passes begin at least moderation_ns after each other, like the interrupts of a NIC. The first pass after a pause
  * begins at once.
  */
 API int hd_run(struct engine *e, i64 until, int stop_fd, i64 tick_ns, struct event *out, int room)
@@ -344,7 +344,7 @@ API int hd_idle(const struct engine *e, u32 nic)
 	return 1;
 }
 
-/* What passed a queue pair: packets, bytes, ce; of a sender retransmitted, naks, timeouts; of a receiver out_of_order,
+/* Counters of a queue pair: packets, bytes, ce; of a sender retransmitted, naks, timeouts; of a receiver out_of_order,
  * duplicates, received. */
 API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[6])
 {
@@ -358,7 +358,7 @@ API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[6])
 	out[5] = q->kind == SENDER ? q->s.timeouts : q->r.received;
 }
 
-/* What a NIC turned away: malformed, icrc_errors, stray; and how often its port's queue refused a frame. */
+/* Frames that a NIC rejected: malformed, icrc_errors, stray; and how often its port's queue refused a frame. */
 API void hd_nic_counters(const struct engine *e, u32 nic, u64 out[4])
 {
 	const struct nic *n = e->nics[nic];

@@ -1,7 +1,7 @@
-"""The compiled object of the fast path, loaded, with the types of its functions.
+"""Load the compiled object of the fast path, with the types of its functions.
 
-In:  fastpath-MACHINE.so beside this file (built by `makefast`), and a CRC-32: libdeflate's, else zlib's.
-Out: Library, or why there is none: then the Python loop does the same work, with more processor time.
+In:  fastpath-MACHINE.so in this directory (built by `makefast`), and a CRC-32: libdeflate's, else zlib's.
+Out: Library, or the reason why there is none: then the Python loop does the same work, with more CPU time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heddle.base import resources
 from heddle.base.problems import MachineError
 
 _VERSION: Final = 2
-# libdeflate is several times faster than zlib where the processor has carry-less multiplication.
+# libdeflate is several times faster than zlib if the CPU has carry-less multiplication.
 _CRCS: Final = (("libdeflate.so.0", "libdeflate_crc32"), ("libz.so.1", "crc32"))
 
 _U8 = ctypes.POINTER(ctypes.c_uint8)
@@ -36,13 +36,13 @@ class RcStruct(ctypes.Structure):
 
 
 class OpcodesStruct(ctypes.Structure):
-    """struct opcodes: what opcodes mean."""
+    """struct opcodes: the properties of each opcode."""
 
     _fields_ = (("extra", ctypes.c_uint8 * 256), ("headers_only", ctypes.c_uint8 * 256))
 
 
 class EventStruct(ctypes.Structure):
-    """struct event: why hd_run returned."""
+    """struct event: the reason why hd_run returned."""
 
     _fields_ = (("kind", ctypes.c_uint32), ("nic", ctypes.c_uint32), ("a", ctypes.c_uint32), ("b", ctypes.c_uint32))
 
@@ -121,7 +121,7 @@ _SIGNATURES: Final = {
 
 @dataclass(frozen=True)
 class Library:
-    """The functions of fastpath.c. code: the loaded object. crc: the address of a CRC-32. crc_name: whose it is."""
+    """The functions of fastpath.c. code: the loaded object. crc: the address of a CRC-32. crc_name: its library."""
 
     code: ctypes.CDLL
     crc: int
@@ -130,7 +130,7 @@ class Library:
 
 @cache
 def load() -> Library | str:
-    """The library, or why it cannot be used here."""
+    """The library, or the reason why it cannot be used here."""
     try:
         path = resources.HERE.fastpath(platform.machine())
     except MachineError:
@@ -146,7 +146,7 @@ def load() -> Library | str:
     except (OSError, AttributeError) as error:
         return f"{path.name} cannot be loaded: {error}"
     if code.hd_version() != _VERSION:
-        return f"{path.name} is of another version of Heddle"
+        return f"{path.name} belongs to another version of Heddle"
     return Library(code, *crc)
 
 

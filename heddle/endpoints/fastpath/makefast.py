@@ -1,9 +1,9 @@
 """Build the objects that are committed here: `python -m heddle.endpoints.fastpath.makefast`. Users never need this.
 
-In:  the C files beside this one, clang and lld.
-Out: fastpath-MACHINE.so for each of MACHINES, and `clang.txt`: what made them.
-The bytes depend on the sources and the clang version alone: the only headers are our own and clang's. The objects call
-nothing but libc's functions that system.h declares, whose names any libc has.
+In:  the C files in this directory, clang and lld.
+Out: fastpath-MACHINE.so for each of MACHINES, and `clang.txt`: the compiler's version.
+The bytes depend only on the sources and the clang version: the only headers are our own and clang's. The objects call
+only the libc functions that system.h declares, which every libc has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLAGS: Final = (
 
 
 def build(machine: str, out: Path) -> bytes:
-    """Compile for one machine to `out`; the object's bytes. MachineError says what clang found wrong."""
+    """Compile for one machine to `out`; return the object's bytes. MachineError with clang's message."""
     headers = run(["clang", "-print-resource-dir"]).out.strip()
     target = (f"--target={machine}-linux-gnu", "-isystem", f"{headers}/include")
     run(["clang", *target, *_FLAGS, "-I", str(SOURCES), str(SOURCES / "fastpath.c"), "-o", str(out)])
@@ -35,7 +35,7 @@ def build(machine: str, out: Path) -> bytes:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build for all machines, or those that are named."""
+    """Build for all machines, or the named ones."""
     for machine in argv or MACHINES:
         size = len(build(machine, SOURCES / f"fastpath-{machine}.so"))
         print(f"fastpath-{machine}.so  {size} bytes")

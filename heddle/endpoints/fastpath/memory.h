@@ -1,7 +1,7 @@
-/* The memory of one rank, as its peers may write it: for this epoch and the next, where each message goes.
+/* The memory of one rank that its peers may write: the destination of each message of this epoch and the next.
  *
- * A table is named by the upper 16 bits of a virtual address, its epoch; a message's place is made when its first byte
- * comes and given back by the rank when it has used it.
+ * The upper 16 bits of a virtual address, the epoch, select a table. The buffer of a message is allocated when its
+ * first byte arrives, and released by the rank after its use.
  */
 #ifndef HEDDLE_MEMORY_H
 #define HEDDLE_MEMORY_H
@@ -12,19 +12,19 @@
 
 struct region {
 	u64 va;
-	u32 bytes, imm; /* imm: what the last packet of each part announces */
-	u32 parts;	/* that have not come */
+	u32 bytes, imm; /* imm: the immediate in the last packet of each part */
+	u32 parts;	/* number of missing parts */
 	u8 *data;
 };
 
 struct table {
 	u32 count, room;
 	u32 epoch;	/* 16 bits */
-	u32 generation; /* changes with each new content: no packet is written to an old place */
+	u32 generation; /* changes with each new content, so that no packet is written to an old buffer */
 	struct region *regions; /* by address */
 };
 
-/* Places that are free, all of one size; others go back to the system. */
+/* Free buffers, all of one size; buffers of other sizes are returned to the system. */
 struct store {
 	u8 **free;
 	u32 count, room, bytes;
@@ -49,7 +49,7 @@ static inline void give_back(struct store *s, u8 *data, u32 bytes)
 
 	if (!data)
 		return;
-	if (bytes > s->bytes) { /* whole messages are the most frequent, and the longest */
+	if (bytes > s->bytes) { /* keep whole messages: they are the most frequent, and the longest */
 		while (s->count)
 			free(s->free[--s->count]);
 		s->bytes = bytes;
@@ -75,7 +75,7 @@ static inline void forget(struct memory *m, struct table *t)
 	t->generation++;
 }
 
-/* The region that holds [va, va + bytes), or NULL. */
+/* The region that contains [va, va + bytes), or NULL. */
 static inline struct region *find_region(struct table *t, u64 va, u32 bytes)
 {
 	u32 low = 0, high = t->count;

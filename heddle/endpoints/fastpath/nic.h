@@ -1,25 +1,25 @@
-/* One NIC: its queue pairs and packet sockets. The same order of things as nic/nic.py, which is the reference.
+/* One NIC: its queue pairs and packet sockets. The same order of operations as nic/nic.py, which is the reference.
  *
- * Data wait for the port: when the socket is full the NIC is `blocked` until it can be written. Answers have a socket of
- * their own. Timers stand still while the port takes no data at all.
+ * Data wait for the port: when the socket is full, the NIC is `blocked` until the socket is writable. Answers have a
+ * separate socket. Timers stop while the port accepts no data at all.
  */
 #ifndef HEDDLE_NIC_H
 #define HEDDLE_NIC_H
 
 #include "rc.h"
 
-#define TURN 8	    /* packets that one QP sends before the next has its turn */
-#define FILL 16	    /* frames that are made before they are handed to the socket */
-#define READS 4	    /* full batches that are taken in before others have their turn */
+#define TURN 8	    /* packets that one QP sends before the turn of the next one */
+#define FILL 16	    /* frames that are built before they are passed to the socket */
+#define READS 4	    /* full batches that are read before the turn of the next NIC */
 #define BATCH 64    /* frames of one batch */
 #define STILL_NS 20000000
 #define LINES 16	/* different delays of one NIC's paths */
-#define HELD_MOST 65536 /* frames that a NIC holds back; more go by at once */
+#define HELD_MOST 65536 /* maximum number of delayed frames of a NIC; further ones are not delayed */
 
 enum kind { SENDER, RECEIVER };
 
 struct qp {
-	struct qp *next; /* in the round of those that have data, or that answer */
+	struct qp *next; /* in the list of those with data, or with answers */
 	struct qp *touched_next, *wait_next, *wait_before;
 	struct flow flow;
 	union {
@@ -27,17 +27,17 @@ struct qp {
 		struct receiver r;
 	};
 	u64 packets, bytes, ce;
-	u32 qpn, ack_every; /* every so many packets of a message ask for an acknowledgement */
-	struct line *line;  /* where frames for it are held back; NULL: they are not */
+	u32 qpn, ack_every; /* every ack_every-th packet of a message requests an acknowledgement */
+	struct line *line;  /* the line of its delayed frames; NULL: no delay */
 	u8 peer[16];
-	u8 kind, queued, touched, waits; /* waits: in the list of acknowledgements that may be put off */
+	u8 kind, queued, touched, waits; /* waits: in the list of delayed acknowledgements */
 };
 
 struct list {
 	struct qp *first, *last;
 };
 
-/* A frame that has come, and counts as arrived at `due`. */
+/* A received frame that counts as arrived at `due`. */
 struct held {
 	struct held *next;
 	struct qp *qp;
@@ -46,7 +46,7 @@ struct held {
 	u8 bytes[];
 };
 
-/* Frames of queue pairs whose paths have the same propagation delay, in the order in which they came. */
+/* Frames of queue pairs whose paths have the same propagation delay, in the order of reception. */
 struct line {
 	i64 delay_ns;
 	struct held *first, *last;
@@ -62,12 +62,12 @@ struct outbox {
 struct nic {
 	struct engine *engine;
 	struct memory memory;
-	struct qp **qps; /* in the order in which they were added */
+	struct qp **qps; /* in the order of creation */
 	u32 *slots;	 /* QPN -> index in qps + 1, open addressing */
 	u32 count, room, slot_mask, index;
 	int data_fd, answer_fd, error;
-	u8 blocked, eager, watched, shut; /* watched: the poll watches for room, too */
-	i64 timer, took, looked; /* timer: no retransmission is due before */
+	u8 blocked, eager, watched, shut; /* watched: the poll also watches for writability */
+	i64 timer, took, looked; /* timer: no retransmission is due before this time */
 	struct list round, answering, waiting;
 	struct line lines[LINES];
 	struct held *spare;
@@ -138,7 +138,7 @@ static inline void tell(struct nic *n, u32 kind, u32 a, u32 b)
 	e->events[e->event_count++] = (struct event){ kind, n->index, a, b };
 }
 
-/* A socket gave an error: those that pass are no reason to end. */
+/* Handle an error of a socket: temporary errors do not end the run. */
 static inline void note(struct nic *n, int code)
 {
 	if (!code || code == EAGAIN || code == ENETDOWN)
@@ -172,7 +172,7 @@ static inline void wake(struct nic *n, struct qp *q)
 	n->eager = 1;
 }
 
-/* An acknowledgement is put off. All wait equally long, so the list is in order of time. */
+/* Delay an acknowledgement. All have the same delay, so the list is in order of time. */
 static inline void put_off(struct nic *n, struct qp *q)
 {
 	q->waits = 1;
@@ -195,7 +195,7 @@ static inline void put_off_no_more(struct nic *n, struct qp *q)
 	*(q->wait_next ? &q->wait_next->wait_before : &n->waiting.last) = q->wait_before;
 }
 
-/* When `expire` must be called. */
+/* The time when `expire` must be called. */
 static inline i64 deadline_of(const struct nic *n)
 {
 	i64 at = n->timer;
@@ -208,7 +208,7 @@ static inline i64 deadline_of(const struct nic *n)
 	return at;
 }
 
-/* Note what a QP has to send, and its timer. */
+/* Queue a QP if it has frames to send, and register its timer. */
 static inline void look(struct nic *n, struct qp *q)
 {
 	if (q->kind == SENDER) {

@@ -1,5 +1,5 @@
-/* The state of a reliable connection, as transports/rcstate.py and rc.py have it, which are the reference: both give the
- * same packets for the same events. PSNs are 24 bits on the wire and unbounded in a sender.
+/* The state of a reliable connection. The reference is transports/rcstate.py and rc.py: both send the same packets for
+ * the same events. PSNs are 24 bits on the wire and unbounded in a sender.
  */
 #ifndef HEDDLE_RC_H
 #define HEDDLE_RC_H
@@ -8,7 +8,7 @@
 #include "wire.h"
 
 #define NEVER INT64_MAX
-#define TIMER_NS 20000000 /* the grain of retransmission timers */
+#define TIMER_NS 20000000 /* the resolution of retransmission timers */
 
 struct rc {
 	i64 timeout_ns, ack_delay_ns;
@@ -26,7 +26,7 @@ enum failure { FINE, NO_ANSWER, REFUSED };
 
 struct sender {
 	i64 una, next, tried, tail, deadline;
-	struct message *queue; /* a ring: those not wholly acknowledged, oldest first */
+	struct message *queue; /* a ring: messages not completely acknowledged, oldest first */
 	u32 head, count, room, unsent;
 	u32 tries, failure, syndrome;
 	u32 window;
@@ -36,10 +36,10 @@ struct sender {
 struct receiver {
 	u32 psn, msn, early;
 	u32 nak_psn, nak;	     /* a NAK to send: its syndrome, or 0 */
-	u8 nak_sent, asked, ack_due; /* asked: an acknowledgement is owed, which may wait for a while */
+	u8 nak_sent, asked, ack_due; /* asked: an acknowledgement was requested, and may be delayed */
 	u32 unacked, ack_every;
 	i64 ack_at;
-	struct table *table; /* where the message under way goes; NULL for none */
+	struct table *table; /* of the destination of the current message; NULL for none */
 	u32 region, at, left, generation;
 	u64 received, duplicates, out_of_order, invalid;
 };
@@ -101,7 +101,7 @@ static inline void rewind_sender(const struct rc *rc, struct sender *s, i64 now)
 static inline void advance(const struct rc *rc, struct sender *s, i64 una, i64 now)
 {
 	if (una <= s->una || una > s->tried)
-		return; /* old news, or an acknowledgement of what was never sent */
+		return; /* an outdated acknowledgement, or one for packets that were never sent */
 	s->una = una;
 	s->tries = 0;
 	while (s->count && queued(s, 0)->first + queued(s, 0)->packets <= una) {
@@ -109,7 +109,7 @@ static inline void advance(const struct rc *rc, struct sender *s, i64 una, i64 n
 		s->count--;
 		s->unsent -= s->unsent > 0;
 	}
-	if (s->next <= una) { /* acknowledged while going back: go on from there */
+	if (s->next <= una) { /* acknowledged during go-back-N: continue from there */
 		s->next = una;
 		s->unsent = 0;
 	}
@@ -158,8 +158,8 @@ static inline void nak(struct receiver *r, u32 syndrome)
 	r->nak = syndrome;
 }
 
-/* Copy a payload to where it belongs; 0, or the syndrome that says what is wrong. *done: the region of a message that is
- * complete with this packet. */
+/* Copy a payload to its destination; return 0, or the syndrome of an error. *done: set to the region of a message that
+ * this packet completes. */
 static inline u32 write_payload(const struct rc *rc, struct receiver *r, struct memory *m, const struct packet *p,
 				int first, int last, struct region **done)
 {
@@ -199,7 +199,7 @@ static inline u32 write_payload(const struct rc *rc, struct receiver *r, struct 
 	return 0;
 }
 
-/* What was missing has come. A NAK that still waits to be sent asks for what came before it and was not kept. */
+/* The missing packet has arrived. If its NAK is still unsent, change it to request the discarded packets after it. */
 static inline void close_gap(struct receiver *r)
 {
 	int waits = r->nak == NAK_SEQUENCE;
@@ -215,7 +215,7 @@ static inline void close_gap(struct receiver *r)
 	}
 }
 
-/* A packet of a write arrived. Returns the region whose message, or part of one, is complete with it. */
+/* Handle a packet of a write. Returns the region if the packet completes a message, or a part of one. */
 static inline struct region *take_write(const struct rc *rc, struct receiver *r, struct memory *m,
 					const struct packet *p, i64 now)
 {
@@ -227,14 +227,14 @@ static inline struct region *take_write(const struct rc *rc, struct receiver *r,
 
 	if (ahead < 0) {
 		r->duplicates++;
-		r->ack_due = 1; /* the ACK of it was lost, or a time-out came too early: say again where we are */
+		r->ack_due = 1; /* its ACK was lost, or the sender's timer expired too early: acknowledge again */
 		return NULL;
 	}
 	if (ahead > 0) {
 		r->out_of_order++;
 		if (!r->nak_sent || ((p->psn - r->early) & MASK24) < PSN_HALF)
 			r->early = p->psn;
-		if (!r->nak_sent) /* one NAK a gap, until what is missing arrives */
+		if (!r->nak_sent) /* one NAK per gap, until the missing packet arrives */
 			nak(r, NAK_SEQUENCE);
 		return NULL;
 	}

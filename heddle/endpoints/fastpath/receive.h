@@ -1,4 +1,4 @@
-/* What a NIC takes in: frames, held back where their path has a propagation delay, and timers. */
+/* The receiving part of a NIC: frames, delayed if their path has a propagation delay, and timers. */
 #ifndef HEDDLE_RECEIVE_H
 #define HEDDLE_RECEIVE_H
 
@@ -13,7 +13,7 @@ static inline void touch(struct qp *q, struct qp **touched)
 	}
 }
 
-/* Look at all that were touched, in the order in which they were. */
+/* Call look() for all touched queue pairs, in the order in which they were touched. */
 static inline void look_at(struct nic *n, struct qp *touched)
 {
 	struct qp *in_order = NULL, *q;
@@ -29,7 +29,7 @@ static inline void look_at(struct nic *n, struct qp *touched)
 	}
 }
 
-/* A sound packet for a queue pair has arrived. */
+/* Handle a sound packet for a queue pair. */
 static inline void take_packet(struct nic *n, struct qp *q, const struct packet *p, i64 now)
 {
 	struct engine *e = n->engine;
@@ -53,7 +53,7 @@ static inline void take_packet(struct nic *n, struct qp *q, const struct packet 
 	}
 }
 
-/* Keep a frame until its delay is over; 0 when there is no room for it. */
+/* Keep a frame until its delay is over; return 0 if there is no room for it. */
 static inline int hold(struct nic *n, struct qp *q, const struct packet *p, const u8 *frame, u32 size, i64 now)
 {
 	struct held *h = n->spare;
@@ -152,8 +152,8 @@ static inline int receive(struct nic *n, i64 now)
 	return taken;
 }
 
-/* Timers stand still while the port takes nothing, as it does when it is paused: what they wait for is still in it, and
- * sending that again would only double it. */
+/* Call the ends whose timers have expired. Timers stop while the port accepts nothing, as when it is paused: the
+ * packets that they wait for are still in its queue, and a retransmission would only duplicate them. */
 static inline void expire(struct nic *n, i64 now)
 {
 	struct qp *q;

@@ -1,10 +1,10 @@
-/* What a NIC sends: answers first, then data, queue pairs in turn. */
+/* The sending part of a NIC: answers first, then data, queue pairs in turn. */
 #ifndef HEDDLE_SEND_H
 #define HEDDLE_SEND_H
 
 #include "nic.h"
 
-/* Hand over what is made; how many the kernel took. *code: why it took no more, 0 when it took all. */
+/* Send the built frames; return how many the kernel accepted. *code: the error that stopped it, 0 if all were sent. */
 static inline u32 hand_over(int fd, struct outbox *box, int *code)
 {
 	u32 before = box->sent;
@@ -34,7 +34,7 @@ static inline void box_up(struct outbox *box, u32 slot)
 	h->iovlen = box->made[slot].parts;
 }
 
-/* One packet of a message: `index` of so many. */
+/* Build packet `index` of a message. */
 static inline void make_data(struct engine *e, struct qp *q, struct outbox *box, u32 slot, const struct message *m,
 			     u32 index, u32 psn)
 {
@@ -58,7 +58,7 @@ static inline void make_data(struct engine *e, struct qp *q, struct outbox *box,
 	box_up(box, slot);
 }
 
-/* Up to `limit` packets of a QP into slots from `slot` on; how many. They count as sent. */
+/* Build up to `limit` packets of a QP in slots from `slot` on; return their number. They count as sent. */
 static inline u32 take(struct engine *e, struct qp *q, struct outbox *box, u32 slot, u32 limit, i64 now)
 {
 	struct sender *s = &q->s;
@@ -124,7 +124,7 @@ static inline void make_answer(struct nic *n, struct qp *q, u32 slot)
 	put_off_no_more(n, q);
 }
 
-/* What the socket does not take is offered again with the next call. */
+/* Send answers. Those that the socket does not accept are offered again in the next call. */
 static inline void send_answers(struct nic *n)
 {
 	struct outbox *box = &n->answers;
@@ -166,7 +166,7 @@ static inline void transmit(struct nic *n, i64 now)
 			n->took = now;
 		if (code) {
 			note(n, code);
-			/* A link that is down or a queue that refuses gives no wake-up: the tick tries again. */
+			/* A link that is down, or a full queue, causes no wake-up: the tick tries again. */
 			n->blocked = code == EAGAIN;
 			return;
 		}

@@ -1,5 +1,5 @@
-/* The little of libc and of Linux's ABI that the fast path uses, declared here: it is built without the headers of any
- * machine, so that the same sources and clang give the same object everywhere. 64-bit, little-endian Linux.
+/* Declarations of the parts of libc and of Linux's ABI that the fast path uses. It is built without system headers, so
+ * that the same sources and clang give the same object everywhere. 64-bit, little-endian Linux.
  */
 #ifndef HEDDLE_SYSTEM_H
 #define HEDDLE_SYSTEM_H

@@ -14,7 +14,7 @@
 #define ICRC_BYTES 4
 #define MIN_ETHERNET 60
 #define ROCE_PORT 4791
-#define HEADER_ROOM 128 /* Ethernet, IPv6, UDP, BTH, RETH, immediate: 94; and padding and ICRC behind it */
+#define HEADER_ROOM 128 /* Ethernet, IPv6, UDP, BTH, RETH, immediate: 94; then padding and ICRC */
 #define HEADER_BYTES(version) ((version) == 4 ? 20 : 40)
 #define EXT_AT(version) (ETH_BYTES + HEADER_BYTES(version) + UDP_BYTES + BTH_BYTES)
 
@@ -24,10 +24,10 @@
 enum { WRITE_FIRST = 6, WRITE_MIDDLE, WRITE_LAST, WRITE_LAST_IMM, WRITE_ONLY, WRITE_ONLY_IMM, OP_ACK = 0x11 };
 enum { NAK_SEQUENCE = 0x60, NAK_INVALID = 0x61, NAK_ACCESS = 0x62, ACK_NO_LIMIT = 0x1F };
 
-/* libdeflate_crc32() or zlib's crc32(): the arguments of both fill the same registers in the 64-bit ABIs. */
+/* libdeflate_crc32() or zlib's crc32(): the arguments of both use the same registers in the 64-bit ABIs. */
 typedef u64 (*crc_fn)(u64 state, const void *data, u64 size);
 
-/* What opcodes mean, as wire/layout.py has it: bytes of the extended headers, or UNKNOWN; and whether it may have
+/* Properties of each opcode, from wire/layout.py: bytes of the extended headers, or UNKNOWN; and whether it never has
  * a payload. */
 #define UNKNOWN 0xFF
 struct opcodes {
@@ -46,7 +46,7 @@ struct packet {
 
 enum verdict { SOUND, MALFORMED, BAD_ICRC };
 
-/* The CRC over what stands for the headers: eight bytes of ones, then IP, UDP and BTH with what may change as ones. */
+/* The CRC over the masked headers: eight bytes of ones, then IP, UDP and BTH with all mutable fields as ones. */
 static inline u32 header_state(crc_fn crc, const u8 *ip, int version)
 {
 	u8 m[8 + 40 + UDP_BYTES + BTH_BYTES];
@@ -76,7 +76,7 @@ static inline u32 ip_sum(const u8 *ip)
 	return (sum & 0xFFFF) + (sum >> 16);
 }
 
-/* Read the IP and UDP headers; the bytes that the frame must have, or 0 for no RoCEv2 packet. */
+/* Read the IP and UDP headers; return the length that the frame must have, or 0 if it is not a RoCEv2 packet. */
 static inline u32 read_headers(const u8 *f, int version)
 {
 	const u8 *ip = f + ETH_BYTES, *udp = ip + HEADER_BYTES(version);
@@ -96,7 +96,7 @@ static inline u32 read_headers(const u8 *f, int version)
 	return get16(udp + 2) == ROCE_PORT ? ETH_BYTES + total : 0;
 }
 
-/* Read a frame of `size` bytes that lies in `room` bytes, all of which may be read. */
+/* Parse a frame of `size` bytes in a buffer of `room` bytes, all of which may be read. */
 static inline enum verdict read_frame(const struct opcodes *ops, crc_fn crc, const u8 *f, u32 size, u32 room,
 				      int version, struct packet *p)
 {
@@ -136,10 +136,10 @@ static inline enum verdict read_frame(const struct opcodes *ops, crc_fn crc, con
 	return SOUND;
 }
 
-/* Headers of one flow: Ethernet, IP, UDP, BTH as an empty packet has them; lengths, opcode and PSN are filled in. */
+/* Headers of one flow: Ethernet, IP, UDP, BTH of an empty packet; lengths, opcode and PSN are filled in per packet. */
 struct flow {
 	u8 head[94];
-	u32 plain_sum; /* of IPv4's header with a length and a checksum of zero */
+	u32 plain_sum; /* sum over IPv4's header with length and checksum 0 */
 	u8 version;
 };
 
@@ -148,7 +148,7 @@ struct made {
 	u32 parts, frame_bytes;
 };
 
-/* Build a packet in `room` (HEADER_ROOM bytes): headers and ICRC there, the payload stays where it is. */
+/* Build a packet: headers and ICRC in `room` (HEADER_ROOM bytes); the payload is not copied. */
 static inline void build(const struct flow *flow, crc_fn crc, u8 *room, u8 opcode, u32 psn_word, const u8 *ext,
 			 u32 ext_bytes, const u8 *payload, u32 size, struct made *out)
 {

@@ -1,1 +1,1 @@
-"""NICs: frames (`frames`, `parse`), sockets (`packetsocket`), queue pair ends (`qpend`), pacing (`nic`)."""
+"""NICs: frames (`frames`, `parse`), sockets (`packetsocket`), ends of queue pairs (`qpend`), scheduling (`nic`)."""

@@ -1,7 +1,8 @@
-"""Memory for a batch of frames, with the kernel's message vectors over it, so that one call moves them all.
+"""Memory for a batch of frames, with the kernel's message vectors for it, so that one call moves all frames.
 
-One row a frame. A row starts so far into a cache line (ten bytes, for IPv4) that what follows Ethernet, IP, UDP and BTH
-starts on one: immediate data and RETH keep it four-byte aligned, and float32 views of a payload are aligned views.
+One row per frame. A row starts at an offset in a cache line (ten bytes, for IPv4) so that the bytes after Ethernet, IP,
+UDP and BTH start a cache line. Immediate data and RETH keep the payload four-byte aligned, so float32 views of it are
+aligned.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class FrameBuffer:
 
     rows:    uint8 (slots, at least frame_bytes): row i is frame i, from its Ethernet header on.
     mem:     the same memory, flat; frame i starts at starts[i].
-    lengths: uint64 (slots,): bytes of each frame; it *is* the kernel's iov_len, so writing it is all it takes.
+    lengths: uint64 (slots,): bytes of each frame. It *is* the kernel's iov_len: writing it sets the length.
     """
 
     def __init__(self, frame_bytes: int, slots: int = BATCH, version: int = 4) -> None:
@@ -69,7 +70,7 @@ class FrameBuffer:
         self.lengths: npt.NDArray[np.uint64] = self._iovecs["len"]
 
     def frame(self, slot: int) -> memoryview:
-        """The bytes of frame `slot` as its length says; a view, valid until the slot is written again."""
+        """The bytes of frame `slot`, of its length; a view, valid until the slot is written again."""
         return self.frame_of(slot, int(self.lengths[slot]))
 
     def frame_of(self, slot: int, size: int) -> memoryview:

@@ -1,12 +1,12 @@
-"""Building RoCEv2 frames in batches, for AF_PACKET.
+"""Build RoCEv2 frames in batches, for AF_PACKET.
 
 In:  FlowHeader (one per queue pair and direction) and payload bytes.
 Out: frames in a SendBatch, ready for one sendmmsg.
-What is the same in all packets of a kind (addresses, lengths, checksum, opcode, destination QP) is made once and kept
-as a Template, with the state of the ICRC behind it; a packet costs its PSN word, its payload and one zlib call.
-As soft-RoCE and NICs send: UDP checksum 0, in IPv6 too (rxe_net.c prepare_udp_hdr; RFC 6935 allows it where another
-check covers the headers, here the ICRC); IPv4 has DF and identification 0; the IPv6 flow label is 0 (prepare_ipv6_hdr),
-so it is never part of what tells flows apart. Reading frames is in parse.py.
+The constant part of all packets of a kind (addresses, lengths, checksum, opcode, destination QP) is built once and kept
+as a Template, with the state of the ICRC after it. Each packet adds its PSN word, its payload and one zlib call.
+As in soft-RoCE and NICs: UDP checksum 0, also in IPv6 (rxe_net.c prepare_udp_hdr; RFC 6935 allows it if another check
+covers the headers, here the ICRC); IPv4 has DF and identification 0; the IPv6 flow label is 0 (prepare_ipv6_hdr), so it
+does not distinguish flows. parse.py reads frames.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Reth: TypeAlias = tuple[int, int, int]  # virtual address (64 bits), remote key 
 
 ACKREQ: Final = 1 << 31  # in the PSN word
 _DONT_FRAGMENT: Final = 0x4000
-_FEW: Final = 4  # packets, up to which one by one is faster than as arrays
-_TEMPLATES_KEPT: Final = 512  # per flow; a sweep over odd sizes must not grow without end
+_FEW: Final = 4  # up to this many packets, one by one is faster than as arrays
+_TEMPLATES_KEPT: Final = 512  # per flow; limits the memory of a sweep over many sizes
 
 _ETH = struct.Struct(">6s6sH")
 _BTH8 = struct.Struct(">BBHI")
@@ -67,9 +67,9 @@ _ICRC = struct.Struct("<I")
 class Template:
     """All packets of one flow with the same opcode, payload length and flags, up to their PSN.
 
-    prefix: what comes before the PSN word (Ethernet, IP, UDP, BTH up to the destination QP), also as an array.
-    state:  the ICRC's state after it.
-    *_at:   count from the frame's first byte: the PSN word, extended headers, payload, ICRC.
+    prefix: the bytes before the PSN word (Ethernet, IP, UDP, BTH up to the destination QP); row: the same as an array.
+    state:  the ICRC's state after the prefix.
+    *_at:   offsets from the frame's first byte: the PSN word, extended headers, payload, ICRC.
     """
 
     prefix: bytes
@@ -84,14 +84,14 @@ class Template:
 
 
 def ip_checksum(header: bytes) -> int:
-    """The internet checksum (RFC 1071) of an IPv4 header whose checksum field is zero; 0 for a header that is right."""
+    """The internet checksum (RFC 1071) of an IPv4 header whose checksum field is zero; 0 for a correct header."""
     total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
     total = (total & 0xFFFF) + (total >> 16)
     return ~(total + (total >> 16)) & 0xFFFF
 
 
 class FlowHeader:
-    """What all packets from one QP to its peer share: addresses, source port, traffic class, the peer's QP number."""
+    """The common fields of all packets from one QP to its peer: addresses, source port, traffic class, peer QPN."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class FlowHeader:
         ttl: int = 64,
         pkey: int = DEFAULT_PKEY,
     ) -> None:
-        """MACs as `02:00:..`, IP addresses of one version as text; ValueError for text that is none.
+        """MACs as `02:00:..`, IP addresses of one version as text; ValueError for invalid text.
 
-        tos: DSCP << 2 | ECN, IPv6's traffic class. ttl: IPv6's hop limit.
+        tos: DSCP << 2 | ECN, in IPv6 the traffic class. ttl: in IPv6 the hop limit.
         """
         self.src_mac = bytes.fromhex(src_mac.replace(":", ""))
         self.dst_mac = bytes.fromhex(dst_mac.replace(":", ""))
@@ -125,7 +125,7 @@ class FlowHeader:
         self._templates: dict[tuple[int, int, bool], Template] = {}
 
     def template(self, opcode: int, payload_bytes: int = 0, solicited: bool = False) -> Template:
-        """The template of a kind of packet; KeyError for an opcode that is not in wire.EXTENSIONS."""
+        """The template of a kind of packet; KeyError for an opcode not in wire.EXTENSIONS."""
         key = (opcode, payload_bytes, solicited)
         found = self._templates.get(key)
         if found is None:
@@ -146,7 +146,7 @@ class FlowHeader:
             self.pkey,
             (1 << 30 if opcode == CNP else 0) | self.dqpn,
         )
-        # The headers are masked up to BTH byte 4; the destination QP goes into the kept state as it is.
+        # The headers are masked up to BTH byte 4; the destination QP goes into the state unchanged.
         state, covered = prefix_state(prefix[IP_AT:].ljust(frame_bytes - IP_AT, b"\0"))
         state = zlib.crc32(prefix[IP_AT + covered :], state)
         row = np.frombuffer(prefix, np.uint8)
@@ -170,9 +170,9 @@ class FlowHeader:
 
 
 class SendBatch(FrameBuffer):
-    """Frames to be sent together. Every `put_*` writes whole frames into slots and notes their lengths.
+    """Frames to be sent together. Every `put_*` writes whole frames into slots and sets their lengths.
 
-    Put frames into slots 0, 1, 2, ... and hand the batch with their number to PacketSocket.send.
+    Put frames into slots 0, 1, 2, ... and pass the batch and the number of frames to PacketSocket.send.
     """
 
     def __init__(self, mtu_bytes: int = 4096, slots: int = BATCH, version: int = 4) -> None:
@@ -193,9 +193,9 @@ class SendBatch(FrameBuffer):
         ackreq: bool = False,
         solicited: bool = False,
     ) -> int:
-        """Write one packet of any opcode into a slot; the frame's bytes.
+        """Write one packet of any opcode into a slot; return the frame's length in bytes.
 
-        extension: its extended headers, in the order and of the lengths that wire.EXTENSIONS gives the opcode.
+        extension: its extended headers, in the order and with the lengths of wire.EXTENSIONS for the opcode.
         ValueError when they have another length, or the payload is longer than the MTU. KeyError for an unknown opcode.
         """
         mem = self.mem
@@ -207,7 +207,7 @@ class SendBatch(FrameBuffer):
         if made.frame_bytes > self.frame_bytes:
             raise ValueError(f"frame of {made.frame_bytes} bytes, room is for {self.frame_bytes}: a batch of IPv4?")
         if made.ext_at + len(extension) != made.payload_at:
-            raise ValueError(f"opcode {opcode:#04x} and the extended headers given do not belong together")
+            raise ValueError(f"opcode {opcode:#04x} does not match the given extended headers")
         mem[start : start + made.psn_at] = made.prefix
         WORD.pack_into(mem, start + made.psn_at, psn & PSN_MASK | ackreq << 31)
         at = start + made.payload_at
@@ -228,9 +228,9 @@ class SendBatch(FrameBuffer):
         reth: Reth | None = None,
         imm: int | None = None,
     ) -> int:
-        """Write one SEND or WRITE packet into a slot; the frame's bytes.
+        """Write one SEND or WRITE packet into a slot; return the frame's length in bytes.
 
-        RETH and immediate data must be given exactly when the opcode carries them, and the payload must fit the
+        RETH and immediate data must be given if and only if the opcode has them, and the payload must fit the
         MTU: ValueError otherwise. KeyError for an unknown opcode.
         """
         extension = RETH.pack(*reth) if reth is not None else b""
@@ -241,7 +241,7 @@ class SendBatch(FrameBuffer):
         )
 
     def _seal(self, slot: int, start: int, made: Template) -> int:
-        """Zero the padding, add the ICRC, note the length."""
+        """Zero the padding, add the ICRC, set the length."""
         mem = self.mem
         end = start + made.icrc_at
         pad = -made.payload_bytes % 4
@@ -261,17 +261,17 @@ class SendBatch(FrameBuffer):
         opcode: int = WRITE_MIDDLE,
         ackreq: npt.NDArray[np.bool_] | None = None,
     ) -> int:
-        """Write a run of packets without extended headers (MIDDLE, LAST, SEND_FIRST) of equal payload; how many.
+        """Write packets without extended headers (MIDDLE, LAST, SEND_FIRST) of equal payload size; return their number.
 
         payload: uint8 (packets, bytes of each), bytes a multiple of 4 and at most the MTU. PSNs count up from `psn`.
-        ackreq:  bool (packets,), or None for none. ValueError when the run does not fit the batch or its rows.
+        ackreq:  bool (packets,), or None for no requests. ValueError when the packets do not fit the batch or its rows.
         """
         count, size = len(payload), int(payload.shape[1])
         made = flow.template(opcode, size)
         ext_at, psn_at = made.ext_at, made.psn_at
         fits = size <= self.mtu_bytes and made.frame_bytes <= self.frame_bytes and slot + count <= self.slots
         if made.payload_at != ext_at or size % 4 or not fits:
-            raise ValueError(f"{count} packets of {size} bytes, opcode {opcode:#04x}, are no run for slot {slot}")
+            raise ValueError(f"{count} packets of {size} bytes, opcode {opcode:#04x}, do not fit at slot {slot}")
         stop = slot + count
         rows = self.rows[slot:stop]
         words = np.arange(psn, psn + count, dtype=np.uint32) & np.uint32(PSN_MASK)
@@ -301,14 +301,14 @@ class SendBatch(FrameBuffer):
     ) -> None:
         """Write packets [index, index + count) of one RDMA WRITE with immediate into slots from `slot` on.
 
-        psn is that of packet `index`; all packets but the last carry the batch's MTU. Every `ack_every`-th packet of
-        the message and its last ask for an ACK. ValueError when the packets are not in the message or the batch.
+        psn: of packet `index`. All packets but the last have a payload of the batch's MTU. Every `ack_every`-th packet
+        of the message and the last one request an ACK. ValueError when the packets are not in the message or the batch.
         """
         mtu = self.mtu_bytes
         packets = max(1, -(-len(message) // mtu))
         stop = index + count
         if not 0 <= index < stop <= packets or slot + count > self.slots:
-            raise ValueError(f"packets {index} to {stop} of {packets} are no burst for slot {slot} of {self.slots}")
+            raise ValueError(f"packets {index} to {stop} of {packets} do not fit at slot {slot} of {self.slots}")
         if packets == 1:
             self.put_data(slot, flow, WRITE_ONLY_IMM, psn, message, ackreq=True, reth=reth, imm=imm)
             return
@@ -330,7 +330,7 @@ class SendBatch(FrameBuffer):
             self.put_data(last, flow, WRITE_LAST_IMM, psn + count - 1, tail, ackreq=True, imm=imm)
 
     def _tails_of(self, psn_at: int, icrc_at: int) -> list[memoryview]:
-        """Per slot, what the ICRC covers behind the template."""
+        """Per slot, the bytes after the template that the ICRC covers."""
         found = self._tails.get((psn_at, icrc_at))
         if found is None:
             if len(self._tails) >= _TEMPLATES_KEPT:
@@ -340,7 +340,7 @@ class SendBatch(FrameBuffer):
         return found
 
     def put_ack(self, slot: int, flow: FlowHeader, psn: int, syndrome: int, msn: int) -> int:
-        """Write an ACK or NAK (as the syndrome says) for `psn`, with the 24-bit message sequence number."""
+        """Write an ACK or NAK (depending on the syndrome) for `psn`, with the 24-bit message sequence number."""
         return self.put_packet(slot, flow, ACK, psn, extension=WORD.pack(syndrome << 24 | msn & PSN_MASK))
 
     def put_cnp(self, slot: int, flow: FlowHeader) -> int:

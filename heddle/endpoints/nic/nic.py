@@ -1,11 +1,11 @@
-"""One NIC: queue pairs above, packet sockets below. It knows no transport: queue pairs have ends (QpEnd) that do.
+"""One NIC: queue pairs above, packet sockets below. Only the ends (QpEnd) of its queue pairs depend on a transport.
 
 In:  frames from the socket, messages from ranks.
 Out: frames to the socket, writes into the ranks' memory.
-The NIC sends at line rate because its port is shaped to it: the socket holds a few frames only, and when it is full
-the NIC waits until the port has let some go. QPs take turns. Answers (acknowledgements and the like) are of another
-class than data and have a socket of their own: while data is paused, they go on. Timers stand still while the port lets
-no data go at all.
+The NIC sends at line rate because its port is shaped: the socket has room for only a few frames, and when it is full
+the NIC waits until the port has sent some. QPs take turns. Answers (ACKs and others) use another traffic class than
+data, and a separate socket, so they are still sent while data is paused. Timers stop while the port sends no data at
+all.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from heddle.endpoints.nic.parse import Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.wire import layout as wire
 
-_TURN: Final = 8  # packets that one QP sends before the next has its turn
-_FILL: Final = 16  # frames that are made before they are handed to the socket
+_TURN: Final = 8  # packets that one QP sends before the turn of the next one
+_FILL: Final = 16  # frames that are built before they are passed to the socket
 _SOLICITATION: Final = 135  # ICMPv6 type
-_STILL_S: Final = 0.02  # a full port that has taken no data for so long counts as paused
-_READS: Final = 4  # full batches that are taken in before others have their turn
+_STILL_S: Final = 0.02  # a full port that has accepted no data for this time counts as paused
+_READS: Final = 4  # full batches that are read before the turn of the next NIC
 
 
 @dataclass(slots=True)
 class NicCounters:
-    """Frames that arrived and were not given to any QP, by reason."""
+    """Frames that arrived and were not passed to any QP, by reason."""
 
     malformed: int = 0
     icrc_errors: int = 0
-    stray: int = 0  # for no QP of this NIC, not from its peer, or of no kind that its transport knows
+    stray: int = 0  # for no QP of this NIC, not from the QP's peer, or of a kind unknown to its transport
 
 
 class QueuePair:
-    """One end of a connection at its NIC, and what passed it.
+    """One end of a connection at its NIC, with its counters.
 
-    packets, bytes: data frames that were sent, and frame bytes; those that were sent again count again.
+    packets, bytes: data frames that were sent, and frame bytes; retransmitted frames count again.
     ce: frames that arrived with a mark (congestion experienced). taken: frames that arrived for this end.
     """
 
@@ -61,12 +61,12 @@ class QueuePair:
         self.end = end
         self.delay = qp.delay_s
         self.packets = self.bytes = self.ce = self.taken = 0
-        self.waiting = False  # already in the NIC's round
-        self.answers = False  # already among those that answer
-        self.timer = NEVER  # the earliest of its entries among the NIC's timers
+        self.waiting = False  # is in the NIC's round
+        self.answers = False  # is in the NIC's list of QPs with answers
+        self.timer = NEVER  # the earliest of its entries in the NIC's timers
 
     def post(self, message: Message) -> None:
-        """Send a message when it is this QP's turn."""
+        """Queue a message, to be sent at this QP's turn."""
         self.end.post(message)
         self._nic.wake(self)
 
@@ -74,7 +74,7 @@ class QueuePair:
 class Nic:
     """Drives all queue pairs of one port.
 
-    packet_socket: for data, and all that comes in. answers: only sends. version: of IP, as the sockets'.
+    packet_socket: sends data and receives all frames. answers: only sends. version: of IP, as in the sockets.
     answer_bytes: the largest payload of an answer.
     """
 
@@ -85,7 +85,7 @@ class Nic:
         self.counters = NicCounters()
         self.blocked = False  # the data socket is full; wait until it can be written
         self.eager = False  # may have something to send
-        self.events = select.EPOLLIN  # what the worker's poll watches this NIC for
+        self.events = select.EPOLLIN  # the events for which the worker polls this NIC
         self._timers: list[tuple[float, int, QueuePair]] = []  # a heap: (when, QPN, QP); may be earlier than needed
         self.qps: dict[int, QueuePair] = {}
         self._batch = SendBatch(ib_mtu, version=version)
@@ -97,10 +97,10 @@ class Nic:
         self._answer_socket = answers
         self._answer_batch = SendBatch(answer_bytes, slots=_FILL, version=version)
         self._answer_filled = self._answer_sent = 0
-        self._late = FrameBuffer(frame_bytes_for(ib_mtu, version), version=version)  # what comes out of `_lines`
-        # Delay of a path -> frames that have come by such paths and count as arrived later: (when, frame), in order.
+        self._late = FrameBuffer(frame_bytes_for(ib_mtu, version), version=version)  # frames taken from `_lines`
+        # Delay of a path -> frames received by such paths that count as arrived later: (when, frame), in order.
         self._lines: dict[float, deque[tuple[float, bytes]]] = {}
-        self._took = self._looked = 0.0  # when the port last took data; when timers were last looked at
+        self._took = self._looked = 0.0  # times: the port last accepted data; timers were last checked
 
     def add(self, qp: QueuePair) -> None:
         """Open a queue pair."""
@@ -110,7 +110,7 @@ class Nic:
             self._lines.setdefault(qp.delay, deque())
 
     def wake(self, qp: QueuePair) -> None:
-        """The QP may have data to send."""
+        """Add a QP that may have data to send to the round."""
         if not qp.waiting:
             qp.waiting = True
             self._round.append(qp)
@@ -118,7 +118,7 @@ class Nic:
 
     @property
     def deadline(self) -> float:
-        """No timer of any QP runs out before; call `expire` then."""
+        """The earliest time at which a timer or delay can expire; call `expire` then."""
         timer = self._timers[0][0] if self._timers else NEVER
         return min([timer, *(line[0][0] for line in self._lines.values() if line)]) if self._lines else timer
 
@@ -132,14 +132,14 @@ class Nic:
         return bool(self._answering) or self._answer_sent < self._answer_filled
 
     def errors(self) -> list[str]:
-        """What QPs died of."""
+        """The errors of failed QPs."""
         return [f"QP {q.qpn:#x}: {q.end.error}" for q in self.qps.values() if q.end.error]
 
     def expire(self, now: float) -> None:
-        """Call the ends whose timers have run out.
+        """Call the ends whose timers have expired.
 
-        Timers stand still while the port takes nothing, as it does when it is paused: what they wait for is still in
-        it, and sending that again would only double it.
+        Timers stop while the port accepts nothing, as when it is paused: the packets that they wait for are still in
+        its queue, and a retransmission would only duplicate them.
         """
         if self.blocked and now - self._took > _STILL_S:
             for qp in self.qps.values():
@@ -149,14 +149,14 @@ class Nic:
         while self._timers and self._timers[0][0] <= now:
             at, _, qp = heappop(self._timers)
             if at != qp.timer:
-                continue  # a later entry of a QP that has had an earlier one
+                continue  # an outdated entry: the QP has had an earlier one since
             qp.timer = NEVER
             if qp.end.deadline <= now:
                 qp.end.expire(now)
             self._look(qp)
 
     def _look(self, qp: QueuePair) -> None:
-        """Note what a QP has to send, and its timer."""
+        """Queue a QP if it has frames to send, and register its timer."""
         end = qp.end
         if end.answering and not qp.answers:
             qp.answers = True
@@ -167,7 +167,7 @@ class Nic:
         self._watch(qp)
 
     def _watch(self, qp: QueuePair) -> None:
-        """Note a QP's timer. One that has moved to a later time is found out when the earlier one comes."""
+        """Register a QP's timer. If it has moved to a later time, this is detected when the earlier entry expires."""
         at = qp.end.deadline
         if at < qp.timer:
             qp.timer = at
@@ -189,12 +189,12 @@ class Nic:
             if took:
                 self._took = now
             if self._sent < self._filled:
-                # A link that is down or a queue that refuses gives no wake-up: the worker's tick tries again.
+                # A link that is down, or a full queue, causes no wake-up: the worker's tick tries again.
                 self.blocked = self.socket.errno == errno.EAGAIN
                 return
 
     def _send_answers(self) -> None:
-        """What the socket does not take is offered again with the next call."""
+        """Send answers. Those that the socket does not accept are offered again in the next call."""
         while self._has_answers:
             if self._answer_sent == self._answer_filled:
                 self._answer_filled = self._answer_sent = 0
@@ -207,7 +207,7 @@ class Nic:
                 return
 
     def _answer(self, qp: QueuePair) -> None:
-        """Make one answer; a QP with more waits for its next turn."""
+        """Build one answer; a QP with more answers waits for its next turn."""
         qp.end.answer(self._answer_batch, self._answer_filled)
         self._answer_filled += 1
         qp.answers = qp.end.answering
@@ -239,7 +239,7 @@ class Nic:
     # receiving
 
     def receive(self, now: float) -> None:
-        """Take in what has arrived, give it to its QPs, and note what they have to send then."""
+        """Receive frames, pass them to their QPs, and queue the QPs that then have frames to send."""
         touched: dict[int, QueuePair] = {}
         for _ in range(_READS):
             buffer, lengths = self.socket.recv()
@@ -251,13 +251,13 @@ class Nic:
             self._look(qp)
 
     def _take(self, got: Received, now: float, touched: dict[int, QueuePair], late: bool = False) -> None:
-        beyond = 0  # frames before this one have been taken as part of a run
+        beyond = 0  # frames before this index were taken as part of a run
         for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
             if i < beyond:
                 continue
             qp = self.qps.get(qpn)
             if not sound or qp is None or kind.src != qp.peer_ip:
-                self._turn_away(got.oks[i], sound)
+                self._reject(got.oks[i], sound)
                 continue
             if qp.delay and not late:
                 self._lines[qp.delay].append((now + qp.delay, bytes(got.buffer.frame_of(i, kind.frame_bytes))))
@@ -272,7 +272,7 @@ class Nic:
                 qp.ce += beyond - i
 
     def _release(self, now: float) -> None:
-        """Take in the frames whose delay is over."""
+        """Receive the frames whose delay is over."""
         touched: dict[int, QueuePair] = {}
         for line in self._lines.values():
             while line and line[0][0] <= now:
@@ -286,8 +286,8 @@ class Nic:
         for qp in touched.values():
             self._look(qp)
 
-    def _turn_away(self, ok: bool, sound: bool) -> None:
-        """Count a frame that is for no QP here, by what was wrong with it."""
+    def _reject(self, ok: bool, sound: bool) -> None:
+        """Count a frame that is not for a QP of this NIC, by reason."""
         if sound:
             self.counters.stray += 1
         elif ok:
@@ -297,10 +297,10 @@ class Nic:
 
 
 def announce(interface: str, mac: str, ip: str, gateway_ip: str) -> None:
-    """Ask for the gateway once, by ARP or ND, from inside the host's namespace: so the leaf knows this NIC before data
-    comes.
+    """Send one ARP or ND request for the gateway, from inside the host's namespace: so the leaf learns this NIC's MAC
+    before data arrives.
 
-    Raises OSError when the interface is not there.
+    Raises OSError when the interface does not exist.
     """
     own = bytes.fromhex(mac.replace(":", ""))
     asker, asked = ipaddress.ip_address(ip).packed, ipaddress.ip_address(gateway_ip).packed
@@ -321,6 +321,6 @@ def _solicitation(mac: bytes, asker: bytes, asked: bytes) -> bytes:
     body = struct.pack("!BBHI16sBB6s", _SOLICITATION, 0, 0, 0, asked, 1, 1, mac)
     pseudo = asker + group + struct.pack("!II", len(body), socket.IPPROTO_ICMPV6)  # RFC 8200, section 8.1
     body = body[:2] + struct.pack("!H", ip_checksum(pseudo + body)) + body[4:]
-    # Receivers take none whose hop limit is not 255: it has crossed no router.
+    # Receivers ignore it unless its hop limit is 255, which proves that it has crossed no router.
     header = struct.pack("!IHBB", 6 << 28, len(body), socket.IPPROTO_ICMPV6, 255) + asker + group
     return b"\x33\x33" + group[12:] + mac + struct.pack("!H", wire.ETHERTYPE_IPV6) + header + body

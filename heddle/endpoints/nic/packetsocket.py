@@ -1,8 +1,8 @@
 """A raw socket on one interface that moves frames in batches, without a Python object per packet.
 
 In:  frames in a SendBatch, for `send`. Out: frames in a FrameBuffer with their lengths, from `recv`, for a Parser.
-AF_PACKET goes through the port's queues on the way out, which are what Heddle is about; on the way in it gets what the
-port's programs have let by, also what bpf/nic.c has hidden from the host's IP stack. Linux 4.20 or newer, 64 bits.
+Frames sent by AF_PACKET go through the port's queues. It receives the frames that the port's programs have passed, also
+those that bpf/nic.c hides from the host's IP stack. Linux 4.20 or newer, 64 bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.uapi import SOL_PACKET
 from heddle.wire.layout import ETHERTYPE_IPV4, ETHERTYPE_IPV6, LAYOUTS, ROCE_PORT
 
-# asm-generic/socket.h and linux/if_packet.h; Python's socket module has none of these.
+# asm-generic/socket.h and linux/if_packet.h; Python's socket module does not have these constants.
 _SO_ATTACH_FILTER: Final = 26
 _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
@@ -33,7 +33,7 @@ _STATISTICS = struct.Struct("=II")  # packets, drops
 _RECEIVE_BYTES: Final = 16 << 20
 _SKB_BYTES: Final = 832  # measured on 6.x with SIOCOUTQ: 9,024 for a frame of 4,154
 _PAGE_BYTES: Final = 4096
-# What stops a send without being an error: full socket, full queue, link down for now.
+# Reasons to stop sending that are not errors: socket full, queue full, link down, interrupted.
 _NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENETDOWN, errno.EINTR})
 
 libc.sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
@@ -53,7 +53,7 @@ _ROCE_ONLY: Final = (
     (0x06, 0, 0, 0x40000),
     (0x06, 0, 0, 0),
 )
-# The same of IPv6, whose fragments have another next header.
+# The same for IPv6, whose fragments have another next header.
 _ROCE_ONLY6: Final = (
     (0x28, 0, 0, 12),
     (0x15, 0, 5, ETHERTYPE_IPV6),
@@ -68,13 +68,13 @@ _NOTHING: Final = ((0x06, 0, 0, 0),)
 
 
 def _attach(sock: socket.socket, program: tuple[tuple[int, int, int, int], ...]) -> None:
-    """Give a socket a classic BPF filter (struct sock_fprog)."""
+    """Attach a classic BPF filter to a socket (struct sock_fprog)."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *op) for op in program))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
 
 
 def true_bytes(frame_bytes: int) -> int:
-    """What the kernel charges a socket for a frame that waits to be sent: skb and data, in whole pages when large.
+    """The bytes that the kernel charges a socket for an unsent frame: skb and data, in whole pages when large.
 
     Source: packet_alloc_skb() and alloc_skb_with_frags(), which round data beyond a page up to pages.
     """
@@ -84,8 +84,8 @@ def true_bytes(frame_bytes: int) -> int:
 class PacketSocket:
     """Sends and receives RoCEv2 frames on one interface. Non-blocking; wait with select or epoll on `fileno()`.
 
-    errno: why the last `send` took fewer frames than given: 0 (it did not), EAGAIN (the socket's send buffer is full:
-           poll tells when it is not), ENOBUFS (the port's queue dropped the frame), ENETDOWN (the link is down).
+    errno: why the last `send` sent fewer frames than given: 0 (it sent all), EAGAIN (the socket's send buffer is full;
+           poll for POLLOUT), ENOBUFS (the port's queue dropped the frame), ENETDOWN (the link is down).
     queue_drops: how often the port's queue refused a frame.
     """
 
@@ -102,11 +102,11 @@ class PacketSocket:
     ) -> None:
         """Open on an interface of a namespace, or of the caller's (None), for QPs of this IB MTU.
 
-        send_frames:   how many full frames may wait between this socket and the wire, so in the port's queue too; 0 is
+        send_frames:   maximum number of full frames between this socket and the wire, the port's queue included; 0 is
                        the system's default.
         receive_bytes: the receive buffer, as the kernel counts (8 KiB and more for a frame of 4 KiB); 0: only sends.
-        hush:          also hold UDP port 4791, see `_hush`.
-        version:       of IP, 4 or 6: what is received.
+        hush:          also bind UDP port 4791, see `_hush`.
+        version:       of the received IP packets, 4 or 6.
         Raises OSError (no such interface, not root) and MachineError (no such namespace).
         """
         self.interface = interface
@@ -119,7 +119,7 @@ class PacketSocket:
         with ExitStack() as stack:
             if netns is not None:
                 stack.enter_context(inside(netns))
-            # Protocol 0 receives nothing, so no frame can slip in before the filter stands.
+            # Protocol 0 receives nothing, so no frame can arrive before the filter is attached.
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
             self._hushed = self._hush() if hush else None
             try:
@@ -130,7 +130,7 @@ class PacketSocket:
         self._fd = self._socket.fileno()
 
     def _set_up(self, receive_bytes: int, send_bytes: int) -> None:
-        # The FORCE options pass net.core.rmem_max by; the kernel doubles what it is given.
+        # The FORCE options override net.core.rmem_max; the kernel doubles the given value.
         if send_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, send_bytes // 2)
         if not receive_bytes:
@@ -138,14 +138,14 @@ class PacketSocket:
             return
         _attach(self._socket, _ROCE_ONLY if self._version == 4 else _ROCE_ONLY6)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
-        # For one protocol: such sockets get a frame behind clsact ingress (__netif_receive_skb_core), where a queue
-        # that marks at dequeue has written CE; and they get nothing of what the host itself sends.
+        # For one protocol: such sockets get a frame after clsact ingress (__netif_receive_skb_core), where a queue that
+        # marks at dequeue has already written CE; and they do not get frames that the host itself sends.
         self._socket.bind((self.interface, LAYOUTS[self._version].ethertype))
 
     def _hush(self) -> socket.socket | None:
-        """Hold UDP port 4791 and drop what comes: else the host's IP stack answers RoCE with ICMP port unreachable.
+        """Bind UDP port 4791 and drop its packets: else the host's IP stack answers RoCE with ICMP port unreachable.
 
-        None when somebody (another NIC of this host, soft-RoCE) holds it already.
+        None when another socket (another NIC of this host, soft-RoCE) has already bound it.
         """
         holder = socket.socket(socket.AF_INET if self._version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
         _attach(holder, _NOTHING)
@@ -157,10 +157,10 @@ class PacketSocket:
         return holder
 
     def send(self, batch: FrameBuffer, count: int, first: int = 0) -> int:
-        """Hand over frames [first, first + count) of a batch; how many the kernel took, in order.
+        """Send frames [first, first + count) of a batch; return how many the kernel accepted, in order.
 
-        Frames that it did not take were not sent and may be offered again; `errno` says why. OSError for anything else
-        (the interface is gone, a frame is longer than its MTU).
+        The other frames were not sent and may be offered again; `errno` has the reason. OSError for other errors (the
+        interface is gone, a frame is longer than its MTU).
         """
         done = 0
         self.errno = 0
@@ -168,7 +168,7 @@ class PacketSocket:
             at = batch.messages_at + (first + done) * MMSGHDR.itemsize
             sent = libc.sendmmsg(self._fd, at, count - done, socket.MSG_DONTWAIT)
             if sent > 0:
-                done += sent  # a short count hides its reason; asking again tells it
+                done += sent  # a short count does not show its reason; the next call does
                 continue
             code = ctypes.get_errno()
             if code not in _NOT_NOW:
@@ -176,19 +176,19 @@ class PacketSocket:
             if code == errno.EINTR:
                 continue
             self.errno = code
-            # packet_snd() returns what dev_queue_xmit() made of the frame: NET_XMIT_DROP comes out as ENOBUFS.
+            # packet_snd() returns the result of dev_queue_xmit(): NET_XMIT_DROP becomes ENOBUFS.
             self.queue_drops += code == errno.ENOBUFS
             break
         return done
 
     def recv(self) -> tuple[FrameBuffer, list[int]]:
-        """Take in up to a batch of frames: the buffer, and the length of each frame that came, none when none waits.
+        """Receive up to a batch of frames: the buffer, and the length of each received frame (an empty list for none).
 
-        The buffer is the same one every time: be done with it (and its views) before the next call. An interface
-        that went down or away is only silent here; `send` tells. OSError for what should not happen.
+        Every call uses the same buffer: finish its use (and that of its views) before the next call. An interface that
+        went down or was removed causes no error here, only in `send`. OSError for unexpected errors.
         """
         batch = self._received
-        # With MSG_TRUNC the length is the frame's own even if it did not fit; a Parser marks it bad.
+        # With MSG_TRUNC the length is that of the whole frame even if it did not fit; a Parser marks it bad.
         flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC
         count = libc.recvmmsg(self._fd, batch.messages_at, batch.slots, flags, None)
         if count < 0:
@@ -199,8 +199,8 @@ class PacketSocket:
         return batch, self._lengths[:count].tolist()
 
     def drops(self) -> int:
-        """Frames that arrived and found the receive buffer full, since the socket was opened."""
-        # The kernel sets its own count to zero with every look.
+        """Frames that were dropped because the receive buffer was full, since the socket was opened."""
+        # The kernel resets its own count with every read.
         answer = self._socket.getsockopt(SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
         self._drops += _STATISTICS.unpack(answer)[1]
         return self._drops
@@ -210,7 +210,7 @@ class PacketSocket:
         return self._fd
 
     def close(self) -> None:
-        """Close; twice is fine."""
+        """Close; may be called twice."""
         self._socket.close()
         if self._hushed is not None:
             self._hushed.close()

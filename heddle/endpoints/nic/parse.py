@@ -1,10 +1,10 @@
-"""Reading RoCEv2 frames in batches, as they come from AF_PACKET.
+"""Read RoCEv2 frames in batches, from AF_PACKET.
 
 In:  a FrameBuffer that recvmmsg filled, and the lengths that it returned.
-Out: Received: per frame what it is and whether it is sound, as lists (for loops) and as arrays (on demand).
-The bytes from the Ethernet type to the P_Key are the same in all packets of a flow and kind, so what they say (and the
-state of the ICRC behind them) is worked out once, a Kind, and looked up from then on. Nothing received raises: what is
-truncated, oversized, garbage, a fragment, of another version or of an unknown opcode is marked bad.
+Out: Received: per frame its contents and whether it is sound, as lists (for loops) and as arrays (on demand).
+The bytes from the Ethernet type to the P_Key are the same in all packets of a flow and kind. So they are parsed only
+once, to a Kind with the state of the ICRC after them, and then looked up. Received data never raises: a frame that is
+truncated, oversized, garbage, a fragment, of another IP version or of an unknown opcode is marked bad.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from heddle.wire.layout import (
     WORD,
 )
 
-_KEY_AT: Final = 12  # the Ethernet type; MAC addresses are the switch's business
+_KEY_AT: Final = 12  # the Ethernet type; MAC addresses are not checked
 _KINDS_KEPT: Final = 4096
 _KINDS_OF_QP: Final = 8  # of a queue pair: first, middle, last and only packets, marked or not
 _BTH_IN_KEY: Final = 4  # bytes 0 to 3 of the BTH are the key's last
@@ -58,10 +58,10 @@ _BECN_BIT: Final = 1 << 30
 
 _KEY = struct.Struct(">HBBHHHBBHIIHHHHBBH")  # Ethernet type, IPv4, UDP, BTH bytes 0-3
 _KEY6 = struct.Struct(">HIHBB16s16sHHHHBBH")  # the same with IPv6
-# Of both: source and destination address, traffic class, source port, frame bytes, BTH's opcode and flags.
+# For both: source and destination address, traffic class, source port, frame bytes, BTH's opcode and flags.
 _Said = tuple[int, int, int, int, int, int, int]
 
-# Where each extended header of an opcode starts, behind the BTH.
+# The offset of each extended header of an opcode, after the BTH.
 _OFFSETS: Final = {
     (opcode, name): sum(EXTENSION_BYTES[before] for before in names[:place])
     for opcode, names in EXTENSIONS.items()
@@ -74,13 +74,13 @@ Objects = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What packets of one flow, opcode, length and marking have in common.
+    """The common properties of packets of one flow, opcode, length and marking.
 
-    frame_bytes: the only length such a frame may have (but for Ethernet's padding); -1 for what is no RoCEv2 packet.
-    state:       of the ICRC, behind BTH byte 4.
-    src, dst:    addresses as numbers, of 32 or 128 bits.
-    payload_at:  counts from the frame's first byte; payload_bytes is without padding.
-    *_at:        where an extended header begins, or _NO_HEADER.
+    frame_bytes: the only valid length of such a frame (without Ethernet's padding); -1 if it is not a RoCEv2 packet.
+    state:       of the ICRC, after BTH byte 4.
+    src, dst:    addresses as integers, of 32 or 128 bits.
+    payload_at:  offset from the frame's first byte; payload_bytes is without padding.
+    *_at:        offset of an extended header, or _NO_HEADER.
     """
 
     frame_bytes: int = _NO_FRAME
@@ -103,12 +103,12 @@ NO_KIND: Final = Kind()
 
 
 def read_kind(key: bytes) -> Kind:
-    """What the bytes from the Ethernet type to the P_Key say; NO_KIND when no RoCEv2 packet begins like that."""
+    """Parse the bytes from the Ethernet type to the P_Key; NO_KIND when they do not belong to a RoCEv2 packet."""
     said = _read_ipv4(key) if len(key) == _KEY.size else _read_ipv6(key)
     if said is None:
         return NO_KIND
     src, dst, tos, sport, frame_bytes, opcode, flags = said
-    # The low four bits of the flags are the transport version, zero for all that exists.
+    # The low four bits of the flags are the transport version; only zero exists.
     if flags & 0x0F or opcode not in EXTRA_BYTES:
         return NO_KIND
     ext_at = _KEY_AT + len(key) - _BTH_IN_KEY + BTH_BYTES
@@ -117,7 +117,7 @@ def read_kind(key: bytes) -> Kind:
     pad = flags >> 4 & 3
     if padded % 4 or padded < pad or (padded and opcode in HEADERS_ONLY):
         return NO_KIND
-    # BTH byte 4 and what follows do not matter to the state: it is read as ones, they come later.
+    # The state does not depend on BTH byte 4, which counts as ones, nor on the bytes after it, which are added later.
     state, _ = prefix_state(key[IP_AT - _KEY_AT :].ljust(ext_at + ICRC_BYTES - IP_AT, b"\0"))
     ce, solicited = tos & ECN_MASK == ECN_CE, bool(flags & 0x80)
     offsets = (_OFFSETS.get((opcode, name)) for name in ("reth", "imm", "aeth"))
@@ -140,7 +140,7 @@ def _read_ipv4(key: bytes) -> _Said | None:
 
 
 def _read_ipv6(key: bytes) -> _Said | None:
-    """UDP right behind the IPv6 header: a fragment has a header of its own in between, so it is none of ours."""
+    """Parse an IPv6 key, with UDP directly after the IPv6 header; a fragment has a header in between: None."""
     (ethertype, first, size, protocol, _, src, dst, sport, dport, udp_bytes, _, opcode, flags, _) = _KEY6.unpack(key)
     if ethertype != ETHERTYPE_IPV6 or first >> 28 != 6 or protocol != PROTO_UDP or dport != ROCE_PORT:
         return None
@@ -173,14 +173,14 @@ def _of_kind(name: str) -> property:
 
 
 class Received:
-    """A batch of frames that were read, in order of arrival.
+    """A batch of parsed frames, in order of arrival.
 
-    Lists, one entry a frame, for loops:
-    sounds:  consistent headers, for the length that came, and the right ICRC. Of other frames, believe nothing.
+    Lists, one entry per frame, for loops:
+    sounds:  headers consistent with the received length, and a correct ICRC. Do not trust any field of other frames.
     oks:     the same without the ICRC.
-    kinds:   what the packet's headers say before the QP number.
+    kinds:   the parsed headers before the QP number.
     dqpns, psns, ackreqs, becns: the rest of the BTH.
-    The properties are the same as arrays (frames,), made when asked for; int64, bool, or objects.
+    The properties are the same as arrays (frames,), created on demand; int64, bool, or objects.
     """
 
     __slots__ = ("ackreqs", "becns", "buffer", "dqpns", "kinds", "oks", "psns", "sounds")
@@ -213,7 +213,7 @@ class Received:
     payload_bytes = _of_kind("payload_bytes")
 
     def icrc_ok(self, i: int) -> bool:
-        """Whether frame i is a packet whose ICRC is right."""
+        """Whether frame i is a packet with a correct ICRC."""
         return self.sounds[i]
 
     def payload(self, i: int) -> memoryview:
@@ -223,30 +223,30 @@ class Received:
         return self.buffer.mem[start : start + (kind.payload_bytes if self.oks[i] else 0)]
 
     def reth(self, i: int) -> Reth:
-        """Virtual address, remote key and message length of frame i; ValueError when it carries none."""
+        """Virtual address, remote key and message length of frame i; ValueError when it has no RETH."""
         va, rkey, dma_bytes = RETH.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].reth_at, "reth"))
         return va, rkey, dma_bytes
 
     def imm(self, i: int) -> int:
-        """The immediate data of frame i as a 32-bit number; ValueError when it carries none."""
+        """The immediate data of frame i as a 32-bit number; ValueError when it has none."""
         value: int = WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].imm_at, "imm"))[0]
         return value
 
     def aeth(self, i: int) -> tuple[int, int]:
-        """Syndrome and message sequence number of frame i; ValueError when it carries none."""
+        """Syndrome and message sequence number of frame i; ValueError when it has no AETH."""
         word: int = WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].aeth_at, "aeth"))[0]
         return word >> 24, word & PSN_MASK
 
     def _at(self, i: int, offset: int, name: str) -> int:
-        """Where in the buffer an extended header of frame i starts."""
+        """The offset in the buffer of an extended header of frame i."""
         if offset < 0 or not self.oks[i]:
-            raise ValueError(f"frame {i} carries no {name}")
+            raise ValueError(f"frame {i} has no {name}")
         return self.buffer.starts[i] + offset
 
     def runs(self) -> list[tuple[int, int]]:
-        """Spans (start, stop) of sound frames of one kind and QP with PSNs that count up, in order.
+        """Spans (start, stop) of sound frames of one kind and QP with consecutive PSNs, in order.
 
-        Every sound frame is in exactly one span, so a receiver may take a span at once: one copy, one decision.
+        Every sound frame is in exactly one span, so a receiver may handle a span at once: one copy, one decision.
         """
         spans: list[tuple[int, int]] = []
         start = 0
@@ -258,7 +258,7 @@ class Received:
         return spans
 
     def run_end(self, start: int) -> int:
-        """Where the span that begins with frame `start` ends; behind that frame when it is not sound."""
+        """The end of the span that starts with frame `start`; `start + 1` when that frame is not sound."""
         kind, qpn, due, stop = self.kinds[start], self.dqpns[start], self.psns[start], start + 1
         while stop < len(self.kinds) and self.kinds[stop] is kind and self.sounds[stop] and self.sounds[start]:
             due = due + 1 & PSN_MASK
@@ -274,7 +274,7 @@ class Received:
 
 
 class Parser:
-    """Reads batches of one version of IP and remembers, up to a bound, the kinds of packets met. One per receiver."""
+    """Parses batches of one version of IP, and caches the kinds of packets, up to a limit. One per receiver."""
 
     def __init__(self, kinds: int = _KINDS_KEPT, version: int = 4) -> None:
         layout = LAYOUTS[version]
@@ -285,20 +285,20 @@ class Parser:
         self._kinds: dict[bytes, Kind] = {}
 
     def expect(self, qps: int) -> None:
-        """Remember enough for so many queue pairs. One kind too many empties the memory, and all are read again."""
+        """Make the cache large enough for `qps` queue pairs. A full cache is cleared, and kinds are parsed again."""
         self._most = max(self._most, _KINDS_OF_QP * qps)
 
     def parse(self, buffer: FrameBuffer, lengths: Sequence[int] | npt.NDArray[np.integer]) -> Received:
-        """Read the first len(lengths) frames of a buffer; lengths are the frames' true ones, in bytes.
+        """Parse the first len(lengths) frames of a buffer. lengths: the true lengths of the frames, in bytes.
 
-        The result looks into the buffer and is valid until the buffer is written again.
+        The result refers to the buffer and is valid until the buffer is written again.
         """
         sizes: list[int] = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
         received = Received(buffer)
         room, mem, crc32, known = buffer.frame_bytes, buffer.mem, zlib.crc32, self._kinds.get
-        # A frame too short for these bytes has those of an older frame there; its length then gives it away.
+        # A frame too short for these bytes has bytes of an older frame there; the check of its length detects that.
         heads = self._head.iter_unpack(buffer.rows[: len(sizes), _KEY_AT : self._layout.ext_at].tobytes())
-        crc_at = self._layout.dqpn_word_at + 1  # BTH byte 4 is the last that the ICRC reads as ones
+        crc_at = self._layout.dqpn_word_at + 1  # BTH byte 4 is the last byte that the ICRC counts as ones
         for size, start, (key, qpn_word, psn_word) in zip(sizes, buffer.starts, heads, strict=False):
             kind = known(key) or self._learn(key)
             expected = kind.frame_bytes
@@ -314,7 +314,7 @@ class Parser:
 
     def _learn(self, key: bytes) -> Kind:
         kind = read_kind(key)
-        if kind is not NO_KIND:  # garbage must not push out what is worth keeping
+        if kind is not NO_KIND:  # garbage must not evict valid kinds
             if len(self._kinds) >= self._most:
                 self._kinds.clear()
             self._kinds[key] = kind

@@ -1,4 +1,4 @@
-"""Transports: how queue pairs carry messages. One file each, and one line of TRANSPORTS. See protocol.py."""
+"""Transports: how queue pairs carry messages. Each has a file, and a line in TRANSPORTS. See protocol.py."""
 
 from __future__ import annotations
 

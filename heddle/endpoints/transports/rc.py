@@ -1,6 +1,6 @@
 """rc: InfiniBand's reliable connection over RoCEv2. Data are RDMA WRITEs with immediate, answers are ACKs and NAKs.
 
-Here: parameters, frames, and what is reported. The state of a connection (PSNs, go-back-N) is in rcstate.py.
+This module has parameters, frames and counters. The state of a connection (PSNs, go-back-N) is in rcstate.py.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, 
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
-_TIMER_S: Final = 0.02  # the grain of retransmission timers: below it, a busy machine alone looks like loss
+_TIMER_S: Final = 0.02  # resolution of retransmission timers: with less, a busy machine would look like loss
 _ACK_EVERY: Final = 8
-_ACK_DELAY_FRAMES: Final = 16  # of the slowest NIC: what it sends while an acknowledgement waits
+_ACK_DELAY_FRAMES: Final = 16  # frames that the slowest NIC sends while an acknowledgement waits
 _ACK_DELAY_S: Final = 0.02
 
 _WRITES: Final = {
@@ -36,7 +36,7 @@ _WRITES: Final = {
 }
 
 
-# Of a connection whose receiver acknowledges, and whose sender repeats what is missing.
+# The counters of a connection whose receiver acknowledges, and whose sender retransmits.
 COLUMNS: Final = (
     Column("retransmitted", "packets", "sent again", "packets"),
     Column("naks", "packets", "NAKs received"),
@@ -57,23 +57,23 @@ class RcSender(QpEnd):
 
     @property
     def ready(self) -> bool:
-        """The window has room for what is posted."""
+        """Whether packets are posted and the window has room."""
         return self._requester.ready > 0
 
     @property
     def deadline(self) -> float:
-        """When the retransmission timer runs out, rounded up to its grain."""
+        """When the retransmission timer expires, rounded up to its resolution."""
         exact = self._requester.deadline
         return exact if exact == NEVER else -(-exact // _TIMER_S) * _TIMER_S
 
     @property
     def idle(self) -> bool:
-        """Everything that was posted is acknowledged."""
+        """Whether everything that was posted is acknowledged."""
         return self._requester.idle
 
     @property
     def error(self) -> str:
-        """Retries are used up, or the peer refused a write."""
+        """The error after all retries failed, or after the peer refused a write."""
         return self._requester.error
 
     def post(self, message: Message) -> None:
@@ -81,7 +81,7 @@ class RcSender(QpEnd):
         self._requester.post(message)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """Write the next packets, or those that go again."""
+        """Write the next packets, new or retransmitted."""
         requester, flow, at = self._requester, self._flow, slot
         for burst in requester.take(limit, now):
             message = burst.message
@@ -106,11 +106,11 @@ class RcSender(QpEnd):
         self._requester.expire(now)
 
     def hold(self, seconds: float) -> None:
-        """The retransmission timer waits for what could not leave."""
+        """Delay the retransmission timer, since packets could not leave the port."""
         self._requester.hold(seconds)
 
     def counters(self) -> Mapping[str, int]:
-        """What went again, and why."""
+        """Retransmitted packets, and the reasons."""
         seen = self._requester.counters
         return {"retransmitted": seen.retransmitted, "naks": seen.naks, "timeouts": seen.timeouts}
 
@@ -126,12 +126,12 @@ class RcReceiver(QpEnd):
 
     @property
     def answering(self) -> bool:
-        """An ACK or a NAK is due."""
+        """Whether an ACK or a NAK is due."""
         return self._responder.ack_due or self._responder.reply is not None
 
     @property
     def deadline(self) -> float:
-        """When an ACK that is owed is due at the latest."""
+        """The latest time for a pending ACK."""
         return self._responder.ack_at
 
     def answer(self, batch: SendBatch, slot: int) -> None:
@@ -142,7 +142,7 @@ class RcReceiver(QpEnd):
         responder.answered()
 
     def expire(self, now: float) -> None:
-        """An ACK has waited long enough."""
+        """Make a pending ACK due."""
         self._responder.expire(now)
 
     def receive(self, got: Received, index: int, now: float) -> int:
@@ -164,13 +164,13 @@ class RcReceiver(QpEnd):
         return beyond
 
     def counters(self) -> Mapping[str, int]:
-        """What was not accepted."""
+        """Packets that were not accepted."""
         seen = self._responder.counters
         return {"out_of_order": seen.out_of_order, "duplicates": seen.duplicates}
 
 
 def connection_params(plan: Plan) -> RcParams:
-    """What fits a plan, with the largest window of its QPs: an acknowledgement comes long before a time-out."""
+    """Parameters for a plan, with the largest window of its QPs: an ACK arrives long before a timeout."""
     slowest = min(each.rate_bps for each in plan.endpoints)
     frame_s = 8 * (plan.ib_mtu + wire.LAYOUTS[plan.ip_version].overhead_bytes) / slowest
     delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
@@ -179,14 +179,14 @@ def connection_params(plan: Plan) -> RcParams:
 
 
 def of_qp(params: RcParams, qp: QpInfo) -> RcParams:
-    """The parameters with the window that the plan gives this QP."""
+    """The parameters with the window of this QP in the plan."""
     if qp.window in (0, params.window):
         return params
     return replace(params, window=qp.window, ack_every=_ack_every(qp.window))
 
 
 def _ack_every(window: int) -> int:
-    """After how many packets an acknowledgement is sent at once: before the window is used up."""
+    """The number of packets after which an ACK is sent at once: before the window is full."""
     return max(1, min(_ACK_EVERY, window - max(1, window // 4)))
 
 

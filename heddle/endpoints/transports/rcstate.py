@@ -1,9 +1,9 @@
 """The state of a reliable connection (RC) as InfiniBand defines it, without frames, sockets and clocks.
 
 In:  messages to write (`Requester.post`), packets and acknowledgements that arrived, the time.
-Out: bursts of packets to send (`Requester.take`), what to answer (`Responder.receive`).
-Go-back-N: a lost packet, a NAK or a time-out makes the requester send again from the oldest packet not acknowledged.
-PSNs are 24 bits on the wire and unbounded integers in here (IBTA vol. 1, section 9.7).
+Out: bursts of packets to send (`Requester.take`), the answers to send (`Responder.receive`).
+Go-back-N: after a NAK or a timeout, the requester sends again from the oldest packet not acknowledged.
+PSNs are 24 bits on the wire, and unbounded integers in this module (IBTA vol. 1, section 9.7).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PSN_HALF: Final = 0x800000
 
 @dataclass(frozen=True, slots=True)
 class RcParams:
-    """How a connection behaves. Times in seconds, sizes in bytes, the window in packets.
+    """Parameters of a connection. Times in seconds, sizes in bytes, the window in packets.
 
-    ack_every: packets, after which a receiver that was asked for an acknowledgement sends it at once.
-    ack_delay_s: how long it may otherwise keep it, so that one answers several packets (IBTA vol. 1, section 9.7.5.1.2,
-    lets a responder coalesce acknowledgements).
+    ack_every: number of packets after which the receiver sends a requested ACK at once.
+    ack_delay_s: the longest time that it otherwise delays the ACK, so that one ACK answers several packets (IBTA
+    vol. 1, section 9.7.5.1.2, allows a responder to coalesce acknowledgements).
     """
 
     mtu: int = 4096
@@ -40,7 +40,7 @@ class RcParams:
 
 
 def why_failed(params: RcParams, no_answer: bool, syndrome: int) -> str:
-    """Why a requester gave up: it got no answer, or one with this syndrome."""
+    """The error of a requester that got no answer, or an answer with this syndrome."""
     if no_answer:
         return f"no acknowledgement after {params.retries} retries of {params.timeout_s:.3g} s"
     return f"the receiver refused a write (AETH syndrome 0x{syndrome:02x})"
@@ -48,7 +48,7 @@ def why_failed(params: RcParams, no_answer: bool, syndrome: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
-    """A message that was posted: its first PSN (unbounded), and how many packets it has."""
+    """A posted message: its first PSN (unbounded), and its number of packets."""
 
     message: Message
     first: int
@@ -56,9 +56,9 @@ class _Posted:
 
 
 class Burst(NamedTuple):
-    """Consecutive packets of one message: so many from packet `start` on, the first with PSN `psn` (24 bits).
+    """Consecutive packets of one message: `packets` of them from packet `start` on, the first with PSN `psn` (24 bits).
 
-    of: how many packets the whole message has.
+    of: number of packets of the whole message.
     """
 
     message: Message
@@ -70,7 +70,7 @@ class Burst(NamedTuple):
 
 @dataclass(slots=True)
 class RequesterCounters:
-    """What a requester did, in packets unless named otherwise."""
+    """Counters of a requester, in packets; timeouts: number of times."""
 
     sent: int = 0
     retransmitted: int = 0
@@ -100,9 +100,9 @@ class Requester:
         self.una = psn  # oldest PSN not acknowledged
         self.next = psn  # next PSN to send
         self.tried = psn  # one past the highest PSN ever sent
-        self._tail = psn  # one past the last PSN of what is posted
-        self._queue: deque[_Posted] = deque()  # messages not wholly acknowledged, oldest first
-        self._unsent = 0  # index in _queue of the message that `next` stands in
+        self._tail = psn  # one past the last posted PSN
+        self._queue: deque[_Posted] = deque()  # messages not completely acknowledged, oldest first
+        self._unsent = 0  # index in _queue of the message that contains `next`
         self._tries = 0
         self.deadline = NEVER
         self.error = ""
@@ -115,7 +115,7 @@ class Requester:
 
     @property
     def ready(self) -> int:
-        """How many packets may be sent now."""
+        """The number of packets that may be sent now."""
         return 0 if self.error else min(self._tail, self.una + self.params.window) - self.next
 
     def post(self, message: Message) -> None:
@@ -147,7 +147,7 @@ class Requester:
         return bursts
 
     def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
-        """An ACK or NAK for `psn` (24 bits) arrived."""
+        """Handle an ACK or NAK for `psn` (24 bits)."""
         at = self._unwrap(psn)
         if syndrome & 0x60 == 0:
             self._advance(at + 1, now)
@@ -160,7 +160,7 @@ class Requester:
             self._fail(why_failed(self.params, False, syndrome))
 
     def expire(self, now: float) -> None:
-        """The time is `now`: go back to the oldest unacknowledged packet if the timer ran out, or give up."""
+        """If the timer has expired at `now`, go back to the oldest unacknowledged packet, or give up."""
         if now < self.deadline:
             return
         self.counters.timeouts += 1
@@ -171,7 +171,7 @@ class Requester:
             self._rewind(now)
 
     def hold(self, seconds: float) -> None:
-        """The timer stood still for so long: what it waits for could not have left."""
+        """Delay the timer by the time in which its packets could not leave the port."""
         self.deadline += seconds
 
     def _fail(self, why: str) -> None:
@@ -184,13 +184,13 @@ class Requester:
 
     def _advance(self, una: int, now: float) -> None:
         if not self.una < una <= self.tried:
-            return  # old news, or an acknowledgement of what was never sent
+            return  # an outdated acknowledgement, or one for packets that were never sent
         self.una = una
         self._tries = 0
         while self._queue and self._queue[0].first + self._queue[0].packets <= una:
             self._queue.popleft()
             self._unsent -= 1
-        if self.next <= una:  # acknowledged while going back: go on from there
+        if self.next <= una:  # acknowledged during go-back-N: continue from there
             self.next = una
             self._unsent = 0
         self.deadline = NEVER if self.una == self.next else now + self.params.timeout_s
@@ -202,7 +202,7 @@ class Requester:
 
 
 class WritePacket(NamedTuple):
-    """The headers of an RDMA WRITE packet, as a responder needs them. `reth` is (va, rkey, length)."""
+    """The header fields of an RDMA WRITE packet that a responder needs. `reth` is (va, rkey, length)."""
 
     psn: int
     first: bool
@@ -214,7 +214,7 @@ class WritePacket(NamedTuple):
 
 @dataclass(slots=True)
 class ResponderCounters:
-    """What a responder saw, in packets; `duplicates` and `out_of_order` were not accepted."""
+    """Counters of a responder, in packets; `duplicates` and `out_of_order` were not accepted."""
 
     received: int = 0
     duplicates: int = 0
@@ -224,7 +224,7 @@ class ResponderCounters:
 
 
 class Responder:
-    """The receiving half of a QP: takes packets in order, writes them to memory, says what to answer."""
+    """The receiving half of a QP: accepts packets in order, writes them to memory, decides the answers."""
 
     __slots__ = (
         "_asked",
@@ -249,45 +249,45 @@ class Responder:
         self.memory = memory
         self.msn = 0
         self.ack_due = False
-        self.ack_at = NEVER  # when an acknowledgement that may wait is due
+        self.ack_at = NEVER  # when a delayed acknowledgement is due
         self.reply: tuple[int, int] | None = None  # a NAK to send: (PSN, syndrome)
         self.counters = ResponderCounters()
-        self._psn = psn & PSN_MASK  # the PSN that must come next
-        self._asked = False  # an acknowledgement is owed
-        self._unacked = 0  # packets taken since the last one
+        self._psn = psn & PSN_MASK  # the expected PSN
+        self._asked = False  # an acknowledgement was requested
+        self._unacked = 0  # packets accepted since the last acknowledgement
         self._nak_sent = False
-        self._early = self._psn  # since the NAK: the furthest packet that came too early and was not kept
-        self._target: memoryview | None = None  # what the current message is written to
+        self._early = self._psn  # the highest PSN since the NAK that arrived too early and was discarded
+        self._target: memoryview | None = None  # the destination of the current message
         self._at = 0
         self._left = 0
 
     @property
     def acked(self) -> int:
-        """The PSN that an ACK sent now carries: the last one taken in order."""
+        """The PSN for an ACK that is sent now: the last one accepted in order."""
         return (self._psn - 1) & PSN_MASK
 
     def expire(self, now: float) -> None:
-        """An acknowledgement has waited for as long as it may."""
+        """Make a delayed acknowledgement due."""
         if self.ack_at <= now:
             self.ack_at, self.ack_due = NEVER, True
 
     def answered(self) -> None:
-        """What was due has been sent: a NAK says how far we are, too."""
+        """Reset the pending answers after one was sent: a NAK acknowledges earlier packets, too."""
         self.reply, self.ack_due, self.ack_at = None, False, NEVER
         self._asked, self._unacked = False, 0
 
     def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
-        """A data packet with a right ICRC arrived. Afterwards `ack_due`, `ack_at` and `reply` say what to send."""
+        """Handle a data packet with a correct ICRC. Afterwards `ack_due`, `ack_at` and `reply` show what to send."""
         ahead = (packet.psn - self._psn + PSN_HALF & PSN_MASK) - PSN_HALF
         if ahead < 0:
             self.counters.duplicates += 1
-            self.ack_due = True  # the ACK of it was lost, or a time-out came too early: say again where we are
+            self.ack_due = True  # its ACK was lost, or the sender's timer expired too early: acknowledge again
             return
         if ahead > 0:
             self.counters.out_of_order += 1
             if not self._nak_sent or (packet.psn - self._early) & PSN_MASK < PSN_HALF:
                 self._early = packet.psn
-            if not self._nak_sent:  # one NAK a gap, until what is missing arrives
+            if not self._nak_sent:  # one NAK per gap, until the missing packet arrives
                 self._nak(NAK_SEQUENCE)
             return
         problem = self._write(packet, payload)
@@ -306,9 +306,9 @@ class Responder:
                 self.memory.arrived(packet.imm)
 
     def receive_middles(self, psn: int, block: NDArray[np.uint8], asks: Sequence[bool], now: float) -> None:
-        """A MIDDLE packet for each row of `block`, PSNs counting up from `psn`: taken at once where nothing is wrong.
+        """Handle a MIDDLE packet for each row of `block`, with PSNs from `psn` on: all at once if they are valid.
 
-        block: uint8 (packets, bytes of each). asks: which of them ask for an acknowledgement.
+        block: uint8 (packets, bytes of each). asks: for each, whether it requests an acknowledgement.
         """
         count, size = block.shape
         at, target = self._at, self._target
@@ -327,7 +327,7 @@ class Responder:
         self._owe(count, any(asks), now)
 
     def _owe(self, packets: int, asked: bool, now: float) -> None:
-        """So many packets were taken: is an acknowledgement due, or owed?"""
+        """After accepting `packets` packets, decide whether an acknowledgement is due now, later, or not at all."""
         self._unacked += packets
         self._asked = self._asked or asked
         if self._asked and self._unacked >= self.params.ack_every:
@@ -336,9 +336,10 @@ class Responder:
             self.ack_at = now + self.params.ack_delay_s
 
     def _close_gap(self) -> None:
-        """What was missing has come. A NAK that still waits to be sent asks for what came before it and was not kept.
+        """Handle the arrival of a missing packet. If its NAK is still unsent, change it to request the packets after it
+        that were discarded.
 
-        When that has come again, too, there is nothing to go back for.
+        When those have also arrived again, the NAK is not needed any more.
         """
         waits = self.reply is not None and self.reply[1] == NAK_SEQUENCE
         if waits and (self._early - self._psn) & PSN_MASK < PSN_HALF:
@@ -355,7 +356,7 @@ class Responder:
         self.reply = (self._psn, syndrome)
 
     def _write(self, packet: WritePacket, payload: memoryview) -> int:
-        """Copy a packet's payload to where it belongs; 0, or the syndrome that says what is wrong with it."""
+        """Copy a packet's payload to its destination; return 0, or the syndrome of an error."""
         size = len(payload)
         if packet.first:
             if self._target is not None or packet.reth is None:

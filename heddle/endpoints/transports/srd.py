@@ -1,11 +1,11 @@
 """srd: a reliable connection whose packets may arrive in any order, for fabrics that spray.
 
-Every packet is an RDMA WRITE of its own: it carries its address (RETH), so the receiver writes it wherever its place in
-the message is, notes its PSN, and announces messages in order. So do NICs that are made for sprayed fabrics (AWS SRD,
-"A Cloud-Optimized Transport Protocol for Elastic and Scalable HPC", IEEE Micro 2020; UEC's RUD; RoCE NICs that place
+Every packet is a separate RDMA WRITE with its own address (RETH). So the receiver writes it to its place in the message
+at once, records its PSN, and announces messages in order. NICs for sprayed fabrics do the same (AWS SRD, "A
+Cloud-Optimized Transport Protocol for Elastic and Scalable HPC", IEEE Micro 2020; UEC's RUD; RoCE NICs that place
 WRITEs out of order).
-A gap is no loss yet. Only when a packet has been missing for longer than packets can overtake each other, the receiver
-asks for that packet alone (a NAK of its PSN), and the sender repeats that one alone.
+A gap alone does not mean loss. Only when a packet has been missing for longer than reordering can last, the receiver
+requests that one packet (a NAK of its PSN), and the sender retransmits only that one.
 The window, its acknowledgements and the sender's timer are those of `rc`.
 """
 
@@ -27,12 +27,12 @@ from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, why_failed
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
-_NAKS: Final = 16  # packets that one look at the gaps may ask for
+_NAKS: Final = 16  # maximum number of packets to request at once
 
 
 @dataclass(frozen=True, slots=True)
 class SrdParams:
-    """How a connection behaves. rc: as `rc` has it. overtake_s: a packet missing for longer counts as lost."""
+    """Parameters of a connection. rc: those of `rc`. overtake_s: a packet missing for longer counts as lost."""
 
     rc: RcParams
     overtake_s: float = 0.05
@@ -44,36 +44,36 @@ def _near(psn: int, reference: int) -> int:
 
 
 class SrdSender(QpEnd):
-    """Sends each packet once, and again those that are asked for."""
+    """Sends each packet once, and retransmits the requested ones."""
 
     def __init__(self, params: SrdParams, qp: QpInfo) -> None:
         self._params, self._flow = params.rc, qp.flow
         self._una = self._next = self._tail = qp.psn
         self._open: deque[tuple[int, Message, int]] = deque()  # (first PSN, message, packets), oldest first
-        self._again: dict[int, None] = {}  # PSNs to send once more, in order
+        self._again: dict[int, None] = {}  # PSNs to retransmit, in order
         self._timer = NEVER
         self._tries = self._retransmitted = self._naks = self._timeouts = 0
         self._error = ""
 
     @property
     def ready(self) -> bool:
-        """Something may be sent, for the first time or again."""
+        """Whether a packet may be sent, new or retransmitted."""
         room = min(self._tail, self._una + self._params.window) - self._next
         return not self._error and (bool(self._again) or room > 0)
 
     @property
     def deadline(self) -> float:
-        """When the retransmission timer runs out."""
+        """When the retransmission timer expires."""
         return self._timer
 
     @property
     def idle(self) -> bool:
-        """Everything that was posted is acknowledged."""
+        """Whether everything that was posted is acknowledged."""
         return self._una == self._tail
 
     @property
     def error(self) -> str:
-        """Retries are used up, or the peer refused a write."""
+        """The error after all retries failed, or after the peer refused a write."""
         return self._error
 
     def post(self, message: Message) -> None:
@@ -83,7 +83,7 @@ class SrdSender(QpEnd):
         self._tail += packets
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """Write the packets that go again, then new ones."""
+        """Write the retransmitted packets, then new ones."""
         at = slot
         while at < slot + limit and self.ready:
             if self._again:
@@ -111,12 +111,12 @@ class SrdSender(QpEnd):
         )  # fmt: skip
 
     def _found(self, psn: int) -> tuple[int, Message, int]:
-        """The message that a packet belongs to; new packets are of the latest ones."""
+        """The message of a packet; for new packets, search from the latest message."""
         where = reversed(self._open) if psn + 1 >= self._next else iter(self._open)
         return next(each for each in where if each[0] <= psn < each[0] + each[2])
 
     def receive(self, got: Received, index: int, now: float) -> int:
-        """Take an ACK: everything before its PSN, and that packet, has come. Or a NAK: that packet is missing."""
+        """Take an ACK: all packets up to its PSN have arrived. Or a NAK: the packet with its PSN is missing."""
         if got.kinds[index].opcode != wire.ACK:
             return index
         syndrome, _ = got.aeth(index)
@@ -142,7 +142,7 @@ class SrdSender(QpEnd):
         self._timer = NEVER if una == self._next else now + self._params.timeout_s
 
     def expire(self, now: float) -> None:
-        """No acknowledgement for long: the oldest open packet goes again, and the latest, which shows all gaps."""
+        """Handle a timeout: retransmit the oldest open packet, and the latest, which reveals all gaps."""
         if now < self._timer:
             return
         self._timeouts += 1
@@ -157,23 +157,23 @@ class SrdSender(QpEnd):
         self._error, self._timer = why, NEVER
 
     def hold(self, seconds: float) -> None:
-        """The timer waits for what could not leave."""
+        """Delay the timer, since packets could not leave the port."""
         self._timer += seconds
 
     def counters(self) -> Mapping[str, int]:
-        """What went again, and why."""
+        """Retransmitted packets, and the reasons."""
         return {"retransmitted": self._retransmitted, "naks": self._naks, "timeouts": self._timeouts}
 
 
 class SrdReceiver(QpEnd):
-    """Writes packets as they come, announces messages in order, and asks for what stays missing."""
+    """Writes packets as they arrive, announces messages in order, and requests missing packets."""
 
     def __init__(self, params: SrdParams, qp: QpInfo, memory: Access) -> None:
         self._params, self._flow, self._memory = params, qp.flow, memory
-        self._due = qp.psn  # unbounded: the oldest PSN that has not come
-        self._beyond = qp.psn  # one past the latest that has
-        self._early: dict[int, int | None] = {}  # PSNs that came before their turn -> immediate to announce then
-        self._missing_since = NEVER  # since when `_due` has been missing while later ones have come
+        self._due = qp.psn  # unbounded: the oldest PSN that has not arrived
+        self._beyond = qp.psn  # one past the latest PSN that has arrived
+        self._early: dict[int, int | None] = {}  # PSNs that arrived early -> immediate to announce in order
+        self._missing_since = NEVER  # since when `_due` has been missing while later PSNs have arrived
         self._replies: deque[tuple[int, int]] = deque()  # NAKs to send: (PSN, syndrome)
         self._ack_due = self._asked = False
         self._ack_at = NEVER
@@ -182,16 +182,16 @@ class SrdReceiver(QpEnd):
 
     @property
     def answering(self) -> bool:
-        """An ACK or a NAK is due."""
+        """Whether an ACK or a NAK is due."""
         return self._ack_due or bool(self._replies)
 
     @property
     def deadline(self) -> float:
-        """When an acknowledgement is due at the latest, or what is missing counts as lost."""
+        """The latest time for a pending ACK, or the time when a missing packet counts as lost."""
         return min(self._ack_at, self._missing_since + self._params.overtake_s)
 
     def answer(self, batch: SendBatch, slot: int) -> None:
-        """Write a NAK, or the ACK of everything that has come without a gap."""
+        """Write a NAK, or the ACK of all packets before the first gap."""
         if self._replies:
             psn, syndrome = self._replies.popleft()
             batch.put_ack(slot, self._flow, psn & wire.PSN_MASK, syndrome, self._msn)
@@ -208,7 +208,7 @@ class SrdReceiver(QpEnd):
         psn = _near(got.psns[index], self._due)
         if psn < self._due or psn in self._early:
             self._duplicates += 1
-            self._ack_due = True  # its acknowledgement was lost, or the sender's timer ran out early
+            self._ack_due = True  # its ACK was lost, or the sender's timer expired too early
             return index + 1
         payload, (va, rkey, length) = got.payload(index), got.reth(index)
         target = self._memory.resolve(va, rkey, length) if length == len(payload) else None
@@ -229,7 +229,7 @@ class SrdReceiver(QpEnd):
         return index + 1
 
     def _settle(self, now: float) -> None:
-        """Announce what is complete in order; note whether something is missing."""
+        """Announce complete messages in order, and record since when a packet is missing."""
         before = self._due
         while self._due in self._early:
             imm = self._early.pop(self._due)
@@ -243,7 +243,7 @@ class SrdReceiver(QpEnd):
             self._missing_since = now
 
     def expire(self, now: float) -> None:
-        """An acknowledgement has waited long enough, or a packet has been missing for too long."""
+        """Make a pending ACK due, and request packets that have been missing for too long."""
         if self._ack_at <= now:
             self._ack_at, self._ack_due = NEVER, True
         if self._missing_since + self._params.overtake_s <= now:
@@ -252,7 +252,7 @@ class SrdReceiver(QpEnd):
             self._missing_since = now
 
     def counters(self) -> Mapping[str, int]:
-        """Packets that came after a later one, and packets that came twice."""
+        """Packets that arrived after a later one, and packets that arrived twice."""
         return {"out_of_order": self._out_of_order, "duplicates": self._duplicates}
 
 
@@ -268,7 +268,7 @@ class Srd:
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """What `rc` would take; a packet counts as lost after a quarter of the sender's time-out."""
+        """The parameters of `rc`; a packet counts as lost after a quarter of the sender's timeout."""
         rc = connection_params(plan)
         return cls(SrdParams(rc, rc.timeout_s / 4))
 
@@ -282,14 +282,14 @@ class Srd:
         return asdict(self.params)
 
     def fast(self) -> None:
-        """Python drives it."""
+        """None: the Python loop drives it."""
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """The end that sends data."""
         return SrdSender(self._of(qp), qp)
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
-        """The end that writes what arrives into a rank's memory."""
+        """The end that writes arriving data into a rank's memory."""
         return SrdReceiver(self._of(qp), qp, memory)
 
     def _of(self, qp: QpInfo) -> SrdParams:

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * Who holds how much of a switch's buffer: what is admitted, what it is charged to, and when a peer has to pause.
- *
- * Every sum is kept by atomic additions, and what is added to a switch's shares is a difference f(new) - f(old) of one
- * queue's depth, both as the addition to that depth returned them. So the shares are exact whatever the CPUs do at
- * once, and all are 0 when the last packet has left.
+ * Buffer accounting of a switch: which packets are admitted, which counters they are charged to, and when to pause a
+ * peer.
+ * Every sum is updated by atomic additions. The change of a switch's shares is a difference f(new) - f(old) of one
+ * queue's depth, with the values that the atomic addition to that depth returned. So the shares are exact under
+ * concurrency, and all are 0 when the last packet has left.
  */
 #ifndef HEDDLE_BOOKS_H
 #define HEDDLE_BOOKS_H
@@ -16,7 +16,7 @@
 static long (*bpf_ringbuf_output)(void *ring, void *data, __u64 size, __u64 flags) = (void *)130;
 #define BPF_RB_FORCE_WAKEUP 2
 
-/* Everything a packet is entered in. node, transit: 0 at a host. in: 0 for what the switch has made itself. */
+/* All counters of one packet. node, transit: 0 at a host. in: 0 for packets that the switch itself has sent. */
 struct books {
 	struct cell *cell;
 	struct policy *rule;
@@ -25,10 +25,10 @@ struct books {
 	struct ingress *in;
 	struct policy *in_rule;
 	__u32 in_port;
-	__u32 packets; /* that it counts as */
+	__u32 packets; /* number of packets that it counts as */
 };
 
-/* local: index of the ingress port in its node, from 1. 0: a map has no such row. */
+/* local: index of the ingress port in its node, from 1. Returns 0 when a map has no such row. */
 INLINE int open_books(struct books *books, const struct link *link, __u32 port, __u32 number, __u32 local)
 {
 	__u32 zero = 0, row = port * CLASSES + number, cross, node = link->node, *changes, half;
@@ -47,7 +47,7 @@ INLINE int open_books(struct books *books, const struct link *link, __u32 port, 
 		return 0;
 	if (link->flags & LINK_HOST)
 		return 1;
-	if (local > link->ports_of_node) /* somebody else's mark */
+	if (local > link->ports_of_node) /* the mark of other software */
 		local = 0;
 	cross = link->matrix_base + (local * link->ports_of_node + link->local) * CLASSES + number;
 	books->transit = bpf_map_lookup_elem(&transit, &cross);
@@ -69,7 +69,7 @@ INLINE __u64 beyond(__u64 size, __u64 limit)
 	return size > limit ? size - limit : 0;
 }
 
-/* The part of an ingress queue that is in the shared buffer: the rest is reserve below it, and headroom above. */
+/* The part of an ingress queue in the shared buffer: below it is the reserve, above it the headroom. */
 INLINE __u64 shared_part(const struct policy *rule, __u64 held)
 {
 	return beyond(held < rule->xoff ? held : rule->xoff, rule->reserve);
@@ -80,7 +80,7 @@ INLINE void raise(__u64 *most, __u64 now)
 	__u64 was = *most;
 
 	if (now > was)
-		__sync_val_compare_and_swap(most, was, now); /* who wins a race held as much, but for a packet */
+		__sync_val_compare_and_swap(most, was, now); /* a lost race makes it wrong by a packet at most */
 }
 
 /* peak is never above high_water: one comparison is enough for most packets. */
@@ -92,11 +92,11 @@ INLINE void raise_both(__u64 *peak, __u64 *high_water, __u64 now)
 	}
 }
 
-/* The dynamic threshold: what one queue may hold, alpha times what nobody holds (Choudhury and Hahne 1998), and its
- * reserve in any case. */
+/* The dynamic threshold: the limit of one queue, alpha times the free shared buffer (Choudhury and Hahne 1998), and at
+ * least its reserve. */
 INLINE __u64 threshold(const struct policy *rule, const struct node *node)
 {
-	long long used = node->shared_used; /* below 0 for a moment, when a later difference is entered first */
+	long long used = node->shared_used; /* may be below 0 for a moment, when a later difference is added first */
 	__u64 most = beyond(rule->shared, used < 0 ? 0 : used) * rule->alpha >> ALPHA_SHIFT;
 
 	return most > rule->reserve ? most : rule->reserve;
@@ -116,8 +116,8 @@ INLINE void tell(__u32 port, __u32 number, __u32 kind, __u64 now)
 	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 
-/* Ask the peer to go on, when what is held has fallen to Xon: as far below the Xoff of now as it is below the full one,
- * or one frame. Where the class does not pause any more, at once. */
+/* Resume the peer when the occupancy has fallen to Xon. Xon is as far below the current Xoff as the configured Xon is
+ * below the configured Xoff, but at least one frame. If the class does not pause any more, resume at once. */
 static __attribute__((noinline)) int resume(struct ingress *in, struct policy *rule, struct node *node, __u32 port,
 					    __u32 number)
 {
@@ -147,7 +147,7 @@ static __attribute__((noinline)) int pause(struct ingress *in, struct policy *ru
 	in->lost = 0;
 	add(&in->xoffs, 1);
 	tell(port, number, EVENT_XOFF, now);
-	/* Another CPU may have let all of it out meanwhile, and found the state open: nobody else would say Xon. */
+	/* Another CPU may have emptied the queue meanwhile and found the state open: then nothing else would send Xon. */
 	return resume(in, rule, node, port, number);
 }
 
@@ -171,8 +171,8 @@ INLINE int refuse_for_headroom(struct books *books, __u32 bytes)
 	return refuse(books, DROP_HEADROOM, bytes);
 }
 
-/* A switch that is empty has nothing charged. What is left all the same, after thresholds have changed or a link has
- * taken packets with it, is forgotten by the first packet. It reads `used` again: somebody may have come after it. */
+/* An empty switch has nothing charged. After a change of thresholds, or a link that went down with packets, a remainder
+ * may be left: the first packet resets it. It reads `used` again, since another packet may have followed it. */
 INLINE void forget(struct node *node, __u32 bytes)
 {
 	__u64 shared = node->shared_used, headroom = node->headroom_used;
@@ -183,7 +183,7 @@ INLINE void forget(struct node *node, __u32 bytes)
 	}
 }
 
-/* What an ingress queue's change from `was` to `held` bytes means for the shares of its switch. */
+/* Update the shares of a switch for an ingress queue that changes from `was` to `held` bytes. */
 INLINE void share_ingress(const struct books *books, __u64 was, __u64 held)
 {
 	const struct policy *rule = books->in_rule;
@@ -204,7 +204,7 @@ INLINE void share_egress(const struct books *books, __u64 was, __u64 depth)
 		add(&books->node->shared_used, shared);
 }
 
-/* Whether there is room, and if so enter the packet. TC_ACT_SHOT: there was none. ahead: bytes before it. */
+/* Admit and count the packet if there is room; else return TC_ACT_SHOT. ahead: set to the bytes before it. */
 INLINE int charge(struct books *books, __u32 number, __u32 bytes, __u64 *ahead)
 {
 	struct cell *cell = books->cell;
@@ -222,7 +222,7 @@ INLINE int charge(struct books *books, __u32 number, __u32 bytes, __u64 *ahead)
 	} else if (node && cell->depth + bytes > threshold(rule, node)) {
 		return refuse(books, DROP_THRESHOLD, bytes);
 	}
-	if (node) { /* `used` comes first and goes last: see forget() */
+	if (node) { /* `used` is added first and subtracted last: see forget() */
 		used = add(&node->used, bytes);
 		if (!used)
 			forget(node, bytes);
@@ -248,7 +248,7 @@ INLINE int charge(struct books *books, __u32 number, __u32 bytes, __u64 *ahead)
 	return TC_ACT_UNSPEC;
 }
 
-/* Enter that bytes have left, and return what they left behind; all ones: they had never come. */
+/* Count bytes as having left; return the bytes that remain, or all ones if they were never counted in. */
 INLINE __u64 release(struct books *books, __u32 number, __u64 bytes)
 {
 	__u32 lossless = books->rule->flags & POLICY_PFC;

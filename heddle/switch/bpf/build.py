@@ -1,8 +1,8 @@
 """Build the BPF objects that are committed here: `python -m heddle.switch.bpf.build`. Users never need this.
 
-In:  the .c files beside this one, and clang with llvm-objcopy.
-Out: a .o for each (no DWARF; BTF kept, since libbpf reads the maps from it), and `clang.txt`: what made them.
-The bytes depend on the sources and the clang version alone: headers are our own, and no path of the machine enters.
+In:  the .c files in this directory, and clang with llvm-objcopy.
+Out: a .o for each (no DWARF; BTF kept, since libbpf reads the maps from it), and `clang.txt`: the compiler's version.
+The bytes depend only on the sources and the clang version: no system headers, and no path of the machine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from heddle.base.process import run
 HERE: Final = Path(__file__).resolve().parent
 PROGRAMS: Final = ("hash", "count", "nic", "queue")
 VERSION_FILE: Final = HERE / "clang.txt"
-# bpfel: x86-64 and arm64. The prefix map keeps build paths out of the BTF, and without
-# columns there is a line of it for each line of source.
+# bpfel: for x86-64 and arm64. -nostdinc: only the headers here. The prefix map keeps build paths out of the BTF.
 _FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
-# v2: every kernel since 4.14. v3 has additions that return what was there before: since 5.12, on arm64 since 5.18.
+# v2: every kernel since 4.14. v3 has additions that return the old value: since 5.12, on arm64 since 5.18.
 _CPU: Final = {"queue": "v3"}
 
 
@@ -32,14 +31,14 @@ def clang_version() -> str:
     said = run(["clang", "--version"]).out
     match = re.search(r"clang version ([0-9]+\.[0-9]+\.[0-9]+)", said)
     if match is None:
-        raise MachineError(Problem("clang", said.partition("\n")[0], "tells no version"))
+        raise MachineError(Problem("clang", said.partition("\n")[0], "contains no version"))
     return match.group(1)
 
 
 def build(name: str, out: Path) -> bytes:
-    """Compile one program to `out` and return the object's bytes. MachineError says what clang found wrong.
+    """Compile one program to `out` and return the object's bytes. MachineError with clang's message.
 
-    Without llvm-objcopy the object keeps its DWARF: it works alike, but is not the one to commit.
+    Without llvm-objcopy the object keeps its DWARF: it works the same, but must not be committed.
     """
     paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE))
     run(["clang", *_FLAGS, f"-mcpu={_CPU.get(name, 'v2')}", *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
@@ -49,12 +48,12 @@ def build(name: str, out: Path) -> bytes:
 
 
 def objcopy() -> str | None:
-    """llvm-objcopy, or the one with clang's major version behind its name (as Debian installs it beside clang)."""
+    """The path of llvm-objcopy, or of the one named with clang's major version, which Debian installs with clang."""
     return shutil.which("llvm-objcopy") or shutil.which(f"llvm-objcopy-{clang_version().partition('.')[0]}")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build all programs, or those that are named."""
+    """Build all programs, or the named ones."""
     if objcopy() is None:
         raise SystemExit("llvm-objcopy is not installed: apt-get install llvm")
     for name in argv or PROGRAMS:

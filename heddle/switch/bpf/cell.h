@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * What `hash` reads of the queues, too: how deep each is, and which class a packet is of. cells.py has the other half.
+ * The maps of the queues that `hash` also reads: depths, and the class of each DSCP. cells.py has the same layouts.
  */
 #ifndef HEDDLE_CELL_H
 #define HEDDLE_CELL_H
@@ -8,34 +8,34 @@
 
 #define BPF_F_MMAPABLE 1024
 #define CLASSES 8
-#define DROP_THRESHOLD 0 /* more than the dynamic threshold lets the class have of the shared buffer */
+#define DROP_THRESHOLD 0 /* the class exceeds its dynamic threshold in the shared buffer */
 #define DROP_HEADROOM 1  /* lossless: beyond xoff and its headroom */
 #define DROP_BUFFER 2    /* the whole buffer is full */
-#define DROP_WATCHDOG 3  /* the class is cut off at this port, since it is paused for ever */
+#define DROP_WATCHDOG 3  /* the watchdog drops the class at this port, since it is paused forever */
 #define DROP_DOWN 4      /* the port has no link */
 #define CAUSES 5
 
-/* A class of an egress port. Everything is in frames' bytes, from the Ethernet header to the ICRC. */
+/* A class of an egress port. Sizes in bytes of frames, from the Ethernet header to the ICRC. */
 struct cell {
 	__u64 depth; /* enqueued and not yet at the peer's ingress */
-	__u64 high_water; /* of depth, since somebody put it to 0 */
-	__u64 peak; /* the same, for whoever samples: never above high_water */
+	__u64 high_water; /* of depth, since the last reset */
+	__u64 peak; /* the same, reset by the sampling process: never above high_water */
 	__u64 in_packets; /* admitted */
 	__u64 in_bytes;
 	__u64 out_packets;
 	__u64 out_bytes;
-	__u64 marks; /* packets that turned CE here; those that came with CE are in ce_in */
-	__u64 drops[CAUSES]; /* packets; watchdog: also those that were let out of the closed gate, to be dropped */
+	__u64 marks; /* packets that were marked CE here; those that arrived with CE are in ce_in */
+	__u64 drops[CAUSES]; /* packets; watchdog: also those that were released from the closed gate, to be dropped */
 	__u64 drop_bytes;
-	__u64 last_out_ns; /* when a packet was last seen to leave while the class's gate was to be closed (CLOCK_MONOTONIC) */
-	__u64 strays; /* packets that left and had never come: their depth had been put to 0 meanwhile */
-	__u64 ce_in; /* admitted packets that had CE already, from a queue further back: with marks, all that leave with CE */
-	__u64 spare[7]; /* three cache lines: what every packet changes is in the first one */
+	__u64 last_out_ns; /* when the last packet left while the class's gate should be closed (CLOCK_MONOTONIC) */
+	__u64 strays; /* packets that left but are not in depth, which was reset meanwhile */
+	__u64 ce_in; /* admitted packets that already had CE, from an upstream queue; ce_in + marks leave with CE */
+	__u64 spare[7]; /* three cache lines: the fields that every packet changes are in the first one */
 };
 
 struct classes {
 	__u8 of_dscp[64];
-	__u8 control; /* of what is no IP, and of IPv6's neighbour discovery */
+	__u8 control; /* the class of packets other than IP, and of IPv6's neighbour discovery */
 	__u8 pad[7];
 };
 

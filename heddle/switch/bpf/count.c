@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * Which packets leave by which port: the measured third of every path proof.
+ * Packets by egress port: the measured part of every path proof.
  *
  * At clsact egress of every port of a switch, before the port's queue: a packet is counted when it is enqueued.
  * Bytes are skb->len: from the Ethernet header to the ICRC.
@@ -12,7 +12,7 @@
 
 struct flow_key {
 	__u16 port;
-	__u16 sport; /* UDP source port; host byte order, as both numbers beside it */
+	__u16 sport; /* UDP source port; host byte order, like port and qpn */
 	__u32 qpn; /* destination QP */
 	__u32 saddr[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
 	__u32 daddr[4];
@@ -28,11 +28,11 @@ struct port_count {
 	__u64 bytes;
 	__u64 roce_packets;
 	__u64 roce_bytes;
-	__u64 misses; /* packets that found `flows` full: with one of these, its rows do not sum to the totals above */
+	__u64 misses; /* packets that found `flows` full: if not 0, its rows do not add up to the totals above */
 };
 
-/* Not preallocated: an idle lab pays for the bucket array only. One cell a flow, added to atomically, since the packets
- * of one flow may be forwarded on any CPU. Sized, and cleared before each run, by counters.py. */
+/* Not preallocated: an idle lab needs memory only for the bucket array. One cell per flow, updated atomically, since
+ * packets of one flow may be forwarded on any CPU. counters.py sets its size, and clears it before each run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -41,7 +41,7 @@ struct {
 	__type(value, struct flow_count);
 } flows SEC(".maps");
 
-/* By port number. A CPU adds to a cell of its own, with softirqs off: no atomic operation is needed. */
+/* By port id. Each CPU has its own cell, with softirqs off: no atomic operation is needed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -49,7 +49,7 @@ struct {
 	__type(value, struct port_count);
 } ports SEC(".maps");
 
-/* The row of a key that is new. Two CPUs may race to make it: BPF_NOEXIST lets the first one win. */
+/* Create the row of a new key. Two CPUs may race to create it: with BPF_NOEXIST the first one wins. */
 static __attribute__((noinline)) struct flow_count *first_of(const struct flow_key *key)
 {
 	struct flow_count none = {};

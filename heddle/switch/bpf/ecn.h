@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * Marking by exact depth: nothing below kmin, from there a probability that grows to pmax at kmax, everything from kmax
- * on. Each packet is decided on its own, as in DCQCN (Zhu et al., SIGCOMM 2015, figure 5), not at even distances as the
- * kernel's RED does it. Packets that are not ECN-capable are left alone.
+ * Marking by exact depth: no packet below kmin, then with a probability that grows to pmax at kmax, all packets from
+ * kmax on. Each packet is decided independently, as in DCQCN (Zhu et al., SIGCOMM 2015, figure 5), not at even
+ * distances as in the kernel's RED. Packets that are not ECN-capable stay unchanged.
  */
 #ifndef HEDDLE_ECN_H
 #define HEDDLE_ECN_H
@@ -24,7 +24,7 @@ INLINE int is_marked(const struct policy *rule, __u64 depth)
 	return bpf_get_prandom_u32() < rule->pmax * (depth - rule->kmin) / (rule->kmax - rule->kmin);
 }
 
-/* The two bits of RFC 3168; 0, as not ECN-capable, for what is not IP. */
+/* The two bits of RFC 3168; 0 (not ECN-capable) for packets other than IP. */
 static __attribute__((noinline)) __u32 ecn_of(struct __sk_buff *skb)
 {
 	__u8 head[2];
@@ -41,8 +41,8 @@ INLINE int can_be_marked(__u32 ecn)
 	return ecn && ecn != ECN_CE;
 }
 
-/* 1: the packet was ECN-capable and is marked now. The ICRC covers neither of the bytes that change (IBTA, annex 17).
- * Not bpf_skb_ecn_set_ce(): it passes over packets whose head is shared with a capture. */
+/* Returns 1 if the packet was ECN-capable and is now marked. The ICRC excludes the changed bytes (IBTA, annex 17).
+ * Not bpf_skb_ecn_set_ce(): it skips packets that share their head with a capture. */
 static __attribute__((noinline)) int set_ce(struct __sk_buff *skb)
 {
 	__u8 head[IPV4_CHECKSUM + 2];
@@ -60,7 +60,7 @@ static __attribute__((noinline)) int set_ce(struct __sk_buff *skb)
 	if (skb->protocol != htons(ETH_P_IP) || !ecn || ecn == ECN_CE)
 		return 0;
 	head[IPV4_TOS] |= ECN_CE;
-	/* RFC 1624, equation 3, for a word that grows by CE - ecn. The sum over the header stays what it was. */
+	/* RFC 1624, equation 3, for a word that grows by CE - ecn. The sum over the header stays the same. */
 	sum = (0xffff & ~(head[IPV4_CHECKSUM] << 8 | head[IPV4_CHECKSUM + 1])) + ECN_CE - ecn;
 	checksum = htons((__u16) ~((sum & 0xffff) + (sum >> 16)));
 	return !bpf_skb_store_bytes(skb, ETH_HLEN + IPV4_CHECKSUM, &checksum, sizeof(checksum), 0) &&

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * Flowlets: a queue pair keeps its way while it sends, and may take another after a gap of silence.
+ * Flowlets: a queue pair keeps its path while it sends, and may change it after a gap without packets.
  */
 #ifndef HEDDLE_FLOWLET_H
 #define HEDDLE_FLOWLET_H
@@ -19,13 +19,13 @@ struct flowlet_key {
 struct flowlet {
 	__u64 last_ns;
 	__u32 number; /* gaps so far */
-	__u32 port; /* that was chosen by load or depth; 0: none yet */
-	__u32 epoch; /* of the rule that it belongs to */
+	__u32 port; /* the port chosen by load or depth; 0: none yet */
+	__u32 epoch; /* of its rule */
 	__u32 pad;
 };
 
-/* The least recently used make room. Two packets of one flow on two CPUs may each see the gap: one number is skipped
- * then, and nothing else. */
+/* The least recently used entries are evicted. If two packets of one flow on two CPUs both see the gap, one number is
+ * skipped, without other effects. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -33,8 +33,8 @@ struct {
 	__type(value, struct flowlet);
 } flowlets SEC(".maps");
 
-/* Bytes that were sent to a port, halved for each gap's length that has passed since. Added to without a lock: what two
- * CPUs lose between them makes the load a little less, and chooses no dead port. */
+/* Bytes that were sent to a port, halved after each gap's length. It is updated without a lock: a race between two CPUs
+ * makes the load slightly too small, but never selects a dead port. */
 struct load {
 	__u64 bytes;
 	__u64 since_ns;
@@ -83,7 +83,7 @@ struct {
 	__type(value, __u32);
 } ids SEC(".maps");
 
-/* Bytes of a class that wait at a port now, exactly: the cell that its `enqueue` and its peer's `dequeue` keep. */
+/* The exact bytes of a class that wait at a port now: from the cell of its `enqueue` and its peer's `dequeue`. */
 INLINE __u64 depth_of(__u32 port, __u32 number)
 {
 	__u32 *id = bpf_map_lookup_elem(&ids, &port), row;
@@ -110,11 +110,11 @@ struct search {
 	__u64 least;
 	__u32 best; /* 0: none yet */
 	__u32 ties; /* members with the least depth so far */
-	__u32 by_depth; /* 1 and a class: by how deep its queue is; 0: by what a port has carried */
+	__u32 by_depth; /* 1 + class: compare the depth of its queue; 0: compare the bytes that a port has carried */
 	__u32 pad;
 };
 
-/* One candidate. In a function of its own, which the verifier looks at once and not for each turn of the loop. */
+/* Compare one candidate. A separate function, which the verifier checks once and not for each iteration of the loop. */
 OUTLINE int consider(struct __sk_buff *skb, const struct roce *flow, __u32 index, struct search *search)
 {
 	struct fib_lookup fib;
@@ -128,7 +128,7 @@ OUTLINE int consider(struct __sk_buff *skb, const struct roce *flow, __u32 index
 		return 0;
 	if (!is_next_hop(skb, flow, *port, &fib))
 		return 0;
-	/* Of n empty queues, which are usual, each is taken as often: the nth replaces what was found with chance 1/n. */
+	/* Select among n equal (often empty) queues with equal probability: the nth replaces the choice with chance 1/n. */
 	search->ties = search->best && load == search->least ? search->ties + 1 : 1;
 	if (search->ties > 1 && bpf_get_prandom_u32() % search->ties)
 		return 0;
@@ -137,7 +137,7 @@ OUTLINE int consider(struct __sk_buff *skb, const struct roce *flow, __u32 index
 	return 1;
 }
 
-/* The live member with the least load, or the least depth. The search starts anywhere, so that equal loads share flows. */
+/* The live member with the least load or depth. The search starts at a random member, to share flows at equal loads. */
 OUTLINE __u32 least_loaded(struct __sk_buff *skb, const struct roce *flow, const struct group *group, __u64 now,
 			   const struct rule *rule)
 {
@@ -158,7 +158,7 @@ OUTLINE __u32 least_loaded(struct __sk_buff *skb, const struct roce *flow, const
 	return search.best;
 }
 
-/* The flowlet that the packet belongs to; a new one is begun when there is none, or a gap has passed. */
+/* The flowlet of the packet; a new one starts if there is none, or after a gap. */
 INLINE struct flowlet *flowlet_of(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow, __u64 now)
 {
 	struct flowlet_key key;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * How a switch chooses among equal next hops for RoCEv2. At clsact ingress of every port of a switch.
+ * How a switch chooses among equal-cost next hops for RoCEv2. At clsact ingress of every port of a switch.
  *
- * Two acts. A packet is given a hash: bpf_set_hash() marks it as a layer-4 one, and with
- * net.ipv4.fib_multipath_hash_policy=1 fib_multipath_hash() takes that (>> 1) in place of its own. Or it is steered:
- * sent to a port, if that is a live next hop (steer.h); if not, it is given a hash after all.
- * The hash is jhash2() over addresses, ports and a user-defined field, the destination QP if nothing else is asked for,
+ * It does one of two things. It sets the packet's hash: bpf_set_hash() marks it as a layer-4 hash, and with
+ * net.ipv4.fib_multipath_hash_policy=1 fib_multipath_hash() uses it (>> 1) in place of its own. Or it steers the
+ * packet: it sends it to a port, if that is a live next hop (steer.h); if not, it sets a hash instead.
+ * The hash is jhash2() over addresses, ports and a user-defined field (by default the destination QP),
  * with the switch's seed as initval.
  */
 #include "flowlet.h"
@@ -15,7 +15,7 @@ struct bpf_spin_lock {
 	__u32 val;
 };
 
-/* Whose turn it is, per group: exact over all CPUs, so under a lock. */
+/* The round-robin counter of each group: exact over all CPUs, so under a lock. */
 struct turn {
 	struct bpf_spin_lock lock;
 	__u32 next;
@@ -35,7 +35,7 @@ INLINE __u32 port_at(__u32 index)
 	return port ? *port : 0;
 }
 
-/* The bytes that the rule's user-defined field names, as one number; 0 where the packet ends before them. */
+/* The bytes of the rule's user-defined field, as one number; 0 if the packet is too short. */
 INLINE __u32 udf_of(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow)
 {
 	__u32 start, word = 0, bits = rule->udf_bytes * 8;
@@ -43,7 +43,7 @@ INLINE __u32 udf_of(struct __sk_buff *skb, const struct rule *rule, const struct
 	if (!(rule->flags & RULE_UDF))
 		return flow->qpn;
 	start = rule->udf_base == 0 ? ETH_HLEN : rule->udf_base == 1 ? flow->l4 : flow->l4 + 8;
-	/* The word that ends where the field does: it starts within the Ethernet header at worst. */
+	/* The word that ends with the field; it starts in the Ethernet header at the earliest. */
 	if (bpf_skb_load_bytes(skb, start + rule->udf_offset + rule->udf_bytes - 4, &word, sizeof(word)))
 		return 0;
 	word = ntohl(word);
@@ -64,8 +64,8 @@ INLINE int give_hash(struct __sk_buff *skb, __u32 value)
 	return TC_ACT_UNSPEC;
 }
 
-/* By hash, through the buckets of a resilient group. What is at home with a dead member is hashed once more, over
- * those that live: nothing else moves. */
+/* By hash, through the buckets of a resilient group. Packets in the bucket of a dead member are hashed again, over the
+ * live ones; no other packets move. */
 OUTLINE int by_value(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow, const struct group *group,
 		     __u32 value)
 {
@@ -134,7 +134,7 @@ INLINE __u32 chosen_port(struct __sk_buff *skb, const struct rule *rule, __u32 h
 	return port;
 }
 
-/* Every rule that is more than a hash of the packet's own. */
+/* All rules that need more than the packet's own hash. */
 OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, const struct roce *flow, __u32 value)
 {
 	struct prefix_key key = {160, half, {}};
@@ -150,7 +150,7 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 	__builtin_memcpy(key.address, flow->daddr, sizeof(key.address));
 	prefix = bpf_map_lookup_elem(&prefixes, &key);
 	group = prefix ? bpf_map_lookup_elem(&groups, &prefix->group) : 0;
-	if (!prefix || !group) /* one next hop, or none that this switch was told of */
+	if (!prefix || !group) /* a single next hop, or a prefix without configured next hops */
 		return give_hash(skb, value);
 	if (mode == MODE_FLOW || mode == MODE_E_ECMP)
 		return by_value(skb, rule, flow, group, value);
@@ -172,7 +172,7 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 	}
 	if (!steer(skb, flow, port)) {
 		if (flowlet)
-			flowlet->port = 0; /* it has died: the next packet chooses anew */
+			flowlet->port = 0; /* the port is dead: the next packet chooses again */
 		return by_value(skb, rule, flow, group, value);
 	}
 	if (flowlet && mode == MODE_FLOWLET)
@@ -195,8 +195,8 @@ int hash(struct __sk_buff *skb)
 	if (!rule || (rule->mode == MODE_FLOW && !(rule->flags & (RULE_RESILIENT | RULE_CLEAR))))
 		return TC_ACT_UNSPEC;
 	if ((rule->mode == MODE_FLOW && !(rule->flags & RULE_RESILIENT)) || !roce_flow(skb, &flow)) {
-		/* A locally sent TCP or UDP packet carries its socket's hash (sk_txhash) through veth into the next
-		 * namespace, and policy 1 would use that one number at every hop. Without it the kernel makes its own. */
+		/* A locally sent TCP or UDP packet keeps its socket's hash (sk_txhash) through veth into the next
+		 * namespace, and policy 1 would use the same number at every hop. Without it the kernel computes one. */
 		bpf_set_hash_invalid(skb);
 		return TC_ACT_UNSPEC;
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * What every program here shares: the kernel's ABI as far as it is used.
+ * Shared by all programs: the parts of the kernel's ABI that they use.
  * Self-contained on purpose: no libbpf or kernel headers are needed to build, and the objects (whose BTF describes
- * the types below) do not change with the headers of the machine that builds them.
+ * the types below) do not depend on the headers of the build machine.
  */
 #ifndef HEDDLE_H
 #define HEDDLE_H
@@ -44,7 +44,7 @@ struct __sk_buff {
 	__u64 tstamp;
 	__u32 wire_len; /* of what the packet is cut into (GSO), headers and all */
 	__u32 gso_segs; /* 0: it is not cut */
-	struct bpf_sock *sk; /* that the packet is charged to; 0: none */
+	struct bpf_sock *sk; /* the socket that the packet is charged to; 0: none */
 };
 
 #define BPF_MAP_TYPE_HASH 1
@@ -56,18 +56,18 @@ struct __sk_buff {
 #define BPF_NOEXIST 1
 #define TC_ACT_UNSPEC -1
 #define TC_ACT_SHOT 2
-#define TC_ACT_STOLEN 4 /* as SHOT, but no drop to any counter of the kernel */
+#define TC_ACT_STOLEN 4 /* as SHOT, but the kernel counts no drop */
 #define PACKET_HOST 0
 #define PACKET_OTHERHOST 3
 
 #define SEC(name) __attribute__((section(name), used))
 #define __uint(name, val) int (*name)[val]
 #define __type(name, val) typeof(val) *name
-/* nodebug: what is inlined counts as the line that calls it, which halves the BTF. */
+/* nodebug: inlined code gets the line number of its caller, which halves the BTF. */
 #define INLINE static __attribute__((always_inline, nodebug))
-#define OUTLINE __attribute__((noinline)) /* a call within BPF, verified once whoever calls: kernels since 5.12 */
+#define OUTLINE __attribute__((noinline)) /* a BPF function, verified once for all callers: kernels since 5.12 */
 
-/* Helpers by number (enum bpf_func_id): fixed for good. */
+/* Helpers by number (enum bpf_func_id): stable ABI. */
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*bpf_map_update_elem)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
 static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;

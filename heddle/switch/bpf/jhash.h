@@ -66,7 +66,7 @@ INLINE __u32 jhash_4(__u32 k0, __u32 k1, __u32 k2, __u32 k3, __u32 seed)
 	return c;
 }
 
-/* Nine words in network byte order, one after the other, and one more. A loop, since ten words in a row are long. */
+/* Nine consecutive words in network byte order, and one more. A loop, since unrolled code for ten words is long. */
 INLINE __u32 jhash_10(const __u32 *words, __u32 last, __u32 seed)
 {
 	__u32 a, b, c, i;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * A host's NIC takes RoCEv2 for itself: the host's own kernel must not answer it.
+ * Reserve RoCEv2 for the emulated NIC: the host's own kernel must not answer it.
  *
- * At clsact ingress of every NIC, behind `dequeue`: what that wrote into the packet (CE, when marks are set at dequeue)
- * is what the NIC's packet socket sees, since __netif_receive_skb_core() delivers to sockets that are bound to one
- * protocol (ETH_P_IP, ETH_P_IPV6: Heddle's endpoints) after tc, and to those that take all (ETH_P_ALL: tcpdump) before.
- * So the packet goes on, but as one for somebody else: ip_rcv_core() and ip6_rcv_core() drop PACKET_OTHERHOST first
- * thing and silently. As one for this host it would be answered with an ICMP port unreachable, since nobody has UDP
- * port 4791 open.
+ * At clsact ingress of every NIC, after `dequeue`, so that the NIC's packet socket sees its changes (CE, if marks are
+ * set at dequeue): __netif_receive_skb_core() delivers to sockets that are bound to one protocol (ETH_P_IP,
+ * ETH_P_IPV6: Heddle's endpoints) after tc, and to those that receive all (ETH_P_ALL: tcpdump) before tc.
+ * The packet continues as PACKET_OTHERHOST, which ip_rcv_core() and ip6_rcv_core() drop first, and silently. Otherwise
+ * the host would answer it with an ICMP port unreachable, since no process has UDP port 4791 open.
+ *
  */
 #include "roce.h"
 

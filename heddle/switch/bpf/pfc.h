@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * Pause frames as they come in: IEEE 802.1Qbb, MAC control with opcode 0x0101 (IEEE 802.3, annex 31D).
+ * Incoming pause frames: IEEE 802.1Qbb, MAC control with opcode 0x0101 (IEEE 802.3, annex 31D).
  *
- * A MAC keeps MAC control to itself, so every such frame is dropped, and only a whole and right one counts.
+ * A MAC does not forward MAC control frames, so all are dropped here. Only complete, valid frames have an effect.
  */
 #ifndef HEDDLE_PFC_H
 #define HEDDLE_PFC_H
@@ -20,7 +20,7 @@ struct pfc_frame {
 	__u16 quanta[CLASSES]; /* of 512 bit times */
 };
 
-/* One class of a frame: count it, and say whether it counts at this port. */
+/* Count one class of a frame; return whether it is lossless at this port. */
 INLINE int pause_class(__u32 port, __u32 number, __u32 half, __u16 quanta, __u64 now)
 {
 	__u32 row = port * CLASSES + number, rule_row = row * 2 + half;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * The queues of every port, exactly: `enqueue` at clsact egress, before the port's qdisc; `dequeue` at clsact ingress of
- * the port at the other end, which sees a packet when it has left that qdisc. What lies between the two is the depth.
- * One object for a whole lab. Each filter's classid says which port it stands at.
+ * Exact queues of every port: `enqueue` at clsact egress, before the port's qdisc; `dequeue` at clsact ingress of the
+ * port at the other end, which sees a packet after it has left that qdisc. The bytes between the two are the depth.
+ * One object for a whole lab. Each filter's classid is the id of its port.
  *
- * What carries a packet's history: across the link skb->hash survives, which `enqueue` sets to a stamp; through a switch
- * skb->mark, which `dequeue` sets to the ingress port. skb->priority names the class to the qdisc.
+ * Metadata of a packet: `enqueue` sets skb->hash to a stamp, which survives the link; `dequeue` sets skb->mark to the
+ * ingress port, which survives the switch. skb->priority selects the class in the qdisc.
  */
 #include "ecn.h"
 #include "pfc.h"
 
-#define ETH_P_KICK 0x88b5 /* IEEE 802, local experimental: makes a qdisc look at its queues, and gets no further */
+#define ETH_P_KICK 0x88b5 /* IEEE 802, local experimental: makes a qdisc serve its queues, and is dropped there */
 #define KICK_PRIORITY 0x10ff0
 #define IPPROTO_ICMPV6 58
 #define ETH_P_8021Q 0x8100
@@ -22,11 +22,11 @@
 #define STAMP 0x1a5au /* 13 bits; then 3 of the class, RED_MAY_MARK, and 15 of the ingress port's index, from 1 */
 #define STAMP_SHIFT 19
 #define STAMP_PORT 0x7fff
-#define RED_MAY_MARK 0x8000u /* came ECN-capable and unmarked: whoever finds it marked behind the queue counts it */
+#define RED_MAY_MARK 0x8000u /* arrived ECN-capable and unmarked: if marked after the queue, `dequeue` counts it */
 #define MARK 0x5eddu /* 16 bits, and 16 of the index */
 
-/* The class of a packet, by its DSCP. What is not IP, and what finds the neighbours of IPv6, is control.
- * ecn: set to the two bits of RFC 3168; 0, as not ECN-capable, for what is not IP. */
+/* The class of a packet, by its DSCP. Packets other than IP, and IPv6 neighbour discovery, are control.
+ * ecn: set to the two bits of RFC 3168; 0 (not ECN-capable) for packets other than IP. */
 INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes, __u32 *ecn)
 {
 	void *data = (void *)(unsigned long)skb->data, *end = (void *)(unsigned long)skb->data_end;
@@ -48,8 +48,8 @@ INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes, __u3
 	return classes->of_dscp[tos >> 2];
 }
 
-/* Bytes of a packet as they come to the peer. The queue may hold it in one, and cut it as it leaves (a host's TCP and UDP
- * are cut by the kernel whatever the port can do); and a tag in the frame is off before the peer's programs see it. */
+/* Bytes of a packet when it reaches the peer. The queue may hold it as one packet, which is segmented on leaving (the
+ * kernel segments a host's TCP and UDP in any case). A VLAN tag is removed before the peer's programs see the frame. */
 INLINE __u32 length_of(const struct __sk_buff *skb)
 {
 	__u32 bytes = skb->wire_len;
@@ -59,7 +59,7 @@ INLINE __u32 length_of(const struct __sk_buff *skb)
 	return bytes;
 }
 
-/* What the agent says of a class that may be paused; 0 for all others. */
+/* The agent's row of a class that may be paused; 0 for all others. */
 INLINE struct agent *said_of(const struct policy *rule, __u32 port, __u32 number)
 {
 	__u32 row = port * CLASSES + number;
@@ -67,7 +67,7 @@ INLINE struct agent *said_of(const struct policy *rule, __u32 port, __u32 number
 	return rule->flags & POLICY_PFC ? bpf_map_lookup_elem(&agent, &row) : 0;
 }
 
-/* The agent opens a gate in time, and its keeper does if it cannot. With both killed at once the class goes round it. */
+/* The agent opens a gate in time, or else its keeper does. If both were killed at once, the class bypasses its gate. */
 INLINE int is_left_closed(const struct agent *said)
 {
 	__u64 until = said->until_ns;
@@ -136,9 +136,9 @@ int dequeue(struct __sk_buff *skb)
 	sender = bpf_map_lookup_elem(&links, &port);
 	if (!sender || !open_books(&books, sender, port, number, stamp & STAMP_PORT))
 		return TC_ACT_UNSPEC;
-	bpf_set_hash_invalid(skb); /* whoever hashes next must not take the stamp for a flow's */
+	bpf_set_hash_invalid(skb); /* the stamp must not be used as the hash of a flow */
 	if (sender->flags & LINK_DOWN)
-		return TC_ACT_SHOT; /* user space closes these books */
+		return TC_ACT_SHOT; /* user space corrects these counters */
 	left = release(&books, number, bytes);
 	add(&books.cell->out_packets, 1);
 	said = said_of(books.rule, port, number);
@@ -155,9 +155,9 @@ int dequeue(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* For user space, by BPF_PROG_TEST_RUN: bytes have been lost behind a port's `enqueue`, with the link of a port that is
- * down, or on their way to the peer's `dequeue`. cb: the port; class and, above 8 bits, ingress index; bytes. The last of
- * them tells how many packets they were. */
+/* For user space, by BPF_PROG_TEST_RUN: bytes were lost after a port's `enqueue`, because its link went down, or on
+ * their way to the peer's `dequeue`. cb: the port; class (8 bits) and ingress index above it; bytes. When no bytes are
+ * left, the lost packets are counted, too. */
 SEC("tc")
 int credit(struct __sk_buff *skb)
 {
@@ -181,7 +181,7 @@ int credit(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* The same way: add to what a switch counts as shared and as headroom. cb: node; both, in two words each. */
+/* Also by BPF_PROG_TEST_RUN: add to a switch's used shared buffer and headroom. cb: node; both, in two words each. */
 SEC("tc")
 int settle(struct __sk_buff *skb)
 {

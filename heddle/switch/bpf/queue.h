@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * What the queues of a lab share: one set of maps for all its ports, switches' and hosts'. cells.py has the other half
- * of these layouts, and maps most of them into memory.
+ * The shared state of a lab's queues: one set of maps for all ports of switches and hosts. cells.py has the same
+ * layouts, and maps most of them into memory.
  *
- * Ports have numbers from 1 (portids.py), and those of one node follow each other. "row" is port * 8 + class.
+ * Ports have ids from 1 (portids.py), consecutive within a node. "row" is port * 8 + class.
  */
 #ifndef HEDDLE_QUEUE_H
 #define HEDDLE_QUEUE_H
@@ -11,38 +11,38 @@
 
 #define BPF_MAP_TYPE_RINGBUF 27
 
-/* A class of an ingress port: what came in by it and is still in the switch. */
+/* A class of an ingress port: the packets that arrived by it and are still in the switch. */
 struct ingress {
 	__u64 occupancy;
 	__u64 high_water;
 	__u64 peak;
-	__u64 xoffs; /* times that it crossed xoff */
-	__u64 headroom_high; /* the most beyond xoff that it held, or would have held with a packet that was dropped */
-	__u64 drops; /* for want of headroom */
-	__u32 state; /* 0: open; 1: the peer is asked to pause. This is the truth, an event only wakes */
+	__u64 xoffs; /* number of times that it crossed xoff */
+	__u64 headroom_high; /* maximum beyond xoff, including packets that were dropped for it */
+	__u64 drops; /* packets dropped because the headroom was full */
+	__u32 state; /* 0: open; 1: the peer is asked to pause. Authoritative; an event is only a wake-up */
 	__u32 pad;
 	__u64 since_ns; /* of that state */
 	__u64 drop_bytes; /* of drops */
-	__u64 lost; /* bytes dropped for want of headroom since the last pause began */
-	__u64 lost_high; /* the most in one pause: headroom that was missing */
+	__u64 lost; /* bytes dropped because the headroom was full, since the start of the last pause */
+	__u64 lost_high; /* maximum of that in one pause: the missing headroom */
 	__u64 spare[5];
 };
 
-/* Pause frames that a port took in, by class. */
+/* Pause frames that a port received, by class. */
 struct gate {
 	__u64 pfc_received;
-	__u64 since_ns; /* when the first frame of a pause came; 0: none. Also the agent puts it to 0, when a pause ends */
-	__u64 last_ns; /* when the last frame came, of either kind */
-	__u64 lost; /* user space: packets that went into the class's queue here, and came out nowhere */
+	__u64 since_ns; /* arrival of the first frame of a pause; 0: none. The agent also resets it when a pause ends */
+	__u64 last_ns; /* arrival of the last frame, Xoff or Xon */
+	__u64 lost; /* written by user space: packets that entered the class's queue here and never left it */
 };
 
-/* What the agent of a lab writes, by row. The programs read `watchdog`. */
+/* Written by the agent of a lab, by row. The programs read `watchdog` and `until_ns`. */
 struct agent {
 	__u64 pfc_sent;
 	__u64 closed_since_ns; /* 0: the gate is open */
-	__u64 until_ns; /* when it is to open; written before it is closed, and put to 0 after it has been opened */
+	__u64 until_ns; /* when the gate must open; set before it is closed, reset to 0 after it is opened */
 	__u64 paused_ns; /* sum of pauses that have ended */
-	__u32 watchdog; /* 0: well; 1: storm, drop; 2: storm, forward */
+	__u32 watchdog; /* 0: no storm; 1: storm, drop; 2: storm, forward */
 	__u32 pad;
 	__u64 storms;
 	__u64 storm_since_ns;
@@ -54,12 +54,12 @@ struct agent {
 };
 
 #define WATCHDOG_DROP 1
-#define GATE_GRACE_NS 300000000ULL /* a gate that is closed so long after its time has nobody left to open it */
+#define GATE_GRACE_NS 300000000ULL /* when a gate is overdue by this time, no process is left to open it */
 #define LINK_HOST 1
-#define LINK_DOWN 2 /* user space: packets are neither counted in nor out, but dropped */
+#define LINK_DOWN 2 /* set by user space: packets are dropped, and counted neither in nor out */
 
 struct link {
-	__u32 peer; /* the port at the other end; 0: this port is not ours */
+	__u32 peer; /* the port at the other end; 0: not a port of the lab */
 	__u32 node; /* index in `switches` */
 	__u32 local; /* index among the ports of its node, from 0 */
 	__u32 ports_of_node;
@@ -70,9 +70,9 @@ struct link {
 
 /* A switch's buffer. */
 struct node {
-	__u64 shared_used; /* what queues hold beyond their reserve, headroom apart */
-	__u64 headroom_used; /* what ingress ports hold beyond xoff */
-	__u64 used; /* everything */
+	__u64 shared_used; /* bytes of queues beyond their reserves, without headroom */
+	__u64 headroom_used; /* bytes of ingress ports beyond xoff */
+	__u64 used; /* all bytes */
 	__u64 high_water; /* of used */
 	__u64 peak;
 	__u64 headroom_high;
@@ -82,10 +82,10 @@ struct node {
 
 #define POLICY_ECN 1
 #define POLICY_AT_DEQUEUE 2
-#define POLICY_PFC 4 /* the class is lossless, and may pause: charged to where it came in */
-#define POLICY_RED 8 /* the kernel's RED marks, in the qdisc; what it marked is counted behind it */
+#define POLICY_PFC 4 /* the class is lossless, and may pause: charged to its ingress port */
+#define POLICY_RED 8 /* the kernel's RED marks, in the qdisc; `dequeue` counts its marks */
 
-/* What holds for a class of a port: as it leaves there, and (xoff to quanta) as it comes in. Twice: see `active`. */
+/* The policy of a class of a port, for egress; xoff to quanta for ingress. There are two copies: see `active`. */
 struct policy {
 	__u32 kind; /* 0: no class, 1: control, 2: lossless, 3: lossy */
 	__u32 flags;
@@ -97,21 +97,21 @@ struct policy {
 	__u64 headroom;
 	__u64 reserve;
 	__u64 alpha; /* 2^16: 1 */
-	__u64 shared; /* bytes that the queues of the switch share beyond their reserves */
+	__u64 shared; /* size of the switch's shared buffer, in bytes, beyond the reserves */
 	__u64 buffer; /* of the switch; of a host's port: of this class */
-	__u64 detect_ns; /* these four are the agent's */
+	__u64 detect_ns; /* only the agent uses these four */
 	__u64 restore_ns;
 	__u32 quanta;
 	__u32 action;
 	__u32 priority; /* skb->priority: the qdisc's class */
-	__u32 fallback; /* the one to take when the class's gate has been left closed */
-	__u32 frame; /* the longest of this port: Xon is sent when no more than one of these is left, whatever xon says */
+	__u32 fallback; /* the same for packets that bypass the class's gate, when it was left closed */
+	__u32 frame; /* maximum frame of this port: Xon is sent at the latest when no more than this is left */
 	__u32 spare;
 };
 
 #define EVENT_XOFF 1 /* ask the peer of `port` to pause `class` */
-#define EVENT_XON 2  /* and to go on */
-#define EVENT_PFC 3  /* a pause frame came in by `port`; `class` is its vector, of lossless classes alone */
+#define EVENT_XON 2  /* ask it to resume */
+#define EVENT_PFC 3  /* a pause frame arrived by `port`; `class` is its vector, with lossless classes only */
 
 struct event {
 	__u64 ns;
@@ -127,10 +127,10 @@ SHARED_MAP(ingress, struct ingress); /* row of an ingress port */
 SHARED_MAP(gates, struct gate); /* row of the port that is paused */
 SHARED_MAP(agent, struct agent); /* the same row; pfc_sent: row of the port that sends the frame */
 SHARED_MAP(links, struct link); /* port */
-SHARED_MAP(switches, struct node); /* node; hosts have one that stays empty */
-SHARED_MAP(transit, __u64); /* bytes by (ingress, egress, class) of a node; ingress 0: made by the switch itself */
+SHARED_MAP(switches, struct node); /* node; the rows of hosts stay empty */
+SHARED_MAP(transit, __u64); /* bytes by (ingress, egress, class) of a node; ingress 0: sent by the switch itself */
 SHARED_MAP(policies, struct policy); /* row * 2 + half */
-SHARED_MAP(active, __u32); /* one cell, more by 1 with each change: its last bit is the half of `policies` that holds */
+SHARED_MAP(active, __u32); /* one cell, incremented with each change: its last bit is the active half of `policies` */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);

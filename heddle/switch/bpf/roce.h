@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * The parser for RoCEv2: what a packet's headers say, over IPv4 or IPv6.
+ * The parser of RoCEv2 headers, over IPv4 or IPv6.
  */
 #ifndef HEDDLE_ROCE_H
 #define HEDDLE_ROCE_H
@@ -11,7 +11,7 @@
 #define AF_INET 2
 #define AF_INET6 10
 #define IPPROTO_UDP 17
-#define IP_FRAGMENT 0x3fff /* more-fragments bit and offset: anything but a whole datagram */
+#define IP_FRAGMENT 0x3fff /* more-fragments bit and offset: 0 only for a whole datagram */
 #define ROCE_PORT 4791
 
 struct ipv4 {
@@ -47,13 +47,13 @@ struct udp_bth {
 	__u32 psn;
 };
 
-/* What identifies a RoCEv2 flow, and what sends it on. */
+/* The fields that identify a RoCEv2 flow, and those needed to forward it. */
 struct roce {
 	__u32 saddr[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
 	__u32 daddr[4];
-	__u32 ports; /* source, destination: the first word of the UDP header, in network byte order, too */
-	__u32 qpn; /* host byte order, as all that follows */
-	__u32 udf; /* what hash.c's rule hashes beside addresses and ports */
+	__u32 ports; /* source, destination: the first word of the UDP header, also in network byte order */
+	__u32 qpn; /* host byte order, as all fields below */
+	__u32 udf; /* the field that hash.c's rule hashes in addition to addresses and ports */
 	__u32 l4; /* where the UDP header starts in the frame */
 	__u32 tos_flow; /* IPv4: type of service; IPv6: traffic class and flow label, network byte order */
 	__u16 length; /* of the packet, from its IP header on */
@@ -61,7 +61,7 @@ struct roce {
 	__u8 ttl;
 	__u8 plain; /* no IP options */
 	__u8 pad;
-	__u16 checksum; /* IPv4: of the header, as it stands in the packet */
+	__u16 checksum; /* IPv4: of the header, unchanged from the packet */
 };
 
 struct ipv4_udp {
@@ -83,7 +83,7 @@ INLINE int roce_udp(const struct udp_bth *udp, struct roce *flow)
 	return 1;
 }
 
-/* All headers in one call: a packet's payload, and often its UDP header, is in pages, where each call searches for it. */
+/* All headers in one call: a packet's payload, and often its UDP header, is in pages, which each call has to search. */
 INLINE int roce_ipv4(struct __sk_buff *skb, struct roce *flow)
 {
 	struct ipv4_udp head;
@@ -114,7 +114,7 @@ INLINE int roce_ipv4(struct __sk_buff *skb, struct roce *flow)
 	return roce_udp(&head.udp, flow);
 }
 
-/* Extension headers are not followed: RoCEv2 has none, and what has some is somebody else's. */
+/* Extension headers are not followed: RoCEv2 packets have none. */
 INLINE int roce_ipv6(struct __sk_buff *skb, struct roce *flow)
 {
 	struct ipv6_udp head;
@@ -137,7 +137,7 @@ INLINE int roce_ipv6(struct __sk_buff *skb, struct roce *flow)
 }
 
 /* Read the flow of a RoCEv2 packet. 0: it is something else (not IP, a fragment, another port, cut short).
- * bpf_skb_load_bytes rather than direct access: it does not care how the kernel has cut the packet into pages. */
+ * bpf_skb_load_bytes, not direct access: it works for every layout of the packet in pages. */
 INLINE int roce_flow(struct __sk_buff *skb, struct roce *flow)
 {
 	if (skb->protocol == htons(ETH_P_IP))

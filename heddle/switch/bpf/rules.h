@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * What a switch is told: its rule and the tables that the rule may use, all of it twice. `active` says which half
- * holds; user space fills the other one and then flips that one cell, so every packet meets one whole state.
+ * The configuration of a switch: its rule and the tables of the rule, all in two halves. `active` selects one half.
+ * User space fills the other one and then changes that one cell, so every packet sees one consistent state.
  * maps.py writes all of this; indexes into `groups` and `hops` count over both halves.
  */
 #ifndef HEDDLE_RULES_H
@@ -16,9 +16,9 @@
 #define MODE_EXACT 5
 #define MODE_ADAPTIVE 6
 
-#define RULE_CLEAR 1       /* mode flow under policy 1: no packet keeps a hash that it brings */
+#define RULE_CLEAR 1       /* mode flow under policy 1: clear the hash that a packet arrives with */
 #define RULE_RESILIENT 2   /* a hash chooses a bucket, not a next hop */
-#define RULE_LOAD 4        /* flowlet: to the port that carried least */
+#define RULE_LOAD 4        /* flowlet: choose the port that has carried the fewest bytes */
 #define RULE_ROUND_ROBIN 8 /* spray */
 #define RULE_UDF 16        /* the user-defined field is not the destination QP */
 
@@ -26,9 +26,9 @@ struct rule {
 	__u32 mode;
 	__u32 seed;
 	__u32 flags;
-	__u32 epoch; /* another one with each rule: flowlets of the one before are forgotten */
+	__u32 epoch; /* changes with each rule: flowlets of the previous rule are ignored */
 	__u64 gap_ns;
-	__u32 buckets; /* this and most of the rest is for whoever reads it back */
+	__u32 buckets; /* this and most fields below are only read back by user space */
 	__u32 policy;
 	__u32 fields;
 	__u32 udf_base; /* 0: IP header, 1: UDP header, 2: BTH */
@@ -43,22 +43,22 @@ struct rule {
 struct group {
 	__u32 first_member;
 	__u32 members;
-	__u32 first_slot; /* what round-robin and buckets index */
+	__u32 first_slot; /* the table that round-robin and buckets index */
 	__u32 slots;
 };
 
 struct prefix_key {
-	__u32 bits; /* 32 of `half`, and those of the prefix */
+	__u32 bits; /* 32 bits of `half`, plus the length of the prefix */
 	__u32 half;
 	__u32 address[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
 };
 
 struct prefix_rule {
 	__u32 group;
-	__u32 id; /* the prefix itself, as exact entries name it */
+	__u32 id; /* the number of the prefix in exact entries */
 	__u32 slice;
-	__u32 shift; /* an address's slice is slice + (its host bits >> shift); 64 and more: all are one slice */
-	__u64 host_bits; /* mask of those, of the address's last 64 bits */
+	__u32 shift; /* an address's slice is slice + (its host bits >> shift); 64 and more: only one slice */
+	__u64 host_bits; /* mask of the host bits, in the address's last 64 bits */
 };
 
 struct exact_key {
@@ -112,9 +112,9 @@ struct {
 } exact SEC(".maps");
 
 #define STAT_STEERED 0   /* packets that the program sent to a port */
-#define STAT_FELL_BACK 1 /* packets that it could not: the port is no live next hop, or the packet is the kernel's */
+#define STAT_FELL_BACK 1 /* packets that it left to the kernel: the port is not a live next hop, or steer() refused */
 #define STAT_REPICKS 2   /* flowlets that began after a gap */
-#define STAT_MISSES 3    /* packets that the exact-match table has nothing for, or the flowlet table no room */
+#define STAT_MISSES 3    /* packets without a row in the exact-match table, or without room in the flowlet table */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -123,7 +123,7 @@ struct {
 	__type(value, __u64);
 } stats SEC(".maps");
 
-/* Real packets alone: BPF_PROG_TEST_RUN, by which the oracle asks, leaves ingress_ifindex at 0 unless it is told one. */
+/* Only real packets: in the oracle's BPF_PROG_TEST_RUN, ingress_ifindex is 0 unless it sets one. */
 INLINE void count_one(const struct __sk_buff *skb, __u32 what)
 {
 	__u64 *cell = bpf_map_lookup_elem(&stats, &what);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * Sending a packet to a port of our choice, as the kernel would have forwarded it there.
+ * Send a packet to a chosen port, in the same form as the kernel would forward it there.
  *
- * Whether a port will do is asked of the kernel, for each packet: bpf_fib_lookup() with the port as output finds a
- * route only if the port is a live next hop of the longest prefix. So a link that is down and a route that BGP has
- * withdrawn count at once, and nothing has to watch them.
+ * The kernel checks the port for each packet: bpf_fib_lookup() with the port as output finds a route only if the port
+ * is a live next hop of the longest prefix. So a link that goes down and a route that BGP withdraws have an immediate
+ * effect, and nothing has to watch them.
  */
 #ifndef HEDDLE_STEER_H
 #define HEDDLE_STEER_H
@@ -49,22 +49,22 @@ INLINE void ask(const struct roce *flow, __u32 ifindex, struct fib_lookup *fib)
 	}
 }
 
-/* Whether `port` is a live next hop for the packet; fib then has the MAC addresses of the link, and in tos_flow the
+/* Whether `port` is a live next hop for the packet. If so, fib has the MAC addresses of the link, and tos_flow the
  * metric of the route. */
 OUTLINE int is_next_hop(struct __sk_buff *skb, const struct roce *flow, __u32 port, struct fib_lookup *fib)
 {
 	if (!flow || !fib)
 		return 0;
 	ask(flow, port, fib);
-	fib->tot_len = flow->length; /* longer than the link's MTU: not this way, the kernel knows what to do with it */
-	/* IPv6 answers with another next hop where this one is dead; and, whatever is asked for, with the first one of a
-	 * nexthop object (rt6_nh_find_match), so frr.conf.j2 keeps zebra from making those. */
+	fib->tot_len = flow->length; /* a packet longer than the link's MTU is left to the kernel */
+	/* IPv6 returns another next hop if this one is dead. For a nexthop object it always returns the first next hop
+	 * (rt6_nh_find_match), so frr.conf.j2 keeps zebra from creating those. */
 	return !bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT) && fib->ifindex == port;
 }
 
-/* Whether the route that a lookup by port has found, with that metric, is the one that the kernel would take. In IPv4
- * a lookup by port passes over a route that lacks the port, and finds a worse one or that of a shorter prefix
- * (fib_table_lookup). Two routes of one metric, to prefixes of different lengths, cannot be told apart. */
+/* Whether the route with that metric, found by a lookup by port, is the one that the kernel would use. In IPv4 a lookup
+ * by port skips a route without the port, and finds a worse one or one of a shorter prefix (fib_table_lookup). Two
+ * routes with the same metric, to prefixes of different lengths, cannot be distinguished. */
 INLINE int is_best(struct __sk_buff *skb, const struct roce *flow, __u32 metric)
 {
 	struct fib_lookup fib;
@@ -76,8 +76,8 @@ INLINE int is_best(struct __sk_buff *skb, const struct roce *flow, __u32 metric)
 	return fib.tos_flow == metric;
 }
 
-/* Make the packet one that leaves by fib's port: MAC addresses, and a TTL less by one with the checksum that goes with
- * it (RFC 1141). 0: it could not be written. */
+/* Rewrite the packet for fib's port: MAC addresses, and a TTL decremented by one with a matching checksum (RFC 1141).
+ * Returns 0 if it could not be written. */
 INLINE int rewrite(struct __sk_buff *skb, const struct roce *flow, const struct fib_lookup *fib)
 {
 	__u8 macs[2 * ETH_ALEN];
@@ -99,14 +99,14 @@ INLINE int rewrite(struct __sk_buff *skb, const struct roce *flow, const struct 
 	return !bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
-/* Make the packet ready for `port`: 1, and the caller returns leave_by(). 0: the kernel has to choose. */
+/* Prepare the packet for `port` and return 1: the caller then returns leave_by(). 0: the kernel has to choose. */
 OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 {
 	struct fib_lookup fib;
 
 	if (!flow)
 		return 0;
-	/* Broadcast and multicast, packets of somebody else's or of a VLAN, IP options, an end of the TTL: the kernel knows what to do. */
+	/* Broadcast, multicast, packets for other hosts or of a VLAN, IP options, an expiring TTL: left to the kernel. */
 	if (!port || skb->pkt_type != PACKET_HOST || skb->vlan_present || !flow->plain || flow->ttl <= 1 ||
 	    !is_next_hop(skb, flow, port, &fib) || !is_best(skb, flow, fib.tos_flow) || !rewrite(skb, flow, &fib)) {
 		count_one(skb, STAT_FELL_BACK);
@@ -118,16 +118,16 @@ OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 }
 
 /* BPF_PROG_TEST_RUN, which must not send anything, gives the packet a socket: of the packet's family, without a port.
- * Those of hosts are packet sockets, or have a port; a raw one has its protocol there. */
+ * Sockets of hosts are packet sockets, or have a port; a raw socket has its protocol there. */
 INLINE int is_asked(const struct __sk_buff *skb, const struct bpf_sock *sk)
 {
 	return !skb->ingress_ifindex || (sk->family != AF_PACKET && !sk->src_port);
 }
 
-/* Send a packet that steer() has made ready, without the socket that it is charged to. The kernel takes that away from
- * each packet that it forwards (skb_orphan() in ip_rcv_core() and ip6_rcv_core()), where a redirected one never comes.
- * With it, packets that wait in this switch would count as unsent at the host: a back-pressure that no fabric has.
- * A clone has no socket. Only a host's packets are cloned, at their first switch: behind it they have none. */
+/* Send a packet that steer() has prepared, without the socket that it is charged to. The kernel removes the socket from
+ * each packet that it forwards (skb_orphan() in ip_rcv_core() and ip6_rcv_core()), but a redirected packet does not get
+ * there. With the socket, packets that wait in this switch would count as unsent at the host: a back-pressure that no
+ * real fabric has. A clone has no socket. Only a host's packets are cloned, at their first switch. */
 OUTLINE int leave_by(struct __sk_buff *skb, __u32 port)
 {
 	struct bpf_sock *sk = skb->sk;

@@ -1,9 +1,9 @@
-"""How a switch chooses among equal paths: sysctls, one BPF program, and the tables it reads.
+"""How a switch chooses among equal-cost paths: sysctls, one BPF program, and the tables it reads.
 
-Under `flow` the kernel's own hash decides: of the 5-tuple by default (policy 3, fields 0x37), with the switch's seed.
-In all other modes the program `hash` gives RoCEv2 packets a hash, which the kernel takes under policy 1, or sends them
-to a port (bpf/hash.c). What is no RoCEv2 is hashed by the kernel in every mode. The program is on every port in all of
-them, so that a mode is a few map writes and at most three sysctls: see rehash.py.
+In mode `flow` the kernel's own hash decides: by default of the 5-tuple (policy 3, fields 0x37), with the switch's seed.
+In all other modes the program `hash` gives RoCEv2 packets a hash, which the kernel uses under policy 1, or it sends
+them to a port (bpf/hash.c). The kernel hashes all other packets in every mode. The program is on every port in every
+mode, so a change of mode is a few map writes and at most three sysctls: see rehash.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PINS: Final = BPFFS / "heddle"
 
 @dataclass(frozen=True, slots=True)
 class SwitchHashing:
-    """A switch's hashing as it is now. seed: the one that counts in this mode, 32 bits. policy, fields: the sysctls."""
+    """A switch's current hashing. seed: the one that this mode uses, 32 bits. policy, fields: the sysctls."""
 
     switch: str
     mode: str
@@ -42,7 +42,7 @@ class SwitchHashing:
 
     @property
     def by_program(self) -> bool:
-        """True when the program's hash decides: the kernel heeds it under policy 1 only."""
+        """True when the program's hash decides: the kernel uses it only under policy 1."""
         return programmed(self.mode, self.options) and self.policy == POLICY_L4
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class SwitchHashing:
 def hashing_of(
     fabric: Fabric, node: Node, mode: str | None = None, options: HashOptions | None = None, seed: int | None = None
 ) -> SwitchHashing:
-    """What a switch of a fabric should do: as its file says, where nothing else is given."""
+    """The wanted hashing of a switch: from the fabric file, unless a parameter overrides it."""
     routing = fabric.policy.routing
     mode, options = mode or routing.ecmp, options or routing.hash
     policy = kernel_policy(mode, options, fabric.policy.ip_version)
@@ -71,14 +71,14 @@ def hashing_of(
 
 
 def pin_dir(lab: str, switch: str) -> Path:
-    """Where the programs and maps of a switch have their names."""
+    """The directory with the pins of a switch's programs and maps."""
     return PINS / lab / switch
 
 
 def write_sysctls(netns: Path, rules: Mapping[str, str], kept: Container[str] = ()) -> None:
-    """Set sysctls, by their full names, in a namespace; MachineError when the kernel is too old to have them.
+    """Set sysctls, by their full names, in a namespace; MachineError when this kernel is too old for them.
 
-    kept: those that an imported topology sets itself; they are not written.
+    kept: sysctls that an imported topology sets itself; they are not written.
     """
     with inside(netns):
         for name, value in rules.items():
@@ -89,23 +89,23 @@ def write_sysctls(netns: Path, rules: Mapping[str, str], kept: Container[str] = 
             except FileNotFoundError:
                 raise MachineError(Problem(netns.name, name, "is not in this kernel", _since(name))) from None
             except OSError as error:
-                raise MachineError(Problem(netns.name, name, f"refuses {value}: {error.strerror}")) from None
+                raise MachineError(Problem(netns.name, name, f"cannot be set to {value}: {error.strerror}")) from None
 
 
 def check_sysctls(netns: Path, rules: Mapping[str, str]) -> None:
-    """MachineError when the kernel lacks one of them; nothing is changed."""
+    """MachineError when this kernel does not have one of the sysctls; change nothing."""
     with inside(netns):
-        lacking = [name for name in rules if not sysctl_path(name).exists()]
-    if lacking:
-        raise MachineError(*(Problem(netns.name, name, "is not in this kernel", _since(name)) for name in lacking))
+        missing = [name for name in rules if not sysctl_path(name).exists()]
+    if missing:
+        raise MachineError(*(Problem(netns.name, name, "is not in this kernel", _since(name)) for name in missing))
 
 
 def _since(name: str) -> str:
-    return f"Linux {'6.11' if name == HASH_SEED else '5.14'} or later has it"
+    return f"use Linux {'6.11' if name == HASH_SEED else '5.14'} or later"
 
 
 def rule_of(hashing: SwitchHashing, version: int) -> ProgramRule:
-    """What the switch's maps have to say for it."""
+    """The rule to write to the switch's maps."""
     by_program = programmed(hashing.mode, hashing.options)
     clears = not by_program and hashing.policy == POLICY_L4
     known: Any = 6 if version == 6 else 4
@@ -113,7 +113,7 @@ def rule_of(hashing: SwitchHashing, version: int) -> ProgramRule:
 
 
 def read_hashing(lab: str, handle: NodeHandle) -> SwitchHashing:
-    """Mode, options and tables as the maps have them, policy and fields as the kernel has, and the seed that counts.
+    """Read mode, options and tables from the maps, policy and fields from the kernel, and the seed in use.
 
     MachineError when the switch was not set up.
     """
@@ -123,7 +123,7 @@ def read_hashing(lab: str, handle: NodeHandle) -> SwitchHashing:
 
 
 def hashing_in(tables: Tables, switch: str, names: Mapping[int, str]) -> SwitchHashing:
-    """The same of a switch in whose namespace the calling thread is. names: ifindex -> interface name."""
+    """The same as `read_hashing`, for the switch whose namespace the calling thread is in. names: ifindex -> name."""
     rule = tables.read(names)
     values: list[int] = []
     for name in sysctls("flow", 0, version=rule.version):

@@ -1,7 +1,7 @@
-"""The maps of one switch's program `hash`: two halves of rule and tables, of which one holds; statistics.
+"""The maps of one switch's program `hash`: rule and tables in two halves, one of which is active; statistics.
 
 In:  a directory of pins, or an object that was just loaded; a SwitchHashing, and the indexes of the switch's ports.
-Out: what the maps say, as the same types. Layouts are those of bpf/rules.h and bpf/flowlet.h.
+Out: the contents of the maps, as the same types. bpf/rules.h and bpf/flowlet.h define the layouts.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _PREFIX_KEY: Final = struct.Struct("=2I16s")
 _PREFIX_RULE: Final = struct.Struct("=4IQ")
 _EXACT_KEY: Final = struct.Struct("=3I")
 _STATS: Final = ("steered", "fell_back", "repicks", "misses")  # rules.h: STAT_*
-_FLOWLET_BYTES: Final = 128  # of kernel memory, an entry of the LRU hash
+_FLOWLET_BYTES: Final = 128  # kernel memory of one entry of the LRU hash
 _FLOWLET_BUDGET: Final = 16 << 20  # bytes for all switches of a lab together
-_MOST_FLOWLETS: Final = 8192  # queue pairs that a switch knows; the least recently used make room
-_LEAST_GROUPS, _LEAST_PORTS = 64, 2048  # a half; what a topology of one's own needs is not known when it is loaded
+_MOST_FLOWLETS: Final = 8192  # queue pairs that a switch remembers; the least recently used are evicted
+_LEAST_GROUPS, _LEAST_PORTS = 64, 2048  # per half; the needs of an imported topology are not known at load time
 MOST_BUCKETS: Final = 1024
 SIZES: Final[Mapping[str, tuple[int, int]]] = {  # map -> bytes of a key and a value
     "active": (4, 4), "rules": (4, _RULE.size), "groups": (4, _GROUP.size), "hops": (4, 4),
@@ -44,18 +44,18 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {  # map -> bytes of a key and a v
 
 @dataclass(frozen=True, slots=True)
 class ProgramRule:
-    """One half of the maps: what a packet meets. version: 4 or 6, whose sysctls go with it."""
+    """One half of the maps: the rule for every packet. version: of IP, 4 or 6; selects the sysctls."""
 
     mode: str
     seed: int
     options: HashOptions
     steering: Steering
     version: Literal[4, 6] = 4
-    clears: bool = False  # mode flow under policy 1: packets bring no hash along
+    clears: bool = False  # mode flow under policy 1: discard the hash that a packet arrives with
 
 
 def sizes(steering: Steering, switches: int) -> dict[str, int]:
-    """Entries of the maps that are sized when they are made, for a lab of so many switches."""
+    """Number of entries of the maps that are sized when they are created. switches: number of switches of the lab."""
     groups = 2 * max(_LEAST_GROUPS, len(steering.groups))
     ports = 2 * max(_LEAST_PORTS, sum(len(group) + MOST_BUCKETS for group in steering.groups))
     flowlets = max(1024, min(_MOST_FLOWLETS, _FLOWLET_BUDGET // _FLOWLET_BYTES // max(1, switches)))
@@ -63,7 +63,7 @@ def sizes(steering: Steering, switches: int) -> dict[str, int]:
 
 
 class Tables:
-    """The maps, open."""
+    """The open maps of one switch."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._maps = maps
@@ -71,10 +71,10 @@ class Tables:
     @classmethod
     @contextmanager
     def pinned(cls, pins: Path) -> Iterator[Tables]:
-        """Those of a running switch, for the length of a with block; MachineError when it was not set up."""
+        """Open the maps of a running switch for a with block; MachineError when the switch was not set up."""
         if pins.is_dir() and not (pins / "active").exists():
             why = "were made by another version of Heddle, or removed"
-            hint = "./inv down takes the lab away, ./inv up makes it anew"
+            hint = "run ./inv down, then ./inv up"
             raise MachineError(Problem("bpf", f"the hashing maps in {pins}", why, hint))
         with ExitStack() as stack:
             yield cls(
@@ -86,38 +86,39 @@ class Tables:
 
     @classmethod
     def of_object(cls, made: Object) -> Tables:
-        """Those of an object that was loaded; valid until it is closed."""
+        """The maps of a loaded object; valid until it is closed."""
         return cls({name: made.map(name, *size, per_cpu=name == "stats") for name, size in SIZES.items()})
 
     def pin(self, pins: Path) -> None:
-        """Give every map its name below /sys/fs/bpf."""
+        """Pin every map below /sys/fs/bpf."""
         for name, each in self._maps.items():
             each.pin(pins / name)
 
     def number(self, ids: Mapping[int, int]) -> None:
-        """Say under which number (portids.py) the queues of each port are kept. ids: interface index -> number."""
+        """Write the port id (portids.py) of each interface, which finds its queues. ids: interface index -> port id."""
         for index, port_id in ids.items():
             self._maps["ids"].update(_CELL.pack(index), _CELL.pack(port_id))
 
     @property
     def active(self) -> int:
-        """The half that holds: 0 or 1."""
+        """The active half: 0 or 1."""
         (half,) = _CELL.unpack(self._maps["active"].lookup(bytes(4)) or bytes(4))
         return int(half)
 
     @property
     def epoch(self) -> int:
-        """Another number after each flip: two equal ones say that nothing has been switched between them."""
+        """A number that changes with each flip: two equal readings mean that no flip happened in between."""
         rule = self._maps["rules"].lookup(_CELL.pack(self.active)) or bytes(_RULE.size)
         return int(_RULE.unpack(rule)[3])
 
     def flip(self) -> None:
-        """Let the other half hold, from the next packet on."""
+        """Make the other half active, from the next packet on."""
         self._maps["active"].update(bytes(4), _CELL.pack(1 - self.active))
 
     def statistics(self) -> dict[str, int]:
-        """Packets since the lab is up: steered; fell_back, to ECMP; misses, for which the exact-match table has no row.
+        """Packets since the lab came up.
 
+        steered: sent to a port. fell_back: left to ECMP. misses: without a row in the exact-match table.
         repicks: flowlets that began after a gap.
         """
         found = {}
@@ -127,7 +128,7 @@ class Tables:
         return found
 
     def read(self, names: Mapping[int, str]) -> ProgramRule:
-        """What holds. names: interface index -> port."""
+        """The active rule. names: interface index -> port."""
         half = self.active
         (mode, seed, flags, _, gap, buckets, policy, fields, base, offset, size, version, first, count) = _RULE.unpack(
             self._maps["rules"].lookup(_CELL.pack(half)) or bytes(_RULE.size)
@@ -143,10 +144,10 @@ class Tables:
         )  # fmt: skip
 
     def fill(self, rule: ProgramRule, indexes: Mapping[str, int]) -> None:
-        """Write a rule to the half that does not hold. indexes: port -> interface index.
+        """Write a rule to the inactive half. indexes: port -> interface index.
 
         The caller makes sure that no packet still reads that half (kernel.grace). MachineError when a port is gone, or
-        a table has no room; what holds is unchanged then.
+        a table is full; the active half is unchanged then.
         """
         half = 1 - self.active
         first_group, first_port = (half * self._maps[name].max_entries() // 2 for name in ("groups", "hops"))
@@ -168,8 +169,8 @@ class Tables:
             for (sport, prefix), port in rule.steering.exact.items()
         }
         if len(exact) > (room := self._maps["exact"].max_entries() // 2):
-            why = f"has room for {room} rows of a switch, and {len(exact)} were asked for"
-            raise MachineError(Problem("bpf", "the exact-match table", why, "name fewer source ports or prefixes"))
+            why = f"has room for {room} rows of a switch; requested: {len(exact)}"
+            raise MachineError(Problem("bpf", "the exact-match table", why, "use fewer source ports or prefixes"))
         self._replace("prefixes", half, 4, prefixes)
         self._replace("exact", half, 0, exact)
         self._maps["rules"].update(_CELL.pack(half), self._packed(rule, first_group))
@@ -193,12 +194,12 @@ class Tables:
     def _write(self, name: str, key: bytes, value: bytes, first: int) -> None:
         entries = self._maps[name].max_entries() // 2
         if _CELL.unpack(key)[0] - first >= entries:
-            why = f"has room for {entries} {name} of this switch, and more were asked for"
-            raise MachineError(Problem("bpf", f"map {name}", why, "fewer hash.buckets, or down and up again"))
+            why = f"has room for {entries} {name} of this switch; more were requested"
+            raise MachineError(Problem("bpf", f"map {name}", why, "use fewer hash.buckets, or run down and up again"))
         self._maps[name].update(key, value)
 
     def _replace(self, name: str, half: int, at: int, wanted: Mapping[bytes, bytes]) -> None:
-        """Make one half of a map what is wanted, touching only what differs. at: where in a key the half stands."""
+        """Make one half of a map equal to `wanted`, writing only the differences. at: offset of the half in a key."""
         table, mark = self._maps[name], _CELL.pack(half)
         for key in [key for key in table.all_keys() if key[at : at + 4] == mark and key not in wanted]:
             table.delete(key)
@@ -232,8 +233,8 @@ class Tables:
 
 def _index(port: str, indexes: Mapping[str, int]) -> int:
     if port not in indexes:
-        hint = "./inv down, then up again, makes it anew"
-        raise MachineError(Problem("", port, "is gone: somebody removed it", hint))
+        hint = "run ./inv down, then ./inv up"
+        raise MachineError(Problem("", port, "is missing: it was removed", hint))
     return indexes[port]
 
 
@@ -248,7 +249,7 @@ def _prefix_value(prefix: Network, rule: PrefixRule, first_group: int, number: i
 
 
 def _mapped(prefix: Network) -> tuple[IPv6Address, int]:
-    """An IPv4 prefix stands among IPv6 ones as ::ffff:a.b.c.d/96+n."""
+    """Address and length of a prefix in IPv6 form: IPv4 is ::ffff:a.b.c.d/96+n."""
     start, length = int(prefix.network_address), prefix.prefixlen
     return (IPv6Address(start), length) if prefix.version == 6 else (IPv6Address(0xFFFF << 32 | start), 96 + length)
 

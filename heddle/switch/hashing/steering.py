@@ -1,4 +1,4 @@
-"""What a switch's program may steer by: groups of ports, prefixes, exact entries; and where in a packet it reads.
+"""The tables by which a switch's program steers: groups of ports, prefixes, exact entries.
 
 In:  a Fabric, one of its switches, and the options of its mode.
 Out: Steering: port names, prefixes and numbers, ready to be written into the switch's maps (maps.py).
@@ -15,14 +15,14 @@ from heddle.base.families import Network
 from heddle.fabric.model import Fabric, Node
 from heddle.fabric.policy import HashOptions
 
-MAX_MEMBERS: Final = 128  # steer.h: as many as FRR's multipath and a fabric file's uplinks
+MAX_MEMBERS: Final = 128  # steer.h: the limit of FRR's multipath and of a fabric file's uplinks
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRule:
     """How a prefix is steered. The slice of an address is slice + ((address - network address) >> shift).
 
-    group: index in Steering.groups. shift: bits that one NIC's addresses take; 128: all of the prefix is one slice.
+    group: index in Steering.groups. shift: address bits of one NIC; 128: the whole prefix is one slice.
     """
 
     group: int
@@ -32,10 +32,10 @@ class PrefixRule:
 
 @dataclass(frozen=True)
 class Steering:
-    """What the program may steer by, as port names of that switch."""
+    """The steering tables of one switch, with its port names."""
 
     groups: tuple[tuple[str, ...], ...] = ()  # members, in the switch's port order, which is the kernel's
-    slots: tuple[tuple[str, ...], ...] = ()  # per group: what round-robin and resilient buckets index
+    slots: tuple[tuple[str, ...], ...] = ()  # per group: the table that round-robin and resilient buckets index
     prefixes: Mapping[Network, PrefixRule] = field(default_factory=dict)
     exact: Mapping[tuple[int, Network], str] = field(default_factory=dict)  # (UDP source port, prefix) -> port
 
@@ -67,10 +67,10 @@ def _values(rule: PrefixRule) -> tuple[int, int, int]:
 
 
 def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:
-    """What a switch of a fabric may steer: a group for each distinct set of two or more next hops, no exact entries.
+    """The steering tables of a switch: a group for each distinct set of two or more next hops, no exact entries.
 
-    A prefix that its hosts' links fill from its start, one network after the other, needs one rule; of any other the
-    links have a rule each, so that a slice is the index of the downlink all the same (level 2: see _turn).
+    A prefix needs one rule if the networks of its hosts' links fill it from the start, one after the other. Otherwise
+    each link has a rule. In both cases a slice is the index of the downlink (level 2: see _turn).
     """
     order = {port.name: index for index, port in enumerate(node.ports)}
     groups: dict[tuple[str, ...], int] = {}
@@ -86,22 +86,22 @@ def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:
 
 
 def slots_of(members: tuple[str, ...], options: HashOptions) -> tuple[str, ...]:
-    """What round-robin and buckets index: the members in turn, as many times as there are buckets if resilient."""
+    """The table that round-robin and buckets index: the members, or if resilient, one member in turn per bucket."""
     return tuple(members[i % len(members)] for i in range(options.buckets)) if options.resilient else members
 
 
 def _downlinks(fabric: Fabric, prefix: Network) -> tuple[Network, ...]:
-    """The networks of an edge's links to NICs, in the order of its ports."""
+    """The networks of an edge switch's links to NICs, in the order of its ports."""
     owner = fabric.edge_prefixes.get(prefix)
     ports = fabric.by_name[owner].ports if owner is not None else ()
     return tuple(port.address.network for port in ports if port.address is not None)
 
 
 def _turn(fabric: Fabric, node: Node, prefix: Network) -> int:
-    """What is added to every slice of an edge: on level 2 its number, from 0.
+    """The offset of every slice of an edge switch: on level 2 the edge's number, from 0; on other levels 0.
 
-    A switch of level 2 gets from below only those slices that are pinned to it. By the slice alone it would use some of
-    its next hops, and others never. What level 3 gets is sorted by that sum, so there the slice alone is enough again.
+    A level-2 switch receives from below only the slices that are pinned to it. By the slice alone it would never use
+    some of its next hops. Level 3 receives packets sorted by that sum, so there the slice alone is enough again.
     """
     owner = fabric.edge_prefixes.get(prefix)
     return fabric.edge_of[owner] - 1 if owner is not None and node.level == 2 else 0

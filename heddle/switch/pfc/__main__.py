@@ -4,4 +4,4 @@ import os
 
 from heddle.switch.pfc.keeper import main
 
-os._exit(main())  # a fork of this process has no caller to return to
+os._exit(main())  # a forked process must not return to the interpreter of its parent

@@ -1,10 +1,10 @@
-"""The PFC agent of a lab: what MAC control and the pause timers of a switch's ports do, in one process for all.
+"""The PFC agent of a lab: MAC control and the pause timers of all ports of all switches, in one process.
 
-Events of the BPF programs come by a ring buffer: ingress ports that hold too much (a pause frame leaves by that port),
-and pause frames that have come in (gates are closed for the time they say). It waits in one epoll and allocates little
-on the way. A keeper, forked from it, goes on when it dies: see keeper.py.
+The BPF programs send events by a ring buffer. When an ingress port exceeds its threshold, the agent sends a pause frame
+by that port. When a pause frame arrives, it closes gates for the requested time. The agent waits in one epoll and
+allocates little memory per event. A keeper, forked from it, replaces it when it dies: see keeper.py.
 
-    python -m heddle.switch.pfc < layout.json      (see world.Layout; returns when the agent is at work)
+    python -m heddle.switch.pfc < layout.json      (see world.AgentConfig; returns when the agent is running)
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from heddle.switch.pfc.world import World
 
 REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
 TICK_NS: Final = 100_000_000
-_TICKS_A_LOOK: Final = 10  # namespaces and books are looked at so often
+_TICKS_A_LOOK: Final = 10  # ticks between two checks of namespaces and counters
 _SILENT_NS: Final = 1_000_000_000
-_SILENT_TICKS: Final = 10  # in a row: a machine that was suspended stops both
+_SILENT_TICKS: Final = 10  # in a row, since suspending the machine stops agent and keeper alike
 
 
 class Ended(BaseException):
-    """Somebody asked this process to end."""
+    """This process was asked to end."""
 
 
 class Agent:
@@ -54,7 +54,7 @@ class Agent:
         self._count, self._last = table["reactions"], table["reaction_last_ns"]
         self._max, self._sum = table["reaction_max_ns"], table["reaction_sum_ns"]
         self._histogram = table["spare"].view("<u4")
-        self._closing: dict[int, tuple[int, int]] = {}  # closed gate -> when its frame came, when it was shut
+        self._closing: dict[int, tuple[int, int]] = {}  # closed gate -> times: its frame arrived, the gate was closed
         self._checked: dict[int, int] = {}  # closed gate -> its earliest timer
         self._events = queues.events()
         self._ticks = 0
@@ -70,7 +70,7 @@ class Agent:
             self._epoll.register(fd, select.EPOLLIN)
 
     def run(self, keeper: int) -> None:
-        """Work until the process behind the pidfd `keeper` has ended. Ended when this one is asked to."""
+        """Work until the process behind the pidfd `keeper` has ended. Raise Ended when this process is asked to end."""
         self._epoll.register(keeper, select.EPOLLIN)
         self._keeper, self._silent = keeper, 0
         now, handlers = time.monotonic_ns, self._handlers
@@ -85,45 +85,45 @@ class Agent:
                 if fd == keeper:
                     self._epoll.unregister(keeper)
                     return
-                if (handler := handlers.get(fd)) is not None:  # one before it may have let a namespace go
+                if (handler := handlers.get(fd)) is not None:  # an earlier handler may have closed this namespace
                     handler()
             if page.ending:
                 raise Ended
 
     def reload(self) -> None:
-        """Read the rules now; for a signal's handler, which interrupts the wait and everything else."""
+        """Read the rules now; for a signal handler, which may interrupt any code."""
         self._timers.push(time.monotonic_ns(), RELOAD, 0)
         self._timers.arm()
 
     def close(self) -> None:
-        """Give descriptors back that a successor makes for itself."""
+        """Close the descriptors that a successor opens for itself."""
         self._epoll.close()
         self._timers.close()
 
     def end(self) -> None:
-        """Open all gates, and let all peers go on."""
+        """Open all gates, and send Xon to all paused peers."""
         for index in self._until.nonzero()[0].tolist():
             self._world.open_gate(index, time.monotonic_ns())
         self._pauses.end()
 
-    def begin(self, *, anew: bool) -> None:
-        """Take over what is: pauses that run go on to their end, and gates that are past their time are opened.
+    def begin(self, *, first: bool) -> None:
+        """Take over the current state: keep running pauses until their end, and open the gates that are overdue.
 
-        anew: no agent was there until now; every other gate is opened then, too, whatever the table says.
+        first: no agent ran before this one; it then opens every other gate, too, even if the table shows it open.
         """
         now = time.monotonic_ns()
         for index, (space, port, number) in self._world.gates.items():
             until = int(self._until[index])
             if until > now and self._rules.pfc[index]:
-                space.close(port, number)  # the one before may have been killed just before it did
+                space.close(port, number)  # the previous agent may have been killed just before it did this
                 self._watch(index, until)
                 self._watchdog.closed(index, int(self._since[index]))
-            elif until or anew:
+            elif until or first:
                 self._world.open_gate(index, now)
         self._pauses.adopt(now)
         self._watchdog.adopt(now)
         for node in self._world.spaces:
-            self._world.page.heartbeat_ns = time.monotonic_ns()  # the keeper is there already
+            self._world.page.heartbeat_ns = time.monotonic_ns()  # the keeper already runs and watches it
             self._links.read(node, now)
         self._timers.push(now + TICK_NS, TICK, 0)
 
@@ -155,7 +155,7 @@ class Agent:
                 self._pauses.settle(event.port * CLASSES + event.number, time.monotonic_ns())
 
     def _hear(self, index: int, quanta: int, heard: int) -> None:
-        """A frame that came at `heard` (ns) asks this class of this port to pause, or to go on."""
+        """Obey a pause frame for one class of one port. heard: arrival time, ns. quanta: 0 means Xon."""
         if index not in self._world.gates or not self._rules.pfc[index]:
             return
         if not quanta:
@@ -167,16 +167,16 @@ class Agent:
         if index in watchdog.storming:
             return
         until = heard + int(quanta * self._rules.quantum_ns[index // CLASSES])
-        if self._until[index]:  # closed already: the newest frame says for how long
+        if self._until[index]:  # already closed: the newest frame sets the end
             self._until[index] = until
             if until < self._checked[index]:
                 self._watch(index, until)
             return
         now = time.monotonic_ns()
-        if until <= now:  # over before it was read
+        if until <= now:  # the pause was over before this process read the frame
             return
         space, port, number = self._world.gates[index]
-        # Before the kernel closes it: whoever is killed in between leaves a gate that is known to be closed.
+        # Before the kernel closes the gate: if this process is killed in between, the gate is recorded as closed.
         self._until[index] = until
         self._since[index] = now
         space.close(port, number)
@@ -192,15 +192,16 @@ class Agent:
         if self._checked.get(index) != when:
             return
         until = int(self._until[index])
-        if until > now:  # it was asked for again meanwhile
+        if until > now:  # the pause was extended meanwhile
             self._watch(index, until)
         elif until:
             self._open(index, now)
 
     def _open(self, index: int, now: int) -> None:
-        """Open a gate, and note how long the port had taken to stop when it was closed.
+        """Open a gate, and record the reaction time of its pause.
 
-        That is from the frame until the gate was shut, or until the last packet of the class had come to the peer.
+        That is the time from the pause frame until the gate was closed, or until the last packet of the class arrived
+        at the peer, whichever is later.
         """
         self._checked.pop(index, None)
         heard, shut = self._closing.pop(index, (0, 0))
@@ -215,7 +216,7 @@ class Agent:
         self._watchdog.opened(index)
 
     def _lost(self, index: int, now: int) -> None:
-        """The link of that row's port is gone: nobody there pauses it any more."""
+        """Open the gate of a row whose port has lost its link: its peer cannot send Xon any more."""
         if index in self._world.gates and self._until[index]:
             self._open(index, now)
 
@@ -230,7 +231,7 @@ class Agent:
             else:
                 self._links.read(node, time.monotonic_ns())
         if space.errors > refused:
-            self._world.log.say("refused", f"{node}: the kernel did not change a gate; somebody has changed its queues")
+            self._world.log.say("refused", f"{node}: the kernel refused to change a gate; its qdiscs were changed")
 
     def _tick(self, now: int) -> None:
         self._timers.push(now + TICK_NS, TICK, 0)
@@ -240,17 +241,17 @@ class Agent:
         self._pauses.look(now)
         self._silent = self._silent + 1 if now - self._world.page.keeper_ns > _SILENT_NS else 0
         if self._silent >= _SILENT_TICKS:
-            self._world.log.say("keeper", "the keeper does not turn")
-            with suppress(ProcessLookupError):  # its end is seen by the pidfd, as any other
+            self._world.log.say("keeper", "the keeper process is unresponsive")
+            with suppress(ProcessLookupError):  # the pidfd reports its end, as any other
                 signal.pidfd_send_signal(self._keeper, signal.SIGKILL)
         if self._ticks % _TICKS_A_LOOK == 0:
-            self._let_go()
-            for port, number, held in self._queues.mend(self._world.asker()):
-                what = f"{held} bytes were lost behind the queue, where nothing counts; they wait no more"
+            self._close_lost_nodes()
+            for port, number, held in self._queues.reconcile(self._world.qdisc_reader()):
+                what = f"{held} bytes were lost between the two programs that count them; removed from the queue depth"
                 self._world.log.say("lost", f"{self._world.ports[port].ref} class {number}: {what}")
 
     def _changed(self, now: int) -> None:
-        """Other rules hold: a gate whose class does not pause any more is open from now on."""
+        """Apply changed rules: open the gates of classes that can no longer be paused."""
         self._pauses.changed()
         for index in self._until.nonzero()[0].tolist():
             if not self._rules.pfc[index]:
@@ -258,29 +259,29 @@ class Agent:
         for index in [index for index in self._watchdog.storming if not self._rules.detect_ns[index]]:
             self._watchdog.end(index)
 
-    def _let_go(self) -> None:
-        """Of nodes that are gone; Ended with the last of them, which leaves nothing to do."""
+    def _close_lost_nodes(self) -> None:
+        """Close the sockets of nodes whose namespaces are gone; raise Ended when no node is left."""
         for node in self._world.lost():
             fd = self._world.spaces[node].netlink.fileno()
             self._epoll.unregister(fd)
             del self._handlers[fd]
-            self._world.let_go(node)
-            self._world.log.say("gone", f"{node} has no namespace any more")
+            self._world.close_node(node)
+            self._world.log.say("gone", f"the namespace of {node} was removed")
         if not self._world.spaces:
             self._world.page.end()
             raise Ended
 
 
 def reaction_bin(reaction_ns: int) -> int:
-    """The bin of the histogram in which a reaction counts: 0 below 62.5 us, and each next one twice as far.
+    """The histogram bin of a reaction time: bin 0 ends at 62.5 us, and each next bin ends at twice the time.
 
-    As heddle/lab/queuestatus.py has it, which would bring half of Heddle along.
+    The same as in heddle/lab/queuestatus.py, which is not imported because it would import half of Heddle.
     """
     return min(REACTION_BINS - 1, (reaction_ns // REACTION_STEP_NS).bit_length())
 
 
 def quiet_signals(stop: Callable[[], None]) -> None:
-    """SIGTERM and SIGINT end both processes in an orderly way; a terminal's hangup is nothing to them."""
+    """Make SIGTERM and SIGINT end both processes cleanly, and ignore SIGHUP of a terminal."""
 
     def ended(*_: object) -> None:
         stop()

@@ -1,8 +1,8 @@
-"""Priority-based flow control: the agent of a lab, which sends pause frames and obeys those that come.
+"""Priority-based flow control: start, stop and check the PFC agent of a lab.
 
 In:  a lab whose ports have their queues and programs.
-Out: two processes, agent and keeper (keeper.py), standing in a namespace of the lab; pfc.log beside its record.
-docs/queues.md says what they do, and where it differs from what a switch's hardware does.
+Out: two processes, agent and keeper (keeper.py), in a namespace of the lab; pfc.log in the lab's directory.
+docs/queues.md describes them, and the differences from switch hardware.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from heddle.kernel.handle import NodeHandle
 
 _START_S: Final = 60.0
-_FILES_A_NODE: Final = 3  # two packet sockets and one of netlink
+_FILES_A_NODE: Final = 3  # two packet sockets and one netlink socket
 _FILES: Final = 100  # maps, programs, streams
 _PATIENCE_S: Final = 2.0
 _ROUNDS: Final = 10
@@ -35,23 +35,23 @@ _ROUNDS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """Who of the two runs, by pid."""
+    """The pids of agent and keeper; None for a process that does not run."""
 
     agent: int | None
     keeper: int | None
 
 
 def check(fabric: Fabric) -> None:
-    """Before anything is made: MachineError where the agent could not have as many open files as it needs."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # it raises its own limit, up to this one
+    """Check before anything is created: MachineError when the agent could not open as many files as it needs."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the agent raises its soft limit up to this hard limit
     needs = _FILES_A_NODE * len(fabric.nodes) + _FILES
     if most < needs and not _may_raise(needs):
-        why = f"needs {needs} open files for {len(fabric.nodes)} nodes, and {most} are the hard limit here"
-        raise MachineError(Problem(fabric.name, "the PFC agent", why, f"ulimit -Hn {needs}, as root"))
+        why = f"needs {needs} open files for {len(fabric.nodes)} nodes; the hard limit is {most}"
+        raise MachineError(Problem(fabric.name, "the PFC agent", why, f"run ulimit -Hn {needs}, as root"))
 
 
 def _may_raise(files: int) -> bool:
-    """Whether this process, and so its children, may raise the hard limit; that is tried, and stays."""
+    """Try to raise the hard limit for this process and its children; return whether that worked."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, files))
@@ -61,9 +61,9 @@ def _may_raise(files: int) -> bool:
 
 
 def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path | None = None) -> None:
-    """Start a lab's agent and keeper, and return when they are at work; what ran before is ended first.
+    """Start a lab's agent and keeper, and return when they are running; first end those that still run.
 
-    directory: for their log and locks; the lab's own when None. MachineError says what the machine lacks.
+    directory: for their log and locks; the lab's own when None. MachineError when they cannot start, with the reason.
     """
     from heddle.base.process import run
     from heddle.switch.pfc.world import AgentConfig
@@ -72,32 +72,33 @@ def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory
     stop(lab, place)
     place.mkdir(parents=True, exist_ok=True)
     spaces = {node.name: handles[node.name].netns for node in fabric.nodes if node.name in handles}
-    # The project's modules, wherever the caller stands; and no threads of numpy's, which would not survive a fork.
+    # PYTHONPATH: independent of the caller's working directory. No numpy threads: they would not survive a fork.
     argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", "OPENBLAS_NUM_THREADS=1"]
     argv += [sys.executable, "-P", "-m", __package__]
     run(argv, stdin=AgentConfig(place, spaces, fabric).to_json(), timeout=_START_S)
 
 
 def stop(lab: str, directory: Path | None = None) -> None:
-    """End a lab's agent and keeper; they open all gates first. Nothing when none runs. MachineError when they stay."""
+    """End a lab's agent and keeper, if they run; they open all gates first. MachineError when they do not end."""
     place = directory or state.lab_dir(lab)
     for _ in range(_ROUNDS):
         found = [pid for pid in _pids(place) if pid is not None]
         if not found:
             return
         _end(found)
-    raise MachineError(Problem(lab, "the PFC agent", f"does not end: {found}", f"kill -9 {' '.join(map(str, found))}"))
+    hint = f"run kill -9 {' '.join(map(str, found))}"
+    raise MachineError(Problem(lab, "the PFC agent", f"does not end: {found}", hint))
 
 
 def alive(lab: str, directory: Path | None = None) -> AgentState:
-    """Whether a lab's agent and keeper run."""
+    """The pids of a lab's agent and keeper."""
     return AgentState(*_pids(directory or state.lab_dir(lab)))
 
 
-def mend(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path) -> bool:
-    """Start both anew where neither runs, which opens gates that were left closed; False when there was no need for it.
+def restart(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path) -> bool:
+    """Start both again if neither runs, which opens the gates that were left closed. False when nothing was to do.
 
-    One of the two alone starts the other by itself.
+    If only one of them died, the other one starts it again.
     """
     from heddle.switch.queues.portqueues import Setup
 
@@ -108,7 +109,7 @@ def mend(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory:
 
 
 def reload(lab: str, directory: Path | None = None) -> None:
-    """Have the agent read its rules now; it would within a second by itself."""
+    """Make the agent read its rules now; without this it does so within a second."""
     pid = alive(lab, directory).agent
     if pid is not None:
         with suppress(ProcessLookupError):
@@ -122,7 +123,7 @@ def _pids(place: Path) -> tuple[int | None, int | None]:
 
 
 def _end(pids: list[int]) -> None:
-    """SIGTERM to all of them, SIGKILL to who stays."""
+    """Send SIGTERM to all of them, then SIGKILL to those that still run."""
     fds: list[int] = []
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -131,7 +132,7 @@ def _end(pids: list[int]) -> None:
         for fd in fds:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, number)
-                signal.pidfd_send_signal(fd, signal.SIGCONT)  # a stopped one hears nothing else
+                signal.pidfd_send_signal(fd, signal.SIGCONT)  # a stopped process handles no other signal
         end = time.monotonic() + patience
         while fds and time.monotonic() < end:
             fds = [fd for fd in fds if not _ended(fd)]
@@ -141,7 +142,7 @@ def _end(pids: list[int]) -> None:
 
 
 def _ended(fd: int) -> bool:
-    """Whether the process behind a pidfd has ended; closes the descriptor then."""
+    """Whether the process behind a pidfd has ended; if so, close the descriptor."""
     if not select.select([fd], [], [], 0)[0]:
         return False
     os.close(fd)

@@ -1,8 +1,8 @@
-"""PFC frames: how a port asks its peer to stop some classes (IEEE 802.1Q annex 36, formerly 802.1Qbb).
+"""PFC frames: how a port asks its peer to pause some classes (IEEE 802.1Q annex 36, formerly 802.1Qbb).
 
 A MAC control frame to 01:80:C2:00:00:01, which no bridge forwards: EtherType 0x8808, opcode 0x0101, a vector with a
-bit for each of the eight classes, and eight times in quanta of 512 bit times of the link. A class whose bit is clear
-is not concerned, whatever its time says; time 0 means: go on.
+bit for each of the eight classes, and eight times in quanta of 512 bit times of the link. If the bit of a class is
+clear, its time has no meaning. Time 0 means: resume.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from heddle.base.ethernet import CLASSES, MAX_QUANTA, QUANTUM_BITS
 ADDRESS: Final = bytes.fromhex("0180c2000001")
 ETHERTYPE: Final = 0x8808  # MAC control
 OPCODE: Final = 0x0101  # priority-based flow control; 0x0001 is the older PAUSE of a whole link
-FRAME_BYTES: Final = 60  # the least that Ethernet carries, without the checksum
+FRAME_BYTES: Final = 60  # the Ethernet minimum, without the checksum
 _LAYOUT: Final = struct.Struct("!6s6sHHH8H")
 
 
 @dataclass(frozen=True, slots=True)
 class PfcFrame:
-    """What a frame says: source MAC, and quanta for those classes whose bit is set."""
+    """The contents of a frame: source MAC, and quanta for the classes whose bit is set."""
 
     source: bytes
     quanta: Mapping[int, int]
 
 
 def build(source: bytes, quanta: Mapping[int, int]) -> bytes:
-    """A frame of 60 bytes. source: MAC, 6 bytes. quanta: class -> 0..65535. ValueError when one is out of range."""
+    """Build a frame of 60 bytes. source: MAC, 6 bytes. quanta: class -> 0..65535. ValueError if one is out of range."""
     if len(source) != len(ADDRESS):
         raise ValueError(f"a MAC of {len(source)} bytes")
     times = [0] * CLASSES
@@ -44,7 +44,7 @@ def build(source: bytes, quanta: Mapping[int, int]) -> bytes:
 
 
 def parse(frame: bytes) -> PfcFrame | None:
-    """What a frame says; None when it is no PFC frame, or not whole."""
+    """Parse a frame; None when it is not a PFC frame, or truncated."""
     if len(frame) < _LAYOUT.size:
         return None
     address, source, ethertype, opcode, vector, *times = _LAYOUT.unpack_from(frame)
@@ -54,5 +54,5 @@ def parse(frame: bytes) -> PfcFrame | None:
 
 
 def quanta_ns(quanta: int, rate_bps: int) -> int:
-    """How long so many quanta last on a link of that rate, in ns."""
+    """Duration of `quanta` on a link of that rate, in ns."""
     return quanta * QUANTUM_BITS * 10**9 // rate_bps

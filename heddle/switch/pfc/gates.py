@@ -1,8 +1,8 @@
-"""Gates: the TBF over each lossless class of a port, which lets everything through, or nothing.
+"""Gates: the TBF over each lossless class of a port, which passes all packets or none.
 
-In:  a namespace whose ports have their queues. Which gates there are is read from the kernel, once.
-Out: qdiscs changed by one netlink message each, and kick frames. Nothing waits: the kernel does what a message says
-before `send` returns, and answers only when it refuses.
+In:  a namespace whose ports have their queues. The list of gates is read from the kernel, once.
+Out: qdiscs changed by one netlink message each, and kick frames. Nothing blocks: the kernel executes a message before
+`send` returns, and answers only when it refuses.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from heddle.kernel.uapi import (
 )
 
 KICK_ETHERTYPE: Final = 0x88B5  # IEEE 802: local experimental use; BPF's `enqueue` knows it
-KICK_CLASS: Final = 0x10FF0  # its leaf takes nothing
+KICK_CLASS: Final = 0x10FF0  # its leaf refuses every packet
 
 RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17
@@ -62,7 +62,7 @@ _LINKLAYER_ETHERNET: Final = 1
 _HTB: Final = 0x10000  # qdisc 1:, whose classes 1:10 ... 1:80 are our classes 0 ... 7
 _OPEN_BYTES_PER_S: Final = 5_000_000_000  # 40 Gbit/s
 _OPEN_BURST: Final = 100_000
-_CLOSED_BYTES_PER_S: Final = 20_000  # a bucket for the largest frame is below 2^32 ns, the most that TBF has
+_CLOSED_BYTES_PER_S: Final = 20_000  # the bucket for the largest frame stays below 2^32 ns, the maximum of TBF
 _CLOSED_MPU: Final = 65_535
 _TICK_NS: Final = 64
 _RECEIVE: Final = 1 << 16
@@ -70,7 +70,7 @@ _RECEIVE: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One gate's two messages."""
+    """The two netlink messages that open and close one gate."""
 
     port: str
     opening: bytes
@@ -79,17 +79,17 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """A port's link, as a notification has it. `port` is empty when one was lost: all of them have to be read anew."""
+    """The state of a port's link, from a notification. `port` is empty when one was lost: read all links again."""
 
     port: str
     up: bool
 
 
 class Gates:
-    """The gates of one namespace. Its sockets stay there for life, and a forked process may go on with them."""
+    """The gates of one namespace. Its sockets stay in that namespace, and a forked process can use them, too."""
 
     def __init__(self, netns: Path) -> None:
-        """Open the sockets and read which gates there are. OSError when the kernel refuses, MachineError without it."""
+        """Open the sockets and read the gates. OSError when the kernel refuses, MachineError without the namespace."""
         self.netns = netns
         self.mark = netns.stat().st_ino
         self.errors = 0
@@ -101,7 +101,7 @@ class Gates:
                 self._control = self._open(socket.AF_PACKET, 0)
             self.netlink.bind((0, _RTMGRP_LINK))
             self._kicker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, KICK_CLASS)
-            # A MAC sends control frames past its queues: here past the qdiscs and the programs at egress.
+            # A MAC sends control frames ahead of its queues: here they bypass the qdiscs and the egress programs.
             self._control.setsockopt(SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
             self._names, self.macs, self.gates = _read(netns)
         except BaseException:
@@ -115,30 +115,30 @@ class Gates:
         return made
 
     def close_sockets(self) -> None:
-        """Let go of the namespace. Some 10 ms a socket: the kernel waits for all processors (packet_release)."""
+        """Close the sockets. About 10 ms per socket, because the kernel waits for all CPUs (packet_release)."""
         for each in self._sockets:
             each.close()
 
     def close(self, port: str, number: int) -> None:
-        """From now on no packet of that class leaves by the port. KeyError when it has no gate."""
+        """Stop the class: no packet of it leaves by the port from now on. KeyError when it has no gate."""
         self._change(self.gates[port, number].closing)
 
     def open(self, port: str, number: int) -> None:
-        """Let the class go on at once. KeyError when it has no gate."""
+        """Resume the class at once. KeyError when it has no gate."""
         self._change(self.gates[port, number].opening)
         self.kick(port)
 
     def kick(self, port: str) -> None:
-        """Have the port look at its queues now.
+        """Make the port serve its queues now.
 
-        A TBF that is changed does not wake its parent: without this the queue rests until its next packet comes. The
-        frame is refused by its queue, and the kernel runs the others after that as after any.
+        Changing a TBF does not wake its parent: without this the queue waits until its next packet arrives. The
+        queue of the kick frame refuses it, and the kernel then serves the other queues, as after every frame.
         """
-        with suppress(OSError):  # ENOBUFS, as wanted; ENETDOWN, ENXIO where the port is down or gone
+        with suppress(OSError):  # ENOBUFS is the expected refusal; ENETDOWN, ENXIO: the port is down or gone
             self._kicker.sendto(self._kick, (port, 0))
 
     def send(self, port: str, frame: bytes) -> bool:
-        """Send a MAC control frame out of the port, ahead of all that waits; False when the port is down or gone."""
+        """Send a MAC control frame by the port, ahead of its queues; False when the port is down or gone."""
         try:
             self._control.sendto(frame, (port, 0))
         except OSError:
@@ -148,18 +148,18 @@ class Gates:
     def _change(self, message: bytes) -> None:
         try:
             self.netlink.send(message)
-        except OSError:  # ENOBUFS: the answer to an earlier one did not fit; this one was heard
+        except OSError:  # ENOBUFS: no room for the answer to an earlier message; this one was executed
             self.errors += 1
 
     def notices(self) -> list[LinkEvent]:
-        """What netlink has told since: links that changed. Refused changes are counted in `errors`."""
+        """Read the netlink notifications: links that changed. Refused changes are counted in `errors`."""
         found: list[LinkEvent] = []
         while True:
             try:
                 block = self.netlink.recv(_RECEIVE)
             except BlockingIOError:
                 return found
-            except OSError:  # ENOBUFS: more was told than the socket could keep
+            except OSError:  # ENOBUFS: the socket had no room, notifications were lost
                 found.append(LinkEvent("", False))
                 continue
             offset = 0
@@ -175,7 +175,7 @@ class Gates:
                 offset += (length + 3) & ~3
 
     def links(self) -> dict[str, bool]:
-        """Port -> whether it is up and has a carrier, asked now."""
+        """Port -> whether it is up and has a carrier, read now."""
         found: dict[str, bool] = {}
         with RouteSocket(self.netns) as netlink:
             for body in netlink.dump(RTM_GETLINK, IFINFOMSG.pack(0, 0, 0, 0, 0)):
@@ -185,7 +185,7 @@ class Gates:
         return found
 
     def waiting(self) -> dict[tuple[str, int], int]:
-        """(port, class) -> packets in that class's qdisc, asked now; under class -1 those of the port's root."""
+        """(port, class) -> packets in that class's qdisc, read now; class -1 is the port's root qdisc."""
         found: dict[tuple[str, int], int] = {}
         with RouteSocket(self.netns) as netlink:
             for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
@@ -200,7 +200,7 @@ class Gates:
         return found
 
     def gone(self) -> bool:
-        """Whether the namespace has lost its name, or that is another's now: its node was removed, or its container."""
+        """Whether the namespace's path is gone, or leads to another namespace: its node or container was removed."""
         try:
             return self.netns.stat().st_ino != self.mark
         except OSError:
@@ -232,7 +232,7 @@ def _read(netns: Path) -> tuple[dict[int, str], dict[str, bytes], dict[tuple[str
 
 
 def of_lab(spaces: Mapping[str, Path]) -> dict[str, Gates]:
-    """Node -> its gates, for all nodes; nothing stays open when one fails."""
+    """Node -> its gates, for all nodes; if one fails, all are closed again."""
     made: dict[str, Gates] = {}
     try:
         for node, netns in spaces.items():
@@ -245,26 +245,26 @@ def of_lab(spaces: Mapping[str, Path]) -> dict[str, Gates]:
 
 
 def _opened(spot: tuple[int, int, int], limit: int) -> bytes:
-    """The message that lets everything through."""
+    """The message that opens a gate: all packets pass."""
     wide = attribute(TCA_TBF_RATE64, struct.pack("=Q", _OPEN_BYTES_PER_S))
     burst = attribute(_TCA_TBF_BURST, struct.pack("=I", _OPEN_BURST)) + wide
     return _message(spot, limit, 0xFFFFFFFF, 0, 0, burst)
 
 
 def _closed(spot: tuple[int, int, int], limit: int, mtu: int) -> bytes:
-    """The message that lets nothing through.
+    """The message that closes a gate: no packet passes.
 
-    To TBF each packet costs what 65,535 bytes (mpu) take at 20,000 bytes/s, and the bucket never holds as much: it is
-    what mtu + 200 bytes take. A smaller bucket would refuse packets at enqueue (max_size in tbf_change, which knows no
-    mpu), and a bucket is cut to 2^32 ns. With TCA_TBF_BURST the kernel makes it from the mpu, so that one packet more
-    would pass.
+    TBF charges each packet as 65,535 bytes (mpu) at 20,000 bytes/s. The bucket never holds as much: its size is mtu +
+    200 bytes. A smaller bucket would refuse packets at enqueue (max_size in tbf_change, which ignores the mpu), and a
+    bucket is limited to 2^32 ns. TCA_TBF_BURST is not used: the kernel would derive the bucket from the mpu, and one
+    more packet would pass.
     """
     ticks = (mtu + 200) * 10**9 // _CLOSED_BYTES_PER_S // _TICK_NS
     return _message(spot, limit, _CLOSED_BYTES_PER_S, _CLOSED_MPU, ticks, b"")
 
 
 def _message(spot: tuple[int, int, int], limit: int, rate: int, mpu: int, ticks: int, more: bytes) -> bytes:
-    """RTM_NEWQDISC for a qdisc that is there; it keeps its packets. No answer is asked for."""
+    """RTM_NEWQDISC for an existing qdisc, which keeps its packets. No answer is requested."""
     ifindex, handle, parent = spot
     rates = _RATESPEC.pack(0, _LINKLAYER_ETHERNET, 0, 0, mpu, rate) + _RATESPEC.pack(0, 0, 0, 0, 0, 0)
     parms = attribute(TCA_TBF_PARMS, rates + _LIMITS.pack(limit, ticks, 0))

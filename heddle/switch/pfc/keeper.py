@@ -1,12 +1,12 @@
-"""Two processes that see to it that no gate stays closed: the agent, and a keeper that waits for it to fail.
+"""Two processes that make sure that no gate stays closed: the agent, and a keeper that watches it.
 
-The keeper is forked from the agent and has its sockets and maps. It opens gates that are closed past their time, and
-when the agent dies, or does not turn for half a second, it forks another. When the keeper dies, or does not turn, the
-agent forks another keeper. Killing one of them, again and again, so costs nothing but a few milliseconds.
+The keeper is forked from the agent and inherits its sockets and maps. It opens overdue gates. When the agent dies, or
+is unresponsive for half a second, the keeper forks another agent. When the keeper dies or is unresponsive, the agent
+forks another keeper. So killing one of them, even repeatedly, costs only a few milliseconds.
 
-Killing both at the same moment leaves gates closed, since the kernel has no timer that would open one: what waits
-behind them waits until a run starts both anew, at its beginning or while it goes on (see __init__.mend). What comes
-goes around them: the program at egress gives packets of a class whose gate is 300 ms past its time to another queue.
+Killing both at the same moment leaves gates closed, since the kernel has no timer that would open one. Packets behind
+them wait until a run starts both processes again, at its beginning or while it runs (see control.restart). New packets
+bypass them: when a gate is 300 ms overdue, the egress program sends the packets of its class to another queue.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Final, Literal
 from heddle.base.problems import HeddleError, trouble
 from heddle.switch.pfc.agent import Agent, Ended, quiet_signals
 from heddle.switch.pfc.gates import of_lab
-from heddle.switch.pfc.world import AGENT, KEEPER, LOG, AgentConfig, World, stand
+from heddle.switch.pfc.world import AGENT, KEEPER, LOG, AgentConfig, World, enter_any
 
 _LOOK_MS: Final = 50
 _LOOKS_AT_SPACES: Final = 20
 _OVERDUE_NS: Final = 100_000_000
 _SILENT_NS: Final = 500_000_000
-_SILENT_LOOKS: Final = 5  # in a row: a machine that was suspended stops both, and neither is to blame
+_SILENT_LOOKS: Final = 5  # in a row, since suspending the machine stops agent and keeper alike
 _AWAIT_LOCK_S: Final = 5.0
 _SHORT_LIFE_S: Final = 0.2
 _OOM_SCORE: Final = b"-900"
@@ -44,7 +44,7 @@ _PRIORITIES: Final[Mapping[Role, int]] = {"agent": 2, "keeper": 1}  # of SCHED_R
 
 
 class _Become(BaseException):
-    """A freshly forked process unwinds its parent's frames with this, and goes on as the other of the two."""
+    """Raised in a freshly forked process, to unwind its parent's stack frames and take the other role."""
 
     def __init__(self, role: Role, other: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Become(BaseException):
 
 
 def main() -> int:
-    """Read the layout, be at work, and let the caller go on; its exit code. What is wrong is on stderr."""
+    """Read the layout, start both processes, and return the caller's exit code. Errors are printed to stderr."""
     try:
         layout = AgentConfig.from_json(sys.stdin.read())
         world = _world(layout)
@@ -68,7 +68,7 @@ def main() -> int:
         os.close(tell)
         if os.read(ready, 1):
             return 0
-        print(f"the PFC agent has died at once; {layout.directory / LOG} says why", file=sys.stderr)
+        print(f"the PFC agent died at its start; see {layout.directory / LOG} for the reason", file=sys.stderr)
         return 3
     os.close(ready)
     world.tell = tell
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def _live(world: World) -> int:
-    """Agent or keeper, whatever is needed, until somebody ends it."""
+    """Run as agent or keeper, whichever is needed, until asked to end."""
     role: Role = "agent"
     other: int | None = None
     while True:
@@ -101,30 +101,30 @@ def _live(world: World) -> int:
 
 
 def be_agent(world: World, keeper: int | None) -> None:
-    """The agent's life, until it is to end. keeper: pidfd; None when there is none yet."""
+    """Run as the agent until asked to end. keeper: pidfd; None when there is no keeper yet."""
     world.page.heartbeat_ns = time.monotonic_ns()
     agent = Agent(world)
     quiet_signals(world.page.end)
     signal.signal(signal.SIGHUP, lambda *_: agent.reload())
     try:
-        agent.begin(anew=keeper is None)
+        agent.begin(first=keeper is None)
         while True:
             if keeper is None:
                 keeper = _fork(world, "keeper", agent)
-                world.told(b"")
+                world.report_ready(b"")
             agent.run(keeper)
             os.close(keeper)
             keeper = None
             _reap()
-            world.log.say("keeper", "the keeper has died; another has its place")
+            world.log.say("keeper", "the keeper has died; started another one")
     except Ended:
         agent.end()
 
 
 def be_keeper(world: World, agent: int) -> None:
-    """The keeper's life, until it is to end. agent: pidfd."""
+    """Run as the keeper until asked to end. agent: pidfd."""
     quiet_signals(world.page.end)
-    world.told(b"1")
+    world.report_ready(b"1")
     poll = select.poll()
     poll.register(agent, select.POLLIN)
     looks, silent, born = 0, 0, 0.0
@@ -133,7 +133,7 @@ def be_keeper(world: World, agent: int) -> None:
         looks += 1
         if looks % _LOOKS_AT_SPACES == 0:
             for node in world.lost():
-                world.let_go(node)
+                world.close_node(node)
             if not world.spaces:
                 world.page.end()
         if world.page.ending:
@@ -142,18 +142,18 @@ def be_keeper(world: World, agent: int) -> None:
         overdue = _open_overdue(world, now)
         silent = silent + 1 if now - world.page.heartbeat_ns > _SILENT_NS else 0
         if overdue:
-            world.log.say("overdue", f"{overdue} gates were closed 100 ms past their time; the keeper opened them")
+            world.log.say("overdue", f"{overdue} gates were overdue by 100 ms; the keeper opened them")
         if not died and silent < _SILENT_LOOKS:
             continue
-        if died and time.monotonic() - born < _SHORT_LIFE_S:  # one that dies again and again is not made again at once
+        if died and time.monotonic() - born < _SHORT_LIFE_S:  # if agents keep dying at once, fork less often
             time.sleep(_LOOK_MS / 1000)
             if time.monotonic() - born < _SHORT_LIFE_S:
                 continue
-        why = "has died" if died else "does not turn"
+        why = "has died" if died else "is unresponsive"
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(agent, signal.SIGKILL)
         poll.poll(1000)
-        world.log.say("agent", f"the agent {why}; another has its place")
+        world.log.say("agent", f"the agent {why}; started another one")
         poll.unregister(agent)
         os.close(agent)
         _reap()
@@ -163,8 +163,8 @@ def be_keeper(world: World, agent: int) -> None:
 
 
 def _open_overdue(world: World, now: int) -> int:
-    """Open gates that are closed past their time; how many."""
-    until = world.queues.agent["until_ns"].copy()  # the agent writes meanwhile: one look, not two
+    """Open the overdue gates; return their number."""
+    until = world.queues.agent["until_ns"].copy()  # the agent writes concurrently: read once, not twice
     found = ((until != 0) & (until < now - _OVERDUE_NS)).nonzero()[0].tolist()
     for index in found:
         world.open_gate(index, now)
@@ -172,14 +172,14 @@ def _open_overdue(world: World, now: int) -> int:
 
 
 def _fork(world: World, role: Role, agent: Agent | None) -> int:
-    """Another process in that role; its pidfd. In it _Become is raised. OSError when the kernel has no process left."""
+    """Fork a process for that role, retrying until it works; return its pidfd. In the new process, raise _Become."""
     me = os.pidfd_open(os.getpid())
     while True:
         try:
             pid = os.fork()
             break
         except OSError as error:
-            world.log.say("fork", f"no {role} can be made, and is tried again: {error.strerror}")
+            world.log.say("fork", f"cannot fork the {role}, retrying: {error.strerror}")
             time.sleep(0.1)
     if pid == 0:
         _hurry(role)
@@ -191,24 +191,27 @@ def _fork(world: World, role: Role, agent: Agent | None) -> int:
 
 
 def _reap() -> None:
-    """The end of a child is nobody else's to read."""
+    """Reap the children that have ended; no other code does it."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _world(layout: AgentConfig) -> World:
-    """Everything that is needed, with descriptors enough, from within a namespace of the lab: `down` finds it there."""
+    """Open everything, with enough descriptors, from inside a namespace of the lab, where `down` finds this process."""
     from heddle.switch.queues.cells import LabQueues
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    stand(layout.spaces)  # before all else: until it holds its locks nothing else would find it
+    enter_any(layout.spaces)  # first of all: until this process holds its locks, nothing else would find it
     return World(layout, LabQueues.pinned(layout.fabric), of_lab(layout.spaces))
 
 
 def _hurry(role: Role) -> None:
-    """Before all ordinary processes, and the agent before the keeper: a fresh one would have its processor for long."""
+    """Run with a higher priority than ordinary processes, and the agent than the keeper.
+
+    Otherwise a freshly started process could keep this one's CPU for a long time.
+    """
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITIES[role]))
     except OSError:
@@ -217,7 +220,7 @@ def _hurry(role: Role) -> None:
 
 
 def _detach() -> None:
-    """A daemon: no terminal, no directory, no streams; quick, and the last to go when memory runs out."""
+    """Become a daemon: no terminal, directory or streams, high priority, and the last victim of the OOM killer."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,8 +1,9 @@
-"""Links that go down and come back: what waited there is lost with them, and leaves no bytes in the books.
+"""Links that go down and come back: packets that waited there are lost, and their bytes are removed from the counters.
 
-A port without a carrier, or whose peer has none, is set down: the programs drop its packets and count them no more.
-The kernel throws away what its qdisc held (dev_deactivate). Once nothing is under way any more, the port's depth and
-the occupancy of the ports by which that came are put right. The same is done once more before it counts again.
+A port without a carrier, or whose peer has none, is set down: the programs drop its packets without counting them in a
+queue. The kernel discards the contents of its qdisc (dev_deactivate). Once no packet is in flight any more, the depth
+of the port and the occupancy of the ingress ports of those packets are corrected. The same is done once more before
+the port counts again.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from heddle.switch.pfc.timers import Timers
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_DOWN
 
-_GRACE_NS: Final = 50_000_000  # packets that were on their way through programs and backlogs have arrived by then
+_GRACE_NS: Final = 50_000_000  # by then, packets that were in flight through programs and backlogs have arrived
 
 
 class Links:
     """All ports' links, by port id."""
 
     def __init__(self, world: World, timers: Timers, kind: int, lost: Callable[[int, int], None]) -> None:
-        """kind: of this room's timers. lost: called with a row and now, for each class of a port that has gone down."""
+        """kind: of this class's timers. lost: called with a row and now, for each class of a port that went down."""
         self._world, self._timers, self._kind, self._lost = world, timers, kind, lost
         self._flags, self._peers = world.queues.links["flags"], world.queues.links["peer"].tolist()
         self._ids = {(port.node, port.name): number for number, port in world.ports.items()}
@@ -30,12 +31,12 @@ class Links:
         self._down = {number for number in world.ports if self._flags[number] & LINK_DOWN}
 
     def read(self, node: str, now: int) -> None:
-        """Ask a whole namespace: at the start, and when notifications were lost."""
+        """Read all links of a namespace: at the start, and when notifications were lost."""
         for name, up in self._world.spaces[node].links().items():
             self.changed(node, name, up, now)
 
     def changed(self, node: str, name: str, up: bool, now: int) -> None:
-        """A port has this state. Names that are no ports of the fabric (lo, management) are passed over."""
+        """Record the state of a port. Ignore interfaces that are not ports of the fabric (lo, management)."""
         number = self._ids.get((node, name))
         if number is None or (self._up[number] == up and (number in self._down) != up):
             return
@@ -52,15 +53,15 @@ class Links:
             return
         if not usable:
             self._down.add(number)
-            # Not by set_down: that waits for all processors, and gates do not.
+            # Not by set_down: it waits for all CPUs, and gates must not wait.
             self._flags[number] = int(self._flags[number]) | LINK_DOWN
             for index in range(number * CLASSES, (number + 1) * CLASSES):
                 self._lost(index, now)
-            self._world.log.say("link", f"{self._world.ports[number].ref} is down: what waited there is lost")
+            self._world.log.say("link", f"{self._world.ports[number].ref} is down: packets that waited there are lost")
         self._timers.push(now + _GRACE_NS, self._kind, number)
 
     def due(self, number: int) -> None:
-        """Nothing is under way any more."""
+        """Correct the counters of a port that went down, now that no packet is in flight."""
         if number not in self._down:
             return
         self._world.queues.reset_port(number)

@@ -1,4 +1,4 @@
-"""Asking: pause frames out of ingress ports whose class holds too much, again before each runs out, and then Xon."""
+"""Send pause frames by ingress ports that exceed a class's threshold, repeat them before they expire, then send Xon."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_HOST
 
 PAUSED: Final = 1  # `state` of an ingress port's class in queue.h
-_LEAST_NS: Final = 200_000  # between two frames for one class, however short a pause is
+_LEAST_NS: Final = 200_000  # minimum time between two frames for one class, even if a pause is shorter
 
 
 class Pauses:
-    """What every ingress port asks of its peer. `state` in the map is the truth; events only say where to look."""
+    """The pause requests of every ingress port. `state` in the map is authoritative; events are only a wake-up."""
 
     def __init__(self, world: World, rules: PfcPolicies, timers: Timers, kind: int) -> None:
-        """kind: of this room's timers."""
+        """kind: of this class's timers."""
         self._world, self._rules, self._timers, self._kind = world, rules, timers, kind
         self._state = world.queues.ingress["state"]
         self._sent = world.queues.agent["pfc_sent"]
-        self._asked: dict[int, int] = {}  # row -> when its pause is to be asked for again
+        self._asked: dict[int, int] = {}  # row -> when to repeat its pause frame
         self._frames: dict[tuple[int, bool], bytes] = {}
 
     def changed(self) -> None:
-        """Policies have changed: other quanta make other frames, and who may no longer pause takes it back."""
+        """Apply changed policies: rebuild frames for new quanta, and send Xon where a class may no longer pause."""
         self._frames.clear()
         for index in list(self._asked):
             self.settle(index, self._asked[index])
 
     def adopt(self, now: int) -> None:
-        """Go on where an agent before has ended: it may have asked for pauses that nobody needs any more."""
+        """Continue after an earlier agent: end pauses that it requested and that are not needed any more."""
         self.look(now)
         links = self._world.queues.links
         for gate in np.flatnonzero(self._world.queues.agent["until_ns"]).tolist():
             asking = int(links["peer"][gate // CLASSES])
             index = asking * CLASSES + gate % CLASSES
-            # A host asks by itself, if at all: its port never holds too much.
+            # Not for a host: its port never exceeds a threshold, and only the host itself may send pause frames.
             if index not in self._asked and self._rules.pfc[index] and not links["flags"][asking] & LINK_HOST:
                 self._send(index, False)
 
     def settle(self, index: int, now: int) -> None:
-        """Ask or take back, as the map has it. index: row of an ingress port and class."""
+        """Send a pause frame or Xon, according to the map. index: row of an ingress port and class."""
         if self._state[index] == PAUSED and self._rules.pfc[index]:
             if index not in self._asked:
                 self._ask(index, now)
@@ -54,7 +54,7 @@ class Pauses:
             self._send(index, False)
 
     def due(self, when: int, index: int, now: int) -> None:
-        """Half of a pause is over."""
+        """Repeat or end a pause, when half of it is over."""
         if self._asked.get(index) == when:
             del self._asked[index]
             if self._state[index] == PAUSED and self._rules.pfc[index]:
@@ -63,14 +63,14 @@ class Pauses:
                 self._send(index, False)
 
     def look(self, now: int) -> None:
-        """Every row: events are lost when the ring is full, or with the process that had read them."""
+        """Check every row: events are lost when the ring is full, or when the process that read them dies."""
         for index in np.flatnonzero(self._state == PAUSED).tolist():
             self.settle(index, now)
         for index in [index for index in self._asked if self._state[index] != PAUSED]:
             self.settle(index, now)
 
     def end(self) -> None:
-        """Nobody will ask again: let all go on."""
+        """Send Xon for every pause, since no process will repeat them."""
         for index in self._asked:
             self._send(index, False)
         self._asked.clear()

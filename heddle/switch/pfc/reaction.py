@@ -1,4 +1,4 @@
-"""Times from crossing Xoff to the pause frame: a histogram, which the agent keeps in `spare` of its rows (u32 each)."""
+"""Histogram of the times from crossing Xoff to the pause frame, in `spare` of the agent's rows (u32 each)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for each class of each port, as the agent needs it: plain lists, by row of the maps."""
+"""The active policies of each class of each port, in the form that the agent needs: plain lists, by row of the maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DROP: Final = 1  # WATCHDOG_DROP in queue.h; 2 is forward
 
 
 class PfcPolicies:
-    """The policies that hold now. Times in ns, quanta at the port's own rate."""
+    """The active policies. Times in ns, quanta at the port's own rate."""
 
     def __init__(self, queues: LabQueues) -> None:
         self._queues = queues
@@ -31,7 +31,7 @@ class PfcPolicies:
         self.load()
 
     def load(self) -> bool:
-        """Read them again where they were set since; whether they were."""
+        """Read the policies again if they have changed; return whether they have."""
         changes = self._queues.changes
         if changes == self._changes:
             return False
@@ -44,5 +44,5 @@ class PfcPolicies:
         return True
 
     def pause_ns(self, index: int) -> int:
-        """How long a pause lasts that this port asks for."""
+        """Duration of a pause that this port requests, in ns."""
         return int(self.quanta[index] * self.quantum_ns[index // CLASSES])

@@ -1,4 +1,4 @@
-"""Many deadlines on one timer of the kernel, by nanoseconds: epoll's own time-outs are whole milliseconds."""
+"""Many deadlines on one kernel timer, in nanoseconds: epoll's own timeouts are whole milliseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _S: Final = 10**9
 class Timers:
     """A heap of (ns of CLOCK_MONOTONIC, kind, index).
 
-    What was pushed stays: who takes it out looks whether it still counts.
+    Entries are never removed early: the caller of `due` checks whether a deadline is still valid.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Timers:
         self._armed = 0
 
     def fileno(self) -> int:
-        """Readable once the earliest deadline is there."""
+        """The descriptor, readable once the earliest deadline has passed."""
         return int(self._fd)
 
     def push(self, when: int, kind: int, index: int) -> None:
@@ -40,7 +40,7 @@ class Timers:
         heapq.heappush(self._heap, (when, kind, index))
 
     def due(self, now: int) -> tuple[int, int, int] | None:
-        """Take out the earliest deadline that is there; None when there is none."""
+        """Remove and return the earliest deadline that has passed; None when there is none."""
         if self._heap and self._heap[0][0] <= now:
             return heapq.heappop(self._heap)
         return None
@@ -54,13 +54,13 @@ class Timers:
             self._armed = first
 
     def rang(self) -> None:
-        """Silence the descriptor."""
+        """Reset the descriptor after it became readable."""
         self._armed = 0
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # it was set to another moment meanwhile
+            return  # the timer was set to another time meanwhile
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self._fd)

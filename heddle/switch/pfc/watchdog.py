@@ -1,8 +1,9 @@
-"""The PFC watchdog: a peer that pauses a class for ever is not heeded any more (after SONiC's pfcwd).
+"""The PFC watchdog: ignore a peer that pauses a class forever (after SONiC's pfcwd).
 
-A gate that has been closed for the detection time, with packets waiting all the while and none leaving, is a storm.
-Action `drop`: what waits is let out, to be dropped by the program at the peer, and what comes is dropped. Action
-`forward`: packets pass as if there were no pause. Once no pause has come for the restoration time, pauses count again.
+A storm is a gate that has been closed for the detection time, with packets waiting all the time and none leaving.
+Action `drop`: the waiting packets are released, to be dropped by the program at the peer, and new packets are dropped.
+Action `forward`: packets pass as if there were no pause. Once no pause frame has arrived for the restoration time,
+pauses are obeyed again.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from heddle.switch.pfc.thresholds import DROP, PfcPolicies
 from heddle.switch.pfc.timers import Timers
 from heddle.switch.pfc.world import World
 
-# In a detection time, while nothing waits. A storm fills the ports before it within milliseconds, and those have the
-# same detection time: whoever is late here has the watchdogs of the ports before it take its storm for theirs.
+# Checks per detection time, while nothing waits. A storm fills the upstream ports within milliseconds, and those have
+# the same detection time. A late detection here would make the upstream watchdogs detect this storm as their own.
 _LOOKS: Final = 100
 
 
@@ -39,19 +40,19 @@ class Watchdog:
         table = world.queues.agent
         self._state, self._storms, self._since = table["watchdog"], table["storms"], table["storm_since_ns"]
         self._closed = table["closed_since_ns"]
-        self._waiting: dict[int, int] = {}  # closed gate -> since when packets wait; 0: none did at the last look
-        self.heard: dict[int, int] = {}  # row -> when it was last paused
+        self._waiting: dict[int, int] = {}  # closed gate -> since when packets wait; 0: none did at the last check
+        self.heard: dict[int, int] = {}  # row -> time of its last pause frame
         self.storming: set[int] = set()
 
     def adopt(self, now: int) -> None:
-        """Go on with the storms that an agent before has left."""
+        """Take over the storms of an earlier agent."""
         for index in self._state.nonzero()[0].tolist():
             self.storming.add(index)
             self.heard[index] = now
             self._timers.push(now + self._rules.restore_ns[index], self._restore, index)
 
     def closed(self, index: int, now: int) -> None:
-        """A gate has just been closed."""
+        """Start to watch a gate that has just been closed."""
         detect = self._rules.detect_ns[index]
         if detect:
             waits = int(self._depth[index]) > 0
@@ -59,11 +60,11 @@ class Watchdog:
             self._timers.push(now + (detect if waits else detect // _LOOKS), self._detect, index)
 
     def opened(self, index: int) -> None:
-        """A gate has been opened."""
+        """Stop watching a gate that has been opened."""
         self._waiting.pop(index, None)
 
     def look(self, index: int, now: int) -> None:
-        """Time to look at a gate that was closed."""
+        """Check a closed gate for a storm."""
         detect = self._rules.detect_ns[index]
         since = self._waiting.get(index)
         if since is None or not detect:
@@ -94,7 +95,7 @@ class Watchdog:
         self._world.log.say("storm", f"{port.ref} class {index % CLASSES}: {what}")
 
     def calm(self, index: int, now: int) -> None:
-        """Time to look whether a storm is over."""
+        """Check whether a storm is over."""
         if index not in self.storming:
             return
         over = self.heard.get(index, 0) + self._rules.restore_ns[index]
@@ -104,8 +105,8 @@ class Watchdog:
         self.end(index)
 
     def end(self, index: int) -> None:
-        """Pauses count again."""
+        """End a storm: obey pauses again."""
         self._state[index] = 0
         self.storming.discard(index)
         port = self._world.ports[index // CLASSES]
-        self._world.log.say("calm", f"{port.ref} class {index % CLASSES}: no pause any more, heeds them again")
+        self._world.log.say("calm", f"{port.ref} class {index % CLASSES}: the storm is over, pauses are obeyed again")

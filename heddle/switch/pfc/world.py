@@ -1,6 +1,6 @@
-"""What the agent and its keeper share: sockets in every namespace, the lab's maps, a page of memory, a log.
+"""The state that the agent and its keeper share: sockets in every namespace, the lab's maps, a page of memory, a log.
 
-All of it is made once, before the first fork, and inherited: whichever of the two is left can go on with everything.
+All of it is created once, before the first fork, and inherited, so either process can continue alone.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
 LOG: Final = "pfc.log"
-LOCKS: Final = "pfc.lock"  # byte 0 is locked by the agent, byte 1 by the keeper: who lives, and its pid
+LOCKS: Final = "pfc.lock"  # the agent locks byte 0, the keeper byte 1: the locks show which of them runs, and its pid
 AGENT, KEEPER = 0, 1
 _LINES_A_SECOND: Final = 5
 _CLOSING: Final = 32
-_LOG_BYTES: Final = 4 << 20  # a log that has grown so large is begun anew
-# The directory may be another user's, who called sudo: no link there leads us elsewhere.
+_LOG_BYTES: Final = 4 << 20  # a larger log is truncated
+# The directory may belong to the user who called sudo: never follow a link there.
 _OWN_FILE: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """Which ports there are, and where their namespaces stand. fabric: nodes and ports are enough, without a spec."""
+    """The ports, and the paths of their namespaces. fabric: only its nodes and ports are used, so it has no spec."""
 
     directory: Path
     spaces: Mapping[str, Path]
     fabric: Fabric
 
     def to_json(self) -> str:
-        """What the agent is told on its standard input."""
+        """The text that the agent reads from its standard input."""
         spaces = {node: str(path) for node, path in self.spaces.items()}
         nodes = [
             [
@@ -77,14 +77,14 @@ class AgentConfig:
 
 
 class Log:
-    """Lines for people, at most some of a kind in a second; both processes append to one file."""
+    """Text lines for the user, at most a few of each kind per second; both processes append to one file."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | _OWN_FILE, 0o644)
         self._seen: dict[str, tuple[int, int]] = {}
 
     def say(self, kind: str, text: str) -> None:
-        """Write a line; kinds are limited each for themselves, and what was left out is told of."""
+        """Write a line. Each kind has its own limit; the number of lines left out is added to the next line."""
         second = int(time.time())
         since, count = self._seen.get(kind, (second, 0))
         if since == second and count >= _LINES_A_SECOND:
@@ -94,14 +94,14 @@ class Log:
         more = f" (and {missed} more lines like the last)" if missed > 0 else ""
         self._seen[kind] = (second, count + 1 if since == second else 1)
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        with suppress(OSError):  # a full disk stops no gate
+        with suppress(OSError):  # a full disk must not stop the agent
             if os.fstat(self._fd).st_size > _LOG_BYTES:
                 os.ftruncate(self._fd, 0)
             os.write(self._fd, f"{stamp} {os.getpid()} {kind}: {text}{more}\n".encode())
 
 
 class Page:
-    """Three numbers that both processes see: when each was last about, and whether they are to end."""
+    """Three numbers in shared memory: the last heartbeat of each process, and whether both must end."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -109,7 +109,7 @@ class Page:
 
     @property
     def heartbeat_ns(self) -> int:
-        """The agent's last turn, on CLOCK_MONOTONIC."""
+        """The agent's last heartbeat, on CLOCK_MONOTONIC."""
         return self._words[0]
 
     @heartbeat_ns.setter
@@ -118,7 +118,7 @@ class Page:
 
     @property
     def keeper_ns(self) -> int:
-        """The same of the keeper."""
+        """The keeper's last heartbeat, on CLOCK_MONOTONIC."""
         return self._words[2]
 
     @keeper_ns.setter
@@ -127,16 +127,16 @@ class Page:
 
     @property
     def ending(self) -> bool:
-        """Whether somebody has asked one of the two to end."""
+        """Whether one of the two was asked to end."""
         return bool(self._words[1])
 
     def end(self) -> None:
-        """Both are to end."""
+        """Make both processes end."""
         self._words[1] = 1
 
 
-def stand(spaces: Mapping[str, Path]) -> str:
-    """Be in a namespace of the lab, whichever is there: `down` looks for processes in those. Its node, or ""."""
+def enter_any(spaces: Mapping[str, Path]) -> str:
+    """Enter the first namespace of the lab that exists: `down` searches them for processes. Its node, or ""."""
     for node, netns in spaces.items():
         with suppress(OSError):
             there = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
@@ -149,14 +149,14 @@ def stand(spaces: Mapping[str, Path]) -> str:
 
 
 class World:
-    """Everything that both processes need. OSError or MachineError when it cannot be had."""
+    """Everything that both processes need. OSError or MachineError when it cannot be opened."""
 
     def __init__(self, layout: AgentConfig, queues: LabQueues, gates: Mapping[str, Gates]) -> None:
         self.layout, self.queues = layout, queues
         self.log = Log(layout.directory / LOG)
         self.page = Page()
-        self._stands = stand(layout.spaces)
-        self.tell = -1  # a pipe to whoever waits until both are at work
+        self._node = enter_any(layout.spaces)
+        self.tell = -1  # a pipe to the process that waits until both are running
         self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | _OWN_FILE, 0o644)
         self.spaces: dict[str, Gates] = dict(gates)
         self.ports: dict[int, Port] = dict(numbered_ports(layout.fabric))
@@ -167,8 +167,8 @@ class World:
                 if (port.name, each) in space.gates:
                     self.gates[number * CLASSES + each] = (space, port.name, each)
 
-    def told(self, word: bytes) -> None:
-        """Say it to who waits, if anybody still does, and let go of him."""
+    def report_ready(self, word: bytes) -> None:
+        """Write `word` to the waiting process, if there is one, and close the pipe."""
         if self.tell >= 0:
             with suppress(OSError):
                 os.write(self.tell, word)
@@ -176,11 +176,11 @@ class World:
         self.tell = -1
 
     def lock(self, role: int) -> None:
-        """Be the one agent, or the one keeper; BlockingIOError when another is."""
+        """Take the lock of the agent or the keeper; BlockingIOError when another process has it."""
         fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, role)
 
     def await_lock(self, role: int, seconds: float) -> None:
-        """The same, with patience: a killed process lets go of its locks a moment after its end is seen."""
+        """The same, but wait: the kernel releases the locks of a killed process shortly after it reports its end."""
         end = time.monotonic() + seconds
         while True:
             try:
@@ -191,26 +191,26 @@ class World:
             time.sleep(0.005)
 
     def lost(self) -> list[str]:
-        """Nodes whose namespaces are gone."""
+        """The nodes whose namespaces are gone."""
         return [node for node, space in self.spaces.items() if space.gone()]
 
-    def let_go(self, node: str) -> None:
-        """Close what is open in a namespace: it would live on by that, and so would its end of every link."""
+    def close_node(self, node: str) -> None:
+        """Close the sockets in a node's namespace: they would keep it alive, and its end of every link."""
         space = self.spaces.pop(node)
         space.close_sockets()
         self.gates = {index: gate for index, gate in self.gates.items() if gate[0] is not space}
-        if node == self._stands:
-            self._stands = stand({name: each.netns for name, each in self.spaces.items()})
+        if node == self._node:
+            self._node = enter_any({name: each.netns for name, each in self.spaces.items()})
 
     def close(self) -> None:
-        """Close all sockets, many at a time: one by one a large lab's would take seconds, and `down` waits for that."""
+        """Close all sockets in parallel: one by one would take seconds in a large lab, and `down` waits for it."""
         with ThreadPoolExecutor(_CLOSING) as pool:
             list(pool.map(Gates.close_sockets, self.spaces.values()))
 
-    def asker(self) -> Callable[[int, int], bool]:
-        """Whether packets of a (port id, class) wait in its qdisc, as the kernel says; asked once a node.
+    def qdisc_reader(self) -> Callable[[int, int], bool]:
+        """A function of (port id, class): whether packets wait in that qdisc. It reads each node from the kernel once.
 
-        Without its own qdisc the port's root has them. What cannot be read has packets.
+        A class without its own qdisc uses the port's root. True when the qdisc cannot be read.
         """
         read: dict[str, dict[tuple[str, int], int]] = {}
 
@@ -235,14 +235,14 @@ class World:
         since = int(table["closed_since_ns"][index])
         if since:
             table["paused_ns"][index] += max(0, now - since)
-        # After the kernel has opened it: whoever is killed in between leaves a gate that is known to be closed.
+        # After the kernel has opened the gate: if this process is killed in between, the gate is recorded as closed.
         table["closed_since_ns"][index] = 0
         table["until_ns"][index] = 0
-        self.queues.gates["since_ns"][index] = 0  # the programs end a pause only when Xon came
+        self.queues.gates["since_ns"][index] = 0  # the programs end a pause only on Xon
 
 
 def holder(directory: Path, role: int) -> int | None:
-    """The pid of a lab's agent or keeper, by its lock; None when there is none."""
+    """The pid of a lab's agent or keeper, from its lock; None when there is none."""
     try:
         fd = os.open(directory / LOCKS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

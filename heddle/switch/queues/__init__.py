@@ -1,1 +1,1 @@
-"""What is behind every port: classes, schedulers, markers, and the counters of all queues."""
+"""The queues of every port: classes, schedulers, markers, and the counters of all queues."""

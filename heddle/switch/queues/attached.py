@@ -1,6 +1,6 @@
-"""What stands at ports, as the kernel has it: which programs in which order, and which gates are closed.
+"""Read from the kernel which programs are attached to ports, in which order, and which gates are closed.
 
-In:  a namespace and its ports. Out: values read by netlink, nothing changed.
+In:  a namespace and its ports. Out: values read by netlink; nothing is changed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from heddle.switch.queues.disciplines import number_of
 
 _HOOKS: Final = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), ..._EGRESS
 _TCA_BPF_CLASSID, _TCA_BPF_NAME = 3, 7
-_SLOW: Final = 10**6  # bytes/s: an open gate is four times as fast as any link, a closed one takes 1,000
+_SLOW: Final = 10**6  # bytes/s: the rate of an open gate is far above this, that of a closed one far below (gates.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A BPF program at a clsact hook, in the order in which they run. number: of the port, as it was told; 0: none."""
+    """A BPF program at a clsact hook. number: the port id configured for it; 0: none."""
 
     hook: str
     program: str
@@ -35,7 +35,7 @@ class Attached:
 
 
 def read_attached(netns: Path, ports: Iterable[str]) -> dict[str, tuple[Attached, ...]]:
-    """Port -> its programs, ingress first; an empty tuple where there are none."""
+    """Port -> its programs in the order in which they run, ingress first; an empty tuple if it has no programs."""
     found: dict[str, tuple[Attached, ...]] = {}
     with RouteSocket(netns) as netlink:
         names = {name: index for index, name in read_names(netlink).items()}
@@ -57,7 +57,7 @@ def read_attached(netns: Path, ports: Iterable[str]) -> dict[str, tuple[Attached
 
 
 def read_closed(netns: Path) -> set[tuple[str, int]]:
-    """(port, class) of every gate that lets nothing through at this moment."""
+    """(port, class) of every gate that is closed now."""
     found: set[tuple[str, int]] = set()
     with RouteSocket(netns) as netlink:
         names = read_names(netlink)

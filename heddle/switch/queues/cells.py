@@ -1,9 +1,9 @@
-"""The queues of a lab as memory: what the programs `enqueue` and `dequeue` count and go by, mapped into this process.
+"""The queues of a lab as memory: counters and policies of the programs `enqueue` and `dequeue`, mapped into memory.
 
 In:  a Fabric, its ClassPlan and Policies (classes.py); /sys/fs/bpf/heddle/LAB/_queues.
-Out: LabQueues: numpy views of the shared maps, a reader of events, and what is changed while packets pass.
-Layouts are those of bpf/queue.h. A row is port id * 8 + class (portids.row); sizes in bytes of frames, times in
-nanoseconds of CLOCK_MONOTONIC. Reading asks the kernel nothing. The module imports numpy: import it where it is used.
+Out: LabQueues: numpy views of the shared maps, a reader of events, and methods that change policies under traffic.
+bpf/queue.h defines the layouts. A row is port id * 8 + class (portids.row); sizes in bytes of frames, times in
+nanoseconds of CLOCK_MONOTONIC. Reading needs no system call. The module imports numpy: import it where it is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["CAUSES", "OWNER", "Event", "LabQueues"]
 Rows = npt.NDArray[Any]
 
 CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down")  # of cells["drops"], in this order
-LOST: Final = "lost"  # the cause of gates["lost"]: no program saw it
+LOST: Final = "lost"  # the cause of gates["lost"]: packets that no program saw leave
 KINDS: Final = {"unused": 0, "control": 1, "lossless": 2, "lossy": 3}
 ACTIONS: Final = {"drop": 1, "forward": 2}  # of policies["action"] and, during a storm, agent["watchdog"]
 LINK_HOST, LINK_DOWN = 1, 2  # queue.h
@@ -45,7 +45,7 @@ _ALPHA: Final = 1 << 16
 
 
 def _layout(words: str, **sized: str) -> np.dtype[Any]:
-    """Fields of 8 bytes, but those that `sized` gives another type."""
+    """A dtype with fields of 8 bytes; `sized` gives other types for some of them."""
     return np.dtype([(word, sized.get(word, "<u8")) for word in words.split()])
 
 
@@ -86,7 +86,7 @@ PROGRAMS: Final = ("enqueue", "dequeue", "credit", "settle")
 
 
 class LabQueues:
-    """The maps of one lab, open and mapped. Views are writable: who may write what is in queue.h."""
+    """The maps of one lab, open and mapped. Views are writable; queue.h documents which process may write which."""
 
     def __init__(self, fabric: Fabric, maps: Mapping[str, Map], programs: Mapping[str, Program], stack: ExitStack):
         self.fabric = fabric
@@ -95,14 +95,14 @@ class LabQueues:
         self._programs = programs
         self._ring = maps["events"]
         self._events: Events | None = None
-        self._seen: Rows | None = None  # by mend(), the last time
+        self._seen: Rows | None = None  # at the last reconcile()
         self._views = {name: _view(maps[name], layout) for name, layout in LAYOUTS.items()}
         self.cells: Rows = self._views["cells"]
         self.ingress: Rows = self._views["ingress"]
         self.gates: Rows = self._views["gates"]
         self.agent: Rows = self._views["agent"]
         self.links: Rows = self._views["links"]
-        self.switches: Rows = self._views["switches"]  # a row a node, as fabric.nodes has them
+        self.switches: Rows = self._views["switches"]  # one row per node, in the order of fabric.nodes
         self.transit: Rows = self._views["transit"]
         self.rules: Rows = self._views["policies"]  # row * 2 + half; see policies() and set_policies()
 
@@ -110,10 +110,10 @@ class LabQueues:
     def create(
         cls, fabric: Fabric, plan: ClassPlan, policies: Policies, pins: Path, priorities: Sequence[int] | None = None
     ) -> Self:
-        """Load the programs for a lab, with all its maps, and pin both in `pins`, a directory that is there.
+        """Load the programs for a lab, with all its maps, and pin both in `pins`, an existing directory.
 
-        priorities: of each class, what the port's qdisc takes as the packet's class (skb->priority); HTB's 1:10 for
-        class 0 to 1:80 for class 7 when None. The caller closes it; what is pinned stays.
+        priorities: skb->priority of each class, by which the port's qdisc finds its queue; by default HTB's 1:10 for
+        class 0 to 1:80 for class 7. The caller closes the result; the pins stay.
         """
         with loaded(resources.HERE.bpf_object("queue"), _sizes(fabric)) as made:
             maps = _maps_of(made)
@@ -127,19 +127,19 @@ class LabQueues:
 
     @classmethod
     def pinned(cls, fabric: Fabric) -> Self:
-        """Those of a lab that is up. The caller closes it. MachineError when it has none."""
+        """Open the queues of a running lab. The caller closes the result. MachineError when the lab has none."""
         pins = pin_dir(fabric.name, OWNER)
         if not (pins / "cells").exists():
             why, hint = (
                 "have no queues of this version of Heddle",
-                "./inv down takes the lab away, ./inv up makes it anew",
+                "run ./inv down, then ./inv up",
             )
             raise MachineError(Problem("bpf", f"the ports of {fabric.name}", why, hint))
         return cls.at(fabric, pins)
 
     @classmethod
     def at(cls, fabric: Fabric, pins: Path) -> Self:
-        """Those that are pinned in a directory."""
+        """Open the maps and programs that are pinned in a directory."""
         with ExitStack() as stack:
             maps = {
                 name: stack.enter_context(Map.pinned(pins / name, 4, layout.itemsize))
@@ -152,7 +152,7 @@ class LabQueues:
             return found
 
     def close(self) -> None:
-        """Close descriptors and reader; views that are still held stay readable until they are dropped."""
+        """Close descriptors and reader. Views that the caller still holds stay readable."""
         if self._events is not None:
             self._events.close()
             self._events = None
@@ -171,14 +171,17 @@ class LabQueues:
         return self._programs[name]
 
     def events(self) -> Events:
-        """The reader of crossings and pause frames. One process at a time may read; it goes on where the last ended."""
+        """The reader of threshold crossings and pause frames.
+
+        Only one process at a time may read; a new reader continues after the last event that was read.
+        """
         if self._events is None:
             self._events = Events(self._ring)
         return self._events
 
     @property
     def half(self) -> int:
-        """The half of the policies that holds: 0 or 1."""
+        """The active half of the policies: 0 or 1."""
         return self.changes & 1
 
     @property
@@ -187,29 +190,29 @@ class LabQueues:
         return int(self._views["active"][0])
 
     def policies(self) -> Rows:
-        """What holds, a row each: a copy, in the maps' own units (pmax of 2^32, alpha of 2^16)."""
+        """A copy of the active policies, by row, in the units of the maps (pmax of 2^32, alpha of 2^16)."""
         rows: Rows = self.rules[self.half :: 2].copy()
         return rows
 
     def expected(self, policies: Policies) -> Rows:
-        """What `policies()` gives when these hold."""
+        """The value that `policies()` returns once these policies are active."""
         rows = self.policies()
         self._write(rows, policies)
         return rows
 
     def classes(self) -> Rows:
-        """The class of each of the 64 DSCPs: a copy."""
+        """A copy of the class of each of the 64 DSCPs."""
         found: Rows = self._views["dscp"]["of_dscp"][0].copy()
         return found
 
     def set_policies(self, policies: Policies) -> None:
-        """Let other numbers hold from one packet to the next; no packet sees some of each, and none is lost.
+        """Replace the active policies between two packets: no packet sees a mixture, and none is lost.
 
-        The caller keeps others from doing the same at once (state.lock). MachineError where the kernel cannot say when
-        the last packet has left the old ones behind.
+        The caller prevents concurrent calls (state.lock). MachineError when the kernel cannot report when the last
+        packet has stopped using the old policies.
         """
         half = 1 - self.half
-        grace()  # the half that is filled now may have held until a moment ago
+        grace()  # the half to be written may have been active until a moment ago
         target = self.rules[half::2]
         target[:] = self.rules[1 - half :: 2]
         self._write(target, policies)
@@ -218,12 +221,12 @@ class LabQueues:
         self.settle()
 
     def settle(self) -> None:
-        """Put right what shared buffers count as used, after thresholds have changed: it is a sum over queues.
+        """Recompute the used bytes of shared buffers after a change of thresholds: each is a sum over queues.
 
-        Where packets pass meanwhile a few of them are left over; a switch forgets those when it is next empty.
+        Packets that pass meanwhile may leave a small error; a switch resets it when it is next empty.
         """
         shared, headroom = self.charged()
-        # Both may be below 0 for the moment, which the programs take for 0.
+        # Both may be below 0 for a moment; the programs treat that as 0.
         deltas = (shared - self.switches["shared_used"].astype(np.int64),
                   headroom - self.switches["headroom_used"].astype(np.int64))  # fmt: skip
         for node in np.flatnonzero(deltas[0] | deltas[1]):
@@ -231,7 +234,7 @@ class LabQueues:
             run_on(self._programs["settle"], bytes(14), cb=(int(node), *words))
 
     def charged(self) -> tuple[Rows, Rows]:
-        """By node: bytes beyond reserves in the shared buffer, and in headroom, as summed over its queues now."""
+        """Per node, the sums over its queues now: bytes beyond the reserves in the shared buffer, and in headroom."""
         rules, links, nodes = self.policies(), np.repeat(self.links, CLASSES), len(self.switches)
         pauses = rules["flags"] & POLICY_PFC != 0
         depth, held = (view.astype(np.int64) for view in (self.cells["depth"], self.ingress["occupancy"]))
@@ -245,8 +248,8 @@ class LabQueues:
         return sums[0].astype(np.int64), sums[1].astype(np.int64)
 
     def forget(self) -> None:
-        """Begin to count anew what is only told: high waters, marks, drops, pauses. What depths go by stays."""
-        told: Mapping[str, Sequence[str]] = {
+        """Reset the fields that are only reported: high waters, marks, drops, pauses. Depths depend on the others."""
+        reported: Mapping[str, Sequence[str]] = {
             "cells": ("high_water", "peak", "marks", "ce_in", "drops", "drop_bytes", "strays"),
             "ingress": ("high_water", "peak", "xoffs", "headroom_high", "drops", "drop_bytes", "lost_high"),
             "gates": ("pfc_received", "lost"),
@@ -254,23 +257,24 @@ class LabQueues:
                       "reaction_sum_ns", "spare"),
             "switches": ("high_water", "peak", "headroom_high", "drops"),
         }  # fmt: skip
-        for name, fields in told.items():
+        for name, fields in reported.items():
             for field in fields:
                 self._views[name][field] = 0
 
     def set_down(self, port_id: int, down: bool) -> None:
-        """Say that a port has no link: its packets are dropped, on both ends of its queue, and counted no more.
+        """Mark a port as down, or up again. The programs at both ends of its queue drop the packets of a port that is
+        down, and do not count them in the queue.
 
-        Returns when no packet is under way that did not know it yet.
+        Returns when no packet is in flight that has read the old state.
         """
         flags = self.links["flags"]
         flags[port_id] = flags[port_id] | LINK_DOWN if down else flags[port_id] & ~np.uint32(LINK_DOWN)
         grace()
 
     def reset_port(self, port_id: int) -> None:
-        """Take all that waits at a port out of the books, packet by ingress port and class: it was lost with the link.
+        """Remove all packets that waited at a port from the counters, by ingress port and class: the link lost them.
 
-        The port must be set down, and its qdisc empty or thrown away. No pause that it has asked for is known any more.
+        The port must be set down, and its qdisc empty or removed. The pauses that it has requested are reset, too.
         """
         for number in range(CLASSES):
             self._credit(port_id, number)
@@ -278,12 +282,12 @@ class LabQueues:
         self.ingress["state"][mine] = 0
         self.ingress["since_ns"][mine] = 0
 
-    def mend(self, waits: Callable[[int, int], bool]) -> list[tuple[int, int, int]]:
-        """Take out of the books what was lost behind its queue: the backlog of a CPU was full, or somebody took a qdisc
-        away. To be called about once a second; returns (port id, class, bytes) of each.
+    def reconcile(self, waits: Callable[[int, int], bool]) -> list[tuple[int, int, int]]:
+        """Remove packets from the counters that were lost behind their queue: a CPU's backlog was full, or a qdisc was
+        removed. Call it about once a second. Returns (port id, class, bytes) of each loss.
 
-        waits: whether the qdisc of a (port id, class) has packets, as the kernel says: others may go before them for
-        long. What has neither grown nor shrunk since the last call, and is in no qdisc either, is nowhere.
+        waits: whether the qdisc of a (port id, class) has packets, read from the kernel: other classes may delay them
+        for long. Packets are lost if their class has not changed since the last call, and its qdisc is empty.
         """
         before, self._seen = self._seen, self._moved()
         if before is None:
@@ -300,11 +304,11 @@ class LabQueues:
         return lost
 
     def _moved(self) -> Rows:
-        """What changes with every packet that comes or goes, by row."""
+        """The fields that change with every packet that enters or leaves a queue, by row."""
         return np.stack([self.cells[name] for name in ("depth", "in_packets", "out_packets")])
 
     def _credit(self, port_id: int, number: int) -> None:
-        """Let all that a class holds at a port have left, by the ingress ports that it came in by."""
+        """Count all bytes of a class that wait at a port as having left, by their ingress ports."""
         link = self.links[port_id]
         for local in range(1 if link["flags"] & LINK_HOST else int(link["ports_of_node"]) + 1):
             if held := self._held(port_id, number, local):
@@ -312,7 +316,7 @@ class LabQueues:
                 run_on(self._programs["credit"], bytes(14), cb=words)
 
     def _held(self, port_id: int, number: int, local: int) -> int:
-        """Bytes of a class that came in by a port of the same node (from 1; 0: made there) and wait at this one."""
+        """Bytes of a class that wait at a port. local: their ingress port in the node, from 1; 0: sent by the node."""
         link = self.links[port_id]
         if link["flags"] & LINK_HOST:
             return int(self.cells["depth"][row(port_id, number)])
@@ -341,7 +345,7 @@ class LabQueues:
         self._write(half, policies)
 
     def _write(self, rows: Rows, policies: Policies) -> None:
-        same: dict[int, list[int]] = {}  # one tuple serves many ports
+        same: dict[int, list[int]] = {}  # many ports share one tuple
         for ref, each in policies.items():
             same.setdefault(id(each), []).append(row(self.ids[ref], 0))
         tuples = {id(each): each for each in policies.values()}
@@ -352,12 +356,12 @@ class LabQueues:
 
 
 def htb_priority(number: int) -> int:
-    """The HTB class of a traffic class, as skb->priority names it: 1:10 to 1:80."""
+    """The HTB class of a traffic class, in the form of skb->priority: 1:10 to 1:80."""
     return 1 << 16 | number + 1 << 4
 
 
 def packed(policies: Sequence[ClassPolicy]) -> Rows:
-    """The policies of a port's eight classes, as the map has them; without what is the port's own."""
+    """The policies of a port's eight classes, in the layout of the map, without the fields that depend on the port."""
     names = [name for name in POLICY.names or () if name not in ("priority", "fallback", "frame", "spare")]
     rows = np.zeros(CLASSES, np.dtype([(name, POLICY[name]) for name in names]))
     for index, p in enumerate(policies):
@@ -370,12 +374,12 @@ def packed(policies: Sequence[ClassPolicy]) -> Rows:
 
 
 def _matrix(role: Role, ports: int) -> int:
-    """Cells of `transit` that a node needs."""
+    """Number of cells of `transit` that a node needs."""
     return 0 if role is Role.HOST else (ports + 1) * ports * CLASSES
 
 
 def _sizes(fabric: Fabric) -> dict[str, int]:
-    """Entries of each map: row 0 is no port's."""
+    """Number of entries of each map; port ids start at 1, so row 0 is unused."""
     ports = len(port_ids(fabric)) + 1
     rows = dict.fromkeys(("cells", "ingress", "gates", "agent"), ports * CLASSES)
     matrix = sum(_matrix(node.role, len(node.ports)) for node in fabric.nodes)

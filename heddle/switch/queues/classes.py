@@ -1,7 +1,7 @@
-"""Traffic classes of a lab, and what holds for each class of each port: the numbers that programs and agent go by.
+"""Traffic classes of a lab, and the policy of each class of each port: the numbers that programs and agent use.
 
-In:  a Fabric and its `queues` (a switch may have others than the file says, see `queues set`).
-Out: ClassPlan: which class a packet is of; ClassPolicy: thresholds in bytes, marking curve, times in nanoseconds.
+In:  a Fabric and its `queues` (`queues set` may have changed those of a switch).
+Out: ClassPlan: the class of each packet; ClassPolicy: thresholds in bytes, marking curve, times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from heddle.fabric.model import Fabric, Node, Role
 from heddle.fabric.policy import ClassKind, QueuePolicy
 
 PortKey = tuple[str, str]  # node, port
-BURST_PACKETS: Final = 2  # that the shaper of a port sends at once
-_NETWORK_CONTROL: Final = (6, 7)  # DSCPs 48 to 63: CS6 and CS7 (RFC 4594), which switches talk to each other with
+BURST_PACKETS: Final = 2  # burst size of a port's shaper
+_NETWORK_CONTROL: Final = (6, 7)  # DSCPs 48 to 63: CS6 and CS7 (RFC 4594), for traffic between switches
 
 
 def held_bps(rate_bps: int) -> int:
-    """The rate that a shaper holds for a link of `rate_bps`, both in bit/s: HTB counts whole bytes a second."""
+    """The rate of a shaper for a link of `rate_bps`, both in bit/s: HTB uses whole bytes per second."""
     # struct tc_ratespec and TCA_HTB_RATE64 are in bytes a second; tc rounds down (get_rate64 in iproute2).
     return rate_bps // 8 * 8
 
 
 @dataclass(frozen=True, slots=True)
 class ClassPlan:
-    """Which classes there are, the same on every port of a lab.
+    """The classes in use, the same on every port of a lab.
 
-    numbers: ascending; the other tuples have an entry for each number. weights: 0 for control. dscp: class of each of
+    numbers: ascending; kinds and weights have an entry for each number. weights: 0 for control. dscp: class of each of
     the 64 DSCPs.
     """
 
@@ -48,19 +48,19 @@ class ClassPlan:
         return tuple(n for n, kind in zip(self.numbers, self.kinds, strict=True) if kind == "lossless")
 
     def kind(self, number: int) -> ClassKind:
-        """What a class in use is; KeyError for another."""
+        """The kind of a class; KeyError for a class that is not in use."""
         return dict(zip(self.numbers, self.kinds, strict=True))[number]
 
     def weight(self, number: int) -> int:
-        """A class's share of what control leaves; 0 for control; KeyError for a class that is not in use."""
+        """A class's share of the bandwidth after control; 0 for control; KeyError for a class that is not in use."""
         return dict(zip(self.numbers, self.weights, strict=True))[number]
 
 
 def class_plan(queues: QueuePolicy) -> ClassPlan:
-    """The classes that a file asks for.
+    """The classes that a fabric file defines.
 
-    DSCPs 8n to 8n+7 are of class n where there is one (its upper three bits, as IP precedence and 802.1p have it);
-    48 to 63 of control otherwise, all others of best effort. `queues.dscp` goes before that.
+    DSCPs 8n to 8n+7 belong to class n if that is in use (the upper three bits, as in IP precedence and 802.1p).
+    Otherwise 48 to 63 belong to control, and all others to best effort. `queues.dscp` overrides these rules.
     """
     numbers = queues.numbers
 
@@ -76,12 +76,12 @@ def class_plan(queues: QueuePolicy) -> ClassPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClassPolicy:
-    """What holds for one class of one port: of its packets as they leave there, and (xoff ... action) as they come in.
+    """The policy of one class of one port, for packets that leave by it; xoff to action for packets that arrive by it.
 
-    Sizes in bytes of frames, Ethernet header included. Ports of hosts have a `buffer`, which is what may wait there of
-    the class, and `pfc` where they obey pauses.
-    kind: `unused` where the class does not exist. ecn: the program marks; red: the kernel's RED does, and the program
-    counts. pfc: the class is lossless and pauses.
+    Sizes in bytes of frames, Ethernet header included. Ports of hosts have a `buffer`, the limit for this class at
+    the port, and `pfc` if they obey pauses.
+    kind: `unused` for a class that does not exist. ecn: the program marks. red: the kernel's RED marks, and the program
+    counts the marks. pfc: the class is lossless and pauses.
     shared, buffer: of the whole switch, the same on all its ports. quanta: of pause frames that this port sends.
     detect_ns: 0 without a watchdog.
     """
@@ -116,8 +116,8 @@ def policies_of(
 ) -> Policies:
     """(node, port) -> the policy of each of its eight classes, for every port of every switch and host.
 
-    queues: the file's when None. own: switches that have another.
-    InputError names switches whose buffer is smaller than what is set aside in it.
+    queues: those of the file when None. own: switches with other ones.
+    InputError names the switches whose buffer is smaller than the sum of its reserves and headroom.
     """
     usual = queues or fabric.policy.queues
     found: dict[PortKey, tuple[ClassPolicy, ...]] = {}
@@ -141,15 +141,15 @@ def policies_of(
 
 
 def budget_of(switch: Node, queues: QueuePolicy) -> Budget:
-    """How a switch's buffer is laid out, in bytes."""
+    """The partition of a switch's buffer, in bytes."""
     return buffer_bytes(queues, switch.level, [(port.rate_bps, port.mtu) for port in switch.ports])
 
 
 def deepest_queue(fabric: Fabric, number: int, queues: QueuePolicy | None = None) -> int:
-    """Bytes of one class that can wait in one port of a switch at most.
+    """The most bytes of one class that can wait at one port of a switch.
 
-    Paused: what all ingress ports may hold, each up to xoff and its headroom. Otherwise the dynamic threshold: a queue
-    that is alone grows to alpha / (1 + alpha) of what is shared (Choudhury and Hahne 1998).
+    With pauses: the sum of all ingress ports, each up to xoff plus its headroom. Otherwise the dynamic threshold: a
+    single queue grows to alpha / (1 + alpha) of the shared buffer (Choudhury and Hahne 1998).
     """
     spec = queues or fabric.policy.queues
     found = [spec.buffer.host]
@@ -174,7 +174,7 @@ def _policies(queues: QueuePolicy, budget: Budget | None, rate_bps: int, mtu: in
 
 
 def _of_host(policy: ClassPolicy) -> ClassPolicy:
-    """Hosts are paused, and neither mark nor pause: what comes in is taken at once."""
+    """The policy at a host's port: hosts obey pauses, but neither mark nor pause, since they receive without delay."""
     return replace(policy, ecn=False, red=False, at_dequeue=False, kmin=0, kmax=0, pmax=0.0, reserve=0, shared=0,
                    xoff=0, xon=0, headroom=0)  # fmt: skip
 

@@ -1,10 +1,10 @@
 """The kernel's own 802.1Qaz scheduler (sch_ets) behind a port: control strict, the others by weight.
 
-In:  a port, the classes of its lab, and how much may wait in a class (bytes).
-Out: tc's lines, and the value of `skb->priority` that leads to a class.
-HTB stays above it, as the shaper alone. No gate can stand below it: sch_ets looks at the head of the band whose turn
-it is, and when that gives nothing, it gives nothing at all (ets_qdisc_dequeue), so one paused class would stop all
-weighted ones. HTB goes on to the next class. So labs with lossless classes have HTB.
+In:  a port, the classes of its lab, and the limit of a class's queue (bytes).
+Out: tc's lines, and the value of `skb->priority` that selects a class.
+HTB stays above it, only as the shaper. No gate can be below it: if the band whose turn it is returns no packet,
+sch_ets returns none at all (ets_qdisc_dequeue), so one paused class would stop all weighted classes. HTB goes on to
+the next class. So labs with lossless classes use HTB.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def missing() -> str:
 
 
 def may_hold(queues: QueuePolicy) -> bool:
-    """Whether ETS does for these queues: where nothing can be paused, now or by `queues set`."""
+    """Whether ETS can serve these queues: only if no class can be paused, now or after `queues set`."""
     return not queues.lossless
 
 
 def bands(plan: ClassPlan) -> tuple[int, ...]:
-    """Classes in the order of their bands: control, which is strict, and the others, which share what it leaves."""
+    """Classes in the order of their bands: control, which is strict, then the others, which share the rest."""
     return (plan.control, *(number for number in plan.numbers if number != plan.control))
 
 
@@ -47,25 +47,25 @@ def priority(plan: ClassPlan, number: int) -> int:
 
 
 def turn(port: Port, plan: ClassPlan, number: int) -> tuple[int, int]:
-    """Bytes a turn, and rank: 0 of the strict band, which has no turns, and 1 of the others."""
+    """Bytes per turn, and rank: 0 for the strict band, which has no turns, and 1 for the others."""
     return (0, 0) if number == plan.control else (plan.weight(number) * (port.mtu + HEADER), 1)
 
 
 def is_band(class_id: int) -> bool:
-    """Whether a class, by its id, is one of ours."""
+    """Whether a class id is a band of this qdisc."""
     return class_id >> 16 == _HANDLE
 
 
 def read_turn(options: bytes) -> tuple[int, int]:
-    """The same as `turn`, of the options of a class as the kernel gives them."""
+    """The same as `turn`, parsed from the options of a class that the kernel returned."""
     quantum = attributes(options, 0).get(_TCA_ETS_QUANTA_BAND)
     return (struct.unpack("=I", quantum)[0], 1) if quantum is not None else (0, 0)
 
 
 def lines(port: Port, plan: ClassPlan, limit: int) -> list[str]:
-    """HTB at the port's rate, ETS below it, and a FIFO of `limit` bytes a band, whose handle is as with HTB.
+    """HTB at the port's rate, ETS below it, and a FIFO of `limit` bytes per band, with the same handles as below HTB.
 
-    What no program has put into a class is of best effort.
+    Packets that no program has classified are best effort.
     """
     frame, order = port.mtu + HEADER, bands(plan)
     burst = BURST_PACKETS * port.mtu

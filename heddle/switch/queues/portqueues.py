@@ -1,8 +1,8 @@
-"""What stands behind every port: a shaper at its rate, a queue a class, and the programs around them.
+"""The queues of every port: a shaper at its rate, a queue for each class, and the programs around them.
 
 In:  ports with their rates (bit/s of frame bytes, from Ethernet header to ICRC), the classes and a discipline.
-Out: tc batch lines, a few batches a node; rates, queues and drops read back as the kernel and the programs report them.
-Switches and hosts are alike: both ends of a link are shaped, so neither can send faster than the wire would take.
+Out: tc batch lines, a few batches per node; rates, queues and drops, read back from the kernel and the programs.
+Switches and hosts are alike: both ends of a link are shaped, so neither can send faster than the link rate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heddle.switch.queues.classes import ClassPlan, class_plan
 from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
 from heddle.switch.queues.portids import PortRef, classid, port_ids
 
-_PROGRAMS_A_BATCH: Final = 200  # tc keeps each that a batch names open until it ends; 256 files are the least there are
+_PROGRAMS_A_BATCH: Final = 200  # tc keeps each program of a batch open until its end, and may open at least 256 files
 
 _ROOT_ID: Final = 0x00010000
 _RATE_CLASS_ID: Final = 0x00010001
@@ -33,7 +33,7 @@ _TICK_S: Final = 64e-9  # PSCHED_TICKS2NS: a shift of 6
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A class's queue as the kernel has it: its qdisc, and the turn (bytes) and rank (0: first) that HTB gives it."""
+    """A class's queue, as read from the kernel: its qdisc, and its quantum (bytes) and rank (0: first) in HTB."""
 
     qdisc: str
     limit_bytes: int
@@ -41,13 +41,13 @@ class Leaf:
     prio: int = 0
 
     def text(self) -> str:
-        """As tc has it."""
+        """The queue in tc's words."""
         return f"{self.qdisc} limit {self.limit_bytes}b, quantum {self.quantum} prio {self.prio}"
 
 
 @dataclass(frozen=True, slots=True)
 class PortQueue:
-    """A port's shaper and its queues, by class, as the kernel has them. burst in bytes."""
+    """A port's shaper and its queues, by class, as read from the kernel. burst in bytes."""
 
     port: str
     rate_bps: int
@@ -58,9 +58,9 @@ class PortQueue:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is the same on all ports of a lab, and the number of each.
+    """The settings that all ports of a lab share, and the id of each port.
 
-    curves: of the classes that the kernel's RED marks; none where the program does.
+    curves: of the classes that the kernel's RED marks; empty if the program marks.
     """
 
     plan: ClassPlan
@@ -70,12 +70,12 @@ class Setup:
 
     @property
     def gated(self) -> bool:
-        """Whether there are gates, and so work for the agent of PFC."""
+        """Whether there are gates, so that the lab needs a PFC agent."""
         return self.discipline.gated and bool(self.plan.lossless)
 
     @classmethod
     def of(cls, fabric: Fabric) -> Setup:
-        """As the fabric file says. MachineError when this kernel lacks what it asks for by name."""
+        """The setup that the fabric file defines. MachineError when this kernel does not support a selected option."""
         spec = fabric.policy.queues
         curves: Mapping[int, red.Curve] = {}
         if spec.ecn.marker == "red":
@@ -84,7 +84,7 @@ class Setup:
         return cls(class_plan(spec), chosen(spec), port_ids(fabric), curves)
 
     def differences(self, port: Port, found: PortQueue) -> list[str]:
-        """How a port's queues, as read, are not those that it was given; a line a class."""
+        """Differences between a port's queues, as read, and the configured ones; a line for each class."""
         said: list[str] = []
         for number in self.plan.numbers:
             gate = self.discipline.gated and self.plan.kind(number) == "lossless"
@@ -99,9 +99,9 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A pinned BPF program to be attached at a clsact hook (`ingress`, `egress`); those of a lower pref run first.
+    """A pinned BPF program to be attached at a clsact hook (`ingress`, `egress`); lower prefs run first.
 
-    numbered: the program reads its port's number, from the filter's classid.
+    numbered: the program reads its port's id from the filter's classid.
     """
 
     hook: str
@@ -111,7 +111,7 @@ class Filter:
 
 
 def filter_lines(port: Port, filters: Iterable[Filter], number: int) -> list[str]:
-    """clsact, and the programs on it. number: the port's."""
+    """The tc lines of clsact and its programs. number: the port's id."""
     lines = [f"qdisc add dev {port.name} clsact"]
     for each in filters:
         line = f"filter add dev {port.name} {each.hook} pref {each.pref} handle 1 bpf direct-action"
@@ -121,10 +121,10 @@ def filter_lines(port: Port, filters: Iterable[Filter], number: int) -> list[str
 
 
 def apply(netns: Path, node: Node, setup: Setup, filters: Iterable[Filter], journal: Journal) -> None:
-    """Give all ports of a node their queues and programs, in one tc process for fifty ports.
+    """Create the queues and attach the programs of all ports of a node, with one tc process per fifty ports.
 
-    MachineError with tc's words, which name the line. `tc -n` would mount a fresh /sys and so hide the pins:
-    hence nsenter, which changes nothing but the network namespace.
+    MachineError with tc's message, which names the line. `tc -n` would mount a new /sys and so hide the pins;
+    nsenter changes only the network namespace.
     """
     wanted = tuple(filters)
     ports_a_batch = _PROGRAMS_A_BATCH // len(wanted)
@@ -139,7 +139,7 @@ def apply(netns: Path, node: Node, setup: Setup, filters: Iterable[Filter], jour
 
 
 def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
-    """Port -> its shaper and queues, for those ports that have one; by netlink, since tc has no JSON for classes."""
+    """Port -> its shaper and queues, for ports that have a shaper; by netlink, since tc has no JSON for classes."""
     found: dict[str, PortQueue] = {}
     with RouteSocket(netns) as netlink:
         names = {name: index for index, name in read_names(netlink).items()}
@@ -155,7 +155,7 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
             for body in netlink.dump(RTM_GETTCLASS, TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
                 _, _, handle, _, queue = TCMSG.unpack_from(body)
                 attrs = attributes(body, TCMSG.size)
-                # A band of ETS is known by the queue in it, or the RED over that.
+                # A band of ETS is identified by its queue, or by the RED over that queue.
                 number = number_of(queue >> 16 & ~red.BESIDE if ets.is_band(handle) else handle & 0xFFFF)
                 if handle == _RATE_CLASS_ID:
                     found[port] = _shaper(port, attrs[TCA_OPTIONS], own)
@@ -168,7 +168,7 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
 
 
 def foreign_roots(netlink: RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, str]:
-    """Port -> what stands at its root in place of our shaper: `netem`, or `nothing`; empty where the port is gone.
+    """Port -> the root qdisc that replaces our shaper: `netem`, or `nothing`; empty if the port is gone.
 
     names: ifindex -> interface name.
     """
@@ -183,7 +183,7 @@ def foreign_roots(netlink: RouteSocket, names: Mapping[int, str], ports: Iterabl
 
 
 def refused_by_qdiscs(netlink: RouteSocket, names: Mapping[int, str]) -> dict[str, dict[int, int]]:
-    """Port -> class -> packets that its qdiscs themselves have dropped; what the programs dropped is in the cells."""
+    """Port -> class -> packets that its qdiscs dropped. The drops of the programs are in the cells."""
     found: dict[str, dict[int, int]] = {}
     for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
         _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
@@ -220,7 +220,7 @@ def _shaper(port: str, options: bytes, leaves: Mapping[int, Leaf]) -> PortQueue:
     parameters = attrs[_TCA_HTB_PARMS]
     rate, ceil = struct.unpack_from("=8xI8xI", parameters)
     burst_ticks = struct.unpack_from("=24xI", parameters)[0]
-    # A rate of 2^32 bytes/s or more comes in an attribute of its own.
+    # A rate of 2^32 bytes/s or more is in a separate attribute.
     rate = struct.unpack("=Q", attrs[_TCA_HTB_RATE64])[0] if _TCA_HTB_RATE64 in attrs else rate
     ceil = struct.unpack("=Q", attrs[_TCA_HTB_CEIL64])[0] if _TCA_HTB_CEIL64 in attrs else ceil
     return PortQueue(port, rate * 8, ceil * 8, round(burst_ticks * _TICK_S * rate), leaves)

@@ -1,7 +1,7 @@
 """The queues of a lab at one moment: copies of the shared maps, which do not change while they are evaluated.
 
-In:  LabQueues, mapped. Out: QueueState, a row a port and class (portids.row); packets missed, by port.
-Packets pass while the maps are copied, so numbers of one row may be a packet apart.
+In:  LabQueues, mapped. Out: QueueState, with a row per port and class (portids.row); lost packets, by port.
+Packets pass while the maps are copied, so numbers of one row may differ by a packet.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class QueueState:
 
 
 def missed(live: LabQueues, ports: Iterable[Port]) -> dict[str, dict[int, int]]:
-    """`rtsw1:eth2` -> class -> packets that the programs dropped there, whatever the cause, or found lost behind it.
+    """`rtsw1:eth2` -> class -> packets that the programs dropped there, of any cause, or that were lost behind it.
 
-    Of these ports, since the lab came up; only classes that lost packets. Drops by a qdisc itself are not among them
-    (portqueues.refused_by_qdiscs).
+    Counts for these ports since the lab came up; only classes that lost packets. Drops by a qdisc itself are not
+    included (portqueues.refused_by_qdiscs).
     """
     found: dict[str, dict[int, int]] = {}
     for port in ports:

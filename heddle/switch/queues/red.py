@@ -1,13 +1,13 @@
-"""RED of the kernel as the marker of ECN, in place of the program: `queues.ecn.marker: red`.
+"""The kernel's RED as ECN marker, in place of the program: `queues.ecn.marker: red`.
 
-In:  the ports of one namespace, after their queues are made, and a marking curve for each class that marks (bytes).
-Out: a RED over the class's FIFO; how many packets it has marked; other curves while packets wait.
-It marks what arrives, by the bytes that wait in its own FIFO at that moment: an average of weight 2^0 = 1, which the
-kernel takes and `tc` does not. What is not ECN-capable passes unmarked (`nodrop`), and dropping stays the programs'.
+In:  the ports of one namespace, after their queues are created, and a marking curve for each class that marks (bytes).
+Out: a RED over the class's FIFO; the number of packets it has marked; changes of curves while packets wait.
+It marks arriving packets by the bytes that wait in its own FIFO at that moment: an average of weight 2^0 = 1, which the
+kernel accepts and `tc` does not. Packets that are not ECN-capable pass unmarked (`nodrop`). Only the programs drop.
 
-RED draws the gap to the next mark evenly from nothing to 1/p packets, where a switch chip throws a coin for each: with
-the same p it marks more, see `marked`. So it is told a smaller one, and meets the wanted curve at kmin and at kmax.
-Between them it is above it: by at most 0.006 of all packets with pmax 0.2, 0.04 with 0.5 and 0.17 with 1.
+RED draws the gap to the next mark uniformly from 0 to 1/p packets, while a switch chip decides for each packet: with
+the same p, RED marks more, see `marked`. So it is configured with a smaller p, which matches the wanted curve at kmin
+and at kmax. Between them it marks more: by at most 0.006 of all packets with pmax 0.2, 0.04 with 0.5 and 0.17 with 1.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ _TCA_RED_PARMS, _TCA_RED_STAB, _TCA_RED_MAX_P, _TCA_RED_FLAGS = 1, 2, 3, 4
 _QOPT: Final = struct.Struct("=IIIBBBB")  # struct tc_red_qopt: limit, qth_min, qth_max, Wlog, Plog, Scell_log, flags
 _XSTATS: Final = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, other, marked
 _FLAGS: Final = struct.pack("=II", 1 | 8, 1 | 2 | 4 | 8)  # struct nla_bitfield32: ECN and NODROP of all four
-_IDLE: Final = bytes([31]) * 256  # by any idle time the average is shifted out: it is the queue, not its past
+_IDLE: Final = bytes([31]) * 256  # any idle time shifts the average to 0, so it never includes the past
 _MOST: Final = 2**31 - 1  # red_check_params
 _WHOLE: Final = 2**32 - 1
-BESIDE: Final = 8  # the RED over FIFO 41: is 48:
+BESIDE: Final = 8  # added to the handle of a class's FIFO: the RED over FIFO 41: is 48:
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """No packet is marked below kmin bytes, `pmax` of them just below kmax, all from kmax on."""
+    """A marking curve: no packet below kmin bytes, a fraction `pmax` just below kmax, all packets from kmax on."""
 
     kmin: int
     kmax: int
     pmax: float
 
     def fraction(self, depth: int) -> float:
-        """Of packets that find `depth` bytes before them, how many RED marks; 0 to 1."""
+        """The fraction (0 to 1) that RED marks of the packets that find `depth` bytes before them."""
         if depth < self.kmin or depth >= self.kmax:
             return float(depth >= self.kmax)
-        return marked(told(self.pmax) * (depth - self.kmin) / (self.kmax - self.kmin))
+        return marked(configured(self.pmax) * (depth - self.kmin) / (self.kmax - self.kmin))
 
 
 NEVER: Final = Curve(_MOST, _MOST, 0.0)
 
 
 def marked(p: float) -> float:
-    """Of all packets, how many RED marks with probability p: one in E packets.
+    """The fraction of all packets that RED marks with probability p: one in E packets.
 
     The gap is the draw from 0 to 1/p, rounded up, so E = sum of P(gap > j) = (k + 1) (1 - p k / 2), k = floor(1/p);
     where 1/p is whole, that is 2p / (1 + p) of all.
@@ -82,8 +82,8 @@ def marked(p: float) -> float:
     return 1 / ((k + 1) * (1 - p * k / 2))
 
 
-def told(pmax: float) -> float:
-    """The p with which RED marks `pmax` of all packets: inverts `marked`. 0.2 -> 0.111, 1 -> 1."""
+def configured(pmax: float) -> float:
+    """The p with which RED marks a fraction `pmax` of all packets, the inverse of `marked`. 0.2 -> 0.111, 1 -> 1."""
     if pmax <= 0:
         return 0.0
     k = math.floor(2 / pmax) - 1
@@ -91,28 +91,29 @@ def told(pmax: float) -> float:
 
 
 def curves_of(queues: QueuePolicy) -> dict[int, Curve]:
-    """Class -> its curve: every class but control, which is never marked; with ECN off they mark nothing."""
+    """Class -> its curve, for every class except control, which is never marked; with ECN off, curves without marks."""
     marked = [number for number in queues.numbers if queues.kind(number) != "control"]
     return {number: Curve(*queues.ecn.curve(number)) if queues.ecn.enabled else NEVER for number in marked}
 
 
 @cache
 def missing() -> str:
-    """Empty when this kernel's RED does what is needed here, else the reason."""
+    """Empty when this kernel's RED has the features needed here, else the reason."""
     return refusal("red", _options(NEVER))
 
 
 def require() -> None:
-    """MachineError where the kernel has no such RED."""
+    """MachineError when this kernel has no such RED."""
     if why := missing():
-        hint = "take ecn.marker: bpf: the program marks by the same curve, on any kernel"
+        hint = "use ecn.marker: bpf: the program marks by the same curve, on any kernel"
         raise MachineError(Problem("kernel", "queues.ecn.marker: red", f"is not possible: {why}", hint))
 
 
 def install(netns: Path, curves: Mapping[Key, Curve]) -> None:
-    """Put a RED over the FIFO of each (port, class), or over its gate's FIFO. What waits there is lost: before traffic.
+    """Put a RED over the FIFO of each (port, class), or over its gate's FIFO.
 
-    MachineError when the kernel refuses, or where a class has no FIFO.
+    Waiting packets are lost, so call it before there is traffic. MachineError when the kernel refuses, or when a class
+    has no FIFO.
     """
     with RouteSocket(netns) as netlink:
         leaves = _leaves(netlink)
@@ -131,7 +132,7 @@ def install(netns: Path, curves: Mapping[Key, Curve]) -> None:
 
 
 def change(netns: Path, curves: Mapping[Key, Curve]) -> None:
-    """Give REDs other curves; what waits in them stays. MachineError where there is none."""
+    """Change the curves of REDs; waiting packets stay. MachineError when a port has no RED for a class."""
     with RouteSocket(netns) as netlink:
         indices = {name: index for index, name in read_names(netlink).items()}
         for key, curve in curves.items():
@@ -143,7 +144,7 @@ def change(netns: Path, curves: Mapping[Key, Curve]) -> None:
 
 
 def read_curves(netns: Path) -> dict[Key, Curve]:
-    """(port, class) -> the curve that a RED goes by, as the kernel has it; pmax as far as 32 bits hold it."""
+    """(port, class) -> the curve of its RED, as read from the kernel; pmax with the precision of 32 bits."""
     found: dict[Key, Curve] = {}
     for key, attrs in _reds(netns).items():
         options = attributes(attrs[TCA_OPTIONS], 0)
@@ -154,7 +155,7 @@ def read_curves(netns: Path) -> dict[Key, Curve]:
 
 
 def differences(netns: Path, curves: Mapping[Key, Curve]) -> list[str]:
-    """Which REDs are missing, or go by another curve than they were given: a line each."""
+    """The REDs that are missing, or use a curve different from the configured one: a line each."""
     found = read_curves(netns)
     said: list[str] = []
     for (port, number), curve in sorted(curves.items()):
@@ -167,15 +168,15 @@ def differences(netns: Path, curves: Mapping[Key, Curve]) -> list[str]:
 
 
 def _shown(curve: Curve) -> str:
-    """As the kernel keeps it: a curve that marks nothing below kmax starts there."""
-    kmin, kmax, _ = _told(curve)
+    """A curve in the kernel's form: if it marks nothing below kmax, it starts there."""
+    kmin, kmax, _ = _parameters(curve)
     return f"from {kmin} bytes on, {curve.pmax if kmin < kmax else 0:.6g} at {kmax}"
 
 
 def read_marks(netns: Path) -> dict[Key, int]:
-    """(port, class) -> packets that left its RED marked, since it was made. Modulo 2^32, as the kernel counts.
+    """(port, class) -> packets that left its RED marked, since it was created. Modulo 2^32, as the kernel counts.
 
-    A packet that came with CE already and would have been marked is among them.
+    The count includes packets that arrived with CE and would have been marked.
     """
     found: dict[Key, int] = {}
     for key, attrs in _reds(netns).items():
@@ -186,7 +187,7 @@ def read_marks(netns: Path) -> dict[Key, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """Where a class's packets wait: the FIFO `handle`, to be below `parent`. limit in bytes."""
+    """The queue of a class: the FIFO `handle`, which belongs below `parent`. limit in bytes."""
 
     ifindex: int
     handle: int
@@ -199,7 +200,9 @@ def _red_of(number: int) -> int:
 
 
 def _leaves(netlink: RouteSocket) -> dict[Key, _Leaf]:
-    """FIFO 40: is class 3's. Where 40: is a gate, its own nameless FIFO is replaced by 41:, as it has no handle."""
+    """The queue of each (port, class). FIFO 40: belongs to class 3. If 40: is a gate, 41: replaces its inner FIFO,
+    which has no handle.
+    """
     names = read_names(netlink)
     found: dict[Key, _Leaf] = {}
     for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
@@ -231,18 +234,18 @@ def _reds(netns: Path) -> dict[Key, dict[int, bytes]]:
     return found
 
 
-def _told(curve: Curve) -> tuple[int, int, int]:
+def _parameters(curve: Curve) -> tuple[int, int, int]:
     """qth_min, qth_max and max_P, which is a fraction of 2^32."""
     kmin, kmax = min(curve.kmin, _MOST), min(curve.kmax, _MOST)
-    p = round(told(curve.pmax) * _WHOLE)
-    if p < kmax - kmin:  # less than one in 2^32 a byte: the kernel would take it for one, or for a default when 0
+    p = round(configured(curve.pmax) * _WHOLE)
+    if p < kmax - kmin:  # a slope below 1/2^32 per byte: the kernel would use that slope, or a default for 0
         kmin, p = kmax, 1
     return kmin, kmax, max(1, p)
 
 
 def _options(curve: Curve) -> bytes:
-    """TCA_OPTIONS. Limit 0: the FIFO below keeps its own, and what waits in it when the curve changes."""
-    kmin, kmax, p = _told(curve)
+    """TCA_OPTIONS. Limit 0: the FIFO below keeps its own limit, and its packets when the curve changes."""
+    kmin, kmax, p = _parameters(curve)
     parameters = _QOPT.pack(0, kmin, kmax, 0, 0, 0, 0)
     return (
         attribute(_TCA_RED_PARMS, parameters) + attribute(_TCA_RED_STAB, _IDLE)
@@ -252,5 +255,5 @@ def _options(curve: Curve) -> bytes:
 
 def _refused(netns: Path, key: Key, error: NetlinkError) -> MachineError:
     where = f"RED of {key[0]}, class {key[1]}, in {netns.name}"
-    why = "is not there" if error.errno in (errno.ENOENT, errno.ENODEV) else f"was refused: {error.strerror}"
-    return MachineError(Problem("", where, why, "./inv down takes the lab away, ./inv up makes it anew"))
+    why = "does not exist" if error.errno in (errno.ENOENT, errno.ENODEV) else f"was refused: {error.strerror}"
+    return MachineError(Problem("", where, why, "run ./inv down, then ./inv up"))
