@@ -158,7 +158,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 @verb(
     help={
         "port": "rtsw1:eth1; rtsw1 for every port of it; several with commas",
-        "count": "packets, after which it ends",
+        "count": "packets, after which it ends; 1000 if not given, without limit with --out",
         "seconds": "after which it ends",
         "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
         "out": "write a capture file (pcapng) instead of printing a line a packet",
@@ -171,7 +171,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 def capture(
     out: Console,
     port: str,
-    count: int = 1000,
+    count: int | None = None,
     seconds: float = 10.0,
     filter_: str = "all",
     out_: str | None = None,
@@ -182,10 +182,9 @@ def capture(
     ./inv capture rtsw1:eth1 --filter roce --count 20. It ends by count or time, whichever is first, or by Ctrl-C, with
     what it has. What leaves is seen behind the port's queue, what comes before any BPF program: docs/capture.md.
     """
-    from heddle.cli.capture_verb import run_capture
-    from heddle.lab.capture import Bounds
+    from heddle.cli.capture_verb import bounds_of, run_capture
 
-    run_capture(out, lab, port, Bounds(count, seconds), filter_, out_)
+    run_capture(out, lab, port, bounds_of(count, seconds, out_), filter_, out_)
 
 
 from heddle.cli.run_verb import run as run  # noqa: E402, PLC0414 - at its place in the list of verbs

@@ -24,6 +24,9 @@ class Observer(Protocol):
     def end(self, step: str, note: str = "") -> None:
         """A step ended well; `note` is what is worth knowing of it."""
 
+    def drop(self, step: str) -> None:
+        """A step ended, and other output shows that: no line about it."""
+
     def say(self, text: str) -> None:
         """Something worth a line."""
 
@@ -44,6 +47,9 @@ class Silent:
         """Ignore."""
 
     def end(self, step: str, note: str = "") -> None:
+        """Ignore."""
+
+    def drop(self, step: str) -> None:
         """Ignore."""
 
     def say(self, text: str) -> None:
