@@ -66,7 +66,7 @@ def doctor(out: Console) -> None:
 
 @verb(
     help={
-        "fabric": words.FABRIC,
+        "fabric": words.UP,
         "name": "call the lab otherwise than the file does",
         "topology": words.TOPOLOGY,
         "runtime": words.RUNTIME,
@@ -96,7 +96,7 @@ def up(
     rollback: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Bring a fabric up, or a containerlab topology of your own, and wait until every route is in every kernel."""
+    """Bring up a fabric, or a containerlab topology of your own, and wait until every route is in every kernel."""
     from heddle.base.problems import InputError, Problem
     from heddle.host.engine.binary import installed_version
     from heddle.lab import lifecycle as lab
