@@ -208,11 +208,16 @@ def hashing(
     run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """How every switch chooses among equal ways; with a mode, switch a running lab to it, and lose no packet.
+    """Show how every switch chooses among equal-cost paths; with a mode, switch a running lab to it, and lose no packet.
 
     ./inv hashing flowlet --set gap=20ms --switch rtsw1,rtsw2. What is not set is as in the fabric file; docs/hashing.md
     tells the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches that it names.
     ./inv hashing --explain host1,host5,qpn=0x101,sport=50000 prints each step for a flow; exit 1 when a kernel differs.
+
+    Columns: policy is the kernel's fib_multipath_hash_policy; options are those that differ from the default; exact is
+    the number of rows of the exact-match table. The others count packets since the lab is up: steered (the program
+    chose the port), fell back (left to ECMP), misses (no row, or no room for the flowlet); re-picks: new
+    flowlets after a gap.
     """
     from heddle.cli.hashing_verb import Asked, explain_flow, run_hashing
 
@@ -326,7 +331,7 @@ def render(
         "run": words.RUN_ID,
         "fabric": "draw this fabric instead; nothing needs to run",
         "set": words.SET + " (with --fabric)",
-        "kind": "svg or png, or by containerlab mermaid, dot or drawio; otherwise as --out ends, else svg",
+        "kind": "svg, png or pdf, or by containerlab mermaid, dot or drawio; otherwise as --out ends, else svg",
         "out": "file to write to; otherwise LAB.svg here, and text kinds to stdout",
     },
     positional=["lab"],
@@ -334,7 +339,7 @@ def render(
     root=lambda typed: typed["fabric"] is None or not _is_picture(typed),
     files_in=["fabric"],
     files_out=["out_"],
-    endings_here=[".svg", ".png"],
+    endings_here=[".svg", ".png", ".pdf"],
 )
 def graph(
     out: Console,

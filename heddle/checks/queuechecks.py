@@ -14,6 +14,7 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.units import format_rate
 from heddle.checks.subject import Found, NothingError, Subject
 from heddle.fabric.model import Node, Port, Role
+from heddle.lab import health
 from heddle.lab.requeue import own_queues, own_settings, wanted_policies
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
@@ -33,8 +34,8 @@ _AGAIN_S: Final = 0.15  # a gate that is opened at this moment is open then
 
 
 def shapers(subject: Subject) -> Found:
-    """Rate, burst, scheduler and queues of every port, in the kernel."""
-    lab = subject.lab
+    """Rate, burst, scheduler and queues of every port, in the kernel. A root that is not Heddle's is named here alone."""
+    lab, foreign = subject.lab, subject.now.foreign_roots
     setup = queues.Setup.of(lab.fabric)
     own = own_queues(lab) if setup.curves else {}
     faults: list[str] = []
@@ -42,7 +43,9 @@ def shapers(subject: Subject) -> Found:
         found = queues.read(subject.handles[node.name].netns, [port.name for port in node.ports])
         for port in node.ports:
             shaper = found.get(port.name)
-            if shaper is None:
+            if port.ref in foreign:
+                faults.append(health.foreign_root(port.ref, foreign[port.ref]))
+            elif shaper is None:
                 faults.append(f"{port.ref} has no shaper")
             elif wrong := _wrong_rate(port, shaper):
                 faults.append(f"{port.ref} {wrong}")

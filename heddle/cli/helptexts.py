@@ -33,6 +33,17 @@ HASHING: Final = {
     "lab": LAB,
 }
 
+# The columns of `./inv hashing` behind switch, mode and seed; the four last ones count packets since the lab is up.
+HASHING_COLUMNS: Final = {
+    "policy": "the kernel's fib_multipath_hash_policy",
+    "options": "those that differ from the default",
+    "exact": "rows of the exact-match table",
+    "steered": "RoCEv2 packets since up that the program sent to a port of its choice",
+    "fell back": "packets that it left to ECMP",
+    "re-picks": "flowlets that began after a gap",
+    "misses": "packets without a row in the exact-match table, or without room in the flowlet table",
+}
+
 PATHS: Final = {
     "lab": LAB,
     "run": RUN_ID,
@@ -50,7 +61,7 @@ PATHS: Final = {
     "down": "ports or nodes that are down: rtsw1:eth3,ctsw2",
     "drain": "switches that BGP drains: ctsw1",
     "csv": "write a line a link to this file",
-    "heatmap": "draw the load of every link: load.svg or load.png",
+    "heatmap": "draw the load of every link: load.svg, load.png or load.pdf",
 }
 
 QUEUES: Final = {
@@ -75,7 +86,7 @@ PLOT: Final = {
     "what": "queues: depth over time",
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*'; otherwise those whose queues held most",
     "class": "these classes only: 3,6",
-    "out": "file to write to, svg or png by its ending; otherwise LAB-queues.svg here",
+    "out": "file to write to, svg, png or pdf by its ending; otherwise LAB-queues.svg here",
     "run": RUN_ID,
     "lab": LAB,
 }

@@ -47,12 +47,19 @@ def down_or_drained(lab: Lab, now: Snapshot) -> list[Problem]:
 def foreign_queues(now: Snapshot) -> list[Problem]:
     """Ports whose root qdisc is not Heddle's: `tc`, or `containerlab tools netem`, replaced it. Part: ROOTS."""
     hint = f"./inv down {now.lab}, then up again, puts it back"
-    return [
-        Problem(ref, "the queue", f"is not Heddle's: {kind} stands at its root", hint)
-        if kind
-        else Problem(ref, "the port", "is gone: somebody removed it", hint)
-        for ref, kind in now.foreign_roots.items()
-    ]
+    return [Problem(ref, *_root(kind), hint) for ref, kind in now.foreign_roots.items()]
+
+
+def foreign_root(ref: str, kind: str) -> str:
+    """The same as one line. kind: as `Snapshot.foreign_roots` has it."""
+    return f"{ref}: {' '.join(_root(kind))}"
+
+
+def _root(kind: str) -> tuple[str, str]:
+    """What is wrong with a port, and why."""
+    if not kind:
+        return "the port", "is gone: somebody removed it"
+    return "the queue", f"is not Heddle's: {kind} stands at its root"
 
 
 def lost_agent(lab: Lab) -> list[Problem]:

@@ -55,6 +55,26 @@ def test_a_wrong_rate_is_named(tiny: Lab) -> None:
         assert "rtsw1:eth1 is shaped to 7mbit" in found["queues"].detail
 
 
+def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
+    """Also its programs': what passes meanwhile is missing in the counters of that port, and that follows from it."""
+    port = tiny.fabric.by_name["rtsw1"].port("eth1")
+    try:
+        inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "root")
+        found = failed(tiny)
+        assert set(found) == {"queues"}
+        assert found["queues"].detail == f"{port.ref}: the queue is not Heddle's: nothing stands at its root"
+    finally:
+        repair(tiny)
+    assert failed(tiny) == {}
+    try:
+        inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "clsact")
+        found = failed(tiny)
+        assert set(found) == {"programs"}
+        assert f"{port.ref} has no program" in found["programs"].detail
+    finally:
+        repair(tiny)
+
+
 def test_a_wrong_weight_is_named(tiny: Lab) -> None:
     own = "rate 8bit ceil 100mbit burst 8400b cburst 8400b"
     wrong = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {own} quantum 4214 prio 1"
