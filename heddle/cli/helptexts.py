@@ -16,7 +16,6 @@ LAB: Final = "which running lab; not needed while only one runs"
 DIALECT: Final = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
 MGMT: Final = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"
 RUNTIME: Final = "where nodes run: netns (namespaces) or containerlab (containers)"
-UP: Final = "preset name, fabric file, or containerlab topology (a .clab.yml of your own, with nodes of kind linux)"
 TOPOLOGY: Final = "a containerlab topology; the same as naming it without this flag"
 RUN_ID: Final = "which run: an ID or number that ./inv runs lists, or last; otherwise the last"
 SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
@@ -31,6 +30,20 @@ HASHING: Final = {
     "explain": "every step for a flow: a QP number of a run, or host1,host5,qpn=0x101,sport=50000",
     "run": "with --explain: " + RUN_ID,
     "lab": LAB,
+}
+
+UP: Final = {
+    "fabric": "preset name, fabric file, or containerlab topology (a .clab.yml of your own, with nodes of kind linux)",
+    "name": "name of the lab, in place of the file's",
+    "topology": TOPOLOGY,
+    "runtime": RUNTIME,
+    "set": SET,
+    "dialect": DIALECT,
+    "mgmt": MGMT,
+    "explain": "print what would run as a shell script, and run nothing",
+    "repair": "repair the lab when it runs already, and report each repair",
+    "rollback": "take the lab down again when it does not converge",
+    "timeout": "seconds to wait for convergence; otherwise by size",
 }
 
 # The columns of `./inv hashing` behind switch, mode and seed; the four last ones count packets since the lab is up.
