@@ -151,7 +151,7 @@ def hashing(
     run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """Show how every switch chooses among equal-cost paths; with a mode, switch a running lab to it, and lose no packet.
+    """Show how every switch chooses among equal-cost paths; with a mode, change it while the lab runs, without loss.
 
     ./inv hashing flowlet --set gap=20ms --switch rtsw1,rtsw2. What is not set is as in the fabric file; docs/hashing.md
     tells the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches that it names.

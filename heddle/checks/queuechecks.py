@@ -33,7 +33,7 @@ _AGAIN_S: Final = 0.15  # a gate that is opened at this moment is open then
 
 
 def shapers(subject: Subject) -> Found:
-    """Rate, burst, scheduler and queues of every port, in the kernel. A root that is not Heddle's is named here alone."""
+    """Rate, burst, scheduler and queues of every port, in the kernel. Only here are foreign root qdiscs reported."""
     lab, foreign = subject.lab, subject.now.foreign_roots
     setup = queues.Setup.of(lab.fabric)
     own = own_queues(lab) if setup.curves else {}

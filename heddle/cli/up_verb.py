@@ -40,7 +40,7 @@ def up(
     rollback: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Bring up a fabric, or a containerlab topology of your own, and wait until every route is in every kernel.
+    """Bring a fabric up, or a containerlab topology of your own, and wait until every route is in every kernel.
 
     When the lab runs already, exit code 1 reports what is wrong with it. --repair repairs that: it sets links up that
     were not taken down on purpose, starts dead daemons again, and installs missing queues and programs.

@@ -104,7 +104,7 @@ class State:
     def problems(self, lab: Lab) -> list[Problem]:
         """The same, one by one, each with the command that repairs it."""
         kept = taken_down(lab.dir)
-        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), f"heddle.lab.faults.link_up(lab, {{!r}}) sets it up"
+        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), "heddle.lab.faults.link_up(lab, {!r}) sets it up"
         links = [
             Problem(ref, "the link", "is down on purpose", on_purpose.format(ref))
             if ref in kept

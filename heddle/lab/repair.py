@@ -9,14 +9,14 @@ caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
-from heddle.fabric.model import Node, Port, Role
+from heddle.fabric.model import Node, Port
 from heddle.kernel.carrier import down_ports
 from heddle.lab import health
 from heddle.lab.onpurpose import taken_down
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 STEP: Final = "repair"
 _SHOWN: Final = 4  # ports in one line
 _END_S: Final = 30.0
-_START: Final = "start.sh"  # how scripts that start a node's daemons end, rendered ones and those of imported labs
+# How scripts that start the daemons of a node end: rendered ones, and those of imported labs.
+_START_SCRIPT: Final = "start.sh"
+
 # Ends the daemons of the node that this runs in: a number in a file may belong to another process by now, or to the
 # daemon of another node. A stopped daemon hears SIGKILL alone.
 _END_DAEMONS: Final = r"""
@@ -169,7 +171,9 @@ def _daemons(lab: Lab) -> list[str]:
     for switch, names in silent.items():
         if not names:
             continue
-        start = next((line for line in nodes[switch].exec if line.startswith("sh ") and line.endswith(_START)), "")
+        start = next(
+            (line for line in nodes[switch].exec if line.startswith("sh ") and line.endswith(_START_SCRIPT)), ""
+        )
         if not start:
             hint = f"./inv down {lab.name}, then up again"
             raise MachineError(Problem(switch, ", ".join(names), "is not started by Heddle, but by its image", hint))

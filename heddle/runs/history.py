@@ -4,8 +4,9 @@
     LABDIR/runs/last -> 0002                                 a link to the newest that was not interrupted
 
 A run is written to a directory beside these and gets its name when it is complete: a reader sees all of it or nothing,
-and a killed run changes nothing. Of a run that was interrupted the measured sizes are kept, and `last` stays. An ID is the number of the run in its lab: it sorts, it is short, and `3` means
-0003. Numbers are not used again. Old runs are removed when there are too many, or too many bytes; the newest and `last` stay.
+and a killed run changes nothing. Of a run that was interrupted the measured sizes are kept, and `last` stays. An ID is
+the number of the run in its lab: it sorts, it is short, and `3` means 0003. Numbers are not used again. Old runs are
+removed when there are too many, or too many bytes; the newest stays, and so does `last`.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ class History:
         return max(highest + 1, said) if isinstance(said, int) else highest + 1
 
     def _point(self) -> None:
-        """Let `last` lead to the newest run that was not interrupted. Replaced atomically; removed where there is none."""
+        """Let `last` lead to the newest run that was not interrupted, if there is one. Replaced atomically."""
         last, link = self.last(), self.directory / LAST
         if last is None:
             link.unlink(missing_ok=True)

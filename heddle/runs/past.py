@@ -1,7 +1,8 @@
 """A run that was kept, opened again: the paths of its queue pairs, its flows, its queues over time.
 
 In:  a running lab and the word for a run: `last` (the default), an ID, a number.
-Out: PastRun, PathsResult, Recorded; InputError when there is no such run, it failed or was interrupted, or it cannot be read.
+Out: PastRun, PathsResult, Recorded; InputError when there is no such run, it failed or was interrupted, or it cannot be
+read.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
         return {**row, "state": "unreadable", "why": [run.damage]}
     header, options, outcome = run.record.header, run.record.header.options, run.record.outcome
     row |= {
-        "state": "interrupted" if run.interrupted else "failed" if outcome is None else "done", "why": list(run.record.failure),
+        "state": "interrupted" if run.interrupted else "failed" if outcome is None else "done",
+        "why": list(run.record.failure),
         "when": header.when, "seconds": run.record.seconds, "fabric": header.fabric,
         "collective": options.collective, "algorithm": options.algorithm, "ranks": len(header.ranks),
         "sizes": list(options.sizes), "qps": options.qps, "qp_mode": options.qp_mode, "iters": options.iters,

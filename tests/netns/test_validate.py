@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.events import Silent
 from heddle.base.process import run
 from heddle.checks.validate import CheckResult, validate
 from heddle.kernel import namespace
 from heddle.lab.lab import Lab
+from heddle.lab.repair import repair
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import prove
 from heddle.traffic.flow import Sent
@@ -64,7 +66,7 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         assert set(found) == {"queues"}
         assert found["queues"].detail == f"{port.ref}: the queue is not Heddle's: nothing stands at its root"
     finally:
-        repair(tiny)
+        repair(tiny, Silent())
     assert failed(tiny) == {}
     try:
         inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "clsact")
@@ -72,7 +74,7 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         assert set(found) == {"programs"}
         assert f"{port.ref} has no program" in found["programs"].detail
     finally:
-        repair(tiny)
+        repair(tiny, Silent())
 
 
 def test_a_wrong_weight_is_named(tiny: Lab) -> None:

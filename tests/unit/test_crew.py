@@ -48,9 +48,9 @@ def test_every_size_starts_and_is_checked_by_all_workers_together(
     assert len(reports) == workers
     # Each size is reported once, with all ranks, when it is checked and before the next one begins.
     assert [(size, ranks) for _, size, ranks in heard] == [(size, [0, 1, 2, 3]) for size in SIZES]
-    for number, (at, _, _) in enumerate(heard):
-        assert at > max(said[f"check {number}"])
-        assert number == len(SIZES) - 1 or at < min(said[f"go {number + 1}"])
+    for number, (when, _, _) in enumerate(heard):
+        assert when > max(said[f"check {number}"])
+        assert number == len(SIZES) - 1 or when < min(said[f"go {number + 1}"])
     # What the machine did in a size has nothing of the check after it.
     assert [phase.size for phase in phases] == list(SIZES)
     assert all(len(phase.workers) == workers for phase in phases)

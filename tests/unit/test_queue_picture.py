@@ -11,6 +11,7 @@ from heddle.base.problems import InputError
 from heddle.runs.series import COLUMNS, Series
 from heddle.runs.seriesfile import Recorded, RowLabel
 from heddle.views.queuepicture import draw, panels
+from heddle.views.style import picture_kind
 
 BUCKETS = 50
 

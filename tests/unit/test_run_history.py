@@ -142,7 +142,9 @@ def test_an_interrupted_run_has_no_paths_and_says_which_run_has(history: History
     keep(history, samples.interrupted())
     lab: Any = SimpleNamespace(name="zone", dir=history.directory.parent)
     assert past.has_run(lab) and past.load(lab).record.id == "0001"
-    with pytest.raises(InputError, match=r"was interrupted, so it has no paths: interrupted after 1 of 2 sizes\n.*0001"):
+    with pytest.raises(
+        InputError, match=r"was interrupted, so it has no paths: interrupted after 1 of 2 sizes\n.*0001"
+    ):
         past.load(lab, "2")
 
 
