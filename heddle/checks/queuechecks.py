@@ -123,7 +123,7 @@ def depths(subject: Subject) -> Found:
         if all(calm) and node.role is Role.SWITCH and (said := rest.faults_of_switch(index)):
             faults[node.name] = [f"{node.name}: {each}" for each in said]
     blind = _blind(subject) if faults else {}
-    lines = [each for where, some in faults.items() if where not in blind for each in some]
+    lines = [each for where, some in faults.items() if where.partition(":")[0] not in blind for each in some]
     if faults and not lines:
         raise NothingError(f"{', '.join(dict.fromkeys(blind.values()))} cannot count: see queues and programs")
     if busy and not lines:
@@ -133,9 +133,9 @@ def depths(subject: Subject) -> Found:
 
 
 def _blind(subject: Subject) -> dict[str, str]:
-    """Port or node -> the port without its queues or programs for which it cannot count: itself, its peer, both nodes.
+    """Node -> the port without its queues or programs for which it cannot count: both nodes of that link.
 
-    Other checks report that port.
+    Other checks report that port. What it has passed on since is missing in the counters of other ports of both nodes.
     """
     ids, foreign = port_ids(subject.lab.fabric), subject.now.foreign_roots
     found: dict[str, str] = {}
@@ -143,7 +143,7 @@ def _blind(subject: Subject) -> dict[str, str]:
         programs = read_attached(subject.handles[node.name].netns, [port.name for port in node.ports])
         for port in node.ports:
             if port.ref in foreign or programs[port.name] != expected(node, ids[node.name, port.name]):
-                found |= dict.fromkeys((port.ref, port.peer_ref, port.node, port.peer_node), port.ref)
+                found |= dict.fromkeys((port.node, port.peer_node), port.ref)
     return found
 
 

@@ -76,19 +76,11 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     """Repair what can be repaired. MachineError when a node, a port or the lab's BPF programs are gone."""
     _check_repairable(lab)
     observer.begin(STEP)
-    done: list[str] = []
-
-    def report(*lines: str) -> None:
-        for line in lines:
-            observer.say(f"{STEP}: {line}")
-        done.extend(lines)
-
-    report(*_links(lab))
-    report(*_ports(lab))
+    done = [*_links(lab), *_ports(lab)]
     if pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir):
-        report("the PFC agent and its keeper: started again")
-    report(*_daemons(lab))
-    observer.end(STEP, f"{len(done)} repairs" if done else "nothing to repair")
+        done.append("the PFC agent and its keeper: started again")
+    done += _daemons(lab)
+    observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))
 
 
