@@ -38,11 +38,13 @@ _END_S: Final = 30.0
 _START_SCRIPT: Final = "start.sh"
 
 # Ends the daemons of the node that this runs in: a number in a file may belong to another process by now, or to the
-# daemon of another node. A stopped daemon hears SIGKILL alone.
+# daemon of another node. A container has process numbers of its own, and may not read the namespace of another user's
+# process (no CAP_SYS_PTRACE). A stopped daemon hears SIGKILL alone.
 _END_DAEMONS: Final = r"""
 ours() {
-  [ "$(cat "/proc/$2/comm" 2> /dev/null)" = "$1" ] &&
-    [ "$(readlink "/proc/$2/ns/net")" = "$(readlink /proc/self/ns/net)" ]
+  [ "$(cat "/proc/$2/comm" 2> /dev/null)" = "$1" ] || return 1
+  space=$(readlink "/proc/$2/ns/net")
+  [ -z "$space" ] || [ "$space" = "$(readlink /proc/self/ns/net)" ]
 }
 for signal in TERM KILL; do
   tries=0
