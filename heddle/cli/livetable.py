@@ -1,14 +1,17 @@
 """The table of a run on the terminal while it is measured: header first, then row by row, then the trailer.
 
-With `--format json` nothing is printed here. When stdout fails (its reader has left, a full disk) the run goes on and
-is kept: the failure is raised at the end.
+A terminal that is too narrow for the whole table gets rows of 80 columns. With `--format json` nothing is printed here.
+When stdout fails (its reader has left, a full disk) the run goes on and is kept: the failure is raised at the end.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import MachineError
+from heddle.runs.runtable import WIDE
 
 if TYPE_CHECKING:
     from heddle.cli.console import Console
@@ -23,17 +26,19 @@ class LiveTable:
     def __init__(self, out: Console) -> None:
         self._out = out
         self._head: RunHead | None = None
+        self._narrow = False
         self._lost: BrokenPipeError | MachineError | None = None
 
     def head(self, head: RunHead) -> None:
         """All down to the names of the columns."""
         self._head = head
-        self._print(*head.lines())
+        self._narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE
+        self._print(*head.lines(narrow=self._narrow))
 
     def row(self, row: SizeRow) -> None:
         """A line."""
         if self._head is not None:
-            self._print(self._head.row(row))
+            self._print(self._head.row(row, narrow=self._narrow))
 
     def end(self, result: RunResult) -> None:
         """The trailer; with JSON the whole result."""

@@ -131,7 +131,8 @@ class RunResult:
     def table(self, short: bool = False) -> str:
         """The whole in nccl-tests' text format, with lines of our own behind `#`.
 
-        `short` leaves out the ranks and the in-place columns (which are never measured here), to fit 90 columns.
+        `short` leaves out the ranks and the in-place columns (which are never measured here), and its rows fit 80
+        columns.
         """
         head = self.head
         lines = [*head.lines(short), *(head.row(row, short) for row in self.rows), *self.foot(short)]

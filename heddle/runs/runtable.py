@@ -25,6 +25,7 @@ _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
     "#        (B)    (elements)                              (us)  (GB/s)  (GB/s)        ",
 )
+WIDE: Final = 118  # columns of the whole table
 _IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        ")
 
 
@@ -61,23 +62,28 @@ class RunHead:
         """What each connection may have unacknowledged."""
         return InFlight.of(self.options, 0 if self.propagation is None else self.propagation.bdp_packets)
 
-    def lines(self, short: bool = False) -> list[str]:
-        """Everything down to the names of the columns. `short`: without the ranks and the in-place columns."""
-        return self._short() if short else self._long()
+    def lines(self, short: bool = False, narrow: bool = False) -> list[str]:
+        """Everything down to the names of the columns. `short`: without the ranks, and narrow.
 
-    def row(self, row: SizeRow, short: bool = False) -> str:
+        narrow: 80 columns, without the in-place ones, which are never measured here.
+        """
+        return self._short() if short else self._long(narrow)
+
+    def row(self, row: SizeRow, narrow: bool = False) -> str:
         """The line of one size, in the same columns."""
         pattern = find_pattern(self.options.collective, self.options.algorithm)
-        head = f"{row.size:12d}  {row.size // ELEMENT_BYTES:12d}  {'float':>8s}  {pattern.redop:>6s}  {pattern.root:6d}"
+        wide = (10, 9) if narrow else (12, 12)
+        sizes = f"{row.size:{wide[0]}d}  {row.size // ELEMENT_BYTES:{wide[1]}d}"
+        head = f"{sizes}  {'float':>8s}  {pattern.redop:>6s}  {pattern.root:6d}"
         figures = (_number(row.time_us, 7), _number(row.algbw, 6), _number(row.busbw, 6), _count(row.wrong, 6))
-        in_place = () if short else ("    N/A", *["   N/A"] * 3)
+        in_place = () if narrow else ("    N/A", *["   N/A"] * 3)
         return "  ".join([head, *figures, *in_place])
 
     def emulated_line(self) -> str:
         """The scale, which every table names."""
         return f"#emulated : k = {self.k}: {emulated_words(self.k)}"
 
-    def _long(self) -> list[str]:
+    def _long(self, narrow: bool) -> list[str]:
         o = self.options
         step = f"{o.sizes[1] / o.sizes[0]:g}(factor)" if len(o.sizes) > 1 else "1(factor)"
         return [
@@ -92,17 +98,15 @@ class RunHead:
             *self._split(),
             *_rank_lines(self.endpoints, self.communicators),
             "#",
-            f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}",
-            *(left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True)),
+            *(_narrow_columns() if narrow else _wide_columns()),
         ]
 
     def _short(self) -> list[str]:
-        columns = (left.rstrip() for left in _COLUMNS)
         o = self.options
         what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
         more = [f"#window   : {self.in_flight.text()}"] if self.in_flight.usual else []
-        return [*lines, *self._fabric(), *more, *self._split(), *columns]
+        return [*lines, *self._fabric(), *more, *self._split(), *_narrow_columns()]
 
     def _fabric(self) -> list[str]:
         """One line where the fabric was not as its file says before the run; the warnings at the end say more."""
@@ -113,6 +117,17 @@ class RunHead:
     def _split(self) -> list[str]:
         """One line where several communicators run; as in nccl-tests, bandwidths are then those of each."""
         return [f"#split    : {self.split}; bandwidths are of each"] if self.split else []
+
+
+def _wide_columns() -> list[str]:
+    """The names of the columns as nccl-tests has them."""
+    names = (left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True))
+    return [f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}", *names]
+
+
+def _narrow_columns() -> list[str]:
+    """The same for narrow rows: five letters less in front of the sizes."""
+    return [(left[0] + left[3:12] + left[15:]).rstrip() for left in _COLUMNS]
 
 
 def degraded_line(when: str, fabric: FabricReading) -> str:

@@ -44,6 +44,20 @@ def test_a_finished_table(golden: Callable[[str, str], None]) -> None:
     assert {len(line) for line in rows} == {len(names)}, "every row ends where the names of the columns end"
 
 
+def test_rows_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    live = LiveTable(Console())
+    live.head(finished().head)
+    for row in ROWS:
+        live.row(row)
+    *_, names, units, first, second, third, fourth = printed(capsys).splitlines()
+    assert (names[:10], names[-6:], units[:10]) == ("#     size", "#wrong", "#      (B)")
+    rows = (first, second, third, fourth)
+    assert {len(line) for line in rows} == {len(names)} == {80}
+    assert [line.split()[:9] for line in rows] == [finished().head.row(row).split()[:9] for row in ROWS]
+
+
 def test_parts_that_are_printed_one_by_one_are_the_finished_table(capsys: pytest.CaptureFixture[str]) -> None:
     result = finished()
     live, seen = LiveTable(Console()), ""
