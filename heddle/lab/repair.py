@@ -79,7 +79,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     _check_repairable(lab)
     observer.begin(STEP)
     done = [*_links(lab), *_ports(lab)]
-    if pfc.mend(lab.name, lab.fabric, lab.handles(), lab.dir):
+    if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
         done.append("the PFC agent and its keeper: started again")
     done += _daemons(lab)
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
