@@ -24,6 +24,7 @@ from heddle.host import limits
 from heddle.host.limits import HERE
 from heddle.lab import lifecycle as life
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.testing.pool import Pool
 
 ROOT = Path(__file__).parents[2]
 # 288 links of hosts: 1,152 neighbours, and 1,024 is the kernel's default.
@@ -45,8 +46,9 @@ def before() -> dict[str, int]:
 
 
 @pytest.fixture
-def too_low() -> None:
+def too_low(heddle_pool: Pool) -> None:
     """The limits are too low for the fabric; not so where another lab of this machine has raised them."""
+    heddle_pool.drop_idle()
     needs = limits.needs_of(build(wide("wide")))
     if not HERE.shortages("wide", needs):
         labs = ", ".join(HERE.state()[0]) or "none"
