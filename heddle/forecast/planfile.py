@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
-from heddle.base.files import real, seen
+from heddle.base.files import real, short_path
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.forecast.planspec import NAMED, PlanSpec
 from heddle.traffic.collectives import patterns
@@ -61,7 +61,7 @@ def load_plan(typed: str) -> PaperPlan:
         name, *keys = typed.split(",")
         if name in plans():
             path = _plans() / f"{name}.yml"
-            file = seen(path)
+            file = short_path(path)
         else:
             path, file, keys = _file(typed), typed, []
         document = _of_file(path, file)

@@ -81,7 +81,7 @@ def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[
     Messages in turn are dealt in the order of the pattern's steps.
     """
     pairs = pattern.peers(ranks)
-    labels = pattern.alike(ranks, count, pairs)
+    labels = pattern.pair_labels(ranks, count, pairs)
     _, first, kind = np.unique(labels, return_index=True, return_inverse=True)
     rows = [_of_program(pattern, ranks, pairs[at].tolist(), count, cut) for at in first]
     volume = Volume(np.stack([r.wire for r in rows]), np.stack([r.payload for r in rows]))

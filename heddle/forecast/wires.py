@@ -155,7 +155,7 @@ def trouble_of(fabric: Fabric, down: Sequence[str], drained: Sequence[str]) -> T
         node = names.get(word)
         if node is None or node.role is Role.HOST:
             hint = did_you_mean(word, [n.name for n in fabric.switches])
-            problems.add(where="", what=f"--drain {word}", why="is no switch of this fabric", hint=hint)
+            problems.add(where="", what=f"--drain {word}", why="is not a switch of this fabric", hint=hint)
     problems.raise_if_any()
     return Trouble(tuple(down), tuple(drained), frozenset(dead))
 

@@ -72,7 +72,7 @@ def test_state_that_another_user_can_change_is_not_trusted(
         life.up(load_fabric("tiny", name=name))
     os.chown(tmp_path / "mine", 0, 0)
     (tmp_path / "mine").chmod(0o777)
-    with pytest.raises(MachineError, match="can be written by everybody"):
+    with pytest.raises(MachineError, match="is writable for every user"):
         status()
     (tmp_path / "mine").chmod(0o755)
     (tmp_path / "mine/labs").symlink_to("/tmp")

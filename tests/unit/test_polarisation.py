@@ -9,7 +9,7 @@ import pytest
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
-from heddle.predict.polarisation import Polarisation, made_up, polarisation
+from heddle.predict.polarisation import Polarisation, synthetic_flows, polarisation
 from heddle.spec.routingspec import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
@@ -122,14 +122,14 @@ def test_spread_packets_follow_no_choice() -> None:
     assert "spread" in found.reason
 
 
-def test_the_made_up_flows_are_the_same_every_time_and_cross_zones() -> None:
+def test_the_synthetic_flows_are_the_same_every_time_and_cross_zones() -> None:
     fabric = fabric_of(2)
-    flows = made_up(fabric, 500)
-    assert flows == made_up(fabric, 500)
+    flows = synthetic_flows(fabric, 500)
+    assert flows == synthetic_flows(fabric, 500)
     assert len(flows) == len(set(flows)) == 500
     assert all(fabric.by_name[flow.src].group("zone") != fabric.by_name[flow.dst].group("zone") for flow in flows)
     lone = build(ClosSpec(name="one", racks=1, ctsw=2))
-    assert made_up(lone, 5) == []
+    assert synthetic_flows(lone, 5) == []
 
 
 def test_a_trifle_is_real_and_not_named() -> None:
