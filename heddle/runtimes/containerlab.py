@@ -72,7 +72,7 @@ class ContainerlabRuntime:
         """True when a container of that lab that Heddle deployed is here, or a trace of its deploying."""
         return marker(lab).exists() or any(ours(each, lab) for each in containers_of(lab))
 
-    def stranger(self, lab: str) -> Problem | None:
+    def name_conflict(self, lab: str) -> Problem | None:
         """A containerlab lab of that name which is not Heddle's."""
         for each in containers_of(lab):
             if not ours(each, lab):
@@ -85,7 +85,7 @@ class ContainerlabRuntime:
         """Handles of all nodes, in the topology's order."""
         return {name: NodeHandle(name, _netns(lab, name)) for name in read_topology(topology).nodes}
 
-    def lacking(self, lab: str, topology: Path) -> list[Problem]:
+    def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
         """Nodes that do not run, a problem each: stopped or removed by hand, or died."""
         here = {each.node: each for each in containers_of(lab)}
         nodes = read_topology(topology).nodes
@@ -122,7 +122,7 @@ class ContainerlabRuntime:
             observer.advance("create", min(done, total))
 
         deploy(lab, topology, step)
-        if lost := self.lacking(lab, topology):
+        if lost := self.missing_nodes(lab, topology):
             raise MachineError(*lost[:_SHOWN])
         observer.end("create", f"{len(topo.nodes)} containers, {len(topo.links)} links")
 
@@ -160,7 +160,7 @@ class ContainerlabRuntime:
         nodes = read_topology(topology).nodes
         if node not in nodes:
             raise MachineError(Problem("", node, f"is no node of {lab}", "its nodes: " + ", ".join(nodes)))
-        if lost := [problem for problem in self.lacking(lab, topology) if problem.where == node]:
+        if lost := [problem for problem in self.missing_nodes(lab, topology) if problem.where == node]:
             raise MachineError(*lost)
 
 

@@ -55,11 +55,11 @@ class NetnsRuntime:
         check_deployable(options, self.name, None)
         return options
 
-    def stranger(self, lab: str) -> Problem | None:
+    def name_conflict(self, lab: str) -> Problem | None:
         """Namespaces called heddle-LAB-* are Heddle's, if perhaps another user's: `exists` tells of those."""
         return None
 
-    def lacking(self, lab: str, topology: Path) -> list[Problem]:
+    def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
         """Nodes whose namespace is gone."""
         hint = f"./inv down {lab}, then up again, makes it anew"
         return [

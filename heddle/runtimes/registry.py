@@ -31,7 +31,7 @@ class Runtime(Protocol):
     def exists(self, lab: str) -> bool:
         """True when anything of that lab (a namespace, a container, a process, a file) is on this machine."""
 
-    def stranger(self, lab: str) -> Problem | None:
+    def name_conflict(self, lab: str) -> Problem | None:
         """What has the lab's name on this machine and is not Heddle's, if anything has."""
 
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
@@ -49,7 +49,7 @@ class Runtime(Protocol):
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
         """Handles of all nodes of the topology, whether or not they are up."""
 
-    def lacking(self, lab: str, topology: Path) -> list[Problem]:
+    def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
         """Nodes that do not run although their lab is up, a problem each: what somebody did to it by hand."""
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:

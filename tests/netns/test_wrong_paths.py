@@ -74,11 +74,11 @@ def test_a_route_that_was_replaced_is_named_with_what_each_source_saw(ecmp: str,
         why = {
             "before the packets": (
                 (right, wrong, wrong),
-                f"the prediction is not what the kernels say: predicted {right}, kernel {wrong}, counted {wrong}",
+                f"the prediction differs from the kernels: predicted {right}, kernel {wrong}, counted {wrong}",
             ),
             "after the packets": (
                 (right, wrong, right),
-                f"the prediction is not what the kernels say: predicted {right}, kernel {wrong}, counted {right}",
+                f"the prediction differs from the kernels: predicted {right}, kernel {wrong}, counted {right}",
             ),
             "for the packets alone": (
                 (right, right, wrong),
@@ -148,7 +148,7 @@ def test_the_oracle_follows_a_kernel_that_leaves_out_a_next_hop() -> None:
         for proof in result.flows:
             assert proof.oracle == proof.measured and proof.oracle[0] != "rtsw1:eth2"
         for proof in predicted:
-            assert proof.why.startswith("the prediction is not what the kernels say: predicted rtsw1:eth2, kernel ")
+            assert proof.why.startswith("the prediction differs from the kernels: predicted rtsw1:eth2, kernel ")
 
 
 def test_without_the_seed_of_the_kernel_the_choice_is_arithmetic_and_says_so() -> None:

@@ -187,7 +187,7 @@ def test_an_oracle_of_another_mind_is_no_proof() -> None:
     result = judge(SENT, replace(found, oracle=(other,)))
     assert not result.agree
     assert result.flows[0].why == (
-        f"the prediction is not what the kernels say: predicted {found.oracle[0][0]}, kernel rtsw1:eth9, "
+        f"the prediction differs from the kernels: predicted {found.oracle[0][0]}, kernel rtsw1:eth9, "
         f"counted {found.oracle[0][0]}"
     )
     assert "rtsw1:eth9" in paths_text(result)

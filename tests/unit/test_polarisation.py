@@ -9,7 +9,7 @@ import pytest
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
-from heddle.predict.polarisation import Polarisation, synthetic_flows, polarisation
+from heddle.predict.polarisation import Polarisation, polarisation, synthetic_flows
 from heddle.spec.routingspec import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
