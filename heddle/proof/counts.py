@@ -140,8 +140,8 @@ def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int,
     """Port -> the reason that its drop counters do not explain the packets that these flows lost after it.
 
     number: the class of the flows. Drops are counted by port and class, not by flow. They explain a loss only if each
-    drop must be one of the lost packets. There are two cases: the class dropped as many packets as these flows lost, and
-    no other RoCEv2 flow lost any there; or all classes together dropped as many as all RoCEv2 flows lost there.
+    drop must be one of the lost packets. There are two cases: the class dropped as many packets as these flows lost,
+    and no other RoCEv2 flow lost any there; or all classes together dropped as many as all RoCEv2 flows lost there.
     Otherwise some drops were of other traffic, and it is not known which. The machine's backlog drops have no port,
     class or flow.
     """

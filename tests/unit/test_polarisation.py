@@ -73,8 +73,8 @@ def test_with_other_seeds_at_each_tier_all_are_used(seed: str, mode: str, k: int
 def test_it_is_said_with_its_numbers() -> None:
     pair = asked(fabric_of(2, "shared")).pairs[0]
     assert pair.text() == (
-        f"ctsw1 uses 1 of its 2 ways: what comes from {pair.before} and its like has been sorted by the same rule "
-        f"already ({pair.dependence.bits:.2f} bits of mutual information over {pair.dependence.flows} flows, "
+        f"ctsw1 uses 1 of its 2 next hops: {pair.before} and switches like it have already sorted the flows by the "
+        f"same rule ({pair.dependence.bits:.2f} bits of mutual information over {pair.dependence.flows} flows, "
         f"{pair.dependence.by_chance:.4f} by chance)"
     )
     assert pair.before in {"rtsw1", "rtsw2"}
