@@ -100,10 +100,10 @@ def test_ranks_of_each_plane_are_a_communicator() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (RunOptions(split="DIV 2"), "--split DIV 2 puts host1:eth1 and host1:eth2 into one communicator, and no path"),
+        (RunOptions(split="DIV 2"), "--split DIV 2 puts host1:eth1 and host1:eth2 into one communicator, but there is"),
         (RunOptions(split="AND 0"), "use the default split: it makes one communicator per plane"),
         (RunOptions(ranks=5), "--ranks 5 makes communicators of 2 and 3 ranks, but all must have the same size"),
-        (RunOptions(ranks=2), "--ranks 2 makes 2 communicators of one rank, and a collective needs two"),
+        (RunOptions(ranks=2), "--ranks 2 makes 2 communicators of one rank, but a collective needs two"),
     ],
 )
 def test_ranks_that_cannot_reach_each_other_are_refused(options: RunOptions, said: str) -> None:
