@@ -105,7 +105,7 @@ class PlanSpec(BaseModel):
         collective, algorithm = self.pattern
         legal = sorted(a for c, a in patterns() if c == collective)
         if algorithm not in legal:
-            raise at("algorithm", f"does not exist for {collective}", did_you_mean(algorithm, legal))
+            raise at("algorithm", f"is not an algorithm of {collective}", did_you_mean(algorithm, legal))
 
     def _check_matrix(self) -> None:
         if self.file is not None:

@@ -215,7 +215,7 @@ def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
         raise InputError(Problem("", f"--ranks {ranks}", why, hint), *_as_problems(bare))
     if ranks < 2:
         hint = "use a fabric with two hosts or more"
-        why = f"gives {ranks} ranks, but a collective needs two"
+        why = f"gives {ranks} of the two ranks that a collective needs"
         raise InputError(Problem("", asked, why, hint), *_as_problems(bare))
     return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
 

@@ -102,7 +102,7 @@ def test_what_no_lab_can_be_called_is_never_taken_down(
     with pytest.raises(InputError), state.lock(asked):
         pass
     if not asked.isalnum():
-        with pytest.raises(ValueError, match="no lab's name"):
+        with pytest.raises(ValueError, match="is not a lab's name"):
             remove_lab(asked, tmp_path / "victim", Silent())
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
 

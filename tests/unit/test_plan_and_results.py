@@ -128,12 +128,12 @@ def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> N
         (RunOptions(placement="host1,hostx"), "names hostx"),
         (RunOptions(placement="cylcic"), "did you mean cyclic?"),
         (RunOptions(placement="host1,host1"), "twice"),
-        (RunOptions(placement="host1"), "--placement host1 gives 1 ranks, but a collective needs two"),
+        (RunOptions(placement="host1"), "--placement host1 gives 1 of the two ranks"),
         (RunOptions(placement="rtsw1,host1"), "names rtsw1"),
         (RunOptions(collective="all-redcue"), "did you mean all-reduce?"),
         (RunOptions(algorithm="rnig"), "did you mean ring?"),
         (RunOptions(collective="all-to-al"), "did you mean all-to-all?"),
-        (RunOptions(collective="all-to-all", algorithm="ring"), "--algorithm ring does not exist for all-to-all"),
+        (RunOptions(collective="all-to-all", algorithm="ring"), "--algorithm ring is not an algorithm of all-to-all"),
         (RunOptions(collective="all-to-all", sizes=(255, 4096)), "--size 255 is rounded down to 0 bytes by all-to-all"),
         (RunOptions(collective="incast", sizes=(4,)), "use --size 256 or more, or fewer --ranks"),
     ],
@@ -182,7 +182,7 @@ def test_the_least_size_is_the_one_below_which_nothing_is_sent(ranks: int) -> No
 
 def test_a_fabric_of_one_host_is_named_and_no_flag_that_nobody_typed() -> None:
     lonely = load_fabric("tiny", name="one", overrides=["racks=1", "hosts_per_rack=1"]).fabric
-    with pytest.raises(InputError, match=r"^one gives 1 ranks, but a collective needs two"):
+    with pytest.raises(InputError, match=r"^one gives 1 of the two ranks"):
         build_plan(lonely, run_options())
 
 
