@@ -86,13 +86,13 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     containerlab("stop", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
     assert (row.state, row.converged, row.switches) == ("broken", False, 4)
-    assert row.faults == (f"rtsw1  its container does not run: {state_of(lab, 'rtsw1')}",)
+    assert row.faults == (f"rtsw1  its container is not running: {state_of(lab, 'rtsw1')}",)
     nodes, *others = validate(lab)
     assert (nodes.ok, nodes.detail) == (False, row.faults[0])
     assert all(check.skipped for check in others)
-    with pytest.raises(MachineError, match="rtsw1  its container does not run"):
+    with pytest.raises(MachineError, match="rtsw1  its container is not running"):
         lab.output("rtsw1", ["true"])
-    with pytest.raises(MachineError, match="rtsw1  its container does not run"):
+    with pytest.raises(MachineError, match="rtsw1  its container is not running"):
         run(lab, run_options(size="8"), Silent())
     containerlab("start", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
@@ -115,8 +115,8 @@ def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Left
     docker(["kill", f"clab-{lab.name}-ctsw1"])
     docker(["rm", "-f", f"clab-{lab.name}-host2"])
     (row,) = status(lab.name)
-    assert row.faults[0].startswith("ctsw1  its container does not run: Exited (137)")
-    assert row.faults[1] == "host2  its container is gone: somebody removed it"
+    assert row.faults[0].startswith("ctsw1  its container is not running: Exited (137)")
+    assert row.faults[1] == "host2  its container is missing: it was removed"
     assert life.down(lab.name)
     assert leftovers(lab.name) == []
 
@@ -133,7 +133,7 @@ def test_a_name_that_leads_to_another_process_namespace_is_told_and_nobody_there
             name.unlink()
             name.symlink_to(f"/proc/{bystander.pid}/ns/net")
         (row,) = status(lab.name)
-        assert row.faults[0].startswith("ctsw1  its container does not run")
+        assert row.faults[0].startswith("ctsw1  its container is not running")
         assert row.faults[1].startswith("host1  its container runs, but its namespace is not at /run/netns/")
         assert life.down(lab.name)
         assert leftovers(lab.name) == []

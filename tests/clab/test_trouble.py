@@ -64,7 +64,7 @@ def foreign(name: str, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_lab_of_that_name_that_is_not_ours_is_named_and_never_touched(name: str, foreign: Path, up: Up) -> None:
-    said = rf"lab {name} is a containerlab lab already, not Heddle's, deployed from {foreign}"
+    said = rf"lab {name} is already a containerlab lab that Heddle did not deploy, from {foreign}"
     with pytest.raises(InputError, match=said):
         up(name)
     assert not life.down(name)
@@ -85,7 +85,7 @@ def test_a_container_of_somebody_else_that_has_a_nodes_name_is_told_and_never_to
     link = NETNS_DIR / theirs
     link.symlink_to("/proc/0/ns/net")
     try:
-        with pytest.raises(MachineError, match=r"already exist(.|\n)*docker ps -a shows who has that name"):
+        with pytest.raises(MachineError, match=r"already exist(.|\n)*docker ps -a shows what has that name"):
             life.up(import_topology(path, runtime, name), runtime=runtime)
         assert docker(["inspect", theirs, "--format", "{{.State.Status}}"]).out.strip() == "running"
         assert link.is_symlink()

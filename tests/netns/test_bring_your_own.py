@@ -182,7 +182,7 @@ def test_the_files_own_hashing_wins_and_is_predicted(
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
-        ("0x1, net.ipv4.fib_multipath_hash_seed: 0", "seed that Linux made up and tells nobody"),
+        ("0x1, net.ipv4.fib_multipath_hash_seed: 0", "random seed that Linux does not show"),
         ("3, net.ipv4.fib_multipath_hash_fields: 0x0003", ""),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_mode_is_switched_in_the_middle_of_a_run_and_its_paths_are_not_called_
     assert result.wrong == 0
     proof = paths_of(lab)
     assert not proof.agree
-    assert proof.notes[0].startswith("hashing was switched during the run, and no path is of one rule: rtsw1, rtsw2")
+    assert proof.notes[0].startswith("hashing was changed during the run, so no path follows one rule: rtsw1, rtsw2")
     assert paths_text(proof).startswith("NOT PROVEN")
 
 

@@ -72,7 +72,7 @@ def test_state_that_another_user_can_change_is_not_trusted(
         life.up(load_fabric("tiny", name=name))
     os.chown(tmp_path / "mine", 0, 0)
     (tmp_path / "mine").chmod(0o777)
-    with pytest.raises(MachineError, match="can be written by everybody"):
+    with pytest.raises(MachineError, match="is writable for every user"):
         status()
     (tmp_path / "mine").chmod(0o755)
     (tmp_path / "mine/labs").symlink_to("/tmp")
@@ -136,7 +136,7 @@ def test_daemons_of_a_namespace_removed_by_hand_go_with_the_lab(name: str, lefto
     subprocess.run(["ip", "netns", "del", lab.handle("rtsw1").netns.name], check=True)
     (row,) = status(name)
     assert row.state == "broken"
-    assert row.faults == ("rtsw1  its namespace is gone: somebody removed it",)
+    assert row.faults == ("rtsw1  its namespace is missing: it was removed",)
     with pytest.raises(MachineError, match=r"\./inv down"):
         life.up(load_fabric("tiny", name=name))
     assert life.down(name)

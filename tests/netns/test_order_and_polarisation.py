@@ -70,7 +70,7 @@ def test_shared_seeds_leave_each_ctsw_one_of_its_uplinks_and_validate_says_why(d
     assert {switch: len(ports) for switch, ports in used(dc).items()} == {f"ctsw{c}": 1 for c in range(1, 5)}
     check = checked(dc)
     assert not check.ok
-    assert check.detail.startswith("ctsw1 uses 1 of its 2 ways: what comes from rtsw")
+    assert check.detail.startswith("ctsw1 uses 1 of its 2 next hops: rtsw")
     assert "bits of mutual information" in check.detail
     assert "routing.seed: per-switch" in check.detail
 

@@ -13,7 +13,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.faults import Fault, drain, link_down, switch_down
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
-from heddle.proof.verdict import foresee
+from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
 from heddle.runs.past import load
@@ -58,14 +58,14 @@ def a_drain(lab: Lab) -> Fault:
 @pytest.mark.parametrize("fault", [a_link, a_switch, a_drain])
 def test_prediction_is_what_the_kernels_do_after_a_fault_in_every_mode(lab: Lab, fault: Callable[[Lab], Fault]) -> None:
     flows = some_flows(lab.fabric, 300)
-    whole = foresee(lab, flows)
+    whole = lookup_paths(lab, flows)
     with fault(lab):
         for mode, options in MODES:
             set_hashing(lab, mode, options)
-            result = foresee(lab, flows)
+            result = lookup_paths(lab, flows)
             assert result.agree, f"{mode}: {paths_text(result)}"
     set_hashing(lab, "flow", HashOptions())
-    again = foresee(lab, flows)
+    again = lookup_paths(lab, flows)
     assert [proof.predicted for proof in again.flows] == [proof.predicted for proof in whole.flows]
 
 

@@ -19,7 +19,7 @@ from heddle.predict.predict import predict
 from heddle.proof import oracle
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.evidencefile import from_json, to_json
-from heddle.proof.verdict import foresee, prove
+from heddle.proof.verdict import lookup_paths, prove
 from heddle.switch.counters import SwitchCounters, read_counters, rows_for
 from heddle.switch.hashing import hashing
 from heddle.switch.queues import portqueues as queues
@@ -121,9 +121,9 @@ def test_e_ecmp_spreads_the_qps_of_one_five_tuple_and_flow_does_not() -> None:
             flows = [
                 Flow(one.src, one.dst, one.src_ip, one.dst_ip, one.sport, 100 + q, one.first_hop) for q in range(64)
             ]
-            result = foresee(lab, flows)
+            result = lookup_paths(lab, flows)
             assert result.agree, paths_text(result)
-            used[ecmp] = {proof.foretold[0] for proof in result.flows}
+            used[ecmp] = {proof.expected[0] for proof in result.flows}
     assert len(used["flow"]) == 1
     assert len(used["e-ecmp"]) == 4
 
@@ -231,11 +231,11 @@ def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is
 def test_a_path_that_ends_on_the_way_is_not_foreseen_as_right() -> None:
     with static_fabric("flow") as lab:
         flow = some_flows(lab.fabric, 1)[0]
-        assert foresee(lab, [flow]).agree
+        assert lookup_paths(lab, [flow]).agree
         for node in lab.fabric.switches:
             if node.name.startswith("ctsw"):
                 lab.ip(node.name, "route", "add", "blackhole", f"{flow.dst_ip}/32")
-        result = foresee(lab, [flow])
+        result = lookup_paths(lab, [flow])
         assert not result.agree
         assert f"which does not lead to {flow.dst_ip}" in result.flows[0].why
 

@@ -114,7 +114,7 @@ def test_ranks_without_a_path_are_refused(lab: Lab) -> None:
     if planes_of(lab) == 1:
         prove(lab, all_reduce(lab, split="DIV 8"))
     else:
-        with pytest.raises(InputError, match="no path joins their planes"):
+        with pytest.raises(InputError, match="no path between their planes"):
             all_reduce(lab, split="DIV 8")
 
 

@@ -21,7 +21,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.queuestatus import read_queues
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.status import status
-from heddle.proof.verdict import foresee
+from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing.hashing import pin_dir, read_hashing
@@ -108,7 +108,7 @@ def test_each_verb_takes_one_snapshot(tiny: Lab, taken: list[LabPart]) -> None:
     one("queues")
     run_hashing(Console("json"), tiny.name, Asked())
     one("hashing")
-    assert foresee(tiny, flows).agree
+    assert lookup_paths(tiny, flows).agree
     one("paths --predict")
     assert explain(tiny, f"{flows[0].src},{flows[0].dst}").agree
     one("hashing --explain")

@@ -123,12 +123,12 @@ def test_routes_that_change_during_a_run_are_told(tiny: Lab) -> None:
 
 @pytest.mark.parametrize("keys", [{"routing": {"ecmp": "flow"}}, {"routing": {"ecmp": "e-ecmp"}}])
 def test_prediction_and_oracle_agree_where_bgp_made_the_routes(fabric_lab: object, keys: dict[str, object]) -> None:
-    from heddle.proof.verdict import foresee
+    from heddle.proof.verdict import lookup_paths
 
     assert callable(fabric_lab)
     link = {"host": "25mbit", "fabric": "25mbit"}
     lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1, link=link, **keys)
-    result = foresee(lab, some_flows(lab.fabric, 300))
+    result = lookup_paths(lab, some_flows(lab.fabric, 300))
     assert result.agree, paths_text(result)
     assert {len(proof.oracle) for proof in result.flows} == {3}
     assert failed(lab) == {}
