@@ -89,8 +89,8 @@ def test_a_build_of_ones_own_is_known_by_its_module(tmp_path: Path) -> None:
     [
         ("0.79.0", True, ""),
         ("0.68.0", True, ""),
-        ("0.67.9", True, "0.68.0 is the least"),
-        ("soup", True, "does not tell its version"),
+        ("0.67.9", True, "Heddle needs 0.68.0 or newer"),
+        ("soup", True, "does not print its version"),
         ("0.79.0", False, "cannot deploy on this kernel"),
         ("0.79.0+heddle", False, ""),
         ("0.80.0", False, ""),
@@ -149,7 +149,7 @@ def test_the_correction_changes_one_condition_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("source", ["package utils\n", SAMPLE + SAMPLE, SAMPLE.replace("/proc/modules", "/proc/x")])
 def test_a_source_that_is_not_the_known_one_is_not_touched(source: str) -> None:
-    with pytest.raises(MachineError, match="is not the source that is known"):
+    with pytest.raises(MachineError, match="is not the expected source"):
         build.corrected(source)
 
 
@@ -224,8 +224,8 @@ def test_an_old_go_fetches_the_one_that_the_module_asks_for(tmp_path: Path) -> N
     ("answer", "why"),
     [
         ('{"Dir": "/x", "Sum": "h1:other="}', "checksum h1:other="),
-        ('{"Error": "no such host"}', "Go 1.26.0 could not be had"),
-        ("", "Go 1.26.0 could not be had"),
+        ('{"Error": "no such host"}', "Go 1.26.0 could not be downloaded"),
+        ("", "Go 1.26.0 could not be downloaded"),
     ],
 )
 def test_a_toolchain_that_is_not_the_pinned_one_is_refused(answer: str, why: str, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_wrong_checksum_is_an_error_and_no_other_way_is_taken(server: tuple[st
 def test_an_archive_without_the_program_is_an_error(server: tuple[str, Path], tmp_path: Path) -> None:
     address, where = server
     _publish(where, {"README": b"x"})
-    with pytest.raises(MachineError, match="no program containerlab"):
+    with pytest.raises(MachineError, match="does not contain the program containerlab"):
         release.fetch((0, 79, 0), tmp_path, address)
 
 
@@ -401,7 +401,7 @@ def test_setup_replaces_its_own_when_it_is_too_old(target: Path, monkeypatch: py
 def test_setup_never_replaces_what_others_put_there(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _program(target, "0.50.0")
     got = _obtains("0.79.0", monkeypatch)
-    with pytest.raises(MachineError, match=r"0\.50\.0(?s:.*)Heddle did not put it there(?s:.*)version upgrade"):
+    with pytest.raises(MachineError, match=r"0\.50\.0(?s:.*)Heddle did not install it(?s:.*)version upgrade"):
         setup._containerlab(Silent(), None)
     assert binary.version(target) == (0, 50, 0)
     assert got == []
@@ -413,7 +413,7 @@ def test_setup_stands_in_front_of_a_package_only_for_the_kernel(
     (tmp_path / "bin").mkdir()
     packaged = _program(tmp_path / "bin/containerlab", "0.50.0")
     _obtains("0.79.0+heddle", monkeypatch)
-    with pytest.raises(MachineError, match="is the least"):
+    with pytest.raises(MachineError, match="Heddle needs 0.68.0"):
         setup._containerlab(Silent(), None)
     _program(packaged, "0.79.0")
     assert not setup._containerlab(Silent(), None).done

@@ -73,7 +73,7 @@ def test_what_is_missing_is_named_with_the_line_to_type() -> None:
 @pytest.mark.usefixtures("no_frr")
 def test_without_apt_the_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(MachineError, match="this system's own tools"):
+    with pytest.raises(MachineError, match="package manager of this system"):
         packages.ensure(["frr"], yes=True)
 
 
@@ -111,11 +111,11 @@ printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
     packages.ensure(["frr"], yes=how == "yes", ask=ask, say=said.append)
     assert said[:2] == [
         "missing: frr (the switches' control plane: zebra and bgpd)",
-        "apt-get would install frr, and what they depend on; they stay when labs are down",
+        "apt-get would install frr, and all dependencies; they stay installed when labs are down",
     ]
     allowed = {"yes": "--yes allows this without a question", "CI": "CI=true allows this without a question"}
     assert said[2] == allowed.get(how, "Install frr now?")
-    assert "apt-get would install 2 packages, which stay when labs are down: frr, libyang2" in said
+    assert "apt-get would install 2 packages, which stay installed when labs are down: frr, libyang2" in said
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
 
 
