@@ -292,7 +292,7 @@ def _containerlab() -> Check:
     found = binary.version(path)
     old = found is not None and found < binary.RECOMMENDED
     more = f"; {binary.text(binary.RECOMMENDED)} or newer is better" if old else ""
-    return Check("containerlab", True, f"{path} is version {binary.spoken(path)}{more}", required=False)
+    return Check("containerlab", True, f"{path} is version {binary.version_text(path)}{more}", required=False)
 
 
 def _images() -> Check:

@@ -196,9 +196,7 @@ def _announced(words: Sequence[str]) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
     names = sorted({line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")})
     if done.returncode or not names:  # no package lists yet, as on a new machine
-        return (
-            f"apt-get would install {', '.join(words)}, and all dependencies; they stay installed when labs are down"
-        )
+        return f"apt-get would install {', '.join(words)}, and all dependencies; they stay installed when labs are down"
     count = f"{len(names)} package{'' if len(names) == 1 else 's'}"
     return f"apt-get would install {count}, which stay installed when labs are down: {', '.join(names)}"
 

@@ -57,10 +57,10 @@ def _rights() -> Iterator[Problem]:
         have = int(words["CapEff"], 16)
     except (OSError, KeyError, ValueError):
         return  # unknown, so up tries it
-    lacking = [name for name, bit in _CAPABILITIES.items() if not have >> bit & 1]
-    if lacking:
+    missing = [name for name, bit in _CAPABILITIES.items() if not have >> bit & 1]
+    if missing:
         hint = "run it on the machine itself, or start the container with --cap-add NET_ADMIN --cap-add SYS_ADMIN"
-        yield Problem("", "root", f"does not have {', '.join(lacking)} here", hint)
+        yield Problem("", "root", f"does not have {', '.join(missing)} here", hint)
 
 
 def _programs(*, daemons: bool) -> Iterator[Problem]:
@@ -116,7 +116,7 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
     if sysctls_read_only(SYSCTLS):
-        why = "is read-only here, and Heddle sets sysctls of nodes"
+        why = "is read-only here, and nodes need sysctls of their own"
         yield Problem("kernel", str(SYSCTLS), why, f"in a container: {WRITABLE}")
         return
     # Only the kernel's own hash needs it: in all other modes the BPF program has the seed.

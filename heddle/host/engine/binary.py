@@ -50,11 +50,11 @@ def is_recent(path: Path) -> bool:
 
 def version(path: Path) -> Version | None:
     """(0, 79, 0), or None when it is unknown."""
-    numbers = spoken_version(path)[0]
+    numbers = printed_version(path)[0]
     return numbers if numbers not in (None, (0, 0, 0)) else _built_version(path)
 
 
-def spoken_version(path: Path) -> tuple[Version | None, str]:
+def printed_version(path: Path) -> tuple[Version | None, str]:
     """The version that the program prints: the numbers, and the rest (`+heddle`)."""
     try:
         # Otherwise it looks for newer versions, and waits if nothing answers.
@@ -64,9 +64,9 @@ def spoken_version(path: Path) -> tuple[Version | None, str]:
     return parse(said)
 
 
-def spoken(path: Path) -> str:
+def version_text(path: Path) -> str:
     """`0.79.0+heddle`, as text."""
-    numbers, more = spoken_version(path)
+    numbers, more = printed_version(path)
     known = version(path) if numbers in (None, (0, 0, 0)) else numbers
     return f"{text(known)}{more}" if known else "unknown"
 
@@ -83,7 +83,7 @@ def runs_here(path: Path) -> bool:
     """False when this kernel has no modules and this containerlab stops because of that (byhand/compile.py)."""
     if PROC_MODULES.exists():
         return True
-    numbers, more = spoken_version(path)
+    numbers, more = printed_version(path)
     if more == f"+{MARK}":
         return True
     if numbers == (0, 0, 0) and _search(path, _REPLACED):

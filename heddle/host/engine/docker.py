@@ -44,7 +44,7 @@ def stream(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, 
 
 def client() -> list[str]:
     """`docker` for this machine's engine. MachineError when it is missing, or DOCKER_HOST names another engine."""
-    if (wrong := _elsewhere() or _absent()) is not None:
+    if (wrong := _remote_engine() or _no_client()) is not None:
         raise MachineError(wrong)
     # containerlab reads DOCKER_HOST and no context: the client must use the same engine.
     return ["docker", "--host", _host()]
@@ -52,7 +52,7 @@ def client() -> list[str]:
 
 def trouble() -> Problem | None:
     """The reason why this machine's engine cannot be used, or None when it answers."""
-    wrong = _elsewhere() or _absent() or _refused()
+    wrong = _remote_engine() or _no_client() or _connect_problem()
     if wrong is not None:
         return wrong
     try:
@@ -73,7 +73,7 @@ def trouble() -> Problem | None:
 
 def down() -> bool:
     """True when nothing listens on the socket of this machine's engine, so that starting one helps."""
-    return _elsewhere() is None and isinstance(_knock(), FileNotFoundError | ConnectionRefusedError)
+    return _remote_engine() is None and isinstance(_connect_error(), FileNotFoundError | ConnectionRefusedError)
 
 
 def answers() -> bool:
@@ -107,22 +107,22 @@ def _socket() -> Path:
     return Path(_host().removeprefix("unix://"))
 
 
-def _elsewhere() -> Problem | None:
+def _remote_engine() -> Problem | None:
     if _host().startswith("unix://"):
         return None
     why = "names an engine elsewhere: its containers' namespaces are not on this machine"
     return Problem("", f"DOCKER_HOST={_host()}", why, "unset DOCKER_HOST, and run Heddle where that engine is")
 
 
-def _absent() -> Problem | None:
+def _no_client() -> Problem | None:
     if find_program("docker") is not None:
         return None
     return Problem("", "docker", "is not installed", f"{SETUP} installs it (Debian and Ubuntu: docker.io)")
 
 
-def _refused() -> Problem | None:
+def _connect_problem() -> Problem | None:
     """Try the socket itself: the client's messages change with each version."""
-    error = _knock()
+    error = _connect_error()
     if error is None:
         return None
     if isinstance(error, PermissionError):
@@ -137,7 +137,7 @@ def _refused() -> Problem | None:
     return Problem("docker", "the engine", f"is not running ({_socket()}: {error.strerror})", start_hint())
 
 
-def _knock() -> OSError | None:
+def _connect_error() -> OSError | None:
     """Connect to the socket: None when a server answers."""
     try:
         with socket.socket(socket.AF_UNIX) as door:

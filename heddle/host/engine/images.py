@@ -82,10 +82,10 @@ def ensure_images(
     if (wrong := engine.trouble()) is not None:
         raise MachineError(wrong)
     names = imagenames.image_names()
-    wanted = list(names) if rebuild else _lacking(names)
+    wanted = list(names) if rebuild else _missing_roles(names)
     if wanted:
         with locked(LOCK, fcntl.LOCK_EX):  # one at a time: a sweep must not remove the layers of another build
-            wanted = wanted if rebuild else _lacking(names)
+            wanted = wanted if rebuild else _missing_roles(names)
             if wanted:
                 why = "requested" if rebuild else "none with the current inputs is here"
                 said = f"building the image for {' and '.join(wanted)} nodes ({why})"
@@ -96,7 +96,7 @@ def ensure_images(
     return [Image(role, name, role in wanted, _bytes(name)) for role, name in names.items()]
 
 
-def _lacking(names: Mapping[str, str]) -> list[str]:
+def _missing_roles(names: Mapping[str, str]) -> list[str]:
     return [role for role, name in names.items() if not present(name)]
 
 

@@ -137,17 +137,17 @@ def _containerlab(
         if found < binary.RECOMMENDED:
             said = f"{binary.text(binary.RECOMMENDED)} or newer is better"
             observer.warn(f"{path} is version {binary.text(found)}; {said}: run containerlab version upgrade")
-        return SetupStep("containerlab", False, f"{path} is version {binary.spoken(path)}")
-    _may_be_placed(path, wrong)
+        return SetupStep("containerlab", False, f"{path} is version {binary.version_text(path)}")
+    _check_replaceable(path, wrong)
     with machine_errors(), scratch("heddle-clab-") as place:
         made, how = _obtain(place, observer, journal, lambda: _go(observer, yes, ask))
         _place(made)
     if (left := binary.trouble()) is not None:
         raise MachineError(left)
-    return SetupStep("containerlab", True, f"{TARGET} is version {binary.spoken(TARGET)}, {how}")
+    return SetupStep("containerlab", True, f"{TARGET} is version {binary.version_text(TARGET)}, {how}")
 
 
-def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:
+def _check_replaceable(path: Path | None, wrong: Problem | None) -> None:
     """MachineError when our binary would replace the user's, or be found after an unusable one."""
     if path is None and "HEDDLE_CONTAINERLAB" not in os.environ and not TARGET.exists():
         return
@@ -155,7 +155,7 @@ def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:
         return
     # Ours goes before that of a package only if the latter cannot run on this kernel. Otherwise the user upgrades it.
     in_front = path is not None and not TARGET.exists() and "HEDDLE_CONTAINERLAB" not in os.environ
-    if path is not None and in_front and _stands_before(path) and binary.is_recent(path) and not binary.runs_here(path):
+    if path is not None and in_front and _precedes(path) and binary.is_recent(path) and not binary.runs_here(path):
         return
     about = wrong or Problem("containerlab", str(TARGET), "exists and is not a program")
     hint = f"Heddle did not install it and does not change it: run containerlab version upgrade, or move it away\n\
@@ -163,7 +163,7 @@ and run {engine.SETUP}"
     raise MachineError(Problem(about.where, about.what, about.why, hint))
 
 
-def _stands_before(path: Path) -> bool:
+def _precedes(path: Path) -> bool:
     """True when a program of that name at TARGET would be found first."""
     order = binary.places()
     return str(TARGET.parent) in order and order.index(str(TARGET.parent)) < order.index(str(path.parent))

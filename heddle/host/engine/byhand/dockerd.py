@@ -106,7 +106,7 @@ def stop(*, force: bool = False) -> bool:
     with locked(_file("starting"), fcntl.LOCK_EX):
         known = record()
         if known is None:
-            left = bool(_below()) or _file("exec").exists()
+            left = bool(_leftovers()) or _file("exec").exists()
             _clear()
             return left
         if not force and (names := _running()):
@@ -254,7 +254,7 @@ def _running() -> list[str]:
     return engine.docker(["ps", "--format", "{{.Names}}"], check=False).out.split()
 
 
-def _below() -> list[DockerdRecord]:
+def _leftovers() -> list[DockerdRecord]:
     """dockerd, containerd and its shims with our directory in their arguments, and the processes in those shims."""
     found: dict[int, DockerdRecord] = {}
     parents: dict[int, int] = {}
@@ -265,7 +265,7 @@ def _below() -> list[DockerdRecord]:
             parents[pid] = int(_stat(pid)[1])
         except (OSError, IndexError):
             continue
-        named = Path(program).name.startswith(("dockerd", "containerd")) and _sees_ours(path)
+        named = Path(program).name.startswith(("dockerd", "containerd")) and _same_run_dir(path)
         if named and any(f"{PLACE}/" in word for word in words) and (began := _began(pid)) is not None:
             found[pid] = DockerdRecord(pid, began, temporary=True)
     # A container's first process is a child of its shim; when it ends, all processes of the container end.
@@ -275,7 +275,7 @@ def _below() -> list[DockerdRecord]:
     return list(found.values())
 
 
-def _sees_ours(process: Path) -> bool:
+def _same_run_dir(process: Path) -> bool:
     """Whether it sees the same directory: a chroot on this machine may have its own engine."""
     try:
         theirs, ours = (process / "root" / str(PLACE).lstrip("/")).stat(), PLACE.stat()
@@ -290,7 +290,7 @@ def _clear() -> None:
         return
     left: list[DockerdRecord] = []
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
-        left += _below()  # the first ones stay on the list: a process without its shim is not found again
+        left += _leftovers()  # the first ones stay on the list: a process without its shim is not found again
         for each in left:
             _signal(each, number)
         if all(_gone(each, patience) for each in left):
