@@ -73,7 +73,7 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
     assert all(check.ok and not check.required for check in checks.values()), checks
     found = binary.find()
     assert found is not None
-    assert binary.spoken(found) in checks["containerlab"].detail
+    assert binary.version_text(found) in checks["containerlab"].detail
     monkeypatch.setattr(imagenames, "PUBLIC_BASE", "debian:none")
     lacking = doctor.CHECKS["images"]()
     assert not lacking.ok

@@ -199,7 +199,7 @@ def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:
 
 @pytest.mark.parametrize(
     ("version", "told"),
-    [("0.50.0", "is version 0.50.0, and 0.68.0 is the least"), ("gibberish", "does not tell its version")],
+    [("0.50.0", "is version 0.50.0, and Heddle needs 0.68.0"), ("gibberish", "does not print its version")],
 )
 def test_a_containerlab_that_is_too_old_or_none_is_told(
     version: str, told: str, name: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
