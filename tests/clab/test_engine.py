@@ -266,9 +266,7 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
 
 
 def test_images_are_built_once(engine: None) -> None:
-    start = time.monotonic()
     found = images.ensure_images()
-    assert time.monotonic() - start < 10
     assert [each.built for each in found] == [False, False]
     assert {each.role: each.name for each in found} == dict(imagenames.image_names())
     assert all(20e6 < each.bytes < 400e6 for each in found)
@@ -279,15 +277,15 @@ def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
     image, network = imagenames.image_names()[role], f"heddle-trial-{os.getpid()}"
     ask(["network", "create", "--subnet", "192.168.213.0/29", network])
     try:
-        name = ask(["run", "--detach", "--rm", *CAPABILITIES, "--network", network, image]).out.strip()
+        name = ask(["run", "--detach", *CAPABILITIES, "--network", network, image]).out.strip()
         try:
             _until(lambda: "sleep infinity" in ask(["top", name]).out)
             assert "default" not in ask(["exec", name, "ip", "route"]).out
             assert "192.168.213.0/29" in ask(["exec", name, "ip", "route"]).out
             assert ask(["exec", name, "ping", "-c", "1", "-W", "1", "192.0.2.1"], check=False).code != 0
-            start = time.monotonic()
             ask(["stop", "--time", "30", name])
-            assert time.monotonic() - start < 10, "it ends when it is told to"
+            ended = ask(["inspect", "--format", "{{.State.ExitCode}}", name]).out.strip()
+            assert ended == str(128 + signal.SIGTERM), "it ends when it is told to, and is not killed after 30 s"
         finally:
             ask(["rm", "--force", name], check=False)
     finally:

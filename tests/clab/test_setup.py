@@ -49,13 +49,11 @@ def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_somebody_sets
 
 
 @pytest.mark.usefixtures("engine_of_this_run")
-def test_where_all_is_there_setup_is_quick_and_changes_nothing() -> None:
+def test_where_all_is_there_setup_changes_nothing() -> None:
     before = binary.find()
     assert before is not None
     stamp = before.stat().st_mtime_ns
-    start = time.monotonic()
     steps = _inv("setup", "containerlab")["steps"]
-    assert time.monotonic() - start < 30
     assert [step["name"] for step in steps] == ["docker", "daemon", "containerlab", "images"]
     assert not any(step["done"] for step in steps)
     assert before.stat().st_mtime_ns == stamp

@@ -57,6 +57,7 @@ def test_sums_are_right_and_every_path_is_proven(tiny: Lab, options: dict[str, o
         assert proof.measured[-1].startswith("rtsw")
 
 
+@pytest.mark.containers
 def test_sizes_from_one_element_to_many_messages(tiny: Lab) -> None:
     sizes = (4, 8, 20, 4096, 100_000, 1 << 20)
     result = all_reduce(tiny, sizes=sizes, qps=2)

@@ -48,6 +48,7 @@ def clos(own: Path, runtime: str, lab_name: Callable[[], str]) -> Iterator[Lab]:
         life.down(name)
 
 
+@pytest.mark.containers
 def test_it_is_up_as_its_file_says(clos: Lab, own: Path) -> None:
     (found,) = status(clos.name)
     assert (found.state, found.converged, found.faults) == ("up", True, ())
@@ -73,6 +74,7 @@ def test_inspect_has_the_as_numbers_that_its_daemons_report(clos: Lab) -> None:
     assert nodes["h1"].ports[0].addresses == ("10.1.1.2/24",)
 
 
+@pytest.mark.containers
 def test_commands_run_in_its_nodes(clos: Lab) -> None:
     routes = clos.output("leaf-1", ["ip", "route", "show", "10.1.2.0/24"])
     assert routes.count("nexthop") == 2
@@ -81,6 +83,7 @@ def test_commands_run_in_its_nodes(clos: Lab) -> None:
     assert clos.output("leaf-1", ["hostname"]) == "leaf-1\n"
 
 
+@pytest.mark.containers
 def test_paths_of_a_run_are_proven(clos: Lab) -> None:
     result = run(clos, run_options(size="256K", qps=16, iters=2), Silent())
     assert result.wrong == 0
@@ -90,6 +93,7 @@ def test_paths_of_a_run_are_proven(clos: Lab) -> None:
     assert {len(row.measured) for row in proof.flows} == {3}
 
 
+@pytest.mark.containers
 def test_everything_about_it_validates(clos: Lab) -> None:
     checks = validate(clos)
     assert {check.name: check.detail for check in checks if not check.ok} == {}
@@ -203,6 +207,7 @@ def test_hashing_that_cannot_be_predicted_is_told_and_a_hexadecimal_value_is_the
         life.down(name)
 
 
+@pytest.mark.containers
 def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     name = lab_name()
     for router, far in ((1, 2), (2, 1)):

@@ -74,6 +74,7 @@ def inv_capture(lab: Lab, port: str, *words: str) -> Iterator[subprocess.Popen[s
         yield proc
 
 
+@pytest.mark.containers
 def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_path: Path) -> None:
     taps = find_ports(tiny, "rtsw1:eth1,rtsw1:eth2")
     refs, frames = [tap.ref for tap in taps], list[Frame]()

@@ -54,6 +54,7 @@ def proven(lab: Lab, result: RunResult) -> bool:
     return len(paths.flows) == len(result.flows) > 0
 
 
+@pytest.mark.containers
 def test_every_check_passes(six: Lab) -> None:
     checks = validate(six)
     assert [check.name for check in checks if not check.ok] == []
@@ -111,6 +112,7 @@ def test_a_nic_makes_itself_known_to_its_switch_before_it_sends(six: Lab) -> Non
     assert known() == [nic.mac]
 
 
+@pytest.mark.containers
 def test_sums_are_right_and_every_path_is_proven(six: Lab) -> None:
     assert proven(six, all_reduce(six))
     assert proven(six, all_reduce(six, qps=16, placement="cyclic"))

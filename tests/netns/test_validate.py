@@ -39,6 +39,7 @@ def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, C
         inside(lab, node, *mends.split())
 
 
+@pytest.mark.containers
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
         "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "links", "daemons",

@@ -97,6 +97,7 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
         life.down(name)
 
 
+@pytest.mark.containers
 def test_what_the_configuration_sets_is_no_fault(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     name = lab_name()
     quick = " ip ospf network point-to-point\n ip ospf hello-interval 1\n ip ospf dead-interval 4\n"
