@@ -23,6 +23,8 @@ from heddle.host.engine.byhand import dockerd as daemon
 from heddle.host.engine.docker import docker as ask
 from heddle.render import imagenames
 
+pytestmark = pytest.mark.needs("mount", "procps")
+
 CAPABILITIES = [word for name in ("NET_ADMIN", "SYS_ADMIN", "NET_RAW") for word in ("--cap-add", name)]
 
 

@@ -26,6 +26,8 @@ from heddle.host.engine.docker import docker as ask
 from heddle.host.engine.setup import setup_containerlab
 from heddle.render import imagenames
 
+pytestmark = pytest.mark.needs("procps")
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
