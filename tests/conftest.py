@@ -62,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--regen-goldens", action="store_true", help="write tests/golden anew instead of comparing with it"
     )
+    parser.addoption("--needs-to", metavar="FILE", help="write the parts that marks `needs` of the chosen tests name")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,6 +86,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             why = f"needs {', '.join(names)} (apt-get install {' '.join(names)})"
         if why:
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """For heddle/cli/test_verb.py, which installs what the chosen tests need and nothing else."""
+    if path := session.config.getoption("--needs-to"):
+        parts = {part for item in session.items for mark in item.iter_markers("needs") for part in mark.args}
+        Path(path).write_text("\n".join(sorted(parts)), encoding="utf-8")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -16,6 +16,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests import slowcheck, stopandwait
+from tests.marks import deep
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRANSPORTS, stopandwait.NAME, stopandwait.StopAndWait)
 
 
-@pytest.mark.parametrize("collective", ["all-reduce", "all-to-all"])
+@pytest.mark.parametrize("collective", ["all-reduce", deep("all-to-all")])
 def test_the_check_of_one_rank_is_in_no_figure_of_another(
     tiny: Lab, collective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

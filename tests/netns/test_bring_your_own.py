@@ -123,6 +123,7 @@ def test_up_again_does_nothing_and_a_changed_file_is_named(clos: Lab, own: Path,
     assert not life.up(import_topology(own, runtime, clos.name), runtime=runtime).created
 
 
+@pytest.mark.deep
 def test_a_session_that_ends_is_seen(clos: Lab) -> None:
     clos.output("Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "neighbor 10.0.1.3 shutdown"])
     try:
@@ -142,6 +143,7 @@ def test_a_session_that_ends_is_seen(clos: Lab) -> None:
         clos.wait(timeout=60)
 
 
+@pytest.mark.deep
 def test_routes_that_still_change_have_not_converged(clos: Lab) -> None:
     netns = str(clos.handle("leaf-1").netns)
     stop = threading.Event()
@@ -164,6 +166,7 @@ def test_routes_that_still_change_have_not_converged(clos: Lab) -> None:
     clos.wait(timeout=60)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("policy", ["0", "1", "2"])
 def test_the_files_own_hashing_wins_and_is_predicted(
     policy: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
@@ -183,6 +186,7 @@ def test_the_files_own_hashing_wins_and_is_predicted(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
@@ -207,6 +211,7 @@ def test_hashing_that_cannot_be_predicted_is_told_and_a_hexadecimal_value_is_the
         life.down(name)
 
 
+@pytest.mark.deep
 @pytest.mark.containers
 def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     name = lab_name()
@@ -236,6 +241,7 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callab
         life.down(name)
 
 
+@pytest.mark.deep
 def test_hosts_without_addresses_cannot_run_and_it_says_which(
     tmp_path: Path, runtime: str, lab_name: Callable[[], str]
 ) -> None:
@@ -256,6 +262,7 @@ def test_hosts_without_addresses_cannot_run_and_it_says_which(
         life.down(name)
 
 
+@pytest.mark.deep
 def test_a_daemon_that_refuses_its_file_is_named(tmp_path: Path, lab_name: Callable[[], str], runtime: str) -> None:
     name = lab_name()
     (tmp_path / "daemons").write_text(DAEMONS)
@@ -316,6 +323,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab
         life.down(lab)
 
 
+@pytest.mark.deep
 def test_hosts_alone_are_a_lab_too(
     tmp_path: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
 ) -> None:

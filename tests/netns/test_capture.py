@@ -28,6 +28,8 @@ from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
 
+pytestmark = pytest.mark.needs("tcpdump", "tshark")
+
 ROOT = Path(__file__).resolve().parents[2]
 INV = (sys.executable, str(ROOT / "tasks.py"))
 
@@ -150,6 +152,7 @@ def test_ctrl_c_ends_it_well_and_keeps_the_file(tiny: Lab, tmp_path: Path) -> No
     assert tcpdumps(tiny) == []
 
 
+@pytest.mark.deep
 def test_tcpdump_does_not_outlive_a_capture_that_is_killed(tiny: Lab, tmp_path: Path) -> None:
     with inv_capture(tiny, "rtsw1", "--seconds", "60") as proc:
         assert tcpdumps(tiny) == ["tcpdump"] * 4
@@ -194,6 +197,7 @@ def test_a_filter_that_is_none_is_told_with_tcpdumps_reason(text: str, said: str
         read_filter(text)
 
 
+@pytest.mark.deep
 def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: FabricLab, tmp_path: Path) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     host1, rtsw2 = find_ports(lab, "host1,rtsw2:eth1")

@@ -97,6 +97,7 @@ def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop() -> None:
                 assert count <= seen <= most, (hop, number)
 
 
+@pytest.mark.deep
 def test_classes_share_what_control_leaves_by_their_weights() -> None:
     weights, payloads, dscps = {3: 4, 1: 2, 0: 1}, {3: 4000, 1: 1500, 0: 600}, {3: 24, 1: 8, 0: 0}
     roomy = {**dropping("64MB"), "alpha": 8, "weights": weights, "ecn": {"enabled": False}}

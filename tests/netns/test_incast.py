@@ -99,6 +99,7 @@ def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Pa
         assert int(net.queues.gates["pfc_received"][others].sum()) == 0, "no other class was paused"
 
 
+@pytest.mark.deep
 def test_without_pauses_the_same_incast_loses_packets(tmp_path: Path) -> None:
     with two_tiers(tmp_path, enabled=False) as net:
         heard = blast(net.lab, incast(net))

@@ -156,6 +156,7 @@ def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str,
     tiny.wait(timeout=1)
 
 
+@pytest.mark.deep
 def test_several_nics_and_odd_numbers_work(fabric_lab: Callable[..., Lab]) -> None:
     lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=3, nics_per_host=2)
     routes = lab.output("host1", ["ip", "route", "show", "10.0.0.0/8"])
@@ -166,6 +167,7 @@ def test_several_nics_and_odd_numbers_work(fabric_lab: Callable[..., Lab]) -> No
     assert f"dev {second.name}" in way
 
 
+@pytest.mark.deep
 def test_a_dead_bgpd_is_named_and_what_it_cost(name: str, up: Up) -> None:
     lab = up(name).lab
     kill(lab, "ctsw1", "bgpd")
@@ -183,6 +185,7 @@ def test_a_dead_bgpd_is_named_and_what_it_cost(name: str, up: Up) -> None:
     assert lab.exec("rtsw1", ["true"]) == 0, "entering a node needs none of its daemons"
 
 
+@pytest.mark.deep
 def test_no_convergence_leaves_the_lab_and_says_why(name: str, up: Up) -> None:
     with pytest.raises(CheckError) as caught:
         up(name, observer=At("create", without_a_session(name)), timeout=3)
@@ -265,6 +268,7 @@ def test_two_heddles_do_not_work_on_one_lab(name: str) -> None:
         life.down(name)
 
 
+@pytest.mark.deep
 def test_a_directory_that_is_not_there_is_made_for_the_node_only(tiny: Lab, tmp_path: Path) -> None:
     (tmp_path / "note").write_text("inside")
     order = job(tiny, ["cat", "/run/heddletest/note"], [[str(tmp_path), "/run/heddletest", False]])
@@ -343,6 +347,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.deep
 def test_two_ups_of_one_file_give_every_flow_the_same_path(fabric_lab: FabricLab) -> None:
     """The kernel hashes to a place in a route's list of next hops: so the lists must be in the same order each time."""
     orders = []

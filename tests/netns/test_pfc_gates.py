@@ -112,6 +112,7 @@ def test_a_control_frame_goes_before_all_that_waits(pair: PortPair, gates: Gates
     assert statistics.median(behind) > 10, f"frames that waited, and came after it: {behind}"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mtu", [1280, 9000, LARGEST_PFC_MTU])
 def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
     with port_pair("100mbit", lambda dev, rate: port_lines(dev, rate, mtu)) as pair:

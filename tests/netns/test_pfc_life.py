@@ -67,6 +67,7 @@ def kill_both(lab: Lab) -> None:
     until(lambda: found(lab) == (None, None))
 
 
+@pytest.mark.deep
 @pytest.mark.containers
 def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
     name: str, up: Up, leftovers: Callable[[str], list[str]]

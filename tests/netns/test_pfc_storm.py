@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from heddle.kernel.namespace import inside
+from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 _ETH_P_IP = 0x0800
 DETECT_S = 0.4
 
 
-@pytest.fixture(scope="module", params=["drop", "forward"])
+@pytest.fixture(scope="module", params=["drop", deep("forward")])
 def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
     watchdog = {"detect": "400ms", "restore": "400ms", "action": request.param}
     one_way = {"weights": (1,)}  # a single CTSW: the paths of all flows are the same
@@ -86,6 +87,7 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
     until(net.at_rest)
 
 
+@pytest.mark.deep
 def test_a_pause_with_nothing_waiting_is_no_storm(net: PfcLab) -> None:
     stormy = net.lab.fabric.hosts[2].name
     row = net.row(net.down_port(stormy))

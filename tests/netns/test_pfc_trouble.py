@@ -14,6 +14,7 @@ import pytest
 
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.classes import policies_of
+from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 
@@ -56,7 +57,7 @@ def test_the_two_run_in_a_namespace_of_the_lab_where_down_finds_them(net: PfcLab
         assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
 
 
-@pytest.mark.parametrize("victim", ["agent", "keeper"])
+@pytest.mark.parametrize("victim", ["agent", deep("keeper")])
 def test_whichever_is_killed_the_other_replaces_it_and_no_gate_stays_closed(net: PfcLab, victim: str) -> None:
     with incast(net) as port:
         for _ in range(3):
@@ -66,6 +67,7 @@ def test_whichever_is_killed_the_other_replaces_it_and_no_gate_stays_closed(net:
             goes_on(net, port)
 
 
+@pytest.mark.deep
 def test_an_agent_that_is_stopped_is_replaced_and_its_gates_open_in_time(net: PfcLab) -> None:
     sink = net.lab.fabric.hosts[-1].name
     with incast(net) as port:
@@ -78,6 +80,7 @@ def test_an_agent_that_is_stopped_is_replaced_and_its_gates_open_in_time(net: Pf
     assert "is unresponsive" in net.log()
 
 
+@pytest.mark.deep
 def test_a_keeper_that_is_stopped_is_replaced(net: PfcLab) -> None:
     old = net.agent().keeper
     assert old is not None
@@ -96,6 +99,7 @@ def kill_both(net: PfcLab) -> None:
     until(lambda: net.agent() == pfc.AgentState(None, None))
 
 
+@pytest.mark.deep
 def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time(net: PfcLab) -> None:
     source, *_, sink = [host.name for host in net.lab.fabric.hosts]
     port = net.down_port(sink)
@@ -111,6 +115,7 @@ def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time
     until(lambda: not net.closed(port) and net.at_rest())
 
 
+@pytest.mark.deep
 def test_with_both_killed_under_load_the_next_start_mends_everything(net: PfcLab) -> None:
     with incast(net) as port:
         kill_both(net)
@@ -120,6 +125,7 @@ def test_with_both_killed_under_load_the_next_start_mends_everything(net: PfcLab
         goes_on(net, port)
 
 
+@pytest.mark.deep
 def test_a_link_that_fails_under_load_leaves_no_bytes_in_the_books_and_works_again(net: PfcLab) -> None:
     sink = net.lab.fabric.hosts[-1].name
     port = net.lab.fabric.by_name[sink].ports[0].peer_ref
@@ -146,6 +152,7 @@ def neighbour(net: PfcLab, host: str) -> tuple[str, str, str]:
     return str(port.address.ip), "lladdr", port.mac
 
 
+@pytest.mark.deep
 def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
     """PFC off: every gate opens, pauses are not heeded, nobody is asked. On again: as before."""
     sink = net.lab.fabric.hosts[-1].name
@@ -167,6 +174,7 @@ def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
         until(lambda: net.queues.agent["pfc_sent"].sum() > sent, seconds=2.0)
 
 
+@pytest.mark.deep
 def test_other_quanta_hold_at_once_and_lose_nothing(net: PfcLab) -> None:
     policies = policies_of(net.lab.fabric)
     changed = {

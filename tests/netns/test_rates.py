@@ -13,6 +13,7 @@ from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
+from tests.marks import deep
 from tests.netns.static_fabric import dropping, roce_frame, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -22,7 +23,7 @@ SO_TIMESTAMPNS = 35
 ETH_P_ALL = 3  # so it has each frame before the NIC's programs
 
 
-@pytest.mark.parametrize("rate", [20_000_000, 100_000_000])
+@pytest.mark.parametrize("rate", [20_000_000, deep(100_000_000)])
 def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
     link = {"host": "1gbit", "fabric": f"{rate}bit"}
     with static_fabric("flow", (1, 1), link=link, queues=dropping("2MB")) as lab:
@@ -54,6 +55,7 @@ def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
         assert 8 * len(frame) * (count - 2) / (arrivals[-1] - began) < 1.02 * rate
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("preset", "overrides", "said"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 pytestmark = pytest.mark.root
@@ -25,7 +26,11 @@ def paused_ns(net: PfcLab, host: str, number: int = LOSSLESS) -> int:
 
 @pytest.mark.parametrize(
     ("pauses", "number", "suffers"),
-    [(True, LOSSLESS, True), (False, LOSSLESS, False), (True, 0, False)],
+    [
+        (True, LOSSLESS, True),
+        deep(False, LOSSLESS, False),
+        deep(True, 0, False),
+    ],
     ids=["with PFC", "without PFC", "in another class"],
 )
 def test_a_flow_to_an_idle_port_is_paused_only_with_pauses_in_its_class(
