@@ -179,14 +179,8 @@ def _workers_of(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "interrupted",
-        deep("killed"),
-        deep("its worker killed"),
-    ],
-)
+@pytest.mark.deep  # Ctrl-C in a run: tests/netns/test_runs_kept.py
+@pytest.mark.parametrize("how", ["interrupted", "killed", "its worker killed"])
 def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how: str) -> None:
     argv = [sys.executable, "-m", "tasks", "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as proc:

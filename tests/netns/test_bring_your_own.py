@@ -305,6 +305,7 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     text = (ROOT / "docs/bring-your-own.md").read_text()
     files = dict(re.findall(r"```(?:yaml)?\n# (\S+)\n(.*?)```", text, re.DOTALL))

@@ -161,6 +161,7 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
     assert until(is_up, 90)
 
 
+@pytest.mark.deep
 def test_only_what_changed_is_sent(server: SshServer) -> None:
     assert server.inv("doctor").stderr == ""
     here, there = server.project, server.brought()

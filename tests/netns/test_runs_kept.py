@@ -67,6 +67,7 @@ def test_both_runs_are_listed_and_the_first_is_still_proven(tiny: Lab, ran: tupl
     )
 
 
+@pytest.mark.deep
 def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
     tiny: Lab, ran: tuple[RunResult, RunResult], tmp_path: Path
 ) -> None:

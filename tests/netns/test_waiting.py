@@ -98,6 +98,7 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
         life.down(name)
 
 
+@pytest.mark.deep
 @pytest.mark.needs("procps")
 @pytest.mark.containers
 def test_what_the_configuration_sets_is_no_fault(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
