@@ -253,16 +253,16 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
 """
     with tempfile.TemporaryDirectory() as name:
         Path(name, "switch.Dockerfile").write_text(
-            'ARG BASE\nFROM ${BASE}\nLABEL heddle=trial\nRUN touch /half\nRUN echo "waits"; sleep 60\n'
+            'ARG BASE\nFROM ${BASE}\nLABEL heddle=trial\nRUN touch /half\nRUN echo "waits"; sleep 600\n'
         )
         argv = [sys.executable, "-c", code, name, imagenames.image_names()["host"]]
         root = Path(images.__file__).parents[3]
         with subprocess.Popen(argv, cwd=root, stderr=subprocess.DEVNULL, start_new_session=True) as proc:
-            _until(lambda: "sleep 60" in _commands())
+            _until(lambda: "sleep 600" in _commands(), seconds=120)
             os.kill(proc.pid, signal.SIGINT)
             proc.wait(60)
     assert proc.returncode != 0
-    _until(lambda: "sleep 60" not in _commands())
+    _until(lambda: "sleep 600" not in _commands())
     assert not images.present("heddle/trial:1")
     assert ask(["image", "ls", "--all", "--filter", "label=heddle=trial", "--quiet"]).out == ""
 

@@ -102,7 +102,9 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
         file.keep(done.ended_ns, done.dropped)
     assert (done.ended, done.packets) == ("asked", len(frames))
     assert done.dropped == dict.fromkeys(refs, 0)
-    assert [f.time_ns for f in frames] == sorted(f.time_ns for f in frames)
+    for ref in refs:  # of both ports together only as far as a busy machine hands them over within 50 ms
+        times = [frame.time_ns for frame in frames if frame.port == ref]
+        assert times == sorted(times)
 
     seen = Counter[tuple[str, str, str, int]]()
     for frame in frames:
