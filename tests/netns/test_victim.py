@@ -36,7 +36,7 @@ def paused_ns(net: PfcLab, host: str, number: int = LOSSLESS) -> int:
 def test_a_flow_to_an_idle_port_is_paused_only_with_pauses_in_its_class(
     tmp_path: Path, pauses: bool, number: int, suffers: bool
 ) -> None:
-    link, queues = {"host": "25mbit", "fabric": "100mbit"}, {"pfc": {"enabled": pauses}}
+    link, queues = {"host": "25mbit", "fabric": "100mbit"}, {"pfc": {"enabled": pauses, "reaction": "60ms"}}
     with pfc_lab(tmp_path, weights=(1,), hosts_per_rack=4, link=link, queues=queues) as net:
         port, crowded = net.down_port(VICTIM[1]), net.down_port(CROWD[0][1])
         with net.loading([(*VICTIM, number)]):
@@ -50,5 +50,4 @@ def test_a_flow_to_an_idle_port_is_paused_only_with_pauses_in_its_class(
         assert (paused_ns(net, VICTIM[0], number) > 0) is suffers
         if pauses:
             assert paused_ns(net, CROWD[0][0]) > 0, "those that crowd the port are paused"
-            until(net.at_rest)
-            assert net.drops() == 0
+            until(net.at_rest, seconds=20)  # that nothing is lost: test_incast.py and test_pfc_agent.py
