@@ -127,16 +127,14 @@ _ALL: Final = (
     Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
 PARTS: Final = {p.name: p for p in _ALL}
-# What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what the tests need
-# (tests/unit/test_suite_packages.py looks for every program that a test starts).
+# What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what every test of a suite
+# needs. What only some tests need is in TEST_EXTRAS: those have the mark `needs` (tests/unit/test_suite_packages.py
+# looks for every program that a test starts).
 LAB: Final = ("iproute2", "libbpf", "libdeflate", "util-linux")
 FABRIC: Final = ("frr", *LAB)
 CAPTURE: Final = ("tcpdump", "util-linux")
-UNIT_TESTS: Final = ("git", "libbpf", "tshark", "util-linux")
-TESTS: Final = (
-    *FABRIC, "ethtool", "git", "iputils-ping", "mount", "openssh-client", "openssh-server", "procps", "tcpdump",
-    "tshark",
-)  # fmt: skip
+UNIT_TESTS: Final = ("libbpf", "util-linux")
+TEST_EXTRAS: Final = ("ethtool", "git", "mount", "openssh-client", "openssh-server", "procps", "tcpdump", "tshark")
 BUILD: Final = ("clang", "libbpf-dev", "lld")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")
@@ -181,6 +179,9 @@ def ensure(
         say(f"missing: {part.packages[0]} ({part.why})")
     announced = _announced(words)
     say(announced)
+    for name, service in _SERVICES.items():
+        if any(part.name == name for part in lacking) and not service.pid_file.exists():
+            say(f"{name} has a service of its own: it is neither started nor enabled, because {service.why}")
     allowed = "--yes" if yes else "CI=true" if os.environ.get("CI", "").lower() in ("1", "true", "yes") else ""
     if sudo is not None and allowed:
         say(f"{allowed} allows this without a question")
@@ -299,8 +300,9 @@ def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str]
                 systemctl(service, "unmask", "--runtime")
             # Also where neither runs: a package enables its service for the next start of the machine, in links of
             # systemd and of init scripts.
-            if find_program("systemctl"):
-                systemctl(service, "disable")
+            for unit in service.units:  # each by itself: one that this release does not have must not keep the others
+                if argv := _disabling(name, unit):
+                    subprocess.run([*before, *argv], capture_output=True, check=False)
             if systemd:
                 say(f"{name}'s own service stays off on this machine: {service.why}")
                 continue
@@ -311,6 +313,15 @@ def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str]
             if find_program("update-rc.d", "/usr/sbin", "/sbin") and Path(service.script).exists():
                 argv = [*before, "update-rc.d", Path(service.script).name, "disable"]
                 subprocess.run(argv, capture_output=True, check=False)
+
+
+def _disabling(package: str, unit: str) -> list[str]:
+    """The command that removes the links which start a unit with the machine; empty where nothing has made any."""
+    if find_program("systemctl"):
+        return ["systemctl", "disable", unit]
+    if find_program("deb-systemd-helper"):  # makes the links, also where systemd is not installed (yet)
+        return ["env", f"DPKG_MAINTSCRIPT_PACKAGE={package}", "deb-systemd-helper", "disable", unit]
+    return []
 
 
 @contextmanager

@@ -44,7 +44,8 @@ def containerlab(*argv: str) -> str:
     return subprocess.run([program, *argv], env=env, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def test_inspect_exec_and_save_know_the_lab(lab: Lab) -> None:
+def test_inspect_exec_and_save_know_the_lab(tiny: Lab) -> None:
+    lab = tiny
     found = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))
     assert {row["name"] for row in found[lab.name]} == {f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes}
     assert {row["state"] for row in found[lab.name]} == {"running"}
@@ -54,7 +55,8 @@ def test_inspect_exec_and_save_know_the_lab(lab: Lab) -> None:
     assert health.faults(lab) == []
 
 
-def test_nodes_are_not_privileged_and_have_no_way_out(lab: Lab) -> None:
+def test_nodes_are_not_privileged_and_have_no_way_out(tiny: Lab) -> None:
+    lab = tiny
     names = [f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes]
     for container in json.loads(docker(["inspect", *names]).out):
         assert container["HostConfig"]["Privileged"] is False
@@ -169,8 +171,9 @@ def test_a_foreign_root_qdisc_is_named_and_no_run_is_measured_over_it(lab: Lab) 
         run(lab, run_options(size="8"), Silent())
 
 
-def test_files_of_the_lab_are_where_containerlab_looks_for_them(lab: Lab) -> None:
+def test_files_of_the_lab_are_where_containerlab_looks_for_them(tiny: Lab) -> None:
     """`containerlab inspect --all` tells the lab's directory; what is there goes with the lab."""
+    lab = tiny
     (row, *_) = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))[lab.name]
     assert Path(row["absLabPath"]) == lab.topology
     assert (CLAB_DIR / lab.name / f"clab-{lab.name}" / "topology-data.json").exists()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -238,9 +237,7 @@ def test_a_command_of_a_node_that_does_not_end_is_not_waited_for(
 ) -> None:
     file = tmp_path / "own.clab.yml"
     file.write_text("name: own\ntopology:\n  defaults: {kind: linux}\n  nodes:\n    h1: {exec: [sleep 3600]}\n")
-    monkeypatch.setattr(clab_deploy, "_DEPLOY_S", 8.0)
-    start = time.monotonic()
+    monkeypatch.setattr(clab_deploy, "_DEPLOY_S", 8.0)  # the command would end after an hour
     with pytest.raises(MachineError, match="did not end within 8 s"):
         life.up(import_topology(file, runtime, name), runtime=runtime)
-    assert time.monotonic() - start < 60
     assert leftovers(name) == []

@@ -80,6 +80,7 @@ def test_up_raises_what_a_fabric_of_many_links_needs_and_down_restores_it(
     assert restored(before)
 
 
+@pytest.mark.deep
 def test_an_up_that_is_killed_is_undone_by_down(
     name: str, before: dict[str, int], leftovers: Callable[[str], list[str]]
 ) -> None:
@@ -99,6 +100,7 @@ def test_an_up_that_is_killed_is_undone_by_down(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("too_low")
 def test_where_proc_sys_is_read_only_the_command_is_named_and_nothing_is_made(
     name: str, leftovers: Callable[[str], list[str]]

@@ -74,6 +74,7 @@ def test_all_parts_together_enter_each_namespace_once(tiny: Lab, entered: Counte
     assert len(now.queues.switches) == len(tiny.fabric.nodes) and not now.queues.cells.flags.writeable
 
 
+@pytest.mark.deep
 def test_parts_in_one_reading_are_what_single_readers_find(tiny: Lab) -> None:
     now = tiny.snapshot(IN_KERNELS)
     for node in tiny.fabric.switches:
@@ -83,6 +84,7 @@ def test_parts_in_one_reading_are_what_single_readers_find(tiny: Lab) -> None:
         assert now.counters[node.name].flows == read_counters(tiny.fabric, [node.name])[node.name].flows
 
 
+@pytest.mark.deep
 def test_only_the_nodes_that_are_named_are_entered(tiny: Lab, entered: Counter[str]) -> None:
     assert set(tiny.snapshot(LabPart.FIBS, ["rtsw1"]).fibs) == {"rtsw1"}
     assert entered == {"rtsw1": 1}
@@ -114,6 +116,7 @@ def test_each_verb_takes_one_snapshot(tiny: Lab, taken: list[LabPart]) -> None:
     one("hashing --explain")
 
 
+@pytest.mark.deep
 def test_a_part_that_fails_fails_alone_where_errors_are_kept() -> None:
     with static_fabric() as lab:
         pin = pin_dir(lab.name, "rtsw1") / "active"

@@ -114,19 +114,22 @@ printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
         "apt-get would install frr, and all dependencies; they stay installed when labs are down",
     ]
     allowed = {"yes": "--yes allows this without a question", "CI": "CI=true allows this without a question"}
-    assert said[2] == allowed.get(how, "Install frr now?")
+    assert said[2].startswith("frr has a service of its own: it is neither started nor enabled, because ")
+    assert said[3] == allowed.get(how, "Install frr now?")
     assert "apt-get would install 2 packages, which stay installed when labs are down: frr, libyang2" in said
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
 
 
-@pytest.mark.parametrize("systemd", [True, False], ids=["systemd", "no systemd"])
+@pytest.mark.parametrize("manager", ["systemd", "systemctl alone", "no systemctl"])
 def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
-    systemd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stand-ins for apt-get and what manages services: they write down what is asked of them, in order."""
     log, tools = tmp_path / "log", tmp_path / "bin"
     tools.mkdir()
-    for name in ("apt-get", "systemctl", "update-rc.d"):
+    systemd = manager == "systemd"
+    disabler = "deb-systemd-helper" if manager == "no systemctl" else "systemctl"
+    for name in ("apt-get", disabler, "update-rc.d"):
         started = f"[ -x '{tmp_path}/policy' ] && echo nothing may start >> '{log}'\n" if name == "apt-get" else ""
         brings = f"printf '#!/bin/sh' > '{tools}/sshd'; chmod +x '{tools}/sshd'\n" if name == "apt-get" else ""
         script = f"#!/bin/sh\n[ \"$1\" = -s ] && exit 100\n{started}echo {name} $* >> '{log}'\n{brings}"
@@ -141,13 +144,15 @@ def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
     monkeypatch.setattr(packages, "PARTS", {"openssh-server": part})
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(packages, "find_program", lambda name, *_: shutil.which(name, path=str(tools)))
     packages.ensure(["openssh-server"], yes=True)
     asked = [line for line in log.read_text().splitlines() if not line.startswith("apt-get")]
     units = "ssh.service ssh.socket"
+    disabled = [f"{disabler} disable ssh.service", f"{disabler} disable ssh.socket"]
     assert asked == (
-        [f"systemctl mask --runtime {units}", f"systemctl unmask --runtime {units}", f"systemctl disable {units}"]
+        [f"systemctl mask --runtime {units}", f"systemctl unmask --runtime {units}", *disabled]
         if systemd
-        else ["nothing may start", f"systemctl disable {units}", "update-rc.d ssh disable"]
+        else ["nothing may start", *disabled, "update-rc.d ssh disable"]
     )
     assert not (tmp_path / "policy").exists()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -134,11 +133,10 @@ def test_a_file_that_never_ends_is_not_read_to_its_end() -> None:
     assert f"is larger than {MAX_BYTES // 1024} KiB" in problems("/dev/zero")
 
 
-def test_hostile_files_are_answered_quickly(tmp_path: Path) -> None:
-    start = time.monotonic()
+@pytest.mark.timeout(60)  # a parser that is lost in one of them takes hours
+def test_hostile_files_are_answered_in_time(tmp_path: Path) -> None:
     for text in ("[" * 60_000, "a: " + "9" * 60_000, "- " * 30_000, "{" * 60_000, '"' * 60_000, "&a " * 20_000):
         assert problems(write(tmp_path, text))
-    assert time.monotonic() - start < 10
 
 
 def test_no_control_character_reaches_the_terminal(tmp_path: Path) -> None:

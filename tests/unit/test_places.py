@@ -215,7 +215,7 @@ def test_without_git_all_files_go_but_those_that_tools_keep(project: Path) -> No
     assert {manifest[n][0] for n in ("inv", "tasks.py", "link")} == {"x", "f", "l"}
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.needs("git")
 def test_with_git_go_files_that_it_knows_or_does_not_ignore(project: Path) -> None:
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("/out\n*.tmp\n")
