@@ -35,6 +35,7 @@ import pytest
 from heddle.base import state
 from heddle.cli.progress import PlainObserver
 from heddle.fabric.fabricfile import load_fabric
+from heddle.host import packages
 from heddle.host.engine import binary, images
 from heddle.host.engine import docker as docker_engine
 from heddle.host.engine.byhand import dockerd as daemon
@@ -61,20 +62,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--regen-goldens", action="store_true", help="write tests/golden anew instead of comparing with it"
     )
+    parser.addoption("--needs-to", metavar="FILE", help="write the parts that marks `needs` of the chosen tests name")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests below tests/netns need root and FRR; without them they are skipped, and say why."""
+    """Tests below tests/netns need root and FRR; without them they are skipped, and say why.
+
+    A test with the mark `needs` is skipped where one of its parts (heddle/host/packages.py) is missing.
+    """
     reason = "needs root" if os.geteuid() != 0 else ""
     frr = "" if frr_dir() else "needs FRR (apt-get install frr)"
     for item in items:
         if "clab" in item.path.parts:
             item.add_marker(pytest.mark.clab)
         clab = item.get_closest_marker("clab") is not None
+        why = ""
         if clab or "netns" in item.path.parts or item.get_closest_marker("root"):
             item.add_marker(pytest.mark.root)
-            if why := reason or (not clab and frr):
-                item.add_marker(pytest.mark.skip(reason=why))
+            why = reason or ("" if clab else frr)
+        missing = packages.missing(sorted({part for mark in item.iter_markers("needs") for part in mark.args}))
+        if missing and not why:
+            names = [part.packages[0] for part in missing]
+            why = f"needs {', '.join(names)} (apt-get install {' '.join(names)})"
+        if why:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """For heddle/cli/test_verb.py, which installs what the chosen tests need and nothing else."""
+    if path := session.config.getoption("--needs-to"):
+        parts = {part for item in session.items for mark in item.iter_markers("needs") for part in mark.args}
+        Path(path).write_text("\n".join(sorted(parts)), encoding="utf-8")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of fixture `runtime` runs in namespaces; with the mark `containers` it runs in containers, too."""
+    if "runtime" not in metafunc.fixturenames:
+        return
+    if any("runtime" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        return  # tests/clab: in containers only
+    places: list[Any] = ["netns"]
+    if metafunc.definition.get_closest_marker("containers"):
+        places.append(pytest.param("containerlab", marks=pytest.mark.clab))
+    metafunc.parametrize("runtime", places, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -113,9 +143,9 @@ def name(lab_name: Callable[[], str]) -> Iterator[str]:
     life.down(chosen)
 
 
-@pytest.fixture(scope="module", params=["netns", pytest.param("containerlab", marks=pytest.mark.clab)])
+@pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> str:
-    """Where labs of this module run: netns in suite netns, containers in suite clab. Both tell each story."""
+    """Where labs run: namespaces in suite netns; containers in suite clab, for tests with the mark `containers`."""
     if request.param == "containerlab":
         request.getfixturevalue("engine")
     return str(request.param)

@@ -21,8 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from heddle.places.sync import checkout_id, manifest_of
 
+NEEDS = pytest.mark.needs("openssh-server", "openssh-client", "git")  # of modules whose tests log in
 ROOT = Path(__file__).resolve().parent.parent
 Done = subprocess.CompletedProcess[str]
 

@@ -1,4 +1,4 @@
-"""Numbers of Ethernet and of its priorities that more than one room counts with."""
+"""Constants of Ethernet and its priorities that several rooms use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What engines say while they work. Engines yield facts; a progress bar, a log or nothing at all listens.
+"""Progress reports of engines. An engine reports facts; a progress bar, a log or nothing listens.
 
-An observer is any object with these methods. `Silent` is the one that listens to nothing; the rich and the plain
-one live with the command line.
+An observer is any object with these methods. `Silent` ignores all reports; the rich and the plain one are in the room
+of the command line.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ class Observer(Protocol):
     """Listens to a long piece of work."""
 
     def begin(self, step: str, total: int | None = None) -> None:
-        """A step began; `total` is how many units it has, when that is known."""
+        """A step began; `total` is its number of units, if known."""
 
     def advance(self, step: str, done: int) -> None:
         """`done` units of `step` are done (absolute, not a difference)."""
 
     def waiting(self, step: str, reason: str) -> None:
-        """`step` waits; `reason` is what is missing now, in one line."""
+        """`step` waits; `reason` says in one line what is missing."""
 
     def end(self, step: str, note: str = "") -> None:
-        """A step ended well; `note` is what is worth knowing of it."""
+        """A step succeeded; `note` is a remark about it."""
 
     def drop(self, step: str) -> None:
         """A step ended, and other output shows that: no line about it."""
 
     def say(self, text: str) -> None:
-        """Something worth a line."""
+        """Show one line of information."""
 
     def warn(self, text: str) -> None:
-        """Something that went differently from what the user may expect, but is no error."""
+        """Show something that the user may not expect, but that is not an error."""
 
 
 class Silent:
-    """An observer that listens to nothing."""
+    """An observer that ignores all reports."""
 
     def begin(self, step: str, total: int | None = None) -> None:
         """Ignore."""

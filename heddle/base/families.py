@@ -1,9 +1,9 @@
-"""IPv4 and IPv6 fabrics: what differs between them, as numbers and networks. No logic of either is elsewhere.
+"""Differences between IPv4 and IPv6 fabrics, as numbers and networks. Only this module has logic per IP version.
 
 In:  the word of a fabric file's key `family`.
-Out: Family. `Address`, `Interface` and `Network` are those of either version.
-Sources: RFC 1918 (private IPv4), RFC 4193 (unique local IPv6: fd00::/8, whose other half is not defined), RFC 3021 and
-RFC 6164 (/31 and /127 on links between two).
+Out: Family. `Address`, `Interface` and `Network` are of either version.
+Sources: RFC 1918 (private IPv4), RFC 4193 (unique local IPv6: fd00::/8; fc00::/8 is not defined), RFC 3021 and
+RFC 6164 (/31 and /127 on point-to-point links).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Interface: TypeAlias = IPv4Interface | IPv6Interface
 Network: TypeAlias = IPv4Network | IPv6Network
 Version: TypeAlias = Literal[4, 6]
 
-# UDP 8, BTH 12, RETH 16, ImmDt 4, ICRC 4: the most that a RoCEv2 packet carries behind its IP header, beside payload.
+# UDP 8, BTH 12, RETH 16, ImmDt 4, ICRC 4: the largest overhead of a RoCEv2 packet after its IP header.
 _BEHIND_IP: Final = 44
-_TIER_ROOM: Final = 4096  # router ids a tier
-_ROUTER_IDS: Final = 0x0AFF0000  # 10.255.0.0: what IPv4 fabrics of the default pool have, too
+_TIER_ROOM: Final = 4096  # router ids per tier
+_ROUTER_IDS: Final = 0x0AFF0000  # 10.255.0.0, as in IPv4 fabrics with the default pool
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One version of IP as fabrics use it; lengths are of prefixes.
+    """One IP version as fabrics use it; lengths are prefix lengths.
 
     racks:     the shortest and the longest prefix of a rack.
     allowed:   the networks that a pool must be in.
     pool_most: the longest prefix of a pool.
     last:      the pool's last block of this length is for loopbacks.
-    overhead:  bytes of a RoCEv2 packet beside its payload, from the IP header to the ICRC, at most.
+    overhead:  bytes of a RoCEv2 packet without its payload, from the IP header to the ICRC, at most.
     """
 
     word: str
@@ -55,13 +55,13 @@ class Family:
         return self.bits - 1
 
     def end(self, number: int) -> Interface:
-        """One end of a host link, from its address as a number."""
+        """One end of a host link. number: its address as an integer."""
         return IPv4Interface((number, self.link)) if self.version == 4 else IPv6Interface((number, self.link))
 
     def loopback(self, pool: Network, tier: int, index: int) -> Address:
-        """A switch's: of the pool's last block, by the tier's code and the index in its tier.
+        """A switch's loopback address, from the pool's last block: by the code of its tier and its index there.
 
-        4,096 a tier in IPv4; in IPv6 both are seen in the address: fd00::ffff:0:0:1:7 is rtsw7's.
+        IPv4 has 4,096 per tier. An IPv6 address shows tier and index: fd00::ffff:0:0:1:7 is rtsw7's.
         """
         base = int(pool.broadcast_address) >> (self.bits - self.last) << (self.bits - self.last)
         if self.version == 4:
@@ -69,7 +69,7 @@ class Family:
         return IPv6Address(base + (tier << 16) + index)
 
     def router_id(self, loopback: Address, tier: int, index: int) -> IPv4Address:
-        """BGP's 32 bits (RFC 4271, section 4.2; RFC 6286): in IPv4 the loopback, else numbers of their own."""
+        """The BGP router id (RFC 4271, section 4.2; RFC 6286): in IPv4 the loopback, in IPv6 a separate number."""
         return loopback if isinstance(loopback, IPv4Address) else IPv4Address(_ROUTER_IDS + tier * _TIER_ROOM + index)
 
 
@@ -81,7 +81,7 @@ IPV4: Final = Family(
     pool="10.0.0.0/8",
     rack_prefix=24,
     racks=(16, 30),
-    # What Python calls private includes loopback and class E, which no kernel forwards.
+    # Not `is_private` of Python: it includes loopback and class E, which no kernel forwards.
     allowed=(IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12")),
     pool_most=14,
     last=16,

@@ -1,8 +1,8 @@
 """Removing directory trees: never through a mount, never through a link.
 
-Containers, mmdebstrap and others mount things below directories that are ours. One such mount that was left, or is not
-yet gone, can lead to this machine's /dev, /proc, or files of others; so what is mounted is looked at before anything
-of a tree is removed. Links are removed and not followed: that is how shutil.rmtree works.
+Containers, mmdebstrap and others mount file systems below our directories. A mount that is still there can lead to this
+machine's /dev, /proc, or files of others. So the mounts are checked before anything of a tree is removed. Links are
+removed and not followed, as shutil.rmtree does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A line of proc(5)'s mountinfo. root: what of its file system is to be seen at `target`."""
+    """A line of proc(5)'s mountinfo. root: the directory of its file system that is visible at `target`."""
 
     number: int
     parent: int
@@ -37,7 +37,7 @@ class Mount:
     kind: str
 
     def shows_itself(self, others: Sequence[Mount]) -> bool:
-        """True for a directory that is mounted over itself; taking that away changes nothing that is to be seen."""
+        """True for a directory that is mounted over itself; unmounting it changes nothing visible."""
         below = next((each for each in others if each.number == self.parent), None)
         if below is None or not self.target.is_relative_to(below.target):
             return False
@@ -45,7 +45,7 @@ class Mount:
 
 
 def mounts() -> list[Mount]:
-    """All that is mounted, in the order of mounting."""
+    """All mounts, in the order of mounting."""
     found = []
     for line in _MOUNTS.read_bytes().splitlines():
         fields, _, source = line.partition(b" - ")
@@ -60,29 +60,29 @@ def _path(field: bytes) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory with all in it; nothing when it is not there, or is a link.
+    """Remove a directory with its content; nothing when it does not exist, or is a link.
 
-    MachineError when something is mounted at it or below it: then all of it stays.
+    MachineError when something is mounted at it or below it; then nothing is removed.
     """
     if path.is_symlink() or not path.exists():
         return
     real = path.resolve()
     if inside := [each.target for each in mounts() if each.target.is_relative_to(real)]:
-        why = f"is not removed: something is mounted at {inside[-1]}"
-        raise MachineError(Problem("", str(path), why, f"umount {inside[-1]}, when nothing needs it any more"))
+        why = f"is not removed, because something is mounted at {inside[-1]}"
+        raise MachineError(Problem("", str(path), why, f"run umount {inside[-1]} when nothing uses it"))
     with machine_errors(str(path)), suppress(FileNotFoundError):
         shutil.rmtree(real)
 
 
 @contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A directory of our own in TEMPORARY for the length of a with block; what a killed one left there goes, too."""
+    """A new directory in TEMPORARY for a with block. Directories left by killed processes are removed, too."""
     _sweep(prefix)
     with machine_errors(str(TEMPORARY)):
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=TEMPORARY))
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # as long as this process lives, nobody else sweeps it
+        fcntl.flock(fd, fcntl.LOCK_EX)  # while this process runs, no other removes it
         yield path
     finally:
         try:
@@ -92,7 +92,7 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 
 def _sweep(prefix: str) -> None:
-    """Remove what is named so, is this user's, and nobody holds any more."""
+    """Remove directories with this prefix that belong to this user and that no process has locked."""
     for path in TEMPORARY.glob(f"{prefix}*"):
         with suppress(OSError, HeddleError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

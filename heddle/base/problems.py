@@ -1,7 +1,7 @@
-"""Errors as data: what is wrong, where, why, and what to try. Collected, shown together, never a traceback.
+"""Errors as data: place, value, reason and hint. They are collected and shown together, never as a traceback.
 
-A `Problem` is one line for the user (and a hint below it). Rooms raise one of the three errors here; the command
-line prints their problems and leaves with their exit code. Anything else that escapes is a defect of Heddle.
+A `Problem` is one line for the user (and a hint below it). Rooms raise one of the three errors here; the command line
+prints their problems and exits with their exit code. Any other exception that reaches the user is a defect of Heddle.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from heddle.base.progname import as_started
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One error.
 
     where: `zone.yml:14`, `--set`, or the part of the machine it is about (`frr`); may be empty.
-    what:  the path and value at fault, as the user wrote it: `queues.buffer: 12parsec`.
+    what:  the wrong path and value, as the user wrote it: `queues.buffer: 12parsec`.
     why:   the reason, as the rest of the sentence: `is not a size`.
-    hint:  what to try, or the command that mends it; may be empty.
+    hint:  an imperative, or the command that fixes it; may be empty.
     """
 
     where: str
@@ -42,7 +42,7 @@ class Problem:
 
 
 class HeddleError(Exception):
-    """The base of all that a user or a machine can cause; carries problems and an exit code."""
+    """The base of all errors that a user or a machine can cause; has problems and an exit code."""
 
     exit_code: ClassVar[int] = 1
 
@@ -58,34 +58,34 @@ class CheckError(HeddleError):
 
 
 class InputError(HeddleError):
-    """What the user asked for is wrong (exit code 2)."""
+    """The user's input is wrong (exit code 2)."""
 
     exit_code = 2
 
 
 class MachineError(HeddleError):
-    """This machine lacks something (exit code 3); the hint is the command that mends it."""
+    """Something is missing on this machine (exit code 3); the hint is the command that fixes it."""
 
     exit_code = 3
 
 
-# What mends the system's refusals that any step can meet; without a word here the reason has to do.
-_MENDS: Final[Mapping[int, str]] = {
-    errno.ENOSPC: "free some space there: df -h and df -i tell",
+# Hints for system errors that any step can meet; other errors have only the reason.
+_FIXES: Final[Mapping[int, str]] = {
+    errno.ENOSPC: "free some space there; check with df -h and df -i",
     errno.EDQUOT: "free some space there: your quota is used up",
     errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
     errno.ENFILE: "raise the limit of open files: sysctl -w fs.file-max=1000000",
     errno.EAGAIN: "raise the limit of processes (ulimit -u unlimited), or end some",
-    errno.ENOMEM: "free some memory, or take a smaller fabric",
+    errno.ENOMEM: "free some memory, or use a smaller fabric",
 }
 
 
 def trouble(error: OSError, what: str = "", hint: str = "") -> MachineError:
-    """A refusal of the system as an error of the machine: what it was about (else the file named in it), and why."""
+    """An OSError as a MachineError with its reason. what: its subject; by default the file that the error names."""
     about = what or str(error.filename or "")
-    why = "cannot be used" if about else "refuses to go on"
-    mend = _MENDS.get(error.errno or 0, hint)
-    return MachineError(Problem("", about or "this machine", f"{why}: {error.strerror or error}", mend))
+    why = "cannot be used" if about else "reports an error"
+    fix = _FIXES.get(error.errno or 0, hint)
+    return MachineError(Problem("", about or "this machine", f"{why}: {error.strerror or error}", fix))
 
 
 @contextmanager
@@ -104,31 +104,31 @@ class Problems:
     found: list[Problem] = field(default_factory=list)
 
     def add(self, *, where: str, what: str, why: str, hint: str = "") -> None:
-        """Note one problem and go on looking for the next."""
+        """Add one problem; the caller goes on to find more."""
         self.found.append(Problem(where, what, why, hint))
 
     def raise_if_any(self, kind: type[HeddleError] = InputError) -> None:
-        """Raise `kind` with everything found, or return when there is nothing."""
+        """Raise `kind` with all problems, or return when there are none."""
         if self.found:
             raise kind(*self.found)
 
 
-# A hint names so many words at most, and so many where there are more: the nodes of a zone are no reading matter.
+# A hint names up to _MANY words; if there are more, only the first _SOME. A zone has too many nodes to read.
 _MANY: Final = 40
 _SOME: Final = 12
 
 
 def nearest(word: str, legal: Iterable[str], likeness: float = 0.6) -> str:
-    """The legal word that looks most like `word`, or an empty string when none is near.
+    """The legal word most similar to `word`, or an empty string when none is similar.
 
-    likeness: the least ratio of equal letters, 0 to 1 (difflib.SequenceMatcher.ratio).
+    likeness: the minimum ratio of equal letters, 0 to 1 (difflib.SequenceMatcher.ratio).
     """
     matches = difflib.get_close_matches(word.lower(), list(legal), n=1, cutoff=likeness)
     return matches[0] if matches else ""
 
 
 def did_you_mean(word: str, legal: Iterable[str]) -> str:
-    """A hint with the nearest legal word, or the list when nothing is near: of hundreds of words the first few."""
+    """A hint with the most similar legal word; if none is similar, the list of words, or the first few of it."""
     words = list(legal)
     near = nearest(word, words)
     if near:

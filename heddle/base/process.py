@@ -1,7 +1,7 @@
-"""The one way to run an outside command: logged, timed, replayable.
+"""Run outside commands: logged, timed, replayable. All of Heddle runs them through this module.
 
-Every command is an argument list; nothing passes through a shell. `Journal` keeps what was run, and prints it as a
-shell script: that is what `./inv up --explain` shows, and it is teaching material too.
+Every command is an argument list; nothing passes through a shell. `Journal` records the commands and prints them as a
+shell script: `./inv up --explain` shows it, also for teaching.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE_S: Final = 20.0  # between SIGTERM and SIGKILL: mmdebstrap unmounts wh
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command left behind. `seconds` is wall time."""
+    """The result of a command. `seconds` is wall time."""
 
     argv: tuple[str, ...]
     code: int
@@ -44,7 +44,7 @@ class Journal:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, argv: Sequence[str], stdin: str | None = None) -> None:
-        """Remember a command, with what it was given on standard input as a here-document."""
+        """Record a command, with its standard input as a here-document."""
         text = shlex.join(argv)
         if stdin is not None:
             text += " <<'EOF'\n" + stdin.rstrip("\n") + "\nEOF"
@@ -52,7 +52,7 @@ class Journal:
             self.lines.append(text)
 
     def comment(self, text: str) -> None:
-        """Remember something that no command does (a BPF map written, a file placed)."""
+        """Record an action that is not a command (a BPF map written, a file placed)."""
         with self._lock:
             self.lines.extend("# " + line for line in text.splitlines())
 
@@ -69,7 +69,7 @@ def run(
     timeout: float = 60.0,
     journal: Journal | None = None,
 ) -> Done:
-    """Run a command to its end and return what it printed.
+    """Run a command until it exits and return its output.
 
     timeout: seconds. Raises MachineError when the command is missing, fails (with `check`) or takes too long; its
     first error lines are the reason, so that `ip -batch` errors name the line at fault.
@@ -80,8 +80,8 @@ def run(
     try:
         proc = subprocess.run(list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError:
-        raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
-    except OSError as error:  # no process, no memory, no file descriptor left
+        raise MachineError(Problem("", argv[0], "is not installed", "run ./inv doctor: it names the package")) from None
+    except OSError as error:  # no process, memory or file descriptor available
         raise trouble(error, argv[0]) from None
     except subprocess.TimeoutExpired:
         raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s")) from None
@@ -94,21 +94,21 @@ def run(
 
 
 def search_path(*more: str) -> list[str]:
-    """The directories of PATH, then these. An empty or relative one is passed over.
+    """The directories of PATH, then these. Empty and relative ones are skipped.
 
-    It would be the working directory, and whatever lies there would run as root.
+    They would mean the working directory, and any program there would run as root.
     """
     return [place for place in (*os.environ.get("PATH", "").split(os.pathsep), *more) if place.startswith("/")]
 
 
 def find_program(name: str, *more: str) -> str | None:
-    """Where a program stands in search_path(), or None."""
+    """The path of a program in search_path(), or None."""
     return shutil.which(name, path=os.pathsep.join(search_path(*more)) or os.devnull)
 
 
 @contextmanager
 def left_to_child(number: signal.Signals) -> Iterator[None]:
-    """Ignore a signal here for as long as a child has the terminal; only the main thread can."""
+    """Ignore a signal in this process while a child has the terminal. Works in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -120,9 +120,9 @@ def left_to_child(number: signal.Signals) -> Iterator[None]:
 
 
 def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, journal: Journal | None = None) -> Done:
-    """Run a long command and give away each line that it prints, stderr's too, as it comes; never checks its end.
+    """Run a long command and pass each output line to `line` at once, stderr too. The exit code is not checked.
 
-    timeout: seconds. Whatever ends this (Ctrl-C, too much time) ends the command first. `err` has the last lines.
+    timeout: seconds. Ctrl-C and the timeout end the command first. `err` has the last lines.
     MachineError when the command is missing or takes too long.
     """
     if journal is not None:
@@ -138,7 +138,7 @@ def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, 
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that it can be ended with all that it started
+            start_new_session=True,  # so that its whole process group can be ended
         )
     except FileNotFoundError:
         raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
@@ -168,7 +168,7 @@ def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, 
 
 
 def _end(proc: subprocess.Popen[str]) -> None:
-    """Let it and its children clean up after themselves first, then see to it that they are gone."""
+    """End a process and its children: SIGTERM first, so that they can clean up, then SIGKILL."""
     if proc.poll() is None:
         _signal(proc, signal.SIGTERM)
         try:
@@ -181,6 +181,6 @@ def _end(proc: subprocess.Popen[str]) -> None:
 
 
 def _signal(proc: subprocess.Popen[str], number: signal.Signals) -> None:
-    """To its whole process group: mmdebstrap, for one, waits for its apt-get before it heeds a signal."""
+    """Signal the whole process group: mmdebstrap, for example, waits for its apt-get before it handles a signal."""
     with suppress(ProcessLookupError):
         os.killpg(proc.pid, number)

@@ -1,11 +1,12 @@
-"""What Heddle remembers between two commands: one directory per lab, and a lock per lab.
+"""The state that Heddle keeps between commands: one directory and one lock per lab.
 
     STATE/labs/zone/lab.json     the record: name, runtime, phase, the whole fabric file
-    STATE/labs/zone/topology/    what was rendered
-    STATE/labs/zone.lock         there while a command changes the lab; zone.hashing.lock: how switches hash, and queue
+    STATE/labs/zone/topology/    the rendered topology
+    STATE/labs/zone.lock         exists while a command changes the lab; zone.hashing.lock: while it changes how
+                                 switches hash or queue
 
-STATE is $HEDDLE_STATE_DIR, else $XDG_STATE_HOME/heddle, else ~/.local/state/heddle; under sudo that of the user who
-called, and what is made there is theirs.
+STATE is $HEDDLE_STATE_DIR, else $XDG_STATE_HOME/heddle, else ~/.local/state/heddle. Under sudo it is the calling
+user's, and the files there belong to that user.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ from heddle.base import mounts as trees
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.base.version import VERSION
 
-_ELSEWHERE: Final = "HEDDLE_STATE_DIR=/var/tmp/heddle names another place"
+_ELSEWHERE: Final = "set another directory, as in HEDDLE_STATE_DIR=/var/tmp/heddle"
 HASHING: Final = "hashing"
 _PARKED: Final = "parked.json"  # the record of a lab that waits in a pool (heddle/testing/pool.py)
-_ORPHANS_S: Final = 2.0  # how long the children of a killed holder may take to let go
-_FORMAT: Final = 2  # of lab.json; a record of another format is not guessed at
+_ORPHANS_S: Final = 2.0  # time for the children of a killed lock holder to release the lock
+_FORMAT: Final = 2  # of lab.json; records of other formats are refused
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (heddle/spec/schema.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One lab, as lab.json has it. A lab in phase `starting` whose lock is free was left half-made."""
+    """One lab, as in lab.json. A lab in phase `starting` whose lock is free was interrupted while it started."""
 
     name: str
     runtime: str
     phase: Literal["starting", "running"]
-    spec: Mapping[str, Any]  # the whole fabric file; empty where there is none
+    spec: Mapping[str, Any]  # the whole fabric file; empty if there is none
     source: str = ""  # the preset or file it came from
-    seconds: Mapping[str, float] = field(default_factory=dict)  # how long each step of `up` took
+    seconds: Mapping[str, float] = field(default_factory=dict)  # duration of each step of `up`
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
     imported: Mapping[str, Any] = field(default_factory=dict)  # of an imported topology: see lab/imported
-    hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were set live: see lab/rehash.py
-    queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were set live: see lab/requeue.py
-    version: str = ""  # of the Heddle that brought it up; empty in records of those that did not write it
+    hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were changed live: see lab/rehash.py
+    queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were changed live: see lab/requeue.py
+    version: str = ""  # of the Heddle that started the lab; empty in records of older versions
     format: int = _FORMAT
 
 
 def state_dir() -> Path:
-    """Where the state is kept; it need not exist."""
+    """The directory of the state; it need not exist."""
     if chosen := os.environ.get("HEDDLE_STATE_DIR"):
         return Path(chosen).absolute()
     if chosen := os.environ.get("XDG_STATE_HOME"):
@@ -65,36 +66,36 @@ def state_dir() -> Path:
 
 
 def caller_home() -> Path:
-    """The home of who calls; under sudo that is not root's."""
+    """The home directory of the calling user; under sudo that is not root's."""
     caller = _caller()
     return Path(caller.pw_dir) if caller else Path.home()
 
 
 def lab_dir(lab: str) -> Path:
-    """The directory of one lab; it need not exist. InputError when no lab can have that name."""
+    """The directory of one lab; it need not exist. InputError for an invalid name."""
     return state_dir() / "labs" / check_name(lab)
 
 
 def check_name(lab: str) -> str:
-    """The name itself, when a lab can have it; else InputError.
+    """The name itself if it is a valid lab name; else InputError.
 
-    Directories that `down` removes, and patterns that it looks for, are made of it: `/home` or `*` must not get there.
+    `down` builds paths of directories to remove, and patterns, from it: `/home` or `*` must not get there.
     """
     if _NAME.fullmatch(lab) is None:
-        hint = "a letter, then at most 11 letters or digits, all small; ./inv status shows which labs there are"
-        raise InputError(Problem("", f"lab {lab!r}", "cannot be: no lab has such a name", hint))
+        hint = "use 1 to 12 lowercase letters and digits, a letter first; ./inv status lists the labs"
+        raise InputError(Problem("", f"lab {lab!r}", "is not a legal name of a lab", hint))
     return lab
 
 
 def labs() -> list[str]:
-    """Names of all labs that there is a record of, sorted."""
+    """Names of all labs with a record, sorted."""
     _check_owner(state_dir() / "labs")
     found = (path.parent.name for path in (state_dir() / "labs").glob("*/lab.json"))
     return sorted(name for name in found if _NAME.fullmatch(name))
 
 
 def read_record(lab: str) -> Record | None:
-    """The lab's record, or None when there is none. MachineError when it cannot be understood or trusted."""
+    """The lab's record, or None when there is none. MachineError when it cannot be read or trusted."""
     path = lab_dir(lab) / "lab.json"
     _check_owner(path.parent)
     try:
@@ -111,12 +112,13 @@ def read_record(lab: str) -> Record | None:
             and bool(record.imported or record.spec.get("name") == lab)
         )
         if not named or not all(isinstance(word, str) for word in words):
-            raise ValueError(f"it is no record of {lab}")
+            raise ValueError(f"it is not a record of {lab}")
         return record
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise MachineError(Problem("", str(path), f"cannot be read: {error}", f"./inv down {lab} removes it")) from None
+        hint = f"run ./inv down {lab} to remove it"
+        raise MachineError(Problem("", str(path), f"cannot be read: {error}", hint)) from None
 
 
 def park(lab: str) -> None:
@@ -140,7 +142,7 @@ def write_record(record: Record) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:
-    """Write a file so that a reader, or a crash, finds the old one or the new one and nothing between."""
+    """Write a file atomically: a reader, or a crash, finds the whole old file or the whole new one."""
     make_dir(path.parent)
     with machine_errors(str(path), _ELSEWHERE):
         _replace(path, data, indent)
@@ -166,7 +168,7 @@ def remove_record(lab: str) -> bool:
     if not directory.exists():
         return False
     with machine_errors():
-        # The record goes last: a removal that is cut short is still known as a lab.
+        # The record is removed last: an interrupted removal is still known as a lab.
         for entry in directory.iterdir():
             if entry.name != "lab.json":
                 trees.remove(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -176,9 +178,9 @@ def remove_record(lab: str) -> bool:
 
 @contextmanager
 def lock(lab: str, what: str = "") -> Iterator[None]:
-    """Hold the lab for the length of a with block; InputError when another command holds it.
+    """Lock the lab for a with block; InputError when another command has the lock.
 
-    what: hold that of it alone, as HASHING, which may be switched while a run holds the lab. `down` takes both.
+    what: lock only this part, as HASHING, which may change while a run has the lab's lock. `down` takes both locks.
     """
     path = lab_dir(lab).with_name(f"{lab}.{what}.lock" if what else f"{lab}.lock")
     make_dir(path.parent)
@@ -188,19 +190,19 @@ def lock(lab: str, what: str = "") -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            path.unlink()  # while it is held: whoever opened it meanwhile compares inodes and tries again
+            path.unlink()  # still locked: a process that opened the file meanwhile compares inodes and tries again
         os.close(fd)
 
 
 def _locked(path: Path, lab: str) -> int:
-    """The locked file; a holder that was killed is waited for a moment, see _is_alive."""
+    """The locked file. For a moment, it waits for the children of a killed holder, see _is_alive."""
     end = time.monotonic() + _ORPHANS_S
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.stat().st_ino == os.fstat(fd).st_ino:
-                with suppress(OSError):  # on a full disk the lock still holds; it only does not tell by whom
+                with suppress(OSError):  # on a full disk the lock works too; only the holder's number is missing
                     os.ftruncate(fd, 0)
                     os.write(fd, f"{os.getpid()}\n".encode())
                 return fd
@@ -210,40 +212,40 @@ def _locked(path: Path, lab: str) -> int:
             if not _is_alive(holder) and time.monotonic() < end:
                 time.sleep(0.01)
                 continue
-            who = f" (process {holder})" if holder else ""
-            why = f"is being worked on by another Heddle{who}"
-            raise InputError(Problem("", f"lab {lab}", why, "wait for it to end, or end it, and try again")) from None
+            process = f" (process {holder})" if holder else ""
+            why = f"is being worked on by another Heddle{process}"
+            raise InputError(Problem("", f"lab {lab}", why, "wait until it ends, or end it, then try again")) from None
         except FileNotFoundError:
             pass  # removed by its holder between open and stat
         os.close(fd)
 
 
 def _is_alive(holder: str) -> bool:
-    """Whether the lock's holder still runs.
+    """Whether the lock's holder is still running.
 
-    When it was killed just as it started a command, its child holds a copy of the lock until that command begins.
+    If it was killed just as it started a command, its child has a copy of the lock until that command begins.
     """
     return not holder.isdigit() or Path("/proc", holder).exists()
 
 
 def make_dir(path: Path) -> None:
-    """Make a directory and its parents, all of them the caller's own."""
+    """Make a directory and its parents, all owned by the calling user."""
     _check_owner(path)
     with machine_errors(str(path), _ELSEWHERE):
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for each in reversed(missing):
-            each.mkdir(mode=0o755, exist_ok=True)  # whatever the umask lets others do
+            each.mkdir(mode=0o755, exist_ok=True)  # not writable for others, whatever the umask is
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     for made in missing:
         give_to_caller(made)
-    _check_owner(path)  # again: somebody may have been quicker
+    _check_owner(path)  # again: another user may have made it in between
 
 
 def _check_owner(path: Path) -> None:
-    """MachineError when the state is somebody else's: what stands in it runs as root.
+    """MachineError when the state belongs to another user: its content runs as root.
 
-    A place like /var/tmp is everybody's to write, so whoever comes first could lay a trap there.
+    Every user can write to a directory like /var/tmp, so another user could put a directory there first.
     """
     caller = _caller()
     ours = {0, os.geteuid(), caller.pw_uid if caller else 0}
@@ -256,12 +258,12 @@ def _check_owner(path: Path) -> None:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             if status.st_uid not in ours or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWOTH):
-                why = "belongs to another user" if status.st_uid not in ours else "can be written by everybody"
-                raise MachineError(Problem("", str(each), f"{why}, and what stands there runs as root", _ELSEWHERE))
+                why = "belongs to another user" if status.st_uid not in ours else "is writable for every user"
+                raise MachineError(Problem("", str(each), f"{why}, but Heddle runs its content as root", _ELSEWHERE))
 
 
 def give_to_caller(path: Path, *, deep: bool = False) -> None:
-    """Under sudo: make the calling user the owner (`deep`: of all below, too), so that they can do without it."""
+    """Under sudo, make the calling user the owner (`deep`: of all files below, too). Sudo is then not needed later."""
     caller = _caller()
     if caller is None:
         return
@@ -271,7 +273,7 @@ def give_to_caller(path: Path, *, deep: bool = False) -> None:
 
 
 def _caller() -> pwd.struct_passwd | None:
-    """Who called sudo, if that is how we are root."""
+    """The user who called sudo, if this process runs under sudo."""
     name = os.environ.get("SUDO_USER", "")
     if os.geteuid() != 0 or name in {"", "root"}:
         return None

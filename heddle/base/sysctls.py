@@ -13,7 +13,7 @@ HASH_SEED: Final = "net.ipv4.fib_multipath_hash_seed"  # of both versions of IP
 
 
 def sysctl_path(name: str) -> Path:
-    """Where a sysctl is read and written, in the namespace that the calling thread stands in."""
+    """The file of a sysctl, in the network namespace of the calling thread."""
     return SYSCTLS / name.replace(".", "/")
 
 
@@ -26,7 +26,7 @@ def sysctls_read_only(root: Path = SYSCTLS) -> bool:
 def sysctl_number(text: str) -> int:
     """A sysctl's value as the kernel reads it: 0x1 and 010 are not decimal (proc_get_long, strtoul with base 0).
 
-    ValueError for what is no number.
+    ValueError if it is not a number.
     """
     word = text.strip()
     octal = len(word) > 1 and word[0] == "0" and word.isdigit()

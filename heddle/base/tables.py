@@ -1,4 +1,4 @@
-"""Text for people on stdout: aligned columns, written whole or refused with the reason."""
+"""Text for people on stdout: aligned columns, and an error with the reason if it cannot be written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from heddle.base.progname import as_started
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Aligned columns; on a terminal too narrow the last column wraps under itself.
+    """Aligned columns; on a narrow terminal the last column wraps.
 
-    width: columns of the terminal; None takes the terminal's own, or no limit where stdout is none.
+    width: columns of the terminal; None: the terminal's width, or no limit if stdout is not a terminal.
     """
     if width is None:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 16
@@ -33,7 +33,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
 
 def written(text: str = "", *, verbatim: bool = False) -> None:
-    """Write to stdout what a caller waits for; MachineError when it cannot all be written (a full disk).
+    """Write the result of a verb to stdout; MachineError when it cannot be written completely (a full disk).
 
     verbatim: the text is not only Heddle's own, so `./inv` in it is not replaced (heddle/base/progname.py).
     """
@@ -44,5 +44,5 @@ def written(text: str = "", *, verbatim: bool = False) -> None:
         raise
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more at exit, and would fail again
-        hint = "free some space where the output goes"
+        hint = "free some space for the output"
         raise MachineError(Problem("", "stdout", f"cannot be written: {error.strerror}", hint)) from None

@@ -25,35 +25,35 @@ _RATE: Final = {
 }  # fmt: skip
 _DURATION: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
-# What a fabric's scale relates to: a 400 Gb/s NIC, as in the fabric that is rebuilt here.
+# The reference of a fabric's scale: a 400 Gb/s NIC.
 _HARDWARE_BPS: Final = 400 * 10**9
 
 
 def scale_of(host_bps: int) -> int:
-    """k of a fabric whose hosts' links have this rate: how many times slower it is than the hardware."""
+    """k of a fabric with this rate of host links: how many times slower it is than the hardware."""
     return max(1, round(_HARDWARE_BPS / host_bps))
 
 
 def emulated_words(k: int) -> str:
-    """What an emulated figure means, in one sentence: all that prints k says this and no more.
+    """The meaning of an emulated figure, in one sentence. All output that prints k uses this sentence.
 
-    A figure times k is no figure of hardware: latencies of hosts, of the kernel's forwarding and of PFC are not scaled.
+    A figure times k is not a hardware figure: latencies of hosts, of kernel forwarding and of PFC are not scaled.
     """
     return f"rates are 1/{k} of the hardware's; compare ratios, not GB/s with hardware"
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes in `text`; ValueError says what is wrong with it."""
+    """Bytes in `text`; ValueError with the reason and a hint."""
     return _parse(text, _SIZE, "a size", "write bytes as 4200, 64K, 1MB or 2MiB", whole="bytes", bare=True)
 
 
 def parse_rate(text: str | int) -> int:
-    """Bits per second in `text`; ValueError says what is wrong with it."""
+    """Bits per second in `text`; ValueError with the reason and a hint."""
     return _parse(text, _RATE, "a rate", "write a rate as 100mbit or 1gbit", whole="bits per second")
 
 
 def parse_duration(text: str | int) -> int:
-    """Nanoseconds in `text`; ValueError says what is wrong with it."""
+    """Nanoseconds in `text`; ValueError with the reason and a hint."""
     return _parse(text, _DURATION, "a duration", "write a duration as 500us or 20ms", whole="nanoseconds")
 
 
@@ -66,8 +66,8 @@ def _parse(text: str | int, units: dict[str, int], kind: str, hint: str, *, whol
         raise ValueError(f"has no unit; {hint}")
     factor = units.get(unit.lower())
     if factor is None:
-        raise ValueError(f"has the unit {unit}, which {kind} cannot have; {hint}")
-    # The decimal number as it is written: a float has no exact 33.3, and 33.3 * 10**6 would not be whole.
+        raise ValueError(f"has the unit {unit}, which is not valid for {kind}; {hint}")
+    # A fraction: a float cannot hold 33.3 exactly, and 33.3 * 10**6 would not be whole.
     value = Fraction(number) * factor
     if value.denominator != 1:
         raise ValueError(f"is not a whole number of {whole}; {hint}")
@@ -83,7 +83,7 @@ def format_size(count: int) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes in powers of ten, as queues of a fabric file are written, to three digits: `812 B`, `60 KB`, `1.24 MB`."""
+    """Bytes in powers of ten, as for queues in a fabric file, with three digits: `812 B`, `60 KB`, `1.24 MB`."""
     for name, unit in (("MB", 1e6), ("KB", 1e3)):
         if count >= unit:
             return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
@@ -99,7 +99,7 @@ def format_rate(bps: int) -> str:
 
 
 def format_duration(ns: int) -> str:
-    """Nanoseconds in the largest unit that leaves a whole number: `20ms`."""
+    """Nanoseconds in the largest unit that gives a whole number: `20ms`."""
     for name, unit in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
         if ns >= unit and ns % unit == 0:
             return f"{ns // unit}{name}"
@@ -107,7 +107,7 @@ def format_duration(ns: int) -> str:
 
 
 def shown(size: int) -> str:
-    """Bytes as a file has them: `60KB`, `1MB`, `4214`."""
+    """Bytes as in a fabric file: `60KB`, `1MB`, `4214`."""
     for unit, factor in (("MB", 10**6), ("KB", 10**3)):
         if size >= factor and size * 10 % factor == 0:
             return f"{size / factor:g}{unit}"
@@ -115,12 +115,12 @@ def shown(size: int) -> str:
 
 
 def round_up(size: int) -> str:
-    """A size that people would write, not below the given one: two digits that count."""
+    """The size rounded up to two significant digits."""
     factor: int = 10 ** max(0, len(str(size)) - 2)
     return shown(-(-size // factor) * factor)
 
 
 def round_down(size: int) -> str:
-    """The same, not above it."""
+    """The size rounded down to two significant digits."""
     factor: int = 10 ** max(0, len(str(size)) - 2)
     return shown(size // factor * factor)

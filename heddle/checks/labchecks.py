@@ -167,12 +167,12 @@ def paths(subject: Subject) -> Found:
     wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
     if not result.agree and not wrong:
         wrong = list(result.notes)
-    return f"{result.said} agree on {len(result.flows)} QPs of the last run", wrong
+    return f"{result.source_names} agree on {len(result.flows)} QPs of the last run", wrong
 
 
 def polarisation(subject: Subject) -> Found:
     """The choice at one level does not decide the choice at the next."""
-    from heddle.predict.polarisation import enough, polarisation
+    from heddle.predict.polarisation import flows_needed, polarisation
 
     fabric, rules = subject.lab.fabric, subject.now.hashing
     try:
@@ -182,7 +182,7 @@ def polarisation(subject: Subject) -> Found:
     if not found.pairs:
         raise NothingError(found.reason)
     if few := [pair.switch for pair in found.pairs if pair.too_few]:
-        raise NothingError(f"too few to judge: {enough(fabric)} flows, for as many ways as {few[0]} has")
+        raise NothingError(f"too few to judge: {flows_needed(fabric)} flows, for as many ways as {few[0]} has")
     bits = max(pair.dependence.bits for pair in found.pairs)
     polarised = [pair for pair in found.pairs if pair.polarised]
     wrong = [pair.text() for pair in polarised]
@@ -190,7 +190,7 @@ def polarisation(subject: Subject) -> Found:
     if any(rules[pair.switch].mode in seeded for pair in polarised):
         wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
     said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
-    return f"{said} over {enough(fabric)} flows", wrong
+    return f"{said} over {flows_needed(fabric)} flows", wrong
 
 
 def _names(node: Node) -> Iterable[str]:

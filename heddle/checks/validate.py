@@ -67,7 +67,7 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
 
     only: names of the checks to make, and `nodes`; all when None.
     """
-    lost = lab.runtime.lacking(lab.name, lab.topology)
+    lost = lab.runtime.missing_nodes(lab.name, lab.topology)
     nodes = CheckResult("nodes", not lost, "; ".join(map(first_line, lost[:SHOWN])) or f"{len(lab.handles())} run")
     if lost:
         return (nodes, *(CheckResult(name, True, "not asked: nodes do not run", skipped=True) for name in CHECKS))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-from heddle.base.files import real, told
+from heddle.base.files import real, result_name
 from heddle.base.tables import table
 from heddle.cli.console import Console
 from heddle.lab.capture import Bounds, Captured, Ended, capture, find_ports, read_filter
@@ -56,7 +56,7 @@ def run_capture(
         done = capture(taps, expression, bounds, sink, whole=file is not None, stop=stop, listening=listening)
         if kept is not None:
             kept.keep(done.ended_ns, done.dropped)
-    path = told(file) if file is not None else None
+    path = result_name(file) if file is not None else None
     out.result(_json(where.name, refs, done, seen, path), _text(refs, done, seen, path))
     out.fail(*done.problems)
 

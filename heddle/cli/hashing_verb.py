@@ -18,7 +18,7 @@ from heddle.base.units import format_duration
 from heddle.cli.console import Console
 from heddle.cli.exactrows import COLUMNS, ExactRows, entry_rows, file_rows
 from heddle.cli.helptexts import EXAMPLE_SWITCHES, HASHING_COLUMNS
-from heddle.fabric.checks import Said, complaints_about
+from heddle.fabric.checks import KeyPlaces, complaints_about
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
 from heddle.fabric.policydata import routing_as_file
@@ -153,7 +153,7 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
         raise InputError(*problems.found)
     routing = routing_policy(found.value.routing)
     complaints = complaints_about(replace(fabric, policy=replace(fabric.policy, routing=routing)))
-    problems.found += Said(document, found.spoilt).problems(complaints)
+    problems.found += KeyPlaces(document, found.spoilt).problems(complaints)
     problems.raise_if_any()
     modes = {**_OF_MODES, "buckets": MODES if routing.hash.resilient else ()}
     for key in dict.fromkeys(typed):

@@ -1,12 +1,18 @@
-"""The verb `test`: pytest over one suite or all of them, with our exit codes."""
+"""The verb `test`: pytest over one suite or several, with our exit codes.
+
+Without a word: what a newcomer runs to see that all works here. Every feature is touched once on a live fabric. Tests
+with the mark `deep` go further into a feature; suite `netns` and `all` have them, too.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
@@ -15,12 +21,15 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
-# Cheap to expensive. `all` is what every machine can run; clab needs a container engine and containerlab besides.
+# Cheap to expensive. `quick` and `all` are for every machine; clab needs a container engine and containerlab besides.
 SUITES: Final = ("unit", "golden", "netns", "clab")
 ALL: Final = ("unit", "golden", "netns")
-_AS_ROOT: Final = frozenset({"netns", "clab", "all"})
-# The stories below tests/netns run in containers too: there each is a test of suite clab.
+QUICK: Final = "quick"
+WORDS: Final = (QUICK, *SUITES, "all")
+_AS_ROOT: Final = frozenset({"netns", "clab", QUICK, "all"})
+# Tests below tests/netns with the mark `containers` run in containers, too: there each is a test of suite clab.
 _WHERE: Final[Mapping[str, tuple[str, ...]]] = {"clab": ("tests/clab", "tests/netns")}
+_MARKS: Final[Mapping[str, str]] = {"clab": "clab", QUICK: "not clab and not deep"}
 _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
 
@@ -32,33 +41,56 @@ def needs_root(typed: Mapping[str, Any]) -> bool:
 
 
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
-    """What the suite needs of the system: every program that its tests start."""
-    needed = packages.TESTS if needs_root(typed) else packages.UNIT_TESTS
+    """What the chosen tests need of the system: every program that they start."""
+    needed: Sequence[str] = packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS
     if typed["suite"] == "clab":
         needed = (*needed, *packages.ENGINE, *packages.IMAGE)
-    return (*needed, *packages.BUILD) if typed["build"] else needed
+    if typed["build"]:
+        needed = (*needed, *packages.BUILD)
+    lacking = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
+    # pytest is asked only where it matters: on a machine that has all of them there is nothing to choose.
+    chosen = marked_needs(typed["suite"], typed.get("args") or ()) if lacking else frozenset()
+    return (*needed, *(name for name in lacking if name in chosen))
+
+
+def marked_needs(suite: str, extra: Sequence[str]) -> frozenset[str]:
+    """The parts in marks `needs` of the tests that these words choose; pytest collects them and runs none."""
+    root = resources.HERE.checkout("./inv test")
+    with tempfile.TemporaryDirectory() as scratch:
+        found = Path(scratch, "needs")
+        argv = [*_pytest(root, suite, extra), "--collect-only", "-q", "--needs-to", str(found)]
+        subprocess.run(argv, cwd=root, capture_output=True, check=False)
+        # Words that pytest does not understand choose nothing: the run itself says what is wrong with them.
+        return frozenset(found.read_text(encoding="utf-8").split()) if found.exists() else frozenset()
+
+
+def _pytest(root: Path, suite: str, extra: Sequence[str]) -> list[str]:
+    """The command line: files that were typed take the place of the suite's folders."""
+    chosen = ALL if suite in (QUICK, "all") else (suite,)
+    where = [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (root / place).is_dir()]
+    if any(word.startswith("tests/") and (root / word.partition("::")[0]).exists() for word in extra):
+        where = []
+    return [sys.executable, "-m", "pytest", "-ra", "-m", _MARKS.get(suite, "not clab"), *where, *extra]
 
 
 def check_suite(suite: str) -> None:
     """InputError when there is no such suite."""
-    if suite not in (*SUITES, "all"):
-        raise InputError(Problem("", f"./inv test {suite}", "is not a suite", did_you_mean(suite, (*SUITES, "all"))))
+    if suite not in WORDS:
+        raise InputError(Problem("", f"./inv test {suite}", "is not a suite", did_you_mean(suite, WORDS)))
 
 
 def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
-    """pytest over one suite or all of them; CheckError when a test fails."""
+    """pytest over one suite or several; CheckError when a test fails."""
     root = resources.HERE.checkout("./inv test")
-    chosen = ALL if suite == "all" else (suite,)
-    where = [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (root / place).is_dir()]
-    only = "clab" if suite == "clab" else "not clab"
     # pytest's own text is the result for people; for programs it is progress.
-    argv = [sys.executable, "-m", "pytest", "-ra", "-m", only, *where, *extra]
+    argv = _pytest(root, suite, extra)
     env = {**os.environ, "HEDDLE_SUITE": suite}
     with _engine(out) if suite == "clab" else nullcontext():
         out.close()
         done = subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, env=env, check=False)
     if done.returncode == _NO_TESTS:
-        raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", "look at what follows --"))
+        hint = "look at what follows --" + ("; ./inv test all has more tests" if suite == QUICK else "")
+        raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", hint))
     if done.returncode == _USAGE:
         raise InputError(Problem("", " ".join(extra) or suite, "is nothing that pytest understands", "see above"))
     if out.json:
@@ -78,7 +110,7 @@ def _engine(out: Console) -> Iterator[None]:
 
 @verb(
     help={
-        "suite": "unit, golden, netns; all is these three; clab has the stories of netns told in containers",
+        "suite": "quick (each feature once), unit, golden, netns; all is these three; clab runs labs in containers",
         "build": "see to it that clang is there, so that the BPF programs are rebuilt and compared",
         "args": "words for pytest: ./inv test unit -- -k load -x",
     },
@@ -88,6 +120,6 @@ def _engine(out: Console) -> Iterator[None]:
     root=needs_root,
     checkout=True,
 )
-def test(out: Console, suite: str = "all", build: bool = False, args: Sequence[str] = ()) -> None:
-    """Run the test suites; unit and golden need no root."""
+def test(out: Console, suite: str = QUICK, build: bool = False, args: Sequence[str] = ()) -> None:
+    """Run the tests: without a suite, those that touch every feature once; `all` runs everything but clab."""
     run_tests(out, suite, args)

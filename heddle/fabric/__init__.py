@@ -1,1 +1,1 @@
-"""The built fabric: nodes, ports, links, next hops, seeds, buffers; shapes/ builds it, one file a shape."""
+"""The built fabric: nodes, ports, links, next hops, seeds, buffers. shapes/ builds it, one file per shape."""

@@ -1,4 +1,4 @@
-"""Which links stand above some NICs: those over which the ranks there can send or receive.
+"""The links above some NICs: those over which the ranks there can send or receive.
 
 In:  a fabric, and the ports of hosts that carry ranks.
 Out: the ports of all links above them, both ends.

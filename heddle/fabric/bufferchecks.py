@@ -1,6 +1,6 @@
-"""Whether the buffers of a built fabric have room for what its queues ask for.
+"""Check that the buffers of a built fabric are large enough for its queues.
 
-In:  a Fabric. Out: Complaints about `queues` and `link.mtu`, in the order in which they are looked for.
+In:  a Fabric. Out: Complaints about `queues` and `link.mtu`, in the order of the checks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHARES: Final = ("queues.lossless", "queues.weights", "queues.reserve", "queues
 
 
 def complaints(fabric: Fabric) -> Iterator[Complaint]:
-    """What queues, and the rates and MTUs of links, say to each other."""
+    """Check queues against the rates and MTUs of links."""
     queues = fabric.policy.queues
     mtu = max((link.mtu for link in fabric.links), default=fabric.policy.mtu)
     if queues.buffer.host < 2 * (mtu + HEADER):
@@ -47,43 +47,43 @@ def complaints(fabric: Fabric) -> Iterator[Complaint]:
 def unknown_words(
     words: Iterable[str], fabric: Fabric, synonyms: Mapping[str, str] | None = None
 ) -> Iterator[Complaint]:
-    """Keys of `queues.buffer` that are no level of the fabric. synonyms: words that others have for its levels."""
+    """Keys of `queues.buffer` that are not a level of the fabric. synonyms: words of other tools for its levels."""
     legal = [*(level.word for level in fabric.levels[1:]), _HOST]
     for word in words:
         if word in legal:
             continue
         meant = (synonyms or {}).get(word.lower(), "")
         near = meant if meant in legal else nearest(word, legal)
-        hint = f"did you mean {near}?" if near else f"legal in it: {', '.join(legal)}"
+        hint = f"did you mean {near}?" if near else f"legal keys: {', '.join(legal)}"
         yield Complaint(f"queues.buffer.{word}", "is not a key", hint, valued=False)
 
 
 def _absent(fabric: Fabric) -> Iterator[Complaint]:
-    """Sizes of levels that have no node; one size for all switches is no mistake."""
+    """Sizes of levels without a node. One size for all switches is not an error."""
     buffer, there = fabric.policy.queues.buffer, {node.level for node in fabric.nodes}
     for number, level in enumerate(fabric.levels[1:], 1):
         if number not in there and buffer.at_level(number) not in ("auto", buffer.at_level(1)):
             why = f"has no effect without a {_ORDINALS[number]} tier"
-            yield Complaint(f"queues.buffer.{level.word}", why, f"leave it out, or say {level.word}", counts=True)
+            yield Complaint(f"queues.buffer.{level.word}", why, f"remove it, or set {level.word}", counts=True)
 
 
 def _pfc(fabric: Fabric, mtu: int) -> Iterator[Complaint]:
     pfc, frame, slowest = fabric.policy.queues.pfc, mtu + HEADER, fabric.slowest_bps
     if mtu > LARGEST_PFC_MTU:
-        why = f"is above {LARGEST_PFC_MTU}, the most that a closed gate holds back"
+        why = f"is above {LARGEST_PFC_MTU}, the largest MTU that a closed gate can hold back"
         hint = f"try {LARGEST_PFC_MTU}, or queues.pfc.enabled: false"
         yield Complaint("link.mtu", why, hint, ("queues.pfc.enabled", "queues.lossless"))
     if pfc.xoff < frame:
-        why = f"is below a frame of {frame} bytes: each would pause its sender"
+        why = f"is below one frame of {frame} bytes: every frame would pause its sender"
         yield Complaint("queues.pfc.xoff", why, f"try {round_up(4 * frame)}", ("link.mtu", "queues.pfc.xon"))
     if pfc.headroom != "auto" and pfc.headroom < frame:
-        why = f"is below a frame of {frame} bytes: what would pass Xoff is dropped, and so its sender is never paused"
+        why = f"is below one frame of {frame} bytes: a frame above Xoff is dropped, so its sender is never paused"
         yield Complaint("queues.pfc.headroom", why, f"try auto, or {round_up(2 * frame)}", ("link.mtu",))
     lasts = pfc.quanta_at(slowest) * QUANTUM_BITS * 10**9 // slowest
     if pfc.watchdog.enabled and lasts >= pfc.watchdog.detect:
         detect = format_duration(pfc.watchdog.detect)
-        last = f"last {lasts / 10**6:g} ms at the slowest link, {format_rate(slowest)}: {QUANTUM_BITS} bits each"
-        why = f"{last}; the watchdog takes a pause of {detect} for a storm"
+        last = f"of {QUANTUM_BITS} bits last {lasts / 10**6:g} ms on the slowest link ({format_rate(slowest)})"
+        why = f"{last}, but the watchdog treats a pause of {detect} as a storm"
         fit = pfc.watchdog.detect * slowest // (4 * QUANTUM_BITS * 10**9)
         longer = format_duration(-(-2 * lasts // 10**8) * 10**8)
         hint = f"try {max(1, fit)}, auto, or watchdog.detect: {longer}"
@@ -91,7 +91,7 @@ def _pfc(fabric: Fabric, mtu: int) -> Iterator[Complaint]:
 
 
 def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Complaint]:
-    """What is left to share in a switch of a level. name: of the switch, or its level's where all have such ports."""
+    """Check the shared part of a switch's buffer. name: the switch's, or its level's if all there have such ports."""
     queues, level = fabric.policy.queues, fabric.levels[number]
     found, mtu = buffer_bytes(queues, number, ports), max(mtu for _, mtu in ports)
     if found.shared >= mtu + HEADER:
@@ -104,12 +104,12 @@ def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Co
         return
     each = f"x {len(queues.numbers)} classes x {len(ports)} ports of {name}"
     left = found.buffer - found.headroom
-    why = f"{each} = {found.reserved} bytes leaves less than a frame of {mtu + HEADER} of the {left} that auto gives"
-    hint = f"try {round_down(left // 2 // len(queues.numbers) // len(ports))}, or name a queues.buffer"
+    why = f"{each} = {found.reserved} bytes leaves less than one frame of {mtu + HEADER}: auto gives {left} in all"
+    hint = f"try {round_down(left // 2 // len(queues.numbers) // len(ports))}, or set queues.buffer"
     yield Complaint("queues.reserve", why, hint, (*given, path), counts=True)
 
 
 def _path(fabric: Fabric, level: Level) -> str:
-    """One size for all switches stands at the group itself."""
+    """The key of a level's size: the group itself when all switches have one size."""
     same = len(set(fabric.policy.queues.buffer.switches)) == 1
     return "queues.buffer" if same else f"queues.buffer.{level.word}"

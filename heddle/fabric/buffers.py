@@ -1,8 +1,8 @@
-"""How a switch lays its buffer out.
+"""The buffer layout of a switch.
 
 In:  QueuePolicy, the switch's level, and the rates and MTUs of its ports.
-Out: Budget: bytes of headroom, of reserve, and what all ports share.
-Every number here is arithmetic; which packet is dropped by them, bpf/queue.c decides.
+Out: Budget: bytes of headroom, of reserve, and the rest, which all ports share.
+This module only computes the numbers; bpf/queue.c decides by them which packets are dropped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from heddle.base.units import round_up, shown
 if TYPE_CHECKING:
     from heddle.fabric.policy import QueuePolicy
 
-# Bytes a port that `auto` gives beside headroom: a leaf's buffer is shallow, other switches' are deep.
+# Bytes per port that `auto` gives in addition to headroom: leaves have shallow buffers, other switches deep ones.
 SHALLOW: Final = 150_000
 DEEP: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How one switch's buffer is laid out, in bytes: buffer = headroom + reserved + shared."""
+    """The buffer layout of one switch, in bytes: buffer = headroom + reserved + shared."""
 
     buffer: int
     headroom: int
@@ -32,7 +32,7 @@ class Budget:
 
     @property
     def shared(self) -> int:
-        """What all classes of all ports share; below 0 where the buffer is too small."""
+        """The bytes that all classes of all ports share; below 0 if the buffer is too small."""
         return self.buffer - self.headroom - self.reserved
 
 
@@ -48,7 +48,7 @@ def buffer_bytes(queues: QueuePolicy, level: int, ports: Sequence[tuple[int, int
 
 
 def too_small(queues: QueuePolicy, name: str, ports: int, found: Budget, mtu: int) -> tuple[str, str]:
-    """Why a switch's buffer does not do, and a hint. name: of the switch, or its level."""
+    """The reason that a switch's buffer is too small, and a hint. name: of the switch, or its level."""
     frame = mtu + HEADER
     parts = [f"reserve {shown(queues.reserve)} x {len(queues.numbers)} classes x {ports} ports"]
     if found.headroom:

@@ -1,8 +1,8 @@
-"""What routing, queues, links and IP of a fabric say to each other, checked on the built fabric.
+"""Checks of routing, queues, links and IP against each other, on the built fabric.
 
-In:  a Fabric; for names that a fabric file gives, its FabricSpec too.
-Out: Complaints: the dotted path of the key at fault, why, and a hint. `problems_about` gives them the file's lines.
-Here no level has a name of its own: a complaint about one takes its word from `Fabric.levels`.
+In:  a Fabric; to check names in a fabric file, also its FabricSpec.
+Out: Complaints: the dotted path of the wrong key, the reason, and a hint. `KeyPlaces` adds the file's lines.
+This module names no level itself: a complaint takes the word from `Fabric.levels`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """Where the keys of a fabric file stand. spoilt: paths that are wrong already. counts: the shape's own keys."""
+class KeyPlaces:
+    """The places of keys in a fabric file. spoilt: paths already reported as wrong. counts: the shape's own keys."""
 
     document: Document
     spoilt: Collection[str] = ()
     counts: Set[str] = frozenset()
 
     def problems(self, complaints: Iterable[Complaint]) -> Iterator[Problem]:
-        """Complaints as problems, one a path; none that hangs on a key that is wrong itself."""
+        """Complaints as problems, one per path; a complaint that depends on a wrong key is skipped."""
         wrong = set(self.spoilt)
         for each in complaints:
             given = {*each.given, *(self.counts if each.counts else ())}
@@ -46,14 +46,14 @@ class Said:
 
 
 def complaints_about(fabric: Fabric) -> Iterator[Complaint]:
-    """What a fabric's policy asks for and its ports and links cannot give."""
+    """Parts of the policy that the fabric's ports and links cannot provide."""
     yield from _hashing(fabric)
     yield from _packets(fabric)
     yield from bufferchecks.complaints(fabric)
 
 
 def complaints_of_names(spec: FabricSpec, fabric: Fabric) -> Iterator[Complaint]:
-    """Names in the file that nothing of the fabric has."""
+    """Names in the file that do not exist in the fabric."""
     for name in spec.link.exceptions:
         wrong = unknown(name, fabric)
         if wrong is not None:
@@ -64,13 +64,13 @@ def complaints_of_names(spec: FabricSpec, fabric: Fabric) -> Iterator[Complaint]
 def _hashing(fabric: Fabric) -> Iterator[Complaint]:
     policy, options = fabric.policy, fabric.policy.routing.hash
     if options.fields & FIELDS["flowlabel"] and policy.ip_version == 4:
-        why = "has flowlabel, which IPv4 does not have"
-        yield Complaint("routing.hash.fields", why, "leave it out", ("family",))
+        why = "has flowlabel, but IPv4 has no flow label"
+        yield Complaint("routing.hash.fields", why, "remove it", ("family",))
     if not options.resilient:
         return
     most = max((fabric.uplinks_of(node) for node in fabric.switches), default=0)
     if options.buckets < most:
-        why = f"are fewer than the {most} ways that share them"
+        why = f"is less than {most}, the next hops that share the buckets"
         hint = f"try {max(DEFAULT_BUCKETS, 2 * most)}"
         yield Complaint("routing.hash.buckets", why, hint, ("routing.resilient",), counts=True)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a key of a fabric, before anybody has said where the key stands."""
+"""An error in a key of a fabric, without the key's file and line."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """One thing that is wrong.
+    """One error.
 
-    path: the dotted path of the key. given: paths of other keys that it follows from; counts: it follows from how many
-    nodes and ports there are, too. valued: the value belongs into the sentence.
+    path: the dotted path of the key. given: paths of other keys that the error depends on; counts: it also depends on
+    the numbers of nodes and ports. valued: the sentence shows the key's value.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""What every shape needs to draw a fabric: nodes with their addresses and seeds, links that number their ports.
+"""Build a fabric node by node and link by link, for every shape: addresses, seeds and port numbers are set here.
 
 In:  FabricSpec, the shape's levels; then nodes and links in the shape's order.
 Out: Fabric.
@@ -23,7 +23,7 @@ _HOST_CODE: Final = 4  # in MACs, where switches have their level: a shape has t
 
 
 class Drawing:
-    """A fabric while it is drawn. levels: hosts first, each with the rate of its links upwards."""
+    """A fabric under construction. levels: hosts first, each with the rate of its links upwards."""
 
     def __init__(self, spec: FabricSpec, levels: Sequence[Level]) -> None:
         self._spec, self._levels = spec, tuple(levels)
@@ -32,7 +32,7 @@ class Drawing:
         self._links: list[Link] = []
 
     def switch(self, level: int, index: int, asn: int, groups: Groups, prefix: Network | None = None) -> str:
-        """Add a switch; its name. prefix: of its host links."""
+        """Add a switch and return its name. prefix: of its host links."""
         spec, word = self._spec, self._levels[level].word
         loopback = spec.ip.loopback(spec.addressing.network, level, index)
         router_id = spec.ip.router_id(loopback, level, index)
@@ -42,7 +42,7 @@ class Drawing:
         return self._add(node)
 
     def host(self, index: int, groups: Groups) -> str:
-        """Add a host; its name."""
+        """Add a host and return its name."""
         return self._add(Node(f"{self._levels[0].word}{index}", Role.HOST, 0, index, (), groups))
 
     def join(self, low: str, high: str, addresses: tuple[Interface, Interface] | None = None) -> None:
@@ -56,7 +56,7 @@ class Drawing:
         self._links.append(Link(a, b, rate, link.mtu))
 
     def fabric(self, *, box: str, area: str, sizes: tuple[str, ...]) -> Fabric:
-        """All of it; arguments as in Fabric."""
+        """The finished fabric; arguments as in Fabric."""
         nodes = tuple(replace(node, ports=tuple(self._ports[name])) for name, node in self._nodes.items())
         policy = policy_of(self._spec, self._levels)
         return Fabric(self._spec.name, policy, nodes, tuple(self._links), self._levels, box, area, sizes)
@@ -66,7 +66,7 @@ class Drawing:
         return node.name
 
     def _mac(self, name: str) -> str:
-        """Of the next port. Locally administered, unicast: 02, level (4: a host), node index and port, 16 bits each."""
+        """The next port's MAC, locally administered: 02, level (4: a host), node index and port of 16 bits each."""
         node, port = self._nodes[name], len(self._ports[name]) + 1
         code = _HOST_CODE if node.role is Role.HOST else node.level
         return f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}:{port >> 8:02x}:{port & 0xFF:02x}"

@@ -1,8 +1,8 @@
-"""Fabric file -> the fabric that it describes, with everything that is wrong shown at once.
+"""Fabric file -> the fabric that it describes. All errors are reported together.
 
-In:  a preset's name or a path, and `--set path=value` overrides; or a spec that a program has made.
-Out: LoadedFabric. InputError carries one Problem an error: of keys and groups first (heddle/spec/), then, on the fabric
-that is built from what is left, of what keys say to each other (checks.py).
+In:  a preset's name or a path, and `--set path=value` overrides; or a spec that a program made.
+Out: LoadedFabric. InputError has one Problem per error: first those of keys and groups (heddle/spec/); then the fabric
+is built from the valid keys, and keys are checked against each other (checks.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem, Problems
-from heddle.fabric.checks import Said, complaints_about, complaints_of_names
+from heddle.fabric.checks import KeyPlaces, complaints_about, complaints_of_names
 from heddle.fabric.shapes import build
 from heddle.spec.load import examined_fabric, read_fabric
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedFabric:
-    """A fabric file that is right: what it says, and the fabric that is built from it."""
+    """A valid fabric file: its spec, and the fabric built from it."""
 
     spec: FabricSpec
     fabric: Fabric
@@ -50,7 +50,7 @@ def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequen
 
 
 def checked(spec: FabricSpec) -> LoadedFabric:
-    """The fabric of a spec that no file has said; InputError names keys without lines."""
+    """The fabric of a spec that does not come from a file; InputError names keys without lines."""
     from heddle.spec.yamlfile import Document
 
     loaded = LoadedFabric(spec, build(spec))
@@ -63,5 +63,5 @@ def _problems(loaded: LoadedFabric, document: Document, spoilt: frozenset[str]) 
     from heddle.spec.schema import FabricSpec
 
     counts = type(loaded.spec).model_fields.keys() - FabricSpec.model_fields.keys()
-    said = Said(document, spoilt, counts)
-    yield from said.problems([*complaints_of_names(loaded.spec, loaded.fabric), *complaints_about(loaded.fabric)])
+    places = KeyPlaces(document, spoilt, counts)
+    yield from places.problems([*complaints_of_names(loaded.spec, loaded.fabric), *complaints_about(loaded.fabric)])

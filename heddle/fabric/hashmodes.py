@@ -1,6 +1,6 @@
-"""Hashing modes as numbers: which one the program has, which kernel policy goes with it, and the sysctls of a switch.
+"""Hashing modes as numbers: the BPF program's mode, the kernel policy of each mode, and the sysctls of a switch.
 
-In:  a mode's word and its options. Out: plain values; nothing here looks at a kernel but for whether it has seeds.
+In:  a mode's word and its options. Out: plain values. The only thing read from the kernel is whether it has seeds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MODES: Final[Mapping[str, int]] = {  # rules.h: MODE_*
     "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,
 }  # fmt: skip
 SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})  # packets of one QP may take several paths
-TABLED: Final = frozenset({"pinned", "exact-match"})  # a table chooses, and a hash where it has no answer
-BY_PROGRAM: Final = frozenset(MODES) - {"flow"} - SPREADING  # the program gives a hash, under policy 1
+TABLED: Final = frozenset({"pinned", "exact-match"})  # a table chooses; a hash is the fall-back
+BY_PROGRAM: Final = frozenset(MODES) - {"flow"} - SPREADING  # the program sets a hash, with policy 1
 POLICIES: Final[Mapping[str, int]] = {"l3": 0, "l4": 1, "fields": 3}  # fib_multipath_hash_policy
-POLICY_L4: Final = POLICIES["l4"]  # takes skb->hash when it is a layer-4 one
-POLICY_CUSTOM: Final = POLICIES["fields"]  # never does
+POLICY_L4: Final = POLICIES["l4"]  # uses skb->hash if it is a layer-4 hash
+POLICY_CUSTOM: Final = POLICIES["fields"]  # never uses skb->hash
 
 
 def programmed(mode: str, options: HashOptions) -> bool:
@@ -28,10 +28,10 @@ def programmed(mode: str, options: HashOptions) -> bool:
 
 
 def kernel_policy(mode: str, options: HashOptions, version: int = 4) -> int:
-    """The fib_multipath_hash_policy that goes with a mode. KeyError for a mode or policy that is none.
+    """The fib_multipath_hash_policy of a mode. KeyError for an unknown mode or policy.
 
-    IPv6 packets are hashed otherwise under policy 3 than the kernel says when it is asked for a route
-    (rt6_multipath_custom_hash_skb and _fl6), so there the whole 5-tuple is policy 1.
+    With policy 3, the kernel hashes IPv6 packets differently from route lookups (rt6_multipath_custom_hash_skb and
+    _fl6). So for IPv6 the whole 5-tuple is policy 1.
     """
     if MODES[mode] != MODES["flow"] or options.resilient:
         return POLICY_L4
@@ -41,10 +41,10 @@ def kernel_policy(mode: str, options: HashOptions, version: int = 4) -> int:
 
 
 def sysctls(mode: str, seed: int, options: HashOptions | None = None, version: int = 4) -> dict[str, str]:
-    """The sysctls of a mode, by their full names. KeyError for a mode that is none.
+    """The sysctls of a mode, by their full names. KeyError for an unknown mode.
 
-    Without the kernel's own hash the seed is left out where the kernel has none: RoCE is seeded by the program then,
-    and the rest hashes alike in all switches, as it always did before Linux 6.11.
+    If the program hashes RoCE and the kernel has no seed sysctl, the seed is omitted. The program then seeds RoCE, and
+    other traffic hashes the same in all switches, as it always did before Linux 6.11.
     """
     options = options or DEFAULT_OPTIONS
     policy = kernel_policy(mode, options, version)

@@ -1,13 +1,13 @@
-"""Which ports of a switch lead to which edges, once BGP has converged: whole fabrics at once, edges as bits of a set.
+"""The ports of each switch that lead to each edge once BGP has converged. A set of edges is an integer, a bit per edge.
 
-An edge is a switch that announces a prefix: that of its host links. Edges are numbered from 1 (`Fabric.edges`).
-In:  a Fabric; ports that are dead and switches that are drained, where some are.
-Out: switch -> groups of next hops. A group is a set of ports and all the edges that exactly these lead to.
+An edge is a switch that announces the prefix of its host links. Edges are numbered from 1 (`Fabric.edges`).
+In:  a Fabric; dead ports and drained switches, if any.
+Out: switch -> groups of next hops. A group is a set of ports and all edges that exactly these ports lead to.
 AS plans are those of RFC 7938, section 5.2: switches of one level may share an AS, switches of two levels never do. A
 switch refuses a route that has its own AS in its path. So an edge's prefix climbs, then descends, and never climbs
-again. What a switch knows from below has a shorter path than what it knows from above.
-A drained switch announces with community GRACEFUL_SHUTDOWN (RFC 8326), which stays on the route: such a way is taken
-where there is no other.
+again. A route learned from below has a shorter path than one learned from above.
+A drained switch announces with community GRACEFUL_SHUTDOWN (RFC 8326), which stays on the route: such a path is used
+only if there is no other.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Next hops: names of ports in the switch's order. edges: bit n - 1 says that they lead to edge n.
+    """Next hops: names of ports in the switch's order. edges: bit n - 1 is set if they lead to edge n.
 
-    bandwidths: of `routing.ucmp`, one a port; empty where all count alike. See heddle/fabric/ucmp.py for their weights.
+    bandwidths: for `routing.ucmp`, one per port; empty if all ports have equal weight. Weights: heddle/fabric/ucmp.py.
     """
 
     ports: tuple[str, ...]
@@ -44,20 +44,20 @@ def edges_of(bits: int) -> Iterator[int]:
 def groups_of(
     wiring: Wiring, dead: Collection[str] = (), drained: Collection[str] = ()
 ) -> dict[str, tuple[Group, ...]]:
-    """Switch -> its groups, ports only, those with the lowest port first; see routes.next_hop_groups."""
+    """Switch -> its groups without bandwidths, sorted by their lowest port; see routes.next_hop_groups."""
     return _Routes(wiring, dead, drained).groups()
 
 
 @dataclass(slots=True)
 class _Known:
-    """Edges that a switch announces: without and with the community."""
+    """Edges that a switch announces: without (clean) and with (drained) the community."""
 
     clean: int = 0
     drained: int = 0
 
 
 class _Routes:
-    """What every switch announces upwards and downwards."""
+    """The announcements of every switch, upwards and downwards."""
 
     def __init__(self, fabric: Wiring, dead: Collection[str], drained: Collection[str]) -> None:
         self._switches = {node.name: node for node in fabric.switches}
@@ -71,7 +71,7 @@ class _Routes:
                 if peer is None or (dead and (port.ref in dead or port.peer_ref in dead)):
                     continue
                 if peer.level == node.level:
-                    continue  # no shape has such links; the routes of an imported lab are read from its kernels
+                    continue  # no shape has such links; routes of an imported lab are read from its kernels
                 (down if peer.level < node.level else up)[node.name].append((port.name, peer))
         self._down, self._up = down, up
         self._own = {name: 1 << (number - 1) for name, number in fabric.edge_of.items()}
@@ -90,20 +90,20 @@ class _Routes:
         for name, node in self._switches.items():
             own = self._below[name]
             covered = own.clean | own.drained
-            # bgpd under graceful shutdown gives all that it hears the same local preference (bgp_update in FRR).
+            # bgpd in graceful shutdown gives all received routes the same local preference (bgp_update in FRR).
             alike = name in self._drained
-            ways = [(port, self._below[peer.name]) for port, peer in self._down[name]]
-            parts = _grouped(ways, self._own.get(name, 0), alike=alike)
-            ways = [(port, self._above[peer.name]) for port, peer in self._up[name]]
-            found[name] = (*parts, *_grouped(ways, covered | self._refused(node), alike=alike))
+            heard = [(port, self._below[peer.name]) for port, peer in self._down[name]]
+            parts = _grouped(heard, self._own.get(name, 0), alike=alike)
+            heard = [(port, self._above[peer.name]) for port, peer in self._up[name]]
+            found[name] = (*parts, *_grouped(heard, covered | self._refused(node), alike=alike))
         return found
 
     def _refused(self, node: Node) -> int:
-        """Edges whose routes, from above, have the switch's own AS in their path."""
+        """Edges whose routes from above have the switch's own AS in their path."""
         return 0 if node.asn is None else self._climbed[node.asn]
 
     def _climb(self, order: list[Node]) -> dict[str, _Known]:
-        """What each switch announces upwards: its own prefix, and all that it knows from below."""
+        """The announcements of each switch upwards: its own prefix, and all edges known from below."""
         known: dict[str, _Known] = {}
         for node in order:
             heard = [known[peer.name] for _, peer in self._down[node.name]]
@@ -111,7 +111,7 @@ class _Routes:
         return known
 
     def _descend(self, order: list[Node]) -> dict[str, _Known]:
-        """What each switch announces downwards: what it knows from below, else from above."""
+        """The announcements of each switch downwards: edges known from below, else from above."""
         known: dict[str, _Known] = {}
         for node in order:
             below = self._below[node.name]
@@ -130,16 +130,17 @@ class _Routes:
         return _Known(clean, drained & ~clean)
 
 
-def _grouped(ways: list[tuple[str, _Known]], without: int, *, alike: bool) -> list[Group]:
-    """Ports by the edges that they lead to; where one is not drained, drained ones are not used, but for `alike`.
+def _grouped(heard: list[tuple[str, _Known]], without: int, *, alike: bool) -> list[Group]:
+    """Ports by the edges that they lead to. heard: each port with its peer's announcement. without: edges to omit.
 
-    Ports that lead to the same edges are taken together first, so that a switch with hundreds of downlinks is quick.
+    A drained path to an edge is not used if a clean one exists; with `alike` both are.
+    Ports that lead to the same edges are joined first, so that a switch with hundreds of downlinks is fast.
     """
     anywhere = 0
-    for _, known in ways:
+    for _, known in heard:
         anywhere |= 0 if alike else known.clean
     masks: dict[int, list[int]] = {}
-    for place, (_, known) in enumerate(ways):
+    for place, (_, known) in enumerate(heard):
         mask = (known.clean | known.drained & ~anywhere) & ~without
         if mask:
             masks.setdefault(mask, []).append(place)
@@ -152,13 +153,13 @@ def _grouped(ways: list[tuple[str, _Known]], without: int, *, alike: bool) -> li
             parts = _split(parts, mask, mask & ~covered, places)
         covered |= mask
     return [
-        Group(tuple(ways[place][0] for place in sorted(places)), edges)
+        Group(tuple(heard[place][0] for place in sorted(places)), edges)
         for edges, places in sorted(parts, key=lambda part: min(part[1]))
     ]
 
 
 def _split(parts: list[tuple[int, list[int]]], mask: int, fresh: int, places: list[int]) -> list[tuple[int, list[int]]]:
-    """The parts, cut where `mask` begins and ends."""
+    """The parts, each divided into its edges inside `mask` and outside; ports of `places` join the inside."""
     found: list[tuple[int, list[int]]] = []
     for edges, others in parts:
         inside = edges & mask

@@ -1,9 +1,9 @@
-"""How long a bit takes over the links of a path on hardware: `link.delay`, summed up.
+"""Propagation delay of a path on hardware: the sum of `link.delay` over its links.
 
 In:  a Fabric whose policy has delays.
-Out: nanoseconds on hardware, one way, from host to host. What queues and the rates of links take is not in it.
-All equal-cost paths of a Clos have links of the same levels, and so the same sum. Of a fabric in which they differ the
-longest counts.
+Out: nanoseconds on hardware, one way, from host to host. Queueing and serialization are not included.
+All equal-cost paths of a Clos have links of the same levels, and so the same sum. In a fabric where they differ, the
+longest one counts.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from heddle.fabric.model import Fabric
 
 
 class PathDelays:
-    """The sums of one fabric. Those from a leaf are worked out when they are first asked for."""
+    """The delays of one fabric. Those from a leaf are computed on first use."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._from: dict[str, Mapping[str, int]] = {}
 
     def between(self, src: str, dst: str) -> int:
-        """From a host behind one leaf to a host behind another, or the same one. KeyError where there is no path."""
+        """From a host at leaf `src` to a host at leaf `dst`, which may be the same. KeyError if there is no path."""
         policy = self._fabric.policy
         if not policy.delays:
             return 0
@@ -36,7 +36,7 @@ class PathDelays:
 
 
 def _search(fabric: Fabric, start: str) -> dict[str, int]:
-    """Breadth first: a switch is reached with its fewest links, and has the longest delay of all such paths."""
+    """Breadth-first search: of all paths with the fewest links, each switch gets the longest delay."""
     found = {start: 0}
     edge = [start]
     while edge:

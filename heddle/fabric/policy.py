@@ -1,8 +1,8 @@
-"""What a fabric's switches and hosts do, beside how they are wired: frozen values, from a fabric file or a topology.
+"""The policy of a fabric's switches and hosts, separate from the wiring: frozen values, from a fabric file or topology.
 
-In:  nothing; heddle/fabric/policyof.py makes a Policy of a fabric file, heddle/lab/imported/derive.py of a topology.
+heddle/fabric/policyof.py makes a Policy from a fabric file, heddle/lab/imported/derive.py from a topology.
 Out: Policy, which `Fabric.policy` carries: addresses, scale, MTUs, routing and queues. Sizes are bytes, durations
-nanoseconds. No code behind the built fabric reads a fabric file.
+nanoseconds. Code that works on the built fabric never reads a fabric file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ClassKind = Literal["control", "lossless", "lossy"]
 
 @dataclass(frozen=True, slots=True)
 class Udf:
-    """Bytes of a packet that are hashed beside addresses and ports, as an ASIC's user-defined field names them.
+    """Bytes of a packet that are hashed in addition to addresses and ports: the user-defined field of an ASIC.
 
-    base: the header that `offset` (bytes) counts from. Read as one big-endian number; 0 where the packet is too short.
+    base: the header that `offset` (bytes) counts from. Read as one big-endian number; 0 if the packet is too short.
     """
 
     base: Literal["l3", "l4", "bth"] = "bth"
@@ -46,8 +46,8 @@ class HashOptions:
     policy: Literal["fields", "l3", "l4"] = "fields"  # of mode flow
     fields: int = FIELDS_5_TUPLE  # FIB_MULTIPATH_HASH_FIELD_*
     udf: Udf = DEFAULT_UDF  # of every mode that hashes a queue pair
-    gap_ns: int = 20_000_000  # flowlet, adaptive: the silence after which a queue pair may go another way
-    first: Literal["hash", "load"] = "hash"  # flowlet: how its way is chosen
+    gap_ns: int = 20_000_000  # flowlet, adaptive: the silence after which a queue pair may change its path
+    first: Literal["hash", "load"] = "hash"  # flowlet: how its path is chosen
     choice: Literal["random", "round-robin"] = "random"  # spray
     resilient: bool = False
     buckets: int = DEFAULT_BUCKETS
@@ -67,7 +67,7 @@ DEFAULT_OPTIONS: Final = HashOptions()
 
 @dataclass(frozen=True, slots=True)
 class RoutingPolicy:
-    """Path choice. seed: a word of heddle/fabric/seeds.py, or a number that all switches have.
+    """Path choice. seed: a word of heddle/fabric/seeds.py, or a number for all switches.
 
     ucmp: next hops are weighted by the bandwidth behind them.
     """
@@ -79,13 +79,13 @@ class RoutingPolicy:
 
     @property
     def by_program(self) -> bool:
-        """Whether RoCEv2 is hashed or steered by the switches' BPF program, and not by the kernel alone."""
+        """Whether the switches' BPF program hashes or steers RoCEv2, and not the kernel alone."""
         return self.ecmp != "flow" or self.hash.resilient
 
 
 @dataclass(frozen=True, slots=True)
 class ClassCurve:
-    """A class's own marking curve; None: as for all classes."""
+    """The marking curve of one class; None: as for all classes."""
 
     kmin: int | None = None
     kmax: int | None = None
@@ -119,7 +119,7 @@ class EcnPolicy:
 
 @dataclass(frozen=True, slots=True)
 class WatchdogPolicy:
-    """What becomes of a class that is paused and does not move: after `detect` its packets go on, or are dropped."""
+    """The PFC watchdog: a class that is paused and does not move for `detect` is forwarded, or dropped."""
 
     enabled: bool = True
     detect: int = 10**9
@@ -129,9 +129,9 @@ class WatchdogPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PfcPolicy:
-    """When a switch asks the sender on the other end of a link to pause a lossless class, in bytes of an ingress port.
+    """When a switch asks the peer of a link to pause a lossless class, in bytes of an ingress port.
 
-    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: as many as last a quarter of the watchdog's `detect`.
+    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: a quarter of the watchdog's `detect`.
     """
 
     enabled: bool = True
@@ -143,13 +143,13 @@ class PfcPolicy:
     watchdog: WatchdogPolicy = WatchdogPolicy()
 
     def headroom_bytes(self, rate_bps: int, mtu: int) -> int:
-        """Bytes that still arrive at a port after Xoff: what the sender sends until it stops, and a frame each way."""
+        """Bytes that still arrive at a port after Xoff: those sent until the sender stops, and a frame each way."""
         if self.headroom != "auto":
             return self.headroom
         return -(-rate_bps * self.reaction // (8 * 10**9)) + 2 * (mtu + HEADER)
 
     def quanta_at(self, rate_bps: int) -> int:
-        """Of a pause frame sent by a port of this rate; 1 to 65535."""
+        """The quanta of a pause frame sent by a port of this rate; 1 to 65535."""
         if self.quanta != "auto":
             return self.quanta
         if not self.watchdog.enabled:
@@ -159,9 +159,9 @@ class PfcPolicy:
 
 @dataclass(frozen=True, slots=True)
 class BufferPolicy:
-    """Bytes that the ports of one switch share, a size for each level from the leaves up; `auto` where none is given.
+    """Bytes that the ports of one switch share, one size per level from the leaves up; `auto` if none is given.
 
-    host: what may wait in a port of a host.
+    host: the most that may wait in a port of a host.
     """
 
     host: int = 1_000_000
@@ -174,10 +174,10 @@ class BufferPolicy:
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What stands behind every port: classes, the buffer of its switch, marking and pausing.
+    """The queues of every port: classes, the buffer of its switch, marking and pausing.
 
-    weights: shares of a port, in packets a turn; a class that is named here alone is a further lossy one.
-    dscp: DSCP -> class, where that is not the usual one. reserve: bytes of each class of each port that no other uses.
+    weights: shares of a port, in packets per turn; a class that only weights names is an additional lossy class.
+    dscp: DSCP -> class, for those that differ from the default. reserve: guaranteed bytes of each class of each port.
     """
 
     lossless: tuple[int, ...] = (3,)
@@ -198,11 +198,11 @@ class QueuePolicy:
         return tuple(sorted({self.control, self.best_effort, *self.lossless, *self.weights}))
 
     def kind(self, number: int) -> ClassKind:
-        """What a class in use is."""
+        """The kind of a class in use."""
         return "control" if number == self.control else "lossless" if number in self.lossless else "lossy"
 
     def weight(self, number: int) -> int:
-        """Its share among those that are not control: 4 for lossless ones and 1 for others, where nothing is said."""
+        """A class's share among those that are not control. Default: 4 for lossless classes, 1 for others."""
         return self.weights.get(number, 4 if number in self.lossless else 1)
 
     @property
@@ -213,12 +213,12 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All of it. delays: of links on hardware, one way, by the level of their lower end; none: no delay is modelled.
+    """The whole policy of a fabric.
 
-    pool: the network that the racks' prefixes and the loopbacks are from.
-
+    pool: the network of the racks' prefixes and the loopbacks.
     k: rates are divided by it, and every printed bandwidth names it. mtu: of IP, the smallest of all links. ib_mtu:
     payload bytes of a RoCEv2 packet.
+    delays: of links on hardware, one way, by the level of their lower end; empty: no delay is modelled.
     """
 
     ip: Family

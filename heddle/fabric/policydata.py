@@ -1,8 +1,8 @@
-"""A policy as plain data and back, for records of labs; and in a fabric file's own words, for what changes it live.
+"""A policy as plain data and back, for records of labs; and with the keys of a fabric file, for live changes.
 
-In:  Policy, QueuePolicy, RoutingPolicy; or what was written.
+In:  Policy, QueuePolicy, RoutingPolicy; or their plain data.
 Out: data that JSON can hold, with sizes in bytes and durations in nanoseconds; or, `as_file`, keys as a file has them.
-Reading raises ValueError, KeyError or TypeError for what another version of Heddle wrote.
+Reading raises ValueError, KeyError or TypeError for data of another version of Heddle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A fabric file's keys about routing, queues, scale and IP as the policy of the fabric that is built from it.
+"""Convert a fabric file's keys about routing, queues, scale and IP to the fabric's policy.
 
 In:  a FabricSpec, and the shape's levels. Out: Policy.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
-    """levels: of the shape, hosts first."""
+    """The policy of a spec. levels: of the shape, hosts first."""
     words = [level.word for level in levels[1:]]
     return Policy(
         ip=spec.ip,
@@ -46,7 +46,7 @@ def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
 
 
 def link_delays(delay: DelaySpec, levels: Sequence[Level]) -> tuple[int, ...]:
-    """`link.delay` of a fabric file, by level; empty where no link has one."""
+    """`link.delay` of a fabric file, by level; empty if no link has a delay."""
     given = (delay.host, *[delay.fabric] * (len(levels) - 2))
     found = tuple(level.uplink_ns if ns == "shape" else ns for level, ns in zip(levels, given, strict=False))
     return found if any(found) else ()

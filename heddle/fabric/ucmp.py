@@ -1,12 +1,12 @@
-"""Unequal-cost multipath: how much bandwidth each next hop stands for, and what weights the kernels get from it.
+"""Unequal-cost multipath (UCMP): the bandwidth of each next hop, and the weights that the kernels get from it.
 
 In:  a Wiring with `routing.ucmp`, and its groups of next hops (nexthops.py).
-Out: the same groups, cut where bandwidths differ; what a switch's BGP must say of a link; the weights that FRR makes.
+Out: the same groups, divided where bandwidths differ; the announcements of a switch's BGP; the weights that FRR sets.
 Bandwidths travel in BGP's link-bandwidth extended community (draft-ietf-idr-link-bandwidth). An edge announces its
 prefix with the rate of the link that it announces it over. A switch with several paths announces their sum: FRR does
-so by itself (bgp_route.c, subgroup_announce_check), and it follows what fails further on. Where a link is narrower,
-compared with its like, than what lies behind it, a fixed number takes the sum's place: the same part of what an
-announcement over a usual link would say.
+so by itself (bgp_route.c, subgroup_announce_check), and the sum follows failures further on. A link that is slower than
+usual for its level may be narrower than the paths behind it. Then a fixed number replaces the sum: the same fraction
+of the number that a link with the usual rate would announce.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     Bits = npt.NDArray[np.bool_]
     Parts = npt.NDArray[np.int64]
 
-_MOST: Final = 25_600  # what FRR's `set extcommunity bandwidth` takes, in Mbit/s
+_MOST: Final = 25_600  # the limit of FRR's `set extcommunity bandwidth`, in Mbit/s
 _PERCENT: Final = 100
 # The largest weight of a route since a release of FRR, newest first. FRR 35718a2aea (10.0): 255; db87ab3d86 (10.2):
-# 254, since a kernel of that time refused 255; 9bf55de0a6 (10.5): 255 again. No later patch of these releases has
-# changed it. (zebra's option for weights of 16 bits, of 10.5, stays off.)
+# 254, since a kernel of that time refused 255; 9bf55de0a6 (10.5): 255 again. Later patches of these releases did not
+# change it. (zebra's option for 16-bit weights, of 10.5, stays off.)
 _LARGEST: Final = (((10, 5), 255), ((10, 2), 254), ((10, 0), 255))
-# One release of FRR for each arithmetic that makes weights of bandwidths.
+# One FRR release for each formula from bandwidths to weights.
 RELEASES: Final = ((8, 4), (10, 0), (10, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Over one port: these edges (a bit set) are announced with this number of Mbit/s, whatever the sum is."""
+    """A fixed number for one port: these edges (a bit set) are announced with `mbit` Mbit/s instead of the sum."""
 
     edges: int
     mbit: int
@@ -49,9 +49,9 @@ class Announcement:
 def weights_of(bandwidths: Sequence[int], release: tuple[int, ...]) -> tuple[int, ...]:
     """The weights of next hops in the kernel, for FRR of that release.
 
-    Before 10.0 bgpd makes whole per cents of the sum (bgp_zebra_use_nhop_weighted). Since 10.0 zebra scales all weights
-    so that the largest bandwidth has the largest weight (zapi_read_nexthops); equal bandwidths have it, too. What would
-    be 0 is 1. A single next hop has no weight.
+    Before 10.0, bgpd uses whole percents of the sum (bgp_zebra_use_nhop_weighted). Since 10.0, zebra scales all weights
+    so that the largest bandwidth gets the largest weight (zapi_read_nexthops); equal bandwidths all get it. A weight of
+    0 is raised to 1. A single next hop has no weight.
     """
     if len(bandwidths) < 2:
         return (1,) * len(bandwidths)
@@ -62,7 +62,7 @@ def weights_of(bandwidths: Sequence[int], release: tuple[int, ...]) -> tuple[int
 
 
 def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Weights of a group's ports: those of FRR's release, or without one the bandwidths in lowest terms."""
+    """Weights of a group's ports for a release of FRR; without a release, the bandwidths in lowest terms."""
     if not group.bandwidths:
         return (1,) * len(group.ports)
     if release is not None:
@@ -74,14 +74,14 @@ def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tu
 
 
 def with_bandwidths(fabric: Wiring, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
-    """The groups with bandwidths, in Mbit/s as announced, cut where edges of a group have different ones."""
+    """The groups with bandwidths, in Mbit/s as announced, divided where edges of a group have different ones."""
     return _Announced(fabric, groups, announcements(fabric)).cut()
 
 
 def announcements(fabric: Wiring) -> dict[str, tuple[Announcement, ...]]:
-    """Port (`ctsw1:eth3`) -> what has to be announced over it as a fixed number; ports without such are left out.
+    """Port (`ctsw1:eth3`) -> its announcements with a fixed number; ports without any are omitted.
 
-    Each edge's own prefix is announced so over each of its uplinks.
+    Each edge announces its own prefix this way over each of its uplinks.
     """
     groups = groups_of(fabric)
     sums = _Announced(fabric, groups, {})
@@ -96,9 +96,9 @@ def announcements(fabric: Wiring) -> dict[str, tuple[Announcement, ...]]:
 
 
 class _Announced:
-    """The bandwidth of every switch's paths to every edge, as the sums that it announces.
+    """The sums that every switch announces: the bandwidth of its paths to every edge.
 
-    usual: as if every link had the rate that is usual between its levels.
+    usual: compute as if every link had the usual rate between its levels.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class _Announced:
 
     @property
     def uneven(self) -> bool:
-        """Whether some link between switches has another rate than its like."""
+        """Whether a link between switches has a rate different from the usual one of its level."""
         nodes = self._fabric.switches
         return any(
             port.rate_bps != self._usual(port)
@@ -159,7 +159,7 @@ class _Announced:
         )
 
     def rules(self, node: Node, port: Port, usual: _Announced) -> tuple[Announcement, ...]:
-        """What a switch must say over a port in place of its sums. usual: the sums if all links were usual ones."""
+        """The announcements over a port that replace the sums. usual: the sums if all links had their usual rate."""
         np = self._np
         own = self._fabric.edge_of.get(node.name)
         if own is not None:
@@ -171,7 +171,7 @@ class _Announced:
         below = self._below(node)
         down = self._fabric.by_name[port.peer_node].level < node.level
         found: dict[int, int] = {}
-        # What came from above is not announced upwards.
+        # Routes from above are not announced upwards.
         for edges in (below, ~below) if down else (below,):
             for whole in np.unique(wholes[edges]):
                 number = int(whole) if part == 1 else max(1, round(int(whole) * part))
@@ -181,7 +181,7 @@ class _Announced:
         return tuple(Announcement(edges, number) for number, edges in found.items())
 
     def _add(self, node: Node, *, upwards: bool) -> None:
-        """Sum up what the switch has heard from below (upwards), or from above."""
+        """Sum up the announcements that the switch received from below (upwards), or from above."""
         np = self._np
         for group in self._groups[node.name]:
             peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
@@ -190,14 +190,14 @@ class _Announced:
                 self._sums[node.name][where] = self._heard(node, group, where).sum(axis=0)
 
     def _heard(self, node: Node, group: Group, where: Any) -> Parts:
-        """What the peers of a group's ports announce: (ports, edges) Mbit/s."""
+        """The announcements of the peers of a group's ports: (ports, edges) Mbit/s."""
         np = self._np
         rows = []
         for name in group.ports:
             port = self._ports[node.name][name]
             row = self._sums[port.peer_node][where].copy()
             own = self._fabric.edge_of.get(port.peer_node)
-            if own is not None:  # its own prefix goes with the rate of this very link
+            if own is not None:  # its own prefix is announced with the rate of this link
                 row[where == own - 1] = self._mbit(self._usual(port) if self._all_usual else port.rate_bps)
             for edges, mbit in self._fixed.get(port.peer_ref, ()):
                 row[edges[where]] = mbit
@@ -206,11 +206,11 @@ class _Announced:
         return table
 
     def _kinds(self, table: Parts) -> Any:
-        """Which columns of a table are equal: a number from 0 for each, in the order of the values."""
+        """A number from 0 for each column of a table: equal columns have the same one, in the order of the values."""
         np = self._np
         if (table == table[:, :1]).all():
             return np.zeros(table.shape[1], dtype=np.int64)
-        # Sorting columns takes long; sums with odd factors tell them apart but for freaks, which are looked for.
+        # Sorting columns is slow. Weighted sums nearly always tell columns apart; the line below checks for collisions.
         factors = np.arange(1, table.shape[0] + 1, dtype=np.int64) * 2 + (1 << 40) + 1
         _, first, which = np.unique(factors**2 @ table, return_index=True, return_inverse=True)
         if (table == table[:, first][:, which]).all():
@@ -218,7 +218,7 @@ class _Announced:
         return np.unique(table, axis=1, return_inverse=True)[1].reshape(-1)
 
     def _set(self, edges: Any) -> int:
-        """Rows of edges, from 0, as a bit set."""
+        """Edge indices, from 0, as a bit set."""
         np = self._np
         bits = np.zeros(self._edges, dtype=np.uint8)
         bits[edges] = 1
@@ -231,7 +231,7 @@ class _Announced:
         return bits
 
     def _below(self, node: Node) -> Bits:
-        """Edges that the switch has next hops downwards to."""
+        """Edges to which the switch has next hops downwards."""
         found = 0
         for group in self._groups[node.name]:
             peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
@@ -239,7 +239,7 @@ class _Announced:
         return self._bits(found)
 
     def _usual(self, port: Port) -> int:
-        """bit/s of links between the levels of a port's ends."""
+        """The usual rate, in bit/s, of links between the levels of a port's ends."""
         ends = (self._fabric.by_name[name] for name in (port.node, port.peer_node))
         return self._fabric.level_of(min(ends, key=lambda node: node.level)).uplink_bps
 
@@ -251,9 +251,9 @@ class _Announced:
 
 
 def _scale(fabric: Wiring) -> Fraction:
-    """Bit/s that one announced Mbit/s stands for: 10^6, unless rates are odd or sums beyond what BGP can say.
+    """Bit/s per announced Mbit/s: 10^6, unless rates are not whole Mbit/s or sums exceed BGP's limit.
 
-    Only proportions count.
+    Only the proportions matter.
     """
     hosts = {node.name for node in fabric.hosts}
     rates = {link.rate_bps for link in fabric.links if link.a[0] not in hosts} | {fabric.levels[1].uplink_bps}

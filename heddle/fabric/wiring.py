@@ -1,6 +1,6 @@
-"""What is connected to what: nodes with their ports, links, levels. Frozen values; routes are worked out from them.
+"""The wiring of a fabric: nodes with their ports, links, levels. Frozen values; routes are computed from them.
 
-Nodes are in a fixed order, ports in the order eth1, eth2, ..., links in the order in which they were drawn.
+Nodes are in a fixed order, ports in the order eth1, eth2, ..., links in the order in which they were added.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
-    """What a node does: it forwards, or it sends and receives."""
+    """The role of a node: a switch forwards; a host sends and receives."""
 
     HOST = "host"
     SWITCH = "switch"
@@ -27,12 +27,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One row of a fabric, from the hosts up: how its nodes are called and shown. Each shape supplies its own.
+    """One row of a fabric, from the hosts up: names and labels of its nodes. Each shape supplies its own.
 
     word: names are word + index (`rtsw3`); it is also a label, a seed under `per-tier`, a key of `queues.buffer`.
-    title: the word in tables and pictures (`RTSW`). group: containerlab's name for the row, which its graph sorts by.
-    uplink_bps: bit/s of a link to the level above, where the fabric file gives that link no other rate.
-    uplink_ns: delay of such a link on hardware, one way, where the fabric file leaves it to the shape.
+    title: the word in tables and pictures (`RTSW`). group: containerlab's name for the row; its graph sorts by it.
+    uplink_bps: bit/s of a link to the level above, unless the fabric file sets another rate.
+    uplink_ns: delay of such a link on hardware, one way, if the fabric file says `shape`.
     """
 
     word: str
@@ -68,10 +68,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A switch or a host. Switches have a loopback and a hash seed; in fabrics of a shape an AS number too.
+    """A switch or a host. Switches have a loopback and a hash seed; in fabrics with a shape also an AS number.
 
     level: index into `Fabric.levels`: 0 for hosts, 1 for the switches that hosts are connected to, and so on.
-    groups: the numbers of the racks, zones, pods it is in, from 1, the smallest group first; words are the shape's.
+    groups: the numbers of its rack, zone, pod, from 1, the smallest group first; the shape defines the words.
     """
 
     name: str
@@ -82,12 +82,12 @@ class Node:
     groups: tuple[tuple[str, int], ...] = ()
     asn: int | None = None
     loopback: Address | None = None  # in IPv4 also the BGP router id
-    prefix: Network | None = None  # of the links to its hosts: it announces this one, the edge prefix
+    prefix: Network | None = None  # the edge prefix: of the links to its hosts; the switch announces it
     hash_seed: int | None = None  # 32 bits, never 0 (0 means "random" to the kernel)
     router_id: IPv4Address | None = None  # BGP's, in IPv6 fabrics too
 
     def group(self, word: str | None) -> int | None:
-        """The number of its group of that word (`rack`); None when it is in none."""
+        """The number of the node's group with that word (`rack`); None when it is in none."""
         return dict(self.groups).get(word or "")
 
     def port(self, name: str) -> Port:
@@ -110,11 +110,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Wiring:
-    """Nodes, ports and links, with what they are called and the policy that they follow.
+    """Nodes, ports and links, with the words for them and their policy.
 
-    levels: its rows, hosts first. box: the word of the groups that a picture draws as boxes, and that placement deals
-    ranks to in turn. area: the word of larger groups, in which fabrics of several such groups are divided. sizes: the
-    keys of the fabric file that more NICs come from.
+    levels: the rows, hosts first. box: the word of the groups that a picture draws as boxes, and to which placement
+    assigns ranks in turn. area: the word of larger groups, into which large fabrics are divided. sizes: the keys of the
+    fabric file that add NICs.
     """
 
     name: str
@@ -155,12 +155,12 @@ class Wiring:
 
     @cached_property
     def slowest_bps(self) -> int:
-        """The rate of the slowest link; 1 Mbit/s, the least that there is, in a fabric without links."""
+        """The rate of the slowest link; in a fabric without links 1 Mbit/s, the minimum."""
         return min((link.rate_bps for link in self.links), default=10**6)
 
     @cached_property
     def part_of(self) -> Mapping[str, int]:
-        """Switch -> the connected part of the fabric that it is in, from 0 in file order: planes have no common one."""
+        """Switch -> the number of its connected part of the fabric, from 0 in file order. Each plane is a part."""
         found: dict[str, int] = {}
         number = -1
         for start in self.switches:

@@ -1,1 +1,1 @@
-"""Paths and loads on paper: any fabric file, any collective or traffic matrix, and no lab."""
+"""Offline prediction of paths and loads: any fabric file, any collective or traffic matrix, no lab."""

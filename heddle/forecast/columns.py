@@ -1,8 +1,8 @@
-"""The queue pairs of a plan as columns: what heddle/traffic/plan.py gives object by object, for millions of them.
+"""The queue pairs of a plan as columns: the same as the objects of heddle/traffic/plan.py, for millions of QPs.
 
-In:  endpoints by rank, connections in plan order, QPs a connection, how source ports are chosen.
-Out: Connections, a row each; and flows, a row a QP, made for some connections at a time so that memory stays bounded.
-QP numbers and source ports are those of `build_plan`, number for number; that is tested.
+In:  endpoints by rank, connections in plan order, QPs per connection, the choice of source ports.
+Out: Connections, one per row; and flows, one QP per row, made for some connections at a time to limit memory.
+QP numbers and source ports are exactly those of `build_plan`; a test compares them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from heddle.traffic.plan import qpn_before_first
 from heddle.wire.layout import ROCE_PORT
 from heddle.wire.sport import sport_for_qps
 
-# The formula of one NIC for one QP; its arithmetic is that of 64-bit words, so it does for columns of them too.
+# The formula for one QP; it uses 64-bit arithmetic, so it works for columns too.
 _sports: Final = cast(Callable[[U64, U64], U64], sport_for_qps)
-BATCH: Final = 1 << 19  # flows that are looked at together: few enough for memory, enough for numpy
-FLOW_BYTES: Final = 400  # of memory a flow of a batch: columns, hashes in 64 bits and their state, hops
-CONNECTION_BYTES: Final = 160  # of memory a connection: columns, and what sorting them takes
+BATCH: Final = 1 << 19  # flows per batch: few enough for memory, enough for numpy to be fast
+FLOW_BYTES: Final = 400  # memory per flow of a batch: columns, hashes in 64 bits and their state, hops
+CONNECTION_BYTES: Final = 160  # memory per connection: columns, and sorting them
 
 
 @dataclass(frozen=True)
 class Connections:
-    """Pairs of ranks that talk, in plan order. numbers: each end's QP number of index 0; index i has i more.
+    """Pairs of ranks with traffic, in plan order. numbers: each end's QP number of index 0; index i has i more.
 
-    kind: row of the table in volume.py that says how many bytes each of its QPs carries.
+    kind: row of the table in volume.py with the bytes of each of its QPs.
     """
 
     src: I32
@@ -49,7 +49,7 @@ class Connections:
 
     @property
     def flows(self) -> int:
-        """How many flows there are: one a QP."""
+        """The number of flows: one per QP."""
         return len(self.src) * self.qps
 
     def batches(self, limit: int = BATCH) -> Iterator[slice]:
@@ -63,9 +63,9 @@ def connect(
     endpoints: Sequence[Endpoint], src: npt.NDArray[np.integer], dst: npt.NDArray[np.integer], kind: I32,
     qps: int, source_ports: SourcePorts,
 ) -> Connections:  # fmt: skip
-    """Open `qps` QPs for every pair of ranks, in this order, as NICs hand out numbers: one after the other."""
-    ends = np.stack([src, dst], axis=1).astype(np.int32).ravel()  # in the order in which numbers are asked for
-    earlier = _earlier_alike(ends, len(endpoints))
+    """Open `qps` QPs for every pair of ranks, in this order; each NIC assigns QP numbers in sequence."""
+    ends = np.stack([src, dst], axis=1).astype(np.int32).ravel()  # in the order of number assignment
+    earlier = _earlier_equal(ends, len(endpoints))
     start = np.array([qpn_before_first(e.nic) for e in endpoints], dtype=np.int64)
     number = (start[ends] + 1 + earlier * qps).astype(np.uint32).reshape(-1, 2)
     return Connections(
@@ -74,8 +74,8 @@ def connect(
     )  # fmt: skip
 
 
-def _earlier_alike(values: I32, kinds: int) -> I64:
-    """For each place, how often its value stands at an earlier one. values: from 0 to kinds - 1."""
+def _earlier_equal(values: I32, kinds: int) -> I64:
+    """For each index, the number of equal values at earlier indices. values: from 0 to kinds - 1."""
     order = np.argsort(values, kind="stable")
     first = np.concatenate([[0], np.cumsum(np.bincount(values, minlength=kinds))[:-1]])
     earlier = np.empty(len(values), dtype=np.int64)
@@ -84,12 +84,12 @@ def _earlier_alike(values: I32, kinds: int) -> I64:
 
 
 def addresses(endpoints: Sequence[Endpoint]) -> U32:
-    """Addresses by rank as FlowArrays wants them: (ranks,) for IPv4, (ranks, 4) words, the first on top, for IPv6."""
+    """Addresses by rank, as in FlowArrays: (ranks,) for IPv4, (ranks, 4) words, most significant first, for IPv6."""
     return address_words([endpoint.ip for endpoint in endpoints])
 
 
 def flows_of(connections: Connections, part: slice, address: U32) -> FlowArrays:
-    """The flows of some connections, QP by QP: rows go by connection, then index. address: see `addresses`."""
+    """The flows of some connections; rows are sorted by connection, then index of the QP. address: see `addresses`."""
     qps = connections.qps
     index = np.arange(qps, dtype=np.uint32)
     mine = (connections.src_number[part, None] + index).ravel()

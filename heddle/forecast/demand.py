@@ -1,4 +1,4 @@
-"""A plan on a fabric: where the ranks are, who talks to whom, and how much each QP carries.
+"""A plan on a fabric: the places of the ranks, the pairs with traffic, and the bytes of each QP.
 
 In:  Fabric, PaperPlan. Out: Traffic, columns only.
 """
@@ -26,9 +26,9 @@ from heddle.traffic.plan import place, smallest_size
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is sent. address: by rank, as FlowArrays has them; volume: by kind of connection and index of QP.
+    """The traffic of a plan. address: by rank, as in FlowArrays; volume: by kind of connection and index of QP.
 
-    split: the communicators in words, where there are several.
+    split: the communicators in words, if there are several.
     """
 
     plan: PaperPlan
@@ -40,7 +40,7 @@ class Traffic:
 
 
 def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
-    """Place the ranks and open the QPs. InputError when the fabric lacks ranks or hosts, or the machine memory."""
+    """Place the ranks and open the QPs. InputError if the fabric has too few NICs, or the machine too little memory."""
     spec = plan.spec
     endpoints = _placed(fabric, plan)
     cut = cutting(fabric, spec.qps, spec.qp_mode, spec.chunk)
@@ -64,7 +64,7 @@ def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
 
 
 def _count(plan: PaperPlan, pattern: Pattern, ranks: int) -> int:
-    """Elements of a rank's array that are sent, rounded down as a run does it; InputError when none are left."""
+    """Elements of a rank's array that are sent, rounded down as in a run; InputError if this gives 0."""
     count = pattern.whole(ranks, plan.spec.size // ELEMENT_BYTES)
     if count == 0:
         why = f"is rounded down to 0 bytes by {pattern.collective} over {ranks} ranks, as in nccl-tests"
@@ -74,7 +74,7 @@ def _count(plan: PaperPlan, pattern: Pattern, ranks: int) -> int:
 
 
 def _placed(fabric: Fabric, plan: PaperPlan) -> tuple[Endpoint, ...]:
-    """As a run places ranks; what is wrong is said of the plan's keys instead of a run's flags."""
+    """The ranks, placed as in a run. Errors name the plan's keys instead of a run's flags."""
     try:
         return place(fabric, RunOptions(ranks=plan.spec.ranks, placement=plan.spec.placement))
     except InputError as error:
@@ -82,7 +82,7 @@ def _placed(fabric: Fabric, plan: PaperPlan) -> tuple[Endpoint, ...]:
 
 
 def _split(fabric: Fabric, plan: PaperPlan, endpoints: Sequence[Endpoint]) -> Communicators:
-    """As a run splits its ranks."""
+    """The communicators, split as in a run."""
     try:
         return communicators_of(fabric, endpoints, plan.spec.split)
     except InputError as error:

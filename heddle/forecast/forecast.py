@@ -1,6 +1,6 @@
-"""A prediction from end to end: fabric and plan in, loads under every mode out, with nothing that runs.
+"""The whole offline prediction: from a fabric and a plan to the loads in every mode.
 
-In:  Fabric, PaperPlan; what is down and drained; how many trials.
+In:  Fabric, PaperPlan; nodes and ports that are down or drained; the number of trials.
 Out: Prediction (result.py).
 """
 
@@ -31,12 +31,12 @@ from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max
 _GROUPS: Final = {
     "threshold": False,
     "resilient": True,
-}  # how next hops are chosen among, and whether that is resilient
+}  # how next hops are selected -> whether it is resilient
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked beside fabric and plan. mode: in place of the fabric's own; trials: other seeds, 0 for none."""
+    """Options of a prediction. mode: instead of the fabric's own; trials: with other seeds, 0 for none."""
 
     mode: str | None = None
     trials: int = 0
@@ -47,7 +47,7 @@ class Ask:
 def forecast(
     fabric: Fabric, plan: PaperPlan, ask: Ask, observer: Observer, checked: SelfTest | None = None
 ) -> Prediction:
-    """Predict. checked: whether this machine's kernel agrees. InputError for a plan that does not fit the fabric."""
+    """Predict. checked: the self-test of this machine's kernel. InputError for a plan that does not fit the fabric."""
     release = frr_release() if fabric.policy.routing.ucmp else None
     observer.begin("fabric")
     trouble = trouble_of(fabric, ask.down, ask.drain)
@@ -61,7 +61,7 @@ def forecast(
 
 
 class _Forecast:
-    """What all steps need: arrays of the fabric as it was and as it is."""
+    """State of all steps: arrays of the fabric before and after the failures."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Forecast:
         self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
 
     def result(self, observer: Observer, checked: SelfTest | None) -> Prediction:
-        """All of it."""
+        """The whole prediction."""
         scenarios, befores = self._scenarios()
         observer.begin("flows")
         every = dict(zip((s.key for s in scenarios), carry(self._wires, self._traffic, self._nics, scenarios, befores),
@@ -95,7 +95,7 @@ class _Forecast:
         roofline = self._roofline(demand)
         trials = self._trials(roofline, observer)
         results = tuple(self._mode(mode, every.get(mode), even, roofline, trials) for mode in self._modes)
-        main = every[how.HASHED[0]]  # which flows have no way is the same in all
+        main = every[how.HASHED[0]]  # flows without a path are the same in all modes
         first = every.get(self._modes[0])
         endpoints = self._traffic.endpoints
         return Prediction(
@@ -107,14 +107,14 @@ class _Forecast:
         )  # fmt: skip
 
     def _drained(self) -> Bools:
-        """Ports at either end of links of drained switches: those that carry nothing then are as good as not there."""
+        """Ports at both ends of links of drained switches. Those that carry nothing do not count for the MMR."""
         wires = self._wires
         ids = [wires.switch_id[name] for name in self._trouble.drained]
         found: Bools = np.isin(wires.owner, ids) | np.isin(wires.peer, ids)
         return found
 
     def _hashed(self, trial: int) -> list[Scenario]:
-        """Each mode that gives flows a path, under the file's seeds (trial 0) or under others."""
+        """Each mode in which a flow has one path, with the file's seeds (trial 0) or with others."""
         wires, policy = self._wires, self._wires.fabric.policy
         scenarios = []
         for mode in how.HASHED:
@@ -124,14 +124,14 @@ class _Forecast:
         return scenarios
 
     def _scenarios(self) -> tuple[list[Scenario], list[int | None]]:
-        """The modes under the file's seeds; then the pairs for `moved`."""
+        """The modes with the file's seeds; then the pairs for `moved`."""
         wires, policy = self._wires, self._wires.fabric.policy
         scenarios = self._hashed(0)
         befores: list[int | None] = [None] * len(scenarios)
         if self._trouble and self._modes[0] in how.HASHED:
             for key, on in _GROUPS.items():
                 if on and policy.routing.ucmp:
-                    continue  # buckets know no weights: a file that says both is refused
+                    continue  # buckets have no weights: a file with both is refused
                 rule = how.rule_of(policy, self._modes[0], resilient=on)
                 rules = how.rules_of(wires, rule, self._steering, wires.seeds)
                 scenarios += [Scenario(f"{key}/before", self._before, rules), Scenario(key, self._after, rules)]
@@ -149,7 +149,7 @@ class _Forecast:
         )
 
     def _trials(self, roofline: Roofline, observer: Observer) -> dict[str, dict[str, Percentiles]]:
-        """Mode -> figure -> spread. One trial after the other, so that memory does not grow with them."""
+        """Mode -> figure -> spread. Trials run one after the other, so that memory does not grow with their number."""
         drawn: dict[str, dict[str, list[float]]] = {mode: {} for mode in how.HASHED}
         if self._ask.trials:
             observer.begin("trials", self._ask.trials)
@@ -188,13 +188,13 @@ class _Forecast:
         )
 
     def _mmr(self, carried: F64) -> dict[int, float | None]:
-        """Max/mean by direction over the ports that are up, of links that ranks are below (fabric/below.py)."""
+        """Max/mean by direction, over live ports of links with ranks below them (fabric/below.py)."""
         of = self._wires.direction
         chosen = self._live & self._ranked
         return {d: max_over_mean(carried[(of == d) & chosen]) for d in self._wires.of_directions()}
 
     def _roofline(self, demand: Demand) -> Roofline:
-        """The busiest NIC, or the busiest of the cuts around an edge or an area, by what its live links can carry."""
+        """The busiest NIC, or the busiest cut around an edge or an area, by the rate of its live links."""
         wires = self._wires
         nic = demand.direct * 8 / wires.rate
         at = int(nic.argmax())
@@ -227,7 +227,7 @@ class _Forecast:
         top = wires.direction == 2
         if (
             areas > 1 and 2 in wires.upward and top.any()
-        ):  # what leaves an area goes over the links from level 2 to level 3
+        ):  # traffic between areas uses the links from level 2 to level 3
             joined = np.zeros((areas, areas))
             np.add.at(joined, (of_edge[:, None], of_edge[None, :]), between)
             np.fill_diagonal(joined, 0)
@@ -237,7 +237,7 @@ class _Forecast:
             yield from _busiest(joined.sum(axis=0), upward, lambda i: f"all links from {above} to {word} {i + 1}")
 
     def _evenness(self, loads: Loads) -> dict[int, Evenness]:
-        """Of flows, for the switches that choose: each by itself, since how many flows it has is no choice of its."""
+        """Evenness of flows over the ports of switches that choose; each switch counts separately (statistics.py)."""
         wires = self._wires
         found = {}
         weighted = bool(loads.hoped.any())
@@ -245,7 +245,7 @@ class _Forecast:
             ports = np.flatnonzero((wires.direction == direction) & ((not weighted) | (loads.hoped > 0)))
             if not len(ports):
                 continue
-            # Weights are of the paths to one edge, and other edges have others: what they come to is summed up.
+            # Weights differ between edges, so the expected flows of all edges are added up.
             weights = loads.hoped[ports] if weighted else np.ones(len(ports))
             cuts = np.flatnonzero(np.diff(wires.owner[ports])) + 1
             groups = zip(np.split(loads.flows[ports], cuts), np.split(weights, cuts), strict=True)
@@ -253,7 +253,7 @@ class _Forecast:
         return found
 
     def _entropy(self) -> Entropy:
-        """Of 5-tuples. Two QPs can share one only within their connection, so those are looked at one by one."""
+        """Entropy of 5-tuples. Only QPs of one connection can share a 5-tuple, so each connection counts separately."""
         connections = self._traffic.connections
         total, distinct, weighted = 0, 0, 0.0
         for part in connections.batches():
@@ -267,26 +267,26 @@ class _Forecast:
         return Entropy(total, distinct, max(0.0, float(np.log2(total)) - weighted / total) if total else 0.0)
 
     def _notes(self) -> Iterator[str]:
-        if said := how.said_of(self._own):
-            yield said
+        if note := how.mode_note(self._own):
+            yield note
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
-            yield "weights are bandwidths in lowest terms: no FRR is installed here, whose release would say more"
+            yield "weights are bandwidths in lowest terms: no FRR is installed here, and its release sets the weights"
 
     def _idle(self) -> str:
-        """How many QPs carry nothing, and why."""
+        """The number of QPs that carry nothing, and the reason."""
         traffic = self._traffic
         silent = (traffic.volume.wire == 0).sum(axis=1)
         quiet = int(silent[traffic.connections.kind].sum())
         if not quiet:
             return ""
-        why = "messages are too short to be cut into so many parts of 128 bytes"
+        why = "messages are too short for so many parts of 128 bytes"
         if traffic.plan.spec.qp_mode == "round-robin":
-            why = "there are fewer messages than QPs to deal them to"
+            why = "there are fewer messages than QPs"
         return f"{quiet:,} of {traffic.connections.flows:,} QPs carry nothing: {why}"
 
 
 def _busiest(amount: F64, capacity: F64, name: Callable[[int], str]) -> Iterator[tuple[str, float]]:
-    """The cut that takes longest; none where nothing crosses."""
+    """The cut that takes longest; nothing if no traffic crosses a cut."""
     there = np.flatnonzero((amount > 0) & (capacity > 0))
     if len(there):
         seconds = amount[there] * 8 / capacity[there]

@@ -1,8 +1,8 @@
-"""What the ports of a fabric carry: flows walked in batches over one or several scenarios, and summed up by port.
+"""The loads of a fabric's ports: flows are walked in batches over one or several scenarios, and summed by port.
 
 In:  Wires, Traffic, Scenarios (next hops and hashing rules).
-Out: Loads of each: bytes and flows by port; how many flows have no way; and how far two scenarios differ.
-Memory is that of a batch whatever the number of flows; time is linear in flows x scenarios.
+Out: Loads of each: bytes and flows by port; the number of flows without a path; the difference of two scenarios.
+Memory is limited to one batch, for any number of flows; time is linear in flows x scenarios.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules
 from heddle.predict.walk import MAX_HOPS, Hops, walk
 
-_NAMED: int = 8  # flows without a way that are named
-_ENTRIES: int = 1 << 19  # (switch, destination) pairs that are spread together
+_NAMED: int = 8  # pairs without a path that are named
+_ENTRIES: int = 1 << 19  # (switch, destination) pairs per batch
 
 
 @dataclass(frozen=True)
 class Nics:
-    """Ranks as ports. All arrays are by rank: the NIC's own port, its switch's port to it, that switch, its slice.
+    """Ranks as ports. All arrays are by rank: the NIC's port, its switch's port to it, that switch, its slice.
 
     edge: of that switch, from 0. slice: index among that switch's downlinks. alive: whether its link is.
     """
@@ -40,11 +40,11 @@ class Nics:
 
 
 def nics_of(wires: Wires, traffic: Traffic, dead: frozenset[str] = frozenset()) -> Nics:
-    """Where the ranks of a plan hang. dead: names of ports."""
+    """The ports of a plan's ranks. dead: names of ports."""
     down = np.array([wires.id_of[e.first_hop] for e in traffic.endpoints], dtype=np.int32)
     downlinks = np.flatnonzero(wires.direction == wires.direction[down[0]])
     first = np.full(len(wires.switches), np.iinfo(np.int32).max, dtype=np.int64)
-    np.minimum.at(first, wires.owner[downlinks], downlinks)  # a switch's downlinks follow each other
+    np.minimum.at(first, wires.owner[downlinks], downlinks)  # a switch's downlinks are consecutive
     switch = wires.owner[down]
     alive = np.array([e.first_hop not in dead for e in traffic.endpoints], dtype=bool)
     return Nics(wires.other[down], down, switch, wires.edge[switch], (down - first[switch]).astype(np.int32), alive)
@@ -52,7 +52,7 @@ def nics_of(wires: Wires, traffic: Traffic, dead: frozenset[str] = frozenset()) 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way in which a fabric may forward. key: what its results are found by."""
+    """One forwarding of a fabric. key: the key of its results."""
 
     key: str
     forwarding: Forwarding
@@ -61,10 +61,10 @@ class Scenario:
 
 @dataclass
 class Loads:
-    """By port: bytes on the wire, and flows that carry some. unreachable: flows without a way; named: the first pairs.
+    """By port: bytes on the wire, and flows with bytes. unreachable: flows without a path; named: their first pairs.
 
-    moved, lost: against the scenario before, flows on another path, and flows whose path there is no longer a way.
-    hoped: what flows would be if each switch had shared those that reached it by weight; 0 where all weigh alike.
+    moved, lost: compared with the scenario before, flows on another path, and flows whose old path is not usable now.
+    hoped: the expected flows if each switch had shared the flows that reached it by weight; 0 if weights are equal.
     """
 
     bytes: F64
@@ -79,16 +79,16 @@ class Loads:
 
 @dataclass(frozen=True)
 class Demand:
-    """(switches, edges): bytes from NICs of a switch to NICs of an edge, of flows that have a way."""
+    """(switches, edges): bytes from NICs of a switch to NICs of an edge, of flows with a path."""
 
     bytes: F64
-    direct: F64  # (ports,): on the links of NICs, both ways
+    direct: F64  # (ports,): on the links of NICs, both directions
 
 
 def carry(
     wires: Wires, traffic: Traffic, nics: Nics, scenarios: Sequence[Scenario], befores: Sequence[int | None] = ()
 ) -> list[Loads]:
-    """Walk all flows over every scenario. befores: for each, which earlier one its paths are compared with, or None."""
+    """Walk all flows over every scenario. befores: for each, the earlier one to compare its paths with, or None."""
     count = len(wires.ports)
     every = [Loads(np.zeros(count), np.zeros(count), np.zeros(count)) for _ in scenarios]
     needed = set(befores) - {None}
@@ -106,7 +106,7 @@ def carry(
 
 
 class _Batch:
-    """Some connections' flows, and where they start and end."""
+    """The flows of some connections, and their ends."""
 
     def __init__(self, wires: Wires, traffic: Traffic, nics: Nics, part: slice) -> None:
         connections = traffic.connections
@@ -124,7 +124,7 @@ class _Batch:
         self._ends = nics.up[self.src], nics.down[self.dst]
 
     def go(self, scenario: Scenario, loads: Loads) -> tuple[Hops, Bools]:
-        """Walk one scenario and add up what its ports carry; flows that do not arrive carry nothing."""
+        """Walk one scenario and add the loads of its ports; flows that do not arrive carry nothing."""
         hops = walk(scenario.forwarding, scenario.rules, self.flows, self.edge, self.first, slices=self.slices)
         peer = self._wires.peer
         share = np.where(self.first == self.home, 1.0, 0.0)
@@ -151,7 +151,7 @@ class _Batch:
 
 
 def _hoped(wires: Wires, forwarding: Forwarding, hops: Hops, edge: I32, amount: F64) -> F64 | float:
-    """What reached every group of next hops, shared among its ports by weight: (ports,); 0 where all weigh alike."""
+    """Flows that reached each group of next hops, divided by weight among its ports: (ports,); 0 for equal weights."""
     if not len(forwarding.weight) or forwarding.weight.min() == forwarding.weight.max():
         return 0.0
     reached = np.zeros(len(forwarding.size))
@@ -168,7 +168,7 @@ def _hoped(wires: Wires, forwarding: Forwarding, hops: Hops, edge: I32, amount: 
 def _compare(
     scenario: Scenario, batch: _Batch, before: tuple[Hops, Bools], after: tuple[Hops, Bools], loads: Loads
 ) -> None:
-    """Count the flows that go elsewhere now, and those among them that had to."""
+    """Count the flows with a new path, and those of them whose old path is not usable."""
     old, new = before[0].ports, after[0].ports
     both = before[1] & after[1] & (batch.amount > 0)
     width = max(old.shape[1], new.shape[1])
@@ -188,7 +188,7 @@ def _compare(
 
 
 def demand_of(wires: Wires, traffic: Traffic, nics: Nics, forwarding: Forwarding) -> Demand:
-    """How much every switch has for every edge, leaving out what has no way."""
+    """The bytes of every switch for every edge, without flows that have no path."""
     shape = forwarding.group.shape
     total = np.zeros(shape[0] * shape[1])
     direct = np.zeros(len(wires.ports))
@@ -206,9 +206,9 @@ def demand_of(wires: Wires, traffic: Traffic, nics: Nics, forwarding: Forwarding
 
 
 def spread_evenly(wires: Wires, forwarding: Forwarding, demand: Demand) -> F64:
-    """Bytes by port if every switch splits what it has for an edge over all next hops, by their weights.
+    """Bytes by port if every switch splits its bytes for an edge over all next hops, by their weights.
 
-    It is what packet spraying comes to, and flowlets at their best. Switch by switch: nobody has to know flows.
+    This is the result of packet spraying, and the best case of flowlets. It is computed per switch, without flows.
     """
     loads = demand.direct.copy()
     switches, edges = demand.bytes.shape

@@ -1,8 +1,8 @@
-"""Traffic matrices: who sends how many bytes to whom, from a CSV file or by a word.
+"""Traffic matrices: bytes from each sender to each receiver, from a CSV file or by name.
 
-In:  a named matrix and its number, or a file with the columns src,dst,bytes; the ranks' places.
+In:  a named matrix and its number, or a file with the columns src,dst,bytes; the endpoints by rank.
 Out: Matrix: columns of sender, receiver and bytes, in plan order (by sender, then receiver).
-Nothing large is made before its size is known to fit: see `check_memory`.
+`check_memory` runs before anything large is made.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from heddle.traffic.endpoint import Endpoint
 
 COLUMNS: Final = ("src", "dst", "bytes")
-_MOST_PROBLEMS: Final = 20  # of one file: a column that is wrong is wrong in every row
-_MOST_NAMES: Final = 4096  # that are compared with a word that is none of them
-_ROW_BYTES: Final = 12  # of a file: the least that a row takes
-_READ_BYTES: Final = 250  # of memory a row while the file is read
+_MOST_PROBLEMS: Final = 20  # per file: an error in a column is in every row
+_MOST_NAMES: Final = 4096  # names to compare with an unknown word
+_ROW_BYTES: Final = 12  # of a file: the minimum of a row
+_READ_BYTES: Final = 250  # memory per row while the file is read
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows by sender, then receiver; no row of nothing, none from a rank to itself, none twice. Bytes are payload."""
+    """Rows by sender, then receiver; no empty row, no rank to itself, no pair twice. Bytes are payload."""
 
     src: I64
     dst: I64
@@ -43,21 +43,21 @@ class Matrix:
 
 
 def check_memory(plan: PaperPlan, ranks: int, connections: int, qps: int) -> None:
-    """InputError when so many connections cannot be held in memory; nothing has been made yet."""
+    """InputError when the connections do not fit in memory; called before they are made."""
     need = connections * CONNECTION_BYTES + min(connections * qps, BATCH) * FLOW_BYTES
     free = free_bytes()
     if need > free:
-        size = f"{need / 1e9:.0f} GB, and {free / 1e9:.1f} GB are free"
-        why = f"makes {connections:,} connections of {ranks:,} ranks: {size}"
+        size = f"{need / 1e9:.0f} GB, but {free / 1e9:.1f} GB are free"
+        why = f"makes {connections:,} connections of {ranks:,} ranks, which need {size}"
         fit = int((free / CONNECTION_BYTES) ** 0.5 * 0.9)
         key = "matrix" if plan.spec.matrix is not None else "collective"
-        raise InputError(plan.problem(key, why, f"take fewer ranks, as ranks: {min(fit, ranks - 1)}"))
+        raise InputError(plan.problem(key, why, f"use fewer ranks, as ranks: {min(fit, ranks - 1)}"))
 
 
 def matrix_of(plan: PaperPlan, endpoints: Sequence[Endpoint], communicators: Communicators) -> Matrix:
-    """The matrix of a plan for ranks at these places. InputError for what does not fit them.
+    """The matrix of a plan for these endpoints. InputError for rows that do not fit them.
 
-    communicators: each has the named matrix among its own ranks; a file names ranks of the whole plan.
+    communicators: each uses the named matrix among its own ranks; a file names ranks of the whole plan.
     """
     if plan.spec.file is not None:
         return _sorted(*_read(plan, endpoints))
@@ -68,7 +68,7 @@ def matrix_of(plan: PaperPlan, endpoints: Sequence[Endpoint], communicators: Com
 
 
 def _named(plan: PaperPlan, many: int, ranks: int) -> tuple[I64, I64]:
-    """Senders and receivers of a named matrix among so many ranks. many: how many communicators have it."""
+    """Senders and receivers of a named matrix among `ranks` ranks. many: the number of communicators."""
     name, number = plan.spec.named
     if name == "all-to-all":
         check_memory(plan, many * ranks, many * ranks * (ranks - 1), plan.spec.qps)
@@ -78,12 +78,12 @@ def _named(plan: PaperPlan, many: int, ranks: int) -> tuple[I64, I64]:
         src, dst = np.arange(ranks), _derangement(ranks, number or 0)
     elif name == "shift":
         if (number or 0) % ranks == 0:
-            raise InputError(plan.problem("matrix", f"sends the {ranks} ranks to themselves", "try shift:1"))
+            raise InputError(plan.problem("matrix", f"makes each of the {ranks} ranks send to itself", "try shift:1"))
         src = np.arange(ranks)
         dst = (src + (number or 0)) % ranks
     else:
         if (number or 0) >= ranks:
-            why = f"needs {(number or 0) + 1} ranks, one of which receives, and there are {ranks}"
+            why = f"needs {(number or 0) + 1} ranks, one of which receives, but there are {ranks}"
             raise InputError(plan.problem("matrix", why, f"try incast:{ranks - 1}"))
         src = np.arange(1, (number or 0) + 1)
         dst = np.zeros_like(src)
@@ -91,7 +91,7 @@ def _named(plan: PaperPlan, many: int, ranks: int) -> tuple[I64, I64]:
 
 
 def _derangement(ranks: int, seed: int) -> I64:
-    """Everybody sends to one other and receives from one other: a random order, each rank to the next one in it."""
+    """A random cycle: each rank sends to one other rank and receives from one other."""
     order = np.random.default_rng(seed).permutation(ranks)
     to = np.empty(ranks, dtype=np.int64)
     to[order] = np.roll(order, -1)
@@ -114,13 +114,13 @@ def _read(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> tuple[I64, I64, I64
         rows = path.stat().st_size // _ROW_BYTES
         if rows * _READ_BYTES > free_bytes():
             why = (
-                f"has up to {rows:,} rows: {rows * _READ_BYTES / 1e9:.0f} GB, and {free_bytes() / 1e9:.1f} GB are free"
+                f"has up to {rows:,} rows: {rows * _READ_BYTES / 1e9:.0f} GB, but {free_bytes() / 1e9:.1f} GB are free"
             )
-            raise InputError(Problem("", name, why, "sum up rows, or take a part of them"))
+            raise InputError(Problem("", name, why, "sum up rows, or use a part of them"))
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        hint = "check the path" if name == plan.spec.file else "a path goes from the plan's directory"
-        raise InputError(plan.problem("matrix", f"is not there: {name}", hint)) from None
+        hint = "check the path" if name == plan.spec.file else "write the path relative to the plan's directory"
+        raise InputError(plan.problem("matrix", f"does not exist: {name}", hint)) from None
     except IsADirectoryError:
         raise InputError(Problem("", name, "is a directory", "name the .csv file in it")) from None
     except UnicodeDecodeError:
@@ -136,7 +136,7 @@ def _says(line: str) -> bool:
 
 
 class _Rows:
-    """Reads a matrix' lines, and collects what is wrong with them."""
+    """Reads the lines of a matrix, and collects their errors."""
 
     def __init__(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         self._name = name
@@ -153,7 +153,7 @@ class _Rows:
         self._by_name |= hosts
 
     def read(self, lines: Sequence[str]) -> tuple[I64, I64, I64]:
-        """Columns of ranks and bytes. InputError with the first problems, and how many more there are."""
+        """Columns of ranks and bytes. InputError with the first problems, and the number of the others."""
         at = next((i for i, line in enumerate(lines) if _says(line)), None)
         head = tuple(word.strip().lower() for word in lines[at].split(",")) if at is not None else ()
         if sorted(head) != sorted(COLUMNS) or at is None:
@@ -165,11 +165,13 @@ class _Rows:
         hidden = len(self._problems.found) - _MOST_PROBLEMS
         if hidden > 0:
             del self._problems.found[_MOST_PROBLEMS:]
-            self._problems.add(where=self._name, what="the file", why=f"has {hidden} more like these")
+            self._problems.add(where=self._name, what="the file", why=f"has {hidden} more problems like these")
         self._problems.raise_if_any()
         table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
         if not table[:, 2].any():
-            raise InputError(Problem(self._name, "the matrix", "sends nothing", "a row is 0,1,1M: from, to, bytes"))
+            raise InputError(
+                Problem(self._name, "the matrix", "sends nothing", "write rows as 0,1,1M: from, to, bytes")
+            )
         return table[:, 0], table[:, 1], table[:, 2]
 
     def _rows(self, lines: Sequence[str], start: int, order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -178,12 +180,14 @@ class _Rows:
                 continue
             cells = [cell.strip() for cell in line.split(",")]
             if len(cells) != len(COLUMNS):
-                self._wrong(number, line.strip()[:60], f"has {len(cells)} values", "a row is 0,1,1M: from, to, bytes")
+                self._wrong(
+                    number, line.strip()[:60], f"has {len(cells)} values", "write rows as 0,1,1M: from, to, bytes"
+                )
                 continue
             src, dst, amount = (cells[i] for i in order)
             row = self._rank(number, "src", src), self._rank(number, "dst", dst), self._bytes(number, amount)
             if row[0] == row[1] and row[0] >= 0:
-                self._wrong(number, f"{src} to {dst}", "stays at one NIC", "leave the row out")
+                self._wrong(number, f"{src} to {dst}", "has one NIC at both ends", "remove the row")
             yield row
 
     def _wrong(self, line: int, what: str, why: str, hint: str = "") -> None:
@@ -193,15 +197,19 @@ class _Rows:
         if text.isdecimal() and text.isascii():
             if int(text) < self._ranks:
                 return int(text)
-            self._wrong(line, f"{column}: {text}", "is no rank of this plan", f"ranks are 0 to {self._ranks - 1}")
+            self._wrong(line, f"{column}: {text}", "is not a rank of this plan", f"ranks are 0 to {self._ranks - 1}")
         elif text in self._several:
-            hint = f"write a NIC of it, as {text}:eth1, or a rank"
+            hint = f"write one of its NICs, as {text}:eth1, or a rank"
             self._wrong(line, f"{column}: {text}", "is a host with several ranks", hint)
         elif text in self._by_name:
             return self._by_name[text]
         else:
-            hint = did_you_mean(text, self._hosts) if len(self._hosts) <= _MOST_NAMES else "a host is host7, a rank 6"
-            self._wrong(line, f"{column}: {text or 'nothing'}", "is neither a rank nor a host with one", hint)
+            hint = (
+                did_you_mean(text, self._hosts)
+                if len(self._hosts) <= _MOST_NAMES
+                else "write a host as host7, a rank as 6"
+            )
+            self._wrong(line, f"{column}: {text or 'nothing'}", "is neither a rank nor a host with a rank", hint)
         return -1
 
     def _bytes(self, line: int, text: str) -> int:

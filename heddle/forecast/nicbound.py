@@ -1,11 +1,11 @@
-"""The shortest time that the NICs' links alone allow for one iteration of a plan: the fluid bound of a run.
+"""The shortest time for one iteration of a plan that the NICs' links allow: the fluid bound of a run.
 
 In:  a fabric, and the plan of a run on it.
-Out: NicBound: seconds, and the bandwidths that they come to.
-Exact in bytes: each message is cut as ranks and NICs cut it (volume.py), so headers of short last packets, of small
-messages and of IPv6 count as they are really sent. A bound from below on time, as of an ideal fluid without delay:
-answers (an ACK for several packets, on the way back), propagation and the steps of a collective, which wait for each
-other, come on top; so do links between switches where they are slower. `paths --predict` has the time of every link.
+Out: NicBound: seconds, and the bandwidths that follow.
+It is exact in bytes: each message is cut as ranks and NICs cut it (volume.py), with all headers of short last packets,
+of small messages and of IPv6. It is a lower bound of time, for an ideal fluid without delay. Not included: answers (an
+ACK for several packets, in the other direction), propagation, the dependencies between the steps of a collective, and
+slower links between switches. `paths --predict` has the time of every link.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def nic_bound(fabric: Fabric, plan: Plan, size: int) -> NicBound:
     cut = cutting(fabric, options.qps, options.qp_mode, options.chunk)
     pairs, kind, volume = of_pattern(pattern, plan.size, size // ELEMENT_BYTES, cut)
     wire = volume.wire.sum(axis=1)[kind]  # bytes of frames of each pair
-    # Links are full duplex: what a rank sends and what it receives pass its link side by side.
+    # Links are full duplex: sent and received data do not share the rate.
     busiest = np.maximum(*(np.bincount(pairs[:, end], weights=wire, minlength=plan.size) for end in (0, 1)))
     rates: F64 = np.array([held_bps(e.rate_bps) for e in plan.endpoints], dtype=np.float64)
     seconds = max(float((busiest * 8 / rates[list(ranks)]).max()) for ranks in plan.communicators)

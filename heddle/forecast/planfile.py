@@ -1,8 +1,8 @@
-"""`--plan`: a YAML file, a plan of `traffic/` by its name, or a word for the simplest plans, as a checked PlanSpec.
+"""Read `--plan` into a checked PlanSpec: a YAML file, the name of a plan in `traffic/`, or a word for a simple plan.
 
 In:  `my.yml`, `checkpoint` (traffic/checkpoint.yml), `ring`, `all-to-all`, `shift:4`, `matrix.csv`; keys may follow a
      name or a word: `ring,qps=16,size=64M`.
-Out: PaperPlan: the spec, what it is called, and where its keys stand, for problems that show only beside a fabric.
+Out: PaperPlan: the spec, its name, and the lines of its keys, for problems that need the fabric.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
-from heddle.base.files import real, seen
+from heddle.base.files import real, short_path
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.forecast.planspec import NAMED, PlanSpec
 from heddle.traffic.collectives import patterns
@@ -21,7 +21,7 @@ from heddle.traffic.collectives import patterns
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document
 
-# What words stand for, besides the named matrices: each collective that is not called like one of these.
+# Words and their keys, in addition to the named matrices: each collective with a name different from these.
 _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
     **{name: {"collective": name} for name, _ in patterns() if name not in NAMED},
@@ -31,7 +31,7 @@ _FLAG: Final = "--plan"
 
 @dataclass(frozen=True)
 class PaperPlan:
-    """A plan that has been read. name: as it was typed; file: its own file, or nothing when words made the plan."""
+    """A plan as read. name: as typed; file: its file, or empty for a plan made of words."""
 
     spec: PlanSpec
     name: str
@@ -39,21 +39,21 @@ class PaperPlan:
     file: str = ""
 
     def problem(self, key: str, why: str, hint: str = "") -> Problem:
-        """A problem with a key: where it stands, and its value as written, or as it is by default."""
+        """A problem with a key: its line, and its value as written or by default."""
         text = self.document.text((key,))
         value = text or str(getattr(self.spec, key))
         return Problem(self.document.where((key,)), f"{key}: {value}", why, hint)
 
     @property
     def matrix_file(self) -> str | None:
-        """The file of the matrix, for `base.files.real`: beside the plan's own, unless it is named from the root."""
+        """The file of the matrix, for `base.files.real`: relative to the plan's directory, or absolute."""
         if self.spec.file is None or not self.file:
             return self.spec.file
         return _beside(self.file, self.spec.file)
 
 
 def load_plan(typed: str) -> PaperPlan:
-    """Read a plan's file or words. InputError carries every problem that it has by itself."""
+    """Read a plan's file or words. InputError with all problems that do not depend on the fabric."""
     from heddle.spec.wording import examined
 
     document, file = _of_words(typed), ""
@@ -61,7 +61,7 @@ def load_plan(typed: str) -> PaperPlan:
         name, *keys = typed.split(",")
         if name in plans():
             path = _plans() / f"{name}.yml"
-            file = seen(path)
+            file = short_path(path)
         else:
             path, file, keys = _file(typed), typed, []
         document = _of_file(path, file)
@@ -89,7 +89,7 @@ def plan_words() -> list[str]:
 
 
 def plans() -> list[str]:
-    """Names of the plans that are delivered with Heddle, sorted: `traffic/NAME.yml`."""
+    """Names of the plans that Heddle ships, sorted: `traffic/NAME.yml`."""
     return sorted(p.stem for p in _plans().glob("*.yml"))
 
 
@@ -98,7 +98,7 @@ def _plans() -> Path:
 
 
 def files_of(typed: str | None) -> list[str]:
-    """The files of the user's that a plan needs: its own, and its matrix'. Nothing is judged here."""
+    """The user's files that a plan needs: its own and that of its matrix. Nothing is checked here."""
     if typed is None or typed.partition(",")[0] in plans():
         return []
     if _is_words(typed):
@@ -109,7 +109,7 @@ def files_of(typed: str | None) -> list[str]:
     found = [typed]
     try:
         matrix = yaml.safe_load(Path(typed).expanduser().read_text(encoding="utf-8"))["matrix"]
-    except Exception:  # whatever is wrong with it is said where it is read
+    except Exception:  # load_plan reports the error
         return found
     if isinstance(matrix, str) and _is_matrix(matrix):
         found.append(_beside(typed, matrix))
@@ -145,7 +145,7 @@ def _file(typed: str) -> Path:
 
 
 def _of_words(typed: str) -> Document | None:
-    """The data that `ring,qps=16` stands for; None when it is a file's name."""
+    """The document for a plan in words, as `ring,qps=16`; None when `typed` is a file's name."""
     from heddle.spec.yamlfile import Document, Mark
 
     if not _is_words(typed):
@@ -160,14 +160,16 @@ def _of_words(typed: str) -> Document | None:
 
 
 def _put(document: Document, keys: Sequence[str]) -> None:
-    """Put `key=value` texts into a document that is not yet checked; InputError for those that are none."""
+    """Put `key=value` texts into a document that is not yet checked; InputError for malformed ones."""
     from heddle.spec.yamlfile import parse_value
 
     problems = Problems()
     for each in keys:
         key, equals, text = (part.strip() for part in each.partition("="))
         if not equals or not key or not text:
-            problems.add(where=_FLAG, what=each or "an empty text", why="is not key=value", hint="as ring,qps=16")
+            problems.add(
+                where=_FLAG, what=each or "an empty string", why="is not key=value", hint="write it as in ring,qps=16"
+            )
             continue
         try:
             document.data[key], marks = parse_value(text, _FLAG, (key,))

@@ -1,7 +1,7 @@
-"""What a plan on paper may say: the keys of `./inv run` that decide who sends how much to whom, or a traffic matrix.
+"""The keys of an offline plan: the options of `./inv run` that decide sender, receiver and bytes, or a traffic matrix.
 
 In:  plain data of a YAML file (see planfile.py). Out: PlanSpec, frozen.
-What a run needs besides (iterations, window, timeout) has no part in a prediction and is no key here.
+Other options of a run (iterations, window, timeout) do not affect a prediction and are not keys here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.options import MAX_QPS, SourcePorts, parse_source_ports
 
 MOST_BYTES: Final = 1 << 40  # of a rank or a pair
-# Matrices that need no file, and whether a number belongs to them.
+# Named matrices, and the number that each of them takes.
 NAMED: Final[Mapping[str, str]] = {
     "all-to-all": "",
     "permutation": "[:SEED]",
@@ -35,7 +35,7 @@ class PlanSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     collective: str | None = None
-    algorithm: str = ""  # the collective's usual one
+    algorithm: str = ""  # empty: the collective's default
     matrix: str | None = None
     ranks: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
     size: Annotated[Size, Field(ge=1, le=MOST_BYTES)] = 1 << 20
@@ -48,7 +48,7 @@ class PlanSpec(BaseModel):
 
     @property
     def pattern(self) -> tuple[str, str]:
-        """Collective and algorithm, with what they are where nothing is said."""
+        """Collective and algorithm, with their defaults."""
         collective = self.collective or "all-reduce"
         return collective, self.algorithm or usual_algorithm(collective)
 
@@ -59,24 +59,24 @@ class PlanSpec(BaseModel):
 
     @property
     def file(self) -> str | None:
-        """The matrix' file as it is written, when the matrix is one."""
+        """The file of the matrix as written; None for a named matrix."""
         return self.matrix if self.matrix is not None and self.matrix.lower().endswith(".csv") else None
 
     @property
     def named(self) -> tuple[str, int | None]:
-        """A named matrix and its number: ("shift", 4). Only where `matrix` is no file."""
+        """A named matrix and its number: ("shift", 4). Only if `matrix` is not a file."""
         found = _NUMBERED.fullmatch(self.matrix or "")
-        assert found is not None  # noqa: S101  (the validator has looked)
+        assert found is not None  # noqa: S101  (the validator checked this)
         return found[1], int(found[2]) if found[2] else None
 
     @model_validator(mode="after")
     def _one_thing(self) -> PlanSpec:
         if self.matrix is not None and self.collective is not None:
-            raise at("matrix", "is a second thing to send beside collective", "name one of them")
+            raise at("matrix", "does not go together with collective", "keep one of the two")
         if self.matrix is not None and "algorithm" in self.model_fields_set:
-            raise at("algorithm", "is for a collective, and a matrix has none", "leave it out")
+            raise at("algorithm", "is for a collective, not for a matrix", "remove it")
         if self.file is not None and "size" in self.model_fields_set:
-            raise at("size", "is in the matrix' file already", "leave it out")
+            raise at("size", "is already in the file of the matrix", "remove it")
         try:
             parse_source_ports(self.sport)
         except ValueError as error:
@@ -88,9 +88,9 @@ class PlanSpec(BaseModel):
             why, _, hint = str(error).partition("; ")
             raise at("split", why, hint) from None
         if self.file is not None and self.split != AUTO:
-            raise at("split", "is for a collective or a named matrix", "leave it out: the file names both ends")
+            raise at("split", "is for a collective or a named matrix", "remove it: the file names both ends")
         if self.chunk % 128:
-            raise at("chunk", "is not a multiple of 128 bytes", "one message; NCCL takes 128K")
+            raise at("chunk", "is not a multiple of 128 bytes", "try 128K, the chunk of NCCL")
         if self.matrix is not None:
             self._check_matrix()
         else:
@@ -101,11 +101,11 @@ class PlanSpec(BaseModel):
         names = sorted({collective for collective, _ in patterns()})
         if self.collective is not None and self.collective not in names:
             hint = did_you_mean(self.collective, names)
-            raise at("collective", "is not a collective that is known here", hint)
+            raise at("collective", "is not a supported collective", hint)
         collective, algorithm = self.pattern
         legal = sorted(a for c, a in patterns() if c == collective)
         if algorithm not in legal:
-            raise at("algorithm", f"is none of {collective}'s", did_you_mean(algorithm, legal))
+            raise at("algorithm", f"is not an algorithm of {collective}", did_you_mean(algorithm, legal))
 
     def _check_matrix(self) -> None:
         if self.file is not None:

@@ -1,6 +1,6 @@
-"""What a prediction says: values only, and their JSON. views/ has the words and the picture.
+"""The result of a prediction: values and their JSON. views/ has the texts and the picture.
 
-Seconds are emulated, as all rates of a fabric file are: those of hardware divided by k.
+Seconds are emulated, since all rates of a fabric file are: hardware rates divided by k.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heddle.predict.statistics import Entropy, Evenness
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The least time that the demand can take. what: the NIC or the cut that needs it; nic_s: the busiest NIC alone."""
+    """The shortest time for the demand. what: the NIC or the cut that needs it; nic_s: of the busiest NIC alone."""
 
     seconds: float
     what: str
@@ -52,7 +52,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class ModeResult:
-    """One mode. bytes, flows: by port (flows None where there are none to count). mmr: by direction, of bytes.
+    """One mode. bytes, flows: by port (flows None if flows have no fixed path). mmr: by direction, of bytes.
 
     trials: figure (`ratio`, or `mmr N` of a direction) -> spread over seeds; empty without trials.
     """
@@ -87,9 +87,9 @@ class ModeResult:
 
 @dataclass(frozen=True, slots=True)
 class MovedFlows:
-    """Flows of the first mode whose path is another one now, by hash-threshold and with resilient groups.
+    """Flows of the first mode with a new path, by hash-threshold and with resilient groups.
 
-    flows: that have a way before and after; moved: of them; lost: those among these whose old path is no longer a way.
+    flows: with a path before and after; moved: those with a new path; lost: moved ones whose old path is not usable.
     """
 
     flows: int
@@ -104,13 +104,13 @@ class MovedFlows:
         return {"flows": self.flows, **rows}
 
     def share(self, key: str) -> float:
-        """Of all flows, those that moved."""
+        """The share of flows that moved."""
         return self.moved[key] / self.flows if self.flows else 0.0
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Everything that `./inv paths --predict` knows. modes: the fabric's own (or the one asked for) first.
+    """The whole result of `./inv paths --predict`. modes: the fabric's own, or the requested one, first.
 
     ranked (ports,): ranks are below the port's link. idle: how many QPs carry nothing, and why; empty where all do.
     """
@@ -133,7 +133,7 @@ class Prediction:
 
     @property
     def k(self) -> int:
-        """What the rates of hardware are divided by."""
+        """The divisor of hardware rates."""
         return self.wires.fabric.policy.k
 
     def to_json(self) -> dict[str, Any]:
@@ -166,10 +166,10 @@ class Prediction:
         }  # fmt: skip
 
     def links(self) -> list[dict[str, Any]]:
-        """A row a port that could carry something, with what the first mode puts on it.
+        """One row per live port, with its load in the first mode.
 
-        seconds: bytes * 8 / rate. utilisation: seconds over the completion, those of the busiest port. ranked: ranks
-        are below the link, so it counts for the MMR.
+        seconds: bytes * 8 / rate. utilisation: seconds / seconds of the busiest port. ranked: ranks are below the link,
+        so it counts for the MMR.
         """
         first, wires = self.modes[0], self.wires
         flows = first.flows if first.flows is not None else np.full(len(wires.ports), np.nan)
@@ -190,7 +190,7 @@ class Prediction:
         ]  # fmt: skip
 
     def csv(self) -> str:
-        """A line a port, with what every mode puts on it."""
+        """One line per port, with its load in every mode."""
         wires = self.wires
         head = ["port", "to", "direction", "rate_bps"]
         columns: list[list[str]] = []

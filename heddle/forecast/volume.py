@@ -1,8 +1,8 @@
-"""How many bytes each QP carries in one iteration, by the arithmetic that ranks and NICs do packet by packet.
+"""The bytes of each QP in one iteration, by the same arithmetic that ranks and NICs apply to each packet.
 
-In:  what a connection's messages are (a pattern's transfers, or a matrix' bytes), split over QPs or dealt in turn.
-Out: Volume: a table with a row a kind of connection and a column a QP, in bytes of frames from Ethernet header to ICRC,
-     which is what ports count and what a port's rate is of; and the payload in them.
+In:  a connection's messages (a pattern's transfers, or a matrix' bytes), split over QPs or assigned in turn.
+Out: Volume: a table with a row per kind of connection and a column per QP. Bytes are of frames from Ethernet header to
+     ICRC, as in port counters and rates; and the payload in them.
 Source of the cutting: traffic/schedule.py (messages), endpoints/ranks.py (parts), transports/rcstate.py (packets).
 """
 
@@ -34,7 +34,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """What decides how a message becomes packets. ib_mtu: payload of a full packet; overhead: bytes of its headers."""
+    """How a message is cut into packets. ib_mtu: payload of a full packet; overhead: bytes of its headers."""
 
     ib_mtu: int
     overhead: int
@@ -43,20 +43,20 @@ class Cutting:
     chunk: int  # bytes of one message
 
     def frames(self, payload: I64) -> I64:
-        """Bytes on the wire of messages (RDMA WRITE with immediate) with so much payload; 0 for no message."""
+        """Bytes on the wire of messages (RDMA WRITE with immediate) with this payload; 0 for no message."""
         packets = -(-payload // self.ib_mtu)
-        extended = RETH_BYTES + IMM_BYTES  # in the first packet and in the last
+        extended = RETH_BYTES + IMM_BYTES  # in the first packet and in the last one
         padded = payload + -payload % _WORD
         return np.where(payload > 0, padded + packets * self.overhead + extended, 0)
 
 
 def cutting(fabric: Fabric, qps: int, qp_mode: QpMode, chunk: int) -> Cutting:
-    """As a fabric's NICs cut."""
+    """The cutting of a fabric's NICs."""
     return Cutting(fabric.policy.ib_mtu, LAYOUTS[fabric.policy.ip_version].overhead_bytes, qps, qp_mode, chunk)
 
 
 def of_lengths(lengths: I64, cut: Cutting) -> Volume:
-    """One message sequence a row: lengths has shape (kinds,), bytes that a connection carries as one transfer."""
+    """One message sequence per row. lengths: shape (kinds,), bytes that a connection carries as one transfer."""
     whole, rest = lengths // cut.chunk, lengths % cut.chunk
     full = np.full_like(lengths, cut.chunk)
     if cut.qp_mode == "split":
@@ -73,15 +73,15 @@ def of_lengths(lengths: I64, cut: Cutting) -> Volume:
 
 
 def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[I64, I32, Volume]:
-    """Pairs of ranks in plan order, the kind of each, and what each kind carries; count: elements of a rank's array.
+    """Pairs of ranks in plan order, the kind of each, and the bytes of each kind; count: elements of a rank's array.
 
     Shapes: (pairs, 2), (pairs,).
 
-    Pairs that a pattern calls alike carry messages of the same lengths, so one of each kind is enough to look at.
-    Messages in turn are dealt in the order of the pattern's steps.
+    Pairs with the same label have messages of the same lengths, so one pair of each kind is computed. Round-robin
+    assigns messages to QPs in the order of the pattern's steps.
     """
     pairs = pattern.peers(ranks)
-    labels = pattern.alike(ranks, count, pairs)
+    labels = pattern.pair_labels(ranks, count, pairs)
     _, first, kind = np.unique(labels, return_index=True, return_inverse=True)
     rows = [_of_program(pattern, ranks, pairs[at].tolist(), count, cut) for at in first]
     volume = Volume(np.stack([r.wire for r in rows]), np.stack([r.payload for r in rows]))
@@ -89,7 +89,7 @@ def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[
 
 
 def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, cut: Cutting) -> Volume:
-    """What one connection (sender, receiver) carries, message by message. Shapes are (qps,)."""
+    """The bytes of one connection (sender, receiver), message by message. Shapes are (qps,)."""
     program = pattern.program(ranks, pair[0], count)
     transfers = np.array([t.send[1] - t.send[0] for t in program if t.send_to == pair[1]], dtype=np.int64)
     transfers *= ELEMENT_BYTES

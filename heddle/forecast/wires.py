@@ -1,9 +1,9 @@
-"""A fabric file as arrays: its ports, and what each switch's kernel would forward where once BGP has converged.
+"""A fabric file as arrays: its ports, and the forwarding of each switch's kernel once BGP has converged.
 
 In:  Fabric; ports and nodes that are down, switches that are drained.
-Out: Wires (ports with rates and directions, whatever is down), and Forwarding for the engine that live labs use.
-Next hops stand in the order that kernels have them in: FRR sorts by weight, then by gateway (nexthop_cmp), and the
-gateway is the link-local address that Linux makes of the peer's MAC (RFC 4291, appendix A). A test compares with FIBs.
+Out: Wires (ports with rates and directions, also those that are down), and Forwarding for the engine of live labs.
+Next hops are in the kernel's order: FRR sorts by weight, then by gateway (nexthop_cmp). The gateway is the link-local
+address that Linux derives from the peer's MAC (RFC 4291, appendix A). A test compares with FIBs.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Bools = npt.NDArray[np.bool_]
 
 
 def directions(levels: Sequence[Level]) -> tuple[tuple[int, int], ...]:
-    """From which level to which, from the hosts up and down again; a direction's number is its place here."""
+    """Pairs (from level, to level), from the hosts up and down again; a direction's number is its index here."""
     up = range(len(levels))
     return (*pairwise(up), *pairwise(up[::-1]))
 
 
 @dataclass(frozen=True)
 class Wires:
-    """Every port of a fabric, switches' first; a port stands for what its node sends. All arrays are by port id.
+    """Every port of a fabric, switches' first; a port means the sending direction. All arrays are by port id.
 
-    rate: bit/s; direction: index into `directions`; owner, peer: id of the switch that has it, that it leads to, or -1.
+    rate: bit/s; direction: index into `directions`; owner, peer: id of its switch and of the peer switch, or -1.
     other: the port at the other end.
     """
 
@@ -62,7 +62,7 @@ class Wires:
 
     @cached_property
     def edge(self) -> I32:
-        """(switches,): the edge number from 0, which is the destination that the switch is; -1 for others."""
+        """(switches,): the switch's edge number from 0, its id as a destination; -1 for other switches."""
         return np.array([self.fabric.edge_of.get(name, 0) - 1 for name in self.switches], dtype=np.int32)
 
     @cached_property
@@ -71,17 +71,17 @@ class Wires:
         return np.array([node.level for node in self.fabric.switches], dtype=np.int32)
 
     def groups(self, word: str) -> I32:
-        """(switches,): the number of the switch's group of that word, from 0; -1 where it is in none."""
+        """(switches,): the number of the switch's group of that word, from 0; -1 if it is in none."""
         return np.array([(node.group(word) or 0) - 1 for node in self.fabric.switches], dtype=np.int32)
 
     @cached_property
     def directions(self) -> tuple[tuple[int, int], ...]:
-        """From which level to which, by a direction's number."""
+        """(from level, to level), by a direction's number."""
         return directions(self.fabric.levels)
 
     @property
     def upward(self) -> range:
-        """The directions upwards between switches: there they have a choice."""
+        """The directions upwards between switches, where switches choose."""
         return range(1, len(self.fabric.levels) - 1)
 
     def direction_name(self, number: int) -> str:
@@ -123,7 +123,7 @@ def wires_of(fabric: Fabric) -> Wires:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What is down and what is drained, as it was typed; and every port that is dead for it, at both ends of a link."""
+    """Names that are down or drained, as typed; and all ports that are dead because of them, at both ends of a link."""
 
     down: tuple[str, ...] = ()
     drained: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class Trouble:
 
 
 def trouble_of(fabric: Fabric, down: Sequence[str], drained: Sequence[str]) -> Trouble:
-    """`--down` and `--drain` as typed, each a name or several with commas. InputError for names that are none."""
+    """`--down` and `--drain` as typed. InputError for unknown names."""
     problems = Problems()
     dead: set[str] = set()
     names = {node.name: node for node in fabric.nodes}
@@ -143,27 +143,27 @@ def trouble_of(fabric: Fabric, down: Sequence[str], drained: Sequence[str]) -> T
         node = names.get(node_name)
         if node is None:
             hint = did_you_mean(node_name, names)
-            problems.add(where="", what=f"--down {word}", why="names no node of this fabric", hint=hint)
+            problems.add(where="", what=f"--down {word}", why="is not a node of this fabric", hint=hint)
             continue
         ports = [port for port in node.ports if not colon or port.name == port_name]
         if not ports:
-            hint = f"it has {node.ports[0].name} to {node.ports[-1].name}" if node.ports else ""
-            problems.add(where="", what=f"--down {word}", why=f"names no port of {node_name}", hint=hint)
+            hint = f"use {node.ports[0].name} to {node.ports[-1].name}" if node.ports else ""
+            problems.add(where="", what=f"--down {word}", why=f"is not a port of {node_name}", hint=hint)
         for port in ports:
             dead |= {port.ref, port.peer_ref}
     for word in drained:
         node = names.get(word)
         if node is None or node.role is Role.HOST:
             hint = did_you_mean(word, [n.name for n in fabric.switches])
-            problems.add(where="", what=f"--drain {word}", why="is no switch of this fabric", hint=hint)
+            problems.add(where="", what=f"--drain {word}", why="is not a switch of this fabric", hint=hint)
     problems.raise_if_any()
     return Trouble(tuple(down), tuple(drained), frozenset(dead))
 
 
 def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[int, ...] | None = None) -> Forwarding:
-    """Next hops of all switches. A destination is an edge; the edge itself has no group for it: walks end there.
+    """Next hops of all switches. A destination is an edge. The edge itself has no group for it, so walks end there.
 
-    release: of the FRR whose weights are taken under `routing.ucmp`; without one they are bandwidths in lowest terms.
+    release: of FRR, for the weights of `routing.ucmp`; without one, weights are bandwidths in lowest terms.
     """
     fabric = wires.fabric
     found: Mapping[str, tuple[Group, ...]] = (
@@ -179,7 +179,7 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[i
         gateway = {port.name: mac.get(port.peer_ref, "") for port in node.ports}
         for group in found[node.name]:
             table[row, _rows(group.edges, edges)] = len(start) - 1
-            # All MACs differ in what the link-local address has beside its fixed octets, in the same order.
+            # MACs sort as the link-local addresses made from them, since the octets that differ keep their order.
             hops = sorted(zip(expected_weights(group, release), group.ports, strict=True),
                           key=lambda hop: (hop[0], gateway[hop[1]]))  # fmt: skip
             members += [wires.id_of[f"{node.name}:{port}"] for _, port in hops]

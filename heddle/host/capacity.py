@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# What one 4 KB data packet costs all in all (made, shaped, forwarded three times, checked, summed) in units of the time
-# that zlib takes for a CRC over 4 KB, on links whose rates keep two processors about half busy (`./inv bench budget`).
+# Total cost of one 4 KB data packet (built, shaped, forwarded three times, checked, summed), in units of the time that
+# zlib takes for a CRC over 4 KB, on links whose rates keep two processors about half busy (`./inv bench budget`).
 # On slower links a packet costs more (each wakes a processor), at saturation a third of it: docs/performance.md.
 PACKET_COST_CRCS: Final[Mapping[bool, float]] = {True: 70.0, False: 110.0}  # compiled NICs, and Python's
 
-TICK_S: Final = 0.01  # what /proc/stat counts in: USER_HZ is 100 on every architecture that runs Heddle
+TICK_S: Final = 0.01  # the unit of /proc/stat: USER_HZ is 100 on every architecture that runs Heddle
 
 _STAT: Final = Path("/proc/stat")
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -61,12 +61,12 @@ class OwnTime:
 
 
 def read() -> MachineReading:
-    """The counters as they are now."""
+    """Read the counters."""
     return parse_reading(time.monotonic(), _STAT.read_text(), _SOFTNET.read_text())
 
 
 def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
-    """The reading that the texts of /proc/stat and /proc/net/softnet_stat give."""
+    """Parse the texts of /proc/stat and /proc/net/softnet_stat."""
     idle: dict[int, float] = {}
     soft: dict[int, float] = {}
     for line in stat.splitlines():
@@ -76,7 +76,7 @@ def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
             soft[int(name[3:])] = (int(fields[5]) + int(fields[6])) * TICK_S  # irq and softirq
     packets: dict[int, int] = {}
     lost = 0
-    # Lines are of the processors that are online, in order; since Linux 5.10 each says of which.
+    # One line for each online processor, in order; since Linux 5.10 each line has its number.
     for number, line in zip(sorted(idle), softnet.splitlines(), strict=False):
         columns = [int(word, 16) for word in line.split()]
         packets[columns[_CPU_FIELD] if len(columns) > _CPU_FIELD else number] = columns[0]
@@ -88,14 +88,14 @@ def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
 def backlog_drops() -> int:
     """Packets that the machine's CPUs have dropped because netdev_max_backlog was reached, since boot.
 
-    A packet that crosses a veth waits in the receiving CPU's backlog; what is lost there is lost by the machine, and in
-    no namespace's counters.
+    A packet that crosses a veth waits in the receiving CPU's backlog; the machine loses these packets, and no
+    namespace counts them.
     """
     return sum(int(line.split()[1], 16) for line in _SOFTNET.read_text().splitlines())
 
 
 def own_time() -> OwnTime:
-    """This process now. waited_s is 0 where the kernel does not count it (CONFIG_SCHED_INFO)."""
+    """Read the times of this process. waited_s is 0 where the kernel does not count it (CONFIG_SCHED_INFO)."""
     try:
         waited = int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except OSError:
@@ -104,7 +104,7 @@ def own_time() -> OwnTime:
 
 
 def crc_seconds() -> float:
-    """What zlib takes for a CRC over 4 KB here and now: the best of five looks of 1 ms."""
+    """Seconds that zlib needs for a CRC over 4 KB now: the best of five measurements of 1 ms."""
     block = bytes(4096)
     best = float("inf")
     for _ in range(5):
@@ -116,7 +116,7 @@ def crc_seconds() -> float:
 
 
 def budget_pps(*, compiled: bool) -> int:
-    """How many data packets a second all processors together can carry end to end, with compiled NICs or Python's."""
+    """Data packets per second that all processors together carry end to end, with compiled NICs or Python's."""
     return int(len(os.sched_getaffinity(0)) / (PACKET_COST_CRCS[compiled] * crc_seconds()))
 
 
@@ -137,15 +137,15 @@ class PacketBudget:
 
 
 def memory_bytes(sizes: Sequence[int], ranks: int, workers: int, in_place: bool = True) -> int:
-    """What the arrays of a run take: an input and two buffers a rank, all sums a worker, and some room.
+    """Bytes of the arrays of a run: an input and two buffers a rank, all sums a worker, and a reserve.
 
-    in_place: ranks receive into what they send from; otherwise they have two buffers more.
+    in_place: ranks receive into the buffer that they send from; otherwise they have two buffers more.
     """
     return (3 if in_place else 5) * max(sizes) * ranks + workers * (sum(sizes) + 5 * max(sizes))
 
 
 def free_bytes() -> int:
-    """What the kernel would give before it swaps or kills (MemAvailable)."""
+    """Bytes that the kernel can give without swapping or killing processes (MemAvailable)."""
     words = next(line.split() for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
     return int(words[1]) * 1024
 

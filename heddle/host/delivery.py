@@ -1,8 +1,8 @@
-"""In order: how a port of this machine keeps the order of its packets. kernel/inorder.py sets it and reads it back.
+"""How a port keeps the order of its packets on this machine. kernel/inorder.py sets it and reads it back.
 
-Without either way a veth hands a packet to the backlog of the CPU that dequeued it (veth_forward_skb, __netif_rx), and
-HTB dequeues on several: on its timer's, on a sender's. A backlog can wait for milliseconds while another CPU delivers
-later packets of the same link.
+Without these settings a veth hands a packet to the backlog of the CPU that dequeued it (veth_forward_skb, __netif_rx).
+HTB dequeues on several CPUs: that of its timer, those of senders. A backlog can wait for milliseconds while another CPU
+delivers later packets of the same link.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-MERGES_NOTHING: Final = 1  # gro_max_size, in bytes: less than any two packets have
+MERGES_NOTHING: Final = 1  # gro_max_size, in bytes: smaller than any two packets
 _LISTS: Final = (6, 6)
 _RING: Final = (6, 18)
 
 
 class Delivery(StrEnum):
-    """What gives a port one receive queue.
+    """The mechanism that gives a port one receive queue.
 
     NAPI: with GRO on, a veth's receive queue is one ring that one NAPI instance polls (veth_xdp_rx, veth_poll). GRO
     merges nothing when `gro_max_size` is one byte (skb_gro_receive), so queues and counters see each packet.
@@ -31,7 +31,7 @@ class Delivery(StrEnum):
 
     @property
     def settings(self) -> str:
-        """What is set on a port."""
+        """The settings of a port, in words."""
         if self is Delivery.NAPI:
             return f"GRO on with gro_max_size {MERGES_NOTHING}"
         return "GRO off and one CPU in rps_cpus"

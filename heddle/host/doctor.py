@@ -1,8 +1,7 @@
-"""What this machine can and cannot run, and the command that would mend it.
+"""Check what this machine can run, and how to fix what is missing.
 
-In:  the machine. Out: Report, one Check a capability. Nothing is changed: whatever must be tried is tried in namespaces
-of a child process that ends with it (heddle/host/probes.py). A check that itself breaks is a check that failed, never
-a traceback.
+In:  the machine. Out: Report, one Check for each capability. Nothing is changed: trials run in namespaces of a child
+process and end with it (heddle/host/probes.py). A check that raises an error counts as failed; there is no traceback.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SWITCH_MB: Final = 40  # resident memory of one switch's zebra and bgpd
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One capability. `required` ones decide whether a fabric runs here; the others only widen what is possible."""
+    """One capability. A fabric needs all `required` ones; others add optional features."""
 
     name: str
     ok: bool
@@ -43,13 +42,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All checks, in the order in which they depend on one another."""
+    """All checks, each after those that it depends on."""
 
     checks: tuple[Check, ...]
 
     @property
     def ok(self) -> bool:
-        """True when every required check is."""
+        """True when every required check passed."""
         return all(c.ok for c in self.checks if c.required)
 
     def to_json(self) -> dict[str, Any]:
@@ -57,7 +56,7 @@ class Report:
         return {"ok": self.ok, "checks": [asdict(c) for c in self.checks]}
 
     def text(self) -> str:
-        """A table for people, the fix under what needs one, and the verdict."""
+        """A table with the fix below each failed check, and the verdict."""
         from heddle.base.tables import table
 
         rows = []
@@ -117,7 +116,7 @@ def _root() -> Check:
     if os.geteuid() == 0:
         return Check("root", True, "running as root")
     if shutil.which("sudo"):
-        return Check("root", True, "not root; verbs that need it go through sudo")
+        return Check("root", True, "not root; verbs that need root use sudo")
     return Check("root", False, "not root, and there is no sudo", f"run Heddle as root, or {APT} sudo")
 
 
@@ -161,15 +160,15 @@ def _kernel() -> Check:
 
 
 def _try(name: str, what: str, fix: str, *, required: bool = True) -> Check:
-    """A check whose answer came out of the throwaway namespace."""
-    said = _probed().get(name, "was not reached")
+    """A check with the answer from the temporary namespace."""
+    said = _probed().get(name, "was not tried")
     if said.endswith(probes.READ_ONLY):  # the kernel has it
         fix = f"in a container: {WRITABLE}"
     return Check(name, said == "ok", what if said == "ok" else f"{what}: {said}", fix, required and _decides())
 
 
 def _decides() -> bool:
-    """What an ordinary user may not do says nothing about what the verbs can: those go through sudo."""
+    """Whether this process is root: missing rights of a user do not count, because verbs use sudo."""
     return os.geteuid() == 0
 
 
@@ -182,7 +181,7 @@ def _sysctls() -> Check:
 def _bpf() -> Check:
     said = probes.bpf_syscall()
     fix = "a container needs CAP_SYS_ADMIN, or CAP_BPF" if _decides() else "sudo ./inv doctor tries it as root"
-    return Check("bpf", said == "ok", "bpf(2) makes maps" if said == "ok" else said, fix, _decides())
+    return Check("bpf", said == "ok", "bpf(2) creates maps" if said == "ok" else said, fix, _decides())
 
 
 def _bpffs() -> Check:
@@ -215,7 +214,7 @@ def _neighbours() -> Check:
 def _backlog() -> Check:
     most = limits.HERE.value(limits.BACKLOG)
     if most is None:
-        return Check("backlog", True, "its length cannot be seen here", required=False)
+        return Check("backlog", True, "its length is not visible here", required=False)
     detail = f"{limits.BACKLOG} = {most}: enough for {most // limits.PACKETS_A_PORT} ports"
     ok = most >= 1000 or limits.HERE.writable(limits.BACKLOG)
     fix = f"sysctl -w {limits.BACKLOG}=1000"
@@ -236,7 +235,7 @@ def _raising(keys: Iterable[str]) -> str:
 def _order() -> Check:
     wanted = delivery.chosen()
     ok = wanted.delivery is delivery.Delivery.NAPI or any(_DEVICES.glob("*/queues/rx-*/rps_cpus"))
-    detail = f"ports keep it by {wanted.delivery.settings}: {wanted.reason}"
+    detail = f"ports keep packets in order by {wanted.delivery.settings}: {wanted.reason}"
     return Check("order", ok, detail if ok else f"{detail}, and this kernel has no RPS", "use a kernel with CONFIG_RPS")
 
 
@@ -254,15 +253,15 @@ def _memory() -> Check:
     kib = {row.split(":")[0]: int(row.split()[1]) for row in lines if len(row.split()) > 1}
     free = kib.get("MemAvailable", kib["MemFree"]) // 1024
     detail = f"{free:,} MB free: about {max(0, free - 512) // SWITCH_MB:,} switches"
-    return Check("memory", free >= 1024, detail, "free some, or take preset tiny")
+    return Check("memory", free >= 1024, detail, "free some memory, or use preset tiny")
 
 
 def _fastpath() -> Check:
-    """The compiled loop of the NICs: its object for this processor, and whose CRC it takes."""
+    """The compiled loop of the NICs: its object for this processor, and the library of its CRC."""
     try:
         resources.HERE.fastpath(platform.machine())
     except MachineError:
-        what = f"no compiled NICs for {platform.machine()}: Python's are slower"
+        what = f"no compiled NICs for {platform.machine()}: the Python NICs are slower"
         return Check("fast path", False, what, "", required=False)
     if packages.libdeflate():
         return Check("fast path", True, "compiled NICs, CRC by libdeflate", required=False)
@@ -303,7 +302,7 @@ def _containerlab() -> Check:
     found = binary.version(path)
     old = found is not None and found < binary.RECOMMENDED
     more = f"; {binary.text(binary.RECOMMENDED)} or newer is better" if old else ""
-    return Check("containerlab", True, f"{path} is version {binary.spoken(path)}{more}", required=False)
+    return Check("containerlab", True, f"{path} is version {binary.version_text(path)}{more}", required=False)
 
 
 def _images() -> Check:
@@ -312,7 +311,7 @@ def _images() -> Check:
 
     fix = "./inv image"
     if docker.trouble() is not None:
-        return Check("images", False, "cannot be seen: no engine answers", f"{SETUP} makes them, too", required=False)
+        return Check("images", False, "unknown: no engine answers", f"{SETUP} builds them, too", required=False)
     lacking = images.missing()
     names = ", ".join(lacking or image_names().values())
     return Check("images", not lacking, f"not built: {names}" if lacking else names, fix, required=False)
@@ -326,8 +325,8 @@ def _rxe() -> Check:
 
 
 _FULL: Final = "use a kernel that has it (Debian's and Ubuntu's own do)"
-_NO_RED: Final = "Heddle does without: its BPF program marks, by the exact depth; only queues.ecn.marker: red needs it"
-_NO_ETS: Final = "Heddle does without: HTB serves classes by the same weights; only queues.scheduler: ets needs it"
+_NO_RED: Final = "not needed: Heddle's BPF program marks by the exact depth; only queues.ecn.marker: red needs it"
+_NO_ETS: Final = "not needed: HTB serves classes by the same weights; only queues.scheduler: ets needs it"
 _CONTAINER: Final = "run as root; a container needs NET_ADMIN, SYS_ADMIN and a writable /proc/sys (docs/install.md)"
 _SEED: Final = "Linux 6.11 or newer; without it: --set routing.ecmp=e-ecmp"
 CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
@@ -338,14 +337,16 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "iproute2": _iproute2,
     "libbpf": _libbpf,
     "util-linux": lambda: _tool("util-linux", "util-linux", required=True),
-    "namespaces": lambda: _try("namespaces", "network namespaces can be made", _CONTAINER),
+    "namespaces": lambda: _try("namespaces", "network namespaces can be created", _CONTAINER),
     "sysctls": _sysctls,
-    "veth": lambda: _try("veth", "virtual links can be made", _FULL),
-    "hash policy": lambda: _try("hash policy", "fib_multipath_hash_policy 3 with chosen fields", "Linux 5.12 or newer"),
+    "veth": lambda: _try("veth", "virtual links can be created", _FULL),
+    "hash policy": lambda: _try(
+        "hash policy", "fib_multipath_hash_policy 3 with selected fields", "Linux 5.12 or newer"
+    ),
     "hash seed": lambda: _try("hash seed", "fib_multipath_hash_seed can be set", _SEED),
     "htb": lambda: _try("htb", "ports can be shaped", _FULL),
     "bfifo": lambda: _try("bfifo", "queues can be limited in bytes", _FULL),
-    "tbf": lambda: _try("tbf", "lossless classes can be paused", f"{_FULL}, or take queues.lossless: []"),
+    "tbf": lambda: _try("tbf", "lossless classes can be paused", f"{_FULL}, or set queues.lossless: []"),
     "clsact": lambda: _try("clsact", "BPF can be attached to ports", _FULL),
     "bpf": _bpf,
     "bpffs": _bpffs,

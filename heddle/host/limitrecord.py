@@ -43,14 +43,14 @@ class RaisedKey:
 
 @dataclass(frozen=True, slots=True)
 class LimitRecord:
-    """What the record says. boot: the boot that it is about; an earlier one left no lab and no raised sysctl."""
+    """The contents of the record. boot: the boot ID. After another boot there is no lab and no raised sysctl."""
 
     boot: str
     labs: Mapping[str, Claim] = field(default_factory=dict)
     raised: Mapping[str, RaisedKey] = field(default_factory=dict)
 
     def claimed(self, key: str, but: str) -> int:
-        """What all labs but one need of a limit."""
+        """The need of all labs except one."""
         return sum(each.needs.get(key, 0) for name, each in self.labs.items() if name != but)
 
     def without(self, lab: str) -> LimitRecord:
@@ -58,7 +58,7 @@ class LimitRecord:
         return replace(self, labs={name: each for name, each in self.labs.items() if name != lab})
 
     def without_dead(self, here: Callable[[str], bool]) -> LimitRecord:
-        """Without labs whose `up` has ended, or was killed, and of which nothing is on this machine (`here`)."""
+        """The record without labs whose `up` has ended or was killed and that have no part on this machine (`here`)."""
         alive = {
             name: each for name, each in self.labs.items() if _began(each.process[0]) == each.process[1] or here(name)
         }
@@ -78,7 +78,7 @@ class RecordFile:
         return self.run / "heddle-limits.json"
 
     def load(self) -> LimitRecord:
-        """The record, an empty one when there is none. MachineError when it cannot be understood."""
+        """The record; an empty one when there is no file. MachineError when it cannot be read."""
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
             return _parsed(data) if data["boot"] == self.boot else LimitRecord(self.boot)
@@ -101,7 +101,7 @@ class RecordFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the record. The lock file is removed while it is held: a waiting process notices, and tries again."""
+        """Lock the record. The lock file is removed while it is held: a waiting process notices, and tries again."""
         path = self.path.with_suffix(".lock")
         end = time.monotonic() + _LOCK_S
         with machine_errors(str(path)):

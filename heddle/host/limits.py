@@ -1,9 +1,9 @@
-"""Limits of the machine that `up` raises, and that the `down` of the last lab restores.
+"""Kernel limits that `up` raises, and that the `down` of the last lab restores.
 
 In:  what a fabric needs of each limit. Several labs share one machine, so their needs are added.
 Out: sysctls in place, and a record of them (limitrecord.py).
-These sysctls are one for all network namespaces and all users of the machine. So the record is not in a state
-directory, but in /run, and it goes with the last lab.
+All network namespaces and all users of the machine share these sysctls. So the record is not in a state directory,
+but in /run. It is removed with the last lab.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Limit:
     """One limit of the machine, and the sysctls to raise for it.
 
     factors: sysctl -> its value for a need of 1; the last one is the limit itself. table: /proc/net/stat/TABLE counts
-    what all namespaces use of it. required: a lab cannot come up without it.
+    the use of all namespaces. required: a lab cannot come up without it.
     """
 
     factors: Mapping[str, float]
@@ -43,7 +43,7 @@ class Limit:
         return list(self.factors)[-1]
 
     def values(self, need: int) -> dict[str, int]:
-        """What to set for this need: sysctl -> value."""
+        """The values for this need: sysctl -> value."""
         step = 1 << (need - 1).bit_length()
         return {key: int(step * factor) for key, factor in self.factors.items()}
 
@@ -57,7 +57,7 @@ def _neighbours(family: str, table: str) -> Limit:
 
 ARP: Final = _neighbours("ipv4", "arp_cache")
 NDISC: Final = _neighbours("ipv6", "ndisc_cache")
-# A packet that finds the backlog of its CPU full is lost between two switches, and their queues never see it.
+# If the backlog of a CPU is full, its packets are lost between two switches, and no queue counts them.
 PACKETS: Final = Limit({BACKLOG: 1}, "packets in flight between ports", required=False)
 LIMITS: Final = (ARP, NDISC, PACKETS)
 _KEYS: Final = frozenset(key for limit in LIMITS for key in limit.factors)
@@ -67,8 +67,8 @@ def needs_of(fabric: Fabric) -> dict[str, int]:
     """What a fabric needs of each limit: sysctl -> number."""
     hosts = sum(len(node.ports) for node in fabric.hosts)
     between = len(fabric.links) - hosts
-    # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. Each entry
-    # has one of a multicast group beside it.
+    # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. For each
+    # entry there is one of a multicast group.
     arp, nd = (4 * hosts, 4 * between) if fabric.policy.ip_version == 4 else (0, 4 * (hosts + between))
     packets = PACKETS_A_PORT * sum(len(node.ports) for node in fabric.nodes)
     return {ARP.key: arp, NDISC.key: nd, PACKETS.key: packets}
@@ -76,7 +76,7 @@ def needs_of(fabric: Fabric) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A limit that is too low: its value, the need, and what its sysctls are and have to be."""
+    """A limit that is too low: its value, the need, and its sysctls before and after."""
 
     limit: Limit
     have: int
@@ -145,7 +145,7 @@ class MachineLimits:
         return sorted(record.labs), raised
 
     def shortages(self, lab: str, needs: Mapping[str, int], record: LimitRecord | None = None) -> list[Shortage]:
-        """What is too low for a lab beside the others of the record."""
+        """The limits that are too low for a lab together with the other labs of the record."""
         record = record or self.file.load()
         found = []
         for limit in LIMITS:
@@ -167,7 +167,7 @@ class MachineLimits:
                 yield short.problem("the sysctl is read-only here")
 
     def write_script(self, lab: str, needs: Mapping[str, int], journal: Journal) -> None:
-        """Note the commands that `raise_for` would stand for now."""
+        """Note the commands that `raise_for` would run."""
         short = self.shortages(lab, needs)
         if short:
             journal.comment("Limits of this machine that are too low; the down of the last lab restores them.")
@@ -177,9 +177,9 @@ class MachineLimits:
     def raise_for(
         self, lab: str, needs: Mapping[str, int], here: Callable[[str], bool], journal: Journal, observer: Observer
     ) -> None:
-        """Record a lab's needs, and raise what is too low. MachineError when a required limit cannot be raised.
+        """Record a lab's needs, and raise limits that are too low. MachineError when a required limit cannot be raised.
 
-        here: whether anything of a lab is on this machine; a lab with nothing left does not count.
+        here: whether any part of a lab is on this machine; otherwise the lab does not count.
         """
         file = self.file
         with file.locked():
@@ -197,7 +197,7 @@ class MachineLimits:
             observer.say("these are limits of the whole machine; the down of the last lab restores them")
 
     def release(self, lab: str, here: Callable[[str], bool], observer: Observer) -> None:
-        """Remove a lab from the record; after the last lab, restore what was raised. A failure is only a warning."""
+        """Remove a lab from the record; after the last lab, restore the limits. A failure is only a warning."""
         file = self.file
         if not file.path.exists() or os.geteuid() != 0:
             return
@@ -216,7 +216,7 @@ class MachineLimits:
         return self.proc.joinpath("sys", *key.split("."))
 
     def _in_use(self, limit: Limit) -> int:
-        """What all namespaces use; the first column of each line, in hex, is the whole table's."""
+        """The use of all namespaces: the first column of each line, in hex, is that of the whole table."""
         try:
             lines = (self.proc / "net/stat" / limit.table).read_text(encoding="ascii").splitlines()
             return int(lines[1].split()[0], 16)
@@ -236,7 +236,7 @@ class MachineLimits:
         return True
 
     def _settled(self, record: LimitRecord) -> LimitRecord:
-        """The record after the sysctls were set: of each only the value that it has now."""
+        """The record after the sysctls were set, with only the current value of each."""
         raised = {
             key: replace(each, ours=(now,)) if (now := self.value(key)) in each.ours else each
             for key, each in record.raised.items()
@@ -259,7 +259,7 @@ class MachineLimits:
 
 
 def _with_raises(record: LimitRecord, short: list[Shortage]) -> LimitRecord:
-    """The record with what will be raised. A value that Heddle has not set is the one to restore."""
+    """The record with the sysctls that will be raised. A value that Heddle has not set is the one to restore."""
     raised = dict(record.raised)
     for each in short:
         for key, want in each.after.items():

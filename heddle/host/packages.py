@@ -1,11 +1,11 @@
-"""System packages: what is missing, what it is called here, and its installation through apt.
+"""System packages: which are missing, their names, and installation through apt.
 
-In:  names of PARTS (what a verb needs).
-Out: nothing, or MachineError with the line to type. A part is there when its file is: dpkg is not asked, so FRR built
-from source counts too.
+In:  names of PARTS (those that a verb needs).
+Out: nothing, or MachineError with the command to run. A part is present when its file is: dpkg is not asked, so FRR
+built from source counts, too.
 Installing frr must not disturb this machine: Debian's package starts zebra at once, in the machine's own namespace.
-Where systemd runs, the unit is masked (in /run only, so that a reboot heals whatever goes wrong here) while apt works,
-and disabled after. An frr that was there before is never touched. The same goes for sshd, which only tests need.
+Where systemd runs, the unit is masked while apt works (only in /run, so a reboot undoes it after an error), and then
+disabled. An frr that was installed before is never changed. The same applies to sshd, which only tests need.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LIBBPF: Final = ("libbpf.so.1", "libbpf.so.0")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something of the system that Heddle uses: how to see it, and the Debian packages that bring it.
+    """A part of the system that Heddle uses: how to detect it, and the Debian packages that contain it.
 
     packages: the first that apt knows is taken (libbpf1 was libbpf0 before Debian 12 and Ubuntu 22.10).
-    programs: what Heddle or its tests start from it.
-    optional: Heddle works without it; it is installed along with what it does need.
+    programs: those that Heddle or its tests start.
+    optional: Heddle works without it; it is installed together with required parts.
     """
 
     name: str
@@ -76,12 +76,12 @@ def libdeflate() -> bool:
 
 
 def _program(name: str) -> Callable[[], bool]:
-    # sbin is not in every user's PATH, and the programs are there all the same.
+    # sbin is not in every user's PATH.
     return lambda: find_program(name, "/usr/sbin", "/sbin") is not None
 
 
 def _tool(name: str, why: str, *programs: str, packages: tuple[str, ...] = (), optional: bool = False) -> Part:
-    """A part that is there when these programs are; without any, the one of its own name."""
+    """A part that is present when these programs are; by default the program with the name of the part."""
     needed = programs or (name,)
     return Part(name, why, packages or (name,), lambda: all(_program(each)() for each in needed), needed, optional)
 
@@ -103,13 +103,13 @@ _ALL: Final = (
     _tool("iperf3", "sends TCP and UDP between hosts by hand", optional=True),
     _tool("git", "tests of --place make a checkout"),
     _tool("ethtool", "tests look at offloads with it"),
-    _tool("tcpdump", "captures what passes a port"),
+    _tool("tcpdump", "captures the packets of a port"),
     _tool("tshark", "tests compare our packets with its dissection", "tshark", "dumpcap"),
     _tool("openssh-server", "tests of --place log in to it", "sshd"),
     _tool("openssh-client", "tests of --place make keys for it", "ssh-keygen", "ssh-agent", "ssh-add"),
     _tool("clang", "rebuilds the BPF programs and the NICs' fast path", "clang", "readelf"),
     _tool("lld", "links the NICs' fast path for two kinds of processor", "ld.lld"),
-    _tool("mmdebstrap", "makes the base image where no registry answers"),
+    _tool("mmdebstrap", "creates the base image where no registry answers"),
     Part(
         "debian-archive-keyring",
         "Debian's keys, for the base image",
@@ -117,7 +117,7 @@ _ALL: Final = (
         Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists,
     ),
     _tool("docker", "the container engine: dockerd", "dockerd", packages=("docker.io",)),
-    # A package of its own from Debian 13 on; before, and on Ubuntu, docker.io brings it.
+    # A separate package from Debian 13 on; before, and on Ubuntu, docker.io contains it.
     _tool("docker-cli", "the container engine's command", "docker", packages=("docker-cli", "docker.io")),
     Part(
         "golang",
@@ -129,18 +129,16 @@ _ALL: Final = (
     Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
 PARTS: Final = {p.name: p for p in _ALL}
-# What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what the tests need
-# (tests/unit/test_suite_packages.py looks for every program that a test starts).
+# What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what every test of a suite
+# needs. What only some tests need is in TEST_EXTRAS: those have the mark `needs` (tests/unit/test_suite_packages.py
+# looks for every program that a test starts).
 LAB: Final = ("iproute2", "libbpf", "libdeflate", "util-linux")
 FABRIC: Final = ("frr", *LAB)
 # What people type first in a host: optional parts of what labs need.
 HOST_TOOLS: Final = ("iputils-ping", "traceroute", "iperf3", "tcpdump")
 CAPTURE: Final = ("tcpdump", "util-linux")
-UNIT_TESTS: Final = ("git", "libbpf", "tshark", "util-linux")
-TESTS: Final = (
-    *FABRIC, "ethtool", "git", "iputils-ping", "mount", "openssh-client", "openssh-server", "procps", "tcpdump",
-    "tshark",
-)  # fmt: skip
+UNIT_TESTS: Final = ("libbpf", "util-linux")
+TEST_EXTRAS: Final = ("ethtool", "git", "mount", "openssh-client", "openssh-server", "procps", "tcpdump", "tshark")
 BUILD: Final = ("clang", "libbpf-dev", "lld")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")
@@ -149,12 +147,12 @@ IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
 
 
 def for_runtime(runtime: str) -> Sequence[str]:
-    """What labs need where nodes run so; containers bring their own FRR, and their engine is set up, not installed."""
+    """The parts that labs of this runtime need. Containers have their own FRR, and `setup` installs their engine."""
     return LAB if runtime == "containerlab" else FABRIC
 
 
 def missing(names: Sequence[str]) -> list[Part]:
-    """The parts among `names` that are not there."""
+    """The missing parts among `names`."""
     return [PARTS[n] for n in names if not PARTS[n].present()]
 
 
@@ -170,10 +168,10 @@ def ensure(
     ask: Callable[[str], bool] = lambda _: False,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Return when all parts are there, installing what is missing when allowed.
+    """Return when all parts are present; install missing parts if that is allowed.
 
-    Allowed means: `yes`, or CI=true in the environment, or `ask` said so. MachineError names what is missing and the
-    line that installs it, when it is not allowed, cannot be done (no apt-get, no root), or did not help.
+    Allowed means: `yes`, or CI=true in the environment, or `ask` returned True. MachineError names the missing parts
+    and the command that installs them, if that is not allowed, not possible (no apt-get, no root), or did not help.
     """
     lacking = missing(names)
     if all(part.optional for part in lacking):
@@ -182,7 +180,7 @@ def ensure(
         lacking += [replace(part, optional=True) for part in missing(HOST_TOOLS)]
     apt = shutil.which("apt-get")
     if apt is None:
-        hint = "install it with this system's own tools (packages are named as in Debian)"
+        hint = "install it with the package manager of this system (the names are Debian's)"
         needed = [p for p in lacking if not p.optional]
         raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in needed])
     sudo = _sudo()
@@ -192,28 +190,31 @@ def ensure(
         say(f"missing: {part.packages[0]} ({part.why})")
     announced = _announced(words)
     say(announced)
+    for name, service in _SERVICES.items():
+        if any(part.name == name for part in lacking) and not service.pid_file.exists():
+            say(f"{name} has a service of its own: it is neither started nor enabled, because {service.why}")
     allowed = "--yes" if yes else "CI=true" if os.environ.get("CI", "").lower() in ("1", "true", "yes") else ""
     if sudo is not None and allowed:
         say(f"{allowed} allows this without a question")
     if sudo is None or not (allowed or ask(f"Install {', '.join(words)} now?")):
-        hint = f"{line}\nor let Heddle do it: the same line again with --yes"
+        hint = f"{line}\nor let Heddle install it: run the same command again with --yes"
         raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
     _install(lacking, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, announced, say)
 
 
 def _announced(words: Sequence[str]) -> str:
-    """What apt would install, with all dependencies, in a sentence; apt is asked, and changes nothing."""
+    """The packages that apt would install, with all dependencies, as a sentence. `apt-get -s` changes nothing."""
     argv = ["apt-get", "-s", "-q", "-y", "install", "--no-install-recommends", *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
     names = sorted({line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")})
-    if done.returncode or not names:  # no package lists yet, as on a bare machine
-        return f"apt-get would install {', '.join(words)}, and what they depend on; they stay when labs are down"
+    if done.returncode or not names:  # no package lists yet, as on a new machine
+        return f"apt-get would install {', '.join(words)}, and all dependencies; they stay installed when labs are down"
     count = f"{len(names)} package{'' if len(names) == 1 else 's'}"
-    return f"apt-get would install {count}, which stay when labs are down: {', '.join(names)}"
+    return f"apt-get would install {count}, which stay installed when labs are down: {', '.join(names)}"
 
 
 def _sudo() -> list[str] | None:
-    """What to put before a command that needs root; None when there is no way."""
+    """The words before a command that needs root; None when there is no sudo."""
     if os.geteuid() == 0:
         return []
     sudo = shutil.which("sudo")
@@ -229,8 +230,8 @@ def _install(lacking: Sequence[Part], before: list[str], line: str, announced: s
         say(f"installing {' '.join(words)}")
         ended = _apt([*get, "install", "--no-install-recommends", *words])
         if ended:
-            # A bare machine has no package lists, or stale ones.
-            say("apt-get update, and again")
+            # A new machine has no package lists, or old ones.
+            say("running apt-get update, then trying again")
             _apt([*get, "update"])
             words = _known(lacking)
             if (now := _announced(words)) != announced:
@@ -240,24 +241,24 @@ def _install(lacking: Sequence[Part], before: list[str], line: str, announced: s
     if still:
         why = f"could not be installed (apt-get ended with {ended})" if ended else "is still missing"
         raise MachineError(
-            *[Problem("", p.packages[0], why, f"see above for the reason; by hand: {line}") for p in still]
+            *[Problem("", p.packages[0], why, f"see apt's messages above, or run: {line}") for p in still]
         )
 
 
 def _apt(argv: list[str]) -> int:
-    # apt's own words go to stderr: stdout is the verb's result. Nothing may ask questions.
+    # apt's output goes to stderr: stdout is the verb's result. No program may ask questions.
     return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
 
 
 def _known(lacking: Sequence[Part]) -> list[str]:
-    """For each part, the first of its packages that apt has heard of, or simply the first; optional ones if known."""
+    """For each part, the first of its packages that apt knows, else the first; optional parts if apt knows them."""
     words = []
     for part in lacking:
         if part.optional and not any(map(_has, part.packages)):
             continue  # not every distribution has it, and one unknown name would end the whole installation
         seen = (w for w in part.packages if len(part.packages) == 1 or _has(w))
         words.append(next(seen, part.packages[0]))
-    return list(dict.fromkeys(words))  # one package may bring two parts
+    return list(dict.fromkeys(words))  # one package may contain two parts
 
 
 def _has(package: str) -> bool:
@@ -267,7 +268,7 @@ def _has(package: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """What a Debian package starts on its own: systemd's units, the init script, its pid file, and why it stays off."""
+    """A service that a Debian package starts: systemd's units, the init script, its pid file, and why it stays off."""
 
     units: tuple[str, ...]
     script: str
@@ -280,13 +281,13 @@ _SERVICES: Final = {
         ("frr.service",),
         "/etc/init.d/frr",
         Path("/run/frr/zebra.pid"),
-        "Heddle starts its daemons itself, one set a switch",
+        "Heddle starts its daemons itself, a set for each switch",
     ),
     "openssh-server": _Service(
         ("ssh.service", "ssh.socket"),
         "/etc/init.d/ssh",
         Path("/run/sshd.pid"),
-        "tests start an sshd of their own, on loopback",
+        "tests start their own sshd, on loopback",
     ),
 }
 
@@ -295,7 +296,7 @@ _SERVICES: Final = {
 def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
     """Keep the services of these parts from starting in the machine's own namespace while we install them."""
     systemd = SYSTEMD.is_dir()
-    # What runs already is somebody's, whatever package it came from.
+    # A service that runs already belongs to the user.
     services = {name: _SERVICES[name] for name in parts if not _SERVICES[name].pid_file.exists()}
 
     def systemctl(service: _Service, *words: str) -> None:
@@ -312,13 +313,14 @@ def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str]
                 systemctl(service, "unmask", "--runtime")
             # Also where neither runs: a package enables its service for the next start of the machine, in links of
             # systemd and of init scripts.
-            if find_program("systemctl"):
-                systemctl(service, "disable")
+            for unit in service.units:  # each by itself: one that this release does not have must not keep the others
+                if argv := _disabling(name, unit):
+                    subprocess.run([*before, *argv], capture_output=True, check=False)
             if systemd:
                 say(f"{name}'s own service stays off on this machine: {service.why}")
                 continue
             if service.pid_file.exists():
-                # No systemd, and no policy against starting: the init script has started it.
+                # Without systemd and without policy-rc.d the init script has started it.
                 subprocess.run([*before, service.script, "stop"], capture_output=True, check=False)
                 say(f"{name}'s own service was stopped: {service.why}")
             if find_program("update-rc.d", "/usr/sbin", "/sbin") and Path(service.script).exists():
@@ -326,11 +328,20 @@ def _quiet_services(before: list[str], parts: Sequence[str], say: Callable[[str]
                 subprocess.run(argv, capture_output=True, check=False)
 
 
+def _disabling(package: str, unit: str) -> list[str]:
+    """The command that removes the links which start a unit with the machine; empty where nothing has made any."""
+    if find_program("systemctl"):
+        return ["systemctl", "disable", unit]
+    if find_program("deb-systemd-helper"):  # makes the links, also where systemd is not installed (yet)
+        return ["env", f"DPKG_MAINTSCRIPT_PACKAGE={package}", "deb-systemd-helper", "disable", unit]
+    return []
+
+
 @contextmanager
 def _no_starts(wanted: bool) -> Iterator[None]:
     """Where systemd does not run, keep packages from starting their services while we install them.
 
-    invoke-rc.d asks policy-rc.d, and 101 means no; a policy of the machine's own is left as it is. Docker's engine
+    invoke-rc.d asks policy-rc.d, and 101 means no; an existing policy is not changed. Docker's engine
     would fail or change the firewall; Heddle starts it itself, see engine/byhand/dockerd.py.
     """
     if not wanted or SYSTEMD.is_dir() or POLICY.exists() or os.geteuid() != 0:

@@ -1,7 +1,7 @@
-"""Whether this machine can run this fabric, found out before anything is made. Everything that is wrong, at once.
+"""Check whether this machine can run a fabric, before anything is created. All problems are reported together.
 
 In:  a built fabric.
-Out: nothing, or MachineError with the command that mends each shortcoming.
+Out: nothing, or MachineError with a command that fixes each problem.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from heddle.host.packages import FRR_DIRS
 
 _PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
 _THREADS_A_SWITCH: Final = 12  # zebra and bgpd have four or five each; a thread takes a process id
-_THREADS_BESIDE: Final = 2000  # what else may run here
+_THREADS_BESIDE: Final = 2000  # for other programs
 _FILES: Final = 256  # open files of one process: tc and ip keep some for each line of a batch
-# What a container's root often lacks; linux/capability.h.
+# Often missing for root in a container; linux/capability.h.
 _CAPABILITIES: Final = {
     "CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_ADMIN": 12,
     "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21,
 }  # fmt: skip
-_MULTIPATH: Final = 16  # of an FRR that was configured without a word about it (configure.ac)
+_MULTIPATH: Final = 16  # the default of FRR's configure.ac
 STATUS: Final = Path("/proc/self/status")
 
 
 def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
-    """Raise MachineError with all that this machine lacks for the fabric. daemons: whether FRR runs on it itself."""
+    """Raise MachineError with all problems for the fabric here. daemons: whether FRR runs on this machine itself."""
     problems = [*_rights(), *_programs(daemons=daemons), *_kernel(fabric), *_limits(fabric)]
     problems += _multipath(fabric) if daemons else []
     if problems:
@@ -56,11 +56,11 @@ def _rights() -> Iterator[Problem]:
         words = dict(line.split(":", 1) for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines())
         have = int(words["CapEff"], 16)
     except (OSError, KeyError, ValueError):
-        return  # cannot be known, so it is tried
-    lacking = [name for name, bit in _CAPABILITIES.items() if not have >> bit & 1]
-    if lacking:
+        return  # unknown, so up tries it
+    missing = [name for name, bit in _CAPABILITIES.items() if not have >> bit & 1]
+    if missing:
         hint = "run it on the machine itself, or start the container with --cap-add NET_ADMIN --cap-add SYS_ADMIN"
-        yield Problem("", "this root", f"lacks {', '.join(lacking)}", hint)
+        yield Problem("", "root", f"does not have {', '.join(missing)} here", hint)
 
 
 def _programs(*, daemons: bool) -> Iterator[Problem]:
@@ -77,13 +77,13 @@ def _programs(*, daemons: bool) -> Iterator[Problem]:
 
 
 def frr_release() -> tuple[int, ...] | None:
-    """This machine's FRR, as (8, 4, 4); None when there is none, or none that says so."""
+    """This machine's FRR, as (8, 4, 4); None if it is not installed or does not print its version."""
     found = re.search(r"version (\d+(?:\.\d+)*)", _zebra_says())
     return tuple(int(part) for part in found[1].split(".")) if found else None
 
 
 def frr_multipath() -> int | None:
-    """Next hops that a route of this machine's FRR can have, compiled in; None when it does not say."""
+    """The compiled-in maximum of next hops in a route of this machine's FRR; None when FRR does not print it."""
     said = _zebra_says()
     found = re.search(r"--enable-multipath=(\d+)", said)
     if found:
@@ -99,17 +99,19 @@ def _zebra_says() -> str:
     try:
         return run([str(directory / "zebra"), "--version"], check=False).out
     except MachineError:
-        return ""  # told elsewhere
+        return ""  # another check reports it
 
 
 def _multipath(fabric: Fabric) -> Iterator[Problem]:
-    """FRR's limit; the kernel's is none here: a route's message may hold 64 KB of next hops, thousands of them."""
+    """FRR's limit. The kernel's limit is far higher: a route message has room for 64 KB, thousands of next hops."""
     most = max((len(group.ports) for groups in fabric.next_hop_groups.values() for group in groups), default=1)
     limit = frr_multipath()
     if limit is not None and most > limit:
         why = f"was built for {limit} next hops a route, and this fabric has {most}"
         above = ", ".join(level.word for level in fabric.levels[2:])
-        yield Problem("frr", "zebra", why, f"fewer uplinks ({above}), or an FRR built with --enable-multipath={most}")
+        yield Problem(
+            "frr", "zebra", why, f"use fewer uplinks ({above}), or an FRR built with --enable-multipath={most}"
+        )
 
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
@@ -117,12 +119,12 @@ def _kernel(fabric: Fabric) -> Iterator[Problem]:
         why = "is read-only here, and nodes need sysctls of their own"
         yield Problem("kernel", str(SYSCTLS), why, f"in a container: {WRITABLE}")
         return
-    # Only the kernel's own hash needs it: in all other modes the seed is the BPF program's.
+    # Only the kernel's own hash needs it: in all other modes the BPF program has the seed.
     if not fabric.policy.routing.by_program and not SYSCTLS.joinpath(*HASH_SEED.split(".")).exists():
         yield Problem(
             "kernel",
             HASH_SEED,
-            f"is missing in Linux {os.uname().release}: all switches would hash alike",
+            f"is missing in Linux {os.uname().release}: all switches would use the same hash",
             "boot Linux 6.11 or newer, or set routing.ecmp=e-ecmp",
         )
     if not (SYSCTLS / "net/ipv6").exists():
@@ -132,14 +134,14 @@ def _kernel(fabric: Fabric) -> Iterator[Problem]:
 def _limits(fabric: Fabric) -> Iterator[Problem]:
     """Limits that all namespaces of the machine share.
 
-    FRR's inotify watch is not among them: zebra opens one only when it keeps VRFs in namespaces, which none here does.
+    FRR's inotify watch is not one of them: zebra opens one only for VRFs in namespaces, which Heddle does not use.
     """
     yield from limits.HERE.unmet(fabric.name, limits.needs_of(fabric))
     threads = _THREADS_A_SWITCH * len(fabric.switches)
     yield from _at_least("kernel.pid_max", threads + _THREADS_BESIDE, "processes and threads")
     yield from _at_least("kernel.threads-max", threads + _THREADS_BESIDE, "processes and threads")
     yield from _at_least("user.max_net_namespaces", len(fabric.nodes), "network namespaces")
-    # Daemons run as user frr, whom root's exemption from this limit does not cover.
+    # Daemons run as user frr. Only root is exempt from this limit.
     yield from _ulimit("-u", resource.RLIMIT_NPROC, threads, "processes and threads")
     yield from _ulimit("-n", resource.RLIMIT_NOFILE, _FILES, "open files")
 
@@ -158,7 +160,7 @@ def _at_least(key: str, need: int, what: str) -> Iterator[Problem]:
     try:
         have = int(SYSCTLS.joinpath(*key.split(".")).read_text(encoding="ascii"))
     except (OSError, ValueError):
-        return  # not on this kernel, so not its limit
+        return  # this kernel does not have this limit
     if have < need:
         step = 1 << (need - 1).bit_length()
         yield Problem("kernel", f"{key} = {have}", f"is too low: {need} {what} are needed", f"sysctl -w {key}={step}")

@@ -1,6 +1,6 @@
-"""Trying what the kernel can do, where it leaves nothing: namespaces of a child process that ends at once.
+"""Probe what the kernel supports, in namespaces of a child process, which leaves nothing behind.
 
-Out: for each capability `ok`, or the reason in the kernel's or the tool's words.
+Out: for each capability `ok`, or the message of the kernel or of the tool.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ try bpffs mount -t bpf bpf /mnt
 
 
 def probe() -> dict[str, str]:
-    """Capability -> `ok` or the reason. When not even the namespace can be made, that is the reason for all."""
+    """Capability -> `ok` or the reason. If the namespace cannot be created, that is the reason for all."""
     unshare = shutil.which("unshare")
     if unshare is None:
         return dict.fromkeys(_names(), "unshare is missing (util-linux)")
-    # Mounts of the child are private to it; without root, a user namespace may still allow the rest.
+    # The child's mounts are private. Without root, a user namespace may allow the rest.
     argv = [unshare, "--net", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c", _TRY]
     env = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin", "LC_ALL": "C"}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, env=env)
@@ -64,7 +64,7 @@ def _names() -> list[str]:
 
 
 def bpf_syscall() -> str:
-    """`ok` when bpf(2) makes a map here, else the reason."""
+    """`ok` when bpf(2) creates a map here, else the reason."""
     number = _BPF_SYSCALL.get(platform.machine())
     if number is None:
         return f"not known for {platform.machine()}"

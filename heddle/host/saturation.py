@@ -85,7 +85,7 @@ class Phase:
 
     @classmethod
     def between(cls, size: int, before: MachineReading, after: MachineReading, workers: Sequence[WorkerUse]) -> Phase:
-        """The phase between two readings. Processors that came or went in it are left out."""
+        """The phase between two readings. Processors that went online or offline in it are left out."""
         seconds = max(1e-9, after.at_s - before.at_s)
         common = [number for number in before.processors if number in after.processors]
         pairs = [(number, before.processors[number], after.processors[number]) for number in common]

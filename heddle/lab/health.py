@@ -20,7 +20,7 @@ def faults(lab: Lab) -> list[Problem]:
     """What somebody or something has done to the lab: nodes that do not run, daemons that do not answer, queues
     that are not Heddle's, links that are down. A problem each; routes alone do not tell, since they outlive zebra.
     """
-    if lost := lab.runtime.lacking(lab.name, lab.topology):
+    if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
         return lost  # what else is wrong follows from that
     return problems(lab, lab.snapshot(parts(lab)))
 
@@ -75,7 +75,7 @@ def lost_agent(lab: Lab) -> list[Problem]:
 
 def check_ports(lab: Lab) -> None:
     """MachineError for nodes that do not run, CheckError for foreign queues: nothing is measured over those."""
-    if lost := lab.runtime.lacking(lab.name, lab.topology):
+    if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
         raise MachineError(*lost)
     if foreign := foreign_queues(lab.snapshot(LabPart.ROOTS)):
         raise CheckError(*foreign)

@@ -93,7 +93,7 @@ class LabInventory:
 
 def read_inventory(lab: Lab, names: Collection[str] | None = None) -> LabInventory:
     """The lab's nodes in its own order. names: some of them. MachineError when a running node cannot be read."""
-    stopped = {p.where: f"{p.what} {p.why}" for p in lab.runtime.lacking(lab.name, lab.topology)}
+    stopped = {p.where: f"{p.what} {p.why}" for p in lab.runtime.missing_nodes(lab.name, lab.topology)}
     fabric = lab.fabric
     nodes = [node for node in fabric.nodes if names is None or node.name in names]
     asked = [node.name for node in nodes if node.role is Role.SWITCH and node.name not in stopped]

@@ -205,8 +205,8 @@ def _recorded(options: RenderOptions) -> dict[str, str]:
 def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None:
     """The lab, when this very one runs already. Half-made ones are removed; InputError when another has the name."""
     record = state.read_record(lab.name)
-    if (stranger := lab.runtime.stranger(lab.name)) is not None:
-        raise InputError(stranger)
+    if (conflict := lab.runtime.name_conflict(lab.name)) is not None:
+        raise InputError(conflict)
     if record is None:
         for runtime in RUNTIMES:  # pins and counters go by the lab's name, so no other runtime may have it either
             if get_runtime(runtime).exists(lab.name):
@@ -214,7 +214,7 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
                 raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or take another --name"))
         return None
     engine = get_runtime(record.runtime)
-    gone = record.phase == "running" and len(engine.lacking(lab.name, lab.topology)) == len(lab.handles())
+    gone = record.phase == "running" and len(engine.missing_nodes(lab.name, lab.topology)) == len(lab.handles())
     if gone or record.phase != "running" or not engine.exists(lab.name):
         what = "has lost all its nodes" if gone else "was left half-made"
         observer.warn(f"lab {lab.name} {what}; removing what is left first")

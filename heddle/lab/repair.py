@@ -89,12 +89,13 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
 def _check_repairable(lab: Lab) -> None:
     """MachineError for what only `down` and `up` bring back."""
     anew = f"./inv down {lab.name}, then up again: this cannot be repaired"
-    found = [Problem(each.where, each.what, each.why, anew) for each in lab.runtime.lacking(lab.name, lab.topology)]
+    lost = lab.runtime.missing_nodes(lab.name, lab.topology)
+    found = [Problem(each.where, each.what, each.why, anew) for each in lost]
     if not found:
         roots = lab.snapshot(LabPart.ROOTS).foreign_roots
         found = [Problem(ref, "the port", "is gone", anew) for ref, kind in roots.items() if not kind]
-        lost = [path for path in install.pins_of(lab.fabric) if not path.exists()]
-        found += [Problem("bpf", str(path), "is gone: somebody removed it", anew) for path in lost[:1]]
+        pins = [path for path in install.pins_of(lab.fabric) if not path.exists()]
+        found += [Problem("bpf", str(path), "is gone: somebody removed it", anew) for path in pins[:1]]
     if found:
         raise MachineError(*found)
 

@@ -16,7 +16,7 @@ from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import shown
 from heddle.fabric.bufferchecks import unknown_words
-from heddle.fabric.checks import Said, complaints_about
+from heddle.fabric.checks import KeyPlaces, complaints_about
 from heddle.fabric.policydata import dump_queues, load_queues, queues_as_file
 from heddle.fabric.policyof import queue_policy
 from heddle.spec.keys import Strict
@@ -175,7 +175,7 @@ def changed(
     made = queue_policy(spec, [*words][1:])
     built = replace(fabric, policy=replace(fabric.policy, queues=made))
     complaints = [*unknown_words(spec.buffer.words, fabric), *complaints_about(built)]
-    problems.found += Said(document, result.spoilt).problems(complaints)
+    problems.found += KeyPlaces(document, result.spoilt).problems(complaints)
     problems.raise_if_any()
     return made
 

@@ -43,7 +43,7 @@ def resume(lab: Lab, observer: Observer, timeout: float | None, *, repairing: bo
     done = None
     if repairing:
         done = repair(lab, observer)
-    elif lost := lab.runtime.lacking(lab.name, lab.topology):
+    elif lost := lab.runtime.missing_nodes(lab.name, lab.topology):
         raise MachineError(*lost)
     elif wrong := health.faults(lab):
         raise CheckError(*wrong)

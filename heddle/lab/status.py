@@ -67,7 +67,7 @@ def _status(name: str) -> LabStatus:
     try:
         lab = open_lab(name)
         record = state.read_record(name)
-        lost = lab.runtime.lacking(name, lab.topology)
+        lost = lab.runtime.missing_nodes(name, lab.topology)
         # Where nodes are gone the rest follows from that; their daemons can be asked all the same.
         more = LabPart(0) if lost else health.parts(lab) | lab.made.gap_parts
         now = lab.snapshot(LabPart.SESSIONS | more)

@@ -1,6 +1,6 @@
-"""Flows as columns: the one place where Flow objects become arrays, and where rows of arrays become packets' fields.
+"""Flows as columns: converts Flow objects to arrays, and rows of arrays to fields of packets.
 
-In:  Flows, by the dozen or by the million. Out: FlowArrays, what switches hash; FlowTable, where each flow goes, too.
+In:  Flows, a dozen or millions. Out: FlowArrays, the fields that switches hash; FlowTable, also each flow's ends.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _IPV6_WORDS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class FlowArrays:
-    """Flows as columns, each of shape (flows,) and dtype uint32; addresses of IPv6 have shape (flows, 4).
+    """Flows as columns, each of shape (flows,) and dtype uint32; IPv6 addresses have shape (flows, 4).
 
-    label: the IPv6 flow label of the packets; zero when it is not named.
+    label: the IPv6 flow label of the packets; zero if not given.
     """
 
     src: U32
@@ -55,11 +55,11 @@ class FlowArrays:
         return FlowArrays(*(column[rows] if len(column) else column for column in columns))
 
     def part(self, start: int, stop: int) -> FlowArrays:
-        """A run of rows, without a copy."""
+        """A range of rows, without a copy."""
         return FlowArrays(*(getattr(self, each.name)[start:stop] for each in fields(self)))
 
     def rows(self) -> Iterator[tuple[bytes, bytes, int, int]]:
-        """Of each flow source and destination address in network order, source and destination port."""
+        """For each flow: source and destination address in network order, source and destination port."""
         src, dst = self.src.astype(">u4"), self.dst.astype(">u4")
         for row in range(len(self)):
             yield src[row : row + 1].tobytes(), dst[row : row + 1].tobytes(), int(self.sport[row]), int(self.dport[row])
@@ -67,10 +67,10 @@ class FlowArrays:
 
 @dataclass(frozen=True)
 class FlowTable:
-    """Flows of a fabric, as a walk takes them.
+    """Flows of a fabric, as input of a walk.
 
-    addresses: the distinct destinations. destination (flows,): index of each flow's in them. first (flows,): index of
-    the switch that it enters first, in the order of fabric.switches.
+    addresses: the distinct destinations. destination (flows,): each flow's index in them. first (flows,): index of the
+    first switch of each flow, in the order of fabric.switches.
     """
 
     arrays: FlowArrays
@@ -80,7 +80,7 @@ class FlowTable:
 
     @classmethod
     def of(cls, fabric: Fabric, flows: Sequence[Flow]) -> Self:
-        """The table of some flows. KeyError where one enters at no switch of the fabric."""
+        """The table of some flows. KeyError if a flow does not enter at a switch of the fabric."""
         addresses = tuple(dict.fromkeys(flow.dst_ip for flow in flows))
         classes = {address: number for number, address in enumerate(addresses)}
         ids = {switch.name: number for number, switch in enumerate(fabric.switches)}
@@ -93,7 +93,7 @@ class FlowTable:
 
 
 def address_words(addresses: Sequence[str]) -> U32:
-    """Addresses as numbers: shape (n,) for IPv4, (n, 4) for IPv6. OSError when one is not of the first's family."""
+    """Addresses as numbers: shape (n,) for IPv4, (n, 4) for IPv6. OSError if their families differ."""
     family = socket.AF_INET6 if addresses and ":" in addresses[0] else socket.AF_INET
     raw = b"".join(socket.inet_pton(family, each) for each in addresses)
     words = np.frombuffer(raw, dtype=">u4").astype(np.uint32)

@@ -1,7 +1,7 @@
 """The next hops of all switches as arrays, and the kernel's selection among them.
 
 In:  groups of next hops, from FIBs (predict.py) or from a fabric file alone.
-Out: Forwarding: where each switch may send what, and the port that a hash value selects.
+Out: Forwarding: the next hops of each switch for each destination, and the port that a hash value selects.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ NOWHERE: Final = -1
 
 @dataclass(frozen=True)
 class Forwarding:
-    """All switches' next hops. A destination is a class of addresses that all switches treat alike.
+    """All switches' next hops. A destination is a class of addresses that all switches treat the same.
 
-    switches, ports: names by id; a port is `rtsw1:eth1`, and all egress ports of all switches are there.
+    switches, ports: names by id; a port is `rtsw1:eth1`, and all egress ports of all switches are included.
     peer (ports,): the switch behind a port, -1 for a host or nothing.
-    group (switches, destinations): which group of next hops serves, -1 for no route.
-    start (groups + 1,), member (total,), weight (total,): a group's live ports, in the kernel's order; none: discards.
-    modulo (groups,): a resilient group of the kernel: its members are its buckets, and hash % buckets chooses.
+    group (switches, destinations): the group of next hops, -1 for no route.
+    start (groups + 1,), member (total,), weight (total,): a group's live ports, in the kernel's order. A group without
+    ports discards.
+    modulo (groups,): True for a resilient group of the kernel: its members are its buckets; hash % buckets chooses.
     """
 
     switches: tuple[str, ...]
@@ -44,8 +45,8 @@ class Forwarding:
         return np.diff(self.start)
 
     @cached_property
-    def ways(self) -> I64:
-        """The same, and 0 at the end: no group, -1, has none. There are fabrics without any group."""
+    def width(self) -> I64:
+        """The same with a 0 at the end, for index -1 (no route). It works for fabrics without any group, too."""
         return np.append(self.size, 0)
 
     @cached_property
@@ -64,20 +65,21 @@ class Forwarding:
         return shares + (owner.astype(np.int64) << 31)
 
     @cached_property
-    def _held(self) -> I64:
-        """(group, port) of all members as one sorted number each."""
+    def _group_ports(self) -> I64:
+        """(group, port) of all members, each packed into one number, sorted."""
         owner = np.repeat(np.arange(len(self.size)), self.size)
         return np.unique(owner.astype(np.int64) << 32 | self.member)
 
     def holds(self, group: I32, port: I32) -> Bools:
         """Whether each port (-1: none) is a live next hop of each group."""
         wanted = group.astype(np.int64) << 32 | np.maximum(port, 0)
-        at = np.minimum(np.searchsorted(self._held, wanted), max(0, len(self._held) - 1))
-        found: Bools = (port >= 0) & (self._held[at] == wanted if len(self._held) else False)
+        known = self._group_ports
+        at = np.minimum(np.searchsorted(known, wanted), max(0, len(known) - 1))
+        found: Bools = (port >= 0) & (known[at] == wanted if len(known) else False)
         return found
 
     def choose(self, group: I32, value: U32) -> I32:
-        """The port that a kernel takes for each 31-bit value: by threshold, or by bucket. Groups must have members.
+        """The port that a kernel selects for each 31-bit value: by threshold, or by bucket. Groups must have members.
 
         The first member whose bound is not below the value (fib_select_multipath, fib6_select_path,
         nexthop_select_path_hthr); value % buckets in a resilient group (nexthop_select_path_res).

@@ -1,11 +1,11 @@
-"""The hashes by which switches choose among equal paths, for arrays of flows.
+"""The hashes by which switches choose among equal-cost paths, for arrays of flows.
 
-In:  arrays with one row a flow: addresses as numbers (10.0.0.1 is 0x0a000001; IPv6 as four words, the first one first),
-     ports, destination QPs; seeds, one for all rows or one a row.
+In:  arrays with one row per flow: addresses as numbers (10.0.0.1 is 0x0a000001; IPv6 as four words, most significant
+     first), ports, destination QPs; seeds, one for all rows or one per row.
 Out: uint32 arrays; the kernel's selection uses them shifted right by one (31 bits).
 Sources: net/ipv4/route.c fib_multipath_hash, net/ipv6/route.c rt6_multipath_hash, include/net/ip_fib.h,
-net/core/flow_dissector.c, lib/siphash.c, include/linux/jhash.h, and heddle/switch/bpf/hash.c. Agreement with the
-kernel that runs is what selftest.py asks.
+net/core/flow_dissector.c, lib/siphash.c, include/linux/jhash.h, and heddle/switch/bpf/hash.c. selftest.py compares
+them with the running kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
 from heddle.fabric.policy import FIELDS_5_TUPLE
 from heddle.predict.flowarrays import FlowArrays
 
-Seed = int | U32  # one for all rows, or one a row
+Seed = int | U32  # one for all rows, or one per row
 
 IPPROTO_UDP: Final = 17
 POLICY_L3: Final = 0
@@ -40,7 +40,7 @@ _IPV6_WORDS: Final = 4
 
 
 class UdfLike(Protocol):
-    """A user-defined field of a switch's hash: so many bytes from an offset in a header on."""
+    """A user-defined field of a switch's hash: some bytes at an offset in a header."""
 
     @property
     def base(self) -> str:
@@ -58,32 +58,32 @@ class UdfLike(Protocol):
 def kernel_hash(flows: FlowArrays, seed: Seed, policy: int, chosen: int = FIELDS_5_TUPLE) -> U32:
     """fib_multipath_hash() or rt6_multipath_hash() for forwarded UDP packets, before the shift by one.
 
-    policy: 0 (addresses; with IPv6 flow label and protocol, too; 2 is the same for packets that carry no other IP
-    packet), 1 (5-tuple), or 3 with `chosen` fields, a mask of FIELD_*: what is chosen is hashed, and then once more.
-    ValueError for other policies.
+    policy: 0 (addresses; for IPv6 also flow label and protocol), 1 (5-tuple), 2 (as 0, for packets without an inner IP
+    packet), or 3 with `chosen` fields, a mask of FIELD_*: they are hashed, and the result is hashed again. ValueError
+    for other policies.
     """
     if policy not in POLICIES:
         raise ValueError(f"fib_multipath_hash_policy {policy} is not modelled; {POLICIES} are")
     if policy == POLICY_CUSTOM and not chosen & OUTER_FIELDS:
-        # fib_multipath_custom_hash_outer has nothing to hash; inner fields are not there without an inner packet.
+        # fib_multipath_custom_hash_outer has nothing to hash; without an inner packet there are no inner fields.
         return jhash_2words(np.zeros(len(flows), np.uint32), np.zeros(len(flows), np.uint32), 0)
     seeds = np.asarray(seed, dtype=np.uint64)
-    key = seeds << np.uint64(32) | seeds  # fib_multipath_hash_construct_key: both halves alike
+    key = seeds << np.uint64(32) | seeds  # fib_multipath_hash_construct_key: both halves are equal
     low = (siphash24(flow_keys(flows, policy, chosen), key, key) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     low[low == 0] = 1  # __flow_hash_from_keys
     if policy == POLICY_CUSTOM:
-        # fib_multipath_custom_hash_skb: outer and inner hash are mixed even when there is no inner one.
+        # fib_multipath_custom_hash_skb: outer and inner hash are mixed even without an inner one.
         return jhash_2words(low, np.zeros_like(low), 0)
     return low
 
 
 def e_ecmp_hash(flows: FlowArrays, seed: Seed, udf: UdfLike | None = None) -> U32:
-    """What hash.c computes: jhash2 of e_ecmp_words. ValueError when the field differs from packet to packet."""
+    """The hash of hash.c: jhash2 of e_ecmp_words. ValueError when the field differs between packets of one flow."""
     return jhash2(e_ecmp_words(flows, udf), seed)
 
 
 def e_ecmp_words(flows: FlowArrays, udf: UdfLike | None = None, *, qpn: bool = True) -> U32:
-    """Source, destination (a word each, or four), ports (source << 16 | destination), and the user-defined field.
+    """Source, destination (one word each, four for IPv6), ports (source << 16 | destination), user-defined field.
 
     udf: None for the destination QP, or for zeros without `qpn`.
     """
@@ -120,7 +120,7 @@ def _header_byte(flows: FlowArrays, base: str, at: int) -> U32 | None:
     first, fixed = (8, {2: 0, 3: 0, 6: IPPROTO_UDP}) if flows.ipv6 else (12, {0: 0x45, 6: 0x40, 7: 0, 9: IPPROTO_UDP})
     if at >= first:
         return _byte(np.column_stack([flows.src, flows.dst])[:, (at - first) // 4], (at - first) % 4)
-    # Length, identification, TTL and checksum differ, and of the traffic class a switch may set bits.
+    # Length, identification, TTL and checksum differ between packets, and a switch may set bits of the traffic class.
     return np.full(len(flows), fixed[at], dtype=np.uint32) if at in fixed else None
 
 
@@ -132,8 +132,8 @@ def _byte(words: U32, at: int) -> U32:
 def flow_keys(flows: FlowArrays, policy: int, chosen: int = FIELDS_5_TUPLE) -> U64:
     """struct flow_keys from its hashed part on, as (flows, 6) little-endian words, (flows, 9) with IPv6.
 
-    Made direction-symmetric as __flow_hash_consistentify does: addresses and ports lie in network order and are
-    compared as a little-endian machine reads them (IPv6 addresses byte by byte); the two swaps are independent.
+    They are direction-symmetric, as __flow_hash_consistentify makes them: addresses and ports are in network order and
+    compared as a little-endian machine reads them (IPv6 addresses byte by byte). The two swaps are independent.
     """
     if policy in (POLICY_L3, POLICY_INNER):
         chosen = _L3_IPV6 if flows.ipv6 else FIELD_SRC | FIELD_DST
@@ -143,7 +143,7 @@ def flow_keys(flows: FlowArrays, policy: int, chosen: int = FIELDS_5_TUPLE) -> U
     if chosen & FIELD_PROTO:
         words[:, 0] = IPPROTO_UDP << 16  # byte 2: basic.ip_proto
     if chosen & FIELD_LABEL and flows.ipv6 and len(flows.label):
-        # ip6_flowlabel() is in network order, what the dissector leaves in host order.
+        # ip6_flowlabel() is in network order, the dissector's label in host order.
         words[:, 1] = flows.label.byteswap() if policy == POLICY_L3 else flows.label
     if chosen & (FIELD_SPORT | FIELD_DPORT):
         none = np.zeros(len(flows), dtype=np.uint16)
@@ -164,7 +164,7 @@ def flow_keys(flows: FlowArrays, policy: int, chosen: int = FIELDS_5_TUPLE) -> U
 
 
 def _less(a: U32, b: U32) -> npt.NDArray[np.bool_]:
-    """Rows of four words where a < b, as memcmp() of network order has it."""
+    """Rows of four words where a < b, as memcmp() in network order compares."""
     less: npt.NDArray[np.bool_] = np.zeros(len(a), dtype=bool)
     for word in reversed(range(_IPV6_WORDS)):
         less = (a[:, word] < b[:, word]) | ((a[:, word] == b[:, word]) & less)
@@ -178,7 +178,7 @@ def _rotl64(x: U64, n: int) -> U64:
 def siphash24(words: U64, key0: int | U64, key1: int | U64) -> U64:
     """SipHash-2-4 of messages of whole 64-bit words; words has shape (messages, n), n below 32.
 
-    The two halves of the key are for all messages, or have one for each.
+    key0, key1: the two halves of the key, one for all messages or one per message.
     Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012; lib/siphash.c.
     """
     count, length = words.shape
@@ -223,7 +223,7 @@ def _rotl32(x: U32, n: int) -> U32:
 
 
 def jhash2(words: U32, initval: Seed) -> U32:
-    """jhash2() of messages of 32-bit words; words has shape (messages, n). initval: for all, or one for each."""
+    """jhash2() of messages of 32-bit words; words has shape (messages, n). initval: one for all, or one per message."""
     count, length = words.shape
     start = np.zeros(count, np.uint32) + np.asarray(initval, dtype=np.uint32)
     start += np.uint32(_JHASH_INITVAL + (length << 2))

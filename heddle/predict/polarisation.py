@@ -1,12 +1,12 @@
-"""Polarisation: does the choice at one tier tell the choice at the next, so that the next one has less to choose from?
+"""Polarisation: the choice at one tier determines the choice at the next, so that the next tier uses fewer next hops.
 
-In:  the next hops of a fabric and the rules of its switches, as they are now; some thousand made-up flows.
-Out: for each switch that chooses behind another one, the mutual information of the two choices, and how many of its
-ways it uses for what really comes.
-Imbalance is another thing: few flows are uneven by chance, and hashes that know nothing of each other are not polarised
-however uneven they are. So both choices are computed for the same flows, also those that the first choice sends
-elsewhere: two functions of a packet, independent or not (Cao, Wang, Zegura, "Performance of hashing-based schemes for
-Internet load balancing", INFOCOM 2000, for why hashing alike twice is none).
+In:  the current next hops of a fabric and the current rules of its switches; some thousand synthetic flows.
+Out: for each switch that chooses after another one, the mutual information of the two choices, and how many of its next
+hops it uses for the flows that reach it.
+Polarisation is not imbalance: few flows are uneven by chance, and independent hashes are not polarised, however uneven
+they are. So both choices are computed for the same flows, also those that the first choice sends elsewhere: two
+functions of a packet, independent or not. Why the same hash twice is not a second choice: Cao, Wang, Zegura,
+"Performance of hashing-based schemes for Internet load balancing", INFOCOM 2000.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow
 
 FLOWS: Final = 4096  # at least
-_A_CELL: Final = 12  # flows of each zone for every pair of choices: the G-test wants five in four pairs of five
+_A_CELL: Final = 12  # flows of each zone per pair of choices: the G-test needs five in four pairs of five
 _MOST_FLOWS: Final = 1 << 17
-_SEED: Final = 326  # of the made-up flows: the same ones every time
+_SEED: Final = 326  # of the synthetic flows, which are always the same
 _PORTS: Final = (49152, 65536)  # UDP source ports
 _QPNS: Final = (2, 1 << 24)
-# Of what the poorer of the two choices could tell. Less is real, and harmless: hash.udf may share a bit or two.
+# As a share of the smaller entropy of the two choices. A smaller share is harmless: hash.udf may share a bit or two.
 _HARMFUL: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A switch that chooses behind others. before: one of those, the first. ways: of its group; used: by what comes.
+    """A switch that chooses after others. before: the first of these. ways: its next hops; used: by arriving flows.
 
-    share: the mutual information, less what chance gives, of what the poorer choice could tell: 0 to 1.
+    share: mutual information minus that by chance, divided by the smaller entropy of the two choices: 0 to 1.
     """
 
     switch: str
@@ -57,20 +57,20 @@ class Pair:
 
     @property
     def polarised(self) -> bool:
-        """The choices depend on each other, beyond chance and beyond a trifle."""
+        """The choices depend on each other, more than by chance and more than a harmless share."""
         return self.dependence.verdict == DEPENDENT and self.share >= _HARMFUL
 
     @property
     def too_few(self) -> bool:
-        """No verdict: the flows are too few for so many ways."""
+        """No verdict: too few flows for the number of next hops."""
         return self.dependence.verdict == TOO_FEW
 
     def text(self) -> str:
-        """`ctsw1 uses 1 of its 2 uplinks: ...`."""
+        """`ctsw1 uses 1 of its 2 next hops: ...`."""
         bits = f"{self.dependence.bits:.2f} bits of mutual information over {self.dependence.flows} flows"
         return (
-            f"{self.switch} uses {self.used} of its {self.ways} ways: what comes from {self.before} and its like "
-            f"has been sorted by the same rule already ({bits}, {self.dependence.by_chance:.4f} by chance)"
+            f"{self.switch} uses {self.used} of its {self.ways} next hops: {self.before} and switches like it have "
+            f"already sorted the flows by the same rule ({bits}, {self.dependence.by_chance:.4f} by chance)"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Polarisation:
-    """All pairs of switches that choose one behind the other. reason: why there are none, or were not looked at."""
+    """All pairs of switches that choose one after the other. reason: why there are none, or none was checked."""
 
     pairs: tuple[Pair, ...]
     reason: str = ""
@@ -93,11 +93,11 @@ class Polarisation:
 def polarisation(
     fabric: Fabric, fibs: Mapping[str, Fib], hashing: Mapping[str, SwitchHashing], count: int | None = None
 ) -> Polarisation:
-    """Of a running fabric, as its FIBs and its hashing are now; CheckError where a switch's hash is not modelled.
+    """The polarisation of a running fabric, from its FIBs and hashing. CheckError if a switch's hash is not modelled.
 
-    count: of made-up flows; by default as many as its ways take for a verdict.
+    count: of synthetic flows; by default as many as a verdict needs.
     """
-    flows = made_up(fabric, enough(fabric) if count is None else count)
+    flows = synthetic_flows(fabric, flows_needed(fabric) if count is None else count)
     if not flows:
         return Polarisation((), f"fewer than two {fabric.box}s with hosts: no flow passes two switches that choose")
     table = FlowTable.of(fabric, flows)
@@ -109,7 +109,7 @@ def polarisation(
 def polarisation_of(
     forwarding: Forwarding, rules: FabricRules, flows: FlowArrays, destination: I32, first: I32
 ) -> Polarisation:
-    """Of a fabric as arrays, on paper or live; arguments as those of `walk`."""
+    """The polarisation of a fabric as arrays, offline or live; arguments as of `walk`."""
     hops = walk(forwarding, rules, flows, destination, first)
     ports = hops.ports
     here = first
@@ -117,7 +117,7 @@ def polarisation_of(
     spread = False
     for step in range(ports.shape[1] - 1):
         group = np.where(here >= 0, forwarding.group[np.maximum(here, 0), destination], -1)
-        choosing = (ports[:, step] >= 0) & (forwarding.ways[group] > 1)
+        choosing = (ports[:, step] >= 0) & (forwarding.width[group] > 1)
         if hops.fan[choosing, step].any():
             spread = True
             choosing &= ~hops.fan[:, step]
@@ -134,12 +134,12 @@ def polarisation_of(
     if pairs:
         return Polarisation(tuple(pairs))
     if spread:
-        return Polarisation((), "packets of one flow are spread: no choice stays, so none follows from another")
-    return Polarisation((), "no flow passes two switches that choose: two tiers, or one way further on")
+        return Polarisation((), "packets of one flow are spread, so that no choice is fixed")
+    return Polarisation((), "no flow passes two switches that choose: two tiers, or only one next hop further on")
 
 
 def _behind(forwarding: Forwarding, group: I32, choosing: Bools) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Each switch that some choosing flows could go to next, and those flows."""
+    """Each switch that some of the choosing flows could reach next, and those flows."""
     reach: dict[int, list[int]] = {}
     for each in np.unique(group[choosing]):
         for peer in np.unique(forwarding.peer[_members(forwarding, each)]):
@@ -158,13 +158,13 @@ def _pair(
     switch: int,
     rows: npt.NDArray[np.intp],
 ) -> Pair | bool | None:
-    """The choices of some flows before a switch, and what it would choose for them; None where it has no choice.
+    """The choices of some flows before a switch, and its own choices for them; None if it has no choice.
 
-    before: switch, port and group of each flow at the step before. True where the switch spreads packets.
+    before: switch, port and group of each flow at the step before. True if the switch spreads packets.
     """
     here, port, group = before
     next_group = forwarding.group[switch, destination[rows]]
-    rows = rows[forwarding.ways[next_group] > 1]
+    rows = rows[forwarding.width[next_group] > 1]
     if not len(rows):
         return None
     asked = np.full(len(destination), -1, dtype=np.int32)
@@ -196,7 +196,7 @@ def _members(forwarding: Forwarding, group: int) -> I32:
 
 
 def _place(forwarding: Forwarding, group: I32, port: I32) -> I32:
-    """Which member of its group each port is."""
+    """The index of each port in its group."""
     place = np.zeros(len(group), dtype=np.int32)
     start, size = forwarding.start[group], forwarding.size[group]
     for at in range(int(size.max())):
@@ -205,17 +205,17 @@ def _place(forwarding: Forwarding, group: I32, port: I32) -> I32:
     return place
 
 
-def enough(fabric: Fabric) -> int:
-    """Flows for a verdict on every switch: one of level 2 sees its area's, in so many pairs of next hops."""
+def flows_needed(fabric: Fabric) -> int:
+    """The number of flows for a verdict on every switch. A level-2 switch sees only the flows of its area."""
     middle = [node for node in fabric.switches if node.level == 2]
     ports = [fabric.uplinks_of(node) for node in fabric.switches]
     return min(_MOST_FLOWS, max(FLOWS, _A_CELL * len(middle) * max(ports, default=0)))
 
 
-def made_up(fabric: Fabric, count: int) -> list[Flow]:
-    """Flows between random NICs of different areas, or of leaves where there is one area; the same ones every time.
+def synthetic_flows(fabric: Fabric, count: int) -> list[Flow]:
+    """Flows between random NICs of different areas, or of different leaves if there is one area; always the same ones.
 
-    No flow goes from one part of the fabric to another that no path leads to.
+    Both ends of a flow are in the same connected part of the fabric.
     """
     ends = [
         (host, port)

@@ -1,10 +1,10 @@
-"""Path prediction for a running fabric: which egress ports a flow takes, with no kernel asked.
+"""Path prediction for a running fabric: the egress ports of a flow, without a kernel lookup.
 
 In:  Fib and SwitchHashing of every switch (read once), and flows.
-Out: for each flow the ordered egress ports, from its source's leaf to the port that its destination host hangs on;
+Out: for each flow the ordered egress ports, from its source's leaf to the port of its destination host;
      where packets of one flow are spread, all ports of that step in one word (spread.py).
-The hashes are in hashes.py, how modes choose in rules.py, the selection in forwarding.py, the walk in walk.py; here
-the FIBs and tables that were read become their arrays.
+The hashes are in hashes.py, the choice of each mode in rules.py, the selection in forwarding.py, the walk in walk.py.
+This module converts FIBs and tables to their arrays.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def predict(
 ) -> list[Path]:
     """The path of every flow, in their order.
 
-    A path ends early at a switch that has no route, no live next hop, or is met after MAX_HOPS: compare its last port's
-    peer with the destination. KeyError when fibs or hashing lack a switch, CheckError when a switch that has to choose
-    hashes in a way that is not modelled.
+    A path ends early at a switch without a route or live next hop, or after MAX_HOPS: compare its last port's peer with
+    the destination. KeyError when a switch is missing in fibs or hashing. CheckError when a switch that must choose has
+    a hash that is not modelled.
     """
     if not flows:
         return []
@@ -57,7 +57,7 @@ def walk_of(
 
 
 def forwarding_for(fabric: Fabric, fibs: Mapping[str, Fib], addresses: Sequence[str]) -> Forwarding:
-    """What FIBs say about some addresses, each a destination of its own. Dead next hops are left out."""
+    """The next hops of some addresses, from FIBs; each address is its own destination. Dead next hops are omitted."""
     names = [switch.name for switch in fabric.switches]
     ids = {name: number for number, name in enumerate(names)}
     ports = {port.ref: ids.get(port.peer_node, NO_PORT) for switch in fabric.switches for port in switch.ports}
@@ -73,7 +73,7 @@ def forwarding_for(fabric: Fabric, fibs: Mapping[str, Fib], addresses: Sequence[
             if prefix is None:
                 continue
             if prefix not in known:
-                for hop in fib.routes[prefix]:  # a port that no link of the fabric has: it leads nowhere
+                for hop in fib.routes[prefix]:  # a port without a link of the fabric leads nowhere
                     if number.setdefault(f"{name}:{hop.port}", len(number)) == len(ports):
                         ports[f"{name}:{hop.port}"] = NO_PORT
                 known[prefix] = groups.setdefault(_group(name, fib, prefix, number), len(groups))
@@ -90,13 +90,13 @@ def _group(switch: str, fib: Fib, prefix: Network, number: Mapping[str, int]) ->
 
 
 def rule_of(hashing: SwitchHashing) -> HashingRule:
-    """How a switch chooses, as its hashing was read."""
+    """The rule of a switch, from its hashing as read."""
     options = hashing.options
     return HashingRule(hashing.mode, hashing.policy, hashing.fields, options.udf, options.resilient, options.buckets)
 
 
 def rules_for(forwarding: Forwarding, hashing: Mapping[str, SwitchHashing], addresses: Sequence[str]) -> FabricRules:
-    """The rules of all switches, and what their programs steer packets to these addresses by."""
+    """The rules of all switches, and the tables that steer packets to these addresses."""
     rules = {name: rule_of(hashing[name]) for name in forwarding.switches}
     seeds = {name: hashing[name].seed for name in forwarding.switches}
     return FabricRules.of(forwarding.switches, rules, seeds, _steering(forwarding, hashing, addresses))
@@ -147,7 +147,7 @@ def _flat(lists: Sequence[Sequence[int]]) -> I32:
 
 
 def paths_of(forwarding: Forwarding, hops: Hops) -> list[Path]:
-    """A walk in words: a tuple of steps for each flow."""
+    """A walk as text: a tuple of steps for each flow."""
     names = forwarding.ports
     if not hops.fan.any():
         return [tuple(names[port] for port in row if port >= 0) for row in hops.ports.tolist()]

@@ -1,8 +1,8 @@
-"""How switches choose among equal next hops, as arrays: one HashingRule for all that choose alike, a seed a switch.
+"""The choice among equal next hops, as arrays: one HashingRule for all switches with equal rules, a seed per switch.
 
-In:  what a switch's hashing is (mode, kernel policy, options), its tables of steering.
-Out: FabricRules.choose: the port of each flow at each switch, or FAN where packets of one flow go several ways.
-What the modes do is in heddle/switch/bpf/hash.c and docs/hashing.md; the kernel's selection is in forwarding.py.
+In:  a switch's hashing (mode, kernel policy, options), its steering tables.
+Out: FabricRules.choose: the port of each flow at each switch, or FAN where packets of one flow take several ports.
+The modes are in heddle/switch/bpf/hash.c and docs/hashing.md; the kernel's selection is in forwarding.py.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NO_PORT: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class HashingRule:
-    """What switches that choose alike have in common. policy, fields: the kernel's; udf None: the destination QP.
+    """The common rule of some switches. policy, fields: the kernel's; udf None: the destination QP.
 
-    resilient: a bucket (value % buckets) keeps its port while that one lives.
+    resilient: a bucket (value % buckets) keeps its port while the port is up.
     """
 
     mode: str = "flow"
@@ -46,40 +46,40 @@ class HashingRule:
 
     @property
     def by_program(self) -> bool:
-        """Whether the kernel takes the program's value: it heeds one under policy 1 only."""
+        """Whether the kernel uses the program's value: it does so with policy 1 only."""
         return self.policy == POLICY_L4 and (self.mode in BY_PROGRAM or self.resilient)
 
     def words(self, flows: FlowArrays) -> U32 | None:
-        """What the program hashes, (flows, 4) or (flows, 10); None when it differs between packets of one flow."""
-        if self.mode == "flow":  # resilient: the 5-tuple alone
+        """The words that the program hashes, (flows, 4) or (flows, 10); None if they differ within one flow."""
+        if self.mode == "flow":  # resilient: the 5-tuple only
             return e_ecmp_words(flows, None, qpn=False)
         if self.udf is not None and udf_values(flows, self.udf) is None:
             return None
         return e_ecmp_words(flows, self.udf)
 
     def problem(self, switch: str, seed: int) -> Problem | None:
-        """Why a switch's choice cannot be computed; None when it can."""
+        """The reason that a switch's choice cannot be computed; None when it can."""
         if self.mode not in MODES or self.policy not in POLICIES:
-            why = f"hashes by {self.mode} under fib_multipath_hash_policy {self.policy}, which is not modelled"
-            return Problem("", switch, why, "./inv validate says what was to be expected")
+            why = f"hashes by {self.mode} with fib_multipath_hash_policy {self.policy}, which is not modelled"
+            return Problem("", switch, why, "run ./inv validate: it shows the expected settings")
         if seed == 0 and not self.by_program and self.mode not in SPREADING:
-            why = "hashes with a seed that Linux made up and tells nobody: fib_multipath_hash_seed is 0"
+            why = "hashes with a random seed that Linux does not show: fib_multipath_hash_seed is 0"
             return Problem("", switch, why, set_hint("seed", 1))
         return None
 
 
 def set_hint(key: str, value: int) -> str:
-    """A container's processes may not write sysctls, so it takes the topology."""
+    """The hint to set a sysctl in the topology: processes in a container may not write sysctls."""
     return f"down, then up again with net.ipv4.fib_multipath_hash_{key}: {value} in the topology's sysctls, and a run"
 
 
 @dataclass(frozen=True)
 class SteeringTables:
-    """Where programs steer to, for all switches and destinations of a Forwarding.
+    """The ports that programs steer packets to, for all switches and destinations of a Forwarding.
 
-    group (switches, destinations): id of a set of equal ports, -1: none, such packets are never steered.
-    start, member: its ports in order (CSR); slot_start, slot: the same with each port as often as its weight says.
-    slice (switches, destinations): of the destination behind its prefix; or what is added there to `walk`'s `slices`.
+    group (switches, destinations): id of a set of equal ports; -1: none, such packets are not steered.
+    start, member: its ports in order (CSR); slot_start, slot: the same, with each port repeated by its weight.
+    slice (switches, destinations): of the destination in its prefix; or a number to add to `walk`'s `slices`.
     exact_key, exact_port: `exact_keys` of (switch, destination, UDP source port), ascending, and the port for each.
     """
 
@@ -93,7 +93,7 @@ class SteeringTables:
     exact_port: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     def pinned(self, here: I32, destination: I32, slices: I32 | None) -> I32:
-        """member[slice % n], or -1. Where there are slices of flows and of the table, they add up."""
+        """member[slice % n], or -1. Slices of flows and of the table are added."""
         if self.slice is not None:
             table = self.slice[here, destination]
             slices = table if slices is None else table + slices
@@ -106,7 +106,7 @@ class SteeringTables:
         return self._at(self.slot_start, self.slot, here, destination, bucket)
 
     def exact(self, here: I32, destination: I32, sport: U32) -> I32:
-        """The port of each (switch, destination, source port) that the table names, or -1."""
+        """The table's port for each (switch, destination, source port), or -1."""
         found = np.full(len(here), NO_PORT, dtype=np.int32)
         if not len(self.exact_key):
             return found
@@ -140,9 +140,9 @@ def exact_keys(
 def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> SteeringTables:
     """Tables that steer over exactly the groups of a Forwarding, members in the order of their ports.
 
-    For a fabric that does not say what its next hops should be; others have steering_of (switch/hashing/steering.py).
+    For a fabric without expected next hops; other fabrics use steering_of (switch/hashing/steering.py).
     """
-    several = np.append(forwarding.size, 0) > 1  # -1, no group, is the last one; where no switch chooses it is all
+    several = forwarding.width > 1
     group = np.where(several[forwarding.group], forwarding.group, NO_PORT).astype(np.int32)
     owner = np.repeat(np.arange(len(forwarding.size)), forwarding.size)
     member = forwarding.member[np.lexsort((forwarding.member, owner))]
@@ -164,7 +164,7 @@ class FabricRules:
         cls, switches: Sequence[str], rule: Mapping[str, HashingRule] | HashingRule, seed: Mapping[str, int],
         steering: SteeringTables | None = None,
     ) -> FabricRules:  # fmt: skip
-        """From a rule for all switches, or one for each; seed: one for each."""
+        """From one rule for all switches, or one per switch; seed: one per switch."""
         each = [rule if isinstance(rule, HashingRule) else rule[name] for name in switches]
         distinct = tuple(dict.fromkeys(each))
         kind = np.array([distinct.index(one) for one in each], dtype=np.int32)
@@ -172,7 +172,7 @@ class FabricRules:
 
     @cached_property
     def problems(self) -> tuple[Problem | None, ...]:
-        """For each switch, why its choice cannot be computed; None when it can."""
+        """For each switch, the reason that its choice cannot be computed; None when it can."""
         return tuple(
             self.rules[kind].problem(name, int(seed))
             for name, kind, seed in zip(self.switches, self.kind, self.seed, strict=True)
@@ -181,7 +181,7 @@ class FabricRules:
     def choose(
         self, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32, slices: I32 | None
     ) -> I32:
-        """The port of each flow at the switch where it is, FAN where its packets go several ways."""
+        """The port of each flow at its current switch; FAN where its packets take several ports."""
         found = np.empty(len(here), dtype=np.int32)
         kinds = self.kind[here]
         for kind in np.unique(kinds):
@@ -213,7 +213,7 @@ class FabricRules:
     def _hashed(
         self, rule: HashingRule, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32
     ) -> I32:
-        """The choice by hash: of what is not steered, or steered to a port that is no live next hop."""
+        """The choice by hash, for flows that are not steered, or steered to a port that is not a live next hop."""
         seed = self.seed[here]
         if not rule.by_program:
             return forwarding.choose(group, kernel_hash(flows, seed, rule.policy, rule.fields) >> np.uint32(1))
@@ -224,8 +224,8 @@ class FabricRules:
         if not rule.resilient or self.steering is None:
             return forwarding.choose(group, value >> np.uint32(1))
         kept = self.steering.bucket(here, destination, value.astype(np.int64) % rule.buckets)
-        again = jhash2(value[:, None], seed)  # a bucket's port is dead: its flows are spread over the living
+        again = jhash2(value[:, None], seed)  # if a bucket's port is dead, its flows are spread over the live ports
         live = forwarding.holds(group, kept)
-        # Where there is nothing to steer over, the first value counts.
+        # Without a steering group, the first value counts.
         second = np.where(kept >= 0, again, value)
         return np.where(live, kept, forwarding.choose(group, second >> np.uint32(1))).astype(np.int32)

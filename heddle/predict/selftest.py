@@ -1,10 +1,10 @@
-"""Is this kernel the one that the prediction knows? Asked once per boot, kernel and version of the arithmetic.
+"""Compare the prediction with the running kernel, once per boot, kernel and version of the arithmetic.
 
-In:  the running kernel, as a router of one's own in a namespace without a name (trial.py).
+In:  the running kernel, as a test router in a namespace without a name (trial.py).
 Out: SelfTest: some hundred choices of the kernel, over policies, fields, seeds, weights, a dead port, a resilient group
-     and both versions of IP, compared with the prediction's; kept in the state directory.
-The kernel's documentation calls its multipath hash subject to change. Where it has changed, Heddle says so and takes
-the kernels' own answers in place of its prediction.
+     and both IP versions, compared with the prediction; stored in the state directory.
+The kernel's documentation says that its multipath hash may change. If it has changed, Heddle reports it and uses kernel
+lookups instead of its prediction.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from heddle.predict.trial import Trial, some_flows, trial
 _FILE: Final = "selftest.json"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _CODE: Final = ("hashes.py", "flowarrays.py", "forwarding.py", "selftest.py", "trial.py")
-_FLOWS: Final = 16  # of one question: a hash that is another one goes the same ways in 1 of 2^16 cases and less
+_FLOWS: Final = 16  # of one comparison: a different hash agrees by chance in at most 1 of 2^16 cases
 _PORTS: Final = 8
 _BUCKETS: Final = 32
 _WEIGHTS: Final = ((1,) * _PORTS, (1, 2, 3, 10), (5, 5, 5))
@@ -51,7 +51,7 @@ Hash = Callable[[FlowArrays, int, int, int], U32]
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """The verdict. asked: choices that were compared. detail: what differed, or why nothing was compared."""
+    """The verdict. asked: the number of compared choices. detail: the difference, or why nothing was compared."""
 
     state: Literal["agrees", "differs", "unchecked"]
     kernel: str
@@ -60,7 +60,7 @@ class SelfTest:
 
     @property
     def differs(self) -> bool:
-        """True when the prediction does not hold on this kernel."""
+        """True when the prediction is wrong on this kernel."""
         return self.state == "differs"
 
     def to_json(self) -> dict[str, Any]:
@@ -72,39 +72,39 @@ class SelfTest:
         if self.state == "agrees":
             return f"prediction and kernel {self.kernel} agree on {self.asked} choices"
         if self.state == "differs":
-            return f"kernel {self.kernel} chooses otherwise than the prediction: {self.detail}"
-        return f"the prediction has not been compared with kernel {self.kernel}: {self.detail}"
+            return f"kernel {self.kernel} chooses differently from the prediction: {self.detail}"
+        return f"prediction not compared with kernel {self.kernel}: {self.detail}"
 
 
 @cache
 def verdict(*, keep: bool = True) -> SelfTest:
-    """The verdict for this kernel; compares when it has not been done since boot, which takes about a second.
+    """The verdict for this kernel. The first call since boot compares, which takes about a second.
 
-    Without root it is `unchecked`, unless root has compared before. keep: write a new verdict to the state directory.
+    Without root it is `unchecked`, unless root has compared before. keep: store a new verdict in the state directory.
     """
-    held = _kept()
-    if held is not None:
-        return held
+    stored = _stored()
+    if stored is not None:
+        return stored
     if os.geteuid() != 0:
-        return SelfTest("unchecked", platform.release(), detail="that needs root")
+        return SelfTest("unchecked", platform.release(), detail="it needs root")
     found = examine()
     if keep and found.state != "unchecked":
-        with suppress(HeddleError):  # a full or foreign state directory: it is asked again next time
+        with suppress(HeddleError):  # a full or foreign state directory: the next call compares again
             remember(found)
     return found
 
 
 def remember(found: SelfTest) -> None:
-    """Keep a verdict for this boot, kernel and version; MachineError when the state directory cannot be written."""
+    """Store a verdict for this boot, kernel and version; MachineError when the state directory cannot be written."""
     state.write_json(state.state_dir() / _FILE, {"key": _key(), "verdict": found.to_json()})
 
 
-def _kept() -> SelfTest | None:
+def _stored() -> SelfTest | None:
     try:
-        held = json.loads((state.state_dir() / _FILE).read_text())
-        return SelfTest(**held["verdict"]) if held["key"] == _key() else None
+        data = json.loads((state.state_dir() / _FILE).read_text())
+        return SelfTest(**data["verdict"]) if data["key"] == _key() else None
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # none yet, another kernel's, or a file of somebody else's making: it is made anew
+        return None  # no verdict yet, or not one that Heddle wrote: compare again
 
 
 def _key() -> list[str]:
@@ -112,14 +112,14 @@ def _key() -> list[str]:
 
 
 def doctor_check() -> Check:
-    """For `doctor`: does this kernel choose as the prediction says? Nothing is kept of the answer."""
+    """For `doctor`: whether this kernel agrees with the prediction. The answer is not stored."""
     found = verdict(keep=False)
-    fix = "" if found.differs else "sudo ./inv doctor asks it"
+    fix = "" if found.differs else "run sudo ./inv doctor to compare"
     return Check("prediction", found.state == "agrees", found.text(), fix, required=False)
 
 
 def examine(hashed: Hash = kernel_hash) -> SelfTest:
-    """Compare now. hashed: the arithmetic that is compared with the kernel."""
+    """Compare now. hashed: the hash function to compare with the kernel."""
     asked = 0
     try:
         with trial(_PORTS) as router:
@@ -127,14 +127,14 @@ def examine(hashed: Hash = kernel_hash) -> SelfTest:
                 wrong = int((expected != answers).sum())
                 asked += len(flows)
                 if wrong:
-                    return SelfTest("differs", platform.release(), asked, f"{wrong} of {len(flows)} flows under {what}")
+                    return SelfTest("differs", platform.release(), asked, f"{wrong} of {len(flows)} flows with {what}")
     except (HeddleError, OSError) as error:
         return SelfTest("unchecked", platform.release(), detail=str(error).partition("\n")[0])
     return SelfTest("agrees", platform.release(), asked)
 
 
 def _comparisons(router: Trial, hashed: Hash) -> Iterator[tuple[str, FlowArrays, I32, I32]]:
-    """What was asked, the flows, the ports by our arithmetic, and the kernel's."""
+    """The comparison in words, the flows, the predicted ports, and the kernel's ports."""
     for version in router.versions:
         for number, weights in enumerate(_WEIGHTS):
             router.route(version, weights)
@@ -151,7 +151,7 @@ def _comparisons(router: Trial, hashed: Hash) -> Iterator[tuple[str, FlowArrays,
 
 
 def _degraded(router: Trial, version: int, hashed: Hash) -> Iterator[tuple[str, FlowArrays, I32, I32]]:
-    """The same with a port that is down, and with a resilient group where the kernel has them."""
+    """The same with a port that is down, and with a resilient group if the kernel supports it."""
     seed, lost = 7, 2
     router.route(version, (1, 2, 3, 10))
     router.sysctl(version, POLICY_L4, FIELDS_5_TUPLE, seed)
@@ -168,7 +168,7 @@ def _degraded(router: Trial, version: int, hashed: Hash) -> Iterator[tuple[str, 
 
 
 def _ports(weights: Sequence[int], value: U32, *, dead: int = -1, homes: Sequence[int] = ()) -> I32:
-    """The port that each hash takes among ports of these weights, or among buckets."""
+    """The port that each hash selects among ports of these weights, or among buckets."""
     members = list(homes) or [port for port in range(len(weights)) if port != dead]
     shares = [1] * len(homes) or [weights[port] for port in members]
     table = np.zeros((1, 1), dtype=np.int32)
@@ -185,7 +185,7 @@ def _boot() -> str:
 
 
 def _code() -> str:
-    """A digest of the arithmetic: another version of it is compared anew."""
+    """A digest of the arithmetic: a changed version is compared again."""
     digest = hashlib.sha256()
     for name in _CODE:
         digest.update((Path(__file__).parent / name).read_bytes())

@@ -1,6 +1,6 @@
-"""One step of a path as a word: a port, or all ports that packets of one flow are spread over.
+"""One step of a path as a word: a port, or all ports over which packets of one flow are spread.
 
-`rtsw1:eth1`; `rtsw1:{eth1,eth2}` where one switch spreads; `{ctsw1:eth2,ctsw2:eth2}` where several switches go on.
+`rtsw1:eth1`; `rtsw1:{eth1,eth2}` if one switch spreads; `{ctsw1:eth2,ctsw2:eth2}` if several switches forward the flow.
 Prediction and oracle write them, proofs read them.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 def element(ports: Iterable[str]) -> str:
-    """One step as a word. ports: `rtsw1:eth1`, in any number, at least one; their order is kept."""
+    """One step as a word. ports: `rtsw1:eth1`, at least one; their order is kept."""
     by_switch: dict[str, list[str]] = {}
     for ref in ports:
         switch, _, port = ref.partition(":")
@@ -23,7 +23,7 @@ def element(ports: Iterable[str]) -> str:
 
 
 def ports_of(word: str) -> tuple[str, ...]:
-    """The ports that a step names."""
+    """The ports of a step."""
     if word.startswith("{"):
         return tuple(word[1:-1].split(","))
     switch, _, port = word.partition(":")

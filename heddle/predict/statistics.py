@@ -1,4 +1,4 @@
-"""Statistics of path choice, for where exactness is not the question: is it even, is it independent, or too few to say?
+"""Statistics of path choice: is it even, is it independent, or are there too few flows for a verdict?
 
 In:  counts of flows per link, labels of choices, columns of flows.
 Out: numbers with their verdict. A test whose expected counts are too small gives TOO_FEW, never a yes or a no.
@@ -27,8 +27,8 @@ INDEPENDENT: Final = "independent"
 DEPENDENT: Final = "dependent"
 TOO_FEW: Final = "too few to judge"
 
-ALPHA: Final = 0.001  # a test that is run on every run of every lab must not cry wolf
-_LEAST: Final = 5.0  # Cochran: four cells in five expect so many, and none expects less than one
+ALPHA: Final = 0.001  # small, since the test is made in every run: false alarms must be rare
+_LEAST: Final = 5.0  # Cochran: four of five cells expect at least 5, and no cell expects less than 1
 _SHARE: Final = 0.2
 _STEPS: Final = 100_000
 _EPSILON: Final = 1e-15
@@ -36,9 +36,9 @@ _EPSILON: Final = 1e-15
 
 @dataclass(frozen=True, slots=True)
 class Evenness:
-    """Flows over links. mmr: max/mean, None without flows. expected: the least expected count of a link.
+    """Flows over links. mmr: max/mean, None without flows. expected: the smallest expected count of a link.
 
-    p_value: the chance that random choice is at least as uneven; None where there is nothing to compare.
+    p_value: the probability that random choice is at least as uneven; None if there is nothing to compare.
     """
 
     flows: int
@@ -57,9 +57,9 @@ class Evenness:
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """How much one choice tells of another. bits: mutual information; by_chance: what independent choices would show.
+    """Dependence of two choices. bits: mutual information; by_chance: that of independent choices, on average.
 
-    g: of the G-test, chi-square distributed with `degrees` when the choices are independent.
+    g: of the G-test; chi-square distributed with `degrees` if the choices are independent.
     """
 
     flows: int
@@ -78,7 +78,7 @@ class Dependence:
 
 @dataclass(frozen=True, slots=True)
 class Entropy:
-    """Shannon entropy in bits of what a hash over 5-tuples sees; at most log2(flows)."""
+    """Shannon entropy in bits of the input of a hash over 5-tuples; at most log2(flows)."""
 
     flows: int
     distinct: int
@@ -90,17 +90,17 @@ class Entropy:
 
 
 def max_over_mean(loads: npt.ArrayLike) -> float | None:
-    """MMR: load of the fullest link / mean load of all; None when nothing is on any."""
+    """MMR: load of the busiest link / mean load of all; None when all are empty."""
     values = np.asarray(loads, dtype=np.float64)
     total = float(values.sum()) if values.size else 0.0
     return float(values.max()) * values.size / total if total > 0 else None
 
 
 def evenness(counts: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, alpha: float = ALPHA) -> Evenness:
-    """Are flows spread over links as by chance? counts: flows per link; weights: the links' shares, equal by default.
+    """Test whether flows are spread randomly. counts: flows per link; weights: the links' shares, equal by default.
 
-    Chi-square with links - 1 degrees of freedom. Counts must be of flows that choose for themselves, not of packets or
-    bytes. ValueError for counts below zero and weights that are not above zero.
+    Chi-square with links - 1 degrees of freedom. Counts must be of flows that choose independently, not of packets or
+    bytes. ValueError for negative counts and for weights that are not positive.
     """
     return evenness_of_groups([(counts, weights)], alpha=alpha)
 
@@ -108,10 +108,10 @@ def evenness(counts: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, alp
 def evenness_of_groups(
     groups: Sequence[tuple[npt.ArrayLike, npt.ArrayLike | None]], *, alpha: float = ALPHA
 ) -> Evenness:
-    """As `evenness`, for switches that each spread their own flows over their own links: (counts, weights) of each.
+    """As `evenness`, for several switches that each spread their flows over their links: (counts, weights) of each.
 
-    How many flows a switch has is no choice of its hash, so each one costs a degree of freedom; one without flows, or
-    with a single link, has none to give.
+    The hash of a switch does not determine its number of flows, so each switch has one degree of freedom less than its
+    links. Switches without flows, or with a single link, do not count.
     """
     chi, degrees, flows, links = 0.0, 0, 0, 0
     expected: list[npt.NDArray[np.float64]] = []
@@ -120,7 +120,7 @@ def evenness_of_groups(
         seen = np.asarray(counts, dtype=np.float64)
         share = np.ones_like(seen) if weights is None else np.asarray(weights, dtype=np.float64)
         if share.shape != seen.shape or (seen < 0).any() or (share <= 0).any():
-            raise ValueError("counts are not below 0, weights above 0, and there are as many of these as of those")
+            raise ValueError("counts must not be negative, weights must be positive, and both must have one shape")
         links += seen.size
         flows += int(seen.sum())
         every.append(seen / share)
@@ -139,14 +139,14 @@ def evenness_of_groups(
 
 
 def dependence(first: npt.ArrayLike, second: npt.ArrayLike, *, alpha: float = ALPHA) -> Dependence:
-    """Does the choice at one tier tell the choice at the next? Labels (whole numbers), one a flow, in both.
+    """Test whether the choice at one tier determines the next. Both: labels (whole numbers), one per flow.
 
-    Mutual information, and the G-test with (kinds - 1) x (kinds - 1) degrees of freedom over kinds that occur.
-    ValueError when there are not as many of these as of those.
+    Mutual information, and the G-test with (kinds - 1) x (kinds - 1) degrees of freedom over labels that occur.
+    ValueError when the two have different lengths.
     """
     a, b = np.asarray(first), np.asarray(second)
     if a.shape != b.shape or a.ndim != 1:
-        raise ValueError("a label of each choice for every flow")
+        raise ValueError("both choices need one label per flow")
     rows, row = np.unique(a, return_inverse=True)
     columns, column = np.unique(b, return_inverse=True)
     shape = (len(rows), len(columns))
@@ -155,7 +155,7 @@ def dependence(first: npt.ArrayLike, second: npt.ArrayLike, *, alpha: float = AL
 
 
 def dependence_of_table(table: npt.ArrayLike, *, alpha: float = ALPHA) -> Dependence:
-    """As `dependence`, of a table of counts: how many flows made each pair of choices."""
+    """As `dependence`, for a table of counts: the number of flows with each pair of choices."""
     seen = np.asarray(table, dtype=np.float64)
     seen = seen[seen.sum(axis=1) > 0][:, seen.sum(axis=0) > 0] if seen.any() else np.zeros((0, 0))
     total = float(seen.sum())
@@ -168,7 +168,7 @@ def dependence_of_table(table: npt.ArrayLike, *, alpha: float = ALPHA) -> Depend
     g = 2 * total * nats
     p = chi_square_p(g, degrees) if degrees else None
     verdict = _verdict(p, hoped.ravel(), alpha, INDEPENDENT, DEPENDENT)
-    # E[G] is the number of degrees of freedom: what is measured of choices that know nothing of each other.
+    # E[G] is the number of degrees of freedom: the mean for independent choices.
     by_chance = degrees / (2 * total * math.log(2))
     return Dependence(int(total), nats / math.log(2), by_chance, g, degrees, p, float(hoped.min()), verdict)
 
@@ -180,7 +180,7 @@ def _verdict(p: float | None, expected: npt.NDArray[np.float64], alpha: float, y
 
 
 def entropy_bits(counts: npt.ArrayLike) -> float:
-    """Shannon entropy of a distribution that is given by counts, in bits."""
+    """Shannon entropy, in bits, of a distribution given by counts."""
     values = np.asarray(counts, dtype=np.float64)
     values = values[values > 0]
     if not values.size:
@@ -190,7 +190,7 @@ def entropy_bits(counts: npt.ArrayLike) -> float:
 
 
 def tuple_entropy(flows: FlowArrays) -> Entropy:
-    """Entropy of the 5-tuples of some flows: what ECMP has to tell them apart by, QP numbers not being part of it."""
+    """Entropy of the 5-tuples of some flows: ECMP can use no more than this; QP numbers are not included."""
     if not len(flows.sport):
         return Entropy(0, 0, 0.0)
     columns = [np.asarray(column).reshape(len(flows.sport), -1) for column in (flows.src, flows.dst)]
@@ -199,7 +199,7 @@ def tuple_entropy(flows: FlowArrays) -> Entropy:
 
 
 def entropy_of(rows: npt.NDArray[Any]) -> Entropy:
-    """Entropy of equal rows of a table of whole numbers, one row a flow."""
+    """Entropy of the rows of a table of whole numbers, one row per flow."""
     if not len(rows):
         return Entropy(0, 0, 0.0)
     order = np.lexsort(rows.T)
@@ -210,9 +210,9 @@ def entropy_of(rows: npt.NDArray[Any]) -> Entropy:
 
 
 def chi_square_p(value: float, degrees: int) -> float:
-    """The chance that a chi-square variable with so many degrees of freedom is at least `value`."""
+    """The probability that a chi-square variable with `degrees` degrees of freedom is at least `value`."""
     if degrees < 1 or value < 0:
-        raise ValueError("chi-square is not below 0 and has at least one degree of freedom")
+        raise ValueError("chi-square must not be negative and needs at least one degree of freedom")
     return upper_gamma(degrees / 2, value / 2)
 
 
@@ -260,7 +260,7 @@ def _off_zero(value: float, tiny: float) -> float:
 
 @dataclass(frozen=True)
 class MaxLoad:
-    """Flows on the fullest of some links, when each flow takes any link by chance. chance[m] is P(max = m)."""
+    """Flows on the busiest of some links, if each flow takes a random link. chance[m] is P(max = m)."""
 
     flows: int
     links: int
@@ -268,7 +268,7 @@ class MaxLoad:
 
     @property
     def mean(self) -> float:
-        """Expected flows on the fullest link."""
+        """Expected flows on the busiest link."""
         return float((np.arange(len(self.chance)) * self.chance).sum())
 
     @property
@@ -277,19 +277,19 @@ class MaxLoad:
         return self.mean * self.links / self.flows if self.flows else 1.0
 
     def quantile(self, share: float) -> int:
-        """The least number of flows that the fullest link does not exceed with that chance."""
+        """The smallest number of flows that the busiest link does not exceed with probability `share`."""
         return int(np.searchsorted(np.cumsum(self.chance), share - 1e-12))
 
     def mean_of(self, value: npt.NDArray[np.float64]) -> float:
-        """The expectation of some function of the maximum; value[m] for every m."""
+        """The expectation of a function of the maximum, given as value[m] for every m."""
         return float((value[: len(self.chance)] * self.chance).sum())
 
 
 def max_load(flows: int, links: int) -> MaxLoad:
-    """Exactly, not by simulation: the maximum of `flows` balls in `links` bins. Cost grows with flows^2.
+    """The exact distribution of the maximum of `flows` balls in `links` bins. Cost grows with flows^2.
 
     P(max <= m) is the coefficient of x^n in (sum over i <= m of x^i/i!)^k, times n!/k^n. With Poisson weights of mean
-    n/k in place of x^i/i! all numbers stay near 1.
+    n/k instead of x^i/i! all numbers stay near 1.
     """
     if flows < 0 or links < 1:
         raise ValueError("flows on at least one link")
@@ -308,7 +308,7 @@ def max_load(flows: int, links: int) -> MaxLoad:
 
 
 def _power(poly: npt.NDArray[np.float64], exponent: int, degree: int) -> float:
-    """The coefficient of x^degree in a polynomial's power, by repeated squaring of what is not above that degree."""
+    """The coefficient of x^degree in a polynomial's power, by repeated squaring; higher terms are dropped."""
     result = np.ones(1)
     base = poly
     while exponent:

@@ -1,6 +1,6 @@
-"""SipHash and jhash in plain integers, with every step kept: for people who follow them with a calculator.
+"""SipHash and jhash in plain integers, with every step recorded, so that users can check them with a calculator.
 
-In:  words and a key or seed. Out: rows of (what was done, the state after it), and the value.
+In:  words and a key or seed. Out: rows of (operation, state after it), and the value.
 The same arithmetic for arrays is in hashes.py; explain.py compares the two.
 """
 
@@ -55,7 +55,7 @@ def jhash_steps(words: Sequence[int], initval: int) -> tuple[list[Row], int]:
 
 
 def siphash_steps(words: Sequence[int], key: int) -> tuple[list[Row], int]:
-    """SipHash-2-4 of 64-bit words, both halves of the key alike: v0 to v3 after each word, and the value."""
+    """SipHash-2-4 of 64-bit words, with equal halves of the key: v0 to v3 after each word, and the value."""
     v = [key ^ c for c in (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)]
     rows: list[Row] = [("key ^ somepseudorandomlygeneratedbytes", tuple(v))]
     names = [f"word {at}" for at in range(len(words))] + ["length"]
@@ -85,7 +85,7 @@ def _rounds(v: list[int], count: int) -> None:
 
 
 def bounds(weights: Sequence[int]) -> list[int]:
-    """The last 31-bit value that each of some next hops takes: round(running weight * 2^31 / total) - 1."""
+    """The last 31-bit value of each next hop: round(running weight * 2^31 / total) - 1."""
     total, running, found = sum(weights), 0, []
     for weight in weights:
         running += weight

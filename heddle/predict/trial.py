@@ -1,8 +1,8 @@
-"""A kernel to ask questions of: one router with several ports, in a network namespace that has no name.
+"""A test router to query the kernel: several ports, in a network namespace without a name.
 
-In:  how many ports; then routes with weighted next hops, and the sysctls of hashing.
-Out: which port the kernel takes for a flow, as it answers over netlink (`ask`), or as packets really go (`send`).
-The namespace is this thread's for the length of a with block and gone after it, whatever happens to the process.
+In:  the number of ports; then routes with weighted next hops, and the sysctls of hashing.
+Out: the port that the kernel selects for a flow: by its netlink answer (`ask`), or by real packets (`send`).
+The namespace belongs to this thread for a with block. It is removed afterwards, even if the process is killed.
 Needs root.
 """
 
@@ -27,8 +27,8 @@ from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import NOWHERE
 from heddle.predict.hashes import IPPROTO_UDP
 
-MAX_PACKETS: Final = 256  # of one `send`: they fit a socket's buffer
-ROUTED: Final = {4: "10.1.0.0/16", 6: "fd01::/32"}  # where destinations of trials lie
+MAX_PACKETS: Final = 256  # of one `send`: they fit into a socket's buffer
+ROUTED: Final = {4: "10.1.0.0/16", 6: "fd01::/32"}  # the prefixes of trial destinations
 _SOURCES: Final = {4: (0x0A020000,), 6: (0xFD020000, 0, 0, 0)}
 _DESTINATIONS: Final = {4: (0x0A010000,), 6: (0xFD010000, 0, 0, 0)}
 _GATEWAYS: Final = {4: "169.254.0.1", 6: "fe80::1"}
@@ -44,7 +44,7 @@ _PATIENCE_S: Final = 2.0
 
 
 def some_flows(count: int, version: int, seed: int) -> FlowArrays:
-    """Flows to ROUTED with all kinds of ports; the same for the same seed."""
+    """Flows to ROUTED with random ports; the same seed gives the same flows."""
     chance = np.random.default_rng(seed)
 
     def addresses(base: Sequence[int]) -> U32:
@@ -61,11 +61,11 @@ def some_flows(count: int, version: int, seed: int) -> FlowArrays:
 
 
 class Trial:
-    """The router: packets come in by `in`, and leave by `out0`, `out1`, ..."""
+    """The router: packets enter at `in`, and leave at `out0`, `out1`, ..."""
 
     def __init__(self, ports: int) -> None:
         self.ports = ports
-        self.versions = (4, 6) if (_SYSCTL / "ipv6").exists() else (4,)  # of IP, that this kernel has
+        self.versions = (4, 6) if (_SYSCTL / "ipv6").exists() else (4,)  # IP versions of this kernel
         self._objects = 1000  # the next number of a nexthop object
         names = ["in", *(f"out{i}" for i in range(ports))]
         lines = ["link set lo up"]
@@ -84,19 +84,19 @@ class Trial:
             self._neighbours(port)
 
     def sysctl(self, version: int, policy: int, fields: int, seed: int) -> None:
-        """How the kernel hashes from now on."""
+        """Set the kernel's hashing."""
         for name, value in (("policy", policy), ("fields", fields)):
             (_SYSCTL / f"ipv{version}" / f"fib_multipath_hash_{name}").write_text(str(value))
-        (_SYSCTL / "ipv4/fib_multipath_hash_seed").write_text(str(seed))  # IPv6 reads this one, too
+        (_SYSCTL / "ipv4/fib_multipath_hash_seed").write_text(str(seed))  # IPv6 uses this one, too
 
     def route(self, version: int, weights: Sequence[int], prefix: str = "") -> None:
-        """One route to `prefix` (otherwise ROUTED), over as many ports as there are weights."""
+        """Set one route to `prefix` (default ROUTED), over as many ports as there are weights."""
         onlink = "onlink " if version == 4 else ""
         hops = [f"nexthop via {_GATEWAYS[version]} dev out{i} {onlink}weight {w}" for i, w in enumerate(weights)]
         self._ip([f"route replace {prefix or ROUTED[version]} {' '.join(hops)}"], version)
 
     def buckets(self, version: int, count: int, ports: int) -> tuple[int, ...]:
-        """One route over a resilient group of so many buckets; which port each bucket has, as the kernel dealt them."""
+        """Set one route over a resilient group of `count` buckets; returns the port of each bucket in the kernel."""
         first = self._objects
         self._objects = group = first + ports
         self._objects += 1
@@ -110,13 +110,13 @@ class Trial:
         return tuple(int(line.split(" nhid ")[1].split()[0]) - first for line in said.splitlines())
 
     def link(self, port: int, *, up: bool) -> None:
-        """Set a port down: the kernel marks its next hops dead. Or up again, with its neighbours."""
+        """Set a port down, so that the kernel marks its next hops dead; or up again, with its neighbours."""
         self._ip([f"link set out{port} {'up' if up else 'down'}"])
         if up:
             self._neighbours(port)
 
     def ask(self, flows: FlowArrays) -> I32:
-        """The number of the port that the kernel answers for each flow (RTM_GETROUTE), -1 where it refuses."""
+        """The kernel's answer (RTM_GETROUTE) for each flow: the number of the port, -1 for an error."""
         bits = 128 if flows.ipv6 else 32
         head = RTMSG.pack(socket.AF_INET6 if flows.ipv6 else socket.AF_INET, bits, bits, 0, 0, 0, 0, 0, 0)
         tail = attribute(RTA_IIF, struct.pack("=I", self._index["in"])) + attribute(RTA_IP_PROTO, bytes([17]))
@@ -133,7 +133,7 @@ class Trial:
         return np.array(ports, dtype=np.int32)
 
     def send(self, flows: FlowArrays) -> I32:
-        """The number of the port that a packet of each flow leaves by, -1 for none; at most MAX_PACKETS."""
+        """The number of the port at which a packet of each flow leaves, -1 for none; at most MAX_PACKETS flows."""
         if len(flows) > MAX_PACKETS:
             raise ValueError(f"a trial sends at most {MAX_PACKETS} packets at a time")
         found = np.full(len(flows), NOWHERE, dtype=np.int32)
@@ -170,7 +170,7 @@ class Trial:
 
 @contextmanager
 def trial(ports: int) -> Iterator[Trial]:
-    """A router for the length of a with block; this thread stands in its namespace. MachineError when refused."""
+    """A router for a with block; this thread is in its namespace. MachineError when the kernel refuses."""
     with nameless():
         yield Trial(ports)
 

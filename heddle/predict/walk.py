@@ -1,10 +1,10 @@
-"""The walk of flows over a fabric: from each one's first switch along the next hops that the rules choose.
+"""The walk of flows over a fabric: from each flow's first switch along the next hops that the rules choose.
 
-In:  Forwarding (where each switch may send what), FabricRules (how it chooses), flows as columns.
+In:  Forwarding (the next hops of each switch), FabricRules (how it chooses), flows as columns.
 Out: Hops: for every flow the egress ports, hop by hop, as port ids; a hop that is not determined (spray, flowlets) is
-     a fan, all ports that it may take.
-The same code serves a running fabric and a predicted one. There is no loop over flows: the time is linear in
-flows x hops.
+     a fan: all ports that it may take.
+Running fabrics and offline predictions use the same code. There is no loop over flows; the time is linear in flows x
+hops.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import NOWHERE, Forwarding
 from heddle.predict.rules import FAN, FabricRules
 
-MAX_HOPS: Final = 16  # a packet that meets more switches than this is in a loop
-_BLOCK: Final = 1 << 15  # flows hashed at a time: their columns stay in the cache
+MAX_HOPS: Final = 16  # a packet that passes more switches than this is in a loop
+_BLOCK: Final = 1 << 15  # flows hashed at once: their columns fit in the cache
 
 
 @dataclass(frozen=True)
 class WalkStep:
-    """One step of all flows that were still under way, a row for each port that a flow may take.
+    """One step of all flows that have not ended, with a row for each port that a flow may take.
 
-    flow, port: row of the flow, id of the port. share: of the flow's packets, 1 where nothing has been spread.
-    fan: whether this port is one of several that this switch spreads the flow over.
+    flow, port: row of the flow, id of the port. share: of the flow's packets, 1 if they are not spread.
+    fan: whether this port is one of several over which this switch spreads the flow.
     """
 
     flow: I32
@@ -48,7 +48,7 @@ class Hops:
 
     @cached_property
     def ports(self) -> I32:
-        """(flows, hops): port ids, -1 behind the end; of a fan the first one."""
+        """(flows, hops): port ids, -1 after the end; for a fan the first one."""
         table = np.full((self.count, len(self.steps)), NOWHERE, dtype=np.int32)
         for at, step in enumerate(self.steps):
             table[step.flow[::-1], at] = step.port[::-1]  # the first of a flow's rows is written last
@@ -56,14 +56,14 @@ class Hops:
 
     @cached_property
     def fan(self) -> Bools:
-        """(flows, hops): where a flow may be at several ports."""
+        """(flows, hops): whether a flow may take several ports."""
         table = np.zeros((self.count, len(self.steps)), dtype=bool)
         for at, step in enumerate(self.steps):
             table[:, at] = np.bincount(step.flow, minlength=self.count) > 1
         return table
 
     def load(self, amount: F64, ports: int) -> F64:
-        """(ports,): what of each flow's amount goes over each port; a fan spreads by its weights."""
+        """(ports,): the sum of the flows' amounts over each port; a fan divides by its weights."""
         total = np.zeros(ports)
         for step in self.steps:
             total += np.bincount(step.port, weights=amount[step.flow] * step.share, minlength=ports)
@@ -80,12 +80,12 @@ def walk(
     slices: I32 | None = None,
     max_hops: int = MAX_HOPS,
 ) -> Hops:
-    """Take every flow from its first switch to where no switch follows.
+    """Take every flow from its first switch to its last one.
 
-    destination, first (flows,): class of the destination and id of the first switch, -1: the flow goes nowhere.
-    slices (flows,): index of the destination's NIC at its edge, for `pinned` where the rules have no table of them.
-    A flow ends early at a switch that has no route or no live next hop, and after max_hops. CheckError when a switch
-    that has to choose hashes in a way that is not modelled.
+    destination, first (flows,): class of the destination and id of the first switch; -1: the flow has no path.
+    slices (flows,): index of the destination's NIC at its edge, for `pinned` if the rules have no table of them.
+    A flow ends early at a switch without a route or live next hop, and after max_hops. CheckError when a switch that
+    must choose has a hash that is not modelled.
     """
     row = np.flatnonzero(first >= 0).astype(np.int32)
     here = first[row].astype(np.int32)
@@ -93,7 +93,7 @@ def walk(
     steps: list[WalkStep] = []
     for _ in range(max_hops):
         group = forwarding.group[here, destination[row]]
-        alive = forwarding.ways[group] > 0
+        alive = forwarding.width[group] > 0
         if not alive.any():
             break
         row, here, share, group = row[alive], here[alive], share[alive], group[alive]
@@ -114,7 +114,7 @@ def _choose(
     here: I32,
     group: I32,
 ) -> I32:
-    """The port for each row, FAN where there are several; what has only one next hop is not hashed."""
+    """The port for each row, FAN if there are several. Rows with a single next hop are not hashed."""
     port = forwarding.member[forwarding.start[group]]
     several = np.flatnonzero(forwarding.size[group] > 1)
     for switch in np.unique(here[several]):
@@ -131,7 +131,7 @@ def _choose(
 
 
 def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -> WalkStep:
-    """Rows of fans become one for each member, with its share by weight."""
+    """One step; a row with a fan becomes one row per member, with its share by weight."""
     fan = port == FAN
     if not fan.any():
         return WalkStep(row, port, share, fan)
@@ -152,7 +152,7 @@ def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -
 
 
 def _merged(step: WalkStep, peer: I32) -> tuple[I32, I32, F64]:
-    """The rows that arrive at a further switch; a flow that comes to one switch by several ports is one row there."""
+    """The rows at the next switches. A flow that reaches one switch over several ports is one row there."""
     on = np.flatnonzero(peer >= 0)
     row: I32 = step.flow[on]
     here: I32 = peer[on]

@@ -1,1 +1,1 @@
-"""Where every queue pair went: predicted, asked of the kernel, measured; and whether the three agree."""
+"""The path of every queue pair: predicted, kernel lookup, measured; and whether the three agree."""

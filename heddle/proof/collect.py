@@ -1,6 +1,6 @@
-"""Collecting evidence: one snapshot before a run, and one after it when its last packet has been counted.
+"""Collect evidence: one snapshot before a run, and one after it when its last packet is counted.
 
-In:  a running lab; the flows with what each sender put on the wire.
+In:  a running lab; the flows with the counts of their senders.
 Out: the snapshot before; Evidence.
 """
 
@@ -20,34 +20,34 @@ from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.flow import FlowKey, Sent
 
 NO_PART: Final = LabPart(0)
-SETTLE_S: Final = 1.0  # how long counters may take to stop after a run, beside what ports need to drain
+SETTLE_S: Final = 1.0  # time for counters to stop after a run, in addition to the draining of ports
 _POLL_S: Final = 0.02
-_STILL_POLLS: Final = 6  # at 1 Mb/s, the slowest that a fabric may be, three packets of 4 KB go by
+_STILL_POLLS: Final = 6  # at 1 Mb/s, the slowest rate of a fabric, three packets of 4 KB pass
 _EMPTY_S: Final = 0.002
 _EMPTY_POLLS: Final = 3
 _QUIET_POLLS: Final = 3  # at 1 Mb/s, a packet of 4 KB and more
 
 
 class RunningLab(Protocol):
-    """What of a lab is needed here."""
+    """The part of a lab that this module needs."""
 
     @property
     def fabric(self) -> Fabric:
-        """Its fabric."""
+        """The lab's fabric."""
 
     def handles(self) -> Mapping[str, NodeHandle]:
         """The handle of every node."""
 
     def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None) -> Snapshot:
-        """These parts of it, read once."""
+        """Read these parts of the lab once."""
 
 
 def collect_before(lab: RunningLab, more: LabPart = NO_PART) -> Snapshot:
-    """Clear the counters of flows and read all switches, once nothing of an earlier run is under way.
+    """Clear the counters of flows and read all switches, once no packets of an earlier run are in flight.
 
-    The rows of earlier runs are in their evidence; kept in the map, they would fill it. The caller holds the lock of
-    runs. more: parts that the caller needs beside those of evidence, so that the lab is read once. MachineError when no
-    lab runs.
+    The rows of earlier runs are stored in their evidence; in the map they would use up its space. The caller holds the
+    lock of runs. more: parts that the caller needs in addition, so that the lab is read once. MachineError when no lab
+    is running.
     """
     _wait_until_quiet(lab)
     clear(lab.fabric)
@@ -55,9 +55,9 @@ def collect_before(lab: RunningLab, more: LabPart = NO_PART) -> Snapshot:
 
 
 def wait_until_delivered(lab: RunningLab) -> None:
-    """Wait until the queues of the lab are empty, or it takes too long: what was sent reached a NIC, or is lost.
+    """Wait until the queues of the lab are empty, or for a limited time: every packet reached a NIC, or is lost.
 
-    A packet between two queues is in none of them for microseconds, so they must be empty at several readings.
+    For microseconds, a packet between two queues is in neither of them. So several readings must find them empty.
     """
     deadline = time.monotonic() + _patience(lab.fabric)
     empty = 0
@@ -75,18 +75,18 @@ def collect_after(
     seconds: float | None = None,
     more: LabPart = NO_PART,
 ) -> Evidence:
-    """Read it again when all packets have arrived, or nothing moves any more, or it takes too long. more: as above.
+    """Read the lab again when all packets have arrived, or counters have stopped, or time is up. more: as above.
 
-    received: what the receiving NIC took of each flow. seconds: how long the run sent. Either where it is known.
+    received: packets of each flow that the receiving NIC took. seconds: duration of the run. Both if known.
     """
     _wait_until_counted(lab, before, sent)
     asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
-    now = lab.snapshot(PARTS | more)  # after the oracle: what changes meanwhile is seen
+    now = lab.snapshot(PARTS | more)  # after the oracle, so that changes during its lookups are seen
     return Evidence.of(before, now, sent, asked.paths, received, seconds, asked.choices)
 
 
 def _wait_until_quiet(lab: RunningLab) -> None:
-    """Until counters stop: a run that was killed leaves packets in slow ports, which are not the next one's."""
+    """Wait until counters stop: a killed run leaves packets in slow ports, which must not count for the next run."""
     deadline = time.monotonic() + _patience(lab.fabric)
     last = _flows(lab.snapshot(LabPart.COUNTERS).counters)
     still = 0
@@ -102,7 +102,7 @@ def _flows(counters: Mapping[str, SwitchCounters]) -> dict[str, tuple[FlowCount,
 
 
 def _patience(fabric: Fabric) -> float:
-    """Seconds in which all that is under way has passed: it may fill the queues of a slow port."""
+    """Seconds until all packets in flight have passed: they may fill the queues of a slow port."""
     deepest = max(deepest_queue(fabric, number) for number in fabric.policy.queues.numbers)
     return SETTLE_S + 8 * deepest / fabric.slowest_bps
 
@@ -122,7 +122,7 @@ def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[Sent])
 
 
 def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: Sequence[Sent]) -> bool:
-    """True when the ports that lead to hosts have counted every packet that was sent."""
+    """True when the ports to hosts have counted every packet that was sent."""
     to_hosts = {port.peer_ref for host in fabric.hosts for port in host.ports}
     found: dict[FlowKey, int] = {}
     for switch, rows in counted.items():

@@ -1,7 +1,7 @@
-"""Whether counts prove a path: what is wrong with a flow's, and what was lost where.
+"""Check whether counts prove a path: errors in a flow's counts, and the place of losses.
 
-In:  Measured flows, the path that was foretold for each, and what queues and the machine say that they dropped.
-Out: a sentence for what is not proven, '' for what is; port -> packets lost behind it.
+In:  Measured flows, the expected path of each, and the drop counters of queues and of the machine.
+Out: the reason that a path is not proven, '' if it is; port -> packets lost after it.
 """
 
 from __future__ import annotations
@@ -19,63 +19,63 @@ Path = tuple[str, ...]
 
 
 def measured_why(
-    sent: Sent, foretold: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
+    sent: Sent, expected: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
 ) -> str:
-    """Why the counters do not prove a path; empty when they do."""
+    """The reason that the counters do not prove a path; empty when they do."""
     if seen.stray:
         return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
     if not sent.packets and not seen.steps:
-        return ""  # a QP that had nothing to send has no measured path
-    outside = _outside_why(foretold, seen)
-    return outside or _count_why(sent, seen, unexplained, peers) or _way_why(foretold, seen)
+        return ""  # a QP without data has no measured path
+    outside = _outside_why(expected, seen)
+    return outside or _count_why(sent, seen, unexplained, peers) or _other_path_why(expected, seen)
 
 
-def _outside_why(foretold: Path, seen: Measured) -> str:
-    """Where a flow that is spread was counted outside its ways; empty when it was not."""
-    for word, step in zip(foretold, seen.steps, strict=False):
+def _outside_why(expected: Path, seen: Measured) -> str:
+    """The ports outside its set that counted a spread flow; empty when there are none."""
+    for word, step in zip(expected, seen.steps, strict=False):
         allowed = ports_of(word)
         if len(allowed) > 1 and (outside := [count.port for count in step if count.port not in allowed]):
             return f"seen at {', '.join(outside)}, outside {word}"
     return ""
 
 
-def _way_why(foretold: Path, seen: Measured) -> str:
-    """Whether a flow was counted elsewhere than at the ports foretold; empty when each step is one of them."""
-    for word, step, seen_word in zip(foretold, seen.steps, seen.path, strict=False):
+def _other_path_why(expected: Path, seen: Measured) -> str:
+    """The first step at which other ports than the expected ones counted a flow; empty when there is none."""
+    for word, step, seen_word in zip(expected, seen.steps, seen.path, strict=False):
         if any(count.port not in ports_of(word) for count in step):
             return f"the counters saw another path: expected {word}, counted {seen_word}"
-    if len(foretold) == len(seen.steps):
+    if len(expected) == len(seen.steps):
         return ""
-    at = min(len(foretold), len(seen.steps))
-    words = (" ".join(path[at : at + 1]) or "nothing" for path in (foretold, seen.path))
+    at = min(len(expected), len(seen.steps))
+    words = (" ".join(path[at : at + 1]) or "nothing" for path in (expected, seen.path))
     return "the counters saw another path: expected {}, counted {}".format(*words)
 
 
 def _count_why(sent: Sent, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
-    """What is wrong with the counts along a measured path; empty when they sum."""
+    """The error in the counts along a measured path; empty when they add up."""
     if seen.packets[:1] != (sent.packets,):
         return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
     if seen.bytes[:1] != (sent.bytes,):
         return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
     for passage in passages(seen, peers):
         if passage.packets_out > passage.packets_in:
-            nic = f"the NIC took {passage.packets_out} packets, {passage.said} counted {passage.packets_in}"
-            return nic if passage.bytes_out is None else f"more packets after {passage.said} than at it"
+            nic = f"the NIC took {passage.packets_out} packets, {passage.name} counted {passage.packets_in}"
+            return nic if passage.bytes_out is None else f"more packets after {passage.name} than at it"
         if passage.lost:
             reasons = [unexplained[port] for port in passage.ports if port in unexplained]
             if reasons:
                 return "; ".join(reasons)
         elif passage.bytes_out not in (None, passage.bytes_in):
-            return f"other packets after {passage.said} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
+            return f"other packets after {passage.name} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
     return ""
 
 
 def lost_behind(
     measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence, number: int
 ) -> dict[str, int]:
-    """Port -> packets that it counted, and the next switch on their path, or the NIC at its end, did not.
+    """Port -> packets that it counted, but the next switch on their path, or the NIC at its end, did not.
 
-    Where several ports led a flow to a switch, the loss is assigned to those whose queues dropped packets of the
+    If a flow reached a switch over several ports, the loss is assigned to those whose queues dropped packets of the
     flows' class.
     """
     lost: dict[str, int] = {}
@@ -99,9 +99,9 @@ def lost_behind(
 
 @dataclass(frozen=True, slots=True)
 class OtherLosses:
-    """RoCEv2 packets of other flows than the proven ones. lost: port -> packets missing at the next switch.
+    """Losses of RoCEv2 flows that are not to be proven. lost: port -> packets missing at the next switch.
 
-    unknown: ports to hosts that sent some of them: what those NICs took is not known.
+    unknown: ports to hosts that sent some of them: the counts of those NICs are not known.
     """
 
     lost: Mapping[str, int]
@@ -109,9 +109,9 @@ class OtherLosses:
 
     @classmethod
     def of(cls, evidence: Evidence, peers: Mapping[str, str]) -> OtherLosses:
-        """From the counters of a run. Answers of the proven flows are of no account at their last port.
+        """From the counters of a run. Answers of the proven flows do not count at their last port.
 
-        Where several ports led a flow to a switch, its loss counts behind each of them.
+        If a flow reached a switch over several ports, its loss counts after each of them.
         """
         ours = {sent.flow.key for sent in evidence.sent}
         answered = {(sent.flow.dst_ip, sent.flow.src_ip) for sent in evidence.sent}
@@ -137,12 +137,13 @@ class OtherLosses:
 
 
 def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int, others: OtherLosses) -> dict[str, str]:
-    """Port -> why its drop counters do not account for the packets that these flows lost behind it.
+    """Port -> the reason that its drop counters do not explain the packets that these flows lost after it.
 
-    number: the class of the flows. Drops are counted by port and class, not by flow. They account for a loss where each
-    drop must be one of the lost packets: the class dropped as many as these flows lost, and no other RoCEv2 flow lost
-    any there; or all classes together dropped as many as all RoCEv2 flows lost there. Otherwise some drops were of
-    other traffic, and which is not known. The machine's backlog drops are known by no port, class or flow.
+    number: the class of the flows. Drops are counted by port and class, not by flow. They explain a loss only if each
+    drop must be one of the lost packets. There are two cases: the class dropped as many packets as these flows lost,
+    and no other RoCEv2 flow lost any there; or all classes together dropped as many as all RoCEv2 flows lost there.
+    Otherwise some drops were of other traffic, and it is not known which. The machine's backlog drops have no port,
+    class or flow.
     """
     found: dict[str, str] = {}
     for port, count in lost.items():

@@ -1,8 +1,8 @@
-"""What a run leaves behind, so that its paths can be proven when it is over and the fabric has moved on.
+"""The evidence of a run: its paths can be proven after its end, even if the fabric has changed since.
 
-Evidence is two snapshots of the lab, before and after the run, what every sender sent, what every receiving NIC took,
-and the oracle's answers. Everything else is derived: what was counted and dropped over the run, and which switches
-changed meanwhile.
+Evidence is two snapshots of the lab, before and after the run, the counts of every sender and every receiving NIC, and
+the oracle's answers. Everything else is derived from them: counts and drops of the run, and switches that changed
+during the run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Evidence:
-    """before, after: with PARTS; counters of flows that the run did not touch are left out of both.
+    """The evidence of one run. before, after: with PARTS; both without counters of flows that the run did not touch.
 
-    oracle: what the kernels answered after the run, a path for each flow, in the order of `sent`.
-    received: packets that the receiving NIC took of each flow, in the same order; empty where no NIC reported any.
-    seconds: from the first packet until the last rank was done; None where it is not known.
-    choices: who made the oracle's choices (oracle.py) -> how many; empty where it is not known.
+    oracle: the kernels' answers after the run, a path for each flow, in the order of `sent`.
+    received: packets of each flow that the receiving NIC took, in the same order; empty if no NIC reported.
+    seconds: from the first packet until the last rank finished; None if not known.
+    choices: the source of the oracle's choices (oracle.py) -> their number; empty if not known.
     """
 
     before: Snapshot
@@ -43,7 +43,7 @@ class Evidence:
         cls, before: Snapshot, after: Snapshot, sent: Sequence[Sent], oracle: Sequence[Path],
         received: Sequence[int] = (), seconds: float | None = None, choices: Mapping[str, int] | None = None,
     ) -> Evidence:  # fmt: skip
-        """From two readings; a lab that ran for long has counted many flows, and this run moved a few of them."""
+        """From two snapshots. Only flows whose counters moved are kept: a long-running lab has counted many others."""
         then, now = before.counters, after.counters
         return cls(
             before.with_counters({name: table.moved(now[name]) for name, table in then.items()}),
@@ -57,16 +57,16 @@ class Evidence:
 
     @cached_property
     def counters(self) -> Mapping[str, SwitchCounters]:
-        """What each switch counted over the run."""
+        """The counts of each switch over the run."""
         return {name: table.since(self.before.counters[name]) for name, table in self.after.counters.items()}
 
     @cached_property
     def drops(self) -> Mapping[str, int]:
-        """`rtsw1:eth2` -> packets that its queues dropped over the run."""
+        """`rtsw1:eth2` -> packets dropped by its queues over the run."""
         return {port: count - self.before.drops.get(port, 0) for port, count in self.after.drops.items()}
 
     def class_drops(self, port: str, number: int) -> int | None:
-        """Packets of one class that a port's queue dropped over the run; None when only the sum of classes is known."""
+        """Packets of one class dropped by a port's queue over the run; None if only the sum of classes is known."""
         if not self.drops.get(port, 0):
             return 0
         node = port.partition(":")[0]
@@ -77,7 +77,7 @@ class Evidence:
 
     @property
     def backlog_drops(self) -> int:
-        """Packets that this machine's receive backlog dropped over the run, in whatever namespace."""
+        """Packets that this machine's receive backlog dropped over the run, in any namespace."""
         return self.after.backlog_drops - self.before.backlog_drops
 
     @cached_property
@@ -90,5 +90,5 @@ class Evidence:
 
     @cached_property
     def switched(self) -> tuple[str, ...]:
-        """Switches whose hashing was switched between the two, also where the old mode was restored."""
+        """Switches whose hashing was changed between the two, also if the old mode was restored."""
         return tuple(name for name, epoch in self.after.epochs.items() if epoch != self.before.epochs[name])

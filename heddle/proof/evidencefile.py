@@ -1,8 +1,8 @@
-"""Evidence as plain data and back: the one place that knows its layout in a run's file.
+"""Evidence as plain data and back. Only this module knows its layout in a run's file.
 
-In:  Evidence, or what `to_json` gave. Out: the other one. Data of another FORMAT, or damaged data, raise ValueError,
-LookupError, TypeError or AttributeError: the caller says which file it was.
-What a node has in both snapshots alike is written once, with the first.
+In:  Evidence, or its plain data. Out: the other one. Data of another FORMAT, or damaged data, raise ValueError,
+LookupError, TypeError or AttributeError; the caller adds the name of the file.
+Parts of a node that are equal in both snapshots are written once, with the first one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow, Sent
 
 FORMAT: Final = 2
-_WITHOUT_SPORT: Final = 1  # rows of counters had no UDP source port; that of the QP's flow is filled in
+_WITHOUT_SPORT: Final = 1  # rows of counters have no UDP source port; it is taken from the QP's flow
 
 
 def to_json(evidence: Evidence) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def to_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Evidence:
-    """What `to_json` gave, in this format or the one before."""
+    """The evidence from data of `to_json`, in this format or the one before."""
     if data["format"] == _WITHOUT_SPORT:
         data = _with_sports(data)
     elif data["format"] != FORMAT:

@@ -1,9 +1,9 @@
-"""How the links were used: flows, packets, bytes and time of every switch port, and how evenly.
+"""The use of links: flows, packets, bytes and time of every switch port, and how even it is.
 
 In:  a fabric, and Evidence of a run; or ports with flows that are only planned.
 Out: LinkUse, a row for each egress port of each switch, at all levels; Mmr.
-The use of a link is time: bytes * 8 / its rate, the seconds that its data need on it. `paths --predict` has the same
-rule (heddle/forecast/result.py). Divided by the seconds of the run it is the utilisation, a mean over the run.
+The use of a link is a time: bytes * 8 / its rate. `paths --predict` has the same rule (heddle/forecast/result.py).
+Divided by the seconds of the run it is the utilisation, a mean over the run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from heddle.traffic.flow import Flow
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """A switch's egress port: the proven flows on it, their packets and bytes, and all else that left by it.
+    """A switch's egress port: the proven flows on it, their packets and bytes, and all other traffic.
 
-    uplink: of a leaf to a higher level. ranked: ranks are below this link (fabric/below.py). rate_bps: 0 where it is
-    not known. run_s: seconds of the run; None where they are not known, and before a run.
+    uplink: of a leaf to a higher level. ranked: ranks are below this link (fabric/below.py). rate_bps: 0 if not known.
+    run_s: seconds of the run; None if not known, and before a run.
     """
 
     port: str
@@ -61,7 +61,7 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True)
 class Mmr:
-    """Maximum over mean of flows and of bytes over a set of links, idle ones too; None when nothing was on them."""
+    """Maximum over mean of flows and of bytes over a set of links, with idle ones; None when all links are idle."""
 
     flows: float | None
     bytes: float | None
@@ -74,7 +74,7 @@ class Mmr:
 
 @dataclass(frozen=True, slots=True)
 class UplinkSet:
-    """The links that an MMR is over: the uplinks of switches that carry ranks. left_out: uplinks of other switches."""
+    """The links of an MMR: the uplinks of switches with ranks below them. left_out: number of other uplinks."""
 
     links: tuple[LinkUse, ...]
     left_out: int
@@ -88,7 +88,7 @@ class UplinkSet:
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """The switches that have them, in order."""
+        """The switches of these links, in order."""
         return tuple(dict.fromkeys(link.port.partition(":")[0] for link in self.links))
 
 
@@ -115,7 +115,7 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
 
 
 def planned_links(fabric: Fabric, flows: Sequence[Flow], counts: Mapping[str, int]) -> list[LinkUse]:
-    """The same where nothing was sent. counts: flows by port."""
+    """The same before anything is sent. counts: flows by port."""
     above = ports_above(fabric, nics_of(fabric, flows))
     return [
         _link(fabric, switch, port, above, (0, 0, counts.get(port.ref, 0), 0, 0), None)

@@ -1,8 +1,8 @@
-"""Measured paths: what the counters of every switch port saw of every QP.
+"""Measured paths: the counters of every switch port for every QP.
 
 In:  the counters of all switches (a difference over a run), the flows of that run, and which of them are spread.
-Out: for each flow the ordered egress ports that counted it, how many packets each counted, and what was seen elsewhere;
-     and between two steps, what went in at each switch and what came out.
+Out: for each flow the ordered egress ports that counted it, the packets of each, and counts at other ports; and between
+     two steps, the ingress and egress counts of each switch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heddle.traffic.flow import Flow, FlowKey
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What one port counted of one flow."""
+    """The count of one flow at one port."""
 
     port: str  # rtsw1:eth1
     packets: int
@@ -28,9 +28,9 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One flow. steps: the ports that counted it, one a step unless it is spread; stray: other ports, with packets.
+    """One flow. steps: the ports that counted it, one per step unless it is spread; stray: other ports, with packets.
 
-    received: packets that the receiving NIC took; None where it did not report.
+    received: packets that the receiving NIC took; None if it did not report.
     """
 
     steps: tuple[tuple[Count, ...], ...]
@@ -44,7 +44,7 @@ class Measured:
 
     @property
     def packets(self) -> tuple[int, ...]:
-        """What was counted at each step."""
+        """The packets counted at each step."""
         return tuple(sum(count.packets for count in step) for step in self.steps)
 
     @property
@@ -55,9 +55,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One flow at one switch: the ports that led it there, what they counted, and what the switch's own ports did.
+    """One flow at one switch: the ports that lead to it, their counts, and the counts of the switch's own ports.
 
-    Or at its destination: packets_out is what the NIC took, and bytes_out None, as NICs report no bytes.
+    Or at its destination: packets_out is the count of the NIC, and bytes_out is None, since NICs report no bytes.
     """
 
     ports: tuple[str, ...]
@@ -67,13 +67,13 @@ class Passage:
     bytes_out: int | None
 
     @property
-    def said(self) -> str:
+    def name(self) -> str:
         """The ports in words."""
         return element(self.ports)
 
     @property
     def lost(self) -> int:
-        """Packets that came no further."""
+        """Packets that were lost in between."""
         return max(0, self.packets_in - self.packets_out)
 
 
@@ -91,9 +91,9 @@ def measure(
 ) -> list[Measured]:
     """Follow every flow from its first switch along the ports that counted it.
 
-    received: packets that the receiving NIC took of each flow; none where NICs did not report.
-    spread: which flows may leave a switch by several ports, none when it is left out. Of others, where two ports of a
-    switch counted one (a path that moved during the run), the busier is followed and the other is a stray.
+    received: packets of each flow that the receiving NIC took; empty if NICs did not report.
+    spread: whether each flow may leave a switch at several ports; empty: none may. If two ports of a switch counted
+    another flow (its path moved during the run), the busier port is followed, and the other is a stray.
     """
     seen: dict[FlowKey, dict[str, list[FlowCount]]] = {}
     for switch, table in counters.items():
@@ -126,12 +126,12 @@ def _follow(flow: Flow, seen: dict[str, list[FlowCount]], peers: Mapping[str, st
 
 
 def _natural(ref: str) -> list[tuple[str, int]]:
-    """eth10 comes after eth9."""
+    """A sort key that puts eth10 after eth9."""
     return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D+)(\d*)", ref)]
 
 
 def passages(seen: Measured, peers: Mapping[str, str]) -> Iterator[Passage]:
-    """What went into each switch on the path and what came out, and what the NIC behind the last step took."""
+    """The passages at each switch on the path, and at the NIC after the last step."""
     for before, after in zip(seen.steps, seen.steps[1:], strict=False):
         into: dict[str, list[Count]] = {}
         for count in before:

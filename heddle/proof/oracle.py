@@ -1,22 +1,22 @@
-"""The oracle: what the kernels say, hop by hop, without a packet sent over the fabric.
+"""The oracle: kernel lookups hop by hop, without sending a packet over the fabric.
 
 In:  a fabric, the handles of its switches, and flows.
-Out: Answers: for each flow the ordered egress ports, from its source's leaf to the port that its destination host hangs
-     on; where packets of one flow are spread, all ports of that step in one word (spread.py); and who chose how often.
+Out: Answers: for each flow the ordered egress ports, from its source's leaf to the port of its destination host; where
+     packets of one flow are spread, all ports of that step in one word (spread.py); and the source of the choices:
 
-`kernel`: where the kernel hashes, RTM_GETROUTE for the flow's 5-tuple and ingress port (`ip route get ... iif`). Where
-    the BPF program gives a hash, it is run on the flow's header (BPF_PROG_TEST_RUN, on the switch's own maps), and
-    RTM_GETROUTE is asked for 5-tuples that hash alike (standin.py).
-`program`: the program steers. The same run; in it the program asks the kernel for the port (bpf_fib_lookup).
-`packet`: IPv6 under policy 3. Packets through a router that is made for it (trial.py).
-`route`: packets are spread. All live next hops of the kernel's route (RTM_F_FIB_MATCH); nothing is chosen.
-`arithmetic`: the program gives a hash, and the seed of the kernel's own is not known, or no 5-tuple is near enough.
-    Thresholds over the next hops of the kernel's route: the same formula as the prediction's.
+`kernel`: if the kernel hashes, RTM_GETROUTE for the flow's 5-tuple and ingress port (`ip route get ... iif`). If the
+    BPF program sets a hash, it is run on the flow's header (BPF_PROG_TEST_RUN, on the switch's own maps). Then
+    RTM_GETROUTE is called for 5-tuples with nearly the same hash (standin.py).
+`program`: the program steers. The same run; in it the program looks up the port in the kernel (bpf_fib_lookup).
+`packet`: IPv6 with policy 3. Packets through a router that is made for this lookup (trial.py).
+`route`: packets are spread. All live next hops of the kernel's route (RTM_F_FIB_MATCH); there is no choice.
+`arithmetic`: the program sets a hash, but the kernel's own seed is not known, or no 5-tuple is near enough. Thresholds
+    over the next hops of the kernel's route: the same formula as in the prediction.
 
-Shared with the prediction: the links of the fabric, the mode and policy that were read of each switch (SwitchHashing:
-how to ask, not what is chosen), names of ports, the word of a step (spread.py), the number of buckets of a resilient
-next-hop group (fib.py), and `kernel_hash`, by which standin.py finds 5-tuples. The prediction uses `kernel_hash` where
-no program gives a hash, and there the oracle does not.
+Shared with the prediction: the links of the fabric, the mode and policy read from each switch (SwitchHashing: they
+decide which lookup is used, not its result), names of ports, the word of a step (spread.py), the number of buckets of a
+resilient next-hop group (fib.py), and `kernel_hash`, with which standin.py finds 5-tuples. The prediction uses
+`kernel_hash` only where no program sets a hash; there the oracle does not use it.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from heddle.traffic.flow import Flow
 from heddle.wire.layout import DSCP_DATA, ECN_CE, TOS_DATA
 
 Path = tuple[str, ...]
-Who = Literal["kernel", "program", "packet", "route", "arithmetic"]
-Ports = tuple[str, ...]  # that packets of one flow leave a switch by; none: the kernel refuses
+Chooser = Literal["kernel", "program", "packet", "route", "arithmetic"]
+Ports = tuple[str, ...]  # the egress ports of one flow at a switch; empty: the kernel refuses
 
 _RTM_F_FIB_MATCH: Final = 0x2000
 _TTL: Final = 64
-_PAYLOAD: Final = 256  # bytes behind the BTH: as far as a user-defined field may reach
+_PAYLOAD: Final = 256  # bytes after the BTH: as far as a user-defined field may reach
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """paths: of each flow, in their order. choices: who chose -> at how many hops of all flows."""
+    """paths: of each flow, in their order. choices: source of the choice -> number of hops over all flows."""
 
     paths: tuple[Path, ...]
     choices: Mapping[str, int]
@@ -69,7 +69,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A flow that arrives at a switch by a port, after so many hops."""
+    """A flow that arrives at a switch on a port. hops: the number of switches before it."""
 
     row: int
     port: str
@@ -79,9 +79,9 @@ class _Arrival:
 def ask(
     fabric: Fabric, handles: Mapping[str, NodeHandle], hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]
 ) -> Answers:
-    """The path of every flow; one batch of questions a switch and tier.
+    """The path of every flow; one batch of lookups per switch and tier.
 
-    A path ends early where a kernel has no route. CheckError when it is asked for a mode that it cannot tell.
+    A path ends early where a kernel has no route. CheckError for an unknown mode.
     """
     peers: dict[str, Port] = {port.ref: port for node in fabric.nodes for port in node.ports}
     paths: list[list[str]] = [[] for _ in flows]
@@ -96,8 +96,8 @@ def ask(
         for switch, found in here.items():
             arrivals = list(found.values())
             answers = _Switch(fabric, handles[switch], hashing[switch], flows).ask(arrivals)
-            for arrival, (ports, who) in zip(arrivals, answers, strict=True):
-                choices[who] += 1
+            for arrival, (ports, chooser) in zip(arrivals, answers, strict=True):
+                choices[chooser] += 1
                 for out in ports:
                     taken.setdefault(arrival.row, []).append(f"{switch}:{out}")
                     link = peers.get(f"{switch}:{out}")
@@ -113,12 +113,12 @@ def ask(
 def ask_one(
     fabric: Fabric, handle: NodeHandle, hashing: SwitchHashing, flow: Flow, arrives: str, hops: int = 0
 ) -> Ports:
-    """The ports that one switch sends a flow to, which arrives by that port of it after so many hops."""
+    """The egress ports of a flow at one switch. arrives: the ingress port; hops: the number of switches before."""
     return _Switch(fabric, handle, hashing, [flow]).ask([_Arrival(0, arrives, hops)])[0][0]
 
 
 def _in_order(fabric: Fabric, refs: Sequence[str]) -> list[str]:
-    """Ports of several switches in the order of the fabric's switches; those of one as its kernel has them."""
+    """Ports in the order of the fabric's switches; ports of one switch in its kernel's order."""
     if len(refs) == 1:
         return list(refs)
     places = {switch.name: at for at, switch in enumerate(fabric.switches)}
@@ -126,25 +126,25 @@ def _in_order(fabric: Fabric, refs: Sequence[str]) -> list[str]:
 
 
 class _Switch:
-    """One switch's kernel and program, and how they are asked."""
+    """The lookups in one switch's kernel and program."""
 
     def __init__(self, fabric: Fabric, handle: NodeHandle, hashing: SwitchHashing, flows: Sequence[Flow]) -> None:
         if hashing.mode not in MODES:
-            raise CheckError(Problem("", handle.name, f"hashes by {hashing.mode}, which the oracle cannot ask about"))
+            raise CheckError(Problem("", handle.name, f"hashes by {hashing.mode}, which the oracle does not know"))
         self._lab = fabric.name
         self._macs = {port.name: port.mac for port in fabric.by_name[handle.name].ports}
         self._handle = handle
         self._hashing = hashing
         self._flows = flows
-        self._tables: dict[Version, Fib] = {}  # read when an answer alone does not say enough
+        self._tables: dict[Version, Fib] = {}  # read when an answer is not sufficient
 
-    def ask(self, arrivals: Sequence[_Arrival]) -> list[tuple[Ports, Who]]:
-        """The egress ports of each arrival, none where the kernel refuses; and who chose them."""
+    def ask(self, arrivals: Sequence[_Arrival]) -> list[tuple[Ports, Chooser]]:
+        """The egress ports of each arrival, empty if the kernel refuses; and the source of the choice."""
         with RouteSocket(self._handle.netns) as netlink:
             names = read_names(netlink)
             indexes = {name: index for index, name in names.items()}
-            found: dict[int, tuple[Ports, Who]] = {}
-            values: dict[int, int] = {}  # rows that the program has given a hash which the kernel heeds
+            found: dict[int, tuple[Ports, Chooser]] = {}
+            values: dict[int, int] = {}  # row -> hash of the program, if the kernel uses it
             spread = set(range(len(arrivals))) if self._hashing.mode in SPREADING else set()
             if programmed(self._hashing.mode, self._hashing.options) and not spread:
                 for at, (steered, value) in enumerate(self._run(arrivals, indexes)):
@@ -154,7 +154,7 @@ class _Switch:
                         found[at] = (names.get(steered, f"if{steered}"),), "program"
                     elif self._hashing.policy == POLICY_L4:
                         values[at] = value >> 1
-            for at, ports in self._given(netlink, arrivals, values, indexes, names).items():
+            for at, ports in self._by_value(netlink, arrivals, values, indexes, names).items():
                 found[at] = ports, "kernel"
             rest = sorted({*values, *spread} - set(found))
             matched = self._matched(netlink, [arrivals[at] for at in rest], indexes, names)
@@ -162,24 +162,25 @@ class _Switch:
                 if at in spread:
                     found[at] = tuple(dict.fromkeys(hop.port for hop in hops if not hop.dead)), "route"
                 else:
-                    found[at] = self._bucket(arrivals[at], values[at]) or _take(hops, values[at]), "arithmetic"
+                    found[at] = self._bucket(arrivals[at], values[at]) or _by_threshold(hops, values[at]), "arithmetic"
             rest = [at for at in range(len(arrivals)) if at not in found]
-            hashed, who = self._hashed(netlink, [arrivals[at] for at in rest], indexes, names)
-            found.update((at, (ports, who)) for at, ports in zip(rest, hashed, strict=True))
+            hashed, chooser = self._hashed(netlink, [arrivals[at] for at in rest], indexes, names)
+            found.update((at, (ports, chooser)) for at, ports in zip(rest, hashed, strict=True))
         return [found[at] for at in range(len(arrivals))]
 
-    def _given(
+    def _by_value(
         self, netlink: RouteSocket, arrivals: Sequence[_Arrival], values: Mapping[int, int],
         indexes: Mapping[str, int], names: Mapping[int, str],
     ) -> dict[int, Ports]:  # fmt: skip
-        """What the kernel chooses for values that the program has given, by row; without those it cannot be asked for.
+        """The kernel's choice for hashes that the program set, by row; rows without a near 5-tuple are omitted.
 
-        Twice as close where the neighbours of a value have different ports: then it lies near the end of an interval.
+        If the neighbours of a value have different ports, it is near the end of an interval; then more 5-tuples are
+        tried.
         """
         seed = self._kernel_seed() if values else 0
         found: dict[int, Ports] = {}
         for count in (FEW, MANY) if seed and not verdict().differs else ():
-            tables: dict[str, tuple[str, Standins]] = {}  # destination -> the source that it is asked with
+            tables: dict[str, tuple[str, Standins]] = {}  # destination -> source address and 5-tuples of its lookups
             for at in values:
                 flow = self._flows[arrivals[at].row]
                 if at not in found and flow.dst_ip not in tables:
@@ -203,56 +204,56 @@ class _Switch:
         return found
 
     def _kernel_seed(self) -> int:
-        """The seed of the kernel's own hash, 0 where Linux has made it up, or has no such seed."""
+        """The seed of the kernel's own hash; 0 if it is random, or the kernel has none."""
         with inside(self._handle.netns), suppress(OSError, ValueError):
             return sysctl_number(sysctl_path(HASH_SEED).read_text())
         return 0
 
     def _hashed(
         self, netlink: RouteSocket, arrivals: Sequence[_Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
-    ) -> tuple[list[Ports], Who]:
-        """What the kernel chooses by its own hash, and how it was asked."""
+    ) -> tuple[list[Ports], Chooser]:
+        """The kernel's choice by its own hash, and the kind of lookup."""
         if self._hashing.policy == POLICY_CUSTOM and any(":" in self._flows[a.row].dst_ip for a in arrivals):
             return self._tried(arrivals, self._matched(netlink, arrivals, indexes, names)), "packet"
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, 0) for a in arrivals])
         return [() if isinstance(answer, int) else _egress(answer, names) for answer in answers], "kernel"
 
     def _tried(self, arrivals: Sequence[_Arrival], matched: Sequence[Sequence[NextHop]]) -> list[Ports]:
-        """The choice under IPv6's policy 3, by packets through a router of our own that hashes as this one does.
+        """The choice with IPv6's policy 3, by packets through a test router with the same hashing.
 
         RTM_GETROUTE would answer for a packet that the machine itself sends, which is hashed once less
-        (rt6_multipath_custom_hash_fl6 and _skb): the answer would be wrong.
+        (rt6_multipath_custom_hash_fl6 and _skb). Its answer would be wrong.
         """
         from heddle.predict.flowarrays import FlowArrays
         from heddle.predict.trial import MAX_PACKETS, trial
 
         found: list[Ports] = [()] * len(arrivals)
-        alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+        groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
         for at, hops in enumerate(matched):
-            alike.setdefault(tuple((hop.port, hop.weight) for hop in hops if not hop.dead), []).append(at)
-        with trial(max(1, *map(len, alike))) as router:
+            groups.setdefault(tuple((hop.port, hop.weight) for hop in hops if not hop.dead), []).append(at)
+        with trial(max(1, *map(len, groups))) as router:
             router.sysctl(6, self._hashing.policy, self._hashing.fields, self._hashing.seed)
-            for ways, rows in alike.items():
-                if not ways:
+            for live, rows in groups.items():
+                if not live:
                     continue
-                router.route(6, [weight for _, weight in ways], "::/0")
+                router.route(6, [weight for _, weight in live], "::/0")
                 for start in range(0, len(rows), MAX_PACKETS):
                     part = rows[start : start + MAX_PACKETS]
                     went = router.send(FlowArrays.of([self._flows[arrivals[at].row] for at in part]))
                     for at, port in zip(part, went.tolist(), strict=True):
-                        found[at] = (ways[port][0],) if port >= 0 else ()
+                        found[at] = (live[port][0],) if port >= 0 else ()
         return found
 
     def _matched(
         self, netlink: RouteSocket, arrivals: Sequence[_Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
     ) -> list[tuple[NextHop, ...]]:
-        """The next hops of the route that the kernel finds for each arrival, in the route's order."""
+        """The next hops of the kernel's route for each arrival, in the route's order."""
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, _RTM_F_FIB_MATCH) for a in arrivals])
         found = [() if isinstance(answer, int) else route_hops(answer, names) for answer in answers]
         return [self._ordered(arrival, hops) for arrival, hops in zip(arrivals, found, strict=True)]
 
     def _ordered(self, arrival: _Arrival, hops: tuple[NextHop, ...]) -> tuple[NextHop, ...]:
-        """IPv6 answers beginning with the sibling that it chose (rt6_fill_node); its table has the first one first."""
+        """The next hops in the order of the table: IPv6 answers start with the chosen sibling (rt6_fill_node)."""
         if len(hops) < 2 or self._version(arrival) == 4:
             return hops
         order = self._table(6).lookup(ip_address(self._flows[arrival.row].dst_ip))
@@ -260,14 +261,14 @@ class _Switch:
         return order if order in turned else hops
 
     def _bucket(self, arrival: _Arrival, value: int) -> Ports:
-        """The port of the bucket that a value falls in, where the route's next hops are a resilient group."""
+        """The port of a value's bucket, if the route's next hops are a resilient group."""
         table = self._table(self._version(arrival))
         prefix = table.match(ip_address(self._flows[arrival.row].dst_ip))
         dealt = table.buckets.get(prefix, ()) if prefix is not None else ()
         return (table.routes[prefix][dealt[value % len(dealt)]].port,) if prefix is not None and dealt else ()
 
     def _buckets(self, arrival: _Arrival) -> int:
-        """How many buckets the route's resilient group has; 0 where it is no such group."""
+        """The number of buckets of the route's resilient group; 0 if it has none."""
         table = self._table(self._version(arrival))
         prefix = table.match(ip_address(self._flows[arrival.row].dst_ip)) if table.buckets else None
         return len(table.buckets.get(prefix, ())) if prefix is not None else 0
@@ -281,9 +282,10 @@ class _Switch:
         return self._tables[version]
 
     def _run(self, arrivals: Sequence[_Arrival], indexes: Mapping[str, int]) -> Iterator[tuple[int | None, int]]:
-        """Of each arrival the port that the program steers to (0: none), and the hash that it gives.
+        """For each arrival the port that the program steers to (0: none), and the hash that it sets.
 
-        Two packets of the flow are tried that differ in all that may differ; None: they are treated differently.
+        Two packets of the flow are run that differ in every field that may differ; None: the program treats them
+        differently.
         """
         with inside(self._handle.netns), Program.pinned(pin_dir(self._lab, self._handle.name) / "hash") as program:
             for arrival in arrivals:
@@ -298,7 +300,7 @@ class _Switch:
     def _question(self, arrival: _Arrival, indexes: Mapping[str, int], flags: int, asked: Flow | None = None) -> bytes:
         """`ip route get DST from SRC iif PORT tos T ipproto udp sport S dport D`, as struct rtmsg and attributes.
 
-        asked: a flow to ask about in place of the one that arrives.
+        asked: a flow to look up instead of the one that arrives.
         """
         flow = asked or self._flows[arrival.row]
         family = socket.AF_INET6 if ":" in flow.dst_ip else socket.AF_INET
@@ -320,10 +322,10 @@ def _egress(answer: bytes, names: Mapping[int, str]) -> Ports:
     return () if name is None else (name,)
 
 
-def _take(hops: Sequence[NextHop], value: int) -> Ports:
-    """Hash-threshold by exact integers: the first live next hop whose share of 2^31 the value falls in.
+def _by_threshold(hops: Sequence[NextHop], value: int) -> Ports:
+    """Hash-threshold in exact integers: the live next hop whose share of 2^31 contains the value.
 
-    A share ends at round(running weight * 2^31 / total), a half rounded up (DIV_ROUND_CLOSEST_ULL).
+    A share ends at round(running weight * 2^31 / total), with a half rounded up (DIV_ROUND_CLOSEST_ULL).
     """
     live = [hop for hop in hops if not hop.dead]
     total = sum(hop.weight for hop in live)
@@ -336,9 +338,9 @@ def _take(hops: Sequence[NextHop], value: int) -> Ports:
 
 
 def _header(flow: Flow, ttl: int, mac: str, *, odd: bool) -> bytes:
-    """A packet of this flow as it comes in by the port with that MAC: all that the BPF program looks at.
+    """A packet of this flow that arrives on the port with that MAC: all bytes that the BPF program reads.
 
-    odd: with other values in every byte that differs between packets of one flow.
+    odd: with other values in every byte that may differ between packets of one flow.
     """
     more = 900 if odd else 0
     number, tos, check = (0xFFFF, TOS_DATA | ECN_CE, 0xFFFF) if odd else (0, TOS_DATA, 0)

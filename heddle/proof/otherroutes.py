@@ -1,8 +1,8 @@
-"""Routes that flows took and the fabric does not have: static ones, or ones of a daemon that no configuration has.
+"""Routes of flows that are not part of the fabric: static routes, or routes of an unconfigured daemon.
 
 In:  a fabric, the FIBs of its switches, and the paths of flows.
-Out: a sentence for each switch and prefix. A path over such a route can be proven: all three sources follow the FIB.
-So it is said beside the verdict, and does not change it.
+Out: a sentence for each switch and prefix. A path over such a route can be proven, since all three sources follow the
+FIB. So it is only a note and does not change the verdict.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heddle.traffic.flow import Flow
 def other_routes(
     fabric: Fabric, fibs: Mapping[str, Fib], flows: Sequence[Flow], paths: Sequence[Sequence[str]]
 ) -> tuple[str, ...]:
-    """Switches on these paths that match a destination by another prefix than the fabric has there."""
+    """Switches on these paths that match a destination with a prefix different from the fabric's."""
     asked = {
         (port.partition(":")[0], flow.dst_ip)
         for flow, path in zip(flows, paths, strict=True)
@@ -32,5 +32,5 @@ def other_routes(
         address = ip_address(destination)
         expected, found = (table[switch].match(address) for table in (tables, fibs))
         if expected is not None and found is not None and found != expected:
-            said[f"{switch} routes {destination} by {found}; the fabric has {expected}"] = None
+            said[f"{switch} routes {destination} with prefix {found}; the fabric has {expected}"] = None
     return tuple(said)

@@ -137,7 +137,7 @@ def _egress(proof: FlowProof) -> list[str]:
     """
     if proof.spread and proof.by_port and not proof.why:
         return [port for port, packets in proof.by_port.items() if packets]
-    paths = (proof.measured or proof.foretold,) if not proof.why else (proof.foretold, proof.oracle, proof.measured)
+    paths = (proof.measured or proof.expected,) if not proof.why else (proof.expected, proof.oracle, proof.measured)
     named = [port for path in paths for step in path for port in ports_of(step)]
     return list(dict.fromkeys([*named, *(port for port, _ in proof.seen.stray)]))
 

@@ -1,13 +1,13 @@
-"""Flows that a kernel's own hash gives a wanted value: so that a kernel can be asked what it chooses for that value.
+"""5-tuples whose kernel hash is close to a given value, so that a kernel lookup shows the choice for that value.
 
-In:  values that a switch's BPF program has given (31 bits), a destination, and the switch's kernel seed.
+In:  hashes that a switch's BPF program set (31 bits), a destination, and the switch's kernel seed.
 Out: for each value UDP ports whose hash is just below it and just above it, or is in the same bucket.
-Why: under policy 1 a kernel takes the hash that the program gave a packet, but no question over netlink can carry one.
-Measured on Linux 6.18: RTM_GETROUTE does not heed RTA_MARK, and bpf_fib_lookup, also in BPF_PROG_TEST_RUN after
-bpf_set_hash, chooses by the 5-tuple (fib_multipath_hash without an skb). So the question names another 5-tuple, whose
-own hash is close. The selection is a function of the hash alone with one interval for each next hop
-(fib_select_multipath, nexthop_select_path_hthr, fib6_select_path): where the neighbours on both sides get the same
-port, the value between them gets it too.
+Why: with policy 1 a kernel uses the hash that the program set on a packet, but a netlink request cannot carry one.
+Measured on Linux 6.18: RTM_GETROUTE ignores RTA_MARK, and bpf_fib_lookup, also in BPF_PROG_TEST_RUN after
+bpf_set_hash, chooses by the 5-tuple (fib_multipath_hash without an skb). So the request has another 5-tuple, whose
+kernel hash is close. The selection depends only on the hash, with one interval per next hop (fib_select_multipath,
+nexthop_select_path_hthr, fib6_select_path). If the neighbours on both sides get the same port, the value between them
+gets it too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from heddle.fabric.hashmodes import POLICY_L4
 from heddle.predict.flowarrays import FlowArrays, address_words
 from heddle.predict.hashes import kernel_hash
 
-FEW: Final = 1 << 12  # candidates: a value lies about 2^31 / FEW from its neighbours, a millisecond to compute
-MANY: Final = 1 << 16  # for values close to the end of an interval
+FEW: Final = 1 << 12  # candidates: a value is about 2^31 / FEW from its neighbours; computed in a millisecond
+MANY: Final = 1 << 16  # for values near the end of an interval
 _PORTS: Final = (1 << 16) - 1  # from 1
 
 Ends = tuple[int, int]  # UDP source port, destination port
@@ -31,7 +31,7 @@ Ends = tuple[int, int]  # UDP source port, destination port
 
 @dataclass(frozen=True)
 class Standins:
-    """5-tuples to one destination, in the order of their hashes. value, sport, dport: (candidates,)."""
+    """5-tuples to one destination, sorted by hash. value, sport, dport: (candidates,)."""
 
     value: I64
     sport: U32
@@ -39,7 +39,7 @@ class Standins:
 
     @classmethod
     def of(cls, src: str, dst: str, seed: int, count: int = FEW) -> Standins:
-        """So many of them. seed: of the kernel's hash, not 0."""
+        """`count` of these 5-tuples. seed: of the kernel's hash, not 0."""
         number = np.arange(count, dtype=np.uint32)
         sport, dport = number % np.uint32(_PORTS) + np.uint32(1), number // np.uint32(_PORTS) + np.uint32(1)
         ends = (address_words([each]) for each in (src, dst))
@@ -50,12 +50,12 @@ class Standins:
         return cls(value[order], sport[order], dport[order])
 
     def around(self, value: int) -> tuple[Ends, Ends]:
-        """The nearest on either side of a value; twice the same where it lies beyond all."""
+        """The nearest on each side of a value; twice the same if the value is beyond all."""
         at = int(np.searchsorted(self.value, value))
         return self._at(max(0, at - 1)), self._at(min(at, len(self.value) - 1))
 
     def in_bucket(self, value: int, buckets: int) -> Ends | None:
-        """One whose hash is in the same bucket of a resilient group, value % buckets; None when there is none."""
+        """One with a hash in the same bucket of a resilient group (value % buckets); None if there is none."""
         found = np.flatnonzero(self.value % buckets == value % buckets)
         return self._at(int(found[0])) if len(found) else None
 

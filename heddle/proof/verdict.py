@@ -1,12 +1,14 @@
-"""The verdict on paths: three sources side by side, and how evenly the links were used.
+"""The verdict on paths: a comparison of three sources, and how evenly the links were used.
 
 In:  a lab's fabric, and Evidence of a run.
-Out: PathsResult: `agree` is true only if prediction, oracle and measurement name the same ports for every QP that sent
-packets, these lead to its destination, the first hop counted exactly the packets and bytes that were sent, the NIC took
-what the last port counted, and packets missing between two counters are exactly those that the queue between them
-dropped of their class. Where a QP is spread over several ports, prediction and oracle
-name all that it may take, no other port may have counted it, and the counts of each step must sum all the same.
-On a kernel that chooses otherwise than our arithmetic (selftest.py) there is no prediction, and none is claimed.
+Out: PathsResult. `agree` is true only if for every QP that sent packets
+- prediction, oracle and measurement name the same ports, and these lead to its destination,
+- the first hop counted exactly the packets and bytes that were sent,
+- the NIC took the packets that the last port counted, and
+- packets missing between two counters are exactly those of their class that the queue between them dropped.
+If a QP is spread over several ports, prediction and oracle name all ports that it may take, no other port may have
+counted it, and the counts of each step must add up all the same.
+On a kernel that chooses differently from our arithmetic (selftest.py), the result has no prediction.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class FlowProof:
-    """One QP: what was sent, its path by three sources, and why it is not proven ('' when it is).
+    """One QP: its sent packets, its path by three sources, and the reason that it is not proven ('' when it is).
 
-    predicted is None on a kernel that the prediction does not hold for. seen: what the ports counted.
+    predicted: None on a kernel for which the prediction is wrong. seen: the counts of the ports.
     """
 
     sent: Sent
@@ -72,14 +74,14 @@ class FlowProof:
         return {count.port: count.packets for step in self.seen.steps for count in step}
 
     @property
-    def foretold(self) -> Path:
-        """The path that was to be expected: predicted, or the kernels' own answer."""
+    def expected(self) -> Path:
+        """The expected path: the prediction, or the kernel lookup if there is none."""
         return self.oracle if self.predicted is None else self.predicted
 
     @property
     def spread(self) -> bool:
-        """Whether its packets may go several ways."""
-        return spreads(self.foretold) or spreads(self.oracle)
+        """Whether its packets may take several paths."""
+        return spreads(self.expected) or spreads(self.oracle)
 
     def to_json(self) -> dict[str, Any]:
         """One row of `paths`."""
@@ -96,9 +98,9 @@ class FlowProof:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Packets of all QPs that the last ports counted, and that the receiving NICs took; None where NICs did not report.
+    """Packets of all QPs at the last ports, and at the receiving NICs; None if not all NICs reported.
 
-    A loss behind the last counter is in no counter of a switch: only the NIC's report shows it.
+    No counter of a switch shows a loss after the last port; only the NIC's report does.
     """
 
     qps: int
@@ -119,12 +121,12 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class PathsResult:
-    """What `./inv paths` says. lost: port -> packets of proven flows that vanished between it and the next port.
+    """The result of `./inv paths`. lost: port -> packets of proven flows that were lost between it and the next port.
 
-    per_leaf: by the switches that hosts are connected to, which the shape calls leaf_word.
-    sources: what the verdict is about, of prediction, oracle and counters. selftest: whether the prediction holds here.
-    mmr: over `uplinks`. delivery: None where nothing was sent. choices: who made the oracle's choices, see oracle.py.
-    nics: how the ends of flows are called.
+    per_leaf: by the switches that hosts are connected to; leaf_word: the shape's word for them.
+    sources: those of prediction, oracle and counters that were compared. selftest: of the prediction on this kernel.
+    mmr: over `uplinks`. delivery: None if nothing was sent. choices: the source of the oracle's choices (oracle.py).
+    nics: the names of the flows' ends.
     """
 
     agree: bool
@@ -143,21 +145,21 @@ class PathsResult:
 
     @property
     def uplinks(self) -> UplinkSet:
-        """The links that the MMR is over."""
+        """The links of the MMR."""
         return UplinkSet.of(self.links)
 
     @property
-    def said(self) -> str:
+    def source_names(self) -> str:
         """The sources in words: `prediction, oracle and counters`."""
         return " and ".join(filter(None, (", ".join(self.sources[:-1]), self.sources[-1])))
 
     @property
     def entropy(self) -> Entropy:
-        """Of the 5-tuples: what `flow` can tell the QPs apart by."""
+        """The entropy of the 5-tuples, by which mode `flow` can distinguish the QPs."""
         return tuple_entropy(FlowArrays.of(tuple(proof.flow for proof in self.flows)))
 
     def ends(self, proof: FlowProof) -> tuple[str, str]:
-        """Where a QP's data comes from and goes to: `host1`, or `host1:eth2` of a host with several NICs."""
+        """The ends of a QP: `host1`, or `host1:eth2` for a host with several NICs."""
         flow = proof.flow
         return self.nics.shown(flow.src, flow.src_ip), self.nics.shown(flow.dst, flow.dst_ip)
 
@@ -194,60 +196,61 @@ class PathsResult:
 
 
 def prove(fabric: Fabric, evidence: Evidence) -> PathsResult:
-    """Lay the three sources side by side, for every flow that was sent."""
+    """Compare the three sources for every flow that was sent."""
     flows = evidence.sent
     wanted = [sent.flow for sent in flows]
     trusted = verdict()
     predicted = _predicted(fabric, evidence.before, wanted, trusted)
-    foretold = [asked if own is None else own for own, asked in zip(predicted, evidence.oracle, strict=True)]
-    wide = [spreads(path) for path in foretold]
+    expected = [asked if own is None else own for own, asked in zip(predicted, evidence.oracle, strict=True)]
+    wide = [spreads(path) for path in expected]
     measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
     peers = peers_of(fabric)
     number = class_plan(fabric.policy.queues).dscp[DSCP_DATA]
     lost = lost_behind(measured, peers, evidence, number)
     unexplained = unexplained_losses(lost, evidence, number, OtherLosses.of(evidence, peers))
-    doors = _doors(fabric)
+    addresses = _host_addresses(fabric)
     proofs = tuple(
-        _proof(sent, own, asked, seen, (unexplained, peers), doors)
+        _proof(sent, own, asked, seen, (unexplained, peers), addresses)
         for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
-    notes = _notes(evidence, misses, (lost, number), sum(not sent.packets for sent in flows)) + _said(trusted, proofs)
+    notes = _notes(evidence, misses, (lost, number), sum(not sent.packets for sent in flows))
+    notes += _prediction_notes(trusted, proofs)
     notes += other_routes(fabric, evidence.after.fibs, wanted, [proof.measured for proof in proofs])
-    # Packets that went by two rules prove neither, also where what was counted lies within both.
+    # Packets that were sent under two rules prove neither rule, even if the counts agree with both.
     agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
     links = links_of(fabric, evidence)
     found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
     return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices)
 
 
-def foresee(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
-    """Prediction and oracle for flows that have not been sent; measured is empty, and links count flows only.
+def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
+    """Prediction and kernel lookup for flows that are not sent; measured is empty, and links count flows only.
 
-    now: a snapshot with FIBS and HASHING, where there is one already.
+    now: a snapshot with FIBS and HASHING, if the caller has one.
     """
     now = now or lab.snapshot(LabPart.FIBS | LabPart.HASHING)
     trusted = verdict()
     predicted = _predicted(lab.fabric, now, flows, trusted)
     asked = oracle.ask(lab.fabric, lab.handles(), now.hashing, flows)
-    doors = _doors(lab.fabric)
+    addresses = _host_addresses(lab.fabric)
     proofs = tuple(
-        FlowProof(Sent(flow, 0, 0), own, other, Measured(()), _path_why(flow, own, other, doors))
+        FlowProof(Sent(flow, 0, 0), own, other, Measured(()), _path_why(flow, own, other, addresses))
         for flow, own, other in zip(flows, predicted, asked.paths, strict=True)
     )
     counts: dict[str, int] = {}
     for proof in proofs:
-        for port in (port for step in proof.foretold for port in ports_of(step)):
+        for port in (port for step in proof.expected for port in ports_of(step)):
             counts[port] = counts.get(port, 0) + 1
     links = planned_links(lab.fabric, flows, counts)
-    notes = ("no packet was sent: this is what the FIBs and the kernels say", *_said(trusted, proofs))
+    notes = ("no packet was sent: paths are from FIBs and kernel lookups", *_prediction_notes(trusted, proofs))
     agree = all(not proof.why for proof in proofs)
     found = _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
     return replace(found, choices=asked.choices)
 
 
 def _predicted(fabric: Fabric, then: Snapshot, flows: Sequence[Flow], trusted: SelfTest) -> Sequence[Path | None]:
-    """The prediction, where it holds; None for every flow where it does not."""
+    """The predicted paths; None for every flow if the prediction is wrong on this kernel."""
     return [None] * len(flows) if trusted.differs else predict(fabric, then.fibs, then.hashing, flows)
 
 
@@ -255,16 +258,16 @@ def _sources(trusted: SelfTest, *more: str) -> tuple[str, ...]:
     return (*(() if trusted.differs else ("prediction",)), "oracle", *more)
 
 
-def _said(trusted: SelfTest, proofs: Sequence[FlowProof]) -> tuple[str, ...]:
-    """What is to be known about the prediction, and about flows that go several ways."""
+def _prediction_notes(trusted: SelfTest, proofs: Sequence[FlowProof]) -> tuple[str, ...]:
+    """Notes about the prediction, and about flows that take several paths."""
     notes = []
     if trusted.differs:
-        notes.append(f"{trusted.text()}; the kernels' own answers stand in its place")
+        notes.append(f"{trusted.text()}; kernel lookups are used instead")
     elif trusted.state == "unchecked":
         notes.append(trusted.text())
     if wide := sum(proof.spread for proof in proofs):
         said = "1 QP is" if wide == 1 else f"{wide} QPs are"
-        notes.append(f"{said} spread: no single path is known, but the ports that packets may take are")
+        notes.append(f"{said} spread: each has no single path, but a set of ports that its packets may take")
     return tuple(notes)
 
 
@@ -295,27 +298,27 @@ def _proof(
     asked: Path,
     seen: Measured,
     losses: tuple[Mapping[str, str], Mapping[str, str]],
-    doors: Mapping[str, str],
+    addresses: Mapping[str, str],
 ) -> FlowProof:
-    foretold = asked if own is None else own
-    why = _path_why(sent.flow, own, asked, doors, seen.path) or measured_why(sent, foretold, seen, *losses)
+    expected = asked if own is None else own
+    why = _path_why(sent.flow, own, asked, addresses, seen.path) or measured_why(sent, expected, seen, *losses)
     return FlowProof(sent, own, asked, seen, why)
 
 
-def _doors(fabric: Fabric) -> dict[str, str]:
-    """Switch port -> the address of the NIC that hangs on it."""
+def _host_addresses(fabric: Fabric) -> dict[str, str]:
+    """Switch port -> the address of the NIC that is connected to it."""
     return {port.peer_ref: str(port.address.ip) for host in fabric.hosts for port in host.ports if port.address}
 
 
-def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str], seen: Path = ()) -> str:
+def _path_why(flow: Flow, own: Path | None, asked: Path, addresses: Mapping[str, str], seen: Path = ()) -> str:
     if own is not None and own != asked:
         at = next(at for at in numbers() if own[at : at + 1] != asked[at : at + 1])
         where = (" ".join(path[at : at + 1]) or "nothing" for path in (own, asked))
         counted = f", counted {' '.join(seen[at : at + 1]) or 'nothing'}" if seen else ""
-        return "the prediction is not what the kernels say: predicted {}, kernel {}".format(*where) + counted
+        return "the prediction differs from the kernels: predicted {}, kernel {}".format(*where) + counted
     if not asked:
         return f"{flow.first_hop.partition(':')[0]} has no route to {flow.dst_ip}"
-    if {doors.get(port) for port in ports_of(asked[-1])} != {flow.dst_ip}:
+    if {addresses.get(port) for port in ports_of(asked[-1])} != {flow.dst_ip}:
         return f"the path ends after {asked[-1]}, which does not lead to {flow.dst_ip}"
     return ""
 
@@ -323,9 +326,9 @@ def _path_why(flow: Flow, own: Path | None, asked: Path, doors: Mapping[str, str
 def _notes(evidence: Evidence, misses: int, losses: tuple[Mapping[str, int], int], idle: int) -> tuple[str, ...]:
     notes: list[str] = []
     if idle:
-        notes.append(f"{idle} QPs had nothing to send and so have no measured path")
+        notes.append(f"{idle} QPs had nothing to send, so they have no measured path")
     if evidence.switched:
-        notes.append(f"hashing was switched during the run, and no path is of one rule: {', '.join(evidence.switched)}")
+        notes.append(f"hashing was changed during the run, so no path follows one rule: {', '.join(evidence.switched)}")
     elif evidence.changed:
         notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
     lost, number = losses
@@ -335,8 +338,8 @@ def _notes(evidence: Evidence, misses: int, losses: tuple[Mapping[str, int], int
         notes.append(f"{count} packets were lost after {port}; its queue dropped {dropped}")
     if evidence.backlog_drops:
         notes.append(
-            f"this machine dropped {evidence.backlog_drops} packets before a switch saw them: "
-            "the machine, not the fabric, was the limit (net.core.netdev_max_backlog)"
+            f"this machine dropped {evidence.backlog_drops} packets before a switch received them: "
+            "host CPU was the bottleneck, not the fabric (net.core.netdev_max_backlog)"
         )
     if misses:
         notes.append(f"{misses} packets were not counted: a counter map was full")

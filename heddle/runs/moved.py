@@ -22,7 +22,7 @@ from heddle.predict.predict import forwarding_for, predict, rules_for
 from heddle.predict.rules import FabricRules, steering_like
 from heddle.predict.spread import spreads
 from heddle.predict.walk import Hops, walk
-from heddle.proof.verdict import Path, PathsResult, foresee
+from heddle.proof.verdict import Path, PathsResult, lookup_paths
 from heddle.runs.past import PastRun
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.traffic.flow import Flow
@@ -94,7 +94,7 @@ class Now:
         """The keys of `paths`, `moved`, and in each row of `flows` where the QP went in the run."""
         data = self.result.to_json()
         for row, proof, was in zip(data["flows"], self.result.flows, self.was, strict=True):
-            row |= {"was": list(was), "moved": not spreads(was) and not proof.spread and proof.foretold != was}
+            row |= {"was": list(was), "moved": not spreads(was) and not proof.spread and proof.expected != was}
         return {**data, "moved": self.moved.to_json()}
 
 
@@ -103,7 +103,7 @@ def now(lab: Lab, past: PastRun) -> Now:
     evidence = past.evidence
     flows = [sent.flow for sent in evidence.sent]
     now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
-    result = foresee(lab, flows, now)
+    result = lookup_paths(lab, flows, now)
     predicted = result.selftest is None or not result.selftest.differs
     then = evidence.before
     was = predict(lab.fabric, then.fibs, then.hashing, flows) if predicted else evidence.oracle
@@ -115,7 +115,7 @@ def moved_of(
 ) -> Moved:
     """Compare two states of a fabric. paths: of the flows, before and after."""
     was, result = paths
-    pairs = [(then, proof.foretold) for then, proof in zip(was, result.flows, strict=True)]
+    pairs = [(then, proof.expected) for then, proof in zip(was, result.flows, strict=True)]
     own = [not spreads(then) and not spreads(since) for then, since in pairs]
     moved = sum(then != since for (then, since), single in zip(pairs, own, strict=True) if single)
     kinds = {row.options.resilient for row in after.hashing.values()}

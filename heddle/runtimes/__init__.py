@@ -1,1 +1,1 @@
-"""Where a rendered topology runs: namespaces of our own, or containerlab."""
+"""Runtimes for a rendered topology: plain network namespaces, or containerlab."""

@@ -1,7 +1,7 @@
-"""Removing a containerlab lab: what `containerlab destroy` leaves when somebody was quicker, or something was killed.
+"""Remove a containerlab lab, including what `containerlab destroy` leaves after a kill or a manual change.
 
-Only what is Heddle's is touched: containers with our label or from the topology that our marker names, their
-namespaces' names, the lab's own management network, and the lines that containerlab wrote for this lab.
+Only objects of Heddle are touched: containers with our label or from the topology in our marker, their namespaces'
+names, the lab's management network, and the lines that containerlab wrote for this lab.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _HOSTS: Final = Path("/etc/hosts")
 _HOSTS_LOCK: Final = Path("/run/lock/clab-hosts.lock")  # containerlab's own
 _SSH_CONFIGS: Final = Path("/etc/ssh/ssh_config.d")
 _UNMOVED: Final = re.compile(r"clab-[0-9a-f]{8}")
-_MOVING_S: Final = 2.0  # it takes milliseconds, and on a busy machine some tenths
-_DEPLOY_ENDS_S: Final = 30.0  # a containerlab whose parent was killed takes down what it was making
+_MOVING_S: Final = 2.0  # moving a link takes milliseconds, on a busy machine some tenths of a second
+_DEPLOY_ENDS_S: Final = 30.0  # time for a containerlab whose parent was killed to remove its objects
 _DESTROY_S: Final = 120.0
 _REMOVE_S: Final = 10.0
 
 
 def remove_lab(lab: str, observer: Observer) -> int:
-    """End the lab's processes, its containers, its network, and what tells of them; how many objects that were."""
-    if not lab.isalnum():  # whatever called: a path or an empty name would remove what is no lab's
-        raise ValueError(f"{lab!r} is no lab's name")
+    """End the lab's processes, and remove its containers, network and records. Returns the number of objects."""
+    if not lab.isalnum():  # a path or an empty name would remove files that belong to no lab
+        raise ValueError(f"{lab!r} is not a lab's name")
     topology = marked_topology(lab)
     _await_deploy(lab)
     containers = [each for each in containers_of(lab) if ours(each, lab)]
@@ -63,7 +63,7 @@ def remove_lab(lab: str, observer: Observer) -> int:
     spaces = [*own_namespaces([each for each in containers if each.running]).values(), *parked]
     count = len(containers) + end_processes(lab, spaces, of_containers=False)
     theirs = _theirs(names, containers)
-    if not theirs:  # it goes by names alone
+    if not theirs:  # containerlab destroy selects by name only
         _destroy(lab, topology)
     _remove_containers(lab)
     _remove_network(lab)
@@ -76,14 +76,14 @@ def remove_lab(lab: str, observer: Observer) -> int:
             trees.remove(directory)
             count += 1
     for parent in (CLAB_DIR, BPF_DIR):
-        with suppress(OSError):  # another lab's are in it, or it is not there
+        with suppress(OSError):  # it has files of another lab, or does not exist
             parent.rmdir()
     observer.end("remove", f"{len(containers)} containers")
     return count
 
 
 def _links(lab: str, containers: list[Container]) -> list[Path]:
-    """Names below /run/netns. No pattern is used: names of a foreign lab `zone-a` begin like those of `zone`."""
+    """Names below /run/netns. No pattern is used: names of another lab `zone-a` have the same prefix as `zone`."""
     names = {each.name for each in containers} | {f"clab-{lab}-{node}" for node in marked_nodes(lab)}
     return sorted(NETNS_DIR / name for name in names)
 
@@ -94,7 +94,7 @@ def _parking(path: Path) -> Path:
 
 
 def _theirs(names: list[Path], containers: list[Container]) -> set[str]:
-    """Names that somebody else's containers have: lab `zone-a` may have a node `b`, and this one, `zone`, an `a-b`."""
+    """Names that containers of other labs use: lab `zone-a` may have a node `b`, and this one, `zone`, an `a-b`."""
     have = set(engine.docker(["ps", "-a", "--format", "{{.Names}}"]).out.split())
     return {path.name for path in names} & have - {each.name for each in containers}
 
@@ -104,27 +104,27 @@ def _remove_links(names: list[Path]) -> None:
     for path in names:
         if (parked := _parking(path)).exists():
             run(["ip", "netns", "del", parked.name], check=False)
-        if path.is_symlink():  # of a container that is gone, whatever has its PID by now
+        if path.is_symlink():  # of a container that is gone; another process may have its PID now
             path.unlink(missing_ok=True)
 
 
 def _remove_orphans(newest: int) -> None:
-    """Links that a containerlab made and could not yet move when it was ended: both ends stand in this namespace.
+    """Remove links that a containerlab made but did not move before it ended: both ends are in this namespace.
 
-    newest: the highest ifindex before this lab was made. While another containerlab deploys, a pair may be one that it
-    is just about to move: what stands for so long moves no more.
+    newest: the highest ifindex before this lab was made. Another containerlab that deploys now may be about to move a
+    pair, so pairs are checked again after _MOVING_S.
     """
     found = _unmoved(newest)
     if found and _deploying():
         time.sleep(_MOVING_S)
         found &= _unmoved(newest)
     for name in sorted(found):
-        run(["ip", "link", "del", name], check=False)  # the second of a pair is gone with the first
+        run(["ip", "link", "del", name], check=False)  # the second end of a pair is removed with the first
 
 
 def _unmoved(newest: int) -> set[str]:
-    """Ends of veth pairs named as containerlab names them at first, with both ends here, younger than `newest`."""
-    # Not by `ip link`: it ends with an error when the namespace of any peer is just going away.
+    """Ends of veth pairs with containerlab's temporary names, with both ends here, newer than `newest`."""
+    # Not by `ip link`: it fails when the namespace of any peer is being removed.
     made = {name: number for number, name in socket.if_nameindex() if number > newest and _UNMOVED.fullmatch(name)}
     peers = {name: _peer(name) for name in made}
     mutual = {(made[name], peer) for name, peer in peers.items()}
@@ -132,7 +132,7 @@ def _unmoved(newest: int) -> set[str]:
 
 
 def _peer(name: str) -> int:
-    """The ifindex of a veth's other end, in whatever namespace that is; 0 for one that is gone."""
+    """The ifindex of a veth's other end, in its namespace; 0 if the veth is gone."""
     try:
         return int(Path("/sys/class/net", name, "iflink").read_text())
     except (OSError, ValueError):
@@ -140,7 +140,7 @@ def _peer(name: str) -> int:
 
 
 def _destroy(lab: str, topology: Path | None) -> None:
-    """containerlab's own way, where it can be gone; what it leaves is removed by the caller, so failing is no end."""
+    """Run `containerlab destroy` if possible. A failure is ignored: the caller removes what is left."""
     program = binary.find()
     if program is None or topology is None or not topology.exists():
         return
@@ -151,7 +151,7 @@ def _destroy(lab: str, topology: Path | None) -> None:
 
 
 def _remove_containers(lab: str) -> None:
-    """Those that are left. One that is just ending refuses to be removed, and is gone a moment later."""
+    """Remove the containers that are left. One that is ending refuses the removal, and is gone a moment later."""
     end = time.monotonic() + _REMOVE_S
     while left := [each.id for each in containers_of(lab) if ours(each, lab)]:
         engine.docker(["rm", "-f", "-v", *left], check=time.monotonic() > end, timeout=_DESTROY_S)
@@ -159,7 +159,7 @@ def _remove_containers(lab: str) -> None:
 
 
 def _await_deploy(lab: str) -> None:
-    """Wait for a `containerlab deploy` of this lab that outlives its killed parent; end it when it takes too long."""
+    """Wait for a `containerlab deploy` of this lab whose parent was killed; end it when it takes too long."""
     end = time.monotonic() + _DEPLOY_ENDS_S
     while pids := _deploying(lab):
         for fd in [os.pidfd_open(pid) for pid in pids if Path("/proc", str(pid)).exists()]:
@@ -170,8 +170,9 @@ def _await_deploy(lab: str) -> None:
 
 
 def _deploying(lab: str | None = None) -> list[int]:
-    """Processes that run `containerlab deploy ... --name LAB` with our lab directory in their environment; without a
-    lab, whoever's of whatever lab.
+    """Processes that run `containerlab deploy ... --name LAB` with our lab directory in their environment.
+
+    Without a lab: those of all labs and users.
     """
     found = []
     for entry in os.scandir("/proc"):
@@ -188,7 +189,7 @@ def _deploying(lab: str | None = None) -> list[int]:
 
 
 def _remove_network(lab: str) -> None:
-    """The lab's own management network, if nothing of anybody's is on it."""
+    """Remove the lab's management network, unless a container uses it."""
     name = f"heddle-{lab}"
     found = engine.docker(["network", "ls", "--filter", f"name=^{name}$", "--filter", "label=containerlab", "-q"])
     if found.out.strip():
@@ -196,7 +197,7 @@ def _remove_network(lab: str) -> None:
 
 
 def _forget(lab: str) -> None:
-    """What containerlab wrote about the lab: its names in /etc/hosts and its hosts for ssh."""
+    """Remove containerlab's entries for the lab: its names in /etc/hosts and its hosts for ssh."""
     with suppress(FileNotFoundError):
         (_SSH_CONFIGS / f"clab-{lab}.conf").unlink()
     start, end = (f"###### CLAB-{lab}-{word} ######" for word in ("START", "END"))

@@ -1,7 +1,7 @@
-"""Which containers a lab has, and whether it is Heddle's.
+"""The containers of a lab, and whether Heddle deployed them.
 
 A lab is Heddle's when its containers carry our label (every topology that Heddle renders gives them one), or when
-/run/heddle-containerlab/LAB says that Heddle deployed it (a topology of somebody's own has no such label).
+/run/heddle-containerlab/LAB says that Heddle deployed it (an imported topology has no such label).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LABELS: Final = ("clab-node-name", LABEL, "clab-topo-file")
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One node of a containerlab lab. status: in the engine's words, as `Exited (137) 2 minutes ago`."""
+    """One node of a containerlab lab. status: as the engine reports it, `Exited (137) 2 minutes ago`."""
 
     id: str
     name: str
@@ -38,12 +38,12 @@ class Container:
 
 
 def marker(lab: str) -> Path:
-    """Written before Heddle deploys, removed when nothing is left: which topology it is, and its nodes."""
+    """The marker file: the topology and its nodes. Written before Heddle deploys, removed when nothing is left."""
     return CLAB_DIR / lab / "containerlab.json"
 
 
 def mark(lab: str, topology: Path, nodes: Iterable[str]) -> None:
-    """Write the marker: what is deployed is Heddle's from here on."""
+    """Write the marker: the deployment belongs to Heddle from here on."""
     with machine_errors(str(CLAB_DIR / lab)):
         marker(lab).parent.mkdir(parents=True, exist_ok=True)
         newest = max(number for number, _ in socket.if_nameindex())
@@ -52,19 +52,19 @@ def mark(lab: str, topology: Path, nodes: Iterable[str]) -> None:
 
 
 def marked_topology(lab: str) -> Path | None:
-    """The topology that Heddle deployed that lab from, or None when it deployed none."""
+    """The topology of a lab that Heddle deployed, or None."""
     found = _marked(lab).get("topology")
     return Path(found) if isinstance(found, str) else None
 
 
 def marked_nodes(lab: str) -> list[str]:
-    """The nodes that Heddle deployed, whether or not they are there yet, or still."""
+    """The nodes that Heddle deployed, whether or not they exist now."""
     found = _marked(lab).get("nodes")
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
 def marked_link(lab: str) -> int | None:
-    """The highest ifindex of this machine before Heddle deployed that lab; None when it deployed none."""
+    """The highest ifindex of this machine before Heddle deployed that lab, or None."""
     found = _marked(lab).get("newest_link")
     return found if isinstance(found, int) else None
 
@@ -78,9 +78,9 @@ def _marked(lab: str) -> dict[str, object]:
 
 
 def containers_of(lab: str) -> list[Container]:
-    """All containers of a containerlab lab of that name, whoever's it is.
+    """All containers of a containerlab lab of that name, of any user.
 
-    Without an engine there are none; MachineError when Heddle has deployed that lab, and there must be some.
+    Empty without an engine; MachineError if there is no engine but Heddle has deployed that lab.
     """
     row = "\t".join([*_FIELDS, *(f'{{{{.Label "{label}"}}}}' for label in _LABELS)])
     argv = ["ps", "-a", "--no-trunc", "--filter", f"label=containerlab={lab}", "--format", row]
@@ -94,10 +94,10 @@ def containers_of(lab: str) -> list[Container]:
 
 
 def _recorded(lab: str) -> bool:
-    """Whether this user's Heddle has made it: /run, and the marker with it, is empty after a restart of the machine."""
+    """Whether this user's Heddle made it: the marker is lost after a restart of the machine, since /run is empty."""
     try:
         record = state.read_record(lab)
-    except HeddleError:  # `down` removes such a record, whatever it was
+    except HeddleError:  # `down` removes such a record
         return False
     return record is not None and record.runtime == "containerlab"
 
@@ -109,26 +109,26 @@ def ours(container: Container, lab: str) -> bool:
 
 
 def namespace_of(container: Container) -> Path:
-    """Where containerlab puts a name for the node's network namespace: a link to /proc/PID/ns/net."""
+    """The path at which containerlab names the node's network namespace: a link to /proc/PID/ns/net."""
     return NETNS_DIR / container.name
 
 
 def own_namespaces(containers: Sequence[Container]) -> dict[str, Path]:
-    """Container's name -> /proc/PID/ns/net of its first process, for those that run.
+    """Container's name -> /proc/PID/ns/net of its first process, for running containers.
 
-    The links below /run/netns do not tell: one that outlived its container leads to whoever has that PID by now.
+    The links below /run/netns are not reliable: one of a removed container leads to the process that has its PID now.
     """
     if not containers:
         return {}
     form = "{{.Name}}\t{{.State.Pid}}"
-    # One that is removed at this very moment is no error: what is printed is of those that are there.
+    # A container that is removed meanwhile is not an error: the output has the others.
     done = engine.docker(["inspect", "--format", form, *(each.id for each in containers)], check=False)
     rows = (line.removeprefix("/").split("\t") for line in done.out.splitlines() if "\t" in line)
     return {name: Path("/proc", pid, "ns/net") for name, pid in rows if pid != "0"}
 
 
 def same_space(one: Path, other: Path) -> bool:
-    """Whether both are there and are the same namespace."""
+    """Whether both exist and are the same namespace."""
     try:
         return one.samefile(other)
     except OSError:

@@ -1,7 +1,7 @@
-"""Running `containerlab deploy`: its flags, its progress as it comes, and what it says when something fails.
+"""Run `containerlab deploy`: its flags, its progress, and its error messages.
 
 In:  a lab's name and its topology.
-Out: nothing, or MachineError. containerlab ends well although commands of a node failed; what it logs tells of them.
+Out: nothing, or MachineError. containerlab exits with 0 even if commands of a node failed, so its log is read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from heddle.host.engine import binary
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_topology import read_topology
 
-# One worker a node is what makes a deployment quick (each waits for the engine); beyond this the engine only queues.
+# One worker per node makes a deployment fast (each waits for the engine); beyond this number the engine only queues.
 _MOST_WORKERS: Final = 128
-# TERM, not KILL: containerlab then takes down what it was making, links that stand in no container yet included.
+# TERM, not KILL: containerlab then removes its objects, including links that are not yet in a container.
 _DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "TERM", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 _PATIENCE_S: Final = 30.0  # for that
-_DEPLOY_S: Final = 1200.0  # images of somebody's own are pulled meanwhile; zone takes 10 s
+_DEPLOY_S: Final = 1200.0  # it may have to pull the user's images; zone takes 10 s
 _STEP: Final = re.compile(r"Creating container|Created link")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 # `ERRO Failed to execute command command="sh x" node=rtsw1 rc=5`; what the command printed follows, indented.
@@ -36,39 +36,39 @@ _FAILED: Final = re.compile(
     r"Failed to execute command\s+command=(?:\"((?:[^\"\\]|\\.)*)\"|(\S+))\s+node=(\S+)\s+rc=(\d+)(.*)"
 )
 _PRINTED: Final = re.compile(r"^\s*(?:stdout=|stderr=)?\s*│?\s*(.*)$")
-_TELLS: Final = re.compile(r"(?:^|\s)(?:ERRO\b|FATA\b|Error:)\s*(.*)")
-_SHOWN: Final = 5  # failures that are printed one by one
+_ERROR: Final = re.compile(r"(?:^|\s)(?:ERRO\b|FATA\b|Error:)\s*(.*)")
+_SHOWN: Final = 5  # failures that are printed in full
 _KNOWN: Final = {
-    r"no space left": "free some room: docker system df shows what takes it",
-    r"subnet|pool overlaps": "./inv up again takes another subnet; docker network ls shows who has this one",
-    r"/proc/modules": "this kernel has no modules: ./inv setup containerlab builds a containerlab that knows of that",
-    r"no such image|pull access|manifest|failed to pull": "./inv image builds Heddle's; others: docker pull IMAGE",
-    r"already in use|already exist": "docker ps -a shows who has that name; ./inv down {lab} removes what is Heddle's",
-    r"unable to apply caps": "this engine may not give every right away: the topology needs privileged: false",
-    r"cannot connect to the docker": "./inv doctor says how to start the engine",
+    r"no space left": "free some space; docker system df shows what uses it",
+    r"subnet|pool overlaps": "run ./inv up again to use another subnet; docker network ls shows what uses this one",
+    r"/proc/modules": "run ./inv setup containerlab to build one that accepts this kernel, which has no modules",
+    r"no such image|pull access|manifest|failed to pull": "run ./inv image to build Heddle's, or docker pull IMAGE",
+    r"already in use|already exist": "docker ps -a shows what has that name; ./inv down {lab} removes Heddle's lab",
+    r"unable to apply caps": "this engine may not grant every capability: set privileged: false in the topology",
+    r"cannot connect to the docker": "run ./inv doctor: it shows how to start the engine",
 }
 
 
 def environment(lab: str) -> dict[str, str]:
-    """Without the look for newer versions, which takes seconds where nothing answers; files go below /run."""
+    """Without the check for newer versions, which takes seconds without a network; files go below /run."""
     return {"CLAB_VERSION_CHECK": "disable", "CLAB_LABDIR_BASE": str(CLAB_DIR / lab)}
 
 
 def deploy_argv(lab: str, topology: Path) -> list[str]:
-    """The whole command. `--name` is Heddle's name of the lab, whatever a topology of somebody's own calls itself."""
+    """The whole command. `--name` is Heddle's name of the lab; an imported topology may have another one."""
     workers = min(_MOST_WORKERS, len(read_topology(topology).nodes))
     flags = ["--name", lab, "--max-workers", str(workers), "--skip-labdir-acl", "--log-level", "info"]
     return [str(binary.find() or "containerlab"), "deploy", "-t", str(topology), *flags]
 
 
 def note(lab: str, topology: Path, journal: Journal) -> None:
-    """Put the command into the journal."""
+    """Record the command in the journal."""
     variables = [f"{name}={value}" for name, value in environment(lab).items()]
     journal.note(["env", *variables, *deploy_argv(lab, topology)])
 
 
 def deploy(lab: str, topology: Path, step: Callable[[], None]) -> None:
-    """Deploy the topology; `step` is called for every container and link. MachineError with what went wrong."""
+    """Deploy the topology; `step` is called for every container and link. MachineError with containerlab's errors."""
     said: list[str] = []
     argv = [*_DIES_WITH_US, str(os.getpid()), *deploy_argv(lab, topology)]
     with _running(argv, {**os.environ, **environment(lab)}) as process, _ended_after(process, _DEPLOY_S) as late:
@@ -78,17 +78,17 @@ def deploy(lab: str, topology: Path, step: Callable[[], None]) -> None:
                 step()
         code = process.wait()
     if late.is_set():
-        why = f"did not end within {_DEPLOY_S:g} s; it said last: {said[-1].strip() if said else 'nothing'}"
-        hint = "a command in a node's `exec` has to end: start what lasts in the background, its output in a file"
+        why = f"did not end within {_DEPLOY_S:g} s; its last line: {said[-1].strip() if said else 'nothing'}"
+        hint = "start daemons in a node's `exec` in the background, with their output in a file: each command must end"
         raise MachineError(Problem("", f"containerlab deploy of {lab}", why, hint))
     raise_failures(lab, topology, code, said)
 
 
 @contextmanager
 def _running(argv: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A command whose output is read as it comes; whatever leaves the block, it has ended then.
+    """A command whose output is read line by line. It has ended when the block is left, for any reason.
 
-    In a session of its own, so that Ctrl-C comes to it once, from us, as a request to take down what it made.
+    It has its own session, so that on Ctrl-C it gets one signal, from us, and then removes its objects.
     """
     try:
         process = subprocess.Popen(
@@ -97,7 +97,7 @@ def _running(argv: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess
         )  # fmt: skip
     except OSError as error:
         raise trouble(error, argv[0]) from None
-    # Its table of containers is nothing to us, but a full pipe would stop it.
+    # Its table of containers is not used, but a full pipe would stop it.
     drain = threading.Thread(target=lambda: process.stdout and process.stdout.read(), daemon=True)
     drain.start()
     try:
@@ -119,7 +119,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
-    """End the process when the block takes longer than this; the event is set then."""
+    """End the process when the block takes longer than `seconds`; then the event is set."""
     late = threading.Event()
 
     def too_late() -> None:
@@ -141,11 +141,11 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def raise_failures(lab: str, topology: Path, code: int, said: Sequence[str]) -> None:
-    """MachineError for commands of nodes that failed, and for a deployment that did."""
+    """MachineError for failed commands of nodes, and for a failed deployment."""
     problems = _failed_commands(lab, said)
     if code != 0:
-        told = [match[1] for line in said if (match := _TELLS.search(line)) and "Failed to execute" not in line]
-        problems.append(_deploy_problem(lab, topology, code, told or [_last_words(said)]))
+        errors = [match[1] for line in said if (match := _ERROR.search(line)) and "Failed to execute" not in line]
+        problems.append(_deploy_problem(lab, topology, code, errors or [_last_words(said)]))
     if problems:
         rest = len(problems) - _SHOWN
         more = [Problem("", f"and {rest} more", "like these")] if rest > 0 else []
@@ -153,13 +153,13 @@ def raise_failures(lab: str, topology: Path, code: int, said: Sequence[str]) -> 
 
 
 def _last_words(said: Sequence[str]) -> str:
-    """What stands below the heading `ERROR`, whose lines are broken to fit a terminal; else the last lines."""
+    """The text below the heading `ERROR`, whose lines are wrapped for a terminal; else the last lines."""
     at = next((i for i, line in enumerate(said) if line.strip() == "ERROR"), len(said) - 4)
     return " ".join(line.strip() for line in said[at + 1 :] if line.strip())
 
 
 def _failed_commands(lab: str, said: Sequence[str]) -> list[Problem]:
-    """One problem for each command that a node could not run, with what it printed: errors before output."""
+    """One problem for each failed command of a node, with its output: stderr before stdout."""
     problems = []
     for number, line in enumerate(said):
         if (match := _FAILED.search(line)) is None:
@@ -181,13 +181,11 @@ def _words(lines: Iterable[str]) -> str:
     return "; ".join(found[:3])
 
 
-def _deploy_problem(lab: str, topology: Path, code: int, told: Sequence[str]) -> Problem:
-    """What containerlab said in the end, with a hint where it is something known."""
-    why = "; ".join(dict.fromkeys(line.strip() for line in told[-3:])) or f"it ended with exit code {code}"
-    # What was deployed goes with the lab that did not come up.
-    hint = (
-        f"./inv render FABRIC --out DIR, then containerlab deploy -t DIR/{topology.name} --log-level debug, says more"
-    )
+def _deploy_problem(lab: str, topology: Path, code: int, errors: Sequence[str]) -> Problem:
+    """containerlab's last errors, with a hint for known ones."""
+    why = "; ".join(dict.fromkeys(line.strip() for line in errors[-3:])) or f"it ended with exit code {code}"
+    # The topology is removed with the lab that failed, so the hint renders it again.
+    hint = f"run ./inv render FABRIC --out DIR, then containerlab deploy -t DIR/{topology.name} --log-level debug"
     for pattern, known in _KNOWN.items():
         if re.search(pattern, why, re.IGNORECASE):
             hint = known.format(lab=lab)

@@ -1,7 +1,7 @@
-"""A management network that clashes with nothing on this machine.
+"""Find a management network that does not overlap with other networks of this machine.
 
-In:  the network that the lab's name would give, and what the fabric uses itself.
-Out: that one when it is free, else the next one of its size that is; MachineError when there is none.
+In:  the network derived from the lab's name, and the networks of the fabric.
+Out: this network if it is free, else the next free one of its size; MachineError when there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SPACES: Final = (IPv4Network("172.24.0.0/13"), IPv4Network("192.168.0.0/16"))
 
 
 def free_subnet(wanted: IPv4Network, inside: Iterable[IPv4Network]) -> IPv4Network:
-    """The first network from `wanted` on, in its own space and then in the other, that nobody has.
+    """The first free network from `wanted` on, in its own space and then in the other.
 
     inside: networks of the lab itself.
     """
@@ -28,8 +28,8 @@ def free_subnet(wanted: IPv4Network, inside: Iterable[IPv4Network]) -> IPv4Netwo
         if not any(candidate.overlaps(other) for other in taken):
             return candidate
     spaces = " and ".join(map(str, _SPACES))
-    why = f"for a /{wanted.prefixlen} in {spaces}: networks and routes of this machine take it all"
-    hint = "docker network ls shows networks that nobody needs; or: --mgmt none"
+    why = f"for a /{wanted.prefixlen} in {spaces}: networks and routes of this machine use it all"
+    hint = "remove unused networks (docker network ls), or use --mgmt none"
     raise MachineError(Problem("", "management network", f"has no room {why}", hint))
 
 
@@ -44,11 +44,11 @@ def _candidates(wanted: IPv4Network) -> Iterator[IPv4Network]:
 
 
 def _networks_of_the_engine() -> list[IPv4Network]:
-    """Subnets of all docker networks, with a running container on them or not."""
+    """Subnets of all docker networks, with or without a running container."""
     names = docker(["network", "ls", "-q"]).out.split()
     if not names:
         return []
-    # One that is removed at this very moment is no error: what is printed is of those that are there.
+    # A network that is removed meanwhile is not an error: the output has the others.
     done = docker(["network", "inspect", *names], check=False)
     found = (json.loads(done.out or "[]")) or []
     texts = [row.get("Subnet", "") for net in found for row in (net.get("IPAM") or {}).get("Config") or []]
@@ -56,7 +56,7 @@ def _networks_of_the_engine() -> list[IPv4Network]:
 
 
 def _routes_of_the_machine() -> list[IPv4Network]:
-    """Where this machine sends anything, but for the default route."""
+    """Destinations of this machine's routes, without the default route."""
     rows = json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all"]).out or "[]")
     texts = [str(row.get("dst", "default")) for row in rows]
     return [IPv4Network(text, strict=False) for text in texts if text[:1].isdigit() and text != "0.0.0.0/0"]

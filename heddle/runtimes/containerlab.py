@@ -1,9 +1,9 @@
 """The containerlab runtime: the same rendered topology, deployed by the real `containerlab` into containers.
 
-In:  a containerlab topology, as rendered or as somebody wrote it.
-Out: a container per node, `clab-LAB-NODE`, whose network namespace stands below /run/netns by that name.
-Everything above works on that namespace and does not know of containers. Links, sysctls and `exec` are containerlab's;
-Heddle chooses its flags, reads what it says, and sees to it that nothing is left.
+In:  a containerlab topology, rendered or user-supplied.
+Out: a container per node, `clab-LAB-NODE`, whose network namespace has that name below /run/netns.
+Other rooms work on that namespace and do not depend on containers. containerlab makes links, sets sysctls and runs
+`exec`. Heddle chooses its flags, reads its output, and removes what is left.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from heddle.runtimes.clab_deploy import deploy, note
 from heddle.runtimes.clab_network import free_subnet
 from heddle.runtimes.netns_topology import read_topology
 
-_SHOWN: Final = 5  # nodes that are named one by one
+_SHOWN: Final = 5  # nodes that are listed by name
 _PROC: Final = Path("/proc")
-# The node's own shell starts the command: engines tell of one that is not there on stdout, and by codes of their own.
+# The node's shell starts the command: for a missing command, engines print to stdout and use their own exit codes.
 _AS_SHELL: Final = ("sh", "-c", 'exec "$0" "$@"')
 
 
@@ -58,7 +58,7 @@ class ContainerlabRuntime:
     daemons_here = False
 
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
-        """An engine, a containerlab, images (built when need be), and a management network that is free."""
+        """Check engine and containerlab, build missing images, and choose a free management network."""
         if (fault := engine.trouble()) is not None:
             raise MachineError(fault)
         version = binary.version(binary.require())
@@ -69,15 +69,15 @@ class ContainerlabRuntime:
         return replace(options, version=version)
 
     def exists(self, lab: str) -> bool:
-        """True when a container of that lab that Heddle deployed is here, or a trace of its deploying."""
+        """True when this machine has a container of that lab deployed by Heddle, or its marker."""
         return marker(lab).exists() or any(ours(each, lab) for each in containers_of(lab))
 
-    def stranger(self, lab: str) -> Problem | None:
-        """A containerlab lab of that name which is not Heddle's."""
+    def name_conflict(self, lab: str) -> Problem | None:
+        """The problem of a containerlab lab with that name that Heddle did not deploy."""
         for each in containers_of(lab):
             if not ours(each, lab):
-                why = f"is a containerlab lab already, not Heddle's, deployed from {each.topology}"
-                hint = f"take another --name, or end that one: containerlab destroy -t {shlex.quote(each.topology)}"
+                why = f"is already a containerlab lab that Heddle did not deploy, from {each.topology}"
+                hint = f"use another --name, or run containerlab destroy -t {shlex.quote(each.topology)}"
                 return Problem("", f"lab {lab}", why, hint)
         return None
 
@@ -85,16 +85,16 @@ class ContainerlabRuntime:
         """Handles of all nodes, in the topology's order."""
         return {name: NodeHandle(name, _netns(lab, name)) for name in read_topology(topology).nodes}
 
-    def lacking(self, lab: str, topology: Path) -> list[Problem]:
-        """Nodes that do not run, a problem each: stopped or removed by hand, or died."""
+    def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
+        """Nodes that are not running, one problem per node: stopped or removed by hand, or crashed."""
         here = {each.node: each for each in containers_of(lab)}
         nodes = read_topology(topology).nodes
         spaces = own_namespaces([each for each in here.values() if each.running])
-        found = [name for name, each in here.items() if _stands(each, spaces.get(each.name))]
+        found = [name for name, each in here.items() if _is_up(each, spaces.get(each.name))]
         return [_why_not(lab, name, here.get(name)) for name in nodes if name not in found]
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
-        """Where on this machine a node's file is: below its first process's root; None when it is not there."""
+        """The path of a node's file on this machine, below the root of its first process; None if it does not exist."""
         try:
             process = _netns(lab, node).readlink().parent.parent  # /proc/PID of /proc/PID/ns/net
         except OSError:
@@ -103,12 +103,12 @@ class ContainerlabRuntime:
         return spot if process.parent == _PROC and spot.exists() else None
 
     def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
-        """Note what create would run, without running it."""
+        """Record the commands of create, without running them."""
         journal.comment("containerlab makes the containers and links, and runs each node's exec, daemons included.")
         note(lab, topology, journal)
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
-        """Deploy: containers, links, sysctls, and every node's `exec`, so that daemons run when this returns."""
+        """Deploy containers, links, sysctls, and every node's `exec`, so that daemons are running when this returns."""
         topo = read_topology(topology)
         total = len(topo.nodes) + len(topo.links)
         observer.begin("create", total)
@@ -122,12 +122,12 @@ class ContainerlabRuntime:
             observer.advance("create", min(done, total))
 
         deploy(lab, topology, step)
-        if lost := self.lacking(lab, topology):
+        if lost := self.missing_nodes(lab, topology):
             raise MachineError(*lost[:_SHOWN])
         observer.end("create", f"{len(topo.nodes)} containers, {len(topo.links)} links")
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
-        """Nothing is left to do: containerlab has run every node's `exec`."""
+        """Nothing to do: containerlab has run every node's `exec`."""
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
         """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
@@ -147,25 +147,25 @@ class ContainerlabRuntime:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
         done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)
         if done.code != 0:
-            self._check(lab, topology, node)  # perhaps it is the node that does not run
+            self._check(lab, topology, node)  # the node may not be running
             said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
             raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))
         return done.out
 
     def destroy(self, lab: str, observer: Observer) -> int:
-        """Everything of that lab, whatever made it and however it ended; how many objects were removed."""
+        """Remove everything of that lab, in any state. Returns the number of objects."""
         return remove_lab(lab, observer)
 
     def _check(self, lab: str, topology: Path, node: str) -> None:
         nodes = read_topology(topology).nodes
         if node not in nodes:
-            raise MachineError(Problem("", node, f"is no node of {lab}", "its nodes: " + ", ".join(nodes)))
-        if lost := [problem for problem in self.lacking(lab, topology) if problem.where == node]:
+            raise MachineError(Problem("", node, f"is not a node of {lab}", "its nodes: " + ", ".join(nodes)))
+        if lost := [problem for problem in self.missing_nodes(lab, topology) if problem.where == node]:
             raise MachineError(*lost)
 
 
 def _networks(fabric: Fabric) -> set[IPv4Network]:
-    """What a fabric uses of IPv4, as the engine does: its pool, and in somebody's own topology what its ports have."""
+    """IPv4 networks of a fabric, as the engine's are: its pool, and the ports' networks of imported topologies."""
     ports = (port.address.network for node in fabric.nodes for port in node.ports if port.address is not None)
     return {each for each in (fabric.policy.pool, *ports) if isinstance(each, IPv4Network)}
 
@@ -178,17 +178,17 @@ def _netns(lab: str, node: str) -> Path:
     return NETNS_DIR / _container(lab, node)
 
 
-def _stands(container: Container, space: Path | None) -> bool:
-    """Whether a node runs, and its name below /run/netns leads to it: all that Heddle does, it does there."""
+def _is_up(container: Container, space: Path | None) -> bool:
+    """Whether a node is running, and its name below /run/netns leads to its namespace, where Heddle works."""
     return container.running and space is not None and same_space(namespace_of(container), space)
 
 
 def _why_not(lab: str, node: str, container: Container | None) -> Problem:
-    """Why a node does not run. Started again by hand it has its links, but not what Heddle had put on them."""
-    anew = f"./inv down {lab}, then up again, makes it anew"
+    """The reason that a node is not running. If started by hand it has its links, but not Heddle's settings on them."""
+    hint = f"run ./inv down {lab}, then up again, to recreate it"
     if container is None:
-        return Problem(node, "its container", "is gone: somebody removed it", anew)
+        return Problem(node, "its container", "is missing: it was removed", hint)
     if container.running:
-        return Problem(node, "its container", f"runs, but its namespace is not at {_netns(lab, node)}", anew)
-    why = f"does not run: {container.status}"
-    return Problem(node, "its container", why, f"docker logs {container.name} may say why; {anew}")
+        return Problem(node, "its container", f"is running, but its namespace is not at {_netns(lab, node)}", hint)
+    why = f"is not running: {container.status}"
+    return Problem(node, "its container", why, f"check docker logs {container.name}; {hint}")

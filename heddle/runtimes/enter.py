@@ -2,13 +2,13 @@
 # os calls, since importing pathlib would double the start-up time; and becoming a command is the purpose here.
 """Run commands inside nodes: a helper process of the netns runtime, standard library only so that it starts quickly.
 
-A node is a network namespace and a *path space*: directories of its own bound over /etc/frr, /run/frr and /var/log/frr,
-so that FRR and vtysh run unmodified, many times on one machine. The path space is made anew for whoever enters, in a
-mount namespace that ends with the process: nothing has to be kept alive, and nothing is left to clean up.
+A node is a network namespace and a *path space*: its own directories, bound over /etc/frr, /run/frr and /var/log/frr,
+so that FRR and vtysh run unmodified, many times on one machine. Each process that enters gets its own path space, in a
+mount namespace that ends with the process: nothing must be kept alive, and nothing is left to clean up.
 
     python -I -S enter.py one JOB          enter one node and become its command
-    python -I -S enter.py many PID < jobs  run the commands of many nodes, each node's in order, nodes beside each
-                                           other, for as long as process PID, the caller, lives
+    python -I -S enter.py many PID < jobs  run the commands of many nodes, each node's in order, nodes in parallel,
+                                           while process PID, the caller, is running
 
 A job is JSON: {"node", "netns", "mounts": [[source, target, read_only], ...], "env": {name: value}, "commands":
 [[argv...], ...]}.
@@ -46,15 +46,15 @@ def mount(source: str, target: str, kind: str = "none", flags: int = 0) -> None:
 
 
 def enter(job: dict) -> None:  # type: ignore[type-arg]
-    """Stand in the node: its network first, then its path space."""
+    """Enter the node: its network first, then its path space."""
     netns = os.open(job["netns"], os.O_RDONLY | os.O_CLOEXEC)
     check(libc.setns(netns, CLONE_NEWNET), f"setns {job['netns']}")
     os.close(netns)
     check(libc.unshare(CLONE_NEWNS | CLONE_NEWUTS), "unshare")
     name = job["node"].encode()[:64]
-    check(libc.sethostname(name, len(name)), "sethostname")  # as in a container; bgpd tells it to its peers
-    # Slave, as `ip netns exec` has it: nothing mounted here shows outside, but what is unmounted outside goes here
-    # too, so that a daemon of this lab holds on to no namespace of another.
+    check(libc.sethostname(name, len(name)), "sethostname")  # as in a container; bgpd sends it to its peers
+    # Slave, as in `ip netns exec`: mounts made here are not visible outside, but an unmount outside also happens here,
+    # so that a daemon of this lab does not keep a namespace of another lab alive.
     mount("none", "/", flags=MS_REC | MS_SLAVE)
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _, _ in job["mounts"]]
     targets = [target for _, target, _ in job["mounts"]]
@@ -63,7 +63,7 @@ def enter(job: dict) -> None:  # type: ignore[type-arg]
         replace_run()
     for fd, (_, target, read_only) in zip(sources, job["mounts"], strict=True):
         if target in outer and target.startswith("/run/"):
-            os.makedirs(target, exist_ok=True)  # on the tmpfs of replace_run, when it was not there
+            os.makedirs(target, exist_ok=True)  # on the tmpfs of replace_run, if it was missing
         mount(f"/proc/self/fd/{fd}", target, flags=MS_BIND | MS_REC)
         if read_only:
             mount("none", target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY)
@@ -73,10 +73,10 @@ def enter(job: dict) -> None:  # type: ignore[type-arg]
 
 
 def replace_run() -> None:
-    """Give /run a tmpfs with all that was there bound into it, so that a directory can be added for this process only.
+    """Mount a tmpfs on /run and bind its old entries into it, so that a directory can be added for this process only.
 
-    Where the FRR package has not made /run/frr (it is a tmpfiles.d entry, lost without systemd), nothing on the machine
-    may be changed to have it.
+    /run/frr may be missing (the FRR package makes it with tmpfiles.d, which needs systemd). Heddle must not change the
+    machine to make it.
     """
     here = os.open("/run", os.O_PATH | os.O_CLOEXEC)
     names = os.listdir("/run")
@@ -96,9 +96,9 @@ def replace_run() -> None:
 
 
 def show_own_interfaces() -> None:
-    """Mount /sys again, as `ip netns exec` does: /sys/class/net shows the namespace of whoever mounted it.
+    """Mount /sys again, as `ip netns exec` does: /sys/class/net shows the namespace of the process that mounted it.
 
-    Its BPF and cgroup file systems are carried over. A machine that refuses keeps the old /sys: only views differ.
+    Its BPF and cgroup file systems are kept. If the machine refuses, the old /sys stays: only views differ.
     """
     kept = [(p, os.open(p, os.O_PATH | os.O_CLOEXEC)) for p in ("/sys/fs/bpf", "/sys/fs/cgroup") if os.path.ismount(p)]
     try:
@@ -112,7 +112,7 @@ def show_own_interfaces() -> None:
 
 
 def become(argv: list[str]) -> None:
-    """Turn into the command; 127 when there is no such command, as a shell has it."""
+    """Become the command; exit code 127 if it does not exist, as in a shell."""
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
@@ -125,15 +125,15 @@ def one(job: dict) -> None:  # type: ignore[type-arg]
     try:
         enter(job)
     except OSError as error:
-        name = os.environ.get("HEDDLE_PROGRAM", "./inv")  # as heddle/base/progname.py has it
-        hint = f"  hint: {name} down removes the lab, {name} up brings it up again"
+        name = os.environ.get("HEDDLE_PROGRAM", "./inv")  # as in heddle/base/progname.py
+        hint = f"  hint: run {name} down, then {name} up, to recreate the lab"
         os.write(2, f"cannot enter {job['node']}: {error}\n{hint}\n".encode())
         os._exit(125)
     become(job["commands"][0])
 
 
 def run(argv: list[str], out: int) -> int:
-    """Run one command of a node to its end, with `out` as its output."""
+    """Run one command of a node until it exits, with `out` as its output."""
     pid = os.fork()
     if pid == 0:
         nothing = os.open("/dev/null", os.O_RDONLY)
@@ -145,7 +145,7 @@ def run(argv: list[str], out: int) -> int:
 
 
 def all_of(job: dict, out: int, parent: int) -> int:  # type: ignore[type-arg]
-    """Enter, then run the node's commands until one fails; writes which one and returns its code."""
+    """Enter, then run the node's commands until one fails; writes the failed command and returns 1."""
     die_with(parent)
     command: list[str] = []
     try:
@@ -164,11 +164,11 @@ def all_of(job: dict, out: int, parent: int) -> int:  # type: ignore[type-arg]
 
 
 def many(jobs: list) -> dict:  # type: ignore[type-arg]
-    """Fork for every job, a few at a time; returns what failed."""
+    """Fork for every job, a few at a time; returns the failures."""
     failed = {}
     running: dict[int, tuple[str, int]] = {}
     parent = os.getpid()
-    width = 4 * (os.cpu_count() or 1)  # daemons wait for their own children: a few more than processors
+    width = 4 * (os.cpu_count() or 1)  # more than processors, since daemons wait for their own children
 
     def reap() -> None:
         pid, status = os.wait()
@@ -197,14 +197,14 @@ def many(jobs: list) -> dict:  # type: ignore[type-arg]
 
 
 def die_with(parent: int) -> None:
-    """An `up` that is killed must not leave helpers behind that go on making things."""
+    """End this process when its parent ends: a killed `up` must not leave helpers that create more objects."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it ended before the call
         os._exit(1)
 
 
 def main() -> None:
-    """Choose between one node and many."""
+    """Run the command for one node or for many."""
     if sys.argv[1] == "one":
         one(json.loads(sys.argv[2]))
     die_with(int(sys.argv[2]))

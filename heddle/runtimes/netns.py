@@ -2,8 +2,8 @@
 
 In:  a rendered containerlab topology.
 Out: a namespace per node, `heddle-LAB-NODE`, with links, sysctls, addresses and running daemons.
-A phase is one process for the whole lab where that can be, else one per node; never one per link. A node has no
-process that keeps it alive: its namespace is pinned by name, its path space is made for whoever enters (enter.py).
+A phase is one process for the whole lab if possible, else one per node; never one per link. A node needs no process to
+keep it alive: its namespace is pinned by name, and each process that enters gets its own path space (enter.py).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
 from heddle.runtimes.netns_topology import NodeDef, Topology, read_topology
 
 _ENTER: Final = Path(__file__).with_name("enter.py")
-# Isolated and without site-packages: the helper starts in some 15 ms.
+# Isolated and without site-packages: the helper starts in about 15 ms.
 _HELPER: Final = (sys.executable, "-I", "-S", str(_ENTER))
 _BATCH_LINE: Final = re.compile(r"Command failed -:(\d+)")
-# The signal comes only to who has asked for it: a parent that died before that is noticed by its number.
+# A process gets the signal only after it has requested it. If the parent died before, its number shows that.
 _DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
-_WORKERS: Final = 4  # per-node batches wait for the kernel's one rtnl lock; more would only queue
+_WORKERS: Final = 4  # per-node batches wait for the kernel's single rtnl lock; more workers would only queue
 # ip keeps what it opens for each `netns NAME` until it ends, two files a link: under the usual limit of 1,024 open
 # files one batch could not make more than 500 links.
 _LINKS_A_BATCH: Final = 100
-_SHOWN: Final = 5  # failures that are printed one by one
+_SHOWN: Final = 5  # failures that are printed in full
 
 
 class NetnsRuntime:
@@ -51,25 +51,25 @@ class NetnsRuntime:
     daemons_here = True
 
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
-        """The namespaces of this machine are all it takes; the preflight has looked at those."""
+        """Nothing to prepare: this runtime needs only namespaces, and the preflight has checked them."""
         check_deployable(options, self.name, None)
         return options
 
-    def stranger(self, lab: str) -> Problem | None:
-        """Namespaces called heddle-LAB-* are Heddle's, if perhaps another user's: `exists` tells of those."""
+    def name_conflict(self, lab: str) -> Problem | None:
+        """Always None: namespaces called heddle-LAB-* are Heddle's, even if of another user; `exists` finds them."""
         return None
 
-    def lacking(self, lab: str, topology: Path) -> list[Problem]:
-        """Nodes whose namespace is gone."""
-        hint = f"./inv down {lab}, then up again, makes it anew"
+    def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
+        """Nodes whose namespace is missing."""
+        hint = f"run ./inv down {lab}, then up again, to recreate it"
         return [
-            Problem(name, "its namespace", "is gone: somebody removed it", hint)
+            Problem(name, "its namespace", "is missing: it was removed", hint)
             for name in read_topology(topology).nodes
             if not _netns(lab, name).exists()
         ]
 
     def exists(self, lab: str) -> bool:
-        """True when a namespace or a run directory of that lab is here."""
+        """True when this machine has a namespace or a run directory of that lab."""
         return bool(namespaces_of(lab)) or (RUN_DIR / lab).exists()
 
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
@@ -77,12 +77,12 @@ class NetnsRuntime:
         return {name: NodeHandle(name, _netns(lab, name)) for name in read_topology(topology).nodes}
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
-        """Where on this machine a file of the node's path space is: `/run/frr/bgpd.vty`; None when it is not there."""
+        """The path of a node's file (`/run/frr/bgpd.vty`) on this machine; None if it does not exist."""
         spot = Space(lab, node).outside(path)
         return spot if spot is not None and spot.exists() else None
 
     def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
-        """Note what create and start would run, without running it."""
+        """Record the commands of create and start, without running them."""
         topo = read_topology(topology)
         topo.check_honoured()
         journal.note(["ip", "-batch", "-"], "\n".join(line for line, _ in _namespace_lines(lab, topo)))
@@ -96,7 +96,7 @@ class NetnsRuntime:
             self._note_commands(lab, node, journal)
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
-        """Namespaces, sysctls, links, addresses: everything but daemons."""
+        """Make namespaces, sysctls, links, addresses: everything except daemons."""
         topo = read_topology(topology)
         topo.check_honoured()
         observer.begin("create", len(topo.nodes) + len(topo.links))
@@ -104,7 +104,7 @@ class NetnsRuntime:
             make_space(lab, node)
         _batch(["ip", "-batch", "-"], _namespace_lines(lab, topo), journal)
         observer.advance("create", len(topo.nodes))
-        # Before the links: an interface takes its defaults (rp_filter, accept_dad) at birth.
+        # Before the links: an interface takes its defaults (rp_filter, accept_dad) when it is created.
         for node in topo.nodes.values():
             _set_sysctls(lab, node, journal)
         links = _link_lines(lab, topo)
@@ -119,7 +119,7 @@ class NetnsRuntime:
         observer.end("create", f"{len(topo.nodes)} namespaces, {len(topo.links)} links")
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
-        """Run what the nodes' `exec` leaves after their addresses: the start scripts, by one helper process."""
+        """Run the rest of the nodes' `exec`, the start scripts, in one helper process."""
         topo = read_topology(topology)
         jobs = [self._job(lab, node, commands) for node in topo.nodes.values() if (commands := _commands(node))]
         observer.begin("start", len(jobs))
@@ -151,12 +151,12 @@ class NetnsRuntime:
         return done.out
 
     def destroy(self, lab: str, observer: Observer) -> int:
-        """Everything of that lab, whatever made it and however it ended; how many objects were removed."""
+        """Remove everything of that lab, in any state. Returns the number of objects."""
         return remove_lab(lab, RUN_DIR / lab, observer)
 
     @staticmethod
     def _note_commands(lab: str, node: NodeDef, journal: Journal) -> None:
-        """A plain `ip netns exec` stands for enter.py, whose mounts are named beside it."""
+        """Record the commands as `ip netns exec` instead of enter.py; a comment names the mounts."""
         commands = _commands(node)
         if commands and node.binds:
             journal.comment(f"{node.name} sees {RUN_DIR / lab / node.name}/{{etc,run,log}} as FRR's directories")
@@ -166,9 +166,9 @@ class NetnsRuntime:
     def _job_of(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> dict[str, Any]:
         nodes = read_topology(topology).nodes
         if node not in nodes:
-            raise MachineError(Problem("", node, f"is no node of {lab}", "its nodes: " + ", ".join(nodes)))
+            raise MachineError(Problem("", node, f"is not a node of {lab}", "its nodes: " + ", ".join(nodes)))
         if not _netns(lab, node).exists():
-            raise MachineError(Problem("", node, "does not run", f"./inv down {lab}, then up again"))
+            raise MachineError(Problem("", node, "is not running", f"run ./inv down {lab}, then up again"))
         return self._job(lab, nodes[node], [list(argv)])
 
     @staticmethod
@@ -187,7 +187,7 @@ def _namespace_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
 
 
 def _link_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
-    """Each end is born in its namespace with its last name, MAC and MTU; nothing is moved or renamed afterwards."""
+    """Each end is created in its namespace with its final name, MAC and MTU; nothing is moved or renamed later."""
     lines = []
     for link in topo.links:
         ends = []
@@ -211,7 +211,7 @@ def _node_lines(topo: Topology) -> dict[str, list[tuple[str, str]]]:
 
 
 def _leading_ip(node: NodeDef) -> int:
-    """How many of the node's first commands are plain `ip` ones, which one batch can take."""
+    """The number of plain `ip` commands at the start of the node's `exec`; one batch can run them."""
     count = 0
     while count < len(node.exec) and re.match(r"ip [a-z]", node.exec[count]):
         count += 1
@@ -219,7 +219,7 @@ def _leading_ip(node: NodeDef) -> int:
 
 
 def _commands(node: NodeDef) -> list[list[str]]:
-    """What is left to be executed, split as containerlab splits it (no shell)."""
+    """The other commands, split as containerlab does (no shell)."""
     return [shlex.split(line) for line in node.exec[_leading_ip(node) :]]
 
 
@@ -239,15 +239,15 @@ def _set_sysctls(lab: str, node: NodeDef, journal: Journal) -> None:
                 Path("/proc/sys", *key.split(".")).write_text(value, encoding="ascii")
             except OSError as error:
                 what, why = f"{key}={value}", f"cannot be set: {error.strerror}"
-                lacks = isinstance(error, FileNotFoundError)
-                hint = "./inv doctor names what the kernel lacks" if lacks else "the kernel takes no such value"
+                missing = isinstance(error, FileNotFoundError)
+                hint = "run ./inv doctor to see what the kernel does not support" if missing else "use a legal value"
                 raise MachineError(Problem(node.name, what, why, hint)) from None
 
 
 def _batch(argv: list[str], lines: Iterable[tuple[str, str]], journal: Journal) -> None:
     """One `ip -batch`; MachineError names the node or link whose line failed, and the line.
 
-    It dies with this process: a killed `up` must not go on making things behind the back of the `down` that follows.
+    It dies with this process: a killed `up` must not create more objects while a later `down` removes them.
     """
     pairs = list(lines)
     text = "".join(line + "\n" for line, _ in pairs)
@@ -261,7 +261,7 @@ def _batch_problem(done: Done, argv: list[str], pairs: list[tuple[str, str]]) ->
     said = _first_lines("\n".join(line for line in done.err.splitlines() if not _BATCH_LINE.match(line)))
     if match := _BATCH_LINE.search(done.err):
         culprits = pairs[int(match.group(1)) - 1 :]
-    else:  # a word that ip cannot read ends it at once: the number is not said, but the word is
+    else:  # for a word that ip cannot read, it prints the word, but not the line number
         words = re.findall(r'"([^"]+)"', done.err)
         culprits = [pair for pair in pairs if any(word in pair[0].split() for word in words)]
     if not culprits:
@@ -286,7 +286,7 @@ def _first_lines(text: str) -> str:
 
 
 def _in_parallel(work: Callable[[str], None], nodes: Iterable[str]) -> None:
-    """Do `work` for each node; the first error is raised when all that began have ended."""
+    """Run `work` for each node. The first error is raised when all started calls have ended."""
     with ThreadPoolExecutor(_WORKERS) as pool:
         futures = [pool.submit(work, node) for node in nodes]
         try:

@@ -1,8 +1,8 @@
-"""Removing a lab from this machine, whatever made it and wherever that was killed.
+"""Remove a lab from this machine, also after a kill at any point.
 
-What belongs to a lab is found by what it *is*, never by a process's name: namespaces called heddle-LAB-*, the
-processes that stand in one of them, and those that stand in a namespace without a name (somebody removed it) and have
-a directory of the lab mounted over FRR's. Lab names have no dash, so no lab's prefix is another's.
+A lab's objects are found by their identity, never by a process's name: namespaces called heddle-LAB-*, the processes in
+them, and processes in a namespace whose name was removed, with a directory of the lab mounted over FRR's. Lab names
+have no dash, so the prefix of one lab never matches another.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from heddle.runtimes.netns_space import PROVIDED
 
 BPF_DIR: Final = Path("/sys/fs/bpf/heddle")
 _PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL: time for a capture to write its last packets
-_ROUNDS: Final = 20  # a process may fork while it is looked for; look until nothing is found
-_AT_ONCE: Final = 100  # processes that are ended together: each takes an open file, and 1,024 are the usual limit
+_ROUNDS: Final = 20  # a process may fork during the search, so the search repeats until it finds nothing
+_AT_ONCE: Final = 100  # processes that are ended together: each needs an open file, and 1,024 are the usual limit
 
 
 def namespaces_of(lab: str) -> list[Path]:
-    """The lab's namespaces, by name; half-made ones too."""
+    """The lab's namespaces, by name, also of an interrupted `up`."""
     return sorted(NETNS_DIR.glob(f"heddle-{glob.escape(lab)}-*"))
 
 
 def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
-    """End the lab's processes, then remove its namespaces, pins and run directory; how many objects that were."""
-    if not lab.isalnum():  # whatever called: a path or an empty name would remove what is no lab's
-        raise ValueError(f"{lab!r} is no lab's name")
+    """End the lab's processes, then remove its namespaces, pins and run directory. Returns the number of objects."""
+    if not lab.isalnum():  # a path or an empty name would remove files that belong to no lab
+        raise ValueError(f"{lab!r} is not a lab's name")
     spaces = namespaces_of(lab)
     if spaces:
         observer.begin("remove", len(spaces))
@@ -48,14 +48,16 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
         left = namespaces_of(lab)
         if left:
             names = ", ".join(path.name for path in left[:3])
-            raise MachineError(Problem(lab, names, "cannot be removed", f"ip netns del {left[0].name} says why"))
+            raise MachineError(
+                Problem(lab, names, "cannot be removed", f"run ip netns del {left[0].name} to see the reason")
+            )
         count += len(spaces)
     for directory in (run_dir, BPF_DIR / lab):
         if directory.exists() and not directory.parent.is_symlink():
             trees.remove(directory)
             count += 1
     for parent in (run_dir.parent, BPF_DIR):
-        with suppress(OSError):  # another lab's are in it, or it is not there
+        with suppress(OSError):  # it has files of another lab, or does not exist
             parent.rmdir()
     if spaces:
         observer.end("remove", f"{len(spaces)} namespaces")
@@ -63,9 +65,9 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
 
 
 def end_processes(lab: str, spaces: list[Path], *, of_containers: bool = True) -> int:
-    """SIGTERM to whoever stands in the namespaces, SIGKILL to who stays; how many there were.
+    """Send SIGTERM to all processes in the namespaces, then SIGKILL to the remaining ones. Returns their number.
 
-    of_containers: also those that count their processes for themselves, which an engine ends in its own way.
+    of_containers: also processes with their own PID namespace; otherwise the engine ends these.
     """
     wanted = {identity for path in spaces if (identity := _identity(path)) is not None}
     ended = rounds = 0
@@ -76,7 +78,7 @@ def end_processes(lab: str, spaces: list[Path], *, of_containers: bool = True) -
         rounds += len(found) < _AT_ONCE
         ended += len(found)
         _end(found)
-    raise MachineError(Problem("", "processes", "of the lab keep starting others", "./inv down again"))
+    raise MachineError(Problem("", "processes", "of the lab keep starting others", "run ./inv down again"))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -102,7 +104,7 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
             continue
         with suppress(ProcessLookupError):
             fd = os.pidfd_open(int(entry.name))
-            # Between the look and the pidfd the number may have gone to another process.
+            # The number may belong to another process since the first check.
             if _belongs(Path(entry.path), lab, wanted, others):
                 found.append(fd)
             else:
@@ -113,7 +115,7 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
 
 
 def _belongs(process: Path, lab: str, wanted: set[tuple[int, int]], others: set[tuple[int, int]]) -> bool:
-    """Whether it stands in a namespace of the lab; or in none that has a name, but in the lab's directories."""
+    """Whether a process is in a namespace of the lab; or in one without a name, but with the lab's directories."""
     space = _identity(process / "ns/net")
     if space is None or space in others:
         return False
@@ -139,7 +141,7 @@ def _end(pidfds: list[int]) -> None:
 
 
 def _wait(pidfds: list[int], seconds: float) -> list[int]:
-    """Wait for these to end, at most so long; returns, still open, who has not."""
+    """Wait at most `seconds` for these processes to end; returns the pidfds of the others, still open."""
     poll = select.poll()
     left = set(pidfds)
     for fd in left:

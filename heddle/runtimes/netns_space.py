@@ -1,7 +1,7 @@
-"""A node's path space: which directories it sees in place of the machine's.
+"""A node's path space: the directories that it sees instead of the machine's.
 
-On the machine they are /run/heddle/LAB/NODE/{etc,run,log}; the node sees them as FRR's own paths. Files that the
-topology binds lie on top of them, straight from where they were rendered: editing the rendered file edits the node's.
+On the machine they are /run/heddle/LAB/NODE/{etc,run,log}; the node sees them at FRR's paths. Files that the topology
+binds are mounted over them, directly from the rendered files: an edit of the rendered file changes the node's file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.runtimes.netns_topology import Bind, NodeDef
 
 RUN_DIR: Final = Path("/run/heddle")
-# Where FRR is built to look, and the directory that stands there for a node.
+# FRR's paths, and the node's directory that replaces each.
 PROVIDED: Final = {"/etc/frr": "etc", "/run/frr": "run", "/var/log/frr": "log"}
 
 
@@ -29,18 +29,18 @@ class Space:
 
     @property
     def directory(self) -> Path:
-        """Where the node's directories are on this machine."""
+        """The node's directory on this machine."""
         return RUN_DIR / self.lab / self.node
 
     def outside(self, path: str) -> Path | None:
-        """The node's `/run/frr/bgpd.vty` as a path of this machine; None for what a node shares with it."""
+        """The node's `/run/frr/bgpd.vty` as a path of this machine; None for paths that the node shares with it."""
         for target, name in PROVIDED.items():
             if path.startswith(target + "/"):
                 return self.directory / name / path[len(target) + 1 :]
         return None
 
     def mounts(self, node: NodeDef) -> list[tuple[str, str, bool]]:
-        """(source, target, read only) in the order of mounting: directories, then what is bound into them."""
+        """(source, target, read only) in the order of mounting: directories, then the binds."""
         if not node.binds:
             return []
         dirs = [(str(self.directory / name), target, False) for target, name in PROVIDED.items()]
@@ -48,7 +48,7 @@ class Space:
 
 
 def make_space(lab: str, node: NodeDef) -> None:
-    """Make the node's directories and something to bind on; MachineError names what cannot be had."""
+    """Make the node's directories and the mount points of its binds; MachineError names what is missing."""
     if not node.binds:
         return
     owner = _frr_user(node.name)
@@ -57,7 +57,7 @@ def make_space(lab: str, node: NodeDef) -> None:
         for name in PROVIDED.values():
             directory = space.directory / name
             directory.mkdir(parents=True, exist_ok=True)
-            directory.chmod(0o755)  # whatever the umask says: daemons read here as user frr
+            directory.chmod(0o755)  # independent of the umask: daemons read here as user frr
             if name != "etc":
                 os.chown(directory, owner.pw_uid, owner.pw_gid)
         for bind in node.binds:
@@ -65,7 +65,7 @@ def make_space(lab: str, node: NodeDef) -> None:
 
 
 def _frr_user(node: str) -> pwd.struct_passwd:
-    """Daemons drop to this user; /run/frr need not be there (see enter.py), the others come with the package."""
+    """The user of the daemons. /run/frr need not exist (see enter.py); the package makes the other directories."""
     try:
         for target in ("/etc/frr", "/var/log/frr"):
             if not Path(target).is_dir():
@@ -77,7 +77,7 @@ def _frr_user(node: str) -> pwd.struct_passwd:
 
 def _make_target(space: Space, bind: Bind) -> None:
     if not bind.source.exists():
-        raise MachineError(Problem(space.node, f"bind {bind.source}", "is not there", "render the topology anew"))
+        raise MachineError(Problem(space.node, f"bind {bind.source}", "does not exist", "render the topology again"))
     spot = space.outside(bind.target)
     if spot is not None:
         if bind.source.is_dir():
@@ -92,7 +92,7 @@ def _make_target(space: Space, bind: Bind) -> None:
             Problem(
                 space.node,
                 f"bind {bind.target}",
-                "cannot be provided: a namespace sees this machine's files, and there is none of that kind to cover",
+                "cannot be provided: the machine has no such file or directory to mount over",
                 "bind below " + ", ".join(PROVIDED) + ", or use the containerlab runtime",
             )
         )

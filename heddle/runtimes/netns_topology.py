@@ -1,10 +1,10 @@
-"""The part of containerlab's grammar that the netns runtime honours.
+"""The part of containerlab's grammar that the netns runtime supports.
 
 In:  a `*.clab.yml`, as rendered.
-Out: Topology, frozen, with what nodes inherit (node, then group, kind, defaults) resolved as containerlab does it.
-What only a container engine can do (images, capabilities, the management network) is known and left alone; any other
-key is an error in namespaces, since a topology that starts here with half its meaning would be a lie. The containerlab
-runtime reads by the same eyes, and leaves the judgement of keys to containerlab.
+Out: Topology, frozen; inherited keys (node, then group, kind, defaults) are resolved as in containerlab.
+Keys that only a container engine can use (images, capabilities, the management network) are ignored. Any other key is
+an error in namespaces, since ignoring it would change the meaning of the topology. The containerlab runtime uses the
+same reader, and lets containerlab check the keys.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LEFT_ALONE: Final = frozenset(
     {"image", "image-pull-policy", "cap-add", "privileged", "restart-policy", "network-mode", "cpu", "memory"}
 )
 _LINK_KEYS: Final = frozenset({"type", "endpoints", "mtu", "vars", "labels"})
-# What may follow a bind's target. Labels of SELinux and propagation are an engine's; here they make no difference.
+# Modes after a bind's target. SELinux labels and propagation are for engines; here they have no effect.
 BIND_MODES: Final = frozenset({"", "ro", "rw", "z", "Z", "shared", "slave", "private", "rshared", "rslave", "rprivate"})
-DEFAULT_MTU: Final = 9500  # containerlab's own, for links that say nothing
+DEFAULT_MTU: Final = 9500  # containerlab's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class NodeDef:
-    """A node as the topology describes it."""
+    """A node in the topology."""
 
     name: str
     sysctls: Mapping[str, str]
@@ -52,7 +52,7 @@ class NodeDef:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One end of a link; without a mac the kernel draws one."""
+    """One end of a link; without a mac the kernel chooses one."""
 
     node: str
     interface: str
@@ -70,7 +70,7 @@ class LinkDef:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A whole containerlab topology, as far as namespaces can have it."""
+    """A whole containerlab topology, as far as namespaces support it."""
 
     name: str
     nodes: Mapping[str, NodeDef]
@@ -78,13 +78,13 @@ class Topology:
     foreign: tuple[Problem, ...] = ()  # keys that namespaces cannot honour
 
     def check_honoured(self) -> None:
-        """InputError when anything in it is beyond namespaces."""
+        """InputError when it has keys that namespaces do not support."""
         if self.foreign:
             raise InputError(*self.foreign)
 
 
 def read_topology(path: Path) -> Topology:
-    """Read a topology; InputError with everything that is wrong with it."""
+    """Read a topology; InputError with all errors in it."""
     try:
         stamp = path.stat().st_mtime_ns
     except OSError:
@@ -97,14 +97,14 @@ def _read(path: Path, _stamp: int) -> Topology:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # an order of magnitude on thousands of links
     problems = Problems()
     try:
-        # As containerlab has it; variables are replaced before a topology comes here.
+        # As in containerlab; variables are replaced before this module reads the topology.
         text = path.read_text(encoding="utf-8").replace("$$", "$")
         data = yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
     except yaml.YAMLError as error:
         problems.add(where=path.name, what="topology", why=f"is not YAML: {error}".replace("\n", " "))
         problems.raise_if_any()
     if not isinstance(data, dict) or not isinstance(data.get("topology"), dict) or "name" not in data:
-        problems.add(where=path.name, what="topology", why="needs `name` and `topology`", hint="render it anew")
+        problems.add(where=path.name, what="topology", why="needs `name` and `topology`", hint="render it again")
         problems.raise_if_any()
     reader = _TopologyReader(path, data["topology"], problems)
     nodes = {str(name): reader.node(str(name), own or {}) for name, own in (reader.part.get("nodes") or {}).items()}
@@ -131,7 +131,7 @@ class _TopologyReader:
         self.foreign = Problems()
 
     def node(self, name: str, own: Mapping[str, Any]) -> NodeDef:
-        """A node with all that it inherits, least specific first."""
+        """A node with its inherited keys, least specific first."""
         group = (self.part.get("groups") or {}).get(own.get("group", ""), {})
         kind = (self.part.get("kinds") or {}).get(own.get("kind", group.get("kind", "")), {})
         layers = [self.part.get("defaults") or {}, kind or {}, group or {}, own]
@@ -141,7 +141,7 @@ class _TopologyReader:
         return NodeDef(
             name=name,
             sysctls=_merged(layers, "sysctls"),
-            # By target, so that a node's own bind takes the place of its group's.
+            # By target, so that a node's own bind replaces its group's.
             binds=tuple({bind.target: bind for bind in binds}.values()),
             exec=tuple(str(line) for layer in layers for line in layer.get("exec") or []),
             labels=_merged(layers, "labels"),
@@ -164,20 +164,22 @@ class _TopologyReader:
         for key in sorted(set(item) - _LINK_KEYS):
             self._unknown(self.problems, f"links[{number}].{key}", key, _LINK_KEYS)
         if item.get("type", "veth") != "veth":
-            self._add(f"links[{number}].type: {item['type']}", "is not a link that namespaces have", "use veth")
+            self._add(f"links[{number}].type: {item['type']}", "is not supported in namespaces", "use veth")
             return None
         ends = [_end(raw) for raw in item.get("endpoints") or []]
         if len(ends) != 2 or None in ends:
-            self._add(f"links[{number}].endpoints", "are not two ends, each a node and an interface")
+            self._add(f"links[{number}].endpoints", "must be two ends, each a node and an interface")
             return None
         a, b = (end for end in ends if end is not None)
         for end in (a, b):
             if end.node not in nodes:
-                self._add(f"links[{number}]: {end.node}", "is no node of this topology", did_you_mean(end.node, nodes))
+                self._add(
+                    f"links[{number}]: {end.node}", "is not a node of this topology", did_you_mean(end.node, nodes)
+                )
         return LinkDef(a, b, int(item.get("mtu", DEFAULT_MTU)))
 
     def _unknown(self, found: Problems, what: str, key: str, legal: frozenset[str]) -> None:
-        why, hint = "is nothing that the netns runtime can do", did_you_mean(key, sorted(legal))
+        why, hint = "is not supported by the netns runtime", did_you_mean(key, sorted(legal))
         found.add(where=self.path.name, what=what, why=why, hint=hint)
 
     def _add(self, what: str, why: str, hint: str = "") -> None:

@@ -1,8 +1,8 @@
-"""Where a rendered topology runs. One protocol, two members: namespaces of our own, and containerlab.
+"""The runtimes of a rendered topology: one protocol, implemented with plain namespaces and with containerlab.
 
-In:  a rendered `NAME.clab.yml` (never the fabric), so whatever runs in one runs in the other.
-Out: node handles: a network namespace at a path. Queues, BPF, counters, captures and traffic are written once,
-against handles, and do not know the runtime.
+In:  a rendered `NAME.clab.yml` (never the fabric), so a topology that runs in one runs in the other.
+Out: node handles: a network namespace at a path. Queues, BPF, counters, captures and traffic use handles only and do
+not depend on the runtime.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
 
 
 class Runtime(Protocol):
-    """What a runtime can do. Everything is idempotent where its name allows it."""
+    """The operations of a runtime. They are idempotent where possible."""
 
     name: str
-    daemons_here: bool  # whether the switches' daemons are this machine's own FRR
+    daemons_here: bool  # whether the switches run this machine's FRR
 
     def exists(self, lab: str) -> bool:
-        """True when anything of that lab (a namespace, a container, a process, a file) is on this machine."""
+        """True when this machine has any object of that lab (a namespace, a container, a process, a file)."""
 
-    def stranger(self, lab: str) -> Problem | None:
-        """What has the lab's name on this machine and is not Heddle's, if anything has."""
+    def name_conflict(self, lab: str) -> Problem | None:
+        """The problem of an object on this machine with the lab's name that is not Heddle's; None if there is none."""
 
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
-        """See to it that this machine can run it, and choose what rendering leaves open (a free subnet).
+        """Check that this machine can run the fabric, and choose options that rendering needs (a free subnet).
 
-        InputError for options that this runtime cannot take, MachineError for what is missing, with the remedy.
+        InputError for options that this runtime does not support; MachineError for missing parts, with a hint.
         """
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
-        """Namespaces, links, sysctls, addresses: everything but daemons. MachineError names the node and line."""
+        """Make namespaces, links, sysctls, addresses: everything except daemons. MachineError names node and line."""
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
-        """Binds and start scripts: the daemons run when this returns (they need not have converged)."""
+        """Run the start scripts: the daemons are running when this returns (they need not have converged)."""
 
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
         """Handles of all nodes of the topology, whether or not they are up."""
 
-    def lacking(self, lab: str, topology: Path) -> list[Problem]:
-        """Nodes that do not run although their lab is up, a problem each: what somebody did to it by hand."""
+    def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
+        """Nodes that are not running although their lab is up, one problem per node."""
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
-        """Where on this machine a file of a node is (`/run/frr/bgpd.vty`); None when it is not there."""
+        """The path of a node's file (`/run/frr/bgpd.vty`) on this machine; None if it does not exist."""
 
     def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
-        """Note what create and start would run, without running it."""
+        """Record the commands of create and start, without running them."""
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
         """Run argv in the node with this terminal's streams and return its exit code."""
@@ -68,10 +68,10 @@ class Runtime(Protocol):
         """Run argv in the node and return its standard output; MachineError when it fails."""
 
     def destroy(self, lab: str, observer: Observer) -> int:
-        """End every process and remove every namespace and file of that lab; how many objects were removed."""
+        """End every process and remove every namespace and file of that lab. Returns the number of objects."""
 
 
-# Name -> where its class is, so that naming runtimes imports none of them.
+# Name -> module and class, so that listing the runtimes imports none of them.
 RUNTIMES: Final[Mapping[str, str]] = {
     "netns": "heddle.runtimes.netns:NetnsRuntime",
     "containerlab": "heddle.runtimes.containerlab:ContainerlabRuntime",
@@ -81,7 +81,7 @@ RUNTIMES: Final[Mapping[str, str]] = {
 def get_runtime(name: str) -> Runtime:
     """The runtime of that name; InputError when there is none."""
     if name not in RUNTIMES:
-        raise InputError(Problem("", f"--runtime {name}", "is no runtime", did_you_mean(name, RUNTIMES)))
+        raise InputError(Problem("", f"--runtime {name}", "is not a runtime", did_you_mean(name, RUNTIMES)))
     module, _, attribute = RUNTIMES[name].partition(":")
     return cast(Runtime, getattr(import_module(module), attribute)())
 

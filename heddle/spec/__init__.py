@@ -1,1 +1,1 @@
-"""What a fabric file may say: YAML with lines, pydantic models, errors in words."""
+"""The keys of a fabric file: YAML with line numbers, pydantic models, readable errors."""

@@ -1,6 +1,6 @@
-"""What `link.delay` of a fabric file may say: how long a bit takes over a link of the hardware that is meant.
+"""The key `link.delay` of a fabric file: the propagation delay of a link of the emulated hardware.
 
-In:  plain data, as the rest of the file. Out: DelaySpec, frozen; nanoseconds of hardware, one way.
+In:  plain data, as the rest of the file. Out: DelaySpec, frozen; nanoseconds on hardware, one way.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def read_delay(value: Any) -> int | Literal["shape"]:
         delay = parse_duration(value)
     except ValueError as error:
         why, _, _ = str(error).partition("; ")
-        raise wrong(why, "write a delay of the hardware as 500ns or 1us; or 0, or shape") from None
+        raise wrong(why, "write a delay on hardware as 500ns or 1us; or 0, or shape") from None
     if delay > _LONGEST_NS:
-        hint = "it is that of the hardware, and multiplied by k; try 1us, or shape"
+        hint = "write the delay on hardware: Heddle multiplies it by k; try 1us, or shape"
         raise wrong(f"is above {format_duration(_LONGEST_NS)}", hint)
     return delay
 
@@ -37,15 +37,15 @@ Delay = Annotated[int | Literal["shape"], BeforeValidator(read_delay)]
 
 
 def _one_for_all(value: Any) -> Any:
-    """A delay of every link may be written without naming the links."""
+    """One value sets the delay of every link."""
     if isinstance(value, dict | DelaySpec):
         return value
-    read_delay(value)  # what is wrong with it is wrong with the whole key
+    read_delay(value)  # an error then names the whole key, not `host` and `fabric`
     return {"host": value, "fabric": value}
 
 
 class DelaySpec(Strict):
-    """Of links of hosts, and of links between switches. `shape`: as the shape has it; 0: none is modelled."""
+    """Delays of host links and of links between switches. `shape`: the shape's default; 0: no delay is modelled."""
 
     host: Delay = 0
     fabric: Delay = 0

@@ -1,4 +1,4 @@
-"""What the groups of a fabric file are made of: strict models, values with units, errors that name another key.
+"""Building blocks for the groups of a fabric file: strict models, values with units, errors that name another key.
 
 In:  plain values of a YAML file. Out: bytes, bit/s and nanoseconds.
 Checks that need more than one key raise ValueError through `at(path, ...)`, so that the loader can name the key.
@@ -16,20 +16,21 @@ from heddle.base.units import parse_duration, parse_rate, parse_size
 
 
 def at(path: str, why: str, hint: str = "", *, given: Sequence[str] = ()) -> PydanticCustomError:
-    """An error of the whole file that belongs to the key `path` (`link.mtu`), given what other keys say.
+    """An error at the key `path` (`link.mtu`) that depends on other keys, the `given` ones.
 
-    Where one of these is wrong itself, nothing is said of `path` yet.
+    It is not reported when one of these is wrong itself.
     """
+
     return PydanticCustomError("heddle_at", "{why}", {"path": path, "why": why, "hint": hint, "given": list(given)})
 
 
 def wrong(why: str, hint: str = "") -> PydanticCustomError:
-    """An error of the very value that is looked at."""
+    """An error of the value that is being checked."""
     return PydanticCustomError("heddle_unit", "{why}", {"why": why, "hint": hint})
 
 
 def parsed(parser: Any) -> BeforeValidator:
-    """A validator that reads a value with a unit; what `parser` says of a wrong one is the error."""
+    """A validator that reads a value with a unit; the error is the ValueError of `parser`."""
 
     def parse(value: Any) -> int:
         try:
@@ -47,7 +48,7 @@ Duration = Annotated[int, parsed(parse_duration)]  # nanoseconds
 
 
 class Strict(BaseModel):
-    """A group of keys: no other keys, no conversions, frozen. synonyms: words of other tools -> the path meant here."""
+    """A group of keys: no other keys, no conversions, frozen. synonyms: words of other tools -> our path."""
 
     synonyms: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,8 +1,8 @@
-"""Fabric file -> FabricSpec, with every error of the file shown at once.
+"""Fabric file -> FabricSpec. All errors of the file are reported together.
 
 In:  a preset's name or a path, and `--set path=value` overrides.
-Out: a Document, and the FabricSpec in it or one Problem an error, with file, line, dotted path, value, reason and hint.
-What shows only on the built fabric comes after that: heddle/fabric/fabricfile.py.
+Out: a Document, and its FabricSpec or one Problem per error, with file, line, dotted path, value, reason and hint.
+Checks that need the built fabric come later: heddle/fabric/fabricfile.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
-from heddle.base.files import real, seen
+from heddle.base.files import real, short_path
 from heddle.base.problems import InputError, Problem, Problems, nearest
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from heddle.spec.wording import Examined
     from heddle.spec.yamlfile import Document, Trail
 
-_SOME: Final = 8  # files that a hint names
-_TOPOLOGY: Final = ".clab.yml"  # how names of containerlab topologies end
+_SOME: Final = 8  # a hint names at most so many files
+_TOPOLOGY: Final = ".clab.yml"  # the end of a containerlab topology's file name
 
 
 def presets() -> list[str]:
-    """Names of the fabrics that come with Heddle, sorted: `topologies/NAME.yml`, but no `NAME.clab.yml`."""
+    """Names of the fabrics that Heddle ships, sorted: `topologies/NAME.yml`, without `NAME.clab.yml`."""
     return sorted(p.stem for p in _presets().glob("*.yml") if not p.name.endswith(_TOPOLOGY))
 
 
@@ -36,7 +36,7 @@ def _presets() -> Path:
 
 
 def read_fabric(name_or_path: str, *, name: str | None, overrides: Sequence[str], problems: Problems) -> Document:
-    """Read a preset or a fabric file, and apply the overrides; nothing but the overrides themselves is checked.
+    """Read a preset or a fabric file, and apply the overrides. Only the overrides are checked here.
 
     name: replaces the file's name (`--name`). overrides: `path=value` each (`--set`).
     """
@@ -45,7 +45,7 @@ def read_fabric(name_or_path: str, *, name: str | None, overrides: Sequence[str]
     path, source = find_fabric(name_or_path)
     document = parse(read_text(path, source), source)
     if isinstance(document.data.get("topology"), dict):
-        hint = f"./inv up {shlex.quote(source)} brings it up"
+        hint = f"run ./inv up {shlex.quote(source)}"
         raise InputError(Problem(source, "the file", "is a containerlab topology, not a fabric file", hint))
     for text in overrides:
         override(document, text, problems)
@@ -55,7 +55,7 @@ def read_fabric(name_or_path: str, *, name: str | None, overrides: Sequence[str]
 
 
 def examined_fabric(document: Document) -> Examined[FabricSpec]:
-    """The spec, of the shape that the file names; where there is no such shape, the rest is read as of the nearest."""
+    """The spec, with the shape that the file names. For an unknown shape, the nearest one checks the other keys."""
     from heddle.spec.shapes import DEFAULT, SHAPES
     from heddle.spec.wording import Examined, examined, in_order, not_one_of
 
@@ -70,24 +70,24 @@ def examined_fabric(document: Document) -> Examined[FabricSpec]:
 
 
 def find_fabric(name_or_path: str) -> tuple[Path, str]:
-    """The file, and what to call it in problems: the path as typed, or a preset's path seen from here.
+    """The file, and its name in problems: the path as typed, or a preset's path relative to the working directory.
 
-    InputError with a hint at what was meant, when there is no such preset or file.
+    InputError with the nearest name as a hint, when there is no such preset or file.
     """
     known = presets()
     if name_or_path in known:
         path = _presets() / f"{name_or_path}.yml"
-        return path, seen(path)
+        return path, short_path(path)
     path = real(name_or_path)
     if not name_or_path:
-        raise InputError(Problem("", "the fabric", "has no name", f"presets: {', '.join(known)}"))
+        raise InputError(Problem("", "the fabric", "has no name", f"use a preset: {', '.join(known)}"))
     try:
         path.stat()
         there = True
-    except PermissionError:  # a directory on the way that this user may not enter
-        why = "cannot be looked for: Permission denied"
-        raise InputError(Problem("", name_or_path[:200], why, "take a copy of it that this user can read")) from None
-    except (OSError, ValueError):  # not there, a name too long, a NUL in it
+    except PermissionError:  # this user may not enter a parent directory
+        why = "cannot be read: Permission denied"
+        raise InputError(Problem("", name_or_path[:200], why, "copy it to where this user can read it")) from None
+    except (OSError, ValueError):  # it does not exist, or its name is too long or has a NUL
         there = False
     if there:
         return path, name_or_path
@@ -96,18 +96,18 @@ def find_fabric(name_or_path: str) -> tuple[Path, str]:
         near = nearest(path.name, [*known, *beside])
         meant = near if near in known else str(path.with_name(near)) if near else ""
         some = ", ".join(beside[:_SOME]) + (", ..." if len(beside) > _SOME else "")
-        hint = f"there are: {some}" if beside else f"or take a preset: {', '.join(known)}"
+        hint = f"files in that directory: {some}" if beside else f"use a preset: {', '.join(known)}"
         hint = f"did you mean {meant}?" if meant else hint
-        raise InputError(Problem("", name_or_path[:200], "is not a file here", hint))
+        raise InputError(Problem("", name_or_path[:200], "does not exist", hint))
     beside = _beside(path)
     near = next((b for b in beside if Path(b).stem == name_or_path), "") or nearest(name_or_path, [*beside, *known])
-    hint = f"presets: {', '.join(known)}; a file needs its path, as my/fabric.yml"
+    hint = f"presets: {', '.join(known)}; write a file with its path, as in my/fabric.yml"
     hint = f"did you mean {near}?" if near else hint
     raise InputError(Problem("", name_or_path[:200], "is neither a preset nor a file", hint))
 
 
 def _beside(path: Path) -> list[str]:
-    """Names of the YAML files in the directory where this one was looked for."""
+    """Names of the YAML files in this path's directory."""
     try:
         return sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yml", ".yaml"))
     except (OSError, ValueError):
@@ -115,14 +115,14 @@ def _beside(path: Path) -> list[str]:
 
 
 def override(document: Document, text: str, problems: Problems) -> None:
-    """Put `path=value` into a document that is not yet checked, as --set says; what is wrong with it is a problem."""
+    """Put `path=value` of --set into a document that is not yet checked. Its errors are added to `problems`."""
     from heddle.spec.yamlfile import parse_value
 
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path or not all(path.split(".")):
         hint = "write it as --set routing.ecmp=flow"
-        problems.add(where="--set", what=text or "an empty text", why="is not path=value", hint=hint)
+        problems.add(where="--set", what=text or "an empty string", why="is not path=value", hint=hint)
         return
     trail: Trail = tuple(path.split("."))
     try:
@@ -140,7 +140,7 @@ def _put(document: Document, trail: Trail, value: object, where: str, *, keep_ma
     here = document.data
     for depth, step in enumerate(trail[:-1], 1):
         inner = here.get(str(step))
-        if not isinstance(inner, dict):  # not there, or no group: what was typed last wins
+        if not isinstance(inner, dict):  # missing, or not a group: the last override wins
             inner = here[str(step)] = {}
             document.marks[trail[:depth]] = Mark(where)
         here = inner

@@ -1,6 +1,6 @@
-"""A spec as plain data and back, and how two of them differ.
+"""A spec as plain data and back, and the differences between two specs.
 
-Rates and durations are written with their unit, since a fabric file wants one; everything else is as pydantic has it.
+Rates and durations are written with their unit, since a fabric file requires one. pydantic writes everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heddle.spec.shapes import DEFAULT, SHAPES
 if TYPE_CHECKING:
     from heddle.spec.schema import FabricSpec
 
-# What marks a field as a rate or a duration: the parser in its annotation.
+# A field is a rate or a duration when its annotation has this parser.
 _RATE: Final = get_args(Rate)[1]
 _DURATION: Final = get_args(Duration)[1]
 _DELAY: Final = get_args(Delay)[1]
@@ -32,14 +32,14 @@ def dump_spec(spec: FabricSpec) -> dict[str, Any]:
 
 
 def load_spec(data: Mapping[str, Any]) -> FabricSpec:
-    """The spec that was dumped; MachineError when another version of Heddle dumped it and this one cannot read it."""
+    """The spec that was dumped. MachineError when this version of Heddle cannot read it."""
     try:
         # As JSON, since strict models take lists for tuples and text for enums only there.
         return SHAPES[data.get("shape", DEFAULT)].model_validate_json(json.dumps(data))
     except (ValidationError, KeyError):
         name = data.get("name", "")
-        why = "was made by another version of Heddle, whose fabric this one cannot read"
-        raise MachineError(Problem("", f"lab {name}", why, f"./inv down {name}, then up again")) from None
+        why = "was made by another version of Heddle, and this version cannot read its fabric"
+        raise MachineError(Problem("", f"lab {name}", why, f"run ./inv down {name}, then up again")) from None
 
 
 def differences(old: FabricSpec, new: FabricSpec) -> list[tuple[str, Any, Any]]:
@@ -50,7 +50,7 @@ def differences(old: FabricSpec, new: FabricSpec) -> list[tuple[str, Any, Any]]:
 
 
 def _value(flat: Mapping[str, Any], key: str) -> Any:
-    """A level without a buffer of its own has that of all switches."""
+    """A level without its own buffer size has the size of all switches."""
     return flat.get(key, flat.get("queues.buffer.switch") if key.startswith("queues.buffer.") else None)
 
 

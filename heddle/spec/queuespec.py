@@ -1,7 +1,7 @@
-"""What `queues` of a fabric file may say: classes, buffers, ECN and PFC, and what of it cannot be.
+"""The key `queues` of a fabric file: classes, buffers, ECN and PFC, and which values are errors.
 
 In:  plain data, as the rest of the file. Out: QueuesSpec, frozen; sizes in bytes, durations in nanoseconds.
-What these say to the rest of the file is checked on the built fabric: heddle/fabric/bufferchecks.py.
+Checks against the rest of the file are made on the built fabric: heddle/fabric/bufferchecks.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heddle.base.ethernet import CLASSES, DSCPS, MAX_QUANTA
 from heddle.base.units import parse_size, round_down, shown
 from heddle.spec.keys import Duration, Size, Strict, at, wrong
 
-_BUFFERS: Final = (10_000, 2**29)  # the queues below take twice as much (disciplines.LEAF_LIMIT)
+_BUFFERS: Final = (10_000, 2**29)  # the qdiscs take twice as much (disciplines.LEAF_LIMIT)
 _HEADROOMS: Final = (0, 2**31)
 
 
@@ -57,7 +57,7 @@ Quanta = Annotated[int | Literal["auto"], BeforeValidator(_quanta)]
 
 
 def _one_for_all(value: Any) -> Any:
-    """A buffer for every switch may be written without naming the levels."""
+    """One value sets the buffer of every switch."""
     if isinstance(value, dict | BufferSpec):
         return value
     read: Any = _size(_BUFFERS).func
@@ -65,7 +65,7 @@ def _one_for_all(value: Any) -> Any:
 
 
 def _words(value: Any) -> Any:
-    """Numbers as keys come as text from YAML, and from JSON; from Python they may be numbers."""
+    """Numeric keys are text in YAML and JSON; in Python they may be numbers."""
     return {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
 
 
@@ -73,10 +73,10 @@ _Keyed = BeforeValidator(_words)
 
 
 class BufferSpec(Strict):
-    """Bytes of one switch, shared by its ports; `host`: what waits at most in a port of a host.
+    """Bytes of one switch, shared by its ports; `host`: the most that may wait in a port of a host.
 
-    Any other key is the word of a level (`rtsw`), whose switches then have another size than `switch`. Which words a
-    fabric has is its shape's, so that is checked on the built fabric.
+    Any other key is the word of a level (`rtsw`): its switches then have this size instead of `switch`. The shape
+    defines the words, so they are checked on the built fabric.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -87,7 +87,7 @@ class BufferSpec(Strict):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Levels that have a size of their own, as the file names them."""
+        """Levels with their own size, as the file names them."""
         return tuple(self.__pydantic_extra__)
 
     def size(self, word: str) -> int | Literal["auto"]:
@@ -96,7 +96,7 @@ class BufferSpec(Strict):
 
 
 class CurveSpec(Strict):
-    """A class's own marking curve; what is not given is as for all."""
+    """The marking curve of one class; a missing value is the one of all classes."""
 
     kmin: Size | None = None
     kmax: Size | None = None
@@ -129,7 +129,7 @@ class EcnSpec(Strict):
             raise _above("queues.ecn.kmin", self.kmin, "kmax", self.kmax, _MARKS, given=["queues.ecn.kmax"])
         for name in self.classes:
             if not name.isdecimal():
-                continue  # QueuesSpec says what is wrong with it
+                continue  # QueuesSpec reports the error
             path, (kmin, kmax, _) = f"queues.ecn.classes.{name}", self.curve(int(name))
             if kmin > kmax:
                 key, given = ("kmin", "kmax") if self.classes[name].kmin is not None else ("kmax", "kmin")
@@ -138,13 +138,13 @@ class EcnSpec(Strict):
                 why = f"is below kmin, {shown(kmin)}"
                 raise at(f"{path}.{key}", why, f"{_MARKS}; try {shown(kmin)}", given=[f"queues.ecn.{given}"])
         if self.marker == "red" and self.at == "dequeue":
-            why = "has no effect with marker: red, which marks what arrives"
-            raise at("queues.ecn.at", why, "leave it out, or take marker: bpf", given=["queues.ecn.marker"])
+            why = "has no effect with marker: red, which marks at enqueue"
+            raise at("queues.ecn.at", why, "remove it, or set marker: bpf", given=["queues.ecn.marker"])
         return self
 
 
 class WatchdogSpec(Strict):
-    """What becomes of a class that is paused and does not move: after `detect` its packets go on, or are dropped."""
+    """The PFC watchdog: a class that is paused and does not move for `detect` is forwarded, or dropped."""
 
     enabled: bool = True
     detect: Duration = Field(default=10**9, ge=10**7, le=10**11)
@@ -153,9 +153,9 @@ class WatchdogSpec(Strict):
 
 
 class PfcSpec(Strict):
-    """When a switch asks the sender on the other end of a link to pause a lossless class, in bytes of an ingress port.
+    """When a switch asks the peer of a link to pause a lossless class, in bytes of an ingress port.
 
-    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: as many as last a quarter of the watchdog's `detect`.
+    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: a quarter of the watchdog's `detect`.
     """
 
     enabled: bool = True
@@ -170,7 +170,7 @@ class PfcSpec(Strict):
     def _thresholds_fall(self) -> PfcSpec:
         if self.xon >= self.xoff:
             why = f"is not below xoff, {shown(self.xoff)}"
-            hint = f"a class is paused at xoff and goes on at xon; try {round_down(self.xoff * 2 // 3)}"
+            hint = f"a class is paused at xoff and resumes at xon; try {round_down(self.xoff * 2 // 3)}"
             raise at("queues.pfc.xon", why, hint, given=["queues.pfc.xoff"])
         return self
 
@@ -185,18 +185,18 @@ def _above(path: str, value: int, other: str, limit: int, what: str, *, given: l
 
 
 class QueuesSpec(Strict):
-    """What stands behind every port: classes, the buffer of its switch, marking and pausing."""
+    """The queues of every port: classes, the buffer of its switch, marking and pausing."""
 
     lossless: list[int] = Field(default=[3])
     control: int = Field(default=6, ge=0, le=CLASSES - 1)
     best_effort: int = Field(default=0, ge=0, le=CLASSES - 1)
-    # Shares of a port, in whole packets a turn. A class that is named here alone is a further lossy one.
+    # Shares of a port, in whole packets per turn. A class that only this key names is an additional lossy class.
     weights: Annotated[dict[str, int], _Keyed] = Field(default={})
     dscp: Annotated[dict[str, int], _Keyed] = Field(default={})
     ecn: EcnSpec = EcnSpec()
     pfc: PfcSpec = PfcSpec()
     buffer: Annotated[BufferSpec, BeforeValidator(_one_for_all)] = BufferSpec()
-    reserve: Size = Field(default=10_000, ge=0, le=2**31)  # bytes of each class of each port that are nobody else's
+    reserve: Size = Field(default=10_000, ge=0, le=2**31)  # guaranteed bytes of each class of each port
     alpha: float = Field(default=1.0, gt=0, le=64)
     scheduler: Literal["auto", "htb", "ets"] = "auto"
 
@@ -214,40 +214,40 @@ class QueuesSpec(Strict):
                 raise at("queues.lossless", f"has {number}, {_NO_CLASS}", _EIGHT)
             if number in self.lossless[:place]:
                 raise at("queues.lossless", f"has {number} twice", "keep one of the two")
-            for key, why in (("control", "goes before all others"), ("best_effort", "may be dropped")):
+            for key, why in (("control", "is served before all others"), ("best_effort", "may be dropped")):
                 if number == getattr(self, key):
-                    hint = f"take another of 0 to {CLASSES - 1} for one of the two"
+                    hint = f"set one of the two to another of 0 to {CLASSES - 1}"
                     given = [f"queues.{key}", path]
-                    raise at("queues.lossless", f"has {number}, which is {key}, and that {why}", hint, given=given)
+                    raise at("queues.lossless", f"has {number}, the class {key}, which {why}", hint, given=given)
         if self.best_effort == self.control:
-            hint = "take 0, or another number for queues.control"
-            raise at("queues.best_effort", "is control's class, too", hint, given=["queues.control"])
+            hint = "try 0, or another number for queues.control"
+            raise at("queues.best_effort", "is also the class of queues.control", hint, given=["queues.control"])
         for path, words in (("queues.weights", self.weights), ("queues.ecn.classes", self.ecn.classes)):
             _classes_of(path, words)
         for word, weight in self.weights.items():
             path = f"queues.weights.{word}"
             if int(word) == self.control:
-                why = "is for the control class, which is not weighed: it goes before all others"
-                raise at(path, why, "leave it out", given=["queues.control"])
+                why = "is for the control class, which has no weight: it is served before all others"
+                raise at(path, why, "remove it", given=["queues.control"])
             if not 1 <= weight <= _HEAVIEST:
                 why = "is below 1" if weight < 1 else f"is above {_HEAVIEST}"
-                raise at(path, why, f"legal here: 1 to {_HEAVIEST}, packets in a turn")
+                raise at(path, why, f"legal here: 1 to {_HEAVIEST}, in packets per turn")
         return self
 
     @model_validator(mode="after")
     def _names_are_of_classes(self) -> QueuesSpec:
         given = ["queues.lossless", "queues.control", "queues.best_effort", "queues.weights"]
-        some = "those in use are " + ", ".join(str(number) for number in self.numbers)
+        some = "classes in use: " + ", ".join(str(number) for number in self.numbers)
         for word in self.ecn.classes:
             if int(word) not in self.numbers or int(word) == self.control:
-                why = "is not in use" if int(word) != self.control else "is control, which is not marked"
+                why = "is not in use" if int(word) != self.control else "is the control class, which is not marked"
                 raise at(f"queues.ecn.classes.{word}", why, some, given=given)
         for word, number in self.dscp.items():
             path = f"queues.dscp.{word}"
             if not (word.isdecimal() and len(word) <= 2 and int(word) < DSCPS):
-                raise at(path, "is not of a DSCP", f"there are {DSCPS}: 0 to {DSCPS - 1}")
+                raise at(path, "has a key that is not a DSCP", f"DSCPs are 0 to {DSCPS - 1}")
             if number not in self.numbers:
-                hint = f"{some}; queues.weights.{number} makes one more" if 0 <= number < CLASSES else some
+                hint = f"{some}; add class {number} with queues.weights.{number}" if 0 <= number < CLASSES else some
                 raise at(path, "is not a class in use", hint, given=given)
         return self
 
@@ -255,20 +255,18 @@ class QueuesSpec(Strict):
     def _nothing_waits_under_ets(self) -> QueuesSpec:
         if self.scheduler == "ets" and self.lossless and self.pfc.enabled:
             which = "class " + ", ".join(str(number) for number in self.lossless)
-            why = f"cannot have {which}, which PFC may pause: while one waits, sch_ets serves no weighted class at all"
-            hint = (
-                "leave it out: auto takes htb here, and ets where queues.lossless is []; or queues.pfc.enabled: false"
-            )
+            why = f"does not work with {which}, which PFC may pause: sch_ets then serves no weighted class at all"
+            hint = "remove it: auto selects htb here, and ets for queues.lossless: []; or set queues.pfc.enabled: false"
             raise at("queues.scheduler", why, hint, given=["queues.lossless", "queues.pfc.enabled"])
         return self
 
 
 _HEAVIEST: Final = 100
-_NO_CLASS: Final = "which is no class"
-_EIGHT: Final = f"there are {CLASSES}, as a PFC frame has: 0 to {CLASSES - 1}"
+_NO_CLASS: Final = "which is not a class"
+_EIGHT: Final = f"classes are 0 to {CLASSES - 1}, as in a PFC frame"
 
 
 def _classes_of(path: str, words: Iterable[str]) -> None:
     for word in words:
         if not (word.isdecimal() and len(word) == 1 and int(word) < CLASSES):
-            raise at(f"{path}.{word}", "is not of a class", _EIGHT)
+            raise at(f"{path}.{word}", "has a key that is not a class", _EIGHT)

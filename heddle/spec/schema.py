@@ -1,10 +1,10 @@
-"""What a fabric file of any shape may say. Strict: an unknown key, a wrong type or a value out of range is an error.
+"""The keys of fabric files of all shapes. Strict: an unknown key, a wrong type or a value out of range is an error.
 
-In:  plain data (see `heddle/spec/load.py`, which reads YAML and turns errors into problems with lines and hints).
-Out: FabricSpec, frozen; each shape adds keys of its own in heddle/spec/shapes/. Nothing here looks at the machine.
-Checks that need more than one key raise ValueError through `at(path, ...)`, so that the loader can name the key: those
-of one group, and those that a fabric cannot be built without. All others are made on the built fabric, by
-heddle/fabric/checks.py. What `queues` and `routing` may say is in queuespec.py and routingspec.py.
+In:  plain data (`heddle/spec/load.py` reads the YAML and turns errors into problems with lines and hints).
+Out: FabricSpec, frozen; each shape adds its keys in heddle/spec/shapes/. Nothing here depends on the machine.
+Checks that need more than one key raise ValueError through `at(path, ...)`, so that the loader can name the key. Here
+are the checks within one group, and those without which no fabric can be built. heddle/fabric/checks.py makes all
+others on the built fabric. `queues` is in queuespec.py, `routing` in routingspec.py.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class LinkSpec(Strict):
 
 
 class RoceSpec(Strict):
-    """What the hosts' NICs do."""
+    """Settings of the hosts' NICs."""
 
-    ib_mtu: Literal[256, 512, 1024, 2048, 4096] = 4096  # payload bytes a packet
+    ib_mtu: Literal[256, 512, 1024, 2048, 4096] = 4096  # payload bytes per packet
 
 
 class AddressingSpec(Strict):
-    """Racks take prefixes of this length from the pool, in order; the pool's last block is for loopbacks.
+    """Each rack gets a prefix of length `rack_prefix` from the pool, in order; the pool's last block is for loopbacks.
 
-    The defaults here are those of IPv4; FabricSpec puts its family's in their place.
+    The defaults here are those of IPv4; FabricSpec replaces them with those of its family.
     """
 
     pool: str = IPV4.pool
@@ -64,7 +64,7 @@ class AddressingSpec(Strict):
         return ip_network(self.pool)
 
     def of_family(self, family: Family) -> AddressingSpec:
-        """With the family's defaults in place of what the file does not say, and checked; ValueError by `at`."""
+        """A checked copy, with the family's defaults for keys that the file does not set. ValueError by `at`."""
         given = {key: getattr(self, key) for key in self.model_fields_set}
         found = AddressingSpec(**{"pool": family.pool, "rack_prefix": family.rack_prefix, **given})
         low, high = family.racks
@@ -91,10 +91,10 @@ def _inside(network: Network, space: Network) -> bool:
 
 
 class FabricSpec(Strict):
-    """The keys that fabric files of all shapes have."""
+    """The keys that all shapes share."""
 
     synonyms: ClassVar[Mapping[str, str]] = {"hash": "routing.hash", "topology": "shape"}
-    # Words of the shape's levels of switches, from the leaves up, as `queues.buffer` has them.
+    # Words of the shape's switch levels, from the leaves up: the keys of `queues.buffer`.
     levels: ClassVar[tuple[str, ...]] = ()
 
     name: str = Field(pattern=r"^[a-z][a-z0-9]{0,11}$", examples=["zone"])
@@ -109,12 +109,12 @@ class FabricSpec(Strict):
 
     @property
     def k(self) -> int:
-        """The scale factor that every printed bandwidth is emulated by."""
+        """The scale factor of every printed bandwidth."""
         return self.scale or scale_of(self.link.host)
 
     @property
     def ip(self) -> Family:
-        """The version of IP that hosts and routes have."""
+        """The IP version of hosts and routes, and its numbers."""
         return FAMILIES[self.family]
 
     @property
@@ -124,6 +124,6 @@ class FabricSpec(Strict):
 
     @model_validator(mode="after")
     def _of_its_family(self) -> FabricSpec:
-        # Not by assignment: what is checked here is not yet anybody's.
+        # Not by assignment, since the model is frozen. Nothing else uses this object yet.
         object.__setattr__(self, "addressing", self.addressing.of_family(self.ip))
         return self

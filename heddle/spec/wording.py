@@ -1,6 +1,6 @@
-"""pydantic's errors in the words of the house: file and line, path and value, a reason that ends the sentence, a hint.
+"""pydantic's errors as Heddle's problems: file and line, path and value, a reason that ends the sentence, a hint.
 
-In:  a Document, and the model that it is to be of.
+In:  a Document, and the model to validate it with.
 Out: Examined: the model, or Problems in the order of the file's lines.
 One table, `_WORDS`, maps pydantic's error types to reasons.
 """
@@ -32,14 +32,14 @@ M = TypeVar("M", bound=BaseModel)
 _ROUNDS: Final = 16  # more than there are checks between keys
 _DURATION: Final = re.compile(r"[0-9.]+ *[num]?s")
 _OF_LISTS: Final = ("heddle_at", "list_type", "tuple_type", "too_short")
-_PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "1 to 12 small letters and digits, a letter first"}
+_PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "use 1 to 12 lowercase letters and digits, a letter first"}
 
 
 @dataclass(frozen=True, slots=True)
 class Examined(Generic[M]):
-    """What came of a document. value: what is left of it when all that is wrong is taken out, if that does at all.
+    """The result of checking a document. value: the model without the wrong keys; None when that is not valid either.
 
-    spoilt: dotted paths of what is wrong, of which nothing more can be said.
+    spoilt: dotted paths of wrong keys, which later checks skip.
     """
 
     value: M | None
@@ -48,10 +48,10 @@ class Examined(Generic[M]):
 
 
 def examined(document: Document, model: type[M]) -> Examined[M]:
-    """Every error as a Problem, once a path, in the order of the lines.
+    """Every error as a Problem, one per path, in the order of the lines.
 
-    What keys say to each other is looked at only in a file whose keys are right by themselves. So what is wrong is
-    taken out of a copy, and the rest looked at again, until nothing more is found.
+    pydantic checks keys against each other only when each key is valid by itself. So wrong keys are removed from a
+    copy, and the rest is checked again, until no new errors appear.
     """
     try:
         return Examined(model.model_validate(document.data), [], frozenset())
@@ -69,7 +69,7 @@ def examined(document: Document, model: type[M]) -> Examined[M]:
         except ValidationError as later:
             groups = _grouped(later, model)
         if wrong & set(groups):
-            break  # taking it out did not help: no more to learn
+            break  # the removal did not help: another round would find nothing new
         given = {t: {g for d in ds for g in d.get("ctx", {}).get("given", ())} for t, ds in groups.items()}
         spoilt = {dotted(trail) for trail in wrong}
         found += _problems({t: ds for t, ds in groups.items() if not given[t] & spoilt}, document, model)
@@ -78,12 +78,12 @@ def examined(document: Document, model: type[M]) -> Examined[M]:
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Problems of one file by their lines; those of flags come last."""
+    """Problems of one file, sorted by line; those of flags come last."""
     return sorted(problems, key=lambda problem: _line(problem.where))
 
 
 def _take_out(data: dict[str, Any], trail: Trail, model: Model) -> None:
-    """Remove a key, so that its default stands there; a key that must be given gets a value that is right."""
+    """Remove a key, so that its default applies; a required key gets a valid example instead."""
     here: Any = data
     for step in trail[:-1]:
         here = here.get(step) if isinstance(here, dict) else None
@@ -94,7 +94,7 @@ def _take_out(data: dict[str, Any], trail: Trail, model: Model) -> None:
 
 
 def _example(trail: Trail, model: Model) -> Any:
-    """A value that a key may have, for the hint under `is missing`: an example says more than a type."""
+    """A valid value of a key, for the hint of `is missing`."""
     group = _group_at(trail[:-1], model)
     field = group.model_fields.get(str(trail[-1])) if group else None
     return next(iter((field.examples if field else None) or ()), None)
@@ -104,7 +104,7 @@ def _grouped(error: ValidationError, model: Model) -> dict[Trail, list[ErrorDeta
     groups: dict[Trail, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         groups.setdefault(_trail(detail, model), []).append(detail)
-    # pydantic looks at keys that have no field of their own last: here levels go before hosts.
+    # pydantic checks keys without a field last; here they come first: levels before hosts.
     free = {trail: _is_free(trail, model) for trail in groups}
     order: list[Trail] = []
     for _, same in groupby(groups, key=lambda trail: trail[:-1]):
@@ -113,13 +113,13 @@ def _grouped(error: ValidationError, model: Model) -> dict[Trail, list[ErrorDeta
 
 
 def _is_free(trail: Trail, model: Model) -> bool:
-    """Whether a key is one of those that its group takes without having a field for it."""
+    """Whether a key is one that its group accepts without a field for it."""
     group = _group_at(trail[:-1], model)
     return group is not None and group.model_config.get("extra") == "allow" and trail[-1] not in group.model_fields
 
 
 def _problems(groups: Mapping[Trail, list[ErrorDetails]], document: Document, model: Model) -> list[Problem]:
-    # Not also missing: the key that another was written for.
+    # A misspelt required key is reported once, not also as missing.
     meant = {_key_meant(trail, model) for trail, details in groups.items() if details[0]["type"] == "extra_forbidden"}
     return [
         _problem(trail, details, document, model)
@@ -129,7 +129,7 @@ def _problems(groups: Mapping[Trail, list[ErrorDetails]], document: Document, mo
 
 
 def paths_of(model: Model, before: str = "") -> Iterator[str]:
-    """Every dotted path that a file may say: `name`, `link`, `link.host`, ..."""
+    """Every dotted path that a file may have: `name`, `link`, `link.host`, ..."""
     for key, field in model.model_fields.items():
         yield before + key
         inner = _model_in(field.annotation)
@@ -157,7 +157,7 @@ def _trail(detail: ErrorDetails, model: Model) -> Trail:
     trail: list[str | int] = []
     here: Model | None = model
     named = False  # the next step is a name that the file gave, as in link.exceptions
-    inside: Model | None = None  # what stands below such a name, as in queues.ecn.classes
+    inside: Model | None = None  # the model below such a name, as in queues.ecn.classes
     for step in detail["loc"]:
         if here is not None:
             trail.append(step)
@@ -197,25 +197,25 @@ def _problem(trail: Trail, details: list[ErrorDetails], document: Document, mode
         why, hint = "is missing", f"add {trail[-1]}: {example}" if example else "add it"
     elif detail["input"] is None and detail["type"] not in ("heddle_at", "heddle_unit"):
         example = _example(trail, model)
-        why, hint = "has no value", f"write {trail[-1]}: {example}" if example else "give it one, or leave the key out"
+        why, hint = "has no value", f"write {trail[-1]}: {example}" if example else "set a value, or remove the key"
     elif detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
         why, hint = "is not a group of keys", _legal(_group_at(trail, model))
     elif isinstance(detail["input"], dict | list) and detail["type"] not in _OF_LISTS:
-        why, hint = f"is a {'group' if isinstance(detail['input'], dict) else 'list'}, and takes one value", ""
+        why, hint = f"is a {'group' if isinstance(detail['input'], dict) else 'list'}, but must be one value", ""
     elif detail["type"] == "string_type":
-        why, hint = "is not a text", _quoted(trail, model, text)
+        why, hint = "is not a string", _quoted(trail, model, text)
     else:
         why, hint = _WORDS.get(detail["type"], _anything)(detail, text)
         hint = hint or _range(trail, model, text) if detail["type"] in _BOUNDS else hint
     return Problem(document.where(trail), what, why, hint)
 
 
-def _legal(group: Model | None, words: str = "legal in it") -> str:
+def _legal(group: Model | None, words: str = "legal keys") -> str:
     return f"{words}: {', '.join(group.model_fields)}" if group else ""
 
 
 def _key_meant(trail: Trail, model: Model) -> str:
-    """The legal key that was most likely meant, or an empty text."""
+    """The legal key that the user most likely meant, or an empty string."""
     key = str(trail[-1])
     legal = list((_group_at(trail[:-1], model) or model).model_fields)
     elsewhere = [p for p in paths_of(model) if p.rpartition(".")[2] == key]
@@ -230,7 +230,7 @@ def _key_hint(trail: Trail, model: Model) -> str:
 
 
 def _union(details: list[ErrorDetails], text: str) -> tuple[str, str]:
-    """A key that may hold words or numbers: what each of its kinds expected, in one sentence."""
+    """Reason and hint for a key that accepts words or numbers: all that it accepts, in one sentence."""
     words: list[str] = []
     bounds = [d for d in details if d["type"] in _BOUNDS]
     for detail in details:
@@ -260,9 +260,9 @@ def _literal(detail: ErrorDetails, text: str) -> tuple[str, str]:
 
 
 def not_one_of(words: list[str], text: str) -> tuple[str, str]:
-    """Why a word that is none of these is wrong, and a hint."""
+    """The reason that `text` is wrong, since it is none of these words, and a hint."""
     if len(words) == 1:
-        return f"is not {words[0]}, the only choice so far", ""
+        return f"is not {words[0]}, the only supported value", ""
     return f"is not one of {', '.join(words)}", _near(text, words)
 
 
@@ -292,7 +292,7 @@ def _range(trail: Trail, model: Model, text: str) -> str:
 
 def _pattern(detail: ErrorDetails, text: str) -> tuple[str, str]:
     pattern = str(detail["ctx"]["pattern"])
-    return "is not a legal name", _PATTERNS.get(pattern, f"it must match {pattern}")
+    return "is not a legal name", _PATTERNS.get(pattern, f"use a name that matches {pattern}")
 
 
 def _ours(detail: ErrorDetails, text: str) -> tuple[str, str]:
@@ -305,7 +305,7 @@ def _boolean(detail: ErrorDetails, text: str) -> tuple[str, str]:
 
 
 def _quoted(trail: Trail, model: Model, text: str) -> str:
-    """Quotes make a text of anything; that is a hint only where such a text would be legal."""
+    """Quotes turn any value into a string; the hint is given only where this string would be legal."""
     group = _group_at(trail[:-1], model)
     field = group.model_fields.get(str(trail[-1])) if group else None
     patterns = [m.pattern for m in field.metadata if getattr(m, "pattern", None)] if field else []
@@ -313,7 +313,7 @@ def _quoted(trail: Trail, model: Model, text: str) -> str:
         return f"write it as {field.default}" if field and isinstance(field.default, str) else ""
     if all(re.fullmatch(p, text) for p in patterns):
         return f'put it in quotes: "{text}"'
-    return _PATTERNS.get(patterns[0], f"it must match {patterns[0]}")
+    return _PATTERNS.get(patterns[0], f"use a value that matches {patterns[0]}")
 
 
 def _anything(detail: ErrorDetails, text: str) -> tuple[str, str]:
@@ -323,7 +323,7 @@ def _anything(detail: ErrorDetails, text: str) -> tuple[str, str]:
 def _whole(detail: ErrorDetails, text: str) -> tuple[str, str]:
     why = "is not a whole number"
     if text.startswith('"'):
-        return why, "leave the quotes out" if text.strip('"').isdecimal() else ""
+        return why, "remove the quotes" if text.strip('"').isdecimal() else ""
     for read in (float, lambda t: int(t, 0)):
         with suppress(ValueError, OverflowError):
             if (value := read(text)) == int(value):
@@ -346,5 +346,5 @@ _WORDS: Final[Mapping[str, _Wording]] = {
     **dict.fromkeys(
         ("list_type", "tuple_type"), lambda detail, text: ("is not a list", f"write it as [{text or '3'}]")
     ),
-    "too_short": lambda detail, text: ("is empty", "leave it out for the default"),
+    "too_short": lambda detail, text: ("is empty", "remove it to use the default"),
 }

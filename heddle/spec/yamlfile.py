@@ -1,10 +1,10 @@
-"""YAML as plain data with a line number for every key, and problems instead of exceptions.
+"""YAML as plain data with a line number for every key. Errors are problems, not exceptions of the parser.
 
 In:  the text of a small YAML file.
 Out: Document: the data, and for every dotted path its line and its value as the user wrote it.
-The node tree is read, not the loaded data: only nodes know their lines, and only there duplicate keys still show.
-Words are read as YAML 1.2 reads them (`no` and `on` are words; only true and false are booleans): people write
-`racks: 0o17` or `name: no` less often than they are bitten by YAML 1.1.
+The reader works on the node tree, not on loaded data: only nodes have line numbers, and only there duplicate keys are
+visible. Words are read as in YAML 1.2 (`no` and `on` are words; only true and false are booleans): the rules of YAML
+1.1 surprise more users than they help.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Trail = tuple[Step, ...]
 
 
 class Word(str):
-    """A single value as it stands in the file; `plain` without quotes, so that who writes it again keeps its type."""
+    """A single value as the file has it. `plain`: without quotes, so that it keeps its type when it is rewritten."""
 
     __slots__ = ("plain",)
 
     def __new__(cls, text: str, *, plain: bool = True) -> Word:
-        """The word itself is the text."""
+        """Make a word whose string value is `text`."""
         word = super().__new__(cls, text)
         word.plain = plain
         return word
@@ -43,9 +43,9 @@ class Word(str):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a file is read. words: values stay texts (Word). merges: merge keys (`<<`) are followed, as YAML 1.1 does.
+    """How to read a file. words: values stay strings (Word). merges: merge keys (`<<`) are followed, as in YAML 1.1.
 
-    values: the most that may be there after aliases are expanded (a YAML bomb is small on disk). example: for hints.
+    values: the limit after aliases are expanded (a YAML bomb is small on disk). example: a file for hints.
     """
 
     max_bytes: int = MAX_BYTES
@@ -61,7 +61,7 @@ FABRIC_FILE: Final = ReadOptions()
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a key stands, and its value as the user wrote it (empty for a group or a list)."""
+    """The place of a key, and its value as the user wrote it (empty for a group or a list)."""
 
     where: str
     text: str = ""
@@ -97,18 +97,18 @@ def dotted(trail: Trail) -> str:
 
 
 def read_text(path: Path, source: str, reading: ReadOptions = FABRIC_FILE) -> str:
-    """The text of a file of a bounded size in UTF-8; InputError says what is wrong with it."""
+    """The text of a UTF-8 file of limited size; InputError with the reason."""
     try:
         with path.open("rb") as file:
             raw = file.read(reading.max_bytes + 1)
     except FileNotFoundError:
-        raise InputError(Problem("", source, "is not a file here", "check the path")) from None
+        raise InputError(Problem("", source, "does not exist", "check the path")) from None
     except IsADirectoryError:
         raise InputError(Problem("", source, "is a directory", "name a file in it")) from None
     except OSError as error:
         raise InputError(Problem("", source, f"cannot be read: {error.strerror}")) from None
     if len(raw) > reading.max_bytes:
-        why = f"is larger than {reading.max_bytes // 1024} KiB, no {reading.kind} needs that"
+        why = f"is larger than {reading.max_bytes // 1024} KiB, the limit for a {reading.kind}"
         raise InputError(Problem("", source, why))
     try:
         return raw.decode("utf-8-sig")
@@ -145,7 +145,7 @@ def parse_value(text: str, where: str, trail: Trail) -> tuple[Any, dict[Trail, M
 
 
 def _at(source: str, line: int) -> str:
-    # What was typed as a flag has no lines.
+    # The value of a flag has no lines.
     return source if source.startswith("--") else f"{source}:{line}"
 
 
@@ -175,15 +175,15 @@ def _check_depth(text: str, source: str) -> None:
             raise InputError(Problem(where, "the file", f"is nested deeper than {MAX_DEPTH} levels"))
 
 
-# What YAML's parser says -> what is most likely the matter.
+# Message of the YAML parser -> hint for the most likely cause.
 _SAID: Final = {
-    "mapping values are not allowed": "a text with ': ' in it needs quotes; if it is a key, check the indentation",
-    "expected <block end>": "check that keys of one group are indented alike",
-    "could not find expected ':'": "every key needs a colon and a space before its value",
-    "unexpected end of stream": "a quote that was opened is not closed",
-    "expected ',' or '": "a bracket that was opened is not closed, or a comma is missing",
-    "undefined alias": "a text that begins with * needs quotes",
-    "cannot start any token": "a text that begins with this character needs quotes",
+    "mapping values are not allowed": "put a value with ': ' in quotes; if it is a key, check the indentation",
+    "expected <block end>": "indent the keys of one group equally",
+    "could not find expected ':'": "write a colon and a space between key and value",
+    "unexpected end of stream": "close the quote that is still open",
+    "expected ',' or '": "close the bracket that is still open, or add the missing comma",
+    "undefined alias": "put a value that begins with * in quotes",
+    "cannot start any token": "put a value that begins with this character in quotes",
 }
 
 
@@ -197,7 +197,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
     if "\t" in row[: len(row) - len(row.lstrip())] or "'\\t'" in said:
         return Problem(where, "the line", "is indented with a tab, which YAML forbids", "use spaces")
     if isinstance(error, yaml.composer.ComposerError) and "single document" in str(error.context):
-        return Problem(where, "the file", "holds more than one document", "keep what stands above ---")
+        return Problem(where, "the file", "holds more than one document", "keep only the part above ---")
     hint = next((hint for words, hint in _SAID.items() if words in said), "")
     shown = f"column {mark.column + 1}" if mark else "the line"
     return Problem(where, shown, f"is not YAML: {said}", hint)
@@ -226,7 +226,7 @@ def _scalar(node: yaml.Node) -> Any:
 
 
 def _shown(node: yaml.ScalarNode) -> str:
-    """The value as written, cut short; in its quotes where they are what makes it a text."""
+    """The value as written, shortened; with its quotes if only the quotes make it a string."""
     word = str(node.value)
     cut = word if len(word) <= 60 else word[:57] + "..."
     plain = yaml.ScalarNode(node.tag, word)
@@ -245,13 +245,13 @@ class _YamlReader:
         self.values += 1
         if self.values > self.reading.values or len(trail) > MAX_DEPTH:
             most = self.reading.values
-            why = f"grows beyond {most} values" if self.values > most else "repeats itself without end"
+            why = f"has more than {most} values" if self.values > most else f"is nested deeper than {MAX_DEPTH} levels"
             hint = "write the values out instead of using aliases (*name)"
-            raise InputError(Problem(self.at(node), "the file", f"{why} when its aliases are followed", hint))
+            raise InputError(Problem(self.at(node), "the file", f"{why} when its aliases are expanded", hint))
         self.marks.setdefault(trail, Mark(self.at(node)))
         if node.tag not in _TAGS and node.value not in ("<<", "="):
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")[:60]
-            self.problems.add(where=self.at(node), what=dotted(trail), why=f"has the tag {tag}, which is not read here")
+            self.problems.add(where=self.at(node), what=dotted(trail), why=f"has the tag {tag}, which is not supported")
         if isinstance(node, yaml.MappingNode):
             return dict(self._pairs(node, trail))
         if isinstance(node, yaml.SequenceNode):
@@ -269,14 +269,14 @@ class _YamlReader:
                 continue
             if key_node.tag == _MERGE:
                 hint = "write the keys out where they belong"
-                self.problems.add(where=self.at(key_node), what="<<", why="(a merge key) is not read here", hint=hint)
+                self.problems.add(where=self.at(key_node), what="<<", why="(a merge key) is not supported", hint=hint)
                 continue
             key = _printable(str(key_node.value))[:60] or '""'
             here = (*trail, key)
             where = self.at(key_node)
             if key in seen:
                 line = seen[key].rpartition(":")[2]
-                why = "is there twice" + (f", first in line {line}" if line.isdigit() else "")
+                why = "is given twice" + (f", first in line {line}" if line.isdigit() else "")
                 self.problems.add(where=where, what=dotted(here), why=why, hint="keep one of the two")
                 continue
             seen[key] = where
@@ -284,17 +284,18 @@ class _YamlReader:
             yield key, self.read(value_node, here)
 
     def _merged(self, node: yaml.MappingNode, depth: int = 0) -> list[tuple[yaml.Node, yaml.Node]]:
-        """A mapping's own pairs, and those that it merges in and does not have itself (the first mapping has them)."""
+        """A mapping's own pairs, then merged pairs with other keys. Of several merged mappings the first one wins."""
         own = [pair for pair in node.value if pair[0].tag != _MERGE]
         for key, value in node.value:
             if key.tag == _MERGE:
                 self.values += 1
                 if self.values > self.reading.values or depth > MAX_DEPTH:
-                    raise InputError(Problem(self.at(key), "<<", "repeats itself without end", "write the keys out"))
+                    why = "merges too many values, or merges itself"
+                    raise InputError(Problem(self.at(key), "<<", why, "write the keys out"))
                 for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     if not isinstance(source, yaml.MappingNode):
                         self.problems.add(
-                            where=self.at(key), what="<<", why="merges something that is no group of keys"
+                            where=self.at(key), what="<<", why="merges a value that is not a group of keys"
                         )
                         continue
                     have = {str(k.value) for k, _ in own}
@@ -308,5 +309,5 @@ def _word(node: yaml.Node) -> Word | None:
 
 
 def _printable(text: str) -> str:
-    # What the user wrote is shown again on a terminal: no control characters may get there.
+    # The user's text is shown on a terminal: remove control characters.
     return "".join(c if c.isprintable() else "?" for c in text)

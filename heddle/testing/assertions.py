@@ -34,7 +34,7 @@ def assert_paths_agree(paths: PathsResult) -> None:
     lines += rest(len(wrong) - ROWS, "queue pair") if wrong else list(paths.notes)
     failed(
         "the sources do not agree on the paths",
-        expected=f"{paths.said} name the same path for {_all(len(paths.flows))}",
+        expected=f"{paths.source_names} name the same path for {_all(len(paths.flows))}",
         observed=f"they do not for {len(wrong):,} of {many(len(paths.flows), 'queue pair')}"
         if wrong
         else "see the notes below",
@@ -161,7 +161,7 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     """What is wrong after the wait, a line each: links, daemons and queues first, since routes follow from these."""
     from heddle.lab import faults, health
 
-    if lost := lab.runtime.lacking(lab.name, lab.topology):
+    if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
         return _lines(lost)
     late: tuple[Problem, ...] = ()
     try:

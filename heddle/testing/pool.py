@@ -87,7 +87,7 @@ class Pool:
                 return found.lab
             self.note(f"lab {found.lab.name} ({found.title}) is built again for {user}: {'; '.join(lost)}")
             self._discard(found)
-        self._make_room()
+        self._make_room(self.most - 1)
         return self._made(request, runtime, key, user)
 
     def release(self, lab: Lab) -> ResetResult:
@@ -102,7 +102,12 @@ class Pool:
         found.user = ""
         if left.damage:
             self._discard(found)
+        self._make_room(self.most)
         return left
+
+    def drop_idle(self) -> None:
+        """Take down every lab that waits."""
+        self._make_room(0)
 
     def abandon(self, lab: Lab) -> None:
         """Take a lab back and take it down, without a look at it."""
@@ -151,9 +156,9 @@ class Pool:
     def _entry(self, lab: Lab) -> _Pooled:
         return next(each for each in self._labs if each.lab.name == lab.name)
 
-    def _make_room(self) -> None:
-        """Take down labs that wait, until there is room for one more; those in use stay, though they be too many."""
-        while len(self._labs) >= self.most and (idle := [each for each in self._labs if not each.user]):
+    def _make_room(self, most: int) -> None:
+        """Take down labs that wait until only `most` are up; labs in use stay, also when they are more."""
+        while len(self._labs) > most and (idle := [each for each in self._labs if not each.user]):
             self._discard(min(idle, key=lambda each: each.used))
 
     def _made(self, request: FabricRequest, runtime: str, key: str, user: str) -> Lab:

@@ -60,7 +60,7 @@ def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
     record = state.read_record(lab.name)
     if record is None or record.phase != "running":
         return [f"lab {lab.name} was taken down"]
-    if lost := lab.runtime.lacking(lab.name, lab.topology):
+    if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
         return list(map(_first_line, lost))
     gone = frozenset(fresh) - processes_of(lab)
     return [_ended_text(gone)] if gone else []

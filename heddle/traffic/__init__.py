@@ -1,1 +1,1 @@
-"""What the hosts send: options, plan, schedule, collectives."""
+"""The traffic of the hosts: options, plan, schedule, collectives."""

@@ -1,10 +1,10 @@
-"""Which ranks belong together: one communicator, or several that run the same collective at the same time.
+"""Divide ranks into communicators: one, or several that run the same collective at the same time.
 
 In:  a fabric, endpoints by rank, and the split as typed: `auto`, or the words of nccl-tests' NCCL_TESTS_SPLIT.
-Out: communicators, each the ranks that belong to it, in order. InputError for those that cannot work.
-nccl-tests (README.md, "Running multiple operations in parallel") makes a color of each rank by one operation, as
-`MOD 8` or `AND 0x7`; ranks of one color form a communicator. `auto` makes one of each part of the fabric that holds
-ranks: a fabric of disconnected planes has a communicator for each plane, any other fabric has one.
+Out: communicators, each a tuple of its ranks, in order. InputError for those that cannot work.
+nccl-tests (README.md, "Running multiple operations in parallel") computes a color of each rank by one operation, as
+`MOD 8` or `AND 0x7`; ranks of one color form a communicator. `auto` makes one communicator per connected part of the
+fabric that has ranks: one per plane in a fabric of disconnected planes, a single one in any other fabric.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPED: Final = re.compile(r"(AND|OR|MOD|DIV|[&|%/])\s*(0x[0-9a-f]{1,8}|0b[01]{1
 
 
 def parse_split(text: str) -> str:
-    """`auto`, `MOD 8`, `% 8`, `and 0x7`: in one spelling, as `MOD 8`; ValueError says what is wrong."""
+    """`auto`, `MOD 8`, `% 8`, `and 0x7`: in one spelling, as `MOD 8`; ValueError with the reason."""
     if text.strip().lower() == AUTO:
         return AUTO
     found = _TYPED.fullmatch(text.strip())
@@ -63,31 +63,29 @@ def communicators_of(fabric: Fabric, endpoints: Sequence[Endpoint], split: str) 
 def _check(
     fabric: Fabric, endpoints: Sequence[Endpoint], parts: Sequence[int], split: str, found: Communicators
 ) -> None:
-    """InputError for a communicator of one rank, for unlike ones, and for ranks that cannot reach each other."""
+    """InputError for a communicator of one rank, for different sizes, and for ranks without a path between them."""
     what = f"--ranks {len(endpoints)}" if split == AUTO else f"--split {split}"
     part = fabric.area or "part"
     for ranks in found:
         other = next((rank for rank in ranks if parts[rank] != parts[ranks[0]]), None)
         if other is not None:
             here, there = endpoints[ranks[0]].nic, endpoints[other].nic
-            why = f"puts {here} and {there} into one communicator, and no path joins their {part}s"
-            raise InputError(
-                Problem("", what, why, f"use the default split: each {part} has a communicator of its own")
-            )
+            why = f"puts {here} and {there} into one communicator, but there is no path between their {part}s"
+            raise InputError(Problem("", what, why, f"use the default split: it makes one communicator per {part}"))
     sizes = sorted({len(ranks) for ranks in found})
     if len(sizes) > 1:
         fit = len(found) * sizes[0]
-        why = f"makes communicators of {' and '.join(map(str, sizes))} ranks; all have to be of one size"
-        hint = f"try --ranks {fit}" if fit >= 2 * len(found) else "place as many ranks on each"
+        why = f"makes communicators of {' and '.join(map(str, sizes))} ranks, but all must have the same size"
+        hint = f"try --ranks {fit}" if fit >= 2 * len(found) else "place the same number of ranks on each"
         raise InputError(Problem("", what, why, hint))
     if sizes[0] < 2:
-        why = f"makes {len(found)} communicators of one rank, and a collective needs two"
+        why = f"makes {len(found)} communicators of one rank, but a collective needs two"
         hint = f"try --ranks {2 * len(found)}" if split == AUTO else "use the default split"
         raise InputError(Problem("", what, why, hint))
 
 
 def describe(fabric: Fabric, endpoints: Sequence[Endpoint], found: Communicators) -> str:
-    """`2 communicators of 4 ranks at the same time, one per plane`; nothing where there is one."""
+    """`2 communicators of 4 ranks at the same time, one per plane`; empty if there is only one."""
     if len(found) < 2:
         return ""
     parts = [{fabric.part_of[endpoints[rank].first_hop.partition(":")[0]] for rank in ranks} for ranks in found]

@@ -1,4 +1,4 @@
-"""A rank's NIC as a plan names it: where it is connected, and its addresses."""
+"""A rank's NIC in a plan: its connection and its addresses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One rank's NIC: where it hangs and what it is addressed by."""
+    """One rank's NIC: host, port, link and addresses."""
 
     rank: int
     host: str
@@ -16,7 +16,7 @@ class Endpoint:
     mac: str
     gateway_ip: str
     gateway_mac: str
-    first_hop: str  # the switch port that its packets come in by: rtsw1:eth5
+    first_hop: str  # the switch port where its packets enter the fabric: rtsw1:eth5
     rate_bps: int
     mtu: int
 

@@ -1,7 +1,7 @@
-"""One flow, the same value from plan to verdict; what becomes known of it later is composed with it, never copied.
+"""One flow: the same value from plan to verdict. Later stages refer to this value and never copy its fields.
 
 In:  a plan's QPs, or the ends that a user names.
-Out: Flow: what switches see of one direction of a QP. Sent: a flow and what its sender put on the wire.
+Out: Flow: one direction of a QP, with the fields that switches see. Sent: a flow and the counts of its sender.
 FlowArrays (heddle/predict/flowarrays.py) holds millions of flows as columns.
 """
 
@@ -18,10 +18,10 @@ NO_RANK: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The data direction of one QP: its 5-tuple, the destination's QP number, and its ends.
+    """The data direction of one QP: its 5-tuple, the destination's QP number, and its two ends.
 
-    src, dst: hosts. first_hop: the switch port that its packets come in by, `rtsw1:eth5`. src_rank, dst_rank: NO_RANK
-    for a flow of no run.
+    src, dst: hosts. first_hop: the switch port where its packets enter the fabric, `rtsw1:eth5`. src_rank, dst_rank:
+    NO_RANK for a flow that does not belong to a run.
     """
 
     src: str
@@ -37,7 +37,7 @@ class Flow:
 
     @property
     def key(self) -> FlowKey:
-        """What counters know it by: the 5-tuple, whose other two fields are the same for all RoCEv2, and the QP."""
+        """The key of counters: the QP and the 5-tuple. The other two fields are the same for all RoCEv2 packets."""
         return self.src_ip, self.dst_ip, self.sport, self.qpn
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A flow and what its sender put on the wire for it: packets, retransmitted ones too, and bytes of frames."""
+    """A flow and what its sender put on the wire: packets including retransmissions, and bytes of frames."""
 
     flow: Flow
     packets: int

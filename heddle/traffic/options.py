@@ -1,7 +1,7 @@
-"""What a user may ask of a run: checked values, no packets yet.
+"""The options of a run: checked values, no packets yet.
 
-In:  the words after `./inv run` (or keyword arguments from a test).
-Out: RunOptions, frozen. InputError collects everything that is wrong with them.
+In:  the arguments of `./inv run` (or keyword arguments from a test).
+Out: RunOptions, frozen. InputError with all errors in them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
 ELEMENT_BYTES: Final = 4  # float32
 MAX_SIZE: Final = 1 << 28
-MAX_QPS: Final = 128  # NCCL's own limit for a connection
-TIMEOUTS: Final = (8, 31)  # exponents: from 1 ms, below which a busy machine alone looks like loss, to IBTA's largest
-BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record: shorter ones cost more than they tell
-TRANSPORT: Final = "rc"  # when the user names none
-FIXED_SPORT: Final = 49152  # what OTG takes when none is given
+MAX_QPS: Final = 128  # NCCL's limit for a connection
+TIMEOUTS: Final = (8, 31)  # exponents: 8 is 1 ms; with less, a busy machine would look like loss. 31 is IBTA's largest
+BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record; shorter ones cost too much
+TRANSPORT: Final = "rc"  # the default
+FIXED_SPORT: Final = 49152  # OTG's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class SourcePorts:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """One collective, as nccl-tests would be told of it. Sizes and `chunk` in bytes."""
+    """One collective, with the options of nccl-tests. Sizes and `chunk` in bytes."""
 
     collective: str = "all-reduce"
-    algorithm: str = ""  # the collective's usual one
+    algorithm: str = ""  # empty: the collective's default
     ranks: int | None = None  # default: every NIC of the fabric
     sizes: tuple[int, ...] = (1 << 20,)
     iters: int = 5
@@ -50,12 +50,12 @@ class RunOptions:
     placement: str = "block"  # block, cyclic, or host names with commas
     source_ports: SourcePorts = SourcePorts()
     chunk: int = 1 << 17  # one message; NCCL's P2P net chunk
-    window: int | None = None  # packets a QP may have unacknowledged; default: 64 a connection, shared by its QPs
-    timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: by rates, queues and pauses
+    window: int | None = None  # unacknowledged packets of a QP; default: 64 per connection, shared by its QPs
+    timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: ack_timeout in plan.py
     retries: int = 7
     bucket_ns: int = 10_000_000  # of the queues' record over time
     transport: str = TRANSPORT
-    fastpath: FastPath = "auto"  # the compiled loop of the NICs: where it can be used, always, or never
+    fastpath: FastPath = "auto"  # the compiled loop of the NICs: if possible, always, or never
     split: str = AUTO  # into communicators that run at the same time; see communicators.py
 
     def __post_init__(self) -> None:
@@ -63,9 +63,9 @@ class RunOptions:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """`8`, `64K:16M`, `64K:16M:x2` or `64K:1M:64K` (nccl-tests' -b, -e, -f, -i); ValueError says what is wrong.
+    """`8`, `64K:16M`, `64K:16M:x2` or `64K:1M:64K` (nccl-tests' -b, -e, -f, -i); ValueError with the reason.
 
-    Bytes as they were typed: how many of them a collective uses, `build_plan` knows.
+    Bytes as typed; `build_plan` rounds them to those that the collective uses.
     """
     parts = text.split(":")
     if len(parts) > 3:
@@ -103,7 +103,7 @@ def _series(low: int, high: int, step: str) -> list[int]:
 
 
 def parse_source_ports(text: str) -> SourcePorts:
-    """`qpn`, `fixed`, `fixed:50000` or `list:50000,50001`; ValueError says what is wrong."""
+    """`qpn`, `fixed`, `fixed:50000` or `list:50000,50001`; ValueError with the reason."""
     mode, _, rest = text.partition(":")
     if mode == "qpn" and not rest:
         return SourcePorts("qpn")
@@ -111,7 +111,7 @@ def parse_source_ports(text: str) -> SourcePorts:
         return SourcePorts("fixed", (_port(rest) if rest else FIXED_SPORT,))
     if mode == "list" and rest:
         return SourcePorts("list", tuple(_port(p) for p in rest.split(",")))
-    raise ValueError("is none of qpn, fixed, fixed:PORT and list:PORT,PORT,...")
+    raise ValueError("is not one of qpn, fixed, fixed:PORT and list:PORT,PORT,...")
 
 
 def _port(text: str) -> int:
@@ -141,9 +141,9 @@ def run_options(
     split: str = AUTO,
     fastpath: str = "auto",
 ) -> RunOptions:
-    """Options as they were typed; InputError with everything that is wrong with them.
+    """Options as the user typed them; InputError with all errors in them.
 
-    find_transport: raises InputError for the name of no transport. A later room supplies it, since it has the list.
+    find_transport: raises InputError for an unknown transport. A later room supplies it, since it has the list.
     """
     problems = Problems()
 
@@ -164,9 +164,9 @@ def run_options(
     communicators = parsed("--split", split, parse_split, AUTO)
     bucket_ns = parsed("--bucket", bucket, parse_duration, BUCKETS_NS[0])
     if qp_mode not in get_args(QpMode):
-        wrong(f"--qp-mode {qp_mode}", "is not a way to use QPs", did_you_mean(qp_mode, get_args(QpMode)))
+        wrong(f"--qp-mode {qp_mode}", "is not a mode of QPs", did_you_mean(qp_mode, get_args(QpMode)))
     if fastpath not in get_args(FastPath):
-        wrong(f"--fastpath {fastpath}", "is none of auto, on and off", did_you_mean(fastpath, get_args(FastPath)))
+        wrong(f"--fastpath {fastpath}", "is not one of auto, on and off", did_you_mean(fastpath, get_args(FastPath)))
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
@@ -191,7 +191,7 @@ def run_options(
     assert isinstance(chunk_bytes, int)  # noqa: S101
     assert isinstance(bucket_ns, int)  # noqa: S101
     if not 4096 <= chunk_bytes <= 1 << 24 or chunk_bytes % 128:
-        wrong(f"--chunk {chunk}", "is not a multiple of 128 bytes between 4K and 16M", "one message; NCCL takes 128K")
+        wrong(f"--chunk {chunk}", "is not a multiple of 128 bytes between 4K and 16M", "try 128K, the chunk of NCCL")
     if not BUCKETS_NS[0] <= bucket_ns <= BUCKETS_NS[1]:
         wrong(f"--bucket {bucket}", "is outside 1ms to 100ms")
     problems.raise_if_any()
@@ -205,7 +205,7 @@ def run_options(
 
 
 def describe(options: RunOptions) -> Sequence[str]:
-    """The options as `key: value` words for a header line."""
+    """The options as `key: value` strings for a header line."""
     return (
         f"collective: {options.collective}",
         f"algorithm: {options.algorithm}",

@@ -1,8 +1,8 @@
-"""What a run will send: ranks, connections and queue pairs, all known before the first packet.
+"""The plan of a run: ranks, connections and queue pairs, all known before the first packet.
 
-In:  Fabric and RunOptions (what was typed after `./inv run`).
-Out: Plan, frozen and plain data, so that a worker in another process, container or machine can be handed it as JSON.
-QP numbers, source ports and packet sequence numbers are functions of the fabric and the options alone.
+In:  Fabric and RunOptions (the arguments of `./inv run`).
+Out: Plan, frozen and plain data, so that a worker in another process, container or machine can get it as JSON.
+QP numbers, source ports and packet sequence numbers depend only on the fabric and the options.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
 
 @dataclass(frozen=True, slots=True)
 class Qp:
-    """One RC queue pair, seen from the side that sends data: its data flow, and what only its two ends know."""
+    """One RC queue pair, seen from the data sender: its data flow, and fields that only its two ends use."""
 
     flow: Flow
     index: int  # within its connection
     src_qpn: int  # of the sender; the receiver's is the flow's
     psn: int  # 24 bits, the first that the sender uses
-    window: int  # packets that it may have unacknowledged
-    delay_s: float  # propagation of its path, one way and the other: the NIC at the end holds frames back so long
+    window: int  # unacknowledged packets that it may have
+    delay_s: float  # propagation of its path in each direction: the NIC at the end delays frames by it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything a run will do."""
+    """Everything that a run will do."""
 
     lab: str
     k: int
@@ -58,29 +58,29 @@ class Plan:
     options: RunOptions
     endpoints: tuple[Endpoint, ...]  # by rank
     qps: tuple[Qp, ...]  # by communicator, connection, then index
-    communicators: Communicators  # each the ranks that run the collective among themselves, all at the same time
+    communicators: Communicators  # each runs the collective among its ranks, all at the same time
     propagation: Propagation  # of the paths of all QPs
 
     @property
     def ip_version(self) -> int:
-        """4 or 6, of all its packets."""
+        """4 or 6, for all packets."""
         return ip_address(self.endpoints[0].ip).version
 
     @property
     def window(self) -> int:
-        """Packets that a QP may have unacknowledged, at most; each has its own (`Qp.window`)."""
+        """The largest window of a QP, in packets; each QP has its own (`Qp.window`)."""
         return max(qp.window for qp in self.qps)
 
     @property
     def size(self) -> int:
-        """How many ranks each communicator has."""
+        """The number of ranks of each communicator."""
         return len(self.communicators[0])
 
     @property
     def max_seconds(self) -> float:
-        """After so long a run counts as hung: fifty times what free links would take, and at least ten minutes.
+        """The time after which a run counts as hung: fifty times the time on idle links, at least ten minutes.
 
-        With a propagation delay, every step of the collective waits for it, and so does every window of packets.
+        Every step of the collective and every window of packets waits for the propagation delay.
         """
         o = self.options
         data = 2 * sum(o.sizes)
@@ -96,7 +96,7 @@ class Plan:
 
 
 def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
-    """Place the ranks, open the QPs; InputError when the fabric has no such ranks or hosts."""
+    """Place the ranks, create the QPs; InputError when the fabric has no such ranks or hosts."""
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
     communicators = communicators_of(fabric, endpoints, options.split)
@@ -132,17 +132,17 @@ def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int) -> Flow:
 
 
 def longest_transfer(pattern: Pattern, ranks: int, count: int) -> int:
-    """Elements of the longest range that goes from one rank to another in one step, with arrays of so many."""
+    """Elements of the longest range that one rank sends to another in one step. count: elements of an array."""
     # Rank 0 sends or receives one of the longest in every pattern.
     transfers = pattern.program(ranks, 0, count)
     return max(span[1] - span[0] for t in transfers for span in (t.send, t.recv))
 
 
 def _rounded(pattern: Pattern, ranks: int, options: RunOptions) -> RunOptions:
-    """The options with the sizes that are really sent, rounded down as nccl-tests does.
+    """The options with the sizes that are actually sent, rounded down as in nccl-tests.
 
-    InputError for a size that becomes 0. There nccl-tests times a collective of nothing and prints a row of 0 bytes;
-    without packets there is nothing to see on a fabric.
+    InputError for a size that becomes 0. nccl-tests prints a row of 0 bytes for it; a fabric shows nothing without
+    packets.
     """
     sizes = tuple(pattern.whole(ranks, size // ELEMENT_BYTES) * ELEMENT_BYTES for size in options.sizes)
     for size, rounded in zip(options.sizes, sizes, strict=True):
@@ -154,7 +154,7 @@ def _rounded(pattern: Pattern, ranks: int, options: RunOptions) -> RunOptions:
 
 
 def smallest_size(pattern: Pattern, ranks: int) -> int:
-    """The least bytes of a rank's array that are not rounded down to 0."""
+    """The smallest number of bytes of a rank's array that is not rounded down to 0."""
     count = 1
     while not pattern.whole(ranks, count):
         count *= 2
@@ -162,21 +162,22 @@ def smallest_size(pattern: Pattern, ranks: int) -> int:
 
 
 def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
-    """InputError when a step of the largest size is cut into more messages than an immediate can number."""
+    """InputError when a step of the largest size has more messages than an immediate can number."""
     longest = 0, longest_transfer(pattern, ranks, max(options.sizes) // ELEMENT_BYTES)
     if (messages := messages_of(longest, options.chunk)) > MAX_MESSAGES:
         least = -(-messages * options.chunk // MAX_MESSAGES // 1024)
-        why = f"cuts a step of {max(options.sizes)} bytes into {messages} messages; {MAX_MESSAGES} can be told apart"
+        why = f"cuts a step of {max(options.sizes)} bytes into {messages} messages; the limit is {MAX_MESSAGES}"
         raise InputError(Problem("", f"--chunk {options.chunk}", why, f"try --chunk {least}K"))
 
 
 def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, fan_in: int = 1) -> float:
     """Seconds until a packet counts as lost: 4.096 us x 2^exponent (IBTA vol. 1, section 9.7.6.1.3).
 
-    A NIC's timer runs on while its packets wait in the fabric. So the default is the shortest such time that is not
-    below the longest wait without a loss: the packet and its ACK travel, and three of the deepest queues drain (up,
-    down, to the host); and where data is paused instead of dropped, all that fan_in connections to one NIC may have
-    under way goes through that NIC's link, and a pause lasts as long as the watchdog lets it.
+    A NIC's timer does not stop while its packets wait in the fabric. So the default is the shortest such time that is
+    not below the longest wait without a loss. That wait is the propagation of the packet and its ACK, and the time in
+    which three of the deepest queues drain (up, down, to the host). If data is paused instead of dropped, two times are
+    added: that in which the windows of fan_in connections pass one NIC's link, and the longest pause that the watchdog
+    allows.
     """
     if options.timeout is not None:
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
@@ -192,7 +193,7 @@ def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, f
 
 
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
-    """Rank -> NIC. `block` fills box by box (Clos: racks), `cyclic` deals one to each in turn, or hosts are named."""
+    """Rank -> NIC. `block` fills box by box (Clos: racks), `cyclic` gives one to each box in turn, or named hosts."""
     bare = {port.ref: why for host in fabric.hosts for port in host.ports if (why := _no_nic(fabric, port))}
     nics = [port for host in fabric.hosts for port in host.ports if port.ref not in bare]
     if options.placement == "cyclic":
@@ -211,30 +212,30 @@ def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
             f"try --ranks {len(nics)}, or more {', '.join(fabric.sizes[:-1])} or {fabric.sizes[-1]} in the fabric file"
         )
         why = f"is more than the {len(nics)} NICs to place them on"
-        raise InputError(Problem("", f"--ranks {ranks}", why, hint), *_said(bare))
+        raise InputError(Problem("", f"--ranks {ranks}", why, hint), *_as_problems(bare))
     if ranks < 2:
-        hint = "a fabric of two hosts or more has them"
+        hint = "use a fabric with two hosts or more"
         why = f"gives {ranks} of the two ranks that a collective needs"
-        raise InputError(Problem("", asked, why, hint), *_said(bare))
+        raise InputError(Problem("", asked, why, hint), *_as_problems(bare))
     return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
 
 
 def _no_nic(fabric: Fabric, port: Port) -> str:
-    """Why a host's port cannot carry a rank; empty when it can. In fabrics that shapes have drawn each one can."""
+    """The reason that a host's port cannot have a rank; empty when it can. In fabrics of shapes all ports can."""
     peer = fabric.by_name[port.peer_node]
     gateway = peer.port(port.peer_port)
     if port.address is None:
-        return f"has no {fabric.policy.ip.name} address, and a topology of one's own is run over IPv4 only"
+        return f"has no {fabric.policy.ip.name} address; imported topologies run over IPv4 only"
     if peer.role is Role.HOST:
-        return f"leads to {peer.name}, which is no switch"
+        return f"leads to {peer.name}, which is not a switch"
     if gateway.address is None:
-        return f"leads to {gateway.ref}, which has no {fabric.policy.ip.name} address: a rank's packets go to a router"
+        return f"leads to {gateway.ref}, which has no {fabric.policy.ip.name} address, but a rank needs a router"
     if gateway.address.ip not in port.address.network:
         return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
     return ""
 
 
-def _said(bare: Mapping[str, str]) -> list[Problem]:
+def _as_problems(bare: Mapping[str, str]) -> list[Problem]:
     return [Problem("", ref, why) for ref, why in bare.items()]
 
 
@@ -246,20 +247,22 @@ def _named(fabric: Fabric, placement: str, bare: Mapping[str, str]) -> list[Port
         host = fabric.by_name.get(word)
         if host is None or word not in names:
             hint = did_you_mean(word, ["block", "cyclic", *names]) if len(words) == 1 else did_you_mean(word, names)
-            raise InputError(Problem("", f"--placement {placement}", f"names {word}, which is no host here", hint))
+            raise InputError(Problem("", f"--placement {placement}", f"names {word}, which is not a host", hint))
         nics.extend(port for port in host.ports if port.ref not in bare)
         if not any(port.ref not in bare for port in host.ports):
-            problem = Problem("", f"--placement {placement}", f"names {word}, none of whose ports can carry a rank")
-            raise InputError(problem, *_said({p.ref: bare[p.ref] for p in host.ports}))
+            problem = Problem("", f"--placement {placement}", f"names {word}, which has no port for a rank")
+            raise InputError(problem, *_as_problems({p.ref: bare[p.ref] for p in host.ports}))
     if len(set(words)) != len(words):
-        raise InputError(Problem("", f"--placement {placement}", "names a host twice", "each NIC carries one rank"))
+        raise InputError(
+            Problem("", f"--placement {placement}", "names a host twice", "name each host once: a NIC has one rank")
+        )
     return nics
 
 
 def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
     gateway = fabric.by_name[port.peer_node].port(port.peer_port)
     if port.address is None or gateway.address is None:
-        raise ValueError(f"{port.ref} has no address")  # _no_nic has looked
+        raise ValueError(f"{port.ref} has no address")  # _no_nic checked this
     return Endpoint(
         rank, port.node, port.name, str(port.address.ip), port.mac,
         str(gateway.address.ip), gateway.mac, gateway.ref, port.rate_bps, port.mtu,
@@ -267,13 +270,13 @@ def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
 
 
 def qpn_before_first(nic: str) -> int:
-    """A NIC's (`host1:eth1`) first QP number is one more than this."""
+    """One less than the first QP number of a NIC (`host1:eth1`)."""
     # 0 and 1 are management QPs (IBTA vol. 1, section 3.9); starts stay well inside 24 bits.
     return 0x100 + (zlib.crc32(nic.encode()) & 0xFFFFF)
 
 
 class _QpNumbers:
-    """Hands out QP numbers as NICs do: one after the other, from a start that differs from NIC to NIC."""
+    """Assigns QP numbers as NICs do: in sequence, from a start that differs between NICs."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._nics = [e.nic for e in endpoints]
@@ -285,7 +288,7 @@ class _QpNumbers:
         return self._next[rank]
 
     def psn(self, rank: int, qpn: int) -> int:
-        """A 24-bit first PSN: any value may come, those near the wrap too."""
+        """A 24-bit first PSN: any value is possible, also near the wrap."""
         return zlib.crc32(f"{self._nics[rank]}/{qpn}/psn".encode()) & 0xFFFFFF
 
 

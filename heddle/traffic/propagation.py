@@ -1,9 +1,9 @@
-"""Propagation delay of the paths of a run, and what it means in packets.
+"""Propagation delay of the paths of a run, in seconds and in packets.
 
 In:  a fabric and the NICs of the ranks.
-Out: Propagation: nanoseconds on hardware, seconds here (k times as long), the bandwidth-delay product in packets.
-It is modelled at the end of a path: the receiving NIC takes a frame so much later than the kernel delivers it. Queues,
-marks and pauses of switches are where they are, and know nothing of it (docs/fabric-file.md).
+Out: Propagation: nanoseconds on hardware, emulated seconds (k times as long), bandwidth-delay product in packets.
+The delay is modelled at the end of a path: the receiving NIC takes a frame this much later than the kernel delivers it.
+It does not affect queues, marks and pauses of switches (docs/fabric-file.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heddle.wire.layout import LAYOUTS
 
 @dataclass(frozen=True, slots=True)
 class Propagation:
-    """least_ns, most_ns: of the paths of a run on hardware, one way; both 0 where no delay is modelled.
+    """The delays of a run. least_ns, most_ns: over its paths, on hardware, one way; both 0 if no delay is modelled.
 
     rate_bps: of the fastest NIC. frame: bytes of a full packet on the wire.
     """
@@ -34,25 +34,25 @@ class Propagation:
 
     @classmethod
     def of(cls, fabric: Fabric, endpoints: Iterable[Endpoint], delays_ns: Iterable[int]) -> Propagation:
-        """delays_ns: of each path between two of these NICs, one way, on hardware."""
+        """The delays of some paths. delays_ns: of each path between two of these NICs, one way, on hardware."""
         found, policy = [*delays_ns], fabric.policy
         frame = policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes
         return cls(min(found), max(found), policy.k, max(e.rate_bps for e in endpoints), frame)
 
     @property
     def rtt_s(self) -> float:
-        """The longest delay there and back, seconds here."""
+        """The longest round-trip delay, in emulated seconds."""
         return 2 * self.most_ns * self.k * 1e-9
 
     @property
     def bdp_packets(self) -> int:
-        """Full packets that the fastest NIC sends in `rtt_s`: as many as on hardware of k times its rate."""
+        """Full packets that the fastest NIC sends in `rtt_s`: the same number as on hardware with k times its rate."""
         return math.ceil(self.rtt_s * self.rate_bps / (8 * self.frame))
 
     def text(self) -> str:
         """`1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets`."""
         if not self.most_ns:
-            return "none is modelled (link.delay: 0)"
+            return "not modelled (link.delay: 0)"
         some = [self.least_ns, self.most_ns] if self.least_ns < self.most_ns else [self.most_ns]
         hardware, here = (_range([ns * factor for ns in some]) for factor in (1, self.k))
         return f"{hardware} one way on hardware, {here} here; bandwidth-delay product {self.bdp_packets} packets"

@@ -1,7 +1,7 @@
-"""One rank's part of one collective, cut into messages: what waits for what.
+"""One rank's part of one collective, cut into messages with their dependencies.
 
 In:  a pattern, the number of ranks, a rank, an element count, the message size.
-Out: Schedule: sends and receives, and for each send the receives that must have been applied before it may go.
+Out: Schedule: sends and receives, and for each send the receives that must be applied before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from heddle.traffic.collectives import Pattern, Transfer
 from heddle.traffic.options import ELEMENT_BYTES
 
-MESSAGE_BITS: Final = 12  # of the immediate, for a message's index within its step
+MESSAGE_BITS: Final = 12  # bits of the immediate, for a message's index within its step
 MAX_MESSAGES: Final = 1 << MESSAGE_BITS
 
 Key = tuple[int, int]  # (step, index of the message within the step): the same at sender and receiver
@@ -21,7 +21,7 @@ Key = tuple[int, int]  # (step, index of the message within the step): the same 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Elements [lo, hi) to `peer`, from its element `put` on, once all of `needs` have been applied."""
+    """Send elements [lo, hi) to `peer`, to its element `put` and up, once all of `needs` are applied."""
 
     key: Key
     peer: int
@@ -33,7 +33,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Elements [lo, hi) from `peer`, to be added (`reduce`) or copied."""
+    """Elements [lo, hi) from `peer`: added (`reduce`) or copied."""
 
     key: Key
     peer: int
@@ -52,13 +52,13 @@ class Schedule:
 
 
 def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: int) -> Schedule:
-    """Cut every transfer into messages of at most `chunk` bytes; transfers of nothing are left out."""
+    """Cut every transfer into messages of at most `chunk` bytes; empty transfers are omitted."""
     program = pattern.program(ranks, rank, count)
     receives: dict[Key, Receive] = {}
     sends: list[Send] = []
     for at, transfer in enumerate(program):
-        # Everything that earlier steps put into a range, by the contract of patterns; looked for among whole transfers
-        # first, since there are far more messages than steps.
+        # By the contract of patterns, a range waits for all data that earlier steps put into it. Whole transfers are
+        # searched first, since there are far more messages than steps.
         before = program[:at] if pattern.in_place else ()
         earlier = [t for t in before if t.step < transfer.step and _overlap(t.recv, transfer.send)]
         whole = [key for t in program if t.step in transfer.after for key, _, _ in _pieces(t.step, t.recv, chunk)]
@@ -76,7 +76,7 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
 
 
 def messages_of(span: tuple[int, int], chunk: int) -> int:
-    """How many messages of at most `chunk` bytes a range of elements takes."""
+    """The number of messages of at most `chunk` bytes for a range of elements."""
     lo, hi = span
     return -(-(hi - lo) * ELEMENT_BYTES // chunk)
 
@@ -86,7 +86,7 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def _messages_in(transfer: Transfer, lo: int, hi: int, chunk: int) -> Iterator[Key]:
-    """The messages of what a transfer receives that put something into elements [lo, hi)."""
+    """The received messages of a transfer that write into elements [lo, hi)."""
     start, end = transfer.recv
     if _overlap((start, end), (lo, hi)):
         width = chunk // ELEMENT_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.files import elsewhere
+from heddle.base.files import place_flag
 from heddle.base.tables import table
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def up_text(done: UpResult) -> str:
     # An imported topology may have no switch.
     looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
     up = f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
-    if place := elsewhere():  # which is long, and has to be in each
+    if place := place_flag():  # which is long, and has to be in each
         return f"{up}next: ./inv run --lab {name}{place}; ./inv down {name}{place}"
     return (
         f"{up}next: ./inv run --lab {name}; ./inv status {name}; ./inv exec --lab {name} {looked_at}; ./inv down {name}"

@@ -58,9 +58,9 @@ def now_text(now: Now, chosen: QpSelection | None = None, rows: int | None = _RO
     selection = chosen or QpSelection()
     lines = [
         f"  {' to '.join(now.result.ends(proof))}, QP {proof.flow.qpn}: {' '.join(was)} -> "
-        + (" ".join(proof.foretold) or "nowhere")
+        + (" ".join(proof.expected) or "nowhere")
         for proof, was, wanted in zip(now.result.flows, now.was, selection.mask(now.result), strict=True)
-        if wanted and not proof.spread and not spreads(was) and proof.foretold != was
+        if wanted and not proof.spread and not spreads(was) and proof.expected != was
     ]
     most = len(lines) if chosen or rows is None else _MOVED
     more = [f"  and {len(lines) - most} more: --all lists them"] if len(lines) > most else []
@@ -86,9 +86,9 @@ def _verdict(result: PathsResult) -> list[str]:
     total = len(result.flows)
     wrong = sum(1 for proof in result.flows if proof.why)
     if result.agree:
-        lines = [f"{result.said} agree on the paths of all {total} QPs"]
+        lines = [f"{result.source_names} agree on the paths of all {total} QPs"]
     elif wrong:
-        lines = [f"NOT PROVEN: {result.said} do not agree on {wrong} of {total} QPs"]
+        lines = [f"NOT PROVEN: {result.source_names} do not agree on {wrong} of {total} QPs"]
     else:  # the notes say why
         lines = [f"NOT PROVEN: the paths of {total} QPs"]
     return lines + [
@@ -186,14 +186,14 @@ def _ratio(value: float | None) -> str:
 def _flows(result: PathsResult, flows: Sequence[FlowProof], rows: int | None) -> list[str]:
     """A row for each QP: those that are not proven, then those with the longest paths. rows: of each, None for all."""
     wrong = [proof for proof in flows if proof.why]
-    right = sorted((p for p in flows if not p.why), key=lambda p: -len(p.foretold))
+    right = sorted((p for p in flows if not p.why), key=lambda p: -len(p.expected))
     shown = [*wrong[:rows], *right[:rows]]
     ends = [result.ends(proof) for proof in shown]
     widths = [max([_END, *(len(each[side]) for each in ends)]) for side in (0, 1)]
     lines = [_row_text(("from", "to", "QPN", "sport", "packets", "path"), widths)] if flows else []
     for proof, (src, dst) in zip(shown, ends, strict=True):
         f = proof.flow
-        rest = proof.why or " ".join(proof.measured or proof.foretold)
+        rest = proof.why or " ".join(proof.measured or proof.expected)
         cells = (src, dst, str(f.qpn), str(f.sport), f"{proof.sent.packets:,}", rest)
         lines += _wrapped(_row_text(cells, widths), "  " if proof.why else "    ")
         lines += _disagreement(proof) if proof.why else []

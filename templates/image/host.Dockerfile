@@ -1,4 +1,4 @@
-# A host: Heddle's own endpoints run in its namespace from outside; inside are tools for people.
+# A host. Heddle's endpoints enter its namespace from outside; the image has tools for users.
 ARG BASE=debian:trixie-slim
 FROM ${BASE}
 LABEL heddle=host

@@ -1,8 +1,8 @@
-# A switch: FRR and what its start script and curious people call. Nothing runs until containerlab's exec starts it.
+# A switch: FRR, the programs of its start script, and tools for users. FRR runs when containerlab's exec starts it.
 ARG BASE=debian:trixie-slim
 FROM ${BASE}
 LABEL heddle=switch
-# Debian's frr starts itself when it is installed, unless policy says no.
+# Debian's frr package starts FRR at installation, unless policy-rc.d forbids it.
 RUN printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d \
  && chmod 755 /usr/sbin/policy-rc.d \
  && export DEBIAN_FRONTEND=noninteractive \

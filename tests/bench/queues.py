@@ -27,7 +27,7 @@ from tests.netns.blaster import Blast, blast
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, PortUse, pfc_lab
 from tests.netns.port_pair import port_pair, realtime
 
-from . import Figure, at_least, at_most, queuecost
+from . import Figure, at_least, at_most, classwaits, queuecost
 from .collectives import fluid_busbw
 
 _LAB: Final = "benchq"
@@ -44,7 +44,9 @@ def figures(observer: Observer) -> Iterator[Figure]:
     ensure_bpffs()
     yield from queuecost.figures(observer)
     yield from incast(observer)
+    yield from reactions_of_many()
     yield from openings()
+    yield from classwaits.figures()
     yield from victim()
     yield from all_to_all(observer)
 
@@ -72,6 +74,18 @@ def incast(observer: Observer) -> Iterator[Figure]:
     yield at_least("15:1 incast without PFC: lost", lost[False], "of all", 0.2)
     yield at_most("pause heard to gate shut, median", reactions.median_ns / 1e6, "ms", 1.0)
     yield Figure("pause heard to gate shut, worst", reactions.max_ns / 1e6, "ms")
+
+
+def reactions_of_many() -> Iterator[Figure]:
+    """How soon ports stop in a fabric of sixteen switches, at a rate that a small machine carries with ease."""
+    shape: dict[str, Any] = {"racks": 12, "weights": (1, 1, 1, 1), "hosts_per_rack": 1}
+    link = {"host": "10mbit", "fabric": "10mbit"}
+    with tempfile.TemporaryDirectory() as place, pfc_lab(Path(place), link=link, **shape) as net:
+        *senders, sink = [host.name for host in net.lab.fabric.hosts]
+        with net.loading([(name, sink, LOSSLESS) for name in senders]):
+            time.sleep(3)
+        reactions = reactions_of(net.queues.agent)
+    yield at_most("pause heard to gate shut, 16 switches: median", reactions.median_ns / 1e6, "ms", 1.0)
 
 
 def _two_tiers(place: Path, pauses: bool) -> Any:

@@ -44,7 +44,8 @@ def containerlab(*argv: str) -> str:
     return subprocess.run([program, *argv], env=env, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def test_inspect_exec_and_save_know_the_lab(lab: Lab) -> None:
+def test_inspect_exec_and_save_know_the_lab(tiny: Lab) -> None:
+    lab = tiny
     found = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))
     assert {row["name"] for row in found[lab.name]} == {f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes}
     assert {row["state"] for row in found[lab.name]} == {"running"}
@@ -54,7 +55,8 @@ def test_inspect_exec_and_save_know_the_lab(lab: Lab) -> None:
     assert health.faults(lab) == []
 
 
-def test_nodes_are_not_privileged_and_have_no_way_out(lab: Lab) -> None:
+def test_nodes_are_not_privileged_and_have_no_way_out(tiny: Lab) -> None:
+    lab = tiny
     names = [f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes]
     for container in json.loads(docker(["inspect", *names]).out):
         assert container["HostConfig"]["Privileged"] is False
@@ -86,13 +88,13 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     containerlab("stop", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
     assert (row.state, row.converged, row.switches) == ("broken", False, 4)
-    assert row.faults == (f"rtsw1  its container does not run: {state_of(lab, 'rtsw1')}",)
+    assert row.faults == (f"rtsw1  its container is not running: {state_of(lab, 'rtsw1')}",)
     nodes, *others = validate(lab)
     assert (nodes.ok, nodes.detail) == (False, row.faults[0])
     assert all(check.skipped for check in others)
-    with pytest.raises(MachineError, match="rtsw1  its container does not run"):
+    with pytest.raises(MachineError, match="rtsw1  its container is not running"):
         lab.output("rtsw1", ["true"])
-    with pytest.raises(MachineError, match="rtsw1  its container does not run"):
+    with pytest.raises(MachineError, match="rtsw1  its container is not running"):
         run(lab, run_options(size="8"), Silent())
     containerlab("start", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
@@ -115,8 +117,8 @@ def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Left
     docker(["kill", f"clab-{lab.name}-ctsw1"])
     docker(["rm", "-f", f"clab-{lab.name}-host2"])
     (row,) = status(lab.name)
-    assert row.faults[0].startswith("ctsw1  its container does not run: Exited (137)")
-    assert row.faults[1] == "host2  its container is gone: somebody removed it"
+    assert row.faults[0].startswith("ctsw1  its container is not running: Exited (137)")
+    assert row.faults[1] == "host2  its container is missing: it was removed"
     assert life.down(lab.name)
     assert leftovers(lab.name) == []
 
@@ -133,7 +135,7 @@ def test_a_name_that_leads_to_another_process_namespace_is_told_and_nobody_there
             name.unlink()
             name.symlink_to(f"/proc/{bystander.pid}/ns/net")
         (row,) = status(lab.name)
-        assert row.faults[0].startswith("ctsw1  its container does not run")
+        assert row.faults[0].startswith("ctsw1  its container is not running")
         assert row.faults[1].startswith("host1  its container runs, but its namespace is not at /run/netns/")
         assert life.down(lab.name)
         assert leftovers(lab.name) == []
@@ -169,8 +171,9 @@ def test_a_foreign_root_qdisc_is_named_and_no_run_is_measured_over_it(lab: Lab) 
         run(lab, run_options(size="8"), Silent())
 
 
-def test_files_of_the_lab_are_where_containerlab_looks_for_them(lab: Lab) -> None:
+def test_files_of_the_lab_are_where_containerlab_looks_for_them(tiny: Lab) -> None:
     """`containerlab inspect --all` tells the lab's directory; what is there goes with the lab."""
+    lab = tiny
     (row, *_) = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))[lab.name]
     assert Path(row["absLabPath"]) == lab.topology
     assert (CLAB_DIR / lab.name / f"clab-{lab.name}" / "topology-data.json").exists()

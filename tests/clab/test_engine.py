@@ -23,6 +23,8 @@ from heddle.host.engine.byhand import dockerd as daemon
 from heddle.host.engine.docker import docker as ask
 from heddle.render import imagenames
 
+pytestmark = pytest.mark.needs("mount", "procps")
+
 CAPABILITIES = [word for name in ("NET_ADMIN", "SYS_ADMIN", "NET_RAW") for word in ("--cap-add", name)]
 
 
@@ -251,24 +253,22 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
 """
     with tempfile.TemporaryDirectory() as name:
         Path(name, "switch.Dockerfile").write_text(
-            'ARG BASE\nFROM ${BASE}\nLABEL heddle=trial\nRUN touch /half\nRUN echo "waits"; sleep 60\n'
+            'ARG BASE\nFROM ${BASE}\nLABEL heddle=trial\nRUN touch /half\nRUN echo "waits"; sleep 600\n'
         )
         argv = [sys.executable, "-c", code, name, imagenames.image_names()["host"]]
         root = Path(images.__file__).parents[3]
         with subprocess.Popen(argv, cwd=root, stderr=subprocess.DEVNULL, start_new_session=True) as proc:
-            _until(lambda: "sleep 60" in _commands())
+            _until(lambda: "sleep 600" in _commands(), seconds=120)
             os.kill(proc.pid, signal.SIGINT)
             proc.wait(60)
     assert proc.returncode != 0
-    _until(lambda: "sleep 60" not in _commands())
+    _until(lambda: "sleep 600" not in _commands())
     assert not images.present("heddle/trial:1")
     assert ask(["image", "ls", "--all", "--filter", "label=heddle=trial", "--quiet"]).out == ""
 
 
 def test_images_are_built_once(engine: None) -> None:
-    start = time.monotonic()
     found = images.ensure_images()
-    assert time.monotonic() - start < 10
     assert [each.built for each in found] == [False, False]
     assert {each.role: each.name for each in found} == dict(imagenames.image_names())
     assert all(20e6 < each.bytes < 400e6 for each in found)
@@ -279,15 +279,15 @@ def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
     image, network = imagenames.image_names()[role], f"heddle-trial-{os.getpid()}"
     ask(["network", "create", "--subnet", "192.168.213.0/29", network])
     try:
-        name = ask(["run", "--detach", "--rm", *CAPABILITIES, "--network", network, image]).out.strip()
+        name = ask(["run", "--detach", *CAPABILITIES, "--network", network, image]).out.strip()
         try:
             _until(lambda: "sleep infinity" in ask(["top", name]).out)
             assert "default" not in ask(["exec", name, "ip", "route"]).out
             assert "192.168.213.0/29" in ask(["exec", name, "ip", "route"]).out
             assert ask(["exec", name, "ping", "-c", "1", "-W", "1", "192.0.2.1"], check=False).code != 0
-            start = time.monotonic()
             ask(["stop", "--time", "30", name])
-            assert time.monotonic() - start < 10, "it ends when it is told to"
+            ended = ask(["inspect", "--format", "{{.State.ExitCode}}", name]).out.strip()
+            assert ended == str(128 + signal.SIGTERM), "it ends when it is told to, and is not killed after 30 s"
         finally:
             ask(["rm", "--force", name], check=False)
     finally:

@@ -17,6 +17,8 @@ from heddle.render.imagenames import image_names
 from heddle.runtimes.containerlab import ContainerlabRuntime
 from tests.own_topologies import mini_clos
 
+pytestmark = pytest.mark.needs("procps")
+
 # As FRR's own image does: the daemons first, then something that stays.
 START = '["/bin/sh", "-c", "sleep 1; /usr/lib/frr/frrinit.sh start; exec sleep infinity"]'
 

@@ -52,6 +52,7 @@ FABRICS = {
     "rails": ClosSpec(name="rails", racks=2, ctsw=2, hosts_per_rack=2, nics_per_host=4),
     "large": ClosSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2),
 }
+KEYS = ("preset-tiny", "shape-rail", "rails")
 WAYS = {
     "linux": RenderOptions(),
     "linux-bare": RenderOptions(mgmt="none"),
@@ -74,8 +75,11 @@ def present() -> list[str]:
     return [docker([kind, "ls", "--quiet"]).out for kind in ("container", "network")]
 
 
-@pytest.mark.parametrize("way", sorted(WAYS))
-@pytest.mark.parametrize("fabric", sorted(FABRICS))
+# Each fabric in the default dialect; the others write the same fields, so a few fabrics have all their keys.
+CASES = [(fabric, way) for fabric in sorted(FABRICS) for way in sorted(WAYS) if way == "linux" or fabric in KEYS]
+
+
+@pytest.mark.parametrize(("fabric", "way"), CASES)
 def test_containerlab_takes_what_is_rendered(fabric: str, way: str, containerlab: Containerlab, tmp_path: Path) -> None:
     topology = str(render(build(FABRICS[fabric]), tmp_path / "out", WAYS[way]))
     done = containerlab("validate", "--topo", topology)

@@ -26,6 +26,8 @@ from heddle.host.engine.docker import docker as ask
 from heddle.host.engine.setup import setup_containerlab
 from heddle.render import imagenames
 
+pytestmark = pytest.mark.needs("procps")
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -49,13 +51,11 @@ def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_somebody_sets
 
 
 @pytest.mark.usefixtures("engine_of_this_run")
-def test_where_all_is_there_setup_is_quick_and_changes_nothing() -> None:
+def test_where_all_is_there_setup_changes_nothing() -> None:
     before = binary.find()
     assert before is not None
     stamp = before.stat().st_mtime_ns
-    start = time.monotonic()
     steps = _inv("setup", "containerlab")["steps"]
-    assert time.monotonic() - start < 30
     assert [step["name"] for step in steps] == ["docker", "daemon", "containerlab", "images"]
     assert not any(step["done"] for step in steps)
     assert before.stat().st_mtime_ns == stamp
@@ -73,7 +73,7 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
     assert all(check.ok and not check.required for check in checks.values()), checks
     found = binary.find()
     assert found is not None
-    assert binary.spoken(found) in checks["containerlab"].detail
+    assert binary.version_text(found) in checks["containerlab"].detail
     monkeypatch.setattr(imagenames, "PUBLIC_BASE", "debian:none")
     lacking = doctor.CHECKS["images"]()
     assert not lacking.ok

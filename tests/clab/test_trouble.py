@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -64,7 +63,7 @@ def foreign(name: str, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_lab_of_that_name_that_is_not_ours_is_named_and_never_touched(name: str, foreign: Path, up: Up) -> None:
-    said = rf"lab {name} is a containerlab lab already, not Heddle's, deployed from {foreign}"
+    said = rf"lab {name} is already a containerlab lab that Heddle did not deploy, from {foreign}"
     with pytest.raises(InputError, match=said):
         up(name)
     assert not life.down(name)
@@ -85,7 +84,7 @@ def test_a_container_of_somebody_else_that_has_a_nodes_name_is_told_and_never_to
     link = NETNS_DIR / theirs
     link.symlink_to("/proc/0/ns/net")
     try:
-        with pytest.raises(MachineError, match=r"already exist(.|\n)*docker ps -a shows who has that name"):
+        with pytest.raises(MachineError, match=r"already exist(.|\n)*docker ps -a shows what has that name"):
             life.up(import_topology(path, runtime, name), runtime=runtime)
         assert docker(["inspect", theirs, "--format", "{{.State.Status}}"]).out.strip() == "running"
         assert link.is_symlink()
@@ -199,7 +198,7 @@ def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:
 
 @pytest.mark.parametrize(
     ("version", "told"),
-    [("0.50.0", "is version 0.50.0, and 0.68.0 is the least"), ("gibberish", "does not tell its version")],
+    [("0.50.0", "is version 0.50.0, and Heddle needs 0.68.0"), ("gibberish", "does not print its version")],
 )
 def test_a_containerlab_that_is_too_old_or_none_is_told(
     version: str, told: str, name: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,9 +237,7 @@ def test_a_command_of_a_node_that_does_not_end_is_not_waited_for(
 ) -> None:
     file = tmp_path / "own.clab.yml"
     file.write_text("name: own\ntopology:\n  defaults: {kind: linux}\n  nodes:\n    h1: {exec: [sleep 3600]}\n")
-    monkeypatch.setattr(clab_deploy, "_DEPLOY_S", 8.0)
-    start = time.monotonic()
+    monkeypatch.setattr(clab_deploy, "_DEPLOY_S", 8.0)  # the command would end after an hour
     with pytest.raises(MachineError, match="did not end within 8 s"):
         life.up(import_topology(file, runtime, name), runtime=runtime)
-    assert time.monotonic() - start < 60
     assert leftovers(name) == []

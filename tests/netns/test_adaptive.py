@@ -18,6 +18,7 @@ from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
+from tests.marks import deep
 from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
 from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, statistics, told
 
@@ -141,7 +142,7 @@ def test_every_port_of_every_switch_is_read_under_its_own_number() -> None:
                 assert names[run_on(program, frame, ifindex=index).cb[1]] == best
 
 
-@pytest.mark.parametrize("mode", ["adaptive", "flowlet"])
+@pytest.mark.parametrize("mode", ["adaptive", deep("flowlet")])
 def test_bursts_keep_away_from_a_slow_way_by_depth_and_not_by_hash(mode: str) -> None:
     """One of two uplinks has a tenth of the rate. What is steered is charged to where it came in, as what is routed."""
     link_rates = {"host": "40mbit", "fabric": "40mbit", "exceptions": {"rtsw1:eth1": "4mbit"}}

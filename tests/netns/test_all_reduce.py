@@ -21,6 +21,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab
+from tests.marks import deep
 from tests.netns.static_fabric import dropping
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,11 +36,11 @@ def all_reduce(lab: Lab, **options: object) -> RunResult:
 @pytest.mark.parametrize(
     "options",
     [
-        {"qps": 1},
+        deep({"qps": 1}),
         {"qps": 16},
         {"qps": 16, "qp_mode": "round-robin", "chunk": 8192},
         {"qps": 3, "placement": "cyclic", "source_ports": parse_source_ports("list:50000,50001")},
-        {"qps": 2, "ranks": 3},
+        deep({"qps": 2, "ranks": 3}),
         {"qps": 4, "ranks": 2, "placement": "host4,host1", "source_ports": parse_source_ports("fixed")},
     ],
     ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items() if k != "source_ports"),
@@ -57,6 +58,7 @@ def test_sums_are_right_and_every_path_is_proven(tiny: Lab, options: dict[str, o
         assert proof.measured[-1].startswith("rtsw")
 
 
+@pytest.mark.containers
 def test_sizes_from_one_element_to_many_messages(tiny: Lab) -> None:
     sizes = (4, 8, 20, 4096, 100_000, 1 << 20)
     result = all_reduce(tiny, sizes=sizes, qps=2)
@@ -77,6 +79,7 @@ def test_the_table_has_the_size_that_was_sent(tiny: Lab, collective: str, sent: 
     assert paths_of(tiny).agree
 
 
+@pytest.mark.deep
 def test_e_ecmp_spreads_the_queue_pairs_that_one_five_tuple_keeps_together(fabric_lab: FabricLab) -> None:
     used = {}
     for ecmp in ("flow", "e-ecmp"):
@@ -89,6 +92,7 @@ def test_e_ecmp_spreads_the_queue_pairs_that_one_five_tuple_keeps_together(fabri
     assert len(used["e-ecmp"]) > 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("racks", "ctsw", "hosts"), [(3, 5, 3), (2, 16, 2), (2, 1, 1)])
 @pytest.mark.parametrize("ecmp", ["flow", "e-ecmp"])
 def test_other_shapes_than_the_presets(fabric_lab: FabricLab, racks: int, ctsw: int, hosts: int, ecmp: str) -> None:
@@ -122,6 +126,7 @@ def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab
         assert proof.counted[0] == flow.sent.packets
 
 
+@pytest.mark.deep
 def test_a_link_that_goes_down_ends_the_run_with_the_rank_that_noticed(fabric_lab: FabricLab) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     lab.output("ctsw1", ["ip", "link", "set", "eth2", "down"])
@@ -131,6 +136,7 @@ def test_a_link_that_goes_down_ends_the_run_with_the_rank_that_noticed(fabric_la
         paths_of(lab)  # the run before must not be taken for the one that failed
 
 
+@pytest.mark.needs("tshark")
 def test_tshark_reads_what_the_nics_send(tiny: Lab, tmp_path: Path) -> None:
     """An independent reader of a capture from a live run: same QPs, PSNs without gaps, no malformed packet."""
     pcap = tmp_path / "host1.pcap"
@@ -173,6 +179,7 @@ def _workers_of(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.deep  # Ctrl-C in a run: tests/netns/test_runs_kept.py
 @pytest.mark.parametrize("how", ["interrupted", "killed", "its worker killed"])
 def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how: str) -> None:
     argv = [sys.executable, "-m", "tasks", "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
@@ -198,6 +205,7 @@ def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how
     assert all_reduce(tiny).wrong == 0
 
 
+@pytest.mark.deep
 def test_a_port_that_is_gone_is_named(fabric_lab: FabricLab) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     lab.output("host2", ["ip", "link", "delete", "eth1"])

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.root
 TEST_PORT = 0  # a test run has no filter, and so no classid
 UNSPEC = 0xFFFFFFFF  # TC_ACT_UNSPEC, -1: what else is attached goes on
 FLOW = Flow("host1", "host2", "10.0.0.1", "10.0.1.1", 51234, 0xABCDEF, "rtsw1:eth5")
+FLOW6 = replace(FLOW, src_ip="fd00::1", dst_ip="fd00:0:0:1::1")
 
 Change = Callable[[bytes], bytes]
 NOT_ROCE: dict[str, Change] = {
@@ -119,10 +120,11 @@ def test_batches_read_maps_of_any_size_whole(objects: Path) -> None:
 def test_a_nic_counts_roce_and_lets_everything_go_on_to_its_sockets(objects: Path) -> None:
     with loaded(objects / "nic.o") as made:
         program = made.program("nic")
-        assert run_on(program, roce_frame(FLOW)).retval == UNSPEC
+        frames = [roce_frame(FLOW), roce_frame(FLOW6)]
+        assert {run_on(program, frame).retval for frame in frames} == {UNSPEC}
         for name, change in NOT_ROCE.items():
             assert run_on(program, change(roce_frame(FLOW))).retval == UNSPEC, name
-        assert struct.unpack("=2Q", made.map("taken", 4, 16).lookup(bytes(4)) or b"") == (1, len(roce_frame(FLOW)))
+        assert struct.unpack("=2Q", made.map("taken", 4, 16).lookup(bytes(4)) or b"") == (2, sum(map(len, frames)))
 
 
 def test_what_goes_wrong_says_what_and_why(tmp_path: Path) -> None:

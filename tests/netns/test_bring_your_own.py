@@ -48,6 +48,7 @@ def clos(own: Path, runtime: str, lab_name: Callable[[], str]) -> Iterator[Lab]:
         life.down(name)
 
 
+@pytest.mark.containers
 def test_it_is_up_as_its_file_says(clos: Lab, own: Path) -> None:
     (found,) = status(clos.name)
     assert (found.state, found.converged, found.faults) == ("up", True, ())
@@ -73,6 +74,7 @@ def test_inspect_has_the_as_numbers_that_its_daemons_report(clos: Lab) -> None:
     assert nodes["h1"].ports[0].addresses == ("10.1.1.2/24",)
 
 
+@pytest.mark.containers
 def test_commands_run_in_its_nodes(clos: Lab) -> None:
     routes = clos.output("leaf-1", ["ip", "route", "show", "10.1.2.0/24"])
     assert routes.count("nexthop") == 2
@@ -81,6 +83,7 @@ def test_commands_run_in_its_nodes(clos: Lab) -> None:
     assert clos.output("leaf-1", ["hostname"]) == "leaf-1\n"
 
 
+@pytest.mark.containers
 def test_paths_of_a_run_are_proven(clos: Lab) -> None:
     result = run(clos, run_options(size="256K", qps=16, iters=2), Silent())
     assert result.wrong == 0
@@ -90,6 +93,7 @@ def test_paths_of_a_run_are_proven(clos: Lab) -> None:
     assert {len(row.measured) for row in proof.flows} == {3}
 
 
+@pytest.mark.containers
 def test_everything_about_it_validates(clos: Lab) -> None:
     checks = validate(clos)
     assert {check.name: check.detail for check in checks if not check.ok} == {}
@@ -119,6 +123,7 @@ def test_up_again_does_nothing_and_a_changed_file_is_named(clos: Lab, own: Path,
     assert not life.up(import_topology(own, runtime, clos.name), runtime=runtime).created
 
 
+@pytest.mark.deep
 def test_a_session_that_ends_is_seen(clos: Lab) -> None:
     clos.output("Spine-2", ["vtysh", "-c", "conf t", "-c", "router bgp 65100", "-c", "neighbor 10.0.1.3 shutdown"])
     try:
@@ -138,6 +143,7 @@ def test_a_session_that_ends_is_seen(clos: Lab) -> None:
         clos.wait(timeout=60)
 
 
+@pytest.mark.deep
 def test_routes_that_still_change_have_not_converged(clos: Lab) -> None:
     netns = str(clos.handle("leaf-1").netns)
     stop = threading.Event()
@@ -160,6 +166,7 @@ def test_routes_that_still_change_have_not_converged(clos: Lab) -> None:
     clos.wait(timeout=60)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("policy", ["0", "1", "2"])
 def test_the_files_own_hashing_wins_and_is_predicted(
     policy: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
@@ -179,10 +186,11 @@ def test_the_files_own_hashing_wins_and_is_predicted(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
-        ("0x1, net.ipv4.fib_multipath_hash_seed: 0", "seed that Linux made up and tells nobody"),
+        ("0x1, net.ipv4.fib_multipath_hash_seed: 0", "random seed that Linux does not show"),
         ("3, net.ipv4.fib_multipath_hash_fields: 0x0003", ""),
     ],
 )
@@ -203,6 +211,8 @@ def test_hashing_that_cannot_be_predicted_is_told_and_a_hexadecimal_value_is_the
         life.down(name)
 
 
+@pytest.mark.deep
+@pytest.mark.containers
 def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     name = lab_name()
     for router, far in ((1, 2), (2, 1)):
@@ -231,6 +241,7 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callab
         life.down(name)
 
 
+@pytest.mark.deep
 def test_hosts_without_addresses_cannot_run_and_it_says_which(
     tmp_path: Path, runtime: str, lab_name: Callable[[], str]
 ) -> None:
@@ -251,6 +262,7 @@ def test_hosts_without_addresses_cannot_run_and_it_says_which(
         life.down(name)
 
 
+@pytest.mark.deep
 def test_a_daemon_that_refuses_its_file_is_named(tmp_path: Path, lab_name: Callable[[], str], runtime: str) -> None:
     name = lab_name()
     (tmp_path / "daemons").write_text(DAEMONS)
@@ -293,6 +305,7 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     text = (ROOT / "docs/bring-your-own.md").read_text()
     files = dict(re.findall(r"```(?:yaml)?\n# (\S+)\n(.*?)```", text, re.DOTALL))
@@ -311,6 +324,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab
         life.down(lab)
 
 
+@pytest.mark.deep
 def test_hosts_alone_are_a_lab_too(
     tmp_path: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
 ) -> None:

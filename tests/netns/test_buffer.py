@@ -10,6 +10,7 @@ import pytest
 from heddle.switch.queues.cells import CAUSES
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import row
+from tests.marks import deep
 from tests.netns.queue_bench import LOSSLESS
 from tests.netns.queue_traffic import SIZE, Rack, rack, send_from
 
@@ -35,7 +36,7 @@ def change(made: Rack, **words: Any) -> None:
     ("cause", "words"),
     [
         ("threshold", {"alpha": 0.5, "shared": 60_000, "reserve": 10_000}),
-        ("buffer", {"alpha": 64.0, "shared": 200_000, "buffer": 40_000}),
+        deep("buffer", {"alpha": 64.0, "shared": 200_000, "buffer": 40_000}),
     ],
 )
 def test_two_senders_into_one_port_lose_what_the_buffer_refuses_and_every_loss_is_counted(
@@ -56,6 +57,7 @@ def test_two_senders_into_one_port_lose_what_the_buffer_refuses_and_every_loss_i
         assert most - 2 * SIZE <= made.cell()["high_water"] <= most + 2 * SIZE
 
 
+@pytest.mark.deep
 def test_a_deep_queue_leaves_others_their_share_and_a_reserve() -> None:
     with rack(link=LINKS) as made:
         change(made, alpha=4.0, shared=100_000, reserve=5_000, ecn=False)
@@ -67,6 +69,7 @@ def test_a_deep_queue_leaves_others_their_share_and_a_reserve() -> None:
         assert high - 5_000 - 4 * SIZE <= int(node["high_water"]) <= 105_000 + 4 * SIZE
 
 
+@pytest.mark.deep
 def test_a_lossless_class_without_pauses_fills_its_headroom_and_then_loses_by_the_missing_bytes() -> None:
     """Nobody answers the pauses here: the loss is what an agent is for."""
     with rack(link=LINKS) as made:

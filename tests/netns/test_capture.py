@@ -28,6 +28,8 @@ from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
 
+pytestmark = pytest.mark.needs("tcpdump", "tshark")
+
 ROOT = Path(__file__).resolve().parents[2]
 INV = (sys.executable, str(ROOT / "tasks.py"))
 
@@ -74,6 +76,7 @@ def inv_capture(lab: Lab, port: str, *words: str) -> Iterator[subprocess.Popen[s
         yield proc
 
 
+@pytest.mark.containers
 def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_path: Path) -> None:
     taps = find_ports(tiny, "rtsw1:eth1,rtsw1:eth2")
     refs, frames = [tap.ref for tap in taps], list[Frame]()
@@ -99,7 +102,9 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
         file.keep(done.ended_ns, done.dropped)
     assert (done.ended, done.packets) == ("asked", len(frames))
     assert done.dropped == dict.fromkeys(refs, 0)
-    assert [f.time_ns for f in frames] == sorted(f.time_ns for f in frames)
+    for ref in refs:  # of both ports together only as far as a busy machine hands them over within 50 ms
+        times = [frame.time_ns for frame in frames if frame.port == ref]
+        assert times == sorted(times)
 
     seen = Counter[tuple[str, str, str, int]]()
     for frame in frames:
@@ -159,6 +164,7 @@ def test_ctrl_c_ends_it_well_and_keeps_the_file(tiny: Lab, tmp_path: Path) -> No
     assert tcpdumps(tiny) == []
 
 
+@pytest.mark.deep
 def test_tcpdump_does_not_outlive_a_capture_that_is_killed(tiny: Lab, tmp_path: Path) -> None:
     with inv_capture(tiny, "rtsw1", "--seconds", "60") as proc:
         assert tcpdumps(tiny) == ["tcpdump"] * 4
@@ -203,6 +209,7 @@ def test_a_filter_that_is_none_is_told_with_tcpdumps_reason(text: str, said: str
         read_filter(text)
 
 
+@pytest.mark.deep
 def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: FabricLab, tmp_path: Path) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     host1, rtsw2 = find_ports(lab, "host1,rtsw2:eth1")
@@ -264,11 +271,12 @@ def seen_at(pair: tuple[Tapped, Tapped]) -> list[int]:
     def count(frames: Sequence[Frame]) -> None:
         seen.update((frame.port, frame.outgoing) for frame in frames)
 
-    done: Captured = capture(pair, read_filter("roce"), Bounds(99, 0.6), count, listening=send)
+    done: Captured = capture(pair, read_filter("roce"), Bounds(99, 2.0), count, listening=send)
     assert sum(seen.values()) == done.packets
     return [seen[pair[0].ref, True], seen[pair[1].ref, False]]
 
 
+@pytest.mark.deep
 def test_what_waits_or_is_dropped_in_a_queue_is_not_seen_and_what_comes_is(pair: tuple[Tapped, Tapped]) -> None:
     left, right = (tap.netns.name for tap in pair)
     assert seen_at(pair) == [9, 9]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from heddle.runs.history import History
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from tests.netns.during import run_and
 
 pytestmark = pytest.mark.root
 
@@ -65,6 +65,7 @@ def test_a_link_that_is_down_labels_the_run(lab: Lab) -> None:
     assert labelled(lab, run(lab, SHORT, Silent()))["state"] == "converged", "the label goes with the fault"
 
 
+@pytest.mark.deep
 def test_a_bgpd_that_is_dead_labels_the_run(lab: Lab) -> None:
     os.kill(int(lab.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
     deadline = time.monotonic() + 20
@@ -76,19 +77,11 @@ def test_a_bgpd_that_is_dead_labels_the_run(lab: Lab) -> None:
     assert "#fabric   : degraded before this run (ctsw1  bgpd does not answer)" in result.table()
 
 
-def during(lab: Lab, change: Callable[[], object]) -> RunResult:
-    timer = threading.Timer(0.7, change)
-    timer.start()
-    try:
-        return run(lab, LONG, Silent())
-    finally:
-        timer.join()
-
-
+@pytest.mark.deep
 def test_a_link_that_goes_down_during_the_run_labels_it(lab: Lab) -> None:
     # By hand: a fault of Heddle's waits for the lock that the run holds.
     down = ["nsenter", f"--net={lab.handle('rtsw1').netns}", "ip", "link", "set", "eth1", "down"]
-    result = during(lab, lambda: process.run(down))
+    result = run_and(lab, LONG, lambda: process.run(down))
     state = labelled(lab, result)
     assert state["before"]["converged"] and not state["after"]["converged"]
     assert state["changed"]

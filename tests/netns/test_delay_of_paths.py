@@ -16,6 +16,7 @@ from heddle.lab.lab import Lab
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from tests.marks import deep
 
 pytestmark = pytest.mark.root
 
@@ -29,7 +30,7 @@ def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
         life.down(name)
 
 
-@pytest.mark.parametrize("fastpath", ["on", "off"])
+@pytest.mark.parametrize("fastpath", ["on", deep("off")])
 def test_a_small_ring_takes_the_delays_of_its_steps(lab: Lab, fastpath: str) -> None:
     """6 steps of 4 ranks: a chunk passes 3 paths in a rack (4 ms each) and 3 between racks (12 ms)."""
     result = run(lab, RunOptions(sizes=(16,), iters=2, warmup=0, fastpath=fastpath), Silent())  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ def test_three_acts_are_right_and_proven_and_leave_nothing(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_a_reader_that_goes_away_leaves_no_lab(
     lab_name: Callable[[], str], leftovers: Callable[[str], list[str]]
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_reader_that_goes_away_leaves_no_lab(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_a_running_lab_called_demo_is_left_alone(
     fabric_lab: FabricLab, lab_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

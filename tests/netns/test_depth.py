@@ -44,6 +44,7 @@ def test_depth_lies_between_two_readings_of_tc_and_returns_to_0() -> None:
         assert max(depth for _, depth, _ in readings) <= cell["high_water"] <= 1200 * SIZE
 
 
+@pytest.mark.deep
 def test_depth_at_a_standstill_is_what_tc_says_to_the_byte() -> None:
     """A gate is closed, and all that is on its way has come."""
     with rack(link={"host": "40mbit", "fabric": "40mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
@@ -58,6 +59,7 @@ def test_depth_at_a_standstill_is_what_tc_says_to_the_byte() -> None:
         gates.close_sockets()
 
 
+@pytest.mark.deep
 def test_what_a_port_brought_in_is_charged_to_it_until_it_has_left() -> None:
     with rack(link=SLOW, queues={"buffer": {"rtsw": "8MB"}}) as made:
         send_from(made, (0, 1), 400)
@@ -69,6 +71,7 @@ def test_what_a_port_brought_in_is_charged_to_it_until_it_has_left() -> None:
         made.at_rest()
 
 
+@pytest.mark.deep
 def test_classes_count_apart_and_their_sum_is_the_switch() -> None:
     with rack(link={"host": "40mbit", "fabric": "40mbit"}) as made:
         for tos in (2, 26 << 2 | 2, 48 << 2):
@@ -98,6 +101,7 @@ def test_a_link_that_takes_packets_with_it_is_settled_to_the_last_byte() -> None
         q.set_down(port, False)
 
 
+@pytest.mark.deep
 def test_packets_that_went_with_their_qdisc_are_missed_and_taken_out_of_the_books() -> None:
     with rack(link={"host": "20mbit", "exceptions": {"host3:eth1": "1mbit"}}) as made:
         send_from(made, (0,), 60)
@@ -117,6 +121,7 @@ def test_packets_that_went_with_their_qdisc_are_missed_and_taken_out_of_the_book
         assert made.lab.snapshot(LabPart.DROPS).drops[made.egress.ref] == 60 - arrived
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what", ["ecn", "buffers"])
 def test_policies_change_under_load_and_no_packet_is_lost(what: str) -> None:
     with rack(link={"host": "100mbit", "fabric": "100mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:

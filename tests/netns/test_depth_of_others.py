@@ -55,6 +55,7 @@ def test_tcp_that_the_kernel_cuts_as_it_leaves_is_in_the_books_to_the_byte() -> 
         assert cell["in_packets"] >= size // segment and cell["in_bytes"] > size
 
 
+@pytest.mark.deep
 def test_udp_in_segments_and_in_fragments_is_in_the_books_to_the_byte() -> None:
     with rack(link=LINK) as made:
         source, sink = sockets(made, socket.SOCK_DGRAM)
@@ -71,6 +72,7 @@ def test_udp_in_segments_and_in_fragments_is_in_the_books_to_the_byte() -> None:
                 made.at_rest()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("tags", [(0x8100,), (0x88A8, 0x8100)])
 def test_frames_with_tags_are_in_the_books_to_the_byte(tags: tuple[int, ...]) -> None:
     with rack(link=LINK) as made:

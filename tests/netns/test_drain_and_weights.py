@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from heddle.checks.validate import validate
 from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.host.preflight import frr_release
@@ -17,6 +19,7 @@ def weights(lab: Lab, switch: str, rack: int) -> dict[str, int]:
     return {hop.port: hop.weight for hop in read_fib(lab.handle(switch)).routes[lab.fabric.prefixes[rack]]}
 
 
+@pytest.mark.containers
 def test_weights_are_those_of_bandwidths_and_a_drained_switch_has_none(fabric_lab: FabricLab) -> None:
     link = {"host": "100mbit", "fabric": "100mbit", "exceptions": {"ctsw2": "30mbit"}}
     lab = fabric_lab(zones=2, racks=2, ctsw=2, atsw=2, hosts_per_rack=1, link=link, routing={"ucmp": True})

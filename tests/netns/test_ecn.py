@@ -46,12 +46,14 @@ def test_at_enqueue_the_first_of_a_burst_go_unmarked_and_at_dequeue_the_last() -
         made.at_rest()
 
 
+@pytest.mark.deep
 def test_packets_that_are_not_ecn_capable_pass_a_deep_queue_unmarked_and_are_not_dropped_for_it() -> None:
     with rack(link={"host": "20mbit", "fabric": "20mbit"}, queues={"ecn": STEP}) as made:
         assert burst(made, 100, DATA & ~3) == [0] * 100
         assert made.cell()["marks"] == 0 and not made.cell()["drops"].any()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("window", [40, 80, 150, 220, 1000])
 def test_a_queue_that_is_held_at_a_depth_marks_as_the_curve_has_it(window: int) -> None:
     """A window of packets: each that arrives lets the next one go, so as many wait as the window has."""
@@ -108,6 +110,7 @@ def pcap(found: Arrivals, path: Path) -> Path:
     return path
 
 
+@pytest.mark.needs("tshark")
 def test_tshark_sees_ce_marks_as_such_and_right_checksums(tmp_path: Path) -> None:
     with rack(link={"host": "20mbit", "fabric": "20mbit"}, queues={"ecn": STEP}) as made:
         with made.listening() as found:

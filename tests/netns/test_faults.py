@@ -73,6 +73,7 @@ def test_a_link_that_is_down_is_gone_from_every_kernel_and_comes_back(dc: Lab) -
     assert ways(dc, "rtsw1", 3) == {"eth1", "eth2"}
 
 
+@pytest.mark.deep
 def test_plain_functions_do_the_same(dc: Lab) -> None:
     link_down(dc, "atsw1:eth4")
     assert ways(dc, "ctsw4", 1) == {"eth4"}
@@ -85,6 +86,7 @@ def test_plain_functions_do_the_same(dc: Lab) -> None:
     undrain(dc, "atsw1")
 
 
+@pytest.mark.deep
 def test_a_hosts_link_goes_down_at_its_switch_so_that_the_host_keeps_its_routes(dc: Lab) -> None:
     before = dc.output("host1", ["ip", "route"])
     with link_down(dc, "host1:eth1"):
@@ -116,6 +118,7 @@ def test_a_drained_switch_is_gone_round_and_named(dc: Lab) -> None:
         assert (routes.ok, routes.detail) == (False, "ctsw2 is drained (BGP graceful-shutdown)")
 
 
+@pytest.mark.deep
 def test_two_drained_switches_are_used_where_there_are_no_others(dc: Lab) -> None:
     with drain(dc, "ctsw1"), drain(dc, "ctsw2"):
         assert ways(dc, "rtsw1", 3) == {"eth1", "eth2"}
@@ -123,6 +126,7 @@ def test_two_drained_switches_are_used_where_there_are_no_others(dc: Lab) -> Non
             assert ways(dc, "rtsw1", 3) == {"eth1"}
 
 
+@pytest.mark.deep
 def test_a_drain_by_hand_is_seen_as_well(dc: Lab) -> None:
     asn = dc.fabric.by_name["atsw2"].asn
     commands = ["-c", "configure terminal", "-c", f"router bgp {asn}", "-c"]
@@ -175,6 +179,7 @@ def by_port(hops: Sequence[NextHop]) -> dict[str, int]:
     return {hop.port: hop.weight for hop in hops}
 
 
+@pytest.mark.deep
 def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
     """Cumulative bandwidths: with one of two links into a zone lost, an ATSW is worth half of the other one."""
     release = frr_release()
@@ -221,6 +226,7 @@ def test_an_imported_lab_is_refused(dc: Lab) -> None:
         link_down(replace(dc, made=Imported()), "rtsw1:eth1")  # type: ignore[arg-type]
 
 
+@pytest.mark.deep
 def test_what_was_undone_is_not_undone_again(dc: Lab) -> None:
     fault = link_down(dc, "rtsw2:eth2")
     assert isinstance(fault, Fault)
@@ -230,6 +236,7 @@ def test_what_was_undone_is_not_undone_again(dc: Lab) -> None:
         assert state_of(dc).drained == ("ctsw2",)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("make", "where"), [(link_down, "rtsw1:eth1"), (switch_down, "ctsw1"), (drain, "ctsw2")])
 @pytest.mark.parametrize("error", [CheckError, KeyboardInterrupt])
 def test_a_fault_that_comes_too_late_or_is_interrupted_is_put_back(
@@ -246,6 +253,7 @@ def test_a_fault_that_comes_too_late_or_is_interrupted_is_put_back(
     assert state_of(dc) == State((), ())
 
 
+@pytest.mark.deep
 def test_a_fault_inside_another_undoes_what_it_did_and_no_more(dc: Lab) -> None:
     with link_down(dc, "ctsw1:eth1"), drain(dc, "ctsw2"):
         both = state_of(dc)

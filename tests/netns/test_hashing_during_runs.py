@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import pytest
 
 from heddle.base import state
@@ -16,11 +13,11 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_exact, set_hashing, wanted
 from heddle.runs.past import paths_of
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.conftest import Lend
+from tests.netns.during import run_and
 
 LONG = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate
 
@@ -30,37 +27,17 @@ def lab(lent: Lend) -> Lab:
     return lent("tiny")
 
 
-def run_and(lab: Lab, change: Callable[[], None]) -> RunResult:
-    """A run, and half a second into it a change."""
-    wrong: list[BaseException] = []
-
-    def make() -> None:
-        try:
-            change()
-        except BaseException as error:  # told by the test's own thread
-            wrong.append(error)
-
-    timer = threading.Timer(0.7, make)
-    timer.start()
-    try:
-        result = run(lab, LONG, Silent())
-    finally:
-        timer.join()
-    if wrong:
-        raise wrong[0]
-    return result
-
-
 def test_a_mode_is_switched_in_the_middle_of_a_run_and_its_paths_are_not_called_proven(lab: Lab) -> None:
     set_hashing(lab, "flow")
-    result = run_and(lab, lambda: set_hashing(lab, "e-ecmp"))
+    result = run_and(lab, LONG, lambda: set_hashing(lab, "e-ecmp"))
     assert result.wrong == 0
     proof = paths_of(lab)
     assert not proof.agree
-    assert proof.notes[0].startswith("hashing was switched during the run, and no path is of one rule: rtsw1, rtsw2")
+    assert proof.notes[0].startswith("hashing was changed during the run, so no path follows one rule: rtsw1, rtsw2")
     assert paths_text(proof).startswith("NOT PROVEN")
 
 
+@pytest.mark.deep
 def test_there_and_back_is_noticed_too(lab: Lab) -> None:
     """Under spray all that e-ecmp does lies within the ways that there are."""
     set_hashing(lab, "spray")
@@ -69,7 +46,7 @@ def test_there_and_back_is_noticed_too(lab: Lab) -> None:
         set_hashing(lab, "e-ecmp", switches=["rtsw1"])
         set_hashing(lab, "spray", switches=["rtsw1"])
 
-    assert run_and(lab, there_and_back).wrong == 0
+    assert run_and(lab, LONG, there_and_back).wrong == 0
     proof = paths_of(lab)
     assert not any(row.why for row in proof.flows)
     assert not proof.agree
@@ -79,6 +56,7 @@ def test_there_and_back_is_noticed_too(lab: Lab) -> None:
     assert paths_of(lab).agree
 
 
+@pytest.mark.deep
 def test_a_row_is_added_to_what_the_table_is_by_then(lab: Lab) -> None:
     set_hashing(lab, "exact-match")
     prefix: Network = next(p for p, ports in lab.fabric.expected_next_hops["rtsw1"].items() if len(ports) > 1)

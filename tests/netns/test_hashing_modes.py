@@ -29,6 +29,7 @@ from heddle.switch.hashing.hashing import read_hashing
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab
+from tests.marks import deep
 from tests.netns.order import in_order
 
 RACK2 = ip_network("10.0.1.0/24")
@@ -66,8 +67,8 @@ def healthy(lab: Lab) -> bool:
     ("mode", "options"),
     [
         ("flow", HashOptions(policy="l3")),
-        ("flow", HashOptions(policy="l4")),
-        ("flow", HashOptions(fields=0x03)),
+        deep("flow", HashOptions(policy="l4")),
+        deep("flow", HashOptions(fields=0x03)),
         ("e-ecmp", HashOptions()),
         ("e-ecmp", HashOptions(resilient=True)),
         ("pinned", HashOptions()),
@@ -82,7 +83,7 @@ def test_a_lab_that_is_switched_goes_by_the_new_rule_and_knows_it(lab: Lab, mode
     assert healthy(lab)
 
 
-@pytest.mark.parametrize("choice", ["random", "round-robin"])
+@pytest.mark.parametrize("choice", ["random", deep("round-robin")])
 def test_sprayed_packets_take_many_ways_and_the_sums_are_right_all_the_same(lab: Lab, choice: Any) -> None:
     rehash.set_hashing(lab, "spray", HashOptions(choice=choice))
     result, paths = ran(lab, qps=2)
@@ -90,19 +91,21 @@ def test_sprayed_packets_take_many_ways_and_the_sums_are_right_all_the_same(lab:
     assert all(proof.spread for proof in paths.flows if proof.flow.first_hop.partition(":")[0] == "rtsw1")
 
 
-@pytest.mark.parametrize("first", ["hash", "load"])
+@pytest.mark.parametrize("first", ["hash", deep("load")])
 def test_flowlets_run_and_their_totals_add_up(lab: Lab, first: Any) -> None:
     rehash.set_hashing(lab, "flowlet", HashOptions(gap_ns=500_000_000, first=first))
     result = in_order(ran(lab)[0])
     assert result.ecmp == "flowlet" and healthy(lab)
 
 
+@pytest.mark.deep
 def test_some_switches_alone_can_be_switched_and_every_label_says_so(lab: Lab) -> None:
     rehash.set_hashing(lab, "pinned", switches=["rtsw1"])
     result, _ = ran(lab)
     assert result.ecmp == "flow, rtsw1: pinned" and healthy(lab)
 
 
+@pytest.mark.containers
 def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
     rehash.set_hashing(lab, "exact-match")
     for port in ("eth3", "eth1"):
@@ -113,6 +116,7 @@ def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
         assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50000, RACK2): port}
 
 
+@pytest.mark.deep
 def test_seeds_can_be_shared_or_told_apart_by_tier(lab: Lab) -> None:
     def seeds() -> dict[str, int]:
         return {name: row.seed for name, row in rehash.wanted(lab).items()}
@@ -128,6 +132,7 @@ def test_seeds_can_be_shared_or_told_apart_by_tier(lab: Lab) -> None:
     assert seeds() == own
 
 
+@pytest.mark.deep
 def test_a_lab_that_was_switched_is_still_the_lab_of_its_file(lab: Lab, runtime: str) -> None:
     rehash.set_hashing(lab, "spray")
     assert not life.up(ClosSpec(name=lab.name, racks=2, ctsw=4), runtime=runtime).created

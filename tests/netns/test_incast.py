@@ -13,13 +13,13 @@ import pytest
 
 from heddle.fabric.model import Role
 from tests.netns.blaster import Blast, blast
-from tests.netns.pfc_lab import LOSSLESS, PfcLab, PortUse, pfc_lab, until
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 pytestmark = pytest.mark.root
 
 SINK = "host16"
 PACKETS, PAYLOAD = 292, 1024  # 320 KB a sender: more than an ingress port's Xoff and headroom
-REPEATS = 20
+REPEATS = 4
 # A busy machine may let 60 ms pass until it has handled a packet that has left its queue: headroom for that.
 QUEUES: dict[str, Any] = {"pfc": {"xoff": "20KB", "xon": "12KB", "reaction": "60ms"}}
 
@@ -79,16 +79,9 @@ def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Pa
     with two_tiers(tmp_path) as net:
         pauses = FirstPauses(net)
         held = net.queues.ingress["headroom_high"]
-        port = PortUse(net, net.down_port(SINK))
-
-        def look() -> None:
-            pauses.look()
-            port.look()
-
-        heard = blast(net.lab, incast(net), watch=look)
+        heard = blast(net.lab, incast(net), watch=pauses.look)
         assert [h.packets for h in heard] == [PACKETS] * 15
         assert net.drops() == 0
-        assert port.rate_bps <= 1.02 * 25e6, "a port beats its own rate"
         # The sink's RTSW pauses the CTSWs, those the other RTSWs, and these their hosts.
         assert pauses.order() == ["ctsw", "rtsw", "hosts"]
         closed = net.queues.agent["paused_ns"][pauses.rows["hosts"]]
@@ -106,6 +99,7 @@ def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Pa
         assert int(net.queues.gates["pfc_received"][others].sum()) == 0, "no other class was paused"
 
 
+@pytest.mark.deep
 def test_without_pauses_the_same_incast_loses_packets(tmp_path: Path) -> None:
     with two_tiers(tmp_path, enabled=False) as net:
         heard = blast(net.lab, incast(net))

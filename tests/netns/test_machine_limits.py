@@ -24,6 +24,7 @@ from heddle.host import limits
 from heddle.host.limits import HERE
 from heddle.lab import lifecycle as life
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.testing.pool import Pool
 
 ROOT = Path(__file__).parents[2]
 # 288 links of hosts: 1,152 neighbours, and 1,024 is the kernel's default.
@@ -45,8 +46,9 @@ def before() -> dict[str, int]:
 
 
 @pytest.fixture
-def too_low() -> None:
+def too_low(heddle_pool: Pool) -> None:
     """The limits are too low for the fabric; not so where another lab of this machine has raised them."""
+    heddle_pool.drop_idle()
     needs = limits.needs_of(build(wide("wide")))
     if not HERE.shortages("wide", needs):
         labs = ", ".join(HERE.state()[0]) or "none"
@@ -78,6 +80,7 @@ def test_up_raises_what_a_fabric_of_many_links_needs_and_down_restores_it(
     assert restored(before)
 
 
+@pytest.mark.deep
 def test_an_up_that_is_killed_is_undone_by_down(
     name: str, before: dict[str, int], leftovers: Callable[[str], list[str]]
 ) -> None:
@@ -97,6 +100,7 @@ def test_an_up_that_is_killed_is_undone_by_down(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("too_low")
 def test_where_proc_sys_is_read_only_the_command_is_named_and_nothing_is_made(
     name: str, leftovers: Callable[[str], list[str]]

@@ -28,13 +28,14 @@ from heddle.runs.run import run
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import port_ids
 from heddle.traffic.options import RunOptions
+from tests.marks import deep
 from tests.netns.order import FORK, cpu_taken, in_order, late
 from tests.netns.queue_traffic import Rack, rack
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
 pytestmark = pytest.mark.root
 
-RUNS = 20
+RUNS = 10  # `./inv bench order --runs 100` makes more
 LOADED_S = 2.0
 LEAST = 1000  # packets of each sender, however busy the machine is
 SENDER_SHIFT = 24  # the sender's number is above that of its packet
@@ -101,11 +102,13 @@ def steered() -> int:
     return sum(int(row.split()[9], 16) for row in rows)
 
 
+@pytest.mark.deep
 def test_a_qp_keeps_its_order_under_pauses_in_every_run(demo: Lab) -> None:
     assert lates(demo, RUNS) == [0] * RUNS
     assert checked(demo).ok
 
 
+@pytest.mark.deep
 def test_ports_keep_order_by_one_cpu_each_where_gro_cannot_be_used(demo: Lab) -> None:
     set_delivery(demo, Delivery.RPS)
     try:
@@ -123,6 +126,7 @@ def test_ports_keep_order_by_one_cpu_each_where_gro_cannot_be_used(demo: Lab) ->
     assert checked(demo).ok
 
 
+@pytest.mark.deep
 def test_what_undoes_the_order_of_a_port_is_named(demo: Lab) -> None:
     netns = demo.handle("rtsw2").netns
     offloads.set_gro(netns, ["eth3"], on=False)
@@ -139,6 +143,7 @@ def test_what_undoes_the_order_of_a_port_is_named(demo: Lab) -> None:
     assert checked(demo).ok
 
 
+@pytest.mark.deep
 def test_a_link_that_was_down_keeps_order_when_it_is_up_again(demo: Lab) -> None:
     with link_down(demo, "rtsw1:eth1"):
         pass
@@ -146,7 +151,7 @@ def test_a_link_that_was_down_keeps_order_when_it_is_up_again(demo: Lab) -> None
     in_order(run(demo, replace(OPTIONS, qps=4), Silent()))
 
 
-@pytest.mark.parametrize("delivery", [Delivery.NAPI, Delivery.RPS])
+@pytest.mark.parametrize("delivery", [Delivery.NAPI, deep(Delivery.RPS)])
 def test_a_link_keeps_order_while_a_cpu_is_kept_from_its_softirqs(delivery: Delivery) -> None:
     """Two processes on two CPUs fill one NIC, and a third one preempts ksoftirqd of one of them.
 

@@ -19,6 +19,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.switch.counters import read_counters
 from heddle.traffic.options import RunOptions
+from tests.marks import deep
 from tests.netns.order import in_order, late
 
 
@@ -64,19 +65,19 @@ def used(lab: Lab, **options: object) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["flow", "e-ecmp"])
+@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp")])
 def test_shared_seeds_leave_each_ctsw_one_of_its_uplinks_and_validate_says_why(dc: Lab, mode: str) -> None:
     set_hashing(dc, mode, seed="shared")
     assert {switch: len(ports) for switch, ports in used(dc).items()} == {f"ctsw{c}": 1 for c in range(1, 5)}
     check = checked(dc)
     assert not check.ok
-    assert check.detail.startswith("ctsw1 uses 1 of its 2 ways: what comes from rtsw")
+    assert check.detail.startswith("ctsw1 uses 1 of its 2 next hops: rtsw")
     assert "bits of mutual information" in check.detail
     assert "routing.seed: per-switch" in check.detail
 
 
-@pytest.mark.parametrize("seed", ["per-switch", "per-tier"])
-@pytest.mark.parametrize("mode", ["flow", "e-ecmp"])
+@pytest.mark.parametrize("seed", ["per-switch", deep("per-tier")])
+@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp")])
 def test_seeds_that_differ_between_tiers_use_all_of_them(dc: Lab, mode: str, seed: str) -> None:
     set_hashing(dc, mode, seed=seed)
     assert used(dc) == {f"ctsw{c}": ["eth3", "eth4"] for c in range(1, 5)}
@@ -87,13 +88,14 @@ def ran(lab: Lab, transport: str = "rc") -> RunResult:
     return run(lab, RunOptions(qps=2, sizes=(65536,), iters=2, warmup=0, transport=transport), Silent())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", ["flow", "e-ecmp", "pinned"])
 def test_a_queue_pair_that_keeps_its_way_keeps_its_order(dc: Lab, mode: str) -> None:
     set_hashing(dc, mode)
     assert "#order" not in in_order(ran(dc)).table()
 
 
-@pytest.mark.parametrize("choice", ["random", "round-robin"])
+@pytest.mark.parametrize("choice", ["random", deep("round-robin")])
 def test_spray_brings_packets_out_of_order_and_the_table_says_so(
     dc: Lab, choice: Literal["random", "round-robin"]
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_spray
     assert in_need.nic_loop == "compiled"
 
 
+@pytest.mark.deep
 def test_a_flowlet_gap_must_be_longer_than_ways_differ(dc: Lab) -> None:
     set_hashing(dc, "flowlet", HashOptions(gap_ns=1_000))
     assert late(ran(dc)) > 0

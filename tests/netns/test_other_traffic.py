@@ -14,6 +14,7 @@ from heddle.fabric.policy import HashOptions
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
 from heddle.switch.hashing.hashing import hashing_of
+from tests.marks import deep
 from tests.netns.static_fabric import static_fabric
 
 pytestmark = pytest.mark.root
@@ -24,7 +25,12 @@ ETH_P_ALL, OUTGOING = 3, 4
 
 
 @pytest.mark.parametrize(
-    ("mode", "options"), [("e-ecmp", HashOptions()), ("pinned", HashOptions()), ("flow", HashOptions(policy="l4"))]
+    ("mode", "options"),
+    [
+        ("e-ecmp", HashOptions()),
+        deep("pinned", HashOptions()),
+        deep("flow", HashOptions(policy="l4")),
+    ],
 )
 def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str, options: HashOptions) -> None:
     with static_fabric("flow") as lab, ExitStack() as stack:

@@ -20,17 +20,16 @@ from heddle.lab.faults import drain, link_down
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.past import paths_of
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
+from tests.marks import deep
 
 pytestmark = pytest.mark.root
 
 FABRICS: dict[str, dict[str, Any]] = {
     "two tiers, e-ecmp": {"racks": 2, "ctsw": 3, "hosts_per_rack": 2, "routing": {"ecmp": "e-ecmp"}},
     "three tiers, flow": {"zones": 2, "racks": 2, "ctsw": 2, "atsw": 3, "hosts_per_rack": 1},
-    "two tiers, ipv6": {"family": "ipv6", "racks": 2, "ctsw": 3, "hosts_per_rack": 1},
 }
 LINK = {"host": "20mbit", "fabric": "20mbit"}
 
@@ -74,16 +73,7 @@ def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int,
     return found
 
 
-def clean_run(lab: Lab, options: RunOptions) -> RunResult:
-    """A run in which nothing was sent twice: a busy machine may lose a packet now and then."""
-    for _ in range(4):
-        result = run(lab, options, Silent())
-        if not sum(flow.counters["retransmitted"] for flow in result.flows):
-            return result
-    raise AssertionError("packets were lost in each of four runs")
-
-
-@pytest.mark.parametrize("keys", FABRICS.values(), ids=FABRICS)
+@pytest.mark.parametrize("keys", [deep(each) if "zones" in each else each for each in FABRICS.values()], ids=FABRICS)
 def test_ports_carry_to_the_byte_what_was_predicted_without_a_lab(
     keys: dict[str, Any], lab_of: Callable[..., Lab]
 ) -> None:
@@ -94,8 +84,10 @@ def test_ports_carry_to_the_byte_what_was_predicted_without_a_lab(
 
 def compare(lab: Lab, mode_name: str) -> None:
     """Run, prove, and hold what ports counted against a prediction that is told the fabric's file and a mode."""
-    options = RunOptions(sizes=(300_000,), qps=6, placement="cyclic", iters=1, warmup=1)
-    clean_run(lab, options)
+    # No packet is lost here; but with a shorter timeout a busy machine makes a NIC take one for lost.
+    options = RunOptions(sizes=(300_000,), qps=6, placement="cyclic", iters=1, warmup=1, timeout=20)
+    result = run(lab, options, Silent())
+    assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
     proof = paths_of(lab)
     assert proof.agree
     paper = forecast(lab.fabric, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent())
@@ -111,6 +103,7 @@ def compare(lab: Lab, mode_name: str) -> None:
     assert {paper.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
 
 
+@pytest.mark.deep
 def test_next_hops_on_paper_are_the_kernels_when_links_are_down_and_switches_drained(
     lab_of: Callable[..., Lab],
 ) -> None:
@@ -119,6 +112,7 @@ def test_next_hops_on_paper_are_the_kernels_when_links_are_down_and_switches_dra
         assert kernels_differ(lab, trouble_of(lab.fabric, ["ctsw1:eth1"], ["atsw2"])) == []
 
 
+@pytest.mark.deep
 def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[..., Lab]) -> None:
     lab = lab_of(**FABRICS["three tiers, flow"])
     set_hashing(lab, "pinned", HashOptions())
@@ -128,6 +122,7 @@ def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[.
         set_hashing(lab, "flow", HashOptions())
 
 
+@pytest.mark.deep
 def test_weighted_next_hops_on_paper_are_the_kernels(lab_of: Callable[..., Lab]) -> None:
     link = {**LINK, "exceptions": {"ctsw2": "5mbit", "rtsw3:eth1": "10mbit"}}
     lab = lab_of(racks=3, ctsw=3, hosts_per_rack=1, link=link, routing={"ucmp": True})

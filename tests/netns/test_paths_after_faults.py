@@ -13,7 +13,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.faults import Fault, drain, link_down, switch_down
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
-from heddle.proof.verdict import foresee
+from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
 from heddle.runs.past import load
@@ -21,6 +21,7 @@ from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import now_text, paths_text
+from tests.marks import deep
 from tests.netns.static_fabric import some_flows
 
 MODES = [
@@ -55,20 +56,21 @@ def a_drain(lab: Lab) -> Fault:
     return drain(lab, "ctsw3")
 
 
-@pytest.mark.parametrize("fault", [a_link, a_switch, a_drain])
+@pytest.mark.parametrize("fault", [a_link, deep(a_switch), deep(a_drain)])
 def test_prediction_is_what_the_kernels_do_after_a_fault_in_every_mode(lab: Lab, fault: Callable[[Lab], Fault]) -> None:
     flows = some_flows(lab.fabric, 300)
-    whole = foresee(lab, flows)
+    whole = lookup_paths(lab, flows)
     with fault(lab):
         for mode, options in MODES:
             set_hashing(lab, mode, options)
-            result = foresee(lab, flows)
+            result = lookup_paths(lab, flows)
             assert result.agree, f"{mode}: {paths_text(result)}"
     set_hashing(lab, "flow", HashOptions())
-    again = foresee(lab, flows)
+    again = lookup_paths(lab, flows)
     assert [proof.predicted for proof in again.flows] == [proof.predicted for proof in whole.flows]
 
 
+@pytest.mark.deep
 def test_nothing_moves_without_a_fault(lab: Lab) -> None:
     found = now(lab, load(lab))
     assert found.result.agree
@@ -76,7 +78,7 @@ def test_nothing_moves_without_a_fault(lab: Lab) -> None:
     assert found.moved.by_rule == {THRESHOLD: (0, 0), RESILIENT: (0, 0)}
 
 
-@pytest.mark.parametrize("fault", [a_link, a_switch, a_drain])
+@pytest.mark.parametrize("fault", [a_link, deep(a_switch), deep(a_drain)])
 def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
     lab: Lab, fault: Callable[[Lab], Fault]
 ) -> None:
@@ -95,6 +97,7 @@ def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
     assert f"{moved.moved} of 96 QPs" in now_text(found) and "(in force)" in now_text(found)
 
 
+@pytest.mark.deep
 def test_every_step_of_a_choice_is_told_in_every_mode_and_the_kernel_agrees(lab: Lab) -> None:
     word = "host1,host5,qpn=0x101,sport=50000"
     modes = [*MODES, ("flow", HashOptions(resilient=True)), ("flow", HashOptions(policy="l3"))]

@@ -1,4 +1,4 @@
-"""Every mode of choosing, with real packets: what was foretold is what the kernels say and what the counters saw."""
+"""Every mode of choosing, with real packets: prediction, kernel lookups and counters agree."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_prediction_kernels_and_counters_agree_in_every_mode(lab: StaticLab, mod
     choose_by(lab, mode)
     result = proven(lab, some_flows(lab.fabric, 48))
     assert result.agree, paths_text(result)
-    assert {proof.spread for proof in result.flows if len(proof.foretold) > 1} == {mode in hashmodes.SPREADING}
+    assert {proof.spread for proof in result.flows if len(proof.expected) > 1} == {mode in hashmodes.SPREADING}
 
 
 def test_pinned_follows_the_destination_alone_and_falls_back_when_its_way_is_gone(lab: StaticLab) -> None:
@@ -133,7 +133,7 @@ def test_sprayed_packets_stay_within_the_ways_and_every_step_sums(lab: StaticLab
     result = proven(lab, flows, 64)
     assert result.agree, paths_text(result)
     for proof in result.flows:
-        assert proof.spread and proof.foretold[0].endswith(":{eth1,eth2,eth3,eth4}")
+        assert proof.spread and proof.expected[0].endswith(":{eth1,eth2,eth3,eth4}")
         assert len(ports_of(proof.measured[0])) == 4
         assert set(proof.counted) == {64}
         row = proof.to_json()

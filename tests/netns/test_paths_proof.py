@@ -19,7 +19,7 @@ from heddle.predict.predict import predict
 from heddle.proof import oracle
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.evidencefile import from_json, to_json
-from heddle.proof.verdict import foresee, prove
+from heddle.proof.verdict import lookup_paths, prove
 from heddle.switch.counters import SwitchCounters, read_counters, rows_for
 from heddle.switch.hashing import hashing
 from heddle.switch.queues import portqueues as queues
@@ -28,6 +28,7 @@ from heddle.switch.queues.disciplines import LEAF_LIMIT
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
 from heddle.wire.layout import DSCP_DATA
+from tests.marks import deep
 from tests.netns.static_fabric import StaticLab, dropping, roce_frame, send, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -47,6 +48,7 @@ def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list
     return predicted, list(oracle.ask(lab.fabric, lab.handles(), now.hashing, flows).paths)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 3, 10), (1, 1, 1), (1,) * 8])
 def test_the_kernel_takes_the_paths_that_were_predicted_for_its_own_hash(weights: tuple[int, ...]) -> None:
     with static_fabric("flow", weights) as lab:
@@ -90,7 +92,7 @@ def test_a_dead_next_hop_and_nexthop_groups_are_predicted_too() -> None:
 
 
 @pytest.mark.parametrize("ecmp", ["flow", "e-ecmp"])
-@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (3, 1, 7)])
+@pytest.mark.parametrize("weights", [deep((1, 1, 1, 1)), (3, 1, 7)])
 def test_real_frames_take_the_paths_that_were_predicted(ecmp: str, weights: tuple[int, ...]) -> None:
     with static_fabric(ecmp, weights) as lab:
         before = collect_before(lab)
@@ -121,9 +123,9 @@ def test_e_ecmp_spreads_the_qps_of_one_five_tuple_and_flow_does_not() -> None:
             flows = [
                 Flow(one.src, one.dst, one.src_ip, one.dst_ip, one.sport, 100 + q, one.first_hop) for q in range(64)
             ]
-            result = foresee(lab, flows)
+            result = lookup_paths(lab, flows)
             assert result.agree, paths_text(result)
-            used[ecmp] = {proof.foretold[0] for proof in result.flows}
+            used[ecmp] = {proof.expected[0] for proof in result.flows}
     assert len(used["flow"]) == 1
     assert len(used["e-ecmp"]) == 4
 
@@ -154,6 +156,7 @@ def test_what_is_not_proven_says_why() -> None:
         assert "6 packets were sent, the first hop counted 5" in paths_text(result)
 
 
+@pytest.mark.deep
 def test_queue_pairs_of_one_number_are_told_apart_by_their_source_ports() -> None:
     with static_fabric("flow") as lab:
         one = some_flows(lab.fabric, 1)[0]
@@ -167,6 +170,7 @@ def test_queue_pairs_of_one_number_are_told_apart_by_their_source_ports() -> Non
         assert len({proof.measured for proof in result.flows}) > 1
 
 
+@pytest.mark.deep
 def test_counters_that_earlier_runs_have_filled_have_room_for_the_next() -> None:
     with static_fabric("flow") as lab:
         flows = some_flows(lab.fabric, 40)
@@ -216,6 +220,7 @@ def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() ->
         assert read_counters(lab.fabric)["rtsw1"].misses == 0
 
 
+@pytest.mark.deep
 def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is() -> None:
     with static_fabric("e-ecmp") as lab:
         for node in lab.fabric.switches:
@@ -228,18 +233,20 @@ def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is
         assert result.agree, paths_text(result)
 
 
+@pytest.mark.deep
 def test_a_path_that_ends_on_the_way_is_not_foreseen_as_right() -> None:
     with static_fabric("flow") as lab:
         flow = some_flows(lab.fabric, 1)[0]
-        assert foresee(lab, [flow]).agree
+        assert lookup_paths(lab, [flow]).agree
         for node in lab.fabric.switches:
             if node.name.startswith("ctsw"):
                 lab.ip(node.name, "route", "add", "blackhole", f"{flow.dst_ip}/32")
-        result = foresee(lab, [flow])
+        result = lookup_paths(lab, [flow])
         assert not result.agree
         assert f"which does not lead to {flow.dst_ip}" in result.flows[0].why
 
 
+@pytest.mark.deep
 def test_counters_of_a_slow_port_are_waited_for() -> None:
     slow = {"host": "1gbit", "fabric": "1mbit"}
     with static_fabric("flow", (1,), link=slow, queues=dropping("400KB")) as lab:
@@ -252,6 +259,7 @@ def test_counters_of_a_slow_port_are_waited_for() -> None:
         assert result.flows[0].counted == (60, 60, 60)
 
 
+@pytest.mark.deep
 def test_what_an_earlier_run_left_under_way_is_not_counted_for_the_next() -> None:
     slow = {"host": "1gbit", "fabric": "1mbit"}
     with static_fabric("flow", (1,), link=slow, queues=dropping("400KB")) as lab:

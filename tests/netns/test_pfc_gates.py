@@ -18,7 +18,6 @@ from tests.netns.port_pair import PortPair, class_id, first_in_line, port_lines,
 
 LOSSLESS = 3
 OTHER = 0
-_ROUNDS = 5  # others may have the processor for a while; one round without them is enough
 
 
 @pytest.fixture(scope="module")
@@ -43,42 +42,37 @@ def test_the_gates_of_a_namespace_are_found_in_its_qdiscs(gates: Gates) -> None:
     assert len(gates.macs["pa"]) == 6
 
 
-def test_a_closed_gate_passes_nothing_of_its_class_and_others_keep_their_share(pair: PortPair, gates: Gates) -> None:
+def test_a_closed_gate_passes_nothing_of_its_class_and_others_go_on(pair: PortPair, gates: Gates) -> None:
     with pair.listening() as got, pair.loading(LOSSLESS, OTHER):
-        time.sleep(0.3)
-        start = realtime()
-        time.sleep(0.4)
-        share = len(got.times(OTHER, start)) / 0.4
-        assert len(got.times(LOSSLESS, start)) / 0.4 > 0.9 * share  # the two have equal weights
+        until(lambda: len(got.times(LOSSLESS)) > 20 and len(got.times(OTHER)) > 20)
         gates.close("pa", LOSSLESS)
+        time.sleep(0.1)  # what has left already has come
         shut = realtime()
-        time.sleep(0.4)
+        until(lambda: len(got.times(OTHER, shut)) > 100)
         end = realtime()
-    late = got.times(LOSSLESS, shut + 2_000_000, end)
+    late = got.times(LOSSLESS, shut, end)
     assert not late, f"{len(late)} packets left by a closed gate"
-    assert len(got.times(OTHER, shut, end)) / 0.4 >= 0.9 * share
     assert gates.notices() == []
     assert gates.errors == 0
 
 
-def test_the_first_packet_leaves_at_once_when_a_gate_opens(pair: PortPair, gates: Gates) -> None:
-    waits: list[float] = []
-    with pair.listening() as got, pair.loading(LOSSLESS):
-        time.sleep(0.1)
-        for _ in range(_ROUNDS):
-            waits.clear()
-            for _ in range(20):
-                gates.close("pa", LOSSLESS)
-                time.sleep(0.03)
-                start = realtime()
-                gates.open("pa", LOSSLESS)
-                until(lambda: got.times(LOSSLESS, start))  # noqa: B023
-                waits.append((got.times(LOSSLESS, start)[0] - start) / 1e6)
-            print(f"first packet after Xon: median {statistics.median(waits):.3f} ms, worst {max(waits):.3f} ms")
-            if max(waits) <= 2.0:
-                break
-    assert max(waits) <= 2.0
-    assert statistics.median(waits) <= 0.5
+def test_packets_that_wait_leave_when_their_gate_opens_though_nothing_else_is_sent(
+    pair: PortPair, gates: Gates
+) -> None:
+    """How soon they leave is a figure of ./inv bench queues."""
+    frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, LOSSLESS]) + bytes(44)
+    with inside(pair.a):
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    with wire, pair.listening() as got:
+        wire.bind(("pa", 0))
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(LOSSLESS))
+        for turn in range(1, 21):
+            gates.close("pa", LOSSLESS)
+            wire.send(frame)
+            until(lambda: gates.waiting()["pa", LOSSLESS] == 1)
+            assert len(got.times(LOSSLESS)) == turn - 1
+            gates.open("pa", LOSSLESS)
+            until(lambda: len(got.times(LOSSLESS)) == turn)  # noqa: B023
 
 
 def test_what_waited_behind_a_gate_is_all_there_when_it_opens(pair: PortPair, gates: Gates) -> None:
@@ -107,17 +101,18 @@ def test_a_gate_that_was_closed_and_opened_is_as_it_was_made(pair: PortPair, gat
 
 def test_a_control_frame_goes_before_all_that_waits(pair: PortPair, gates: Gates) -> None:
     frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, 7]) + bytes(44)
-    waits: list[float] = []
-    with pair.listening() as got, pair.loading(6):
-        time.sleep(0.1)  # 100 KB and more: 8 ms
-        for _ in range(15):  # a queue lets some small frames go before their turn: not so many
-            start = realtime()
+    behind: list[int] = []
+    with pair.listening() as got, pair.loading(6) as sent:
+        until(lambda: sent[6] > len(got.times(6)) + 10)  # 100 KB and more wait
+        for turn in range(15):  # a queue lets some small frames go before their turn: not so many
+            before = sent[6]
             assert gates.send("pa", frame)
-            until(lambda: got.times(7, start))  # noqa: B023
-            waits.append((got.times(7, start)[0] - start) / 1e6)
-    assert statistics.median(waits) < 2, waits
+            until(lambda: len(got.times(7)) > turn)  # noqa: B023
+            behind.append(before - len(got.times(6, 0, got.times(7)[turn])))
+    assert statistics.median(behind) > 10, f"frames that waited, and came after it: {behind}"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mtu", [1280, 9000, LARGEST_PFC_MTU])
 def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
     with port_pair("100mbit", lambda dev, rate: port_lines(dev, rate, mtu)) as pair:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from socket import if_nameindex
 
+import pytest
+
 from heddle.base.process import run
 from heddle.host.engine.docker import docker
 from heddle.kernel.namespace import inside
@@ -65,6 +67,8 @@ def kill_both(lab: Lab) -> None:
     until(lambda: found(lab) == (None, None))
 
 
+@pytest.mark.deep
+@pytest.mark.containers
 def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
     name: str, up: Up, leftovers: Callable[[str], list[str]]
 ) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from heddle.kernel.namespace import inside
+from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 _ETH_P_IP = 0x0800
-DETECT_S = RESTORE_S = 0.4
+DETECT_S = 0.4
 
 
-@pytest.fixture(scope="module", params=["drop", "forward"])
+@pytest.fixture(scope="module", params=["drop", deep("forward")])
 def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
     watchdog = {"detect": "400ms", "restore": "400ms", "action": request.param}
     one_way = {"weights": (1,)}  # a single CTSW: the paths of all flows are the same
@@ -60,26 +61,23 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
     dropping = net.lab.fabric.policy.queues.pfc.watchdog.action == "drop"
     full, modest = (net.loading([(sender, sink, LOSSLESS)], every=every) for sender, sink, every in flows)
     with full, modest:
-        time.sleep(0.5)
-        before = net.rate(other, 0.5)
+        until(lambda: net.out(other) > 20)
         start = time.monotonic()
         with net.pausing(stormy), listening(net, stormy) as taken:
             until(lambda: net.closed(port))
             time.sleep(0.05)
             taken.clear()
             until(lambda: net.queues.agent["watchdog"][row])
-            found_s = time.monotonic() - start
-            print(f"storm found after {found_s:.3f} s of {DETECT_S}")
-            assert DETECT_S <= found_s <= DETECT_S * 1.2
+            # How soon after that, and when it is over: tests/unit/test_watchdog.py, by a clock that is told.
+            assert time.monotonic() - start >= DETECT_S
             assert not net.closed(port)
-            until(lambda: net.rate(other, 0.3) >= 0.9 * before, seconds=3)
+            out = net.out(other)
+            until(lambda: net.out(other) > out + 50)
             assert int(net.queues.agent["storms"][row]) == 1
             dropped = int(net.queues.cells["drops"][row][3])
             assert (dropped > 0) is dropping
             assert (not taken) is dropping, "what was let out of the gate goes on to the host, or no further"
-        end = time.monotonic()
         until(lambda: not net.queues.agent["watchdog"][row])
-        assert RESTORE_S / 2 <= time.monotonic() - end <= RESTORE_S * 2  # the last pause was a while before
         out = net.out(port)
         until(lambda: net.out(port) > out + 20)
         assert int(net.queues.cells["drops"][row][3]) >= dropped
@@ -89,6 +87,7 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
     until(net.at_rest)
 
 
+@pytest.mark.deep
 def test_a_pause_with_nothing_waiting_is_no_storm(net: PfcLab) -> None:
     stormy = net.lab.fabric.hosts[2].name
     row = net.row(net.down_port(stormy))

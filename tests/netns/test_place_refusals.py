@@ -8,11 +8,14 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.sshd import SshServer, key, ssh_server, until
+import pytest
+
+from tests.sshd import NEEDS, SshServer, key, ssh_server, until
+
+pytestmark = NEEDS
 
 
 def refused(server: SshServer, *typed: str, place: str | None = None) -> str:
@@ -45,11 +48,13 @@ def test_a_wrong_key_is_refused_with_its_name(server: SshServer) -> None:
     assert f"ssh-copy-id -p {server.port} {server.user}@127.0.0.1 puts a key there" in said
 
 
+@pytest.mark.deep
 def test_without_a_key_it_is_said_where_keys_are_looked_for(server: SshServer) -> None:
     with changed(server.client_ssh / "id_ed25519", None):
         assert "no key in an agent, nor at ~/.ssh/id_ed25519, ~/.ssh/id_ecdsa, ~/.ssh/id_rsa" in refused(server)
 
 
+@pytest.mark.deep
 def test_a_key_with_a_passphrase_is_named(server: SshServer) -> None:
     locked = server.client_ssh / "id_ecdsa"
     key(locked, "ecdsa", "a passphrase")
@@ -62,6 +67,7 @@ def test_a_key_with_a_passphrase_is_named(server: SshServer) -> None:
         locked.unlink()
 
 
+@pytest.mark.deep
 def test_keys_of_an_agent_are_used(server: SshServer) -> None:
     sock = server.spot / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(sock)], stdout=subprocess.DEVNULL)
@@ -90,6 +96,7 @@ def test_an_unknown_host_is_refused_with_its_fingerprint_and_how_to_accept_it(se
         assert server.inv("status").returncode == 0, "the hint does what it says"
 
 
+@pytest.mark.deep
 def test_a_hashed_known_host_is_known(server: SshServer) -> None:
     known = server.client_ssh / "known_hosts"
     with changed(known, known.read_text()):
@@ -98,6 +105,7 @@ def test_a_hashed_known_host_is_known(server: SshServer) -> None:
         assert server.inv("status").returncode == 0
 
 
+@pytest.mark.deep
 def test_a_changed_host_key_is_refused_louder(server: SshServer) -> None:
     known = server.client_ssh / "known_hosts"
     other = key(server.spot / "other_host").split()
@@ -109,6 +117,7 @@ def test_a_changed_host_key_is_refused_louder(server: SshServer) -> None:
         assert "is not a known host" in refused(server)
 
 
+@pytest.mark.deep
 def test_the_server_is_asked_for_the_key_that_is_known(tmp_path: Path) -> None:
     with ssh_server(tmp_path, host_keys=("ed25519", "ecdsa", "rsa")) as server:
         known = server.client_ssh / "known_hosts"
@@ -118,6 +127,7 @@ def test_the_server_is_asked_for_the_key_that_is_known(tmp_path: Path) -> None:
             assert server.inv("render", "tiny", "--out", "o").returncode == 0, line
 
 
+@pytest.mark.deep
 def test_settings_of_openssh_and_the_config_file_are_used(server: SshServer, tmp_path: Path) -> None:
     config = server.client_ssh / "config"
     lines = ["Host lab", "  HostName 127.0.0.1", f"  Port {server.port}", f"  User {server.user}"]
@@ -139,15 +149,14 @@ def test_settings_of_openssh_and_the_config_file_are_used(server: SshServer, tmp
         config.unlink()
 
 
+@pytest.mark.deep
 def test_what_does_not_answer_is_told(server: SshServer) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         assert f"refuses connections at port {port}" in refused(server, place=f"ssh:127.0.0.1:{port}")
         closed.listen()  # and says nothing
-        began = time.monotonic()
         assert "does not speak SSH as it should" in refused(server, place=f"ssh:127.0.0.1:{port}")
-        assert time.monotonic() - began < 50  # two verbs
     assert "cannot be reached at port 22: Network is unreachable" in alone(server, "true")
     wall = "ip link add wall0 type veth peer name wall1 && ip link set wall0 up && ip link set wall1 up"
     wall += " && ip address add 198.51.100.1/24 dev wall0"
@@ -165,6 +174,8 @@ def alone(server: SshServer, prepared: str) -> str:
     return done.stderr
 
 
+@pytest.mark.deep
+@pytest.mark.needs("mount")
 def test_a_server_without_room_or_python_is_told(server: SshServer) -> None:
     small = server.spot / "small"
     small.mkdir()
@@ -187,6 +198,7 @@ def test_a_server_without_room_or_python_is_told(server: SshServer) -> None:
         assert server.inv("status").stdout.startswith("no lab is running"), "what a login prints is passed over"
 
 
+@pytest.mark.deep
 def test_the_first_verb_sets_the_project_up(tmp_path: Path) -> None:
     with ssh_server(tmp_path, set_up=False) as server:
         done = server.inv("render", "tiny", "--out", "o", timeout=280)
@@ -196,6 +208,7 @@ def test_the_first_verb_sets_the_project_up(tmp_path: Path) -> None:
         assert (server.spot / "o" / "tiny.clab.yml").exists()
 
 
+@pytest.mark.deep
 def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
     words = server.words("exec", "--help")
     assert subprocess.run(words, env=server.env, capture_output=True, check=False).returncode == 0
@@ -205,6 +218,7 @@ def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
     assert inv.wait(timeout=30) == 141
 
 
+@pytest.mark.deep
 def test_an_account_that_may_not_run_commands_is_told(server: SshServer) -> None:
     config = server.spot / "sshd_config"
     with changed(config, config.read_text() + "MaxSessions 0\n"):

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sshd import SshServer, children_of, until
+from tests.sshd import NEEDS, SshServer, children_of, until
+
+pytestmark = NEEDS
 
 Leftovers = Callable[[str], list[str]]
 
@@ -60,6 +62,7 @@ def test_a_lab_lives_on_the_server(server: SshServer, name: str, leftovers: Left
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_a_command_in_a_node_has_its_input_its_streams_and_its_code(server: SshServer, name: str) -> None:
     assert server.inv("up", "tiny", "--name", name).returncode == 0
     words = ["exec", "--lab", name, "host1", "sh", "-c", "tr a-z A-Z; echo 'two words' >&2; exit 7"]
@@ -121,6 +124,7 @@ def sleepers(seconds: str) -> list[str]:
     return found
 
 
+@pytest.mark.deep
 def test_ctrl_c_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str, leftovers: Leftovers) -> None:
     inv = server.begin("up", "zone", "--name", name)
     line_with(inv, "create:")
@@ -130,6 +134,7 @@ def test_ctrl_c_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str,
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_sigterm_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str, leftovers: Leftovers) -> None:
     inv = server.begin("up", "zone", "--name", name)
     line_with(inv, "create:")
@@ -139,6 +144,7 @@ def test_sigterm_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name: str) -> None:
     inv = server.begin("up", "zone", "--name", name, "--format=json")
     line_with(inv, "create:")
@@ -155,6 +161,7 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
     assert until(is_up, 90)
 
 
+@pytest.mark.deep
 def test_only_what_changed_is_sent(server: SshServer) -> None:
     assert server.inv("doctor").stderr == ""
     here, there = server.project, server.brought()
@@ -173,6 +180,7 @@ def test_only_what_changed_is_sent(server: SshServer) -> None:
     assert (there / ".venv").exists()
 
 
+@pytest.mark.deep
 def test_what_was_spoilt_or_cut_short_there_is_mended(server: SshServer) -> None:
     there = server.brought()
     (there / "README.md").write_text("spoilt\n")
@@ -201,6 +209,7 @@ def test_files_go_there_and_come_back(server: SshServer, tmp_path: Path) -> None
     assert left == []
 
 
+@pytest.mark.deep
 def test_errors_speak_of_the_file_as_it_was_typed(server: SshServer, tmp_path: Path) -> None:
     fabric = tmp_path / "mine.yml"
     fabric.write_text("name: mine\nracks: none\nctsw: 1\n")
@@ -215,12 +224,14 @@ def test_errors_speak_of_the_file_as_it_was_typed(server: SshServer, tmp_path: P
     assert json.loads(done.stdout)["error"]["problems"][0]["where"] == "mine.yml:2"
 
 
+@pytest.mark.deep
 def test_codes_pass_through(server: SshServer) -> None:
     assert server.inv("test", "unit", "--", "-k", "no_test_is_called_so").returncode == 1
     assert server.inv("status", "nosuchlab").returncode == 2
     assert server.inv("up", "tiny", "--runtime", "nosuch").returncode == 2
 
 
+@pytest.mark.deep
 def test_a_prediction_takes_its_files_along_and_brings_back_what_it_wrote(server: SshServer, tmp_path: Path) -> None:
     (tmp_path / "small.yml").write_text("name: small\nracks: 2\nctsw: 2\n")
     (tmp_path / "plan.yml").write_text("matrix: more/m.csv\nqps: 4\n")

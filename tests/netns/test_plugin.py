@@ -210,6 +210,7 @@ def test_mistake(heddle_lab):
 """
 
 
+@pytest.mark.needs("tcpdump")
 def test_of_a_failed_test_the_lab_and_the_capture_stay_and_how_to_look_is_said(
     place: UserPlace, leftovers: Leftovers
 ) -> None:

@@ -49,10 +49,13 @@ def test_the_same_fabric_is_shared_by_one_user_after_the_other(pool: Pool, lefto
     other = pool.take(OTHER, user="fourth")
     assert all(on_machine(each.name) for each in (one, two, other)), "labs in use stay, though they are too many"
     pool.release(two)
+    assert not on_machine(two.name), "idle labs do not exceed the limit"
     pool.release(other)
     pool.release(one)
     last = pool.take(FabricRequest("tiny", ("racks=1", "hosts_per_rack=3")), user="fifth")
     assert [on_machine(each.name) for each in (two, one, other)] == [False, False, True]
+    pool.drop_idle()
+    assert [on_machine(each.name) for each in (other, last)] == [False, True]
     pool.close()
     for lab in (one, two, other, last):
         assert leftovers(lab.name) == []

@@ -32,7 +32,7 @@ def router() -> Iterator[Trial]:
         yield made
 
 
-def foretold(flows: FlowArrays, version: int, seed: int, policy: int, fields: int) -> list[int]:
+def predicted_ports(flows: FlowArrays, version: int, seed: int, policy: int, fields: int) -> list[int]:
     """The port of each flow by the table as it is read now and our arithmetic."""
     fib = read_fib(NodeHandle("router", Path("/proc/thread-self/ns/net")), 6 if version == 6 else 4)
     ((prefix, hops),) = [(p, hops) for p, hops in fib.routes.items() if len(hops) > 1]
@@ -69,7 +69,7 @@ def test_over_policies_fields_seeds_weights_widths_and_failures_the_kernel_choos
                     seed = chance.randint(1, 2**32 - 1)
                     router.sysctl(version, policy, fields, seed)
                     flows = some_flows(FLOWS, version, seed)
-                    expected = foretold(flows, version, seed, policy, fields)
+                    expected = predicted_ports(flows, version, seed, policy, fields)
                     told = f"policy {policy}, fields {fields:#x}, seed {seed}, weights {weights}, {dead} down: {down}"
                     assert answers(router, flows, version, policy) == expected, told
                     assert down is False or not set(expected) & set(dead), told
@@ -86,7 +86,7 @@ def test_resilient_groups_of_the_kernel_are_predicted_from_their_buckets(router:
         homes = router.buckets(version, count, ports)
         assert len(homes) == count and set(homes) == set(range(ports))
         flows = some_flows(MAX_PACKETS, version, count)
-        expected = foretold(flows, version, 77, 1, 0x37)
+        expected = predicted_ports(flows, version, 77, 1, 0x37)
         assert router.ask(flows).tolist() == expected
         assert router.send(flows).tolist() == expected
 

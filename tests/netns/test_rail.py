@@ -24,9 +24,10 @@ from heddle.views.graph import drawing
 from heddle.views.pathstext import paths_text
 from heddle.views.usage import usage_of
 from tests.conftest import Up
+from tests.marks import deep
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[deep(1), 2])
 def lab(request: pytest.FixtureRequest, lab_name: Callable[[], str], up: Up) -> Iterator[Lab]:
     """The preset rail with as many uplinks a leaf, in this module's runtime; with two planes, in IPv6."""
     name, planes = lab_name(), int(request.param)
@@ -75,7 +76,7 @@ def test_no_route_leads_to_another_plane(lab: Lab) -> None:
             )
 
 
-@pytest.mark.parametrize("mode", ["flow", "e-ecmp", "pinned"])
+@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp"), "pinned"])
 def test_paths_are_proven_in_every_mode(lab: Lab, mode: str) -> None:
     set_hashing(lab, mode)
     try:
@@ -88,7 +89,7 @@ def test_paths_are_proven_in_every_mode(lab: Lab, mode: str) -> None:
         set_hashing(lab, "flow")
 
 
-@pytest.mark.parametrize("collective", ["all-reduce", "all-to-all", "incast"])
+@pytest.mark.parametrize("collective", ["all-reduce", deep("all-to-all"), deep("incast")])
 def test_every_plane_has_a_communicator_of_its_own(lab: Lab, collective: str) -> None:
     result = all_reduce(lab, collective=collective, algorithm="")
     prove(lab, result)
@@ -110,14 +111,16 @@ def test_one_communicator_per_rail_stays_on_its_leaves(lab: Lab) -> None:
         assert len({rails[leaf] for leaf in leaves}) == 1
 
 
+@pytest.mark.deep
 def test_ranks_without_a_path_are_refused(lab: Lab) -> None:
     if planes_of(lab) == 1:
         prove(lab, all_reduce(lab, split="DIV 8"))
     else:
-        with pytest.raises(InputError, match="no path joins their planes"):
+        with pytest.raises(InputError, match="no path between their planes"):
             all_reduce(lab, split="DIV 8")
 
 
+@pytest.mark.deep
 def test_a_link_and_a_spine_can_be_taken_out(lab: Lab) -> None:
     link_down(lab, "leaf1:eth1")
     try:

@@ -13,6 +13,7 @@ from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
+from tests.marks import deep
 from tests.netns.static_fabric import dropping, roce_frame, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -22,7 +23,7 @@ SO_TIMESTAMPNS = 35
 ETH_P_ALL = 3  # so it has each frame before the NIC's programs
 
 
-@pytest.mark.parametrize("rate", [20_000_000, 100_000_000])
+@pytest.mark.parametrize("rate", [20_000_000, deep(100_000_000)])
 def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
     link = {"host": "1gbit", "fabric": f"{rate}bit"}
     with static_fabric("flow", (1, 1), link=link, queues=dropping("2MB")) as lab:
@@ -49,12 +50,12 @@ def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
                 if len(data) == len(frame):
                     seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2])  # when the kernel had it
                     arrivals.append(seconds + nanoseconds * 1e-9)
-        # Two packets may come at once, as the burst. A busy machine makes the port slower, never faster, so the bound
-        # on that side only tells the rate from another one; ./inv bench measures it.
-        measured = 8 * len(frame) * (count - 2) / (arrivals[-1] - began)
-        assert rate / 3 < measured < 1.02 * rate
+        # Two packets may come at once, as the burst. A busy machine makes the port slower, never faster: so there is no
+        # bound on that side. `validate` reads the rate, and ./inv bench measures it.
+        assert 8 * len(frame) * (count - 2) / (arrivals[-1] - began) < 1.02 * rate
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("preset", "overrides", "said"),
     [

@@ -19,6 +19,7 @@ from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
+from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS
 
 pytestmark = pytest.mark.root
@@ -36,7 +37,7 @@ def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
         life.down(name)
 
 
-@pytest.mark.parametrize("collective", ["all-reduce", "all-to-all", "incast"])
+@pytest.mark.parametrize("collective", ["all-reduce", deep("all-to-all"), deep("incast")])
 def test_every_data_packet_that_arrives_marked_is_counted(net: Lab, collective: str) -> None:
     result = run(net, RunOptions(collective, sizes=(64 << 10,), iters=2, qps=2), Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0

@@ -26,6 +26,7 @@ from heddle.runs.past import load, paths_of, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
+from tests.marks import deep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,6 +69,7 @@ def test_both_runs_are_listed_and_the_first_is_still_proven(tiny: Lab, ran: tupl
     )
 
 
+@pytest.mark.deep
 def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
     tiny: Lab, ran: tuple[RunResult, RunResult], tmp_path: Path
 ) -> None:
@@ -105,7 +107,7 @@ def test_a_record_has_what_a_comparison_of_two_runs_needs(tiny: Lab, ran: tuple[
     assert series_of(tiny, "1")[1].k == first.k
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [deep(signal.SIGKILL), signal.SIGINT])
 def test_a_run_that_is_stopped_leaves_the_run_before(
     tiny: Lab, ran: tuple[RunResult, RunResult], how: signal.Signals
 ) -> None:
@@ -158,6 +160,7 @@ def test_rows_are_printed_as_they_are_measured_and_ctrl_c_keeps_them(
     assert f"{new} partial: interrupted after 1 of 2 sizes" in inv("runs", tiny.name).stdout
 
 
+@pytest.mark.deep
 def test_runs_go_with_their_lab_and_a_new_lab_starts_with_none(lab_name: Callable[[], str], tiny: Lab) -> None:
     name, others = lab_name(), History.of(tiny).ids()
     try:

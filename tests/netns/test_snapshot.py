@@ -21,7 +21,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.queuestatus import read_queues
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.status import status
-from heddle.proof.verdict import foresee
+from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing.hashing import pin_dir, read_hashing
@@ -74,6 +74,7 @@ def test_all_parts_together_enter_each_namespace_once(tiny: Lab, entered: Counte
     assert len(now.queues.switches) == len(tiny.fabric.nodes) and not now.queues.cells.flags.writeable
 
 
+@pytest.mark.deep
 def test_parts_in_one_reading_are_what_single_readers_find(tiny: Lab) -> None:
     now = tiny.snapshot(IN_KERNELS)
     for node in tiny.fabric.switches:
@@ -83,6 +84,7 @@ def test_parts_in_one_reading_are_what_single_readers_find(tiny: Lab) -> None:
         assert now.counters[node.name].flows == read_counters(tiny.fabric, [node.name])[node.name].flows
 
 
+@pytest.mark.deep
 def test_only_the_nodes_that_are_named_are_entered(tiny: Lab, entered: Counter[str]) -> None:
     assert set(tiny.snapshot(LabPart.FIBS, ["rtsw1"]).fibs) == {"rtsw1"}
     assert entered == {"rtsw1": 1}
@@ -108,12 +110,13 @@ def test_each_verb_takes_one_snapshot(tiny: Lab, taken: list[LabPart]) -> None:
     one("queues")
     run_hashing(Console("json"), tiny.name, Asked())
     one("hashing")
-    assert foresee(tiny, flows).agree
+    assert lookup_paths(tiny, flows).agree
     one("paths --predict")
     assert explain(tiny, f"{flows[0].src},{flows[0].dst}").agree
     one("hashing --explain")
 
 
+@pytest.mark.deep
 def test_a_part_that_fails_fails_alone_where_errors_are_kept() -> None:
     with static_fabric() as lab:
         pin = pin_dir(lab.name, "rtsw1") / "active"

@@ -15,11 +15,14 @@ from heddle.lab.status import status
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
+from tests.marks import deep
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "topologies/examples").glob("*.clab.yml"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path if "ospf" in path.name else deep(path) for path in EXAMPLES], ids=lambda path: path.name
+)
 def test_an_example_topology_comes_up_and_its_paths_are_proven(
     path: Path, runtime: str, lab_name: Callable[[], str]
 ) -> None:

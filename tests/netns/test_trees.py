@@ -17,6 +17,8 @@ from heddle.base.problems import MachineError
 from heddle.host.engine import docker
 from heddle.host.engine.byhand import dockerd as daemon
 
+pytestmark = pytest.mark.needs("mount")
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -80,6 +80,7 @@ def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
     assert "processor" in {each["cause"] for each in document["unreliable"]}
 
 
+@pytest.mark.deep
 def test_a_run_at_low_rate_on_an_idle_machine_is_not(slow_lab: Lab) -> None:
     began, before = time.monotonic(), idle_seconds()
     result = short_run(slow_lab)

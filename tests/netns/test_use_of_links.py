@@ -82,6 +82,7 @@ def test_ranks_in_two_racks_of_four(four_racks: Lab) -> None:
     assert all({"utilisation", "seconds", "direction", "rate_bps"} <= set(row) for row in data["links"])
 
 
+@pytest.mark.deep
 def test_drops_of_the_last_queue_are_behind_the_last_counter_and_explained(fabric_lab: FabricLab) -> None:
     """An incast overfills the port to its receiver: packets that its counter saw, and no NIC."""
     lab = fabric_lab(racks=2, ctsw=2, hosts_per_rack=2, queues=dropping("40KB"))

@@ -41,6 +41,7 @@ def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, C
         inside(lab, node, *mends.split())
 
 
+@pytest.mark.containers
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
         "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "links", "daemons",
@@ -77,6 +78,7 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         repair(tiny, Silent())
 
 
+@pytest.mark.deep
 def test_a_wrong_weight_is_named(tiny: Lab) -> None:
     own = "rate 8bit ceil 100mbit burst 8400b cburst 8400b"
     wrong = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {own} quantum 4214 prio 1"
@@ -104,6 +106,7 @@ def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
     assert f"ctsw1: {key} is 5, not {seed}" in found["sysctls"].detail
 
 
+@pytest.mark.needs("ethtool")
 def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
     with broken(tiny, "host1", "ethtool -K eth1 tx on", "ethtool -K eth1 tx off") as found:
         assert set(found) == {"offloads"}
@@ -118,6 +121,7 @@ def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
     assert failed(tiny) == {}
 
 
+@pytest.mark.deep
 def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
     mtu = tiny.fabric.policy.mtu
     with broken(tiny, "host1", "ip link set eth1 mtu 1400", f"ip link set eth1 mtu {mtu}") as found:
@@ -143,14 +147,15 @@ def test_routes_that_change_during_a_run_are_told(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "ip", "route", "del", "192.0.2.0/24")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("keys", [{"routing": {"ecmp": "flow"}}, {"routing": {"ecmp": "e-ecmp"}}])
 def test_prediction_and_oracle_agree_where_bgp_made_the_routes(fabric_lab: object, keys: dict[str, object]) -> None:
-    from heddle.proof.verdict import foresee
+    from heddle.proof.verdict import lookup_paths
 
     assert callable(fabric_lab)
     link = {"host": "25mbit", "fabric": "25mbit"}
     lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1, link=link, **keys)
-    result = foresee(lab, some_flows(lab.fabric, 300))
+    result = lookup_paths(lab, some_flows(lab.fabric, 300))
     assert result.agree, paths_text(result)
     assert {len(proof.oracle) for proof in result.flows} == {3}
     assert failed(lab) == {}

@@ -78,6 +78,7 @@ def sysctls(lab: Lab) -> CheckResult:
     return next(check for check in validate(lab) if check.name == "sysctls")
 
 
+@pytest.mark.deep
 def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     name, heard = lab_name(), Heard()
     try:
@@ -97,6 +98,9 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
         life.down(name)
 
 
+@pytest.mark.deep
+@pytest.mark.needs("procps")
+@pytest.mark.containers
 def test_what_the_configuration_sets_is_no_fault(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
     name = lab_name()
     quick = " ip ospf network point-to-point\n ip ospf hello-interval 1\n ip ospf dead-interval 4\n"
@@ -131,6 +135,7 @@ def test_what_the_configuration_sets_is_no_fault(tmp_path: Path, runtime: str, l
         life.down(name)
 
 
+@pytest.mark.deep
 def test_a_fabrics_reason_names_the_gap_and_what_bgp_says(up: Up, name: str) -> None:
     lab, heard = up(name).lab, Heard()
     stop = ["vtysh", "-c", "conf t", "-c", "router bgp", "-c", "neighbor eth1 shutdown"]

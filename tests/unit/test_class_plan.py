@@ -115,7 +115,7 @@ def test_no_queue_is_deeper_than_the_buffer_whatever_its_ports_may_hold() -> Non
 def test_quanta_last_less_than_the_watchdog_waits_at_the_slowest_link(link: Any, most: int) -> None:
     """Of 512 bits each; 48,828 of them last 0.99999744 s at 25 Mbit/s."""
     fabric(link=link, pfc={"quanta": most})
-    with pytest.raises(InputError, match=r"queues.pfc.quanta last .* at the slowest link"):
+    with pytest.raises(InputError, match=r"queues.pfc.quanta of 512 bits last .* on the slowest link"):
         fabric(link=link, pfc={"quanta": most + 1})
     fabric(link=link, pfc={"quanta": most + 1, "watchdog": {"enabled": False}})
 

@@ -90,7 +90,7 @@ def test_peers_and_labels_are_those_of_the_programs(pattern: Pattern, ranks: int
     assert [tuple(pair) for pair in pairs.tolist()] == sorted(sent)
     assert len(pairs) == pattern.connections(ranks)
     by_label: dict[int, Counter[int]] = {}
-    for pair, label in zip(pairs.tolist(), pattern.alike(ranks, count, pairs).tolist(), strict=True):
+    for pair, label in zip(pairs.tolist(), pattern.pair_labels(ranks, count, pairs).tolist(), strict=True):
         assert by_label.setdefault(label, sent[tuple(pair)]) == sent[tuple(pair)]
 
 

@@ -66,7 +66,7 @@ def a_known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (" rel. notes: https://containerlab.dev/rn/0.79/\n", None, ""),
     ],
 )
-def test_a_version_is_read_from_what_is_said(said: str, numbers: binary.Version | None, more: str) -> None:
+def test_a_version_is_read_from_the_output(said: str, numbers: binary.Version | None, more: str) -> None:
     assert binary.parse(said) == (numbers, more)
 
 
@@ -76,7 +76,7 @@ def _program(path: Path, version: str, more: bytes = b"") -> Path:
     return path
 
 
-def test_a_build_of_ones_own_is_known_by_its_module(tmp_path: Path) -> None:
+def test_a_build_from_source_is_recognised_by_its_module(tmp_path: Path) -> None:
     info = b"\npath\tgithub.com/srl-labs/containerlab\nmod\tgithub.com/srl-labs/containerlab\tv0.77.2\th1:x=\n"
     assert binary.version(_program(tmp_path / "a", "0.0.0", info)) == (0, 77, 2)
     assert binary.version(_program(tmp_path / "b", "0.0.0")) is None
@@ -89,14 +89,14 @@ def test_a_build_of_ones_own_is_known_by_its_module(tmp_path: Path) -> None:
     [
         ("0.79.0", True, ""),
         ("0.68.0", True, ""),
-        ("0.67.9", True, "0.68.0 is the least"),
-        ("soup", True, "does not tell its version"),
+        ("0.67.9", True, "Heddle needs 0.68.0 or newer"),
+        ("soup", True, "does not print its version"),
         ("0.79.0", False, "cannot deploy on this kernel"),
         ("0.79.0+heddle", False, ""),
         ("0.80.0", False, ""),
     ],
 )
-def test_which_containerlab_will_do(
+def test_which_containerlab_can_be_used(
     version: str, modules: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _program(tmp_path / "containerlab", version)
@@ -126,7 +126,7 @@ def test_no_program_is_taken_from_the_working_directory(tmp_path: Path, monkeypa
     assert find_program("docker", str(tmp_path)) == str(tmp_path / "docker")
 
 
-def test_a_containerlab_that_is_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_containerlab_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEDDLE_CONTAINERLAB", str(tmp_path))
     with pytest.raises(MachineError, match="is not a program"):
         binary.require()
@@ -148,8 +148,8 @@ def test_the_correction_changes_one_condition_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("source", ["package utils\n", SAMPLE + SAMPLE, SAMPLE.replace("/proc/modules", "/proc/x")])
-def test_a_source_that_is_not_the_known_one_is_not_touched(source: str) -> None:
-    with pytest.raises(MachineError, match="is not the source that is known"):
+def test_an_unexpected_source_is_not_changed(source: str) -> None:
+    with pytest.raises(MachineError, match="is not the expected source"):
         build.corrected(source)
 
 
@@ -176,7 +176,7 @@ def test_the_module_is_pinned_to_the_release() -> None:
     ("said", "why"),
     [("go1.17.8", "is go1.17.8"), ("soup", "is soup"), ("", "of no known version"), (None, "is not inst")],
 )
-def test_a_go_that_will_not_do_is_named(
+def test_a_go_that_is_missing_or_too_old_is_named(
     said: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toolchain, "_PLACES", ())
@@ -202,7 +202,7 @@ def fake_go(at: Path, version: str, answer: str) -> Path:
     return go
 
 
-def test_a_go_that_is_new_enough_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_go_that_is_new_enough_is_used(tmp_path: Path) -> None:
     go = fake_go(tmp_path, "go1.26.3", "")
     assert toolchain.go_for(build.MODULE / "go.mod", go, tmp_path) == go
 
@@ -224,8 +224,8 @@ def test_an_old_go_fetches_the_one_that_the_module_asks_for(tmp_path: Path) -> N
     ("answer", "why"),
     [
         ('{"Dir": "/x", "Sum": "h1:other="}', "checksum h1:other="),
-        ('{"Error": "no such host"}', "Go 1.26.0 could not be had"),
-        ("", "Go 1.26.0 could not be had"),
+        ('{"Error": "no such host"}', "Go 1.26.0 could not be downloaded"),
+        ("", "Go 1.26.0 could not be downloaded"),
     ],
 )
 def test_a_toolchain_that_is_not_the_pinned_one_is_refused(answer: str, why: str, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_the_release_is_unpacked_when_its_checksum_is_right(server: tuple[str, P
     assert sorted(p.name for p in tmp_path.iterdir()) == ["containerlab", "www"]
 
 
-def test_a_wrong_checksum_is_an_error_and_no_other_way_is_taken(server: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_an_error_and_nothing_else_is_tried(server: tuple[str, Path], tmp_path: Path) -> None:
     address, where = server
     _publish(where, {"containerlab": b"x"}, tamper=lambda digest: digest[::-1])
     with pytest.raises(MachineError, match="damaged or forged"):
@@ -297,11 +297,13 @@ def test_a_wrong_checksum_is_an_error_and_no_other_way_is_taken(server: tuple[st
 def test_an_archive_without_the_program_is_an_error(server: tuple[str, Path], tmp_path: Path) -> None:
     address, where = server
     _publish(where, {"README": b"x"})
-    with pytest.raises(MachineError, match="no program containerlab"):
+    with pytest.raises(MachineError, match="does not contain the program containerlab"):
         release.fetch((0, 79, 0), tmp_path, address)
 
 
-def test_what_cannot_be_had_is_told_and_leaves_another_way(server: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_release_that_cannot_be_downloaded_is_reported_and_a_build_can_follow(
+    server: tuple[str, Path], tmp_path: Path
+) -> None:
     address, where = server
     with pytest.raises(release.Unreachable, match="404"):
         release.fetch((0, 79, 0), tmp_path, address)
@@ -313,7 +315,7 @@ def test_what_cannot_be_had_is_told_and_leaves_another_way(server: tuple[str, Pa
 
 
 @pytest.mark.parametrize("head", [b"what is this?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"])
-def test_a_server_that_trickles_or_speaks_no_http_is_not_waited_for(
+def test_a_slow_server_or_one_without_http_is_not_waited_for(
     head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(release, "_WHOLE_S", 0.5)
@@ -364,7 +366,7 @@ def _obtains(version: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return got
 
 
-def test_setup_installs_once_and_then_leaves_it(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_installs_once(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     got = _obtains("0.79.0", monkeypatch)
     first = setup._containerlab(Silent(), None)
     assert first.done
@@ -376,7 +378,7 @@ def test_setup_installs_once_and_then_leaves_it(target: Path, monkeypatch: pytes
     assert sorted(p.name for p in target.parent.iterdir()) == ["containerlab"]
 
 
-def test_a_setup_that_is_killed_half_way_leaves_what_is_known_as_ours(
+def test_a_setup_that_is_killed_leaves_a_file_that_heddle_recognises(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup._place(_program(target.parent.parent / "old", "0.50.0"))
@@ -384,7 +386,7 @@ def test_a_setup_that_is_killed_half_way_leaves_what_is_known_as_ours(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", lambda path, to: None if to == target else os.replace(path, to))  # noqa: PTH105
         setup._place(_program(target.parent.parent / "new", "0.79.0"))
-    assert binary.spoken(target) == "0.50.0"
+    assert binary.version_text(target) == "0.50.0"
     assert setup.is_ours(target)
     assert setup.RECORD.stat().st_mode & 0o133 == 0
     assert sorted(p.name for p in target.parent.iterdir()) == ["containerlab"]
@@ -398,22 +400,22 @@ def test_setup_replaces_its_own_when_it_is_too_old(target: Path, monkeypatch: py
     assert binary.version(target) == (0, 79, 0)
 
 
-def test_setup_never_replaces_what_others_put_there(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_never_replaces_a_binary_of_the_user(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _program(target, "0.50.0")
     got = _obtains("0.79.0", monkeypatch)
-    with pytest.raises(MachineError, match=r"0\.50\.0(?s:.*)Heddle did not put it there(?s:.*)version upgrade"):
+    with pytest.raises(MachineError, match=r"0\.50\.0(?s:.*)Heddle did not install it(?s:.*)version upgrade"):
         setup._containerlab(Silent(), None)
     assert binary.version(target) == (0, 50, 0)
     assert got == []
 
 
-def test_setup_stands_in_front_of_a_package_only_for_the_kernel(
+def test_setup_installs_before_a_package_in_path_only_if_the_kernel_needs_it(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
     packaged = _program(tmp_path / "bin/containerlab", "0.50.0")
     _obtains("0.79.0+heddle", monkeypatch)
-    with pytest.raises(MachineError, match="is the least"):
+    with pytest.raises(MachineError, match=r"Heddle needs 0\.68\.0"):
         setup._containerlab(Silent(), None)
     _program(packaged, "0.79.0")
     assert not setup._containerlab(Silent(), None).done
@@ -445,6 +447,6 @@ def test_without_modules_no_release_is_tried(tmp_path: Path, monkeypatch: pytest
     assert tried == ["build"]
 
 
-def test_only_what_can_be_set_up_is_taken() -> None:
+def test_setup_refuses_unknown_words() -> None:
     with pytest.raises(InputError, match="did you mean containerlab"):
         setup.check_what("containerlap")

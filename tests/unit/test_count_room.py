@@ -65,6 +65,6 @@ def test_a_plan_that_needs_more_rows_than_there_are_is_refused_with_both_numbers
     problem = refusal(fabric, plan, {"flow"}, needed - 1)
     assert problem is not None
     assert f"--qps 8 on {len(plan.endpoints)} ranks" in str(problem)
-    assert f"needs {needed:,} rows of the switches' counters, and tiny has {needed - 1:,}" in str(problem)
+    assert f"needs {needed:,} rows of the switches' counters, but tiny has {needed - 1:,}" in str(problem)
     assert "use fewer --qps or --ranks" in str(problem)
     assert refusal(fabric, plan, {"flow", "adaptive"}, needed) is not None  # bursts of a QP may take several paths

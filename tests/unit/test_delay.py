@@ -168,11 +168,11 @@ def test_the_table_and_json_state_the_delay() -> None:
     def head(preset: str, *overrides: str) -> str:
         return replace(result, propagation=planned(preset, *overrides).propagation).table()
 
-    assert "#delay    : none is modelled (link.delay: 0)\n" in head("tiny")
+    assert "#delay    : not modelled (link.delay: 0)\n" in head("tiny")
     said = "#delay    : 1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets\n"
     assert said in head("tiny", SHAPE)
     assert "#delay    : 400 ns one way on hardware, 1.6 ms here" in head("tiny", "link.delay={host: 200ns}")
-    assert "#window   : 137 packets a connection in flight" in head("tiny", SHAPE)
+    assert "#window   : 137 packets per connection in flight" in head("tiny", SHAPE)
     data = replace(result, propagation=planned("tiny", SHAPE).propagation).to_json()["propagation"]
     assert (data["least_ns"], data["most_ns"], data["k"], data["bdp_packets"]) == (1000, 3000, 4000, 73)
     assert data["rtt_s"] == pytest.approx(0.024)

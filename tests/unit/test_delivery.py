@@ -64,7 +64,7 @@ def test_bitmaps_and_lists_of_the_kernel_are_read() -> None:
         (PortDelivery(gro=False, gro_sizes=(), rps=(frozenset({7}),)), Delivery.RPS, "has the offline CPU 7"),
     ],
 )
-def test_a_port_that_may_deliver_out_of_order_is_told_by_its_settings(
+def test_a_port_that_may_deliver_out_of_order_is_found_by_its_settings(
     found: PortDelivery, delivery: Delivery, why: str
 ) -> None:
     said = fault(found, delivery, {0, 1})

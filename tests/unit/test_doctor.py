@@ -22,13 +22,13 @@ def test_every_check_has_a_detail_and_a_place_in_the_table() -> None:
     assert all(name in report.text() for name in doctor.CHECKS)
 
 
-def test_optional_checks_are_the_ones_said_to_be() -> None:
+def test_optional_checks_are_those_of_the_list() -> None:
     # A check that breaks is called optional by name; the name must not be forgotten when one is added.
     optional = {c.name for c in doctor.examine().checks if not c.required}
     assert optional == set(doctor._OPTIONAL) if os.geteuid() == 0 else optional >= set(doctor._OPTIONAL)
 
 
-def test_a_check_that_breaks_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> doctor.Check:
         raise OSError("no such thing")
 
@@ -62,7 +62,7 @@ def no_frr(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_frr")
-def test_what_is_missing_is_named_with_the_line_to_type() -> None:
+def test_missing_packages_are_named_with_the_command() -> None:
     with pytest.raises(MachineError) as caught:
         packages.ensure(packages.FABRIC)
     assert caught.value.exit_code == 3
@@ -71,15 +71,15 @@ def test_what_is_missing_is_named_with_the_line_to_type() -> None:
 
 
 @pytest.mark.usefixtures("no_frr")
-def test_without_apt_the_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_apt_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(MachineError, match="this system's own tools"):
+    with pytest.raises(MachineError, match="package manager of this system"):
         packages.ensure(["frr"], yes=True)
 
 
 @pytest.mark.usefixtures("no_frr")
 @pytest.mark.parametrize("how", ["yes", "CI", "asked"])
-def test_a_yes_installs(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_installed_when_allowed(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for apt-get: it refuses once, as on a machine without package lists, then brings FRR."""
     log, frr = tmp_path / "log", tmp_path / "frr"
     script = f"""#!/bin/sh
@@ -111,11 +111,12 @@ printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
     packages.ensure(["frr"], yes=how == "yes", ask=ask, say=said.append)
     assert said[:2] == [
         "missing: frr (the switches' control plane: zebra and bgpd)",
-        "apt-get would install frr, and what they depend on; they stay when labs are down",
+        "apt-get would install frr, and all dependencies; they stay installed when labs are down",
     ]
     allowed = {"yes": "--yes allows this without a question", "CI": "CI=true allows this without a question"}
-    assert said[2] == allowed.get(how, "Install frr now?")
-    assert "apt-get would install 2 packages, which stay when labs are down: frr, libyang2" in said
+    assert said[2].startswith("frr has a service of its own: it is neither started nor enabled, because ")
+    assert said[3] == allowed.get(how, "Install frr now?")
+    assert "apt-get would install 2 packages, which stay installed when labs are down: frr, libyang2" in said
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
 
 
@@ -159,14 +160,16 @@ def test_the_images_of_containers_have_what_people_type() -> None:
     assert all(f" {package} " in image for name in packages.HOST_TOOLS for package in packages.PARTS[name].packages)
 
 
-@pytest.mark.parametrize("systemd", [True, False], ids=["systemd", "no systemd"])
+@pytest.mark.parametrize("manager", ["systemd", "systemctl alone", "no systemctl"])
 def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
-    systemd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stand-ins for apt-get and what manages services: they write down what is asked of them, in order."""
     log, tools = tmp_path / "log", tmp_path / "bin"
     tools.mkdir()
-    for name in ("apt-get", "systemctl", "update-rc.d"):
+    systemd = manager == "systemd"
+    disabler = "deb-systemd-helper" if manager == "no systemctl" else "systemctl"
+    for name in ("apt-get", disabler, "update-rc.d"):
         started = f"[ -x '{tmp_path}/policy' ] && echo nothing may start >> '{log}'\n" if name == "apt-get" else ""
         brings = f"printf '#!/bin/sh' > '{tools}/sshd'; chmod +x '{tools}/sshd'\n" if name == "apt-get" else ""
         script = f"#!/bin/sh\n[ \"$1\" = -s ] && exit 100\n{started}echo {name} $* >> '{log}'\n{brings}"
@@ -181,13 +184,15 @@ def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
     monkeypatch.setattr(packages, "PARTS", {"openssh-server": part})
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(packages, "find_program", lambda name, *_: shutil.which(name, path=str(tools)))
     packages.ensure(["openssh-server"], yes=True)
     asked = [line for line in log.read_text().splitlines() if not line.startswith("apt-get")]
     units = "ssh.service ssh.socket"
+    disabled = [f"{disabler} disable ssh.service", f"{disabler} disable ssh.socket"]
     assert asked == (
-        [f"systemctl mask --runtime {units}", f"systemctl unmask --runtime {units}", f"systemctl disable {units}"]
+        [f"systemctl mask --runtime {units}", f"systemctl unmask --runtime {units}", *disabled]
         if systemd
-        else ["nothing may start", f"systemctl disable {units}", "update-rc.d ssh disable"]
+        else ["nothing may start", *disabled, "update-rc.d ssh disable"]
     )
     assert not (tmp_path / "policy").exists()
 

@@ -60,7 +60,7 @@ def test_names_are_the_hash_of_all_that_goes_in(tmp_path: Path, monkeypatch: pyt
         (set(), False, images.OWN_BASE, ["pull", "mmdebstrap"]),
     ],
 )
-def test_the_base_is_what_is_here_then_a_registrys_then_our_own(
+def test_the_base_is_local_then_from_a_registry_then_built_here(
     there: set[str], pulls: bool, base: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -90,7 +90,7 @@ def test_no_registry_and_no_mmdebstrap_are_named_together(monkeypatch: pytest.Mo
     assert all(p.hint for p in caught.value.problems)
 
 
-def test_a_full_disk_is_named_with_the_place_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named_with_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     done = Done(("docker", "build"), 1, "", "E: write error: No space left on device", 1.0)
     with pytest.raises(MachineError, match=r"/var/tmp is full.*(?s:.*)image --prune"):
         images._raise_if_full(done, "/var/tmp")
@@ -110,7 +110,7 @@ def test_a_remote_engine_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPa
         docker.docker(["ps"])
 
 
-def test_no_client_no_engine_and_no_daemon_are_three_things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_no_engine_and_no_daemon_are_three_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
     monkeypatch.setattr(docker, "SYSTEMD", tmp_path / "systemd")
     monkeypatch.setattr(shutil, "which", lambda name, **_: None)
@@ -125,9 +125,9 @@ def test_no_client_no_engine_and_no_daemon_are_three_things(tmp_path: Path, monk
     assert (docker.trouble() or Problem("", "", "")).hint == "systemctl start docker"
 
 
-def test_no_permission_is_not_a_daemon_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_permission_is_not_reported_as_a_stopped_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}")
-    monkeypatch.setattr(docker, "_knock", lambda: PermissionError(13, "Permission denied"))
+    monkeypatch.setattr(docker, "_connect_error", lambda: PermissionError(13, "Permission denied"))
     wrong = docker.trouble()
     assert wrong is not None
     assert "group docker" in wrong.why
@@ -144,19 +144,19 @@ def test_no_permission_is_not_a_daemon_that_is_down(monkeypatch: pytest.MonkeyPa
         ("\n\n\n[boom]\n", "failed"),
     ],
 )
-def test_an_engine_elsewhere_is_seen_through_a_local_socket(
+def test_a_remote_engine_behind_a_local_socket_is_detected(
     said: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = said.format(kernel=os.uname().release)
     monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}")
-    monkeypatch.setattr(docker, "_knock", lambda: None)
+    monkeypatch.setattr(docker, "_connect_error", lambda: None)
     monkeypatch.setattr(docker, "run", lambda argv, **_: Done(tuple(argv), 0, text, "", 0.0))
     wrong = docker.trouble()
     assert (wrong.why if wrong else "").startswith(why)
     assert (wrong is None) == (not why)
 
 
-def test_the_machines_own_settings_hold_but_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_machine_apply_unless_heddle_sets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "daemon.json"
     monkeypatch.setattr(daemon, "CONFIG", config)
     assert daemon._settings()["iptables"] is False
@@ -182,7 +182,7 @@ def test_packages_of_one_name_are_installed_once(monkeypatch: pytest.MonkeyPatch
     assert packages._known(parts) == ["docker.io", "docker-cli"]
 
 
-def test_what_only_locked_down_machines_need_has_one_front_and_a_page() -> None:
+def test_only_setup_imports_the_code_for_locked_down_machines_and_it_has_a_page() -> None:
     importers = [p for p in (ROOT / "heddle").rglob("*.py") if "engine.byhand" in p.read_text()]
     assert [str(p.relative_to(ROOT)) for p in importers if p.parent.name != "byhand"] == ["heddle/host/engine/setup.py"]
     page = (ROOT / "heddle/host/engine/byhand/README.md").read_text()
@@ -191,7 +191,7 @@ def test_what_only_locked_down_machines_need_has_one_front_and_a_page() -> None:
     assert f"{binary.text(compile.RELEASE)}+{binary.MARK}" in page
 
 
-def test_a_lock_is_held_by_one_although_its_file_is_removed_meanwhile(tmp_path: Path) -> None:
+def test_one_process_holds_a_lock_even_if_its_file_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "run" / "building"
     entered = threading.Event()
 

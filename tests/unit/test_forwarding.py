@@ -152,11 +152,11 @@ def test_the_oracle_rounds_a_share_as_the_kernel_does() -> None:
     hops = [NextHop(port, at, "") for at, port in enumerate("abcd", 1)]
     three = [hops[0], replace(hops[1], dead=True), *hops[2:]]
     values = (0, 715827882, 715827883, 1431655764, 1431655765, (1 << 31) - 1)
-    assert [oracle._take(three, value) for value in values] == [
+    assert [oracle._by_threshold(three, value) for value in values] == [
         ("a",), ("a",), ("c",), ("c",), ("d",), ("d",)
     ]  # fmt: skip
     heavy = [replace(hops[0], weight=2), hops[1]]
-    assert [oracle._take(heavy, value) for value in (1431655764, 1431655765)] == [("a",), ("b",)]
+    assert [oracle._by_threshold(heavy, value) for value in (1431655764, 1431655765)] == [("a",), ("b",)]
 
 
 def test_exact_entries_are_by_switch_destination_and_source_port() -> None:

@@ -34,17 +34,17 @@ def test_a_sweep_over_qps_keeps_the_data_in_flight(qps: int) -> None:
 def test_many_qps_have_two_packets_each_and_the_header_says_so(qps: int) -> None:
     assert set(windows_of(RunOptions(qps=qps))) == {MIN_QP_WINDOW}
     text = InFlight.of(RunOptions(qps=qps)).text()
-    assert text == f"{2 * qps} packets a connection in flight, 2 on each of {qps} QPs; 64 with up to 32 QPs"
+    assert text == f"{2 * qps} packets per connection in flight, 2 on each of {qps} QPs; 64 with up to 32 QPs"
 
 
 def test_the_table_and_json_print_it() -> None:
     def table(short: bool = False, **options: int) -> str:
         return replace(run_samples.result(), options=RunOptions(**options)).table(short)  # type: ignore[arg-type]
 
-    assert "#window   : 64 packets a connection in flight\n" in table()
-    assert "#window   : 64 packets a connection in flight, 4 on each of 16 QPs\n" in table(qps=16)
-    assert "#window   : 64 packets a connection in flight, 2 or 3 on each of 24 QPs\n" in table(qps=24)
-    assert "#window   : 12 packets a connection in flight, 3 on each of 4 QPs\n" in table(qps=4, window=3)
+    assert "#window   : 64 packets per connection in flight\n" in table()
+    assert "#window   : 64 packets per connection in flight, 4 on each of 16 QPs\n" in table(qps=16)
+    assert "#window   : 64 packets per connection in flight, 2 or 3 on each of 24 QPs\n" in table(qps=24)
+    assert "#window   : 12 packets per connection in flight, 3 on each of 4 QPs\n" in table(qps=4, window=3)
     assert "#window" not in table(short=True, qps=16)
     assert "#window   : 256 packets" in table(short=True, qps=128)
     data = replace(run_samples.result(), options=RunOptions(qps=128)).to_json()["in_flight"]

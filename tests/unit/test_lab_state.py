@@ -102,7 +102,7 @@ def test_what_no_lab_can_be_called_is_never_taken_down(
     with pytest.raises(InputError), state.lock(asked):
         pass
     if not asked.isalnum():
-        with pytest.raises(ValueError, match="no lab's name"):
+        with pytest.raises(ValueError, match="is not a lab's name"):
             remove_lab(asked, tmp_path / "victim", Silent())
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
 
@@ -200,9 +200,9 @@ topology:
     with pytest.raises(InputError) as caught:
         read_topology(path)
     said = str(caught.value)
-    assert "nodes.n2.startup-delay is nothing that the netns runtime can do" in said
-    assert "links[1]: n3 is no node of this topology" in said
-    assert "links[2].type: vxlan is not a link that namespaces have" in said
+    assert "nodes.n2.startup-delay is not supported by the netns runtime" in said
+    assert "links[1]: n3 is not a node of this topology" in said
+    assert "links[2].type: vxlan is not supported in namespaces" in said
 
 
 def test_nodes_inherit_as_in_containerlab(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -66,10 +65,10 @@ def test_the_name_can_be_given_apart() -> None:
         ("racks=many", "racks: many is not a whole number"),
         ("racks=", "racks has no value"),
         ("racks=[", "is not YAML"),
-        ("racks=[1, 2]", "racks is a list, and takes one value"),
-        ("link.mtu=*a", "a text that begins with * needs quotes"),
-        ("link={mtu: 1, mtu: 2}", "link.mtu is there twice\n"),
-        ("link.host.rate=3", "link.host is a group, and takes one value"),
+        ("racks=[1, 2]", "racks is a list, but must be one value"),
+        ("link.mtu=*a", "put a value that begins with * in quotes"),
+        ("link={mtu: 1, mtu: 2}", "link.mtu is given twice\n"),
+        ("link.host.rate=3", "link.host is a group, but must be one value"),
     ],
 )
 def test_a_wrong_override_is_named(override: str, said: str) -> None:
@@ -105,7 +104,8 @@ def test_a_hint_does_not_list_a_whole_directory(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number:03}.yml").write_text("")
     said = problems(str(tmp_path / "quite-another.yml"))
-    assert said.endswith("there are: 000.yml, 001.yml, 002.yml, 003.yml, 004.yml, 005.yml, 006.yml, 007.yml, ...")
+    listed = "000.yml, 001.yml, 002.yml, 003.yml, 004.yml, 005.yml, 006.yml, 007.yml, ..."
+    assert said.endswith(f"files in that directory: {listed}")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "/"])
@@ -122,7 +122,7 @@ def test_a_place_that_may_not_be_entered_is_not_called_empty(tmp_path: Path, mon
         return stat(path, **how)
 
     monkeypatch.setattr(Path, "stat", refuse)
-    assert "mine.yml cannot be looked for: Permission denied" in problems(str(tmp_path / "mine.yml"))
+    assert "mine.yml cannot be read: Permission denied" in problems(str(tmp_path / "mine.yml"))
 
 
 def test_a_directory_is_no_fabric(tmp_path: Path) -> None:
@@ -133,11 +133,10 @@ def test_a_file_that_never_ends_is_not_read_to_its_end() -> None:
     assert f"is larger than {MAX_BYTES // 1024} KiB" in problems("/dev/zero")
 
 
-def test_hostile_files_are_answered_quickly(tmp_path: Path) -> None:
-    start = time.monotonic()
+@pytest.mark.timeout(60)  # a parser that is lost in one of them takes hours
+def test_hostile_files_are_answered_in_time(tmp_path: Path) -> None:
     for text in ("[" * 60_000, "a: " + "9" * 60_000, "- " * 30_000, "{" * 60_000, '"' * 60_000, "&a " * 20_000):
         assert problems(write(tmp_path, text))
-    assert time.monotonic() - start < 10
 
 
 def test_no_control_character_reaches_the_terminal(tmp_path: Path) -> None:

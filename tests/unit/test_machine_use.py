@@ -93,7 +93,9 @@ def phase(
         ({"seconds": 0.21, "idle": (0.0, 0.5)}, [("processor", 0, False)]),
     ],
 )
-def test_what_readings_say_of_a_size(readings: dict[str, object], causes: list[tuple[str, int | None, bool]]) -> None:
+def test_the_causes_of_a_size_follow_from_readings(
+    readings: dict[str, object], causes: list[tuple[str, int | None, bool]]
+) -> None:
     found = phase(**readings).causes()  # type: ignore[arg-type]
     assert [(each.cause, each.number, each.sure) for each in found] == causes
     assert all(each.size == 1 << 16 and each.text for each in found)
@@ -104,7 +106,7 @@ def test_a_phase_is_judged_from_two_tenths_of_a_second_on() -> None:
     assert (phase(seconds=0.1).judged, phase(seconds=0.3).judged) == (False, True)
 
 
-def test_time_that_ticks_do_not_see_counts_as_busy() -> None:
+def test_time_between_ticks_counts_as_busy() -> None:
     """Softirqs between two ticks, and what a hypervisor took: only the idle field of /proc/stat shows them."""
     before = parse_reading(0.0, stat((1000, 0), (1000, 0)), softnet((0, 0, 0), (0, 0, 1)))
     after = parse_reading(1.0, stat((1098, 0), (1002, 0)), softnet((10, 0, 0), (90, 0, 1)))
@@ -117,7 +119,7 @@ def test_time_that_ticks_do_not_see_counts_as_busy() -> None:
     assert cause.text == "processor 1: 98% busy (0% in softirqs), 90% of the packets passed it"
 
 
-def test_a_processor_that_came_or_went_is_left_out() -> None:
+def test_a_processor_that_went_online_or_offline_is_left_out() -> None:
     before = MachineReading(0.0, {0: Processor(1.0, 0), 1: Processor(1.0, 0)}, 0)
     after = MachineReading(1.0, {1: Processor(1.5, 10), 2: Processor(0.0, 0)}, 0)
     assert [use.number for use in Phase.between(8, before, after, (CALM,)).processors] == [1]
@@ -142,7 +144,7 @@ def test_shares_of_a_run_are_weighted_by_time() -> None:
     assert use.waited_share == pytest.approx(0.06)
 
 
-def test_a_worker_says_what_it_used_and_lacked() -> None:
+def test_a_worker_reports_time_used_and_time_waited() -> None:
     use = WorkerUse.between(OwnTime(10.0, 1.0, 0.5), OwnTime(14.0, 3.0, 0.9))
     assert (use.seconds, use.busy) == (4.0, 0.5)
     assert use.waited == pytest.approx(0.1)
@@ -152,7 +154,7 @@ def text_of(use: MachineUse) -> str:
     return replace(samples.result(), machine=use).table()
 
 
-def test_the_table_says_it_right_below_the_bandwidths() -> None:
+def test_the_table_reports_causes_directly_below_the_bandwidths() -> None:
     causes = phase(idle=(0.5, 0.0), workers=(CALM, WorkerUse(1.0, 0.7, 0.28))).causes()
     use = replace(MachineUse.of([phase()], 0, PacketBudget(20_000, 9_000)), unreliable=causes)
     lines = text_of(use).splitlines()
@@ -166,7 +168,7 @@ def test_the_table_says_it_right_below_the_bandwidths() -> None:
     assert not lines[at - 5].startswith("#")
 
 
-def test_a_run_that_the_machine_carried_says_nothing() -> None:
+def test_a_run_without_causes_reports_none() -> None:
     assert "UNRELIABLE" not in text_of(MachineUse.of([phase()], 0, BUDGET))
     document = replace(samples.result(), machine=MachineUse.of([phase()], 0, BUDGET)).to_json()
     assert (document["unreliable"], document["machine"]["limited"]) == ([], False)
@@ -179,7 +181,7 @@ def test_of_many_causes_the_table_has_some() -> None:
     assert lines[-1] == f"{MARK} ... and 1 more, in --format json"
 
 
-def test_json_has_typed_reasons_and_what_was_too_short_to_judge() -> None:
+def test_json_has_typed_causes_and_marks_phases_too_short_to_judge() -> None:
     use = MachineUse.of([phase(seconds=0.1, idle=(0.0, 0.0)), phase(idle=(0.0, 0.5))], 4, PacketBudget(11, 10))
     document = json.loads(json.dumps(replace(samples.result(), machine=use).to_json()))
     assert [(each["cause"], each["size"], each["number"]) for each in document["unreliable"]] == [
@@ -200,7 +202,7 @@ def test_a_record_keeps_the_reasons_and_reads_older_ones() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "carried", "exceeded"), [(10, 10, False), (11, 10, True)])
-def test_one_rule_says_what_exceeds_the_budget(wanted: int, carried: int, exceeded: bool) -> None:
+def test_the_budget_has_one_rule(wanted: int, carried: int, exceeded: bool) -> None:
     assert PacketBudget(wanted, carried).exceeded is exceeded
 
 

@@ -223,7 +223,7 @@ def test_the_mode_of_the_file_comes_first() -> None:
     assert compared("spray")[0] == compared("flowlet")[0] == "even split"
     assert compared("exact-match")[0] == "e-ecmp"
     assert ask("two", mode="pinned").modes[0].mode == "pinned"
-    assert "spray has no path" in ask("two", mode="spray").notes[0]
+    assert "spray has no fixed path" in ask("two", mode="spray").notes[0]
 
 
 def test_a_rule_is_that_of_a_live_switch() -> None:

@@ -95,7 +95,7 @@ def test_a_loss_behind_two_ports_is_put_down_to_the_queue_that_owns_up() -> None
 
 @pytest.fixture
 def another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SelfTest]:
-    """A machine on which the self-test has found that the kernel chooses otherwise."""
+    """A machine on which the self-test has found that the kernel chooses differently."""
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
     verdict.cache_clear()
     found = SelfTest("differs", "7.99", 16, "14 of 16 flows under IPv4, policy 3")
@@ -110,7 +110,7 @@ def test_where_the_kernel_differs_the_oracle_stands_in_and_no_third_source_is_cl
     result = judge(found)
     assert result.agree and result.sources == ("oracle", "counters")
     assert paths_text(result).splitlines()[0] == "oracle and counters agree on the paths of all 1 QPs"
-    assert "kernel 7.99 chooses otherwise than the prediction" in " ".join(paths_text(result).split())
+    assert "kernel 7.99 chooses differently from the prediction" in " ".join(paths_text(result).split())
     data = result.to_json()
     assert data["flows"][0]["predicted"] is None and data["selftest"]["state"] == "differs"
     other = replace(found, oracle=(("rtsw1:eth9", *found.oracle[0][1:]),))
@@ -133,7 +133,7 @@ def test_a_verdict_holds_for_one_boot_one_kernel_and_one_version(
 def test_flows_that_are_spread_have_no_way_that_could_move() -> None:
     result = judge(sprayed(WHOLE))
     routing = snapshot(fibs(), SPRAY)
-    moved = moved_of(FABRIC, routing, routing, [FLOW], ([result.flows[0].foretold], result))
+    moved = moved_of(FABRIC, routing, routing, [FLOW], ([result.flows[0].expected], result))
     assert (moved.flows, moved.spread, moved.moved, moved.gone) == (0, 1, 0, 0)
     assert moved.share(moved.moved) == 0.0 and "1 more are spread" in moved.text()
     mixed = {**SPRAY, "rtsw2": replace(SPRAY["rtsw2"], options=HashOptions(resilient=True))}

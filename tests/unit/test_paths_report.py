@@ -187,7 +187,7 @@ def test_an_oracle_of_another_mind_is_no_proof() -> None:
     result = judge(SENT, replace(found, oracle=(other,)))
     assert not result.agree
     assert result.flows[0].why == (
-        f"the prediction is not what the kernels say: predicted {found.oracle[0][0]}, kernel rtsw1:eth9, "
+        f"the prediction differs from the kernels: predicted {found.oracle[0][0]}, kernel rtsw1:eth9, "
         f"counted {found.oracle[0][0]}"
     )
     assert "rtsw1:eth9" in paths_text(result)
@@ -430,5 +430,5 @@ def test_under_another_policy_the_kernel_does_not_heed_the_program() -> None:
         replace(mode["rtsw1"], seed=0),
         replace(mode["rtsw1"], mode="mode 9"),
     ):
-        with pytest.raises(CheckError, match=r"rtsw1 hashes (by .* modelled|with a seed that Linux made up)"):
+        with pytest.raises(CheckError, match=r"rtsw1 hashes (by .* modelled|with a random seed that Linux does)"):
             predict(FABRIC, fibs(), {**mode, "rtsw1": odd}, flows)

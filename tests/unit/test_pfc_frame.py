@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def test_scapy_builds_the_same_bytes(quanta: dict[int, int]) -> None:
     assert build(MAC, quanta)[: len(bytes(theirs))] == bytes(theirs)[:FRAME_BYTES]
 
 
-@pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
+@pytest.mark.needs("tshark")
 def test_tshark_reads_address_opcode_vector_and_times(tmp_path: Path) -> None:
     pcap = tmp_path / "pfc.pcap"
     wrpcap(str(pcap), [build(MAC, quanta) for quanta in CASES], linktype=1)

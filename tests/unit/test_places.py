@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from heddle.base.files import elsewhere, real, told
+from heddle.base.files import place_flag, real, result_name
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
 from heddle.places.address import Address, check_kind, parse_address
@@ -124,7 +124,7 @@ def test_an_empty_variable_says_that_no_settings_are_read(tmp_path: Path, monkey
         ("place: 7\n", "config.yml:1  place: 7 is not a text ... ssh:user@host"),
         ("place:\n", "config.yml:1  place has no value"),
         ("place: [a]\n", "config.yml:1  place is a list"),
-        ("place: here\nplace: here\n", "config.yml:2  place is there twice"),
+        ("place: here\nplace: here\n", "config.yml:2  place is given twice"),
         ("place: [\n", "is not YAML"),
         ("place: ssh:lab:x\nspeed: 9\n", "has a port that is none ... config.yml:2  speed is not a key"),
     ],
@@ -180,17 +180,17 @@ def test_nothing_of_a_call_is_in_the_command_that_the_servers_shell_reads() -> N
 def test_names_are_opened_where_they_were_brought_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HEDDLE_FILES", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert (real("a.yml"), told("a.yml")) == (Path("a.yml"), str(tmp_path / "a.yml"))
+    assert (real("a.yml"), result_name("a.yml")) == (Path("a.yml"), str(tmp_path / "a.yml"))
     monkeypatch.setenv("HEDDLE_FILES", '{"../a.yml": "/srv/in/a.yml"}')
-    assert (real("../a.yml"), told("../a.yml")) == (Path("/srv/in/a.yml"), "../a.yml")
+    assert (real("../a.yml"), result_name("../a.yml")) == (Path("/srv/in/a.yml"), "../a.yml")
     assert real("b.yml") == Path("b.yml")
 
 
 def test_lines_to_be_typed_say_where_when_the_user_sits_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEDDLE_PLACE", raising=False)
-    assert elsewhere() == ""
+    assert place_flag() == ""
     monkeypatch.setenv("HEDDLE_PLACE", "ssh:me@[2001:db8::7]:22")
-    assert elsewhere() == " --place 'ssh:me@[2001:db8::7]:22'"
+    assert place_flag() == " --place 'ssh:me@[2001:db8::7]:22'"
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_without_git_all_files_go_but_those_that_tools_keep(project: Path) -> No
     assert {manifest[n][0] for n in ("inv", "tasks.py", "link")} == {"x", "f", "l"}
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.needs("git")
 def test_with_git_go_files_that_it_knows_or_does_not_ignore(project: Path) -> None:
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("/out\n*.tmp\n")

@@ -134,7 +134,7 @@ def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> N
         (RunOptions(collective="all-redcue"), "did you mean all-reduce?"),
         (RunOptions(algorithm="rnig"), "did you mean ring?"),
         (RunOptions(collective="all-to-al"), "did you mean all-to-all?"),
-        (RunOptions(collective="all-to-all", algorithm="ring"), "--algorithm ring is none of all-to-all's"),
+        (RunOptions(collective="all-to-all", algorithm="ring"), "--algorithm ring is not an algorithm of all-to-all"),
         (RunOptions(collective="all-to-all", sizes=(255, 4096)), "--size 255 is rounded down to 0 bytes by all-to-all"),
         (RunOptions(collective="incast", sizes=(4,)), "use --size 256 or more, or fewer --ranks"),
     ],

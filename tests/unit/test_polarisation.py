@@ -9,7 +9,7 @@ import pytest
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
-from heddle.predict.polarisation import Polarisation, made_up, polarisation
+from heddle.predict.polarisation import Polarisation, polarisation, synthetic_flows
 from heddle.spec.routingspec import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
@@ -73,8 +73,8 @@ def test_with_other_seeds_at_each_tier_all_are_used(seed: str, mode: str, k: int
 def test_it_is_said_with_its_numbers() -> None:
     pair = asked(fabric_of(2, "shared")).pairs[0]
     assert pair.text() == (
-        f"ctsw1 uses 1 of its 2 ways: what comes from {pair.before} and its like has been sorted by the same rule "
-        f"already ({pair.dependence.bits:.2f} bits of mutual information over {pair.dependence.flows} flows, "
+        f"ctsw1 uses 1 of its 2 next hops: {pair.before} and switches like it have already sorted the flows by the "
+        f"same rule ({pair.dependence.bits:.2f} bits of mutual information over {pair.dependence.flows} flows, "
         f"{pair.dependence.by_chance:.4f} by chance)"
     )
     assert pair.before in {"rtsw1", "rtsw2"}
@@ -122,14 +122,14 @@ def test_spread_packets_follow_no_choice() -> None:
     assert "spread" in found.reason
 
 
-def test_the_made_up_flows_are_the_same_every_time_and_cross_zones() -> None:
+def test_the_synthetic_flows_are_the_same_every_time_and_cross_zones() -> None:
     fabric = fabric_of(2)
-    flows = made_up(fabric, 500)
-    assert flows == made_up(fabric, 500)
+    flows = synthetic_flows(fabric, 500)
+    assert flows == synthetic_flows(fabric, 500)
     assert len(flows) == len(set(flows)) == 500
     assert all(fabric.by_name[flow.src].group("zone") != fabric.by_name[flow.dst].group("zone") for flow in flows)
     lone = build(ClosSpec(name="one", racks=1, ctsw=2))
-    assert made_up(lone, 5) == []
+    assert synthetic_flows(lone, 5) == []
 
 
 def test_a_trifle_is_real_and_not_named() -> None:

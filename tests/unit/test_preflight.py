@@ -95,15 +95,15 @@ def test_hosts_of_an_ipv6_fabric_are_neighbours_of_ipv6(machine: Path, monkeypat
     assert "net.ipv4" not in str(caught.value)
 
 
-def test_a_root_without_rights_is_told_which(machine: Path) -> None:
+def test_missing_capabilities_of_root_are_named(machine: Path) -> None:
     (machine / "status").write_text("CapEff:\t00000000a80425fb\n")  # Docker's own choice
-    with pytest.raises(MachineError, match=r"this root lacks CAP_NET_ADMIN, CAP_SYS_ADMIN\n.*--cap-add NET_ADMIN"):
+    with pytest.raises(MachineError, match=r"not have CAP_NET_ADMIN, CAP_SYS_ADMIN here\n.*--cap-add NET_ADMIN"):
         preflight(build(small()))
     (machine / "status").unlink()
     preflight(build(small()))
 
 
-def test_limits_of_the_shell_are_told(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_the_shell_are_reported(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     with pytest.raises(MachineError) as caught:
         preflight(build(small()))
@@ -113,7 +113,7 @@ def test_limits_of_the_shell_are_told(machine: Path, monkeypatch: pytest.MonkeyP
     assert "ulimit -n 256" in said
 
 
-def test_a_limit_of_namespaces_is_told(machine: Path) -> None:
+def test_a_limit_of_namespaces_is_reported(machine: Path) -> None:
     (machine / "sys/user").mkdir()
     (machine / "sys/user/max_net_namespaces").write_text("7")
     with pytest.raises(MachineError, match=r"user\.max_net_namespaces = 7 is too low: 8 network namespaces are needed"):
@@ -126,7 +126,7 @@ def test_frr_without_bgpd_is_named(machine: Path) -> None:
         preflight(build(small()))
 
 
-def test_everything_is_told_at_once(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_problems_are_reported_together(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda program: None)
     monkeypatch.setattr(room, "FRR_DIRS", ())
@@ -147,7 +147,7 @@ configured with:
 
 
 @pytest.mark.parametrize(("flag", "limit"), [("'--enable-multipath=8' ", 8), ("", 16)])
-def test_an_frr_that_was_built_for_fewer_paths_is_named_before_anything_is_made(
+def test_an_frr_that_was_built_for_fewer_next_hops_is_named_before_anything_is_created(
     machine: Path, flag: str, limit: int
 ) -> None:
     zebra = machine / "frr/zebra"

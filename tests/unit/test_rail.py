@@ -17,7 +17,7 @@ from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.shapes import build
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
-from heddle.predict.polarisation import made_up
+from heddle.predict.polarisation import synthetic_flows
 from heddle.spec.shapes.rail import RailSpec
 from heddle.switch.hashing.steering import steering_of
 from heddle.traffic.options import RunOptions
@@ -100,10 +100,10 @@ def test_ranks_of_each_plane_are_a_communicator() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (RunOptions(split="DIV 2"), "--split DIV 2 puts host1:eth1 and host1:eth2 into one communicator, and no path"),
-        (RunOptions(split="AND 0"), "use the default split: each plane has a communicator of its own"),
-        (RunOptions(ranks=5), "--ranks 5 makes communicators of 2 and 3 ranks; all have to be of one size"),
-        (RunOptions(ranks=2), "--ranks 2 makes 2 communicators of one rank, and a collective needs two"),
+        (RunOptions(split="DIV 2"), "--split DIV 2 puts host1:eth1 and host1:eth2 into one communicator, but there is"),
+        (RunOptions(split="AND 0"), "use the default split: it makes one communicator per plane"),
+        (RunOptions(ranks=5), "--ranks 5 makes communicators of 2 and 3 ranks, but all must have the same size"),
+        (RunOptions(ranks=2), "--ranks 2 makes 2 communicators of one rank, but a collective needs two"),
     ],
 )
 def test_ranks_that_cannot_reach_each_other_are_refused(options: RunOptions, said: str) -> None:
@@ -126,13 +126,13 @@ def test_more_ranks_than_nics_name_the_keys_of_the_shape() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["planes=3"], "planes: 3 does not divide the 4 NICs: each plane has as many of them as the others hint: try"),
+        (["planes=3"], "planes: 3 does not divide the 4 NICs: all planes must have the same number hint: try"),
         (["planes=4"], "planes: 4 does not divide the 2 spines"),
-        (["spines=300"], "spines: 300 gives a leaf 300 uplinks; a switch chooses among 128 at most"),
-        (["hosts_per_pod=200"], "hosts_per_pod: 200 puts 200 NICs on a leaf, and a /24 has room for 128"),
-        (["pods=1024", "nics_per_host=16"], "pods: 1024 makes 16384 leaves, and there are loopback addresses for 4095"),
+        (["spines=300"], "spines: 300 gives a leaf 300 uplinks; a switch supports 128 at most"),
+        (["hosts_per_pod=200"], "hosts_per_pod: 200 puts 200 NICs on a leaf, but a /24 has room for 128"),
+        (["pods=1024", "nics_per_host=16"], "pods: 1024 makes 16384 leaves, but there are loopback addresses for 4095"),
         (["racks=4"], "racks is not a key; hint: did you mean pods?"),
-        (["link.exceptions={rtsw1: 10mbit}"], "a node is spine2, a port leaf1:eth3"),
+        (["link.exceptions={rtsw1: 10mbit}"], "write a node as spine2, a port as leaf1:eth3"),
         (["queues.buffer={ctsw: 1MB}"], "queues.buffer.ctsw is not a key"),
     ],
 )
@@ -157,9 +157,9 @@ def test_pinned_uses_every_uplink_alike() -> None:
     assert len(steering.prefixes) == len(fabric.edges) - 1
 
 
-def test_flows_that_are_made_up_stay_in_their_plane() -> None:
+def test_synthetic_flows_stay_in_their_plane() -> None:
     fabric = rail(planes=2)
-    flows = made_up(fabric, 500)
+    flows = synthetic_flows(fabric, 500)
     leaf = {str(p.address.ip): p.peer_node for host in fabric.hosts for p in host.ports if p.address is not None}
     ends = [(leaf[flow.src_ip], leaf[flow.dst_ip]) for flow in flows]
     assert len(ends) == 500

@@ -55,11 +55,11 @@ def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(tiny
         (["ecn=5"], "queues set  ecn is a group of keys\n            hint: as ./inv queues set ecn.enabled=VALUE"),
         (
             ["pfc.xoff=40KB"],
-            "40KB is not below xoff, 40KB\n  hint: a class is paused at xoff and goes on at xon; try 26KB",
+            "40KB is not below xoff, 40KB\n  hint: a class is paused at xoff and resumes at xon; try 26KB",
         ),
-        (["pfc.quanta=60000", "pfc.watchdog.detect=10ms"], "the watchdog takes a pause of 10ms for a storm"),
+        (["pfc.quanta=60000", "pfc.watchdog.detect=10ms"], "the watchdog treats a pause of 10ms as a storm"),
         (["buffer=100KB"], "queues.buffer"),
-        (["pfc.headroom=4213"], "queues set  queues.pfc.headroom: 4213 is below a frame of 4214 bytes"),
+        (["pfc.headroom=4213"], "queues set  queues.pfc.headroom: 4213 is below one frame of 4214 bytes"),
     ],
 )
 def test_what_cannot_be_is_said_as_of_a_fabric_file(tiny: Fabric, settings: list[str], said: str) -> None:

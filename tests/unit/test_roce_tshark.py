@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from scapy.utils import wrpcap
 from heddle.wire import layout as wire
 from tests.unit.roce_samples import DQPN, SAMPLES, SAMPLES6, Sample
 
-pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
+pytestmark = pytest.mark.needs("tshark")
 
 FIELDS = (
     "infiniband.bth.opcode",

@@ -108,10 +108,11 @@ def test_a_gate_that_is_still_closed_counts_as_paused_until_each_reading() -> No
         took = time.monotonic_ns() - began
         maps.agent["paused_ns"][BUSY] += took
         maps.agent["closed_since_ns"][BUSY] = 0
+        most = time.monotonic_ns() - began  # a reading may have found the gate closed until here
         maps.gates["last_ns"][BUSY] = time.monotonic_ns()
     (series,) = found
     paused = series.columns["paused_ns"][0]
-    assert paused.sum() == pytest.approx(took, abs=2_000_000)
+    assert took <= paused.sum() <= most
     assert np.count_nonzero(paused) >= 3, "a pause over many buckets is in each of them"
 
 

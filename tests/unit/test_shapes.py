@@ -103,23 +103,23 @@ def test_each_shape_names_its_levels_as_its_builder_does() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("queues: {buffer: {rtsw: 3MB}}", "queues.buffer.rtsw is not a key; legal in it: leaf,"),
+        ("queues: {buffer: {rtsw: 3MB}}", "queues.buffer.rtsw is not a key; legal keys: leaf,"),
         ("queues: {buffer: {spin: 3MB}}", "queues.buffer.spin is not a key; did you mean spine?"),
         ("queues: {buffer: {tor: 3MB}}", "queues.buffer.tor is not a key; did you mean leaf?"),
         ("queues: {buffer: {spine: 20KB}}", "queues.buffer.spine: 20KB is below 1994498 bytes: headroom 633428 x 3"),
         ("queues: {buffer: 20KB}", "queues.buffer: 20KB is below 1994498 bytes: headroom 633428 x 3 ports of leaf"),
         ("queues: {pfc: {enabled: false}, reserve: 60KB}", "queues.reserve: 60KB x 3 classes x 3 ports of leaf"),
         ("queues: {buffer: {host: 10KB}}\nlink: {mtu: 9000}", "queues.buffer.host: 10KB is below two frames of 9014"),
-        ("link: {exceptions: {spine3: 5mbit}}", "link.exceptions.spine3: 5mbit is no node of this fabric;"
-         " spine1 to spine2 are"),
-        ("link: {exceptions: {'leaf1:eth4': 5mbit}}", "is no port: a Leaf has 3 of them; eth1 to eth3"),
+        ("link: {exceptions: {spine3: 5mbit}}", "link.exceptions.spine3: 5mbit is not a node of this fabric;"
+         " use spine1 to spine2"),
+        ("link: {exceptions: {'leaf1:eth4': 5mbit}}", "is not a port: a Leaf has 3 ports; use eth1 to eth3"),
         ("link: {exceptions: {ctsw1: 5mbit}}", "ctsw1: 5mbit is neither a node nor a port;"
-         " a node is spine2, a port leaf1:eth3"),
+         " write a node as spine2, a port as leaf1:eth3"),
         ("link: {mtu: 1500}", "link.mtu: 1500 is below 4160: IB MTU 4096 and 64 bytes of headers"),
-        ("link: {mtu: 65000}", "link.mtu: 65000 is above 60000, the most that a closed gate holds back"),
-        ("routing: {resilient: true, hash: {buckets: 1}}", "routing.hash.buckets: 1 are fewer than the 2 ways"),
-        ("routing: {hash: {fields: [flowlabel]}}", "routing.hash.fields has flowlabel, which IPv4 does not have"),
-        ("queues: {pfc: {quanta: 65535, watchdog: {detect: 10ms}}}", "queues.pfc.quanta: 65535 last 335.539 ms"),
+        ("link: {mtu: 65000}", "link.mtu: 65000 is above 60000, the largest MTU that a closed gate can hold back"),
+        ("routing: {resilient: true, hash: {buckets: 1}}", "routing.hash.buckets: 1 is less than 2, the next hops"),
+        ("routing: {hash: {fields: [flowlabel]}}", "routing.hash.fields has flowlabel, but IPv4 has no flow label"),
+        ("queues: {pfc: {quanta: 65535, watchdog: {detect: 10ms}}}", "quanta: 65535 of 512 bits last 335.539 ms"),
         ("racks: 3", "racks is not a key; legal here: name, shape, family, link, scale, routing"),
         ("rtsw: 3", "rtsw is not a key; did you mean leaves?"),
     ],
@@ -134,7 +134,7 @@ def test_all_that_is_wrong_is_said_at_once_and_nothing_that_only_follows() -> No
     heads = [each.split("; ")[0] for each in refused(HEAD + text)]
     assert heads == [
         "p.yml:5  link.host: 5 has no unit",
-        "p.yml:5  link.exceptions.leaf9: 5mbit is no node of this fabric",
+        "p.yml:5  link.exceptions.leaf9: 5mbit is not a node of this fabric",
         "p.yml:5  link.mtu: 1500 is below 4160: IB MTU 4096 and 64 bytes of headers",
         "p.yml:7  queues.buffer.spin is not a key",
         "p.yml:8  queues.control: six is not a whole number",
@@ -157,5 +157,5 @@ def test_an_unknown_shape_has_a_hint_and_the_rest_is_read_as_of_the_nearest() ->
 
 def test_a_spec_that_a_program_has_made_is_checked_too() -> None:
     spec = PairSpec.model_validate({"name": "p", "leaves": 2, "spines": 2, "link": {"exceptions": {"leaf9": "5mbit"}}})
-    with pytest.raises(InputError, match=r"^link.exceptions.leaf9 is no node of this fabric"):
+    with pytest.raises(InputError, match=r"^link.exceptions.leaf9 is not a node of this fabric"):
         checked(spec)

@@ -1,4 +1,6 @@
-"""`./inv test` installs every program that tests start: the tests' sources are read, and each program is looked up."""
+"""`./inv test` installs every program that the chosen tests start, and no other: the tests' sources are read, and each
+program is looked up in the packages of the suite and in the marks `needs` of its file.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ from typing import Final
 
 import pytest
 
-from heddle.cli.test_verb import ALL, SUITES, needed_packages
-from heddle.host.packages import BUILD, PARTS
+from heddle.base.problems import InputError
+from heddle.cli import test_verb
+from heddle.cli.test_verb import ALL, QUICK, SUITES, check_suite, marked_needs, needed_packages
+from heddle.host import packages
+from heddle.host.packages import BUILD, PARTS, TEST_EXTRAS
 
 TESTS = Path(__file__).resolve().parents[1]
 # Of Debian's essential packages, of the shell, and Python, which runs the tests: on every machine.
@@ -73,25 +78,41 @@ def _text(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
+def needs_of(source: str) -> set[str]:
+    """Parts that the marks `needs` of a source name; those of tests/sshd.py are of all that log in to its server."""
+    calls = [call for call in _calls(ast.parse(source)) if ast.unparse(call.func) == "pytest.mark.needs"]
+    found = {_text(word) for call in calls for word in call.args}
+    return found | (needs_of((TESTS / "sshd.py").read_text(encoding="utf-8")) if "= NEEDS" in source else set())
+
+
 def uncovered(suite: str) -> list[str]:
-    """Where a test of the suite starts a program that no package of the suite brings."""
-    parts = [*needed_packages({"suite": suite, "build": False}), *BUILD]  # what needs clang says so, see --build
-    known = ESSENTIAL | LOOKED_FOR | DATA[""] | DATA.get(suite, frozenset())
-    known |= {program for name in parts for program in PARTS[name].programs}
+    """Where a test of the suite starts a program that no package of the suite or of its file brings."""
+    parts = {*needed_packages({"suite": suite, "build": False}), *BUILD}  # what needs clang says so, see --build
+    always = ESSENTIAL | LOOKED_FOR | DATA[""] | DATA.get(suite, frozenset())
     found = []
     for folder in FOLDERS[suite]:
         for path in sorted((TESTS / folder).glob("*.py")):
-            for program, line in programs_of(path.read_text(encoding="utf-8")):
+            source = path.read_text(encoding="utf-8")
+            known = always | {program for name in parts | needs_of(source) for program in PARTS[name].programs}
+            for program, line in programs_of(source):
                 if _PROGRAM.fullmatch(program) and program not in known:
                     found.append(f"{path.relative_to(TESTS)}:{line} {program}")
     return found
 
 
+@pytest.fixture
+def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with all packages that only some tests need: a suite's own are left."""
+    monkeypatch.setattr(packages, "missing", lambda names: [])
+
+
+@pytest.mark.usefixtures("all_there")
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_program_that_a_suite_starts_is_in_its_packages(suite: str) -> None:
     assert uncovered(suite) == []
 
 
+@pytest.mark.usefixtures("all_there")
 def test_all_has_what_each_of_its_suites_needs() -> None:
     everything = set(needed_packages({"suite": "all", "build": False}))
     for suite in ALL:
@@ -115,3 +136,49 @@ def test_programs_are_found_in_sources(source: str, program: str) -> None:
 
 def test_the_words_of_an_engine_are_no_programs() -> None:
     assert list(programs_of('docker(["ps", "--all"])\nask(["exec", name, "ip", "route"])')) == []
+
+
+def test_parts_of_marks_are_those_that_suites_do_not_install_anyway() -> None:
+    named: set[str] = set()
+    for path in TESTS.rglob("*.py"):
+        if path != Path(__file__):
+            named |= needs_of(path.read_text(encoding="utf-8"))
+    assert named == set(TEST_EXTRAS)
+
+
+@pytest.mark.parametrize(
+    ("suite", "words", "chosen"),
+    [
+        (
+            QUICK,
+            ["-k", "test_an_offload_and or test_a_lab_lives_on"],
+            {"ethtool", "openssh-server", "openssh-client", "git"},
+        ),
+        ("netns", ["tests/netns/test_lab_life.py"], set()),
+        ("golden", ["--no-such-option"], set()),
+    ],
+)
+def test_the_chosen_tests_decide(suite: str, words: list[str], chosen: set[str]) -> None:
+    assert marked_needs(suite, words) == chosen
+
+
+@pytest.mark.parametrize("lacking", [[], ["openssh-server", "tshark"]])
+def test_only_what_is_missing_and_needed_by_a_chosen_test_is_asked_for(
+    lacking: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def needs(*words: object) -> frozenset[str]:
+        asked.append(words)
+        return frozenset({"tshark", "git"})
+
+    monkeypatch.setattr(packages, "missing", lambda names: [PARTS[name] for name in lacking])
+    monkeypatch.setattr(test_verb, "marked_needs", needs)
+    found = needed_packages({"suite": "netns", "build": False, "args": ("-k", "mine")})
+    assert set(found) & set(TEST_EXTRAS) == ({"tshark"} if lacking else set())
+    assert asked == ([("netns", ("-k", "mine"))] if lacking else []), "pytest is asked only where something is missing"
+
+
+def test_a_wrong_suite_is_named_with_the_nearest_word() -> None:
+    with pytest.raises(InputError, match="did you mean quick"):
+        check_suite("quik")

@@ -159,16 +159,16 @@ def test_links_have_the_rate_of_their_exception_at_both_ends() -> None:
 
 
 REFUSED = {
-    "zones: 2": "zones: 2 are joined by ATSWs, and there is no atsw",
-    "atsw: 2": "atsw: 2 has nothing to join: there is one zone",
-    "oversubscription: 2": "oversubscription: 2 is that of the links to ATSWs, and there are none",
-    "zones: 2\natsw: 2\noversubscription: 500": "oversubscription: 500 gives links to ATSWs 0.2 Mbit/s",
+    "zones: 2": "zones: 2 needs ATSWs to join the zones, but atsw is not set",
+    "atsw: 2": "atsw: 2 joins zones, but there is only one",
+    "oversubscription: 2": "oversubscription: 2 is for links to ATSWs, but there are none",
+    "zones: 2\natsw: 2\noversubscription: 500": "oversubscription: 500 sets links to ATSWs to 0.2 Mbit/s",
     "zones: 64\natsw: 2\nracks: 100": "racks: 100 makes 6400 in 64 zones",
     "zones: 64\natsw: 2\nctsw: 100": "ctsw: 100 makes 6400 in 64 zones",
     "zones: 2\natsw: 2\nhosts_per_rack: 100\nracks: 400": "hosts_per_rack: 100 makes 80000 hosts",
-    "link: {exceptions: {ctsw9: 5mbit}}": "link.exceptions.ctsw9: 5mbit is no node of this fabric",
-    "link: {exceptions: {'rtsw1:eth9': 5mbit}}": "link.exceptions.rtsw1:eth9: 5mbit is no port",
-    "link: {exceptions: {atsw1: 5mbit}}": "link.exceptions.atsw1: 5mbit is no node: the fabric has no ATSW",
+    "link: {exceptions: {ctsw9: 5mbit}}": "link.exceptions.ctsw9: 5mbit is not a node of this fabric",
+    "link: {exceptions: {'rtsw1:eth9': 5mbit}}": "link.exceptions.rtsw1:eth9: 5mbit is not a port",
+    "link: {exceptions: {atsw1: 5mbit}}": "link.exceptions.atsw1: 5mbit is not a node: the fabric has no ATSW",
     "link: {exceptions: {spine: 5mbit}}": "link.exceptions.spine: 5mbit is neither a node nor a port",
     "link: {exceptions: {ctsw1: 5}}": "link.exceptions.ctsw1: 5 has no unit",
     "ctsw: 129": "ctsw: 129 is above 128",

@@ -1,4 +1,4 @@
-"""Spec -> fabric, one shape a file, by the name that heddle/spec/shapes/ has for it."""
+"""Spec -> fabric, one shape per file. Files have the same names as in heddle/spec/shapes/."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A Clos of two tiers, or of three: zones of RTSWs and CTSWs, joined by ATSWs. Hosts hang on RTSWs by routed links.
+"""A Clos of two or three tiers: zones of RTSWs and CTSWs, joined by ATSWs. Routed links connect hosts to RTSWs.
 
 Names: rtsw1.., ctsw1.., atsw1.., host1.., each counted through all zones and racks.
 Ports: an RTSW's eth1..ethC are its uplinks to its zone's CTSWs, the next ones its downlinks, host by host and NIC by
 NIC; a CTSW's eth1..ethR lead to its zone's RTSWs, the next ones to atsw1, atsw2, ...; an ATSW's ethN leads to ctswN.
 AS numbers follow RFC 7938, section 5.2, in the four-octet private range (RFC 6996): one for all ATSWs, one for each
-zone's CTSWs, one for each RTSW, so a route never climbs twice.
+zone's CTSWs, one for each RTSW. So a route never climbs twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEVELS: Final = (
 
 
 def build(spec: ClosSpec) -> Fabric:
-    """Draw the nodes, then the links in a fixed order; ports are numbered as links reach them."""
+    """Add the nodes, then the links in a fixed order; each link takes the next port number at both ends."""
     rates = (spec.link.host, spec.link.fabric, spec.top_rate, 0)
     drawing = Drawing(spec, [replace(level, uplink_bps=rate) for level, rate in zip(LEVELS, rates, strict=True)])
     subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=spec.addressing.rack_prefix)
@@ -67,5 +67,5 @@ def build(spec: ClosSpec) -> Fabric:
 
 
 def _groups(spec: ClosSpec, zone: int, rack: int | None = None) -> Groups:
-    """The rack, and the zone where there are several."""
+    """The rack, and the zone if there are several."""
     return (*([("rack", rack)] if rack else []), *([("zone", zone)] if spec.zones > 1 else []))

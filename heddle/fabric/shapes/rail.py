@@ -1,8 +1,8 @@
 """A rail-optimised fabric: NIC i of every host of a pod is on leaf i of that pod, and spines join the pods.
 
 Names: leaf1.., spine1.., host1..; leaves are counted pod by pod and NIC by NIC, spines plane by plane.
-Planes: with several, NIC i is in plane (i - 1) mod planes + 1, and so is its leaf; each plane has spines of its own. No
-link joins two planes, so a NIC reaches the NICs of its plane and no others.
+Planes: with several, NIC i and its leaf are in plane (i - 1) mod planes + 1; each plane has its own spines. No link
+joins two planes, so a NIC reaches only the NICs of its plane.
 Ports: a leaf's eth1..ethS are its uplinks to its plane's spines, the next ones its downlinks, host by host; a spine's
 ethN leads to the Nth leaf of its plane; a host's ethN is its NIC N.
 AS numbers (RFC 7938, section 5.2; RFC 6996): one for each plane's spines, one for each leaf.
@@ -29,7 +29,7 @@ _LEAF_NS: Final = 1_000
 
 
 def build(spec: RailSpec) -> Fabric:
-    """Draw the nodes, then the links in a fixed order; ports are numbered as links reach them."""
+    """Add the nodes, then the links in a fixed order; each link takes the next port number at both ends."""
     levels = (
         Level("host", "hosts", "server", spec.link.host, _HOST_NS),
         Level("leaf", "leaf", "leaf", spec.link.fabric, _LEAF_NS),
@@ -66,5 +66,5 @@ def _plane_of(spec: RailSpec, nic: int) -> int:
 
 
 def _plane(spec: RailSpec, plane: int) -> Groups:
-    """The plane as a group, where there are several."""
+    """The plane as a group, if there are several."""
     return (("plane", plane),) if spec.planes > 1 else ()

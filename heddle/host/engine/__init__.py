@@ -1,1 +1,1 @@
-"""What containerlab needs beneath it: the engine, its images, the binary, and how they get here."""
+"""The base of runtime containerlab: engine, images and binary, and their installation."""

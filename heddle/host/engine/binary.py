@@ -1,7 +1,7 @@
-"""The installed containerlab: where it is, which version, and whether it will do.
+"""The installed containerlab: its path, its version, and whether Heddle can use it.
 
-A version is what `containerlab version` prints. A build from source prints 0.0.0; the version of the module then
-stands in the build information that Go leaves in every program.
+A version is what `containerlab version` prints. A build from source prints 0.0.0; the version of the module is then in
+the build information that Go writes into every program.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MINIMUM: Final[Version] = (0, 68, 0)  # `inspect --format json` is keyed by lab 
 RECOMMENDED: Final[Version] = (0, 78, 0)  # `validate`, and `privileged: false`
 PROC_MODULES: Final = Path("/proc/modules")
 MARK: Final = "heddle"  # as in 0.79.0+heddle: built by setup, with the correction for kernels without modules
-_FLAWED: Final[Version] = (0, 79, 0)  # up to here deploy stops where there is no /proc/modules
-_PLACES: Final = ("/usr/local/bin", "/usr/bin")  # sudo's PATH may lack the first
+_FLAWED: Final[Version] = (0, 79, 0)  # up to this version deploy stops where there is no /proc/modules
+_PLACES: Final = ("/usr/local/bin", "/usr/bin")  # the first may not be in sudo's PATH
 _SAID: Final = re.compile(r"^\s*version:\s*v?(\d+)\.(\d+)\.(\d+)(\S*)", re.MULTILINE)
 _BUILT: Final = re.compile(rb"\t?github\.com/srl-labs/containerlab\tv(\d+)\.(\d+)\.(\d+)")
 _REPLACED: Final = re.compile(rb"\tgithub\.com/srl-labs/containerlab\tv[0-9.]+\n=>\t")
@@ -38,7 +38,7 @@ def find() -> Path | None:
 
 
 def places() -> list[str]:
-    """The directories in which it is looked for, in order."""
+    """The directories that are searched, in order."""
     return search_path(*_PLACES)
 
 
@@ -49,30 +49,30 @@ def is_recent(path: Path) -> bool:
 
 
 def version(path: Path) -> Version | None:
-    """(0, 79, 0), or None when it cannot be told."""
-    numbers = spoken_version(path)[0]
+    """(0, 79, 0), or None when it is unknown."""
+    numbers = printed_version(path)[0]
     return numbers if numbers not in (None, (0, 0, 0)) else _built_version(path)
 
 
-def spoken_version(path: Path) -> tuple[Version | None, str]:
-    """What the program says of itself: the numbers, and what follows them (`+heddle`)."""
+def printed_version(path: Path) -> tuple[Version | None, str]:
+    """The version that the program prints: the numbers, and the rest (`+heddle`)."""
     try:
-        # On the way it would look for news of itself, and wait where nothing answers.
+        # Otherwise it looks for newer versions, and waits if nothing answers.
         said = run(["env", "CLAB_VERSION_CHECK=disable", str(path), "version"], check=False, timeout=30).out
     except HeddleError:
         return None, ""
     return parse(said)
 
 
-def spoken(path: Path) -> str:
-    """`0.79.0+heddle`, for people."""
-    numbers, more = spoken_version(path)
+def version_text(path: Path) -> str:
+    """`0.79.0+heddle`, as text."""
+    numbers, more = printed_version(path)
     known = version(path) if numbers in (None, (0, 0, 0)) else numbers
     return f"{text(known)}{more}" if known else "unknown"
 
 
 def parse(said: str) -> tuple[Version | None, str]:
-    """The output of `containerlab version` -> numbers, and what follows them."""
+    """The output of `containerlab version` -> numbers, and the rest."""
     match = _SAID.search(said)
     if match is None:
         return None, ""
@@ -80,42 +80,44 @@ def parse(said: str) -> tuple[Version | None, str]:
 
 
 def runs_here(path: Path) -> bool:
-    """False when this kernel has no modules and this containerlab is known to stop over that (see build.py)."""
+    """False when this kernel has no modules and this containerlab stops because of that (byhand/compile.py)."""
     if PROC_MODULES.exists():
         return True
-    numbers, more = spoken_version(path)
+    numbers, more = printed_version(path)
     if more == f"+{MARK}":
         return True
     if numbers == (0, 0, 0) and _search(path, _REPLACED):
-        return True  # somebody's own build of a changed source: they will know
+        return True  # the user's own build of a changed source
     known = version(path)
     return known is not None and known > _FLAWED
 
 
 def trouble() -> Problem | None:
-    """What keeps containerlab from being used, or None. Too old is trouble; older than recommended is not."""
+    """The reason why containerlab cannot be used, or None. One older than RECOMMENDED can be used."""
     path = find()
     if path is None:
         if chosen := os.environ.get("HEDDLE_CONTAINERLAB"):
             return Problem(
-                "", f"HEDDLE_CONTAINERLAB={chosen}", "is not a program", "name the containerlab binary itself"
+                "", f"HEDDLE_CONTAINERLAB={chosen}", "is not a program", "set it to the path of the containerlab binary"
             )
         return Problem("", "containerlab", "is not installed", f"{SETUP} installs it")
     found = version(path)
     if found is None:
-        why = "does not tell its version, so it may be anything"
-        return Problem("containerlab", str(path), why, f"{path} version says why; {SETUP} installs another")
+        why = "does not print its version"
+        return Problem("containerlab", str(path), why, f"run {path} version for the reason; {SETUP} installs another")
     if found < MINIMUM:
-        why = f"is version {text(found)}, and {text(MINIMUM)} is the least that will do"
-        return Problem("containerlab", str(path), why, f"containerlab version upgrade, or remove it and {SETUP}")
+        why = f"is version {text(found)}, and Heddle needs {text(MINIMUM)} or newer"
+        return Problem(
+            "containerlab", str(path), why, f"run containerlab version upgrade, or remove it and run {SETUP}"
+        )
     if not runs_here(path):
-        why = f"{text(found)} cannot deploy on this kernel: it wants /proc/modules, and there are no modules here"
-        return Problem("containerlab", str(path), why, f"{SETUP} builds one that can")
+        why = f"{text(found)} cannot deploy on this kernel: it needs /proc/modules, and this kernel has no modules"
+        return Problem("containerlab", str(path), why, f"{SETUP} builds one that works")
     return None
 
 
 def require() -> Path:
-    """The containerlab to use. MachineError when it is absent, too old or cannot be understood."""
+    """The containerlab to use. MachineError when it is missing, too old, or does not print its version."""
     wrong, path = trouble(), find()
     if wrong is not None or path is None:
         raise MachineError(wrong or Problem("", "containerlab", "is not installed", f"{SETUP} installs it"))
@@ -138,11 +140,11 @@ def _search(path: Path, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             found = pattern.search(data)
             return pattern.search(bytes(found[0])) if found else None  # a copy: the map is closed after this
-    except (OSError, ValueError):  # not there, not ours to read, or empty
+    except (OSError, ValueError):  # missing, not readable, or empty
         return None
 
 
 def installed_version() -> Version | None:
-    """The containerlab of this machine; None when there is none, or it does not tell."""
+    """The version of this machine's containerlab; None when it is not installed or its version is unknown."""
     path = find()
     return None if path is None else version(path)

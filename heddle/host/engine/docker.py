@@ -1,7 +1,7 @@
-"""The container engine, through the `docker` command: every question is an argument list, every refusal has a remedy.
+"""The container engine, through the `docker` command. Commands are argument lists, and each error has a hint.
 
-In:  words after `docker`. Out: process.Done, or MachineError that tells apart what can be wrong with an engine.
-Only an engine on this very kernel will do: queues, programs and counters are put into its containers' namespaces.
+In:  words after `docker`. Out: process.Done, or MachineError, which names the fault of the engine.
+The engine must run on this kernel: Heddle puts queues, programs and counters into its containers' namespaces.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from heddle.base.process import Done, Journal, find_program, follow, run
 
 SOCKET: Final = Path("/var/run/docker.sock")
 SETUP: Final = "./inv setup containerlab"
-RUN_DIR: Final = Path("/run/heddle-engine")  # what this machine, not one user, keeps about an engine: locks, logs
-SYSTEMD: Final = Path("/run/systemd/system")  # there where systemd is process 1; sd_booted(3)
-PLACES: Final = ("/usr/sbin", "/sbin")  # where dockerd is, and an ordinary user's PATH may not reach
-_ANSWER_S: Final = 20.0  # an engine that is busy takes seconds, one that hangs would take for ever
-# What an engine says of itself, one value a line.
+RUN_DIR: Final = Path("/run/heddle-engine")  # locks and logs of an engine, for all users of this machine
+SYSTEMD: Final = Path("/run/systemd/system")  # exists where systemd is process 1; sd_booted(3)
+PLACES: Final = ("/usr/sbin", "/sbin")  # of dockerd; often not in a user's PATH
+_ANSWER_S: Final = 20.0  # a busy engine takes seconds; one that hangs never answers
+# Facts about an engine, one value a line.
 _ASK: Final = "{{.ServerVersion}}\n{{.KernelVersion}}\n{{.SecurityOptions}}\n{{.ServerErrors}}"
 
 
 def docker(argv: Sequence[str], *, check: bool = True, timeout: float = 60.0, journal: Journal | None = None) -> Done:
     """Run `docker ARGV` to its end. timeout: seconds.
 
-    Raises MachineError when there is no client, when it takes too long, and, with `check`, when it fails: with what
-    is wrong with the engine if something is, else with the first lines of what docker said.
+    MachineError when there is no client, when it takes too long, and, with `check`, when it fails: with the fault of
+    the engine if there is one, else with the last lines of docker's output.
     """
     done = run([*client(), *argv], check=False, timeout=timeout, journal=journal)
     if check and done.code != 0:
@@ -38,21 +38,21 @@ def docker(argv: Sequence[str], *, check: bool = True, timeout: float = 60.0, jo
 
 
 def stream(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, journal: Journal | None = None) -> Done:
-    """Like docker() without `check`, and each line is given away as it comes."""
+    """Like docker() without `check`; `line` gets each line when it arrives."""
     return follow([*client(), *argv], line, timeout=timeout, journal=journal)
 
 
 def client() -> list[str]:
-    """`docker`, made to mean this machine's engine. MachineError when it is not installed, or means another one."""
-    if (wrong := _elsewhere() or _absent()) is not None:
+    """`docker` for this machine's engine. MachineError when it is missing, or DOCKER_HOST names another engine."""
+    if (wrong := _remote_engine() or _no_client()) is not None:
         raise MachineError(wrong)
-    # containerlab knows of DOCKER_HOST and of no context: the client must talk to the same engine as it does.
+    # containerlab reads DOCKER_HOST and no context: the client must use the same engine.
     return ["docker", "--host", _host()]
 
 
 def trouble() -> Problem | None:
-    """What keeps this machine's engine from being used, or None when it answers."""
-    wrong = _elsewhere() or _absent() or _refused()
+    """The reason why this machine's engine cannot be used, or None when it answers."""
+    wrong = _remote_engine() or _no_client() or _connect_problem()
     if wrong is not None:
         return wrong
     try:
@@ -72,8 +72,8 @@ def trouble() -> Problem | None:
 
 
 def down() -> bool:
-    """True when nobody listens where this machine's engine would; starting one would help."""
-    return _elsewhere() is None and isinstance(_knock(), FileNotFoundError | ConnectionRefusedError)
+    """True when nothing listens on the socket of this machine's engine, so that starting one helps."""
+    return _remote_engine() is None and isinstance(_connect_error(), FileNotFoundError | ConnectionRefusedError)
 
 
 def answers() -> bool:
@@ -87,16 +87,16 @@ def start_hint() -> str:
 
 
 def failure(done: Done) -> Problem:
-    """A docker command that failed, in its own first words; a full disk gets its remedy."""
+    """A failed docker command, with the last lines of its output, and a hint if the disk is full."""
     said = "; ".join((done.err or done.out).strip().splitlines()[-3:]) or "it printed nothing"
     words = [word for word in done.argv[1:] if not word.startswith(("-", "unix:"))]
     hint = ""
     if "no space left on device" in said.lower():
-        hint = "free some space there: docker system df and df -h tell; ./inv image --prune removes old images"
+        hint = "free some space there: docker system df and df -h show the use; ./inv image --prune removes old images"
     return Problem("docker", " ".join(["docker", *words[:1]]), f"failed with exit code {done.code}: {said}", hint)
 
 
-_RESTART: Final = "restart it, and look into its log"
+_RESTART: Final = "restart it, and read its log"
 
 
 def _host() -> str:
@@ -107,27 +107,27 @@ def _socket() -> Path:
     return Path(_host().removeprefix("unix://"))
 
 
-def _elsewhere() -> Problem | None:
+def _remote_engine() -> Problem | None:
     if _host().startswith("unix://"):
         return None
     why = "names an engine elsewhere: its containers' namespaces are not on this machine"
     return Problem("", f"DOCKER_HOST={_host()}", why, "unset DOCKER_HOST, and run Heddle where that engine is")
 
 
-def _absent() -> Problem | None:
+def _no_client() -> Problem | None:
     if find_program("docker") is not None:
         return None
     return Problem("", "docker", "is not installed", f"{SETUP} installs it (Debian and Ubuntu: docker.io)")
 
 
-def _refused() -> Problem | None:
-    """Ask the socket itself: what the client says of it is worded anew by every version."""
-    error = _knock()
+def _connect_problem() -> Problem | None:
+    """Try the socket itself: the client's messages change with each version."""
+    error = _connect_error()
     if error is None:
         return None
     if isinstance(error, PermissionError):
-        why = "may not be used by you: you are not in group docker"
-        hint = "verbs that need it go through sudo by themselves; for docker by hand: sudo usermod -aG docker $USER"
+        why = "is not accessible: you are not in group docker"
+        hint = "verbs that need it use sudo; for your own docker commands: sudo usermod -aG docker $USER"
         return Problem("docker", str(_socket()), why, hint)
     if "DOCKER_HOST" in os.environ and _socket() != SOCKET:
         return Problem("", f"DOCKER_HOST={_host()}", f"does not answer: {error.strerror}", "unset DOCKER_HOST")
@@ -137,8 +137,8 @@ def _refused() -> Problem | None:
     return Problem("docker", "the engine", f"is not running ({_socket()}: {error.strerror})", start_hint())
 
 
-def _knock() -> OSError | None:
-    """Connect to the socket: None when somebody is there."""
+def _connect_error() -> OSError | None:
+    """Connect to the socket: None when a server answers."""
     try:
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(_ANSWER_S)

@@ -1,7 +1,7 @@
-"""The images that nodes start from: one for switches, one for hosts; built here, and only when their inputs changed.
+"""The images of nodes: one for switches, one for hosts. They are built here, and only when their inputs changed.
 
-In:  templates/image/ROLE.Dockerfile and node.sh. Out: `heddle/ROLE:HASH` in the engine, HASH being that of the inputs.
-The base is Debian's public image where the engine has it or a registry answers, else one that mmdebstrap makes.
+In:  templates/image/ROLE.Dockerfile and node.sh. Out: `heddle/ROLE:HASH` in the engine, with a hash of the inputs.
+The base is Debian's public image if the engine has it or a registry answers, else one that mmdebstrap creates.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from heddle.host.engine.docker import docker, stream
 from heddle.host.engine.lockfile import locked
 from heddle.render import imagenames
 
-LABEL: Final = "heddle"  # on all that is built here, half-built layers too: what carries it may be removed
+LABEL: Final = "heddle"  # on all images built here, and on layers of unfinished builds: Heddle may remove them
 LOCK: Final = engine.RUN_DIR / "building"
 SUITE: Final = "trixie"
 OWN_BASE: Final = f"heddle/base:{SUITE}"
-_PULL_S: Final = 90.0  # 30 MB; a registry that is out of reach is known in seconds, as a rule
+_PULL_S: Final = 90.0  # 30 MB; an unreachable registry usually fails in seconds
 _BUILD_S: Final = 900.0
 _QUESTION_S: Final = 30.0
 _SWEEP_S: Final = 15.0
-# The words that a proxy hides behind; docker takes their values from the environment, and keeps none in the image.
+# Variables of proxies; docker reads their values from the environment, and stores none in the image.
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-_STEP: Final = re.compile(r"^(?:Step|#\d+ \[.*?)\s*(\d+)/(\d+)")  # the classic builder's words, and BuildKit's
+_STEP: Final = re.compile(r"^(?:Step|#\d+ \[.*?)\s*(\d+)/(\d+)")  # of the classic builder, and of BuildKit
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image: its role, its full name, whether this call built it, and its size (with what it shares) in bytes."""
+    """One image: its role, its full name, whether this call built it, and its size (with shared layers) in bytes."""
 
     role: str
     name: str
@@ -53,7 +53,7 @@ class Image:
 
 
 def missing() -> list[str]:
-    """Full names of those that the engine does not have."""
+    """Full names of the images that the engine does not have."""
     return [name for name in imagenames.image_names().values() if not present(name)]
 
 
@@ -73,35 +73,35 @@ def ensure_images(
     yes: bool = False,
     ask: Callable[[str], bool] = lambda _: False,
 ) -> list[Image]:
-    """See to it that the engine has both images; build what is missing (`rebuild`: all).
+    """Ensure that the engine has both images; build missing ones (`rebuild`: all).
 
-    yes, ask: leave to install mmdebstrap, if it is needed. MachineError names what is in the way; nothing half-made
-    stays, whatever ends this.
+    yes, ask: permission to install mmdebstrap, if it is needed. MachineError names the obstacle. Nothing incomplete is
+    left, however this ends.
     """
     observer = observer or Silent()
     if (wrong := engine.trouble()) is not None:
         raise MachineError(wrong)
     names = imagenames.image_names()
-    wanted = list(names) if rebuild else _lacking(names)
+    wanted = list(names) if rebuild else _missing_roles(names)
     if wanted:
-        with locked(LOCK, fcntl.LOCK_EX):  # one at a time: a sweep must not take another build's layers
-            wanted = wanted if rebuild else _lacking(names)
+        with locked(LOCK, fcntl.LOCK_EX):  # one at a time: a sweep must not remove the layers of another build
+            wanted = wanted if rebuild else _missing_roles(names)
             if wanted:
-                why = "as asked" if rebuild else "none with today's inputs is here"
+                why = "requested" if rebuild else "none with the current inputs is here"
                 said = f"building the image for {' and '.join(wanted)} nodes ({why})"
-                observer.say(f"{said}: about a minute, and only this once")
+                observer.say(f"{said}: about a minute, only once")
                 base = _base(observer, journal, yes, ask)
             for role in wanted:
                 _build(role, names[role], base, observer, journal, fresh=rebuild)
     return [Image(role, name, role in wanted, _bytes(name)) for role, name in names.items()]
 
 
-def _lacking(names: Mapping[str, str]) -> list[str]:
+def _missing_roles(names: Mapping[str, str]) -> list[str]:
     return [role for role, name in names.items() if not present(name)]
 
 
 def prune() -> list[str]:
-    """Remove images built here that no fabric of this Heddle would use and no container uses; their names."""
+    """Remove images built here that neither this Heddle nor a container uses; return their names."""
     keep = {*imagenames.image_names().values(), OWN_BASE}
     form = "{{.ID}} {{.Repository}}:{{.Tag}}"
     rows = docker(["image", "ls", "--filter", f"label={LABEL}", "--format", form]).out.split("\n")
@@ -120,7 +120,7 @@ def _bytes(name: str) -> int:
 
 
 def _base(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> str:
-    """The base to build on: one that is here, else Debian's from a registry, else one made by mmdebstrap."""
+    """The base image: one that the engine has, else Debian's from a registry, else one created by mmdebstrap."""
     for name in (imagenames.PUBLIC_BASE, OWN_BASE):
         if present(name):
             return name
@@ -129,7 +129,9 @@ def _base(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[
     if not reason:
         observer.end("base image", f"{imagenames.PUBLIC_BASE} from its registry")
         return imagenames.PUBLIC_BASE
-    observer.say(f"{imagenames.PUBLIC_BASE} cannot be had ({reason}): mmdebstrap makes a base from Debian's packages")
+    observer.say(
+        f"{imagenames.PUBLIC_BASE} is not available ({reason}): mmdebstrap creates a base from Debian's packages"
+    )
     _have_mmdebstrap(reason, observer, yes, ask)
     _bootstrap(observer, journal)
     observer.end("base image", f"{OWN_BASE} by mmdebstrap")
@@ -137,11 +139,11 @@ def _base(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[
 
 
 def _pull(journal: Journal | None) -> str:
-    """An empty string when the public base is here now, else the reason in few words."""
+    """Pull the public base: an empty string when that worked, else a short reason."""
     try:
         done = docker(["pull", "--quiet", imagenames.PUBLIC_BASE], check=False, timeout=_PULL_S, journal=journal)
     except MachineError:
-        return f"its registry gave nothing within {_PULL_S:g} s"
+        return f"its registry did not answer within {_PULL_S:g} s"
     if done.code == 0:
         return ""
     _raise_if_full(done, "")
@@ -161,14 +163,14 @@ def _have_mmdebstrap(reason: str, observer: Observer, yes: bool, ask: Callable[[
 
 
 def _bootstrap(observer: Observer, journal: Journal | None) -> None:
-    """Debian's smallest system as an image: without manuals and translations, as the public one is."""
+    """Import Debian's smallest system as an image, without manuals and translations, like the public one."""
     lean = ("doc", "man", "locale", "info")
     with machine_errors(), scratch("heddle-base-") as place:
         place.chmod(0o755)  # apt reads there as its own user
         tar = place / "base.tar"
         lines = _Lines("base image", observer)
-        # What it mounts and starts ends with namespaces of its own, however it ends, and it ends with this process,
-        # however that is ended: nothing of it can stay mounted.
+        # Its mounts and processes are in its own namespaces and end with them. It ends with this process, even if that
+        # is killed. So nothing stays mounted.
         argv = ["setpriv", "--pdeathsig", "KILL"]
         argv += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         argv += ["env", f"TMPDIR={place}", "mmdebstrap", "--variant=minbase"]
@@ -176,7 +178,7 @@ def _bootstrap(observer: Observer, journal: Journal | None) -> None:
         done = follow([*argv, SUITE, str(tar)], lines, timeout=_BUILD_S, journal=journal)
         if done.code != 0:
             _raise_if_full(done, str(TEMPORARY))
-            hint = "it needs one of Debian's mirrors; see what apt says: apt-get update"
+            hint = "it needs one of Debian's mirrors; run apt-get update for the reason"
             raise MachineError(Problem("", "mmdebstrap", f"could not make {OWN_BASE}: {_last(done)}", hint))
         label = f"LABEL {LABEL}=base"
         docker(["import", "--change", label, str(tar), OWN_BASE], timeout=_BUILD_S, journal=journal)
@@ -208,7 +210,7 @@ def _build(
 
 
 class _Lines:
-    """A builder's lines as steps of progress: those of the Dockerfile, where they are told, else just lines."""
+    """Progress: the number of lines that a builder has printed."""
 
     def __init__(self, step: str, observer: Observer) -> None:
         self.step, self.observer, self.count = step, observer, 0
@@ -219,18 +221,18 @@ class _Lines:
 
 
 def _unnamed() -> set[str]:
-    """Images of ours without a name: layers of a build, and what a rebuild took the name from."""
+    """Our images without a name: layers of a build, and images that a rebuild has replaced."""
     filters = ["--filter", f"label={LABEL}", "--filter", "dangling=true"]
     return set(docker(["image", "ls", *filters, "--quiet"], timeout=_QUESTION_S).out.split())
 
 
 def _sweep(before: set[str]) -> None:
-    """Remove what a build left that did not come to its end: unnamed images, all of which carry our label.
+    """Remove what an unfinished build left: unnamed images, all with our label.
 
-    The engine still holds the last of them for a moment. Those of `before` may be a running lab's, and may stay.
+    The engine holds the last of them for a moment. A running lab may use those of `before`, so they may stay.
     """
     end = time.monotonic() + _SWEEP_S
-    with suppress(MachineError):  # the engine has gone, and that is told already
+    with suppress(MachineError):  # the engine has ended, which is reported elsewhere
         while True:
             docker(["image", "prune", "--force", "--filter", f"label={LABEL}"], check=False, timeout=_QUESTION_S)
             if _unnamed() <= before or time.monotonic() > end:
@@ -241,12 +243,12 @@ def _sweep(before: set[str]) -> None:
 def _raise_if_full(done: Done, where: str) -> None:
     if "no space left on device" in (done.err + done.out).lower():
         place = where or run([*engine.client(), "info", "--format", "{{.DockerRootDir}}"], check=False).out.strip()
-        hint = "free some space there: df -h tells; ./inv image --prune and docker system df help"
+        hint = "free some space there: df -h shows the use; ./inv image --prune and docker system df help"
         raise MachineError(Problem("", place or "the engine's disk", "is full: the image could not be built", hint))
 
 
 def _last(done: Done) -> str:
-    """The last lines that say something: a builder's reason stands at the end."""
+    """The last lines with errors, else the last lines: a builder prints the reason at the end."""
     lines: Sequence[str] = [text.strip() for text in done.err.splitlines() if text.strip()]
     errors = [text for text in lines if re.match(r"(E:|error|ERROR)", text)]
-    return "; ".join((errors or lines)[-2:]) or f"it ended with {done.code} and said nothing"
+    return "; ".join((errors or lines)[-2:]) or f"it ended with exit code {done.code} and printed nothing"

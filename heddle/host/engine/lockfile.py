@@ -13,10 +13,10 @@ from heddle.base.problems import machine_errors
 
 @contextmanager
 def locked(path: Path, kind: int) -> Iterator[int]:
-    """Hold the lock file `path`; gives its file descriptor. kind: LOCK_EX or LOCK_SH of flock(2).
+    """Hold the lock file `path`; yields its file descriptor. kind: LOCK_EX or LOCK_SH of flock(2).
 
-    The directory is made when it is missing. Another process may remove both while this one waits, so the file is
-    opened again until the one that is locked is the one that has the name.
+    A missing directory is created. Another process may remove both while this one waits. So the file is opened again
+    until the locked file is the one at that path.
     """
     with machine_errors(str(path.parent)):
         while True:

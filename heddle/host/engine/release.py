@@ -1,6 +1,6 @@
-"""containerlab's release: its archive from where it is published, checked against the sums published with it.
+"""Download containerlab's release and check it against the checksums that are published with it.
 
-In:  a version. Out: the binary in a directory, or the reason in words why there is none.
+In:  a version. Out: the binary in a directory, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LARGEST: Final = 300 << 20
 _CHUNK: Final = 1 << 20
 
 
-class Unreachable(Exception):  # noqa: N818 - it is no error: there is another way
-    """The release cannot be had from here; why."""
+class Unreachable(Exception):  # noqa: N818 - not an error: setup then builds from source
+    """The release cannot be downloaded; the reason."""
 
 
 def fetch(version: Version, directory: Path, releases: str = "") -> Path:
     """Download the release, check it, and unpack the binary into `directory`.
 
-    Unreachable when there is none for this machine or nothing answers in time. MachineError when what came is not
-    what its publisher's checksums.txt says: that is no reason to try another way in silence.
+    Unreachable when there is none for this machine or nothing answers in time. MachineError when its checksum differs
+    from checksums.txt: then setup must not continue without a message.
     """
     kind = _MACHINES.get(platform.machine())
     if kind is None:
@@ -60,7 +60,9 @@ def _get(url: str, largest: int, end: float) -> bytes:
     data = bytearray()
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_S) as answer:  # noqa: S310 - the address is ours, above
-            while chunk := answer.read1(_CHUNK):  # what has come: a whole chunk of a trickle takes for ever
+            while chunk := answer.read1(
+                _CHUNK
+            ):  # read1 returns what has arrived: a full chunk over a slow link takes too long
                 data += chunk
                 if len(data) > largest or time.monotonic() > end:
                     raise Unreachable(f"{url} is too large or too slow")
@@ -80,13 +82,13 @@ def _unpack(data: bytes, name: str, directory: Path) -> Path:
     archive.write_bytes(data)
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            member = tar.extractfile("containerlab")  # one file by name: no path of the archive is followed
+            member = tar.extractfile("containerlab")  # one file by name: paths in the archive are not used
             if member is None:
                 raise KeyError
             with binary.open("wb") as file:
                 shutil.copyfileobj(member, file)
     except (tarfile.TarError, KeyError, EOFError):
-        why = "has no program containerlab in it"
+        why = "does not contain the program containerlab"
         raise MachineError(Problem("containerlab", name, why, "nothing was installed")) from None
     finally:
         archive.unlink()

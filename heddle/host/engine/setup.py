@@ -1,10 +1,10 @@
-"""`./inv setup containerlab`: engine, daemon, containerlab and images, each only where it is not there yet.
+"""`./inv setup containerlab`: engine, daemon, containerlab and images, each only if it is missing.
 
 `./inv setup fabric`: the system packages that a fabric needs on the machine itself, FRR above all.
 
 Out: one SetupStep for each; a second call finds everything and changes nothing.
-A containerlab that is there and will do is left alone, whoever put it there; one that will not do is replaced only if
-this put it there, which a record beside it tells (its SHA-256).
+A usable containerlab is never changed. One that Heddle cannot use is replaced only if Heddle installed it. A record
+with its SHA-256 shows that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WHAT: Final = ("containerlab", FABRIC)
 
 @dataclass(frozen=True, slots=True)
 class SetupStep:
-    """One step. done: this call did it; otherwise it was so before."""
+    """One step. done: this call did it; otherwise nothing was to do."""
 
     name: str
     done: bool
@@ -49,7 +49,7 @@ class SetupStep:
 
 
 def check_what(what: str) -> None:
-    """InputError when it is nothing that can be set up."""
+    """InputError when `what` is not in WHAT."""
     if what not in WHAT:
         raise InputError(Problem("", f"./inv setup {what}", "is nothing to set up", did_you_mean(what, WHAT)))
 
@@ -72,9 +72,9 @@ def setup_containerlab(
     stays: bool = True,
     journal: Journal | None = None,
 ) -> list[SetupStep]:
-    """Do all four steps. MachineError with the remedy when one cannot be done; what was done before it stays.
+    """Do all four steps. MachineError with a hint when a step fails; the steps before it stay.
 
-    stays: an engine that a test run has started is to stay when that run has ended.
+    stays: an engine that a test run has started continues after that run.
     """
     return [
         _packages(observer, yes, ask),
@@ -86,25 +86,25 @@ def setup_containerlab(
 
 @contextmanager
 def engine_running(observer: Observer) -> Iterator[None]:
-    """An engine for the length of a with block: the one that answers, else one of our own, ended afterwards."""
+    """An engine for a with block: the running one, else one that is started, and stopped afterwards."""
     with daemon.engine_running(observer):
         yield
 
 
 def stop_engine() -> SetupStep:
-    """End the engine that Heddle started by hand, and no other."""
+    """Stop the engine that Heddle started, and no other."""
     known = daemon.record()
     if not daemon.stop():
-        return SetupStep("daemon", False, "no engine that Heddle started runs here")
+        return SetupStep("daemon", False, "no engine started by Heddle is running")
     return SetupStep(
-        "daemon", True, f"dockerd {known.pid} ended" if known else "what a killed dockerd left was removed"
+        "daemon", True, f"dockerd {known.pid} stopped" if known else "leftovers of a killed dockerd were removed"
     )
 
 
 def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> SetupStep:
     lacking = packages.missing(packages.ENGINE)
     if lacking and engine.answers():
-        lacking = []  # an engine from elsewhere, docker-ce or podman's: it answers, so it is enough
+        lacking = []  # another engine, such as docker-ce or podman's, answers
     if lacking:
         packages.ensure(packages.ENGINE, yes=yes, ask=ask, say=observer.say)
     return SetupStep("docker", bool(lacking), "installed" if lacking else "is installed")
@@ -120,11 +120,11 @@ def _daemon(observer: Observer, *, stays: bool) -> SetupStep:
         run(["systemctl", "start", "docker"], timeout=120)
         if (wrong := engine.trouble()) is not None:
             raise MachineError(wrong)
-        return SetupStep("daemon", True, "started: systemctl stop docker ends it")
+        return SetupStep("daemon", True, "started: systemctl stop docker stops it")
     daemon.start(observer)
     known = daemon.record()
     number = f" {known.pid}" if known else ""
-    return SetupStep("daemon", True, f"dockerd{number} started by hand: ./inv setup containerlab --stop ends it")
+    return SetupStep("daemon", True, f"dockerd{number} started by Heddle: ./inv setup containerlab --stop stops it")
 
 
 def _containerlab(
@@ -136,43 +136,41 @@ def _containerlab(
         found = binary.version(path) or (0, 0, 0)
         if found < binary.RECOMMENDED:
             said = f"{binary.text(binary.RECOMMENDED)} or newer is better"
-            observer.warn(f"{path} is version {binary.text(found)}; {said}: containerlab version upgrade")
-        return SetupStep("containerlab", False, f"{path} is version {binary.spoken(path)}")
-    _may_be_placed(path, wrong)
+            observer.warn(f"{path} is version {binary.text(found)}; {said}: run containerlab version upgrade")
+        return SetupStep("containerlab", False, f"{path} is version {binary.version_text(path)}")
+    _check_replaceable(path, wrong)
     with machine_errors(), scratch("heddle-clab-") as place:
         made, how = _obtain(place, observer, journal, lambda: _go(observer, yes, ask))
         _place(made)
     if (left := binary.trouble()) is not None:
         raise MachineError(left)
-    return SetupStep("containerlab", True, f"{TARGET} is version {binary.spoken(TARGET)}, {how}")
+    return SetupStep("containerlab", True, f"{TARGET} is version {binary.version_text(TARGET)}, {how}")
 
 
-def _may_be_placed(path: Path | None, wrong: Problem | None) -> None:
-    """MachineError when ours would take the place of somebody else's, or stand behind one that will not do."""
+def _check_replaceable(path: Path | None, wrong: Problem | None) -> None:
+    """MachineError when our binary would replace the user's, or be found after an unusable one."""
     if path is None and "HEDDLE_CONTAINERLAB" not in os.environ and not TARGET.exists():
         return
     if path is not None and path.resolve() == TARGET.resolve() and is_ours(TARGET):
         return
-    # In front of a package's own, only for a kernel that this one cannot run on: otherwise it is to be upgraded.
+    # Ours goes before that of a package only if the latter cannot run on this kernel. Otherwise the user upgrades it.
     in_front = path is not None and not TARGET.exists() and "HEDDLE_CONTAINERLAB" not in os.environ
-    if path is not None and in_front and _stands_before(path) and binary.is_recent(path) and not binary.runs_here(path):
+    if path is not None and in_front and _precedes(path) and binary.is_recent(path) and not binary.runs_here(path):
         return
-    about = wrong or Problem("containerlab", str(TARGET), "is there and is no program")
-    hint = (
-        f"Heddle did not put it there and leaves it alone: upgrade it (containerlab version upgrade), or move it away\n\
-and: {engine.SETUP}"
-    )
+    about = wrong or Problem("containerlab", str(TARGET), "exists and is not a program")
+    hint = f"Heddle did not install it and does not change it: run containerlab version upgrade, or move it away\n\
+and run {engine.SETUP}"
     raise MachineError(Problem(about.where, about.what, about.why, hint))
 
 
-def _stands_before(path: Path) -> bool:
+def _precedes(path: Path) -> bool:
     """True when a program of that name at TARGET would be found first."""
     order = binary.places()
     return str(TARGET.parent) in order and order.index(str(TARGET.parent)) < order.index(str(path.parent))
 
 
 def _go(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> None:
-    """Install the distribution's Go where there is none; one that is too old is said so by the build."""
+    """Install the distribution's Go if there is none; the build reports one that is too old."""
     if packages.missing(packages.GO):
         packages.ensure(packages.GO, yes=yes, ask=ask, say=observer.say)
 
@@ -180,15 +178,15 @@ def _go(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> None:
 def _obtain(
     directory: Path, observer: Observer, journal: Journal | None, need_go: Callable[[], None] = lambda: None
 ) -> tuple[Path, str]:
-    """The binary and how it came; the release first, unless it is known not to run on this kernel."""
+    """The binary and its origin; the release first, unless it is known not to run on this kernel."""
     if not build.needs_correction():
         observer.begin("containerlab's release")
         try:
             made = release.fetch(build.RELEASE, directory)
         except release.Unreachable as error:
-            observer.end("containerlab's release", f"cannot be had: {error}")
+            observer.end("containerlab's release", f"not available: {error}")
         else:
-            observer.end("containerlab's release", "downloaded, its checksum is right")
+            observer.end("containerlab's release", "downloaded, checksum correct")
             return made, "from its release"
     need_go()
     made, _ = build.build(directory, observer, journal)
@@ -196,7 +194,7 @@ def _obtain(
 
 
 def is_ours(path: Path) -> bool:
-    """True when this very file was put there by _place."""
+    """True when _place has installed this file."""
     try:
         return _sum(path) in _known()
     except OSError:
@@ -204,7 +202,7 @@ def is_ours(path: Path) -> bool:
 
 
 def _known() -> list[str]:
-    """SHA-256 of what _place has put there, the newest first."""
+    """SHA-256 of the files that _place has installed, the newest first."""
     try:
         said = json.loads(RECORD.read_text(encoding="utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -213,13 +211,13 @@ def _known() -> list[str]:
 
 
 def _place(made: Path) -> None:
-    """Into its place in one step: whoever runs the old one goes on with it, nobody sees half of the new one.
+    """Install it atomically: processes that run the old one continue, and no process sees a partial file.
 
-    The record goes first and knows the old one, too: when this is killed in between, either is still known as ours.
+    The record is written first and has the old file, too: if this is killed in between, both are known as ours.
     """
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    for left in TARGET.parent.glob(f".{TARGET.name}.*"):  # by one that was killed
+    for left in TARGET.parent.glob(f".{TARGET.name}.*"):  # left by a killed process
         if not Path("/proc", left.suffix[1:]).exists():
             left.unlink(missing_ok=True)
     beside, record = (path.with_name(f".{path.name}.{os.getpid()}") for path in (TARGET, RECORD))

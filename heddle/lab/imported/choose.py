@@ -48,10 +48,10 @@ def blueprint_of(
         raise InputError(Problem("", f"--dialect {dialect}", why, "leave --dialect out"))
     if runtime not in RUNTIMES:
         raise InputError(Problem("", f"--runtime {runtime}", "is no runtime", did_you_mean(runtime, RUNTIMES)))
-    from heddle.base.files import real, told
+    from heddle.base.files import real, result_name
     from heddle.lab.imported.imported import import_topology
 
-    return import_topology(real(topology), runtime, name, shown=topology), told(topology)
+    return import_topology(real(topology), runtime, name, shown=topology), result_name(topology)
 
 
 def is_topology(typed: str) -> bool:

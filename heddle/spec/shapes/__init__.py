@@ -1,6 +1,6 @@
-"""What a fabric file of each shape may say, one shape a file. heddle/fabric/shapes/ has a builder of the same name.
+"""The keys of each shape, one shape per file. heddle/fabric/shapes/ has a builder of the same name.
 
-A new shape is its own file here, its builder, and one line below.
+A new shape needs a file here, a builder there, and one line below.
 """
 
 from __future__ import annotations

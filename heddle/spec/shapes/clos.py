@@ -1,4 +1,4 @@
-"""The keys of `shape: clos`: racks under CTSWs, and zones of them under ATSWs.
+"""The keys of `shape: clos`: racks below CTSWs, and zones of them below ATSWs.
 
 In:  plain data, as the rest of the file. Out: ClosSpec, frozen. heddle/fabric/shapes/clos.py builds it.
 """
@@ -27,12 +27,12 @@ class ClosSpec(FabricSpec):
 
     shape: Literal["clos"] = "clos"
     zones: int = Field(default=1, ge=1, le=64)
-    racks: int = Field(ge=1, le=1024, examples=[8])  # of a zone, as ctsw
+    racks: int = Field(ge=1, le=1024, examples=[8])  # per zone, as ctsw
     ctsw: int = Field(ge=1, le=128, examples=[4])
     atsw: int | None = Field(default=None, ge=1, le=128)
     oversubscription: float | None = Field(
         default=None, gt=0, le=1000
-    )  # of the top: a zone's racks' rate to the ATSWs'
+    )  # of the top tier: rate from a zone's racks / rate to the ATSWs
     hosts_per_rack: int = Field(default=2, ge=1, le=1024)
     nics_per_host: int = Field(default=1, ge=1, le=16)
 
@@ -45,7 +45,7 @@ class ClosSpec(FabricSpec):
     def top_rate(self) -> int:
         """Bit/s of a link from a CTSW to an ATSW.
 
-        A zone's CTSWs take racks * ctsw * link.fabric from below and have ctsw * atsw links upwards.
+        A zone's CTSWs receive racks * ctsw * link.fabric from below and have ctsw * atsw links upwards.
         """
         if self.oversubscription is None:
             return self.link.fabric
@@ -54,21 +54,19 @@ class ClosSpec(FabricSpec):
     @model_validator(mode="after")
     def _third_tier_fits(self) -> ClosSpec:
         if self.zones > 1 and self.atsw is None:
-            raise at("zones", "are joined by ATSWs, and there is no atsw", "try atsw: 2", given=["atsw"])
+            raise at("zones", "needs ATSWs to join the zones, but atsw is not set", "try atsw: 2", given=["atsw"])
         if self.zones == 1 and self.atsw is not None:
-            raise at("atsw", "has nothing to join: there is one zone", "try zones: 2, or leave it out", given=["zones"])
+            raise at("atsw", "joins zones, but there is only one", "try zones: 2, or remove it", given=["zones"])
         for key, count in (("racks", self.all_racks), ("ctsw", self.zones * self.ctsw)):
             if count > MOST_SWITCHES:
-                why = f"makes {count} in {self.zones} zones, and there are loopback addresses for {MOST_SWITCHES}"
+                why = f"makes {count} in {self.zones} zones, but there are loopback addresses for {MOST_SWITCHES} only"
                 raise at(key, why, f"try {key}: {MOST_SWITCHES // self.zones}", given=["zones"])
         if self.oversubscription is None:
             return self
         if self.atsw is None:
-            raise at(
-                "oversubscription", "is that of the links to ATSWs, and there are none", "try zones: 2 and atsw: 2"
-            )
+            raise at("oversubscription", "is for links to ATSWs, but there are none", "try zones: 2 and atsw: 2")
         if not SLOWEST_BPS <= self.top_rate <= FASTEST_BPS:
-            why = f"gives links to ATSWs {self.top_rate / 10**6:g} Mbit/s; 1 to 10,000 can be emulated"
+            why = f"sets links to ATSWs to {self.top_rate / 10**6:g} Mbit/s; 1 to 10,000 can be emulated"
             fit = self.racks * self.link.fabric / (self.atsw * min(max(self.top_rate, SLOWEST_BPS), FASTEST_BPS))
             raise at("oversubscription", why, f"try {fit:g}", given=["racks", "link.fabric", "atsw"])
         return self
@@ -77,24 +75,25 @@ class ClosSpec(FabricSpec):
     def _addresses_fit(self) -> ClosSpec:
         family = self.ip
         nics = self.hosts_per_rack * self.nics_per_host
-        room = 2 ** (family.bits - self.addressing.rack_prefix) // 2  # a /31 or /127 a NIC
+        room = 2 ** (family.bits - self.addressing.rack_prefix) // 2  # a /31 or /127 per NIC
         if nics > room:
             fit = family.bits - (2 * nics - 1).bit_length()
             raise at(
                 "hosts_per_rack",
-                f"asks for {nics} NICs a rack, and a /{self.addressing.rack_prefix} has room for {room}",
+                f"needs {nics} NICs per rack, but a /{self.addressing.rack_prefix} has room for {room}",
                 f"try addressing.rack_prefix: {fit}" if fit >= family.racks[0] else "use more racks",
                 given=["nics_per_host", "addressing.rack_prefix"],
             )
         if self.all_racks * self.hosts_per_rack > MOST_HOSTS:
-            why = f"makes {self.all_racks * self.hosts_per_rack} hosts, and there are MAC addresses for {MOST_HOSTS}"
+            hosts = self.all_racks * self.hosts_per_rack
+            why = f"makes {hosts} hosts, but there are MAC addresses for {MOST_HOSTS} only"
             fit = MOST_HOSTS // self.all_racks
             raise at("hosts_per_rack", why, f"try hosts_per_rack: {fit}", given=["racks", "zones"])
         pool = self.addressing.network
         length = self.addressing.rack_prefix
         racks = 2 ** (length - pool.prefixlen) - 2 ** max(0, length - family.last)
         if self.all_racks > racks:
-            why = f"are more than the {racks} prefixes that {pool} holds"
+            why = f"is more than the {racks} prefixes that {pool} holds"
             why = why if self.zones == 1 else f"in {self.zones} zones {why}"
             raise at(
                 "racks", why, "try a longer addressing.rack_prefix", given=["addressing.rack_prefix", "addressing.pool"]

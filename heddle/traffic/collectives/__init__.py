@@ -1,7 +1,7 @@
-"""Collectives as traffic patterns: what each rank sends and receives, step by step. One pattern a file.
+"""Collectives as traffic patterns: the sends and receives of each rank, step by step. One pattern per file.
 
 In:  number of ranks, a rank, an element count.
-Out: Transfers, in the order in which that rank makes them, and what they leave in its array (pattern.py).
+Out: Transfers, in the order of that rank, and the final content of its array (pattern.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from heddle.traffic.collectives.ring import RingAllReduce
 
 __all__ = ["Pattern", "Piece", "Transfer", "find_pattern", "patterns", "usual_algorithm"]
 
-# (collective, algorithm) -> pattern. A new pattern is its own file and one line here; the first of a collective is the
-# one that runs where no algorithm is named.
+# (collective, algorithm) -> pattern. A new pattern needs its own file and one line here. The first algorithm of a
+# collective is its default.
 _PATTERNS: Final[Mapping[tuple[str, str], Pattern]] = {
     ("all-reduce", "ring"): RingAllReduce(),
     ("all-to-all", "staggered"): StaggeredAllToAll(),
@@ -32,7 +32,7 @@ def patterns() -> Mapping[tuple[str, str], Pattern]:
 
 
 def usual_algorithm(collective: str) -> str:
-    """The algorithm of a collective where none is named; empty for a collective that there is not."""
+    """The default algorithm of a collective; empty for an unknown collective."""
     return next((a for c, a in _PATTERNS if c == collective), "")
 
 
@@ -41,14 +41,14 @@ def find_pattern(collective: str, algorithm: str) -> Pattern:
     names = sorted({c for c, _ in _PATTERNS})
     if collective not in names:
         raise InputError(
-            Problem(
-                "", f"--collective {collective}", "is not a collective that runs here", did_you_mean(collective, names)
-            )
+            Problem("", f"--collective {collective}", "is not a supported collective", did_you_mean(collective, names))
         )
     found = _PATTERNS.get((collective, algorithm))
     if found is None:
         legal = sorted(a for c, a in _PATTERNS if c == collective)
         raise InputError(
-            Problem("", f"--algorithm {algorithm}", f"is none of {collective}'s", did_you_mean(algorithm, legal))
+            Problem(
+                "", f"--algorithm {algorithm}", f"is not an algorithm of {collective}", did_you_mean(algorithm, legal)
+            )
         )
     return found

@@ -1,9 +1,9 @@
-"""All-to-all: every rank has a chunk for every other, and they are exchanged in the staggered rounds of NCCL.
+"""All-to-all: every rank sends a chunk to every other rank, in the staggered rounds of NCCL.
 
-In a round every rank sends to the rank `delta` further on and receives from the one `delta` before it, so that nobody
-is sent to by two. NCCL visits the deltas in the order of (x^2 + x) / 2 modulo the next power of two, without those that
-are too large (init.cc, p2pSchedule). It has a few rounds under way at once, on channels of their own: here a rank has
-two, so that its link does not rest while the end of a round is on its way.
+In a round every rank r sends to rank r + delta and receives from rank r - delta, so that each rank has one sender. NCCL
+visits the deltas in the order of (x^2 + x) / 2 modulo the next power of two, without those that are too large (init.cc,
+p2pSchedule). NCCL runs a few rounds at once, on separate channels. Here a rank runs two, so that its link is not idle
+while the end of a round is in flight.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from heddle.traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range, whole_chunks
 
-UNDER_WAY: Final = 2  # rounds of one rank
+UNDER_WAY: Final = 2  # concurrent rounds of one rank
 
 
 def deltas(ranks: int) -> list[int]:
-    """How far each round reaches: 1 to ranks - 1, each once; of 16 ranks 1, 3, 6, 10, 15, 5, 12, ..."""
+    """The delta of each round: 1 to ranks - 1, each once; for 16 ranks 1, 3, 6, 10, 15, 5, 12, ..."""
     power = 1 << (ranks - 1).bit_length()
     triangular = ((x * x + x) // 2 % power for x in range(power))
     return [delta for delta in triangular if 0 < delta < ranks]
 
 
 class StaggeredAllToAll:
-    """Rank r's chunk for rank q becomes piece r of q's array; what a rank keeps for itself is copied."""
+    """Rank r's chunk for rank q becomes piece r of q's array; a rank's chunk for itself is copied."""
 
     collective = "all-to-all"
     algorithm = "staggered"
@@ -36,7 +36,7 @@ class StaggeredAllToAll:
     root = -1
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
-        """n-1 transfers, one a round; a round is sent when what comes in the one before the last has arrived."""
+        """n-1 transfers, one per round. A round is sent when the data of the round two before it has arrived."""
         lo, hi = chunk_range(rank, ranks, count)
         mine = hi - lo
         steps = []
@@ -66,15 +66,15 @@ class StaggeredAllToAll:
         return whole_chunks(ranks, count)
 
     def connections(self, ranks: int) -> int:
-        """One for each two ranks, each way."""
+        """One for each pair of ranks in each direction."""
         return ranks * (ranks - 1)
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
-        """Everybody to everybody else."""
+        """Every rank to every other rank."""
         src = np.repeat(np.arange(ranks, dtype=np.int64), ranks - 1)
         other = np.tile(np.arange(ranks - 1, dtype=np.int64), ranks)
         return np.stack([src, other + (other >= src)], axis=1)
 
-    def alike(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the length of the receiver's chunk."""
         return chunk_lengths(ranks, count)[pairs[:, 1]]

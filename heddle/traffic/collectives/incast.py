@@ -1,7 +1,7 @@
 """Incast: all ranks send to rank 0 at once, which is the traffic of a gather.
 
-A rank may send again once rank 0 has everything: it is told so by a write of one element, as NCCL's receivers clear
-their senders to send (CTS). Without that, those who send would be many iterations ahead of the one who receives.
+A rank may send again once rank 0 has everything. Rank 0 reports this with a write of one element, as NCCL's receivers
+clear their senders to send (CTS). Without it, senders would be many iterations ahead of the receiver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heddle.traffic.collectives.pattern import NOTHING, Piece, Transfer, chunk_l
 
 
 class DirectIncast:
-    """Rank r's chunk r becomes chunk r of rank 0's array; what rank 0 has of its own is copied."""
+    """Rank r's chunk r becomes chunk r of rank 0's array; rank 0's own chunk is copied."""
 
     collective = "incast"
     algorithm = "direct"
@@ -38,7 +38,7 @@ class DirectIncast:
         ]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """Everybody's chunk at rank 0; elsewhere the element that came from there."""
+        """The chunks of all ranks at rank 0; at other ranks the element that rank 0 sent."""
         if rank:
             return (Piece(0, 1, 0, 0),)
         chunks = ((r, chunk_range(r, ranks, count)) for r in range(ranks))
@@ -57,7 +57,7 @@ class DirectIncast:
         return whole_chunks(ranks, count)
 
     def connections(self, ranks: int) -> int:
-        """Two for each rank but 0."""
+        """Two for each rank except rank 0."""
         return 2 * (ranks - 1)
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
@@ -66,6 +66,6 @@ class DirectIncast:
         zeros = np.zeros_like(others)
         return np.concatenate([np.stack([zeros, others], axis=1), np.stack([others, zeros], axis=1)])
 
-    def alike(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """By the length of what is sent: the sender's chunk, or one element."""
+    def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """By the length of the sent data: the sender's chunk, or one element."""
         return np.where(pairs[:, 0] == 0, 1, chunk_lengths(ranks, count)[pairs[:, 0]])

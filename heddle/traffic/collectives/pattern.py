@@ -1,4 +1,4 @@
-"""What a collective is made of: transfers, what they leave in the ranks' arrays, and the protocol of every pattern."""
+"""The parts of a collective: transfers, the final content of the ranks' arrays, and the protocol of every pattern."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Span = tuple[int, int]  # elements [lo, hi); an empty one is not sent at all
+Span = tuple[int, int]  # elements [lo, hi); an empty range is not sent
 NOTHING: Span = (0, 0)
 ALIGN: Final = 4  # float32 elements in 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One step of one rank: a range of what it has to send, and a range of its array that is written by another.
+    """One step of one rank: a range that it sends, and a range of its array that another rank writes.
 
-    put:    the element of the receiver's array at which what is sent begins.
-    reduce: what arrives is added to the array; otherwise it replaces what was there.
-    after:  earlier steps that must have arrived as a whole before this one's range is sent.
+    put:    the first element of the receiver's array that this range is written to.
+    reduce: received data is added to the array; otherwise it replaces the old values.
+    after:  earlier steps that must have arrived completely before this step's range is sent.
     """
 
     step: int
@@ -35,9 +35,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements [lo, hi) of a rank's array at the end: those from `start` on of one rank's input, or of all inputs' sum.
+    """Elements [lo, hi) of a rank's array at the end: a copy from `start` on of one rank's input, or of the sum of all.
 
-    source: that rank; None is the sum.
+    source: that rank; None: the sum.
     """
 
     lo: int
@@ -47,12 +47,12 @@ class Piece:
 
 
 class Pattern(Protocol):
-    """A collective by one algorithm.
+    """A collective with one algorithm.
 
-    in_place: a rank has one array, its input, which it sends from and receives into, and sends a range of it once
-              everything that earlier steps put there has arrived. Otherwise it sends from its input and receives into
-              another array, and only `after` makes a transfer wait.
-    redop, root: as nccl-tests prints them; `none` where nothing is added up.
+    in_place: a rank sends from its input array and receives into it. It sends a range once all data that earlier steps
+              put there has arrived. Otherwise it sends from its input and receives into another array, and only
+              `after` makes a transfer wait.
+    redop, root: as nccl-tests prints them; `none` if nothing is reduced.
     """
 
     collective: str
@@ -62,35 +62,35 @@ class Pattern(Protocol):
     root: int
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
-        """What `rank` does for an array of `count` elements, in the order of steps; no step is there twice."""
+        """The transfers of `rank` for an array of `count` elements, in the order of steps; steps are unique."""
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """What is in a rank's array when it is done: pieces in order, without gaps."""
+        """The final content of a rank's array: pieces in order, without gaps."""
 
     def busbw_factor(self, ranks: int) -> float:
         """busbw / algbw, as nccl-tests derives it (doc/PERFORMANCE.md)."""
 
     def receivers(self, ranks: int) -> int:
-        """How many ranks take in data at the same time, each busbw_factor x its array."""
+        """How many ranks receive data at the same time, each busbw_factor x its array."""
 
     def whole(self, ranks: int, count: int) -> int:
         """How many of `count` elements are used, after nccl-tests' rounding (GetCollByteCount); 0 if too few."""
 
     def connections(self, ranks: int) -> int:
-        """How many pairs `peers` has."""
+        """The number of pairs in `peers`."""
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
-        """All (sender, receiver) pairs that carry anything, in order: shape (connections, 2)."""
+        """All (sender, receiver) pairs that carry data, in order: shape (connections, 2)."""
 
-    def alike(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A label for each of these pairs: equal where as many transfers of each length go from the one to the other.
+    def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A label for each of these pairs: equal labels mean equal numbers of transfers of each length.
 
-        It spares whoever counts bytes the programs of all ranks. count: elements of a rank's array.
+        With labels, code that counts bytes need not compute the programs of all ranks. count: elements of an array.
         """
 
 
 def whole_chunks(ranks: int, count: int) -> int:
-    """Elements used where each rank has a chunk of its own: chunks are equal, and whole multiples of 16 bytes.
+    """Elements that are used if each rank has its own chunk: chunks are equal, and multiples of 16 bytes.
 
     nccl-tests 2.19, src/alltoall.cu and src/gather.cu: (count/nranks) & ~(16/eltSize - 1) for each rank.
     """

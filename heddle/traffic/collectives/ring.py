@@ -1,6 +1,6 @@
-"""Ring all-reduce: n-1 steps of reduce-scatter, then n-1 of all-gather, a 1/n of the array to one neighbour each.
+"""Ring all-reduce: n-1 steps of reduce-scatter, then n-1 of all-gather. Each sends 1/n of the array to a neighbour.
 
-Every rank sends 2(n-1)/n of the array in all, which is where busbw's factor comes from.
+Every rank sends 2(n-1)/n of the array in total; this is busbw's factor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RingAllReduce:
         return steps
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The sum of everything, at every rank."""
+        """The sum of all inputs, at every rank."""
         return (Piece(0, count, None, 0),)
 
     def busbw_factor(self, ranks: int) -> float:
@@ -50,7 +50,7 @@ class RingAllReduce:
         return count
 
     def connections(self, ranks: int) -> int:
-        """One a rank."""
+        """One per rank."""
         return ranks
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
@@ -58,7 +58,7 @@ class RingAllReduce:
         src = np.arange(ranks, dtype=np.int64)
         return np.stack([src, (src + 1) % ranks], axis=1)
 
-    def alike(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunks that a rank does not send in one of the two phases: r+1 and r+2."""
         chunk = chunk_lengths(ranks, count)
         return chunk[(pairs[:, 0] + 1) % ranks] + chunk[(pairs[:, 0] + 2) % ranks]

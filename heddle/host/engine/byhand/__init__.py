@@ -1,1 +1,1 @@
-"""What only locked-down machines need: start dockerd, build containerlab. See README.md; setup.py is the front."""
+"""For locked-down machines only: start dockerd, build containerlab. See README.md; only setup.py imports this."""

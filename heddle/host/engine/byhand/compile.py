@@ -1,9 +1,9 @@
-"""containerlab from its Go module, for machines that its release does not reach or does not run on.
+"""Build containerlab from its Go module, where its release cannot be downloaded or does not run.
 
-In:  module/go.mod and go.sum (all versions and sums pinned). Out: the binary, and its version as it calls itself.
-Kernels built without module support have no /proc/modules, and deploy of 0.79 stops over that, although the caller of
-the function at fault does go on where nothing can be loaded. There, and only there, a copy of the source is built in
-which a missing file means what it says: the module is not loaded. That build calls itself 0.79.0+heddle.
+In:  module/go.mod and go.sum (all versions and sums pinned). Out: the binary, and the version that it prints.
+Kernels built without module support have no /proc/modules. deploy of 0.79 stops there, although the caller of the
+faulty function continues where a module cannot be loaded. Only on such kernels a corrected copy of the source is
+built: a missing file means that the module is not loaded. That build prints version 0.79.0+heddle.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def needs_correction() -> bool:
 
 
 def build(directory: Path, observer: Observer, journal: Journal | None = None) -> tuple[Path, str]:
-    """Build in `directory`, an empty one; the binary's path, and its version in words.
+    """Build in `directory`, which is empty; return the binary's path, and its version as text.
 
-    MachineError when Go is missing or too old, the module cannot be had, or its source is not what we know.
+    MachineError when Go is missing or too old, the module cannot be downloaded, or its source is not the expected one.
     """
     found = find_go()
     version = text(RELEASE)
@@ -49,8 +49,8 @@ def build(directory: Path, observer: Observer, journal: Journal | None = None) -
         if needs_correction():
             version += f"+{MARK}"
             observer.say(
-                f"this kernel has no module support, and containerlab {text(RELEASE)} stops over the missing"
-                f" {PROC_MODULES}: building it with that one condition corrected"
+                f"this kernel has no module support, and containerlab {text(RELEASE)} stops without"
+                f" {PROC_MODULES}: building it with this condition corrected"
             )
             _use_corrected_copy(go, directory, journal)
     binary = directory / "containerlab"
@@ -74,11 +74,11 @@ def build(directory: Path, observer: Observer, journal: Journal | None = None) -
 def corrected(source: str) -> str:
     """The source in which a missing /proc/modules means that no module is loaded.
 
-    MachineError unless there is exactly one place to correct: a source that is not the one we know stays as it is.
+    MachineError unless there is exactly one place to correct: an unexpected source is not changed.
     """
     fixed, count = _OPENED.subn(lambda match: match[1] + _ABSENT, source)
     if count != 1:
-        why = f"is not the source that is known: {count or 'no'} places open /proc/modules as expected"
+        why = f"is not the expected source: {count or 'no'} places open /proc/modules as expected"
         raise MachineError(Problem("containerlab", _SOURCE, why, "use a kernel with module support"))
     return fixed
 
@@ -92,7 +92,7 @@ def _use_corrected_copy(go: Path, directory: Path, journal: Journal | None) -> N
     except (ValueError, KeyError):
         raise MachineError(fetch_failed(said, "containerlab")) from None
     copy = directory / "source"
-    # The module cache is read-only, and what is copied out of it must not be. Its docs are no part of the program.
+    # The module cache is read-only; the copy must be writable. The program does not need its docs.
     shutil.copytree(source, copy, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns("docs", "lab-examples"))
     for each in (copy, *copy.rglob("*")):
         each.chmod(0o755 if each.is_dir() else 0o644)
@@ -104,5 +104,5 @@ def _use_corrected_copy(go: Path, directory: Path, journal: Journal | None) -> N
 
 
 def _go(go: Path, directory: Path) -> list[str]:
-    # CGO off as in the release: a program that needs no libraries of this machine. Flags of the user's are not ours.
+    # CGO off as in the release: the program needs no libraries of this machine. The user's GOFLAGS do not apply.
     return ["env", "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off", str(go), "-C", str(directory)]

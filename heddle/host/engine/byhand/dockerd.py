@@ -1,11 +1,11 @@
-"""A docker engine by hand, where no service manager runs one; and the end of exactly that engine.
+"""Start a docker engine where no service manager runs one, and stop exactly that engine.
 
-It is one process group of this machine, so what is known of it is the machine's too, not one user's: /run/heddle-engine
-has its record (pid, and start time, as a pid alone may be another's by now), its log and its run directory. That
-directory stands in the arguments of dockerd, of containerd and of every shim below it: what is left of one that was
-killed is found by it. What /etc/docker/daemon.json says (mirrors, where images are kept) holds here, too.
-The firewall, the machine's forwarding and the default bridge are not touched: labs bring networks of their own, reach
-nothing beyond them, and images are built on the machine's network. So it also runs on kernels without ip_tables.
+All users of the machine share it: /run/heddle-engine has its record (pid, and start time, as a pid can be reused), its
+log and its run directory. That directory is in the arguments of dockerd, of containerd and of every shim below it. So
+the processes that a killed engine leaves are found by it. The settings of /etc/docker/daemon.json (mirrors, directory
+of images) apply here, too.
+The firewall, the machine's forwarding and the default bridge are not changed: labs have their own networks without
+external access, and images are built on the machine's network. So it also runs on kernels without ip_tables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from heddle.host.engine.lockfile import locked
 
 PLACE: Final = engine.RUN_DIR
 CONFIG: Final = Path("/etc/docker/daemon.json")
-# What is set here, and what dockerd would not take beside it.
+# The settings here, and keys that dockerd refuses together with them.
 _SETTINGS: Final[Mapping[str, Any]] = {"iptables": False, "ip6tables": False, "ip-forward": False, "bridge": "none"}
 _AGAINST: Final = (
     "bip",
@@ -47,14 +47,14 @@ _START_S: Final = 60.0
 _STOP_S: Final = 60.0  # it gives its containers 10 s each, all at once
 _STEP_S: Final = 0.1
 _CONTAINERS_MOUNTS: Final = ("overlay", "tmpfs", "mqueue", "nsfs", "fuse.fuse-overlayfs")  # a root, and its /dev/shm
-_PLUGINS: Final = (Path("/run/docker/plugins"), Path("/run/docker"))  # dockerd makes them, whatever it is told
+_PLUGINS: Final = (Path("/run/docker/plugins"), Path("/run/docker"))  # dockerd creates them in any configuration
 
 
 @dataclass(frozen=True, slots=True)
 class DockerdRecord:
     """The engine that Heddle started. began: start time in clock ticks since boot (proc(5), field 22).
 
-    temporary: started for a test run, so ended when the last of those that use it leaves.
+    temporary: started for a test run, and stopped after the last test run that uses it.
     """
 
     pid: int
@@ -63,9 +63,9 @@ class DockerdRecord:
 
 
 def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
-    """Start dockerd, away from this terminal, and return when it answers. MachineError with the end of its log if not.
+    """Start dockerd in the background, and return when it answers. MachineError with the end of its log if not.
 
-    When an engine answers already, all that happens is that one of a test run's becomes one that stays.
+    If an engine answers already: one that was started for a test run becomes permanent, and nothing else happens.
     """
     observer = observer or Silent()
     wrong = engine.trouble()
@@ -81,7 +81,7 @@ def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
         raise MachineError(wrong)
     observer.begin("engine")
     with locked(_file("starting"), fcntl.LOCK_EX):
-        if engine.down():  # else somebody was quicker
+        if engine.down():  # else another process has started it
             _clear()
             with machine_errors(str(PLACE)):
                 _wait(_spawn(dockerd, temporary=temporary))
@@ -90,7 +90,7 @@ def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
 
 
 def record() -> DockerdRecord | None:
-    """What Heddle started and what still runs, else None."""
+    """The engine that Heddle started, if it still runs, else None."""
     try:
         known = DockerdRecord(**json.loads(_file("engine.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -99,14 +99,14 @@ def record() -> DockerdRecord | None:
 
 
 def stop(*, force: bool = False) -> bool:
-    """End the engine that Heddle started, with all that it started; False when there is none.
+    """Stop the engine that Heddle started, with all its processes; False when there is none.
 
     CheckError when containers run in it, unless `force`. MachineError when it does not end.
     """
     with locked(_file("starting"), fcntl.LOCK_EX):
         known = record()
         if known is None:
-            left = bool(_below()) or _file("exec").exists()
+            left = bool(_leftovers()) or _file("exec").exists()
             _clear()
             return left
         if not force and (names := _running()):
@@ -120,16 +120,16 @@ def stop(*, force: bool = False) -> bool:
 
 @contextmanager
 def engine_running(observer: Observer | None = None) -> Iterator[None]:
-    """An engine for the length of a with block: the one that answers, else one of our own, ended afterwards.
+    """An engine for a with block: the running one, else one that is started, and stopped afterwards.
 
-    Several may overlap: whoever leaves last ends it. An engine that was there before is left as it is.
+    Several blocks may overlap: the last one stops it. An engine that ran before is not changed.
     """
     with locked(_file("users"), fcntl.LOCK_SH) as fd:
         try:
             start(observer, temporary=True)
             yield
         finally:
-            with suppress(BlockingIOError):  # others are in there, and the last of them ends it
+            with suppress(BlockingIOError):  # other blocks use it, and the last of them stops it
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 known = record()
                 if known is not None and known.temporary:
@@ -146,7 +146,7 @@ def _spawn(dockerd: str, *, temporary: bool) -> int:
     config = _file("daemon.json")
     config.write_text(json.dumps(_settings()), encoding="utf-8")
     argv = [dockerd, f"--config-file={config}"]
-    # What sudo and a test suite set is not for a daemon that outlives them.
+    # Variables of sudo and of a test suite are not for a daemon that outlives them.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SUDO_", "HEDDLE_", "PYTEST_", "DOCKER_"))}
     env["PATH"] = os.pathsep.join(search_path(*engine.PLACES, "/usr/bin", "/bin"))
     with _file("dockerd.log").open("wb") as log:
@@ -159,15 +159,15 @@ def _spawn(dockerd: str, *, temporary: bool) -> int:
 
 
 def _settings() -> dict[str, Any]:
-    """The machine's own daemon.json with ours on top: the same key in a file and a flag would be refused."""
+    """The machine's daemon.json with our settings: dockerd refuses a key that is both in the file and a flag."""
     theirs: Any = {}
     if CONFIG.exists():
         try:
             theirs = json.loads(CONFIG.read_text(encoding="utf-8"))
             if not isinstance(theirs, dict):
-                raise ValueError("it is no object")  # noqa: TRY004 - it is a value in a file
+                raise ValueError("it is not an object")  # noqa: TRY004 - it is a value in a file
         except ValueError as error:
-            raise MachineError(Problem("docker", str(CONFIG), f"cannot be read: {error}", "mend it")) from None
+            raise MachineError(Problem("docker", str(CONFIG), f"cannot be read: {error}", "fix the file")) from None
     kept = {key: value for key, value in theirs.items() if key not in _AGAINST}
     places = {"exec-root": str(_file("exec")), "pidfile": str(_file("dockerd.pid"))}
     return {**kept, **_SETTINGS, **places, "hosts": [f"unix://{engine.SOCKET}"]}
@@ -179,12 +179,12 @@ def _write(known: DockerdRecord) -> None:
     beside.replace(_file("engine.json"))
 
 
-# Started by this very process, which then has to wait for them, or they stay as zombies.
+# Started by this process, which must wait for them: otherwise they stay as zombies.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def _wait(pid: int) -> None:
-    """Until it answers. MachineError with the end of its log when it ends before, or takes too long."""
+    """Wait until it answers. MachineError with the end of its log when it ends before, or takes too long."""
     end = time.monotonic() + _START_S
     while time.monotonic() < end:
         if _children[pid].poll() is not None:
@@ -204,7 +204,7 @@ def _wait(pid: int) -> None:
 
 
 def _end(known: DockerdRecord) -> bool:
-    """SIGTERM, and SIGKILL when that does not help; True when it is gone."""
+    """Send SIGTERM, then SIGKILL if it still runs; True when it has ended."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal(known, number)
         if _gone(known, _STOP_S):
@@ -213,7 +213,7 @@ def _end(known: DockerdRecord) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """What stands in proc(5)'s stat after the name, which may have blanks and brackets in it; empty: it is gone."""
+    """The fields of proc(5)'s stat after the name, which may have blanks and brackets; empty without a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -221,13 +221,13 @@ def _stat(pid: int) -> list[str]:
 
 
 def _began(pid: int) -> int | None:
-    """The process's start time; None when it is gone, or a zombie."""
+    """The process's start time; None when it has ended, or is a zombie."""
     fields = _stat(pid)
     return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def _signal(known: DockerdRecord, number: signal.Signals) -> None:
-    """To that process and to no other that got its number meanwhile."""
+    """Send a signal to that process, and not to another that has its pid now."""
     with suppress(ProcessLookupError):
         fd = os.pidfd_open(known.pid)
         try:
@@ -254,8 +254,8 @@ def _running() -> list[str]:
     return engine.docker(["ps", "--format", "{{.Names}}"], check=False).out.split()
 
 
-def _below() -> list[DockerdRecord]:
-    """dockerd, containerd and its shims that have our directory among their words, and what runs in those shims."""
+def _leftovers() -> list[DockerdRecord]:
+    """dockerd, containerd and its shims with our directory in their arguments, and the processes in those shims."""
     found: dict[int, DockerdRecord] = {}
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -265,18 +265,18 @@ def _below() -> list[DockerdRecord]:
             parents[pid] = int(_stat(pid)[1])
         except (OSError, IndexError):
             continue
-        named = Path(program).name.startswith(("dockerd", "containerd")) and _sees_ours(path)
+        named = Path(program).name.startswith(("dockerd", "containerd")) and _same_run_dir(path)
         if named and any(f"{PLACE}/" in word for word in words) and (began := _began(pid)) is not None:
             found[pid] = DockerdRecord(pid, began, temporary=True)
-    # A container's first process is its shim's child; when it ends, all in the container does.
+    # A container's first process is a child of its shim; when it ends, all processes of the container end.
     for pid, parent in parents.items():
         if parent in found and (began := _began(pid)) is not None:
             found[pid] = DockerdRecord(pid, began, temporary=True)
     return list(found.values())
 
 
-def _sees_ours(process: Path) -> bool:
-    """Whether our directory is its one, too: another root on this machine may have an engine of its own."""
+def _same_run_dir(process: Path) -> bool:
+    """Whether it sees the same directory: a chroot on this machine may have its own engine."""
     try:
         theirs, ours = (process / "root" / str(PLACE).lstrip("/")).stat(), PLACE.stat()
     except OSError:
@@ -285,12 +285,12 @@ def _sees_ours(process: Path) -> bool:
 
 
 def _clear() -> None:
-    """Remove what an engine of ours left that is no more: processes, mounts, sockets, its run directory."""
+    """Remove what our ended engine left: processes, mounts, sockets, its run directory."""
     if record() is not None:
         return
     left: list[DockerdRecord] = []
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
-        left += _below()  # the first ones stay on the list: who loses its shim is not found by it any more
+        left += _leftovers()  # the first ones stay on the list: a process without its shim is not found again
         for each in left:
             _signal(each, number)
         if all(_gone(each, patience) for each in left):
@@ -302,18 +302,18 @@ def _clear() -> None:
     if not _listens(engine.SOCKET):
         engine.SOCKET.unlink(missing_ok=True)
         for directory in _PLUGINS:
-            with suppress(OSError):  # not there, or somebody's plugins are
+            with suppress(OSError):  # missing, or with plugins of the user
                 directory.rmdir()
 
 
 def _unmount() -> None:
-    """What a dockerd that was killed has mounted: below our directory, and for its containers where it kept its images.
+    """Unmount the mounts of a killed dockerd: below our directory, and those of containers in its directory of images.
 
-    The place of the images may itself be a disk that somebody has mounted, and have others below it: they stay. dockerd
-    mounts that directory over itself; that goes.
+    The directory of images may be a disk of the user, with other mounts below it: they stay. dockerd mounts that
+    directory over itself; this mount is removed.
     """
     images: Path | None = None
-    with suppress(OSError, ValueError):  # there only while an engine of ours runs, or after it was killed
+    with suppress(OSError, ValueError):  # exists only while our engine runs, or after it was killed
         settings = json.loads(_file("daemon.json").read_text(encoding="utf-8"))
         images = Path(settings.get("data-root", "/var/lib/docker")).resolve()
     if _listens(engine.SOCKET):

@@ -1,8 +1,8 @@
-"""A Go that can build what a go.mod asks for: the machine's own, or a newer one that this fetches by the module proxy.
+"""Find a Go that is new enough for a go.mod: the machine's own, or a newer one fetched through the module proxy.
 
-Distributions are behind: Debian 12 has Go 1.19, and Debian 13 a 1.24 that is told not to fetch another. Toolchains are
-modules like others (https://go.dev/ref/mod#toolchain), so every Go with `mod download PATH@VERSION` can have one; its
-checksum is pinned here.
+Distributions have older ones: Debian 12 has Go 1.19, and Debian 13 a 1.24 that is configured not to fetch another.
+Toolchains are modules like others (https://go.dev/ref/mod#toolchain), so every Go with `mod download PATH@VERSION` can
+fetch one; its checksum is pinned here.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SUMS: Final = {
     "arm64": "h1:lAFrRm35hIzvRSMYiELtaPaitr22pp6iaBbdPBuJg2U=",
 }  # of the toolchain that module/go.mod names
 _MODULE: Final = "golang.org/toolchain"
-_PLACES: Final = ("/usr/local/go/bin", "/usr/lib/go/bin")  # where sudo's PATH does not reach
+_PLACES: Final = ("/usr/local/go/bin", "/usr/lib/go/bin")  # not in sudo's PATH
 _FETCH_S: Final = 600.0
 _SAID: Final = re.compile(r"go(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def find_go() -> Path:
-    """Go, new enough to build or to fetch one that is. MachineError says which, and where it comes from."""
+    """A Go that can build or fetch a newer one. MachineError names the version, and where to get it."""
     found = find_program("go", *_PLACES)
-    hint = "install it from go.dev/dl, or put containerlab's own package in place: containerlab.dev/install"
+    hint = "install it from go.dev/dl, or install containerlab's own package: containerlab.dev/install"
     least = ".".join(map(str, LEAST_GO))
     if found is None:
         why = f"is not installed; containerlab is built with Go {least} or newer"
@@ -45,7 +45,7 @@ def find_go() -> Path:
 
 
 def go_version(go: Path) -> tuple[str, Version | None]:
-    """What a Go says of itself, and its numbers."""
+    """The version that a Go prints, and its numbers."""
     said = run(["env", "GOTOOLCHAIN=local", str(go), "env", "GOVERSION"], check=False).out.strip()
     match = _SAID.match(said)
     return said, (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
@@ -60,9 +60,9 @@ def wanted_go(module: Path) -> Version:
 
 
 def go_for(module: Path, found: Path, directory: Path, journal: Journal | None = None) -> Path:
-    """`found` where it is as new as go.mod asks, else a toolchain that it fetches into its module cache.
+    """`found` if it is as new as go.mod asks, else a toolchain that it fetches into its module cache.
 
-    directory: where no go.mod stands in the way. MachineError when it cannot be had, or is not the one that is pinned.
+    directory: one without a go.mod. MachineError when it cannot be fetched, or its checksum is not the pinned one.
     """
     wanted, (_, number) = wanted_go(module), go_version(found)
     if number is not None and number >= wanted:
@@ -79,8 +79,8 @@ def go_for(module: Path, found: Path, directory: Path, journal: Journal | None =
     except (ValueError, KeyError):
         raise MachineError(fetch_failed(done, f"Go {'.'.join(map(str, wanted))}")) from None
     if arch in SUMS and digest != SUMS[arch]:
-        why = f"has the checksum {digest}, and {SUMS[arch]} is known: it is damaged or forged"
-        raise MachineError(Problem("", f"{_MODULE} {version}", why, "ask whoever runs the module proxy"))
+        why = f"has the checksum {digest}, expected {SUMS[arch]}: it is damaged or forged"
+        raise MachineError(Problem("", f"{_MODULE} {version}", why, "ask the operator of the module proxy"))
     # A module's files are not executable. Go itself does the same with toolchains in its cache.
     for each in (*(root / "bin").iterdir(), *(root / "pkg" / "tool").rglob("*")):
         if each.is_file() and not os.access(each, os.X_OK):
@@ -89,10 +89,10 @@ def go_for(module: Path, found: Path, directory: Path, journal: Journal | None =
 
 
 def fetch_failed(done: Done, what: str) -> Problem:
-    """Why something could not be had by a module proxy, in Go's own last words."""
+    """The reason why a download through a module proxy failed: the last lines of Go's output."""
     said = [line.strip() for line in (done.err + done.out).splitlines() if line.strip()]
     text = "; ".join(said[-2:])
-    hint = "Go's module proxy has to be reachable: go env GOPROXY"
+    hint = "Go's module proxy has to be reachable: go env GOPROXY shows it"
     if "no space left on device" in text:
         hint = "free some space: building takes 2 GB in Go's caches and in /var/tmp"
-    return Problem("", what, f"could not be had: {text or f'go ended with {done.code}'}", hint)
+    return Problem("", what, f"could not be downloaded: {text or f'go ended with exit code {done.code}'}", hint)

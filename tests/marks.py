@@ -1,0 +1,12 @@
+"""Marks for single values of a parametrized test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def deep(*values: Any) -> Any:
+    """Values with which the test goes further into a feature than `./inv test` does."""
+    return pytest.param(*values, marks=pytest.mark.deep)

@@ -1,0 +1,112 @@
+"""`up` and `down` are killed at each step of their work; the next `down` removes everything that is left.
+
+The steps of `up` are the entries of its journal (heddle/base/process.py), each written just before it is done, and the
+beginnings that an observer is told of. The steps of `down` are the calls that remove something.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.fabric.shapes import build
+from heddle.lab import lifecycle as life
+from heddle.spec.shapes.clos import ClosSpec
+
+pytestmark = pytest.mark.deep  # tests/netns/test_lab_life.py kills `up` in its middle
+
+ROOT = Path(__file__).parents[2]
+Leftovers = Callable[[str], list[str]]
+SMALL = {"racks": 1, "ctsw": 1, "hosts_per_rack": 1}
+
+# In a process of its own: `up` of the small fabric, which kills itself at one of its steps. Prints the number of steps.
+UP = f"""
+import itertools, os, signal, sys
+from heddle.base.events import Silent
+from heddle.base.process import Journal
+from heddle.lab import lifecycle
+from heddle.spec.shapes.clos import ClosSpec
+
+name, last = sys.argv[1], int(sys.argv[2])
+numbers = itertools.count(1)
+done = 0
+
+def step():
+    global done
+    done = next(numbers)
+    if done == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def before(function):
+    return lambda journal, *more: (step(), function(journal, *more))
+
+Journal.note, Journal.comment = before(Journal.note), before(Journal.comment)
+
+class Steps(Silent):
+    def begin(self, step_name, total=None):
+        step()
+
+lifecycle.up(ClosSpec(name=name, **{SMALL!r}), observer=Steps())
+print(done)
+"""
+
+# What `down` calls to remove something, in its order.
+REMOVALS = [
+    "heddle.switch.pfc.control.stop",
+    "heddle.runtimes.netns_cleanup.end_processes",
+    "heddle.runtimes.netns_cleanup.run",  # `ip netns del`
+    "heddle.base.mounts.remove",
+    "heddle.switch.install.remove",
+    "heddle.host.limits.MachineLimits.release",
+    "heddle.base.state.remove_record",
+]
+DOWN = """
+import importlib, os, signal, sys
+from heddle.lab import lifecycle
+
+name, path = sys.argv[1:]
+place, _, called = path.rpartition(".")
+try:
+    owner = importlib.import_module(place)
+except ModuleNotFoundError:
+    module, _, cls = place.rpartition(".")
+    owner = getattr(importlib.import_module(module), cls)
+assert callable(getattr(owner, called))
+setattr(owner, called, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+lifecycle.down(name)
+"""
+
+
+def begun(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", program, *words]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_up_killed_at_each_step_goes_down_clean(name: str, leftovers: Leftovers) -> None:
+    whole = begun(UP, name, "0")
+    assert whole.returncode == 0, whole.stderr
+    assert life.down(name)
+    steps = int(whole.stdout)
+    assert steps > 3 * len(build(ClosSpec.model_validate({"name": name, **SMALL})).nodes)
+    for step in range(1, steps + 1):
+        killed = begun(UP, name, str(step))
+        assert killed.returncode == -signal.SIGKILL, f"step {step} of {steps}: {killed.stderr}"
+        life.down(name)
+        assert leftovers(name) == [], f"step {step} of {steps}"
+
+
+@pytest.mark.parametrize("removal", REMOVALS, ids=lambda path: path.removeprefix("heddle."))
+def test_down_killed_at_each_removal_is_finished_by_the_next_down(
+    removal: str, name: str, leftovers: Leftovers
+) -> None:
+    life.up(ClosSpec.model_validate({"name": name, **SMALL}))
+    killed = begun(DOWN, name, removal)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert life.down(name), "the record goes last, so there is something to remove until the end"
+    assert leftovers(name) == []
+    assert not life.down(name)

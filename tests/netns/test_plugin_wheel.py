@@ -1,0 +1,26 @@
+"""The pytest plugin where only the wheel is installed: pytest finds it by its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tests.netns.test_plugin import NOTE_NAMES, TEN_LINES, names
+from tests.userplace import PLUGIN, UserPlace
+from tests.wheels import build_wheel, install
+
+
+def test_ten_lines_pass_with_only_the_wheel(tmp_path: Path, leftovers: Callable[[str], list[str]]) -> None:
+    made = install(build_wheel(tmp_path), tmp_path / "the environment")
+    place = UserPlace.below(tmp_path, test_mine=TEN_LINES, conftest=NOTE_NAMES)
+    place = replace(place, python=made.python)
+    for words in ((), PLUGIN):  # the entry point, and its module by name: it is loaded once
+        done = place.pytest("-q", "-W", "error", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert leftovers(names(place)[-1]) == []
+    place.write(test_mine=TEN_LINES.replace("1.8", "0.1"))
+    done = place.pytest("-q")
+    assert done.returncode == 1
+    assert "more      heddle paths shows all queue pairs" in done.stdout
+    assert "./inv" not in done.stdout
