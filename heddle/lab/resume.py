@@ -51,7 +51,9 @@ def resume(lab: Lab, observer: Observer, timeout: float | None, *, repairing: bo
         observer.warn(f"no BGP session: {_some(missing)}")
     kept = done is not None and bool(done.left)
     try:
-        if kept:
+        # A link that was down for a moment leaves its routes in the kernel until bgpd has seen that: after a repair the
+        # sessions are waited for as well.
+        if kept or (done is not None and done.done and lab.made.rendered):
             faults.wait(lab, faults.SECONDS if timeout is None else timeout)
         else:
             lab.wait(observer, timeout)

@@ -162,7 +162,7 @@ def test_nodes_ports_and_programs_that_are_gone_need_down_and_up(name: str, up: 
         up(name, repair=True)
     if runtime == "netns":
         subprocess.run(["ip", "netns", "del", lab.handle("ctsw1").netns.name], check=True)
-        with pytest.raises(MachineError, match=rf"ctsw1  its namespace is gone: somebody removed it\n.*{down_up}"):
+        with pytest.raises(MachineError, match=rf"ctsw1  its namespace is missing.*\n.*{down_up}"):
             up(name, repair=True)
 
 
