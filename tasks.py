@@ -17,12 +17,6 @@ from heddle.cli.verbs import verb
 from heddle.host import packages
 
 
-def _files_of_up(typed: Mapping[str, Any]) -> Sequence[str]:
-    from heddle.lab.imported.companions import files_of
-
-    return files_of(typed["fabric"], typed["topology"])
-
-
 def _files_of_paths(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.cli.paths_predict import files_in
 
@@ -64,58 +58,7 @@ def doctor(out: Console) -> None:
     out.exit_code = 0 if report.ok else 3
 
 
-@verb(
-    help={
-        "fabric": words.FABRIC,
-        "name": "call the lab otherwise than the file does",
-        "topology": words.TOPOLOGY,
-        "runtime": words.RUNTIME,
-        "set": words.SET,
-        "dialect": words.DIALECT,
-        "mgmt": words.MGMT,
-        "explain": "print what would run as a shell script, and run nothing",
-        "rollback": "take the lab down again when it does not converge",
-        "timeout": "seconds to wait for convergence; otherwise by size",
-    },
-    packages=lambda typed: () if typed["explain"] else packages.for_runtime(typed["runtime"]),
-    root=lambda typed: not typed["explain"],
-    positional=["fabric"],
-    files_in=_files_of_up,
-    lasting=True,
-)
-def up(
-    out: Console,
-    fabric: str | None = None,
-    name: str | None = None,
-    topology: str | None = None,
-    runtime: str = "netns",
-    set_: Sequence[str] = (),
-    dialect: str | None = None,
-    mgmt: str = "own",
-    explain: bool = False,
-    rollback: bool = False,
-    timeout: float | None = None,
-) -> None:
-    """Bring a fabric up, or a containerlab topology of your own, and wait until every route is in every kernel."""
-    from heddle.base.problems import InputError, Problem
-    from heddle.host.engine.binary import installed_version
-    from heddle.lab import lifecycle as lab
-    from heddle.lab.imported.choose import blueprint_of
-    from heddle.render.dialects import render_options
-    from heddle.views import labtext as views
-
-    if timeout is not None and timeout <= 0:
-        hint = "name seconds, as --timeout 60"
-        raise InputError(Problem("", f"--timeout {timeout:g}", "leaves no time to converge", hint))
-    options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
-    made, source = blueprint_of(fabric, topology, runtime, name=name, overrides=set_, dialect=dialect)
-    if explain:
-        script = lab.script_of(made, runtime, options)
-        return out.result({"lab": made.fabric.name, "script": script}, script)
-    done = lab.up(
-        made, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout, source=source
-    )
-    return out.result(views.up_json(done), views.up_text(done))
+from heddle.cli.up_verb import up as up  # noqa: E402, PLC0414 - at its place in the list of verbs
 
 
 @verb(help={"lab": "one lab in detail"}, positional=["lab"], root=True)
@@ -158,7 +101,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 @verb(
     help={
         "port": "rtsw1:eth1; rtsw1 for every port of it; several with commas",
-        "count": "packets, after which it ends",
+        "count": "packets, after which it ends; 1000 if not given, without limit with --out",
         "seconds": "after which it ends",
         "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
         "out": "write a capture file (pcapng) instead of printing a line a packet",
@@ -171,7 +114,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 def capture(
     out: Console,
     port: str,
-    count: int = 1000,
+    count: int | None = None,
     seconds: float = 10.0,
     filter_: str = "all",
     out_: str | None = None,
@@ -182,10 +125,9 @@ def capture(
     ./inv capture rtsw1:eth1 --filter roce --count 20. It ends by count or time, whichever is first, or by Ctrl-C, with
     what it has. What leaves is seen behind the port's queue, what comes before any BPF program: docs/capture.md.
     """
-    from heddle.cli.capture_verb import run_capture
-    from heddle.lab.capture import Bounds
+    from heddle.cli.capture_verb import bounds_of, run_capture
 
-    run_capture(out, lab, port, Bounds(count, seconds), filter_, out_)
+    run_capture(out, lab, port, bounds_of(count, seconds, out_), filter_, out_)
 
 
 from heddle.cli.run_verb import run as run  # noqa: E402, PLC0414 - at its place in the list of verbs
@@ -209,11 +151,16 @@ def hashing(
     run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """How every switch chooses among equal ways; with a mode, switch a running lab to it, and lose no packet.
+    """Show how every switch chooses among equal-cost paths; with a mode, change it while the lab runs, without loss.
 
     ./inv hashing flowlet --set gap=20ms --switch rtsw1,rtsw2. What is not set is as in the fabric file; docs/hashing.md
     tells the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches that it names.
     ./inv hashing --explain host1,host5,qpn=0x101,sport=50000 prints each step for a flow; exit 1 when a kernel differs.
+
+    Columns: policy is the kernel's fib_multipath_hash_policy; options are those that differ from the default; exact is
+    the number of rows of the exact-match table. The others count packets since the lab is up: steered (the program
+    chose the port), fell back (left to ECMP), misses (no row, or no room for the flowlet); re-picks: new
+    flowlets after a gap.
     """
     from heddle.cli.hashing_verb import Asked, explain_flow, run_hashing
 
@@ -327,7 +274,7 @@ def render(
         "run": words.RUN_ID,
         "fabric": "draw this fabric instead; nothing needs to run",
         "set": words.SET + " (with --fabric)",
-        "kind": "svg or png, or by containerlab mermaid, dot or drawio; otherwise as --out ends, else svg",
+        "kind": "svg, png or pdf, or by containerlab mermaid, dot or drawio; otherwise as --out ends, else svg",
         "out": "file to write to; otherwise LAB.svg here, and text kinds to stdout",
     },
     positional=["lab"],
@@ -335,7 +282,7 @@ def render(
     root=lambda typed: typed["fabric"] is None or not _is_picture(typed),
     files_in=["fabric"],
     files_out=["out_"],
-    endings_here=[".svg", ".png"],
+    endings_here=[".svg", ".png", ".pdf"],
 )
 def graph(
     out: Console,

@@ -27,10 +27,13 @@ def main() -> None:
         with Path(os.environ["LINEWORKER_LOG"]).open("a", encoding="utf-8") as log:
             log.write(f"{time.monotonic_ns()} {first} {word}\n")
 
+    def results(number: int) -> dict[int, SizeResult]:
+        return {rank: SizeResult(sizes[number], 1.0 + rank, 0) for rank in task.ranks} if number >= 0 else {}
+
     sizes = task.plan.options.sizes
     for number, _ in enumerate(sizes):
         note(f"ready {number}")
-        say(WorkerMessage(ready=True))
+        say(WorkerMessage(ready=True, results=results(number - 1)))
         if "go" not in sys.stdin.readline():
             return
         note(f"go {number}")
@@ -42,10 +45,9 @@ def main() -> None:
         note(f"check {number}")
         time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) if first == 0 else 0.0)
     note("done")
-    say(WorkerMessage(done=True))
+    say(WorkerMessage(done=True, results=results(len(sizes) - 1)))
     if "stop" in sys.stdin.readline():
-        results = {rank: tuple(SizeResult(size, 1.0, 0) for size in sizes) for rank in task.ranks}
-        say(WorkerMessage(report=WorkerReport(results, (), ())))
+        say(WorkerMessage(report=WorkerReport((), ())))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ class Observer(Protocol):
     def end(self, step: str, note: str = "") -> None:
         """A step succeeded; `note` is a remark about it."""
 
+    def drop(self, step: str) -> None:
+        """A step ended, and other output shows that: no line about it."""
+
     def say(self, text: str) -> None:
         """Show one line of information."""
 
@@ -44,6 +47,9 @@ class Silent:
         """Ignore."""
 
     def end(self, step: str, note: str = "") -> None:
+        """Ignore."""
+
+    def drop(self, step: str) -> None:
         """Ignore."""
 
     def say(self, text: str) -> None:

@@ -117,10 +117,9 @@ def links(subject: Subject) -> Found:
 
 
 def daemons(subject: Subject) -> Found:
-    """Every daemon answers, and every queue is Heddle's."""
+    """Every daemon answers."""
     lab, now = subject.lab, subject.now
-    wrong = (*health.silent_daemons(now), *health.foreign_queues(now))
-    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in wrong]
+    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in health.silent_daemons(now)]
     names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.made.daemons(node.name))
     if not names and not silent:
         raise NothingError("no file says which daemons should run")

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.ethernet import CLASSES
-from heddle.base.units import format_rate
 from heddle.checks.subject import Found, NothingError, Subject
-from heddle.fabric.model import Node, Port, Role
+from heddle.fabric.model import Role
+from heddle.lab import health
 from heddle.lab.requeue import own_queues, own_settings, wanted_policies
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
-from heddle.switch.queues.attached import Attached, read_attached, read_closed
-from heddle.switch.queues.classes import BURST_PACKETS, class_plan, held_bps
+from heddle.switch.queues.attached import expected, read_attached, read_closed
+from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.portids import numbered_ports, port_ids, row
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _AGAIN_S: Final = 0.15  # a gate that is opened at this moment is open then
 
 
 def shapers(subject: Subject) -> Found:
-    """Rate, burst, scheduler and queues of every port, in the kernel."""
-    lab = subject.lab
+    """Rate, burst, scheduler and queues of every port, in the kernel. Only here are foreign root qdiscs reported."""
+    lab, foreign = subject.lab, subject.now.foreign_roots
     setup = queues.Setup.of(lab.fabric)
     own = own_queues(lab) if setup.curves else {}
     faults: list[str] = []
@@ -42,14 +42,12 @@ def shapers(subject: Subject) -> Found:
         found = queues.read(subject.handles[node.name].netns, [port.name for port in node.ports])
         for port in node.ports:
             shaper = found.get(port.name)
-            if shaper is None:
+            if port.ref in foreign:
+                faults.append(health.foreign_root(port.ref, foreign[port.ref]))
+            elif shaper is None:
                 faults.append(f"{port.ref} has no shaper")
-            elif wrong := _wrong_rate(port, shaper):
-                faults.append(f"{port.ref} {wrong}")
-            elif shaper.burst > BURST_PACKETS * port.mtu + 1:
-                faults.append(f"{port.ref} may burst {shaper.burst} bytes, more than {BURST_PACKETS} packets")
             else:
-                faults += setup.differences(port, shaper)
+                faults += setup.faults(port, shaper)
         if setup.curves and node.role is Role.SWITCH:
             curves = red.curves_of(own.get(node.name, lab.fabric.policy.queues))
             given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
@@ -57,23 +55,8 @@ def shapers(subject: Subject) -> Found:
     rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
     count = sum(len(node.ports) for node in lab.fabric.nodes)
     classes = ", ".join(f"{n} {kind}" for n, kind in zip(setup.plan.numbers, setup.plan.kinds, strict=True))
-    said = f"{count} ports at {', '.join(_rate(r) for r in rates)}, by {setup.discipline.name}: {classes}"
+    said = f"{count} ports at {', '.join(queues.rate_text(r) for r in rates)}, by {setup.discipline.name}: {classes}"
     return said, faults
-
-
-def _wrong_rate(port: Port, shaper: queues.PortQueue) -> str:
-    """How a shaper's rate differs from the one that it should hold for its port; empty when it does not."""
-    held = held_bps(port.rate_bps)
-    off = next((rate for rate in (shaper.rate_bps, shaper.ceil_bps) if rate != held), None)
-    return "" if off is None else f"is shaped to {format_rate(off)}, not {_rate(port.rate_bps)}"
-
-
-def _rate(rate_bps: int) -> str:
-    """A link's rate, and in brackets what its shaper can hold of it, where that differs."""
-    held = held_bps(rate_bps)
-    if held == rate_bps:
-        return format_rate(rate_bps)
-    return f"{format_rate(rate_bps)} (the shaper holds {format_rate(held)}: whole bytes a second)"
 
 
 def programs(subject: Subject) -> Found:
@@ -83,19 +66,11 @@ def programs(subject: Subject) -> Found:
     faults: list[str] = []
     for node in lab.fabric.nodes:
         for port, found in read_attached(subject.handles[node.name].netns, [each.name for each in node.ports]).items():
-            wanted = _wanted(node, ids[node.name, port])
+            wanted = expected(node, ids[node.name, port])
             if found != wanted:
                 now, should = (", ".join(each.text() for each in some) for some in (found, wanted))
                 faults.append(f"{node.name}:{port} has {now or 'no program'}, not {should}")
     return f"attached on {len(ids)} ports, each with its number", faults
-
-
-def _wanted(node: Node, number: int) -> tuple[Attached, ...]:
-    own = [Attached("ingress", "nic", 0)] if node.role is Role.HOST else [Attached("ingress", "hash", 0)]
-    counted = [] if node.role is Role.HOST else [Attached("egress", "count", number)]
-    return (
-        Attached("ingress", "dequeue", number), *own, *counted, Attached("egress", "enqueue", number),
-    )  # fmt: skip
 
 
 def thresholds(subject: Subject) -> Found:
@@ -135,21 +110,41 @@ def depths(subject: Subject) -> Found:
     with _open(lab) as live:
         rest = _Rest.of(live)
     ids = port_ids(lab.fabric)
-    faults: list[str] = []
+    faults: dict[str, list[str]] = {}  # by port, or by switch
     busy = 0
     for index, node in enumerate(lab.fabric.nodes):
         rows = {(port.ref, n): row(ids[node.name, port.name], n) for port in node.ports for n in range(CLASSES)}
         moved = [sum(int(rest.passed[at]) for (_, m), at in rows.items() if m == n) for n in range(CLASSES)]
         calm = [count <= _CALM * len(node.ports) for count in moved]
         for (ref, number), at in rows.items():
-            faults += [f"{ref}, class {number}: {said}" for said in rest.faults(at, calm[number])]
+            if said := rest.faults(at, calm[number]):
+                faults.setdefault(ref, []).extend(f"{ref}, class {number}: {each}" for each in said)
             busy += rest.is_busy(at, calm[number])
-        if all(calm) and node.role is Role.SWITCH:
-            faults += [f"{node.name}: {said}" for said in rest.faults_of_switch(index)]
-    if busy and not faults:
+        if all(calm) and node.role is Role.SWITCH and (said := rest.faults_of_switch(index)):
+            faults[node.name] = [f"{node.name}: {each}" for each in said]
+    blind = _blind(subject) if faults else {}
+    lines = [each for where, some in faults.items() if where.partition(":")[0] not in blind for each in some]
+    if faults and not lines:
+        raise NothingError(f"{', '.join(dict.fromkeys(blind.values()))} cannot count: see queues and programs")
+    if busy and not lines:
         raise NothingError(f"packets pass through {busy} queues; ask when the lab is at rest")
     count = int((rest.cells["in_packets"] > 0).sum())
-    return f"{count} queues had packets, and are empty: as many bytes out as in", faults
+    return f"{count} queues had packets, and are empty: as many bytes out as in", lines
+
+
+def _blind(subject: Subject) -> dict[str, str]:
+    """Node -> the port without its queues or programs for which it cannot count: both nodes of that link.
+
+    Other checks report that port. What it has passed on since is missing in the counters of other ports of both nodes.
+    """
+    ids, foreign = port_ids(subject.lab.fabric), subject.now.foreign_roots
+    found: dict[str, str] = {}
+    for node in subject.lab.fabric.nodes:
+        programs = read_attached(subject.handles[node.name].netns, [port.name for port in node.ports])
+        for port in node.ports:
+            if port.ref in foreign or programs[port.name] != expected(node, ids[node.name, port.name]):
+                found |= dict.fromkeys((port.node, port.peer_node), port.ref)
+    return found
 
 
 @dataclass(frozen=True)

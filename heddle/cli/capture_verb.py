@@ -17,13 +17,19 @@ from heddle.lab.opening import open_lab
 from heddle.wire.dissect import Dissected, dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 
+LINES: Final = 1000  # packets that are printed where no count is given
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WHY: Final[Mapping[Ended, str]] = {
-    "count": "as many as were asked for",
+    "count": "the limit of --count",
     "time": "the time is up",
     "asked": "ended by hand",
     "lost": "ended early",
 }
+
+
+def bounds_of(count: int | None, seconds: float, file: str | None) -> Bounds:
+    """When a capture ends. Lines that people read have a default count; a file takes all that passes in its time."""
+    return Bounds(LINES if count is None and file is None else count, seconds)
 
 
 def run_capture(
@@ -44,7 +50,8 @@ def run_capture(
 
         def listening() -> None:
             what = refs[0] if len(refs) == 1 else f"{len(refs)} ports"
-            out.say(f"capturing at {what}: {bounds.packets:,} packets or {bounds.seconds:g} s; Ctrl-C ends it")
+            many = f"{bounds.packets:,} packets or " if bounds.packets is not None else ""
+            out.say(f"capturing at {what}: {many}{bounds.seconds:g} s; Ctrl-C ends it")
 
         done = capture(taps, expression, bounds, sink, whole=file is not None, stop=stop, listening=listening)
         if kept is not None:

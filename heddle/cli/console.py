@@ -70,6 +70,15 @@ class Console:
         if not self.json:
             written(text + "\n")
 
+    def part(self, text: str) -> None:
+        """A part of the result, while steps are under way; with JSON the whole comes at the end."""
+        if self.json:
+            return
+        if self._observer is None:
+            written(text + "\n")
+        else:
+            self._observer.aside(lambda: written(text + "\n"))
+
     def fail(self, *problems: Problem) -> None:
         """Leave with exit code 1 because of these, after a result that was printed all the same."""
         for problem in problems:

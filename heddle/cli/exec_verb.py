@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.process import find_program
 from heddle.cli.console import Console
 from heddle.fabric.naming import is_pattern, matching_names, split_words
 from heddle.lab.opening import open_lab
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # Programs that read a terminal: always, or when nothing follows their name.
 _SCREENS: Final = frozenset({"vi", "vim", "nano", "htop", "less", "more"})
 _SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "fish", "python3", "vtysh", "top"})
+_NO_COMMAND: Final = 127  # as a shell, enter.py and container engines report it
 
 
 def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:
@@ -43,10 +45,12 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
                 out.exit_code = where.exec(node, cmd)
             file.seek(0)
             printed = file.read().decode(errors="replace")
+        _explain_missing(where, node, cmd[0], out.exit_code)
         data = {"lab": where.name, "node": node, "command": shlex.join(cmd), "exit_code": out.exit_code}
         return out.result({**data, "stdout": printed})
     out.close()
     out.exit_code = where.exec(node, cmd)
+    _explain_missing(where, node, cmd[0], out.exit_code)
     return None
 
 
@@ -77,6 +81,7 @@ def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]
 
     results = run_on(lab, names, cmd, show)
     out.exit_code = max(done.code for done in results)
+    _explain_missing(lab, names[0], cmd[0], min(done.code for done in results))
     if out.json:
         rows = [{"node": r.node, "exit_code": r.code, "stdout": r.out, "stderr": r.err} for r in results]
         out.result({"lab": lab.name, "command": shlex.join(cmd), "exit_code": out.exit_code, "nodes": rows})
@@ -84,6 +89,30 @@ def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]
 
 def _behind(head: str, text: str) -> str:
     return "\n".join(f"{head} {line}".rstrip() for line in text.splitlines())
+
+
+def _explain_missing(lab: Lab, node: str, program: str, code: int) -> None:
+    """Print on stderr how a program comes to be in a node, when a command has ended for want of it."""
+    from heddle.host.packages import part_of_program
+
+    part = part_of_program(program)
+    if code != _NO_COMMAND or "/" in program:
+        return
+    if not lab.runtime.daemons_here:  # a container has the programs of its image
+        try:
+            lab.output(node, ["sh", "-c", f"command -v {shlex.quote(program)}"])
+        except MachineError:
+            pass
+        else:
+            return  # the command itself has ended with this code
+        hint = f"{node} has the programs of its image, and {program} is not among them"
+    elif find_program(program, "/usr/sbin", "/sbin") is not None:
+        return  # the command itself has ended with this code
+    elif part is not None:
+        hint = f"apt-get install {part.packages[0]} brings {program}: nodes have the programs of this machine"
+    else:
+        hint = f"nodes have the programs of this machine, and {program} is not installed here"
+    print(f"  hint: {hint}", file=sys.stderr)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Out: a table and JSON; or a change that was checked as a whole before anything o
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from heddle.base.tables import table
 from heddle.base.units import format_duration
 from heddle.cli.console import Console
 from heddle.cli.exactrows import COLUMNS, ExactRows, entry_rows, file_rows
-from heddle.cli.helptexts import EXAMPLE_SWITCHES
+from heddle.cli.helptexts import EXAMPLE_SWITCHES, HASHING_COLUMNS
 from heddle.fabric.checks import KeyPlaces, complaints_about
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
@@ -209,7 +210,7 @@ def _json(row: SwitchHashing, stats: Mapping[str, int]) -> dict[str, Any]:
 
 def _text(lab: str, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> str:
     """A line a switch, within 100 columns: options that are long stand in a table of their own."""
-    header = ("switch", "mode", "seed", "policy", "options", "exact", "steered", "fell back", "re-picks", "misses")
+    header = ("switch", "mode", "seed", *HASHING_COLUMNS)
     lines = [
         (
             *(row.switch, row.mode, str(row.seed), str(row.policy), options_text(row)),
@@ -227,9 +228,17 @@ def _text(lab: str, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> 
         at = header.index("options")
         tables = [table((*header[:at], *header[at + 1 :]), [(*line[:at], *line[at + 1 :]) for line in lines])]
         tables.append(table((header[0], header[at]), [(line[0], line[at]) for line in lines]))
+    if rows:
+        tables[-1] += f"\n{legend()}"
     if entries:
         tables.append(table(COLUMNS, entries))
     return "\n\n".join(tables)
+
+
+def legend() -> str:
+    """What the columns mean, below the table."""
+    said = "; ".join(f"{name}: {what}" for name, what in HASHING_COLUMNS.items())
+    return textwrap.fill(said, _WIDE, break_on_hyphens=False, break_long_words=False)
 
 
 def options_text(row: SwitchHashing) -> str:

@@ -16,7 +16,7 @@ LAB: Final = "which running lab; not needed while only one runs"
 DIALECT: Final = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
 MGMT: Final = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"
 RUNTIME: Final = "where nodes run: netns (namespaces) or containerlab (containers)"
-TOPOLOGY: Final = "in place of a fabric: a containerlab file of your own, with nodes of kind linux"
+TOPOLOGY: Final = "a containerlab topology; the same as naming it without this flag"
 RUN_ID: Final = "which run: an ID or number that ./inv runs lists, or last; otherwise the last"
 SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
 
@@ -30,6 +30,31 @@ HASHING: Final = {
     "explain": "every step for a flow: a QP number of a run, or host1,host5,qpn=0x101,sport=50000",
     "run": "with --explain: " + RUN_ID,
     "lab": LAB,
+}
+
+UP: Final = {
+    "fabric": "preset name, fabric file, or containerlab topology (a .clab.yml of your own, with nodes of kind linux)",
+    "name": "name of the lab, in place of the file's",
+    "topology": TOPOLOGY,
+    "runtime": RUNTIME,
+    "set": SET,
+    "dialect": DIALECT,
+    "mgmt": MGMT,
+    "explain": "print what would run as a shell script, and run nothing",
+    "repair": "repair the lab when it runs already, and report each repair",
+    "rollback": "take the lab down again when it does not converge",
+    "timeout": "seconds to wait for convergence; otherwise by size",
+}
+
+# The columns of `./inv hashing` behind switch, mode and seed; the four last ones count packets since the lab is up.
+HASHING_COLUMNS: Final = {
+    "policy": "the kernel's fib_multipath_hash_policy",
+    "options": "those that differ from the default",
+    "exact": "rows of the exact-match table",
+    "steered": "RoCEv2 packets since up that the program sent to a port of its choice",
+    "fell back": "packets that it left to ECMP",
+    "re-picks": "flowlets that began after a gap",
+    "misses": "packets without a row in the exact-match table, or without room in the flowlet table",
 }
 
 PATHS: Final = {
@@ -49,7 +74,7 @@ PATHS: Final = {
     "down": "ports or nodes that are down: rtsw1:eth3,ctsw2",
     "drain": "switches that BGP drains: ctsw1",
     "csv": "write a line a link to this file",
-    "heatmap": "draw the load of every link: load.svg or load.png",
+    "heatmap": "draw the load of every link: load.svg, load.png or load.pdf",
 }
 
 QUEUES: Final = {
@@ -74,7 +99,7 @@ PLOT: Final = {
     "what": "queues: depth over time",
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*'; otherwise those whose queues held most",
     "class": "these classes only: 3,6",
-    "out": "file to write to, svg or png by its ending; otherwise LAB-queues.svg here",
+    "out": "file to write to, svg, png or pdf by its ending; otherwise LAB-queues.svg here",
     "run": RUN_ID,
     "lab": LAB,
 }

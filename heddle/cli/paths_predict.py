@@ -61,10 +61,10 @@ def predict_paths(
     from heddle.forecast.forecast import Ask, forecast
     from heddle.forecast.planfile import load_plan
     from heddle.predict.selftest import verdict
-    from heddle.views.heatmap import kind_of
+    from heddle.views.style import picture_kind
 
     ask = Ask(_mode(mode), _trials(trials), _words("--down", down), _words("--drain", drain))
-    kind = kind_of(heatmap) if heatmap is not None else None
+    kind = picture_kind("--heatmap", heatmap) if heatmap is not None else None
     _check_files(csv, heatmap, files_in({"predict": predict, "plan": plan}))
     fabric = load_fabric(predict, overrides=set_).fabric
     if plan is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from heddle.base.extras import PLOT
 from heddle.base.problems import InputError, Problem, did_you_mean
@@ -24,7 +24,7 @@ WHATS: Final = ("queues",)
     extras=[PLOT],
     root=True,
     files_out=["out_"],
-    endings_here=[".svg", ".png"],
+    endings_here=[".svg", ".png", ".pdf"],
 )
 def plot(
     out: Console,
@@ -44,10 +44,11 @@ def plot(
     from heddle.runs.past import series_of
     from heddle.views import graph
     from heddle.views.queuepicture import draw
+    from heddle.views.style import picture_kind
 
     if what not in WHATS:
         raise InputError(Problem("", f"plot {what}", "is not something to draw", did_you_mean(what, WHATS)))
-    kind = kind_of(out_)
+    kind = picture_kind("--out", out_) if out_ is not None else "svg"
     where = open_lab(lab)
     record, recorded = series_of(where, run)
     shown = _panels(record.id, recorded, port, class_)
@@ -64,15 +65,6 @@ def plot(
     ports = ", ".join(dict.fromkeys(each.label.port for each in shown))
     what = f"run {record.id}, {recorded.what}"
     out.result(data, f"wrote {path}: {what}; {ports}; {series.bucket_s * 1e3:.2g} ms a bucket")
-
-
-def kind_of(file: str | None) -> Literal["svg", "png"]:
-    """The kind of picture by the file's ending; InputError for another one."""
-    if file is None or file.endswith(".svg"):
-        return "svg"
-    if file.endswith(".png"):
-        return "png"
-    raise InputError(Problem("", f"--out {file}", "ends in no kind of picture", "name it as queues.svg or queues.png"))
 
 
 def _panels(run: str, recorded: Recorded, port: Sequence[str], class_: Sequence[str]) -> list[Panel]:

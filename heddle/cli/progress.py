@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from heddle.base.events import Observer
@@ -21,6 +22,9 @@ UNCHANGED: Final = 30.0
 
 class ClosingObserver(Observer, Protocol):
     """An observer that holds the terminal until it is closed."""
+
+    def aside(self, write: Callable[[], None]) -> None:
+        """Let `write` print to the terminal while steps are under way."""
 
     def close(self) -> None:
         """Give the terminal back; more events may follow, and open it again."""
@@ -74,11 +78,21 @@ class PlainObserver:
             self._last = line
             self._line(line)
 
-    def end(self, step: str, note: str = "") -> None:
-        """`links: 48 made (0.4 s)`."""
-        began, _ = self._began.pop(step, (time.monotonic(), None))
+    def drop(self, step: str) -> None:
+        """Forget it."""
+        self._began.pop(step, None)
         self._done.pop(step, None)
         self._reasons.pop(step, None)
+
+    def aside(self, write: Callable[[], None]) -> None:
+        """Between two lines."""
+        with self._lock:
+            write()
+
+    def end(self, step: str, note: str = "") -> None:
+        """`links: 48 made (0.4 s)`."""
+        began, _ = self._began.get(step, (time.monotonic(), None))
+        self.drop(step)
         self._line(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)")
 
     def say(self, text: str) -> None:
@@ -144,12 +158,29 @@ class RichObserver:
             if step in self._tasks and self._progress is not None:
                 self._progress.update(self._tasks[step][0], reason=as_started(reason))
 
+    def drop(self, step: str) -> None:
+        """Its row goes."""
+        with self._lock:
+            task, _ = self._tasks.pop(step, (None, 0.0))
+            if task is not None and self._progress is not None:
+                self._progress.remove_task(task)
+
+    def aside(self, write: Callable[[], None]) -> None:
+        """Where the rows were; they are drawn again below it."""
+        with self._lock:
+            if self._progress is not None:
+                self._progress.stop()
+            try:
+                write()
+            finally:
+                if self._progress is not None:
+                    self._progress.start()
+
     def end(self, step: str, note: str = "") -> None:
         """The row becomes a line that stays."""
         with self._lock:
-            task, began = self._tasks.pop(step, (None, time.monotonic()))
-            if task is not None and self._progress is not None:
-                self._progress.remove_task(task)
+            _, began = self._tasks.get(step, (None, time.monotonic()))
+            self.drop(step)
             self._print(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)", "green", "✓ ")
 
     def say(self, text: str) -> None:

@@ -87,8 +87,14 @@ def run(
     runtime: str | None = None,
     set_: Sequence[str] = (),
 ) -> None:
-    """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated."""
+    """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated.
+
+    Each row is printed when its size is measured. Ctrl-C ends the run and keeps the rows that are there (./inv runs
+    lists it as partial); the run before stays the last one.
+    """
+    from heddle.cli.livetable import LiveTable
     from heddle.endpoints.transports import find_transport
+    from heddle.runs.keeping import RunInterruptedError
     from heddle.runs.run import plan_run
     from heddle.runs.run import run as run_collective
     from heddle.traffic.options import run_options
@@ -98,7 +104,12 @@ def run(
         warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
         bucket=bucket, transport=transport, find_transport=find_transport, fastpath=fastpath,
     )  # fmt: skip
+    table = LiveTable(out)
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:
-        result = run_collective(where, options, out.observer)
-    out.result(result.to_json(), result.table())
+        try:
+            result = run_collective(where, options, out.observer, None if out.json else table)
+        except RunInterruptedError as end:
+            table.interrupted(end.record, lasting=fabric is None)
+            raise
+    table.end(result)
     out.exit_code = 1 if result.wrong else 0

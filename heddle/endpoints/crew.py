@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,6 +24,7 @@ from pydantic import TypeAdapter
 from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import Task
@@ -34,6 +35,8 @@ from heddle.traffic.plan import Plan
 _WORKER: Final = "heddle.endpoints.worker"
 _END_S: Final = 3.0
 Said = TypeVar("Said")
+# A size, and what each rank measured there.
+SizeListener = Callable[[int, Mapping[int, SizeResult]], None]
 
 
 class _Member:
@@ -109,29 +112,35 @@ class Crew:
             self._selector.register(member.out, selectors.EVENT_READ, member)
             member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
 
-    def run(self, observer: Observer, before_stop: Callable[[], None] = lambda: None) -> list[WorkerReport]:
+    def run(
+        self,
+        observer: Observer,
+        before_stop: Callable[[], None] = lambda: None,
+        on_size: SizeListener = lambda size, results: None,
+    ) -> list[WorkerReport]:
         """Start each size on all ranks together, and check it when all have finished; return a report per worker.
 
-        before_stop: called when all ranks are done, while their NICs still receive.
+        The step `run` begins here, and the caller ends it. before_stop: called when all ranks are done, while their
+        NICs still receive. on_size: called with each size when it is checked, before the next one begins.
         """
         sizes = self._plan.options.sizes
         for number, size in enumerate(sizes, start=1):
-            self._all(lambda message: message.ready or None)
+            results = self._all(lambda message: message.results if message.ready else None)
             if number == 1:
                 observer.begin("run", len(sizes))
                 self.began_ns = time.monotonic_ns()
+            else:
+                on_size(sizes[number - 2], _merged(results))
             before = machine.read()
             self._broadcast({"go": True})
             uses = self._all(lambda message: message.use)
             self.phases.append(Phase.between(size, before, machine.read(), uses))
             self._broadcast({"check": True})
             observer.advance("run", number)
-        self._all(lambda message: message.done or None)
+        on_size(sizes[-1], _merged(self._all(lambda message: message.results if message.done else None)))
         before_stop()
         self._broadcast({"stop": True})
-        reports = self._all(lambda message: message.report)
-        observer.end("run")
-        return reports
+        return self._all(lambda message: message.report)
 
     @property
     def seconds(self) -> float:
@@ -171,6 +180,11 @@ class Crew:
     def _broadcast(self, message: Mapping[str, bool]) -> None:
         for member in self._members:
             member.tell(json.dumps(message).encode())
+
+
+def _merged(results: Sequence[Mapping[int, SizeResult]]) -> dict[int, SizeResult]:
+    """The ranks of all workers, in order."""
+    return dict(sorted((rank, each) for part in results for rank, each in part.items()))
 
 
 def worker_count(plan: Plan) -> int:

@@ -6,7 +6,7 @@ The lines between a worker and its crew are these values as JSON (worker.py desc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import TypeAdapter
@@ -46,7 +46,6 @@ class NicReport:
 class WorkerReport:
     """One worker at the end of a run. loop: the code that drove its NICs (`compiled`, `python`)."""
 
-    ranks: Mapping[int, tuple[SizeResult, ...]]
     qps: tuple[QpReport, ...]
     nics: tuple[NicReport, ...]
     loop: str = ""
@@ -54,15 +53,17 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """One line of a worker. Exactly one field differs from its default.
+    """One line of a worker. Exactly one field differs from its default; `results` come with `ready` and `done`.
 
     ready: its ranks can begin the next size, and its NICs are idle. use: all its ranks have finished a size; the
-    resources that it used. done: that was the last size, and its NICs are idle.
+    resources that it used. done: that was the last size, and its NICs are idle. results: of the size that was
+    checked, by rank; none before the first size.
     """
 
     ready: bool = False
     use: WorkerUse | None = None
     done: bool = False
+    results: Mapping[int, SizeResult] = field(default_factory=dict)
     report: WorkerReport | None = None
     error: tuple[Problem, ...] = ()
 

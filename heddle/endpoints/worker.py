@@ -3,7 +3,8 @@
 In (stdin):   the task (a Task); for each size {"go": true} when every worker has said "ready", and {"check": true}
               when the ranks of every worker have finished it; {"stop": true} when every worker has said "done".
 Out (stdout): for each size {"ready": true} before it and {"use": ...} when its ranks have finished it; {"done": true};
-              at the end {"report": ...}; or {"error": ...} at any time.
+              with ready and done the results of the size that was checked; at the end {"report": ...}; or
+              {"error": ...} at any time.
 A rank learns of other ranks only by messages that arrive on its NIC; these barriers are the only exception. While a
 worker waits at a barrier, it still serves its NICs. End of input ends the worker, so it cannot outlive its run.
 """
@@ -169,12 +170,12 @@ class Worker:
         if self._owes and not self._turning and self.loop.idle():
             self._owes = False
             finished = all(rank.finished for rank in self._ranks.values())
-            say(WorkerMessage(ready=not finished, done=finished))
+            results = {number: rank.results[-1] for number, rank in self._ranks.items() if rank.results}
+            say(WorkerMessage(ready=not finished, done=finished, results=results))
 
     def report(self) -> WorkerReport:
-        """The report of this worker: per rank the sizes, per QP the packets, per NIC the frames for no QP."""
+        """The report of this worker: per QP the packets, per NIC the frames for no QP."""
         return WorkerReport(
-            ranks={number: tuple(rank.results) for number, rank in self._ranks.items()},
             qps=tuple(self.loop.qp_reports()),
             nics=tuple(self.loop.nic_reports()),
             loop=self.loop.name,

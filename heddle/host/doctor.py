@@ -145,6 +145,16 @@ def _tool(name: str, part: str, *, required: bool) -> Check:
     return Check(name, not lacking, packages.PARTS[part].why, f"{APT} {packages.PARTS[part].packages[0]}", required)
 
 
+def _host_tools() -> Check:
+    """What people type first in a host: in namespaces, hosts have this machine's programs."""
+    lacking = packages.missing(packages.HOST_TOOLS)
+    every = [program for name in packages.HOST_TOOLS for program in packages.PARTS[name].programs]
+    none = [program for part in lacking for program in part.programs]
+    detail = f"no {' and no '.join(none)} for ./inv exec HOST" if none else f"{', '.join(every)} for ./inv exec HOST"
+    fix = f"{APT} {' '.join(part.packages[0] for part in lacking)}"
+    return Check("host tools", not lacking, detail, fix if lacking else "", required=False)
+
+
 def _kernel() -> Check:
     return Check("kernel", True, f"{platform.system()} {platform.release()} {platform.machine()}")
 
@@ -356,6 +366,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "engine": _engine,
     "containerlab": _containerlab,
     "images": _images,
+    "host tools": _host_tools,
     "tcpdump": lambda: _tool("tcpdump", "tcpdump", required=False),
     "tshark": lambda: _tool("tshark", "tshark", required=False),
     PLOT: lambda: _extra(PLOT),
@@ -373,6 +384,7 @@ _OPTIONAL: Final = frozenset(
         "engine",
         "containerlab",
         "images",
+        "host tools",
         "tcpdump",
         "tshark",
         PLOT,

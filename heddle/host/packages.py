@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -80,10 +80,10 @@ def _program(name: str) -> Callable[[], bool]:
     return lambda: find_program(name, "/usr/sbin", "/sbin") is not None
 
 
-def _tool(name: str, why: str, *programs: str, packages: tuple[str, ...] = ()) -> Part:
+def _tool(name: str, why: str, *programs: str, packages: tuple[str, ...] = (), optional: bool = False) -> Part:
     """A part that is present when these programs are; by default the program with the name of the part."""
     needed = programs or (name,)
-    return Part(name, why, packages or (name,), lambda: all(_program(each)() for each in needed), needed)
+    return Part(name, why, packages or (name,), lambda: all(_program(each)() for each in needed), needed, optional)
 
 
 def _frr() -> bool:
@@ -99,6 +99,8 @@ _ALL: Final = (
     _tool("mount", "tests mount file systems", "mount", "umount"),
     _tool("procps", "tests look at processes and sysctls", "ps", "sysctl"),
     _tool("iputils-ping", "tests send pings", "ping"),
+    _tool("traceroute", "shows a path hop by hop, from inside a host", optional=True),
+    _tool("iperf3", "sends TCP and UDP between hosts by hand", optional=True),
     _tool("git", "tests of --place make a checkout"),
     _tool("ethtool", "tests look at offloads with it"),
     _tool("tcpdump", "captures the packets of a port"),
@@ -132,6 +134,8 @@ PARTS: Final = {p.name: p for p in _ALL}
 # looks for every program that a test starts).
 LAB: Final = ("iproute2", "libbpf", "libdeflate", "util-linux")
 FABRIC: Final = ("frr", *LAB)
+# What people type first in a host: optional parts of what labs need.
+HOST_TOOLS: Final = ("iputils-ping", "traceroute", "iperf3", "tcpdump")
 CAPTURE: Final = ("tcpdump", "util-linux")
 UNIT_TESTS: Final = ("libbpf", "util-linux")
 TEST_EXTRAS: Final = ("ethtool", "git", "mount", "openssh-client", "openssh-server", "procps", "tcpdump", "tshark")
@@ -152,6 +156,11 @@ def missing(names: Sequence[str]) -> list[Part]:
     return [PARTS[n] for n in names if not PARTS[n].present()]
 
 
+def part_of_program(program: str) -> Part | None:
+    """The part of HOST_TOOLS that brings a program."""
+    return next((PARTS[name] for name in HOST_TOOLS if program in PARTS[name].programs), None)
+
+
 def ensure(
     names: Sequence[str],
     *,
@@ -167,6 +176,8 @@ def ensure(
     lacking = missing(names)
     if all(part.optional for part in lacking):
         return
+    if tuple(names) in (FABRIC, LAB):
+        lacking += [replace(part, optional=True) for part in missing(HOST_TOOLS)]
     apt = shutil.which("apt-get")
     if apt is None:
         hint = "install it with the package manager of this system (the names are Debian's)"
@@ -240,9 +251,11 @@ def _apt(argv: list[str]) -> int:
 
 
 def _known(lacking: Sequence[Part]) -> list[str]:
-    """For each part, the first of its packages that apt knows, else the first."""
+    """For each part, the first of its packages that apt knows, else the first; optional parts if apt knows them."""
     words = []
     for part in lacking:
+        if part.optional and not any(map(_has, part.packages)):
+            continue  # not every distribution has it, and one unknown name would end the whole installation
         seen = (w for w in part.packages if len(part.packages) == 1 or _has(w))
         words.append(next(seen, part.packages[0]))
     return list(dict.fromkeys(words))  # one package may contain two parts

@@ -1,6 +1,6 @@
 """Captures at ports of a running lab: tcpdump in each port's namespace, and their packets in the order of time.
 
-In:  a lab, ports as `rtsw1:eth1`, a filter, and two bounds: packets and seconds.
+In:  a lab, ports as `rtsw1:eth1`, a filter, and bounds: seconds, and packets where there is a limit.
 Out: Frames, handed on as they come; then Captured: how many, for how long, why it ended, what the kernel dropped.
 Only the namespace's path is used, so a capture is the same in every runtime. tcpdump stands in the namespace: `down`
 ends it with the lab, and it dies with this process.
@@ -64,14 +64,14 @@ class Tapped:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """When a capture ends, whichever is first. InputError for bounds that are none."""
+    """When a capture ends, whichever is first. packets: None is any number. InputError for bounds that are none."""
 
-    packets: int = 1000
-    seconds: float = 10.0
+    packets: int | None
+    seconds: float
 
     def __post_init__(self) -> None:
         problems = Problems()
-        if not 0 < self.packets <= _MOST_PACKETS:
+        if self.packets is not None and not 0 < self.packets <= _MOST_PACKETS:
             why = "is no number of packets to capture"
             problems.add(where="", what=f"--count {self.packets}", why=why, hint=f"from 1 to {_MOST_PACKETS}")
         if not 0 < self.seconds <= MOST_SECONDS:
@@ -319,7 +319,7 @@ class _Work:
                 return "time"
             self._lost += self._take(selector, min(left, _LOOK_S))
             self._hand_on(time.time_ns() - wait_ns if wait_ns else self._last_ns)
-            if self._packets >= self._bounds.packets:
+            if self._bounds.packets is not None and self._packets >= self._bounds.packets:
                 return "count"
             if not self._lost:
                 # A namespace lives while tcpdump stands in it; without its name its lab is gone all the same.
@@ -351,8 +351,8 @@ class _Work:
     def _hand_on(self, until_ns: int) -> None:
         """Give the sink what is not later than that, as far as the bound allows."""
         frames: list[Frame] = []
-        room = self._bounds.packets - self._packets
-        while self._waiting and len(frames) < room and self._waiting[0][0] <= until_ns:
+        room = None if self._bounds.packets is None else self._bounds.packets - self._packets
+        while self._waiting and (room is None or len(frames) < room) and self._waiting[0][0] <= until_ns:
             frames.append(heapq.heappop(self._waiting)[2])
         if frames:
             self._packets += len(frames)

@@ -9,7 +9,8 @@ where that does not come in time. What fails or is interrupted on the way is put
     fault = drain(lab, "ctsw2")
     fault.undo()
 
-What is wrong now is read from the kernels and from BGP, never remembered: a fault made by hand counts as well.
+What is wrong now is read from the kernels and from BGP, never remembered: a fault made by hand counts as well. Only
+that a link was taken down here is noted, for `up --repair` (onpurpose.py).
 """
 
 from __future__ import annotations
@@ -29,15 +30,22 @@ from heddle.kernel.namespace import inside
 from heddle.lab import convergence
 from heddle.lab import daemons as bgp
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN
+from heddle.lab.onpurpose import note, taken_down
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
-_SECONDS: Final = 60.0
+SECONDS: Final = 60.0  # to wait for routes
+REPAIR: Final = "./inv up --repair --name {lab}"  # what repairs a running lab
 _PAUSE_S: Final = 0.1
 _LOOKS: Final = 2
 _SHOWN: Final = 4  # ports named in a line
+
+
+def repair_hint(lab: str, what: str) -> str:
+    """The command that repairs a lab, and what it does."""
+    return f"{REPAIR.format(lab=lab)} {what}"
 
 
 @dataclass
@@ -93,10 +101,15 @@ class State:
             parts.append(f"{', '.join(self.drained)} {verb} drained (BGP {GRACEFUL_SHUTDOWN})")
         return "; ".join(parts)
 
-    def problems(self) -> list[Problem]:
-        """The same, one by one."""
+    def problems(self, lab: Lab) -> list[Problem]:
+        """The same, one by one, each with the command that repairs it."""
+        kept = taken_down(lab.dir)
+        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), "heddle.lab.faults.link_up(lab, {!r}) sets it up"
         links = [
-            Problem(ref, "the link", "is down", "ip link set dev ... up, where it was taken down") for ref in self.dead
+            Problem(ref, "the link", "is down on purpose", on_purpose.format(ref))
+            if ref in kept
+            else Problem(ref, "the link", "is down", by_hand)
+            for ref in self.dead
         ]
         hint = "vtysh: no bgp graceful-shutdown, in router bgp"
         return [
@@ -105,7 +118,7 @@ class State:
         ]
 
 
-def link_down(lab: Lab, port: str, timeout: float = _SECONDS) -> Fault:
+def link_down(lab: Lab, port: str, timeout: float = SECONDS) -> Fault:
     """Take a link down at one end (`rtsw1:eth3`) and wait until no kernel forwards over it. timeout: seconds.
 
     A host's link goes down at its switch. InputError for a port that the fabric does not have.
@@ -114,14 +127,14 @@ def link_down(lab: Lab, port: str, timeout: float = _SECONDS) -> Fault:
     return _taken_down(lab, f"{port} down", node, [name], timeout)
 
 
-def link_up(lab: Lab, port: str, timeout: float = _SECONDS) -> None:
+def link_up(lab: Lab, port: str, timeout: float = SECONDS) -> None:
     """Take a link up at that end, and wait until it is used again."""
     node, name = _port(lab, port)
     _set(lab, node, [name], "up")
     wait(lab, timeout)
 
 
-def switch_down(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
+def switch_down(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
     """Take all links of a switch down at its own end, and wait until no kernel forwards to it.
 
     InputError for what is no switch of the fabric.
@@ -130,14 +143,14 @@ def switch_down(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
     return _taken_down(lab, f"{switch} down", node, [port.name for port in node.ports], timeout)
 
 
-def switch_up(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
+def switch_up(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
     """Take all links of a switch up at its own end, and wait until it is used again."""
     node = _switch(lab, switch)
     _set(lab, node, [port.name for port in node.ports], "up")
     wait(lab, timeout)
 
 
-def drain(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
+def drain(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
     """Drain a switch by BGP (RFC 8326), and wait until kernels forward round it; it forwards what still comes.
 
     InputError for what is no switch of the fabric. Hosts stay reachable through their own leaf, drained or not.
@@ -150,7 +163,7 @@ def drain(lab: Lab, switch: str, timeout: float = _SECONDS) -> Fault:
     return _made(lab, f"{switch} drained", do, undo, timeout)
 
 
-def undrain(lab: Lab, switch: str, timeout: float = _SECONDS) -> None:
+def undrain(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
     """End a drain, and wait until the switch is used again."""
     _graceful(lab, _switch(lab, switch), "no ")
     wait(lab, timeout)
@@ -179,7 +192,7 @@ def state_of(lab: Lab) -> State:
     return State.of(lab.fabric, lab.snapshot(LabPart.CARRIER | LabPart.DRAINED))
 
 
-def wait(lab: Lab, timeout: float = _SECONDS) -> None:
+def wait(lab: Lab, timeout: float = SECONDS) -> None:
     """Wait until every kernel forwards as it should with what is down and drained now; CheckError when it does not.
 
     It has come when two looks in a row say so: bgpd takes what it hears in portions.
@@ -246,8 +259,11 @@ def _made(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None],
 def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
     _known(lab)
     lines = "".join(f"link set dev {name} {word}\n" for name in names)
-    with lock(lab.name), inside(lab.handle(node.name).netns):
-        done = run(["ip", "-batch", "-"], stdin=lines, check=False)
+    with lock(lab.name):
+        with inside(lab.handle(node.name).netns):
+            done = run(["ip", "-batch", "-"], stdin=lines, check=False)
+        if done.code == 0:
+            note(lab.dir, [node.port(name).ref for name in names], down=word == "down")
     if done.code != 0:
         raise MachineError(Problem(node.name, f"ports {word}", f"failed: {done.err.strip()}"))
 

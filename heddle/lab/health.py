@@ -1,4 +1,4 @@
-"""What is wrong with a running lab: nodes, daemons, queues, links, the PFC agent. Nothing is repaired here.
+"""What is wrong with a running lab: nodes, daemons, queues, links, the PFC agent. repair.py repairs it.
 
 In:  a Lab, or a snapshot of it with the parts that `parts` names. Out: Problems.
 """
@@ -6,7 +6,7 @@ In:  a Lab, or a snapshot of it with the parts that `parts` names. Out: Problems
 from __future__ import annotations
 
 from heddle.base.problems import CheckError, MachineError, Problem
-from heddle.lab.faults import State
+from heddle.lab.faults import State, repair_hint
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, Snapshot
 
@@ -32,8 +32,7 @@ def problems(lab: Lab, now: Snapshot) -> list[Problem]:
 
 def silent_daemons(now: Snapshot) -> list[Problem]:
     """Daemons that do not answer. Part: SILENT."""
-    # Started again alone, zebra often stays without the routes of a bgpd that knew the old one.
-    hint = f"./inv down {now.lab}, then up again, makes it anew"
+    hint = repair_hint(now.lab, "starts FRR of that switch again")
     return [
         Problem(switch, daemon, "does not answer", hint) for switch, names in now.silent.items() for daemon in names
     ]
@@ -41,18 +40,26 @@ def silent_daemons(now: Snapshot) -> list[Problem]:
 
 def down_or_drained(lab: Lab, now: Snapshot) -> list[Problem]:
     """Links that are down and switches that BGP drains, by a fault on purpose or by hand. Parts: CARRIER, DRAINED."""
-    return State.of(lab.fabric, now).problems() if lab.made.rendered else []
+    return State.of(lab.fabric, now).problems(lab) if lab.made.rendered else []
 
 
 def foreign_queues(now: Snapshot) -> list[Problem]:
     """Ports whose root qdisc is not Heddle's: `tc`, or `containerlab tools netem`, replaced it. Part: ROOTS."""
-    hint = f"./inv down {now.lab}, then up again, puts it back"
-    return [
-        Problem(ref, "the queue", f"is not Heddle's: {kind} stands at its root", hint)
-        if kind
-        else Problem(ref, "the port", "is gone: somebody removed it", hint)
-        for ref, kind in now.foreign_roots.items()
-    ]
+    installs = repair_hint(now.lab, "installs it again")
+    anew = f"./inv down {now.lab}, then up again"
+    return [Problem(ref, *_root(kind), installs if kind else anew) for ref, kind in now.foreign_roots.items()]
+
+
+def foreign_root(ref: str, kind: str) -> str:
+    """The same as one line. kind: as `Snapshot.foreign_roots` has it."""
+    return f"{ref}: {' '.join(_root(kind))}"
+
+
+def _root(kind: str) -> tuple[str, str]:
+    """What is wrong with a port, and why."""
+    if not kind:
+        return "the port", "is gone: somebody removed it"
+    return "the queue", f"is not Heddle's: {kind} stands at its root"
 
 
 def lost_agent(lab: Lab) -> list[Problem]:
@@ -63,7 +70,7 @@ def lost_agent(lab: Lab) -> list[Problem]:
     if not queues.Setup.of(lab.fabric).gated or pfc.alive(lab.name).agent is not None:
         return []
     why = "does not run, so pauses are neither sent nor obeyed"
-    return [Problem("", "the agent of PFC", why, f"./inv run --lab {lab.name} starts it again")]
+    return [Problem("", "the agent of PFC", why, repair_hint(lab.name, "starts it again"))]
 
 
 def check_ports(lab: Lab) -> None:

@@ -27,10 +27,11 @@ from heddle.host import limits
 from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
-from heddle.lab import health
 from heddle.lab.lab import Lab
-from heddle.lab.opening import check_version, lab_from, lab_of, topology_path
+from heddle.lab.opening import check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.rendered import Source, blueprint_from
+from heddle.lab.repair import Repaired
+from heddle.lab.resume import resume
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
 from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime, on_machine
@@ -38,12 +39,17 @@ from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime, on_machine
 
 @dataclass(frozen=True, slots=True)
 class UpResult:
-    """What `up` did. `created` is False when the lab ran already; `seconds` has each step and `total`."""
+    """What `up` did. `created` is False when the lab ran already; `seconds` has each step and `total`.
+
+    converged: False where links or switches are down or drained on purpose, and routes avoid those. repaired: what
+    --repair did, None without it.
+    """
 
     lab: Lab
     created: bool
     converged: bool
     seconds: Mapping[str, float]
+    repaired: Repaired | None = None
 
 
 def up(
@@ -55,10 +61,12 @@ def up(
     rollback: bool = False,
     timeout: float | None = None,
     source: str = "",
+    repair: bool = False,
 ) -> UpResult:
     """Bring a fabric up and wait until every route is in every kernel.
 
-    options: how the topology is rendered. timeout: seconds for convergence. source: where the spec came from.
+    options: how the topology is rendered. timeout: seconds for convergence. source: where the spec came from. repair:
+    when the lab runs already, repair what is wrong with it; without, CheckError at once, with the command that does.
     Raises MachineError when this machine cannot, InputError when a lab of that name is in the way; both leave nothing
     behind. CheckError when it does not converge: the lab is left for inspection; with `rollback` it is taken down, if
     this call made it.
@@ -72,35 +80,40 @@ def up(
     with state.lock(lab.name):
         running = _running(lab, options, observer)
         if running is not None:
-            lab = running
-        else:
-            for note in lab.made.notes:
-                observer.say(note)
-            preflight(lab.fabric, daemons=engine.daemons_here)
-            switch.check(lab.fabric)
-            with clock.step("prepare"):
-                chosen = engine.prepare(lab.fabric, options, observer)
-            lab = _make(lab, chosen, source, observer, clock)
+            return _resumed(running, observer, timeout, clock, repairing=repair)
+        for note in lab.made.notes:
+            observer.say(note)
+        preflight(lab.fabric, daemons=engine.daemons_here)
+        switch.check(lab.fabric)
+        with clock.step("prepare"):
+            chosen = engine.prepare(lab.fabric, options, observer)
+        lab = _make(lab, chosen, source, observer, clock)
         try:
-            if running is not None:
-                health.check_ports(
-                    lab
-                )  # what has lost its queues may never converge: the other ends count what comes out
             with clock.step("converge"):
                 lab.wait(observer, timeout)
-            if running is not None and (faults := health.faults(lab)):
-                raise CheckError(*faults)
         except CheckError as error:
-            if rollback and running is None:  # what this call made, and nothing else
+            if rollback:
                 _remove(lab.name, observer, engine)
                 raise
             left = Problem("", f"lab {lab.name}", "is left for inspection", f"./inv down {lab.name} removes it")
             raise CheckError(*error.problems, left) from None
         except BaseException:  # Ctrl-C above all
-            if running is None:
-                _remove(lab.name, observer, engine)
+            _remove(lab.name, observer, engine)
             raise
-    return UpResult(lab, created=running is None, converged=True, seconds=clock.seconds())
+    return UpResult(lab, True, True, clock.seconds(), Repaired() if repair else None)
+
+
+def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
+    """Repair a running lab by its name, the only one when None, and wait for its routes; as `up` with `repair`."""
+    lab, clock = open_lab(name), _Clock()
+    with state.lock(lab.name):
+        return _resumed(lab, observer or Silent(), timeout, clock, repairing=True)
+
+
+def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: _Clock, *, repairing: bool) -> UpResult:
+    with clock.step("converge"):
+        done = resume(lab, observer, timeout, repairing=repairing)
+    return UpResult(lab, False, done.converged, clock.seconds(), done.repaired)
 
 
 def down(name: str, observer: Observer | None = None) -> bool:

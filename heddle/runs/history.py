@@ -1,11 +1,12 @@
 """The runs of a lab: one directory each, below the lab's own directory.
 
     LABDIR/runs/0001/run.json, evidence.json, series.npz     one run
-    LABDIR/runs/last -> 0002                                 a link to the newest, for people and scripts
+    LABDIR/runs/last -> 0002                                 a link to the newest that was not interrupted
 
 A run is written to a directory beside these and gets its name when it is complete: a reader sees all of it or nothing,
-and an interrupted run changes nothing. An ID is the number of the run in its lab: it sorts, it is short, and `3` means
-0003. Numbers are not used again. Old runs are removed when there are too many, or too many bytes; the newest stays.
+and a killed run changes nothing. Of a run that was interrupted the measured sizes are kept, and `last` stays. An ID is
+the number of the run in its lab: it sorts, it is short, and `3` means 0003. Numbers are not used again. Old runs are
+removed when there are too many, or too many bytes; the newest stays, and so does `last`.
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ class KeptRun:
         """`run 0003 of lab zone`, for messages."""
         return f"run {self.id} of lab {self.lab}"
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was interrupted, so that it is not the last run that verbs mean."""
+        return self.record is not None and self.record.interrupted
+
 
 def limits() -> Limits:
     """The limits from HEDDLE_KEEP_RUNS and HEDDLE_KEEP_BYTES, or 50 runs and 200 MB. InputError for wrong values."""
@@ -133,6 +139,11 @@ class History:
             raise MachineError(Problem("", str(self.directory), f"cannot be read: {error.strerror}", hint)) from None
         return sorted(names, key=int)
 
+    def last(self) -> str | None:
+        """The ID of the newest run that was not interrupted; None when there is none."""
+        kept = (self.read(each) for each in reversed(self.ids()))
+        return next((run.id for run in kept if not run.interrupted), None)
+
     def runs(self) -> list[KeptRun]:
         """All runs with their records, oldest first. A damaged one is among them, with the reason."""
         return [self.read(each) for each in self.ids()]
@@ -157,10 +168,12 @@ class History:
         """
         ids = self.ids()
         if word is None or word == LAST:
-            if not ids:
+            last = self.last()
+            if last is None:
+                why = f"has no finished run: {_some(ids)} {_was(ids)} interrupted" if ids else "has no run yet"
                 hint = f"./inv run --lab {self.lab} --collective all-reduce makes one"
-                raise InputError(Problem("", f"lab {self.lab}", "has no run yet", hint))
-            return ids[-1]
+                raise InputError(Problem("", f"lab {self.lab}", why, hint))
+            return last
         if _WHOLE.fullmatch(word):
             same = [each for each in ids if int(each) == int(word)]
             found = same or [each for each in ids if each.startswith(word)]
@@ -243,21 +256,22 @@ class History:
         return max(highest + 1, said) if isinstance(said, int) else highest + 1
 
     def _point(self) -> None:
-        """Let `last` lead to the newest run; nothing where there is none. Replaced atomically."""
-        ids, link = self.ids(), self.directory / LAST
-        if not ids:
+        """Let `last` lead to the newest run that was not interrupted, if there is one. Replaced atomically."""
+        last, link = self.last(), self.directory / LAST
+        if last is None:
             link.unlink(missing_ok=True)
             return
         beside = self.directory / f".{LAST}"
         beside.unlink(missing_ok=True)
-        beside.symlink_to(ids[-1])
+        beside.symlink_to(last)
         state.give_to_caller(beside)
         beside.replace(link)
 
     def _prune(self, keep: Limits) -> None:
-        """Remove the oldest runs until the limits hold, but never the newest."""
+        """Remove the oldest runs until the limits hold, but never the newest, nor `last`."""
         sizes = {each: _bytes_of(self.directory / each) for each in self.ids()}
-        for each in list(sizes)[:-1]:
+        last = self.last()
+        for each in [run for run in list(sizes)[:-1] if run != last]:
             if len(sizes) <= keep.runs and sum(sizes.values()) <= keep.bytes:
                 return
             self._remove(each)
@@ -301,3 +315,7 @@ def _some(ids: Sequence[str]) -> str:
     """The newest IDs, for a hint."""
     shown = ", ".join(ids[-_SHOWN:])
     return shown if len(ids) <= _SHOWN else f"..., {shown} (./inv runs lists all {len(ids)})"
+
+
+def _was(ids: Sequence[str]) -> str:
+    return "was" if len(ids) == 1 else "were"

@@ -1,7 +1,8 @@
 """Keeping a run: its record is opened before the first packet and closed when the run ended, well or not.
 
 In:  a running lab whose lock is held, the plan; then the result with its evidence, or the error that ended the run.
-Out: a directory of the lab's history (history.py). A run that is interrupted leaves nothing.
+Out: a directory of the lab's history (history.py). Of a run that is interrupted the measured sizes are kept; one that
+has measured no size leaves nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +26,24 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.proof.evidence import Evidence
     from heddle.runs.results import RunResult
+    from heddle.runs.runtable import SizeRow
     from heddle.traffic.plan import Plan
 
 
+class RunInterruptedError(KeyboardInterrupt):
+    """Ctrl-C ended a run that had measured at least one size. record: what was kept of it, with its ID."""
+
+    def __init__(self, record: RunRecord) -> None:
+        super().__init__(*record.failure)
+        self.record = record
+
+
 class Keeper:
-    """Writes one run to its directory and closes its record."""
+    """Writes one run to its directory and closes its record. rows: the sizes that are measured, so far."""
 
     def __init__(self, lab: Lab, plan: Plan, draft: Draft) -> None:
         self.draft = draft
+        self.rows: list[SizeRow] = []
         self._lab = lab
         self._began = time.monotonic()
         record = state.read_record(lab.name)
@@ -58,8 +69,14 @@ class Keeper:
         """Keep a run that failed: `last` must not lead to an older one that did not."""
         self.draft.finish(self._record(None, tuple(str(problem) for problem in error.problems)))
 
+    def interrupted(self) -> RunRecord:
+        """Keep the measured sizes of a run that was interrupted. `last` stays at the run before."""
+        why = f"interrupted after {len(self.rows)} of {len(self._header.options.sizes)} sizes"
+        return self.draft.finish(replace(self._record(None, (why,)), interrupted=True))
+
     def _record(self, outcome: RunOutcome | None, failure: tuple[str, ...] = ()) -> RunRecord:
-        return RunRecord(self._header, round(time.monotonic() - self._began, 3), outcome, failure)
+        seconds = round(time.monotonic() - self._began, 3)
+        return RunRecord(self._header, seconds, outcome, failure, rows=() if outcome else tuple(self.rows))
 
     def _proof(self, evidence: Evidence) -> ProofSummary | None:
         """The verdict, where one is possible: some hashing of imported topologies cannot be predicted."""
@@ -71,7 +88,10 @@ class Keeper:
 
 @contextmanager
 def keeping(lab: Lab, plan: Plan) -> Iterator[Keeper]:
-    """A keeper for a with block; a run that ends there with an error of Heddle's is kept as a failed one."""
+    """A keeper for a with block; a run that ends there with an error of Heddle's is kept as a failed one.
+
+    RunInterruptedError instead of KeyboardInterrupt, when the run had measured a size.
+    """
     with History.of(lab).draft() as draft:
         keeper = Keeper(lab, plan, draft)
         try:
@@ -79,4 +99,11 @@ def keeping(lab: Lab, plan: Plan) -> Iterator[Keeper]:
         except HeddleError as error:
             with suppress(HeddleError):  # a full disk, say: the error that ended the run is the one to report
                 keeper.failed(error)
+            raise
+        except (KeyboardInterrupt, SystemExit) as end:  # SystemExit: a closed terminal, SIGTERM
+            kept = None
+            with suppress(HeddleError):
+                kept = keeper.interrupted() if keeper.rows else None
+            if kept is not None and isinstance(end, KeyboardInterrupt):
+                raise RunInterruptedError(kept) from None
             raise

@@ -1,7 +1,8 @@
 """A run that was kept, opened again: the paths of its queue pairs, its flows, its queues over time.
 
 In:  a running lab and the word for a run: `last` (the default), an ID, a number.
-Out: PastRun, PathsResult, Recorded; InputError when there is no such run, it failed, or it cannot be read.
+Out: PastRun, PathsResult, Recorded; InputError when there is no such run, it failed or was interrupted, or it cannot be
+read.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class PastRun:
 
 
 def has_run(lab: Lab) -> bool:
-    """Whether the lab has had a run."""
-    return bool(History.of(lab).ids())
+    """Whether the lab has had a run that was not interrupted."""
+    return History.of(lab).last() is not None
 
 
 def load(lab: Lab, run: str | None = None) -> PastRun:
@@ -43,7 +44,8 @@ def load(lab: Lab, run: str | None = None) -> PastRun:
     history = History.of(lab)
     kept, record = history.open(run)
     if record.outcome is None:
-        why = f"failed, so it has no paths: {_first_line(record.failure)}"
+        how = "was interrupted" if record.interrupted else "failed"
+        why = f"{how}, so it has no paths: {_first_line(record.failure)}"
         raise InputError(Problem("", kept.what, why, _other(history)))
     try:
         flows, evidence = read_evidence(kept.path)
@@ -63,7 +65,7 @@ def proven(lab: Lab, past: PastRun) -> PathsResult:
 
 
 def series_of(lab: Lab, run: str | None = None) -> tuple[RunRecord, Recorded]:
-    """The queues of a run over time; a failed run has them too."""
+    """The queues of a run over time; a failed or interrupted run has them too."""
     kept, record = History.of(lab).open(run)
     try:
         return record, read_series(kept.path)
@@ -79,5 +81,5 @@ def _other(history: History) -> str:
     """The newest run that has paths, for a hint."""
     for kept in reversed(history.runs()):
         if kept.record is not None and kept.record.outcome is not None:
-            return f"use --run {kept.id}, the newest run that did not fail"
+            return f"use --run {kept.id}, the newest run that came to its end"
     return f"./inv run --lab {history.lab} --collective all-reduce makes another"

@@ -45,16 +45,17 @@ class Recording:
 
     @contextmanager
     def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
-        """Sample for the length of a with block. Of a run that fails in it queues are kept, too: they may say why.
+        """Sample for the length of a with block. Queues are kept too when the run fails or is interrupted in it.
 
         began_ns: when its packets could flow (CLOCK_MONOTONIC), 0 before that.
         """
         try:
             with self._sampler:
                 yield
-        except HeddleError:
+        except (HeddleError, KeyboardInterrupt, SystemExit) as end:
+            how = "which failed" if isinstance(end, HeddleError) else "which was interrupted"
             with suppress(HeddleError):  # the error that ended the run is the one to report
-                self._save(f"{self._what} (which failed)", began_ns())
+                self._save(f"{self._what} ({how})", began_ns())
             raise
 
     def kept(self, start_ns: int) -> QueueUse:

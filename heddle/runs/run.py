@@ -1,13 +1,15 @@
 """Plan + lab -> results: one collective on a running lab.
 
 In:  a Lab (see heddle/lab/lifecycle.py), RunOptions, an observer.
-Out: RunResult, also kept in the lab's directory (history.py), with the evidence that `paths` judges.
+Out: RunResult, also kept in the lab's directory (history.py), with the evidence that `paths` judges; before that, to
+who listens, the head of the table and each row as soon as it is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from heddle.base import state
 from heddle.base.events import Observer
@@ -15,6 +17,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_size
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
+from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
@@ -32,7 +35,8 @@ from heddle.proof.countroom import check_room
 from heddle.runs.keeping import keeping
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.recording import recording
-from heddle.runs.results import Carrier, FlowRow, RunResult, size_row
+from heddle.runs.results import Carrier, FlowRow, RunResult
+from heddle.runs.runtable import RunHead, SizeRow, size_row
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
@@ -42,12 +46,23 @@ from heddle.traffic.plan import Plan, build_plan, longest_transfer
 from heddle.wire.layout import LAYOUTS
 
 
-def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
+class TableListener(Protocol):
+    """Who gets the table of a run while it is measured."""
+
+    def head(self, head: RunHead) -> None:
+        """The run is about to start."""
+
+    def row(self, row: SizeRow) -> None:
+        """A size was measured; the next one begins when this returns."""
+
+
+def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener | None = None) -> RunResult:
     """Carry a plan out; CheckError when a queue pair dies or a port is not as it was made, MachineError when a worker
     does.
 
     A result with wrong elements is returned, not raised: `#wrong` is a result. The lab is locked meanwhile. A run that
-    ends with one of these errors is kept as a failed one; a run that is interrupted leaves nothing.
+    ends with one of these errors is kept as a failed one. Of an interrupted run the measured sizes are kept
+    (RunInterruptedError). table: shows the end of the run itself, so the observer's line about that is left out.
     """
     plan, transport = plan_run(lab.fabric, options)
     handles = lab.handles()
@@ -68,9 +83,23 @@ def run(lab: Lab, options: RunOptions, observer: Observer) -> RunResult:
             if not fabric_before.converged:
                 observer.warn(f"the fabric is degraded: {fabric_before.text()}")
             with recording(lab, options.bucket_ns, _said(plan), keeper.draft.path) as queues:
+                head = RunHead(
+                    lab.name, plan.k, label(lab), plan.options, plan.endpoints, plan.communicators,
+                    describe(lab.fabric, plan.endpoints, plan.communicators), plan.propagation, fabric_before,
+                )  # fmt: skip
+                if table is not None:
+                    table.head(head)
+
+                def measured(size: int, results: Mapping[int, SizeResult]) -> None:
+                    keeper.rows.append(_row(plan, size, results))
+                    if table is not None:
+                        table.row(keeper.rows[-1])
+
                 with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
-                    reports = crew.run(observer, before_stop=lambda: wait_until_delivered(lab))
-                result = _result(lab, plan, transport, reports, crew.phases, budget)
+                    reports = crew.run(observer, lambda: wait_until_delivered(lab), measured)
+                    (observer.end if table is None else observer.drop)("run")
+                now = replace(head, ecmp=label(lab))  # the run may have been switched to another hashing
+                result = _result(now, plan, transport, reports, keeper.rows, crew.phases, budget)
                 sent, received = [row.sent for row in result.flows], [row.received or 0 for row in result.flows]
                 evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
@@ -148,32 +177,33 @@ def _check_memory(plan: Plan, workers: int) -> None:
         raise MachineError(Problem("", what, why, "lower --size or --ranks"))
 
 
+def _row(plan: Plan, size: int, results: Mapping[int, SizeResult]) -> SizeRow:
+    """One line of the table from what each rank measured."""
+    factor = _pattern(plan).busbw_factor(plan.size)
+    seconds = [each.seconds for each in results.values()]
+    return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()))
+
+
 def _result(
-    lab: Lab,
+    head: RunHead,
     plan: Plan,
     transport: Transport,
     reports: Sequence[WorkerReport],
+    rows: Sequence[SizeRow],
     phases: Sequence[Phase],
     budget: machine.PacketBudget,
 ) -> RunResult:
     """Put what the workers reported together: rows in order of size, flows in order of the plan's QPs."""
-    ranks = {rank: sizes for report in reports for rank, sizes in report.ranks.items()}
     nics = [nic for report in reports for nic in report.nics]
-    factor = _pattern(plan).busbw_factor(plan.size)
-    rows = []
-    for index, size in enumerate(plan.options.sizes):
-        seen = [sizes[index] for _, sizes in sorted(ranks.items())]
-        seconds = [each.seconds for each in seen]
-        rows.append(size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in seen)))
     return RunResult(
-        lab=lab.name,
-        k=plan.k,
-        ecmp=label(lab),
-        options=plan.options,
-        endpoints=plan.endpoints,
-        propagation=plan.propagation,
-        communicators=plan.communicators,
-        split=describe(lab.fabric, plan.endpoints, plan.communicators),
+        lab=head.lab,
+        k=head.k,
+        ecmp=head.ecmp,
+        options=head.options,
+        endpoints=head.endpoints,
+        propagation=head.propagation,
+        communicators=head.communicators,
+        split=head.split,
         rows=tuple(rows),
         flows=_flow_rows(plan, transport, reports),
         machine=MachineUse.of(phases, sum(nic.socket_drops for nic in nics), budget),

@@ -20,7 +20,8 @@ from heddle.lab.fabricstate import FabricState
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
 from heddle.runs.readable import UnreadableError, read_object
-from heddle.runs.results import Carrier, RunResult, SizeRow
+from heddle.runs.results import Carrier, RunResult
+from heddle.runs.runtable import SizeRow
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import RunOptions
@@ -112,9 +113,10 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. outcome is None when the run failed; failure then has the reasons, a line each.
+    """One run. outcome is None when the run failed or was interrupted; failure then has the reasons, a line each.
 
-    seconds: wall time from the first step to the last reading. id is given when the run ends.
+    rows: the sizes that such a run had measured. seconds: wall time from the first step to the last reading. id is
+    given when the run ends.
     """
 
     header: RunHeader
@@ -123,6 +125,8 @@ class RunRecord:
     failure: tuple[str, ...] = ()
     id: str = ""
     heddle: str = VERSION
+    interrupted: bool = False
+    rows: tuple[SizeRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; format, Heddle's version and ID first, for people who look into the file."""
@@ -150,6 +154,6 @@ def read_record(directory: Path) -> RunRecord:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the record"
         raise UnreadableError(f"{RECORD} is damaged: {where}: {first['msg']}") from None
-    if record.outcome is not None and not record.outcome.rows:
+    if not (record.rows if record.interrupted else record.outcome is None or record.outcome.rows):
         raise UnreadableError(f"{RECORD} is damaged: it has no result rows")
     return record

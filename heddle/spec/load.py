@@ -45,7 +45,7 @@ def read_fabric(name_or_path: str, *, name: str | None, overrides: Sequence[str]
     path, source = find_fabric(name_or_path)
     document = parse(read_text(path, source), source)
     if isinstance(document.data.get("topology"), dict):
-        hint = f"run ./inv up --topology {shlex.quote(source)}"
+        hint = f"run ./inv up {shlex.quote(source)}"
         raise InputError(Problem(source, "the file", "is a containerlab topology, not a fabric file", hint))
     for text in overrides:
         override(document, text, problems)

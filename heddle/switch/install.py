@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,8 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
 from heddle.fabric import hashmodes
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.policy import QueuePolicy
 from heddle.host import delivery
 from heddle.kernel import inorder, offloads
 from heddle.kernel.fib import port_names
@@ -32,6 +34,7 @@ from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables, sizes
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
+from heddle.switch.queues import red
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import OWNER, PortRef
 
@@ -116,18 +119,65 @@ def _apply_node(
     journal: Journal,
     kept: Mapping[str, Container[str]],
 ) -> None:
-    shared = hashing.pin_dir(fabric.name, OWNER)
-    filters = [queues.Filter("ingress", 5, shared / "dequeue", numbered=True)]
-    if node.role is Role.HOST:
-        filters += [queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic")]
-    else:
-        filters += _pin_switch(fabric, node, setup.ids, handle, journal, kept.get(node.name, ()))
-    # `count` runs before it, to count all packets that are sent, dropped or not.
-    filters += [queues.Filter("egress", 20, shared / "enqueue", numbered=True)]
-    offloads.switch_off(handle.netns, (port.name for port in node.ports))
-    numbers = {port.name: setup.ids[port.node, port.name] for port in node.ports}
+    if node.role is Role.SWITCH:
+        _pin_switch(fabric, node, setup.ids, handle, journal, kept.get(node.name, ()))
+    _give(fabric, node, setup, handle, node.ports, journal)
+
+
+def _give(
+    fabric: Fabric, node: Node, setup: queues.Setup, handle: NodeHandle, ports: Sequence[Port], journal: Journal
+) -> None:
+    """Offloads, order, queues and programs of these ports. What is attached is pinned already."""
+    offloads.switch_off(handle.netns, (port.name for port in ports))
+    numbers = {port.name: setup.ids[port.node, port.name] for port in ports}
     inorder.apply(handle.netns, numbers, delivery.chosen().delivery, inorder.cpus_here())
-    queues.apply(handle.netns, node, setup, filters, journal)
+    queues.apply(handle.netns, node, setup, _filters(fabric, node), journal, ports)
+
+
+def _filters(fabric: Fabric, node: Node) -> list[queues.Filter]:
+    """The programs of a node's ports, by their pins. `count` runs before `enqueue`, to count all packets that are sent,
+    dropped or not.
+    """
+    shared = hashing.pin_dir(fabric.name, OWNER)
+    dequeue = queues.Filter("ingress", 5, shared / "dequeue", numbered=True)
+    enqueue = queues.Filter("egress", 20, shared / "enqueue", numbered=True)
+    if node.role is Role.HOST:
+        return [dequeue, queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic"), enqueue]
+    own = queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, node.name) / "hash")
+    return [dequeue, own, queues.Filter("egress", 10, shared / "count", numbered=True), enqueue]
+
+
+def pins_of(fabric: Fabric) -> list[Path]:
+    """The pins of all programs that a running lab's ports have."""
+    return list(dict.fromkeys(each.program for node in fabric.nodes for each in _filters(fabric, node)))
+
+
+def reinstall(
+    fabric: Fabric,
+    handles: Mapping[str, NodeHandle],
+    broken: Mapping[str, Sequence[Port]],
+    own: Mapping[str, QueuePolicy],
+) -> None:
+    """Give some ports of a running lab their queues and programs again. What waited there is lost, and not counted.
+
+    broken: by node. own: node -> its queues where they were set live. Other ports, and what was set live, stay as they
+    are. MachineError for the first port that fails.
+    """
+    from heddle.switch.queues.cells import LabQueues
+    from heddle.switch.queues.recount import recounted
+
+    setup = queues.Setup.of(fabric)
+    ends = [end for ports in broken.values() for port in ports for end in (port, _peer(fabric, port))]
+    with LabQueues.pinned(fabric) as live, recounted(live, {setup.ids[end.node, end.name] for end in ends}):
+        for name, ports in broken.items():
+            node, handle = fabric.by_name[name], handles[name]
+            curves = red.curves_of(own.get(name, fabric.policy.queues)) if setup.curves else {}
+            queues.clear(handle.netns, ports)
+            _give(fabric, node, replace(setup, curves=curves), handle, ports, Journal())
+
+
+def _peer(fabric: Fabric, port: Port) -> Port:
+    return fabric.by_name[port.peer_node].port(port.peer_port)
 
 
 def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQueues:
@@ -147,7 +197,7 @@ def _pin_switch(
     handle: NodeHandle,
     journal: Journal,
     kept: Container[str],
-) -> list[queues.Filter]:
+) -> None:
     """Load and pin a switch's own copy of `hash`; set the sysctls and the seed that the fabric defines."""
     wanted = hashing.hashing_of(fabric, node)
     version = fabric.policy.ip_version
@@ -164,8 +214,6 @@ def _pin_switch(
     rules = hashmodes.sysctls(wanted.mode, wanted.seed, wanted.options, version)
     hashing.write_sysctls(handle.netns, rules, kept)
     journal.comment(f"{node.name}: BPF programs pinned at {pins}, hashing {wanted.mode}, seed {wanted.seed}")
-    count = hashing.pin_dir(fabric.name, OWNER) / "count"
-    return [queues.Filter("ingress", 10, pins / "hash"), queues.Filter("egress", 10, count, numbered=True)]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`./inv graph`: a fabric drawn, as text by containerlab (mermaid, dot, drawio) or as a picture by us (svg, png).
+"""`./inv graph`: a fabric drawn, as text by containerlab (mermaid, dot, drawio) or as a picture by us (svg, png, pdf).
 
 In:  Fabric, and the loads of a run where there was one.
 Out: the drawing, as a file's bytes.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.views.linkloads import LinkLoad
 
-Kind = Literal["mermaid", "drawio", "dot", "svg", "png"]
+Kind = Literal["mermaid", "drawio", "dot", "svg", "png", "pdf"]
 TEXTS: Final[tuple[Kind, ...]] = ("mermaid", "drawio", "dot")
 KINDS: Final[tuple[Kind, ...]] = (*TEXTS, *PICTURES)
 DRAWIO_IMAGE: Final = "ghcr.io/srl-labs/clab-io-draw"
@@ -31,10 +31,16 @@ _SECONDS: Final = 120.0  # drawio pulls an image of some hundred megabytes first
 
 
 def kind_of(word: str | None, file: str | None = None) -> Kind:
-    """The kind of that name, else of the file's ending, else svg; InputError for no kind, and for two."""
+    """The kind of that name, else of the file's ending, else svg; InputError for no kind, and for two.
+
+    A file without an ending is an svg; with an ending that is no kind, the kind has to be named.
+    """
     ending = Path(file or "").suffix.removeprefix(".")
     named = next((kind for kind in KINDS if kind == ending), None)
     if word is None:
+        if ending and named is None:
+            hint = f"endings are {', '.join(f'.{kind}' for kind in KINDS)}; or name the kind with --kind"
+            raise InputError(Problem("", f"--out {file}", "ends in no kind of drawing", hint))
         return named or "svg"
     for kind in KINDS:
         if kind == word:
@@ -54,7 +60,7 @@ def drawing(
 
     loads, caption: of the run that a picture shows. topology: what containerlab draws; rendered when there is none yet.
     """
-    if kind == "svg" or kind == "png":  # noqa: PLR1714 - the type checker narrows this one
+    if kind == "svg" or kind == "png" or kind == "pdf":  # noqa: PLR1714 - the type checker narrows this one
         from heddle.views.picture import draw
 
         return draw(kind, fabric, loads, caption)

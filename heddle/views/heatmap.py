@@ -1,47 +1,47 @@
 """A picture of a prediction: what every link between switches carries, a square each, in both directions.
 
-In:  Prediction. Out: SVG or PNG of its first mode; the same input gives the same bytes.
+In:  Prediction. Out: SVG, PNG or PDF of its first mode; the same input gives the same bytes.
 Rows are switches of one level, columns the switches above them; where rows have different switches above them, a column
-is the place of a switch in its area. Colour is the time that a link needs, as a multiple of the roofline's.
+is the place of a switch in its area. Colour is the time that a link needs, as a multiple of the roofline's. Links that
+are down are black, links of drained switches are hatched; the legend names both.
 """
 
 from __future__ import annotations
 
-import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from heddle.base.arrays import F64, I32
+from heddle.base.arrays import F64, I32, Bools
 from heddle.base.problems import InputError, Problem
 from heddle.forecast.result import Prediction
 from heddle.forecast.wires import Wires
-from heddle.views.style import DPI, INK
+from heddle.views.style import DPI, INK, PictureKind, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import PatchCollection
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+    from matplotlib.patches import Patch, Rectangle
 
 _SHORT: Final = 3.2  # inches of a panel at least, and at most: then a row of 2,016 is still a pixel
 _TALL: Final = 14.0
 _WRITTEN: Final = 20  # rows and columns up to which numbers stand in the squares
 _TICKS: Final = 24
-
-
-def kind_of(file: str) -> Literal["svg", "png"]:
-    """The kind of picture by the file's ending; InputError for another one."""
-    if file.endswith(".svg"):
-        return "svg"
-    if file.endswith(".png"):
-        return "png"
-    raise InputError(Problem("", f"--heatmap {file}", "ends in no kind of picture", "name it as load.svg or load.png"))
+_NAMED: Final = 6  # names in a line of the legend
+_DEAD: Final[Mapping[str, Any]] = {"facecolor": INK, "edgecolor": INK, "linewidth": 0.0}
+_DRAINED: Final[Mapping[str, Any]] = {"facecolor": "none", "edgecolor": "#c2185b", "hatch": "////", "linewidth": 0.0}
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One direction between two levels. values: (rows, columns), nan where there is no link or a dead one."""
+    """One direction between two levels. values: (rows, columns), nan where there is no link or a dead one.
+
+    dead, drained: (rows, columns), the links that are down and those of drained switches.
+    """
 
     title: str
     values: F64
@@ -49,21 +49,13 @@ class _Panel:
     columns: list[str]
     above: str
     cuts: list[int]  # rows before which another group begins
+    dead: Bools
+    drained: Bools
 
 
-def draw(kind: Literal["svg", "png"], result: Prediction) -> bytes:
+def draw(kind: PictureKind, result: Prediction) -> bytes:
     """The picture as a file's bytes."""
-    import matplotlib as mpl
-
-    file = io.BytesIO()
-    about = {"Date": None, "Creator": "Heddle"} if kind == "svg" else {"Software": "Heddle"}
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams["svg.hashsalt"] = "heddle"
-        mpl.rcParams["svg.fonttype"] = "none"
-        figure = _figure(result)
-        figure.savefig(file, format=kind, metadata={**about, "Title": result.wires.fabric.name})
-    return file.getvalue()
+    return saved(kind, result.wires.fabric.name, lambda: _figure(result))
 
 
 def _panels(result: Prediction) -> list[_Panel]:
@@ -71,6 +63,7 @@ def _panels(result: Prediction) -> list[_Panel]:
     per = result.roofline.seconds or 1.0
     load = mode.bytes * 8 / wires.rate / per
     load = np.where([port in result.trouble.dead for port in wires.ports], np.nan, load)
+    drained = [index for index, name in enumerate(wires.switches) if name in result.trouble.drained]
     panels = []
     levels, area = wires.fabric.levels, wires.fabric.area
     for direction in wires.upward:
@@ -90,11 +83,16 @@ def _panels(result: Prediction) -> list[_Panel]:
         names = [str(i + 1) for i in range(grids[0].shape[1])]
         if not several:
             names = [wires.switches[int(s)] for s in wires.peer[up[row == 0]]]
+        gone = np.array([wires.ports[int(port)] in result.trouble.dead for port in up], dtype=bool)
+        names_of = (wires.owner[up], wires.peer[up])
+        quiet = np.isin(names_of[0], drained) | np.isin(names_of[1], drained)
+        masks = [np.zeros(grids[0].shape, dtype=bool) for _ in "dq"]
+        masks[0][row, column], masks[1][row, column] = gone, quiet
         above = f"{high}, by place in its {area}" if several else ""
         cuts = _cuts(wires, owners)
         rows = [wires.switches[int(s)] for s in owners]
         for grid, title in zip(grids, (f"{low} to {high}", f"{high} to {low}"), strict=True):
-            panels.append(_Panel(title, grid, rows, names, above, cuts))
+            panels.append(_Panel(title, grid, rows, names, above, cuts, *masks))
     return panels
 
 
@@ -119,7 +117,8 @@ def _figure(result: Prediction) -> Figure:
     rows = max(len(panel.rows) for panel in panels)
     height = min(_TALL, max(_SHORT, 0.3 * rows))
     widths = [max(1.9, min(5.0, 0.42 * len(panel.columns))) for panel in panels]
-    left, gap, right, bottom, top = 0.95, 0.85, 1.25, 0.75, 1.05
+    legend = _legend(result, panels)
+    left, gap, right, bottom, top = 0.95, 0.85, 1.25, 0.75 + 0.22 * len(legend), 1.05
     across = left + sum(widths) + gap * (len(panels) - 1) + right
     down = bottom + height + top
     figure = Figure(figsize=(max(across, 6.5), down), dpi=DPI, facecolor="white")
@@ -137,6 +136,9 @@ def _figure(result: Prediction) -> Figure:
     bar = figure.add_axes(((x - gap + 0.25) / across, (bottom + height - _SHORT) / down, 0.16 / across, _SHORT / down))
     figure.colorbar(image, cax=bar, label="time / roofline")
     bar.tick_params(labelsize=8)
+    if legend:
+        figure.legend(handles=legend, loc="lower left", bbox_to_anchor=(0.15 / across, 0.04 / down), fontsize=8.5,
+                      frameon=False, borderpad=0, labelcolor=INK)  # fmt: skip
     mode = result.modes[0]
     figure.text(
         0.2 / across, 1 - 0.3 / down, f"{result.wires.fabric.name} on paper: {mode.mode}", fontsize=13, color=INK
@@ -152,6 +154,10 @@ def _figure(result: Prediction) -> Figure:
 def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) -> AxesImage:
     image = axes.imshow(panel.values, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, interpolation="nearest")
     axes.set_facecolor("#d8dce1")  # where no link is
+    for mask, look in ((panel.dead, _DEAD), (panel.drained, _DRAINED)):
+        cells = [_cell(int(row), int(column)) for row, column in np.argwhere(mask)]
+        if cells:
+            axes.add_collection(_collection(cells, look))
     axes.set_title(panel.title, fontsize=10, color=INK)
     rows, columns = panel.values.shape
     every = max(1, -(-rows // min(_TICKS, int(tall / 0.16))))
@@ -170,3 +176,32 @@ def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) ->
                 ink = "white" if value > 0.55 * most else INK
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=ink)
     return image
+
+
+def _legend(result: Prediction, panels: Sequence[_Panel]) -> list[Patch]:
+    """What --down and --drain named, with the look of their links."""
+    from matplotlib.patches import Patch
+
+    rows = (
+        ("down", result.trouble.down, _DEAD, any(panel.dead.any() for panel in panels)),
+        ("drained by BGP", result.trouble.drained, _DRAINED, True),
+    )
+    found = []
+    for word, names, look, drawn in rows:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        note = "" if drawn else " (no link between switches)"
+        if names:
+            found.append(Patch(**look, label=f"{word}: {', '.join(names[:_NAMED])}{more}{note}"))
+    return found
+
+
+def _cell(row: int, column: int) -> Rectangle:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column - 0.5, row - 0.5), 1, 1)
+
+
+def _collection(cells: Sequence[Rectangle], look: Mapping[str, Any]) -> PatchCollection:
+    from matplotlib.collections import PatchCollection
+
+    return PatchCollection(cells, **look)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import place_flag
@@ -19,13 +19,15 @@ _SESSIONS: Final = 12  # missing BGP sessions that `status LAB` shows
 
 
 def up_json(done: UpResult) -> dict[str, Any]:
-    """`lab`, `converged`, `created`, `seconds`."""
+    """`lab`, `converged`, `created`, `seconds`; with --repair `repaired` and `left` (down or drained on purpose)."""
+    fixed = done.repaired
     return {
         "lab": done.lab.name,
         "created": done.created,
         "converged": done.converged,
         "topology": str(done.lab.topology),
         "seconds": dict(done.seconds),
+        **({} if fixed is None else {"repaired": list(fixed.done), "left": list(fixed.left)}),
     }
 
 
@@ -33,8 +35,10 @@ def up_text(done: UpResult) -> str:
     """Two lines: what is up, and what to do with it."""
     name, fabric = done.lab.name, done.lab.fabric
     size = f"{len(fabric.switches)} switches, {len(fabric.hosts)} hosts, {len(fabric.links)} links"
-    if not done.created:
+    if not done.created and done.repaired is None:
         return f"{name} is up already: {size}"
+    if not done.created:
+        return "\n".join(_repaired_lines(done, size))
     # An imported topology may have no switch.
     looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
     up = f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
@@ -43,6 +47,19 @@ def up_text(done: UpResult) -> str:
     return (
         f"{up}next: ./inv run --lab {name}; ./inv status {name}; ./inv exec --lab {name} {looked_at}; ./inv down {name}"
     )
+
+
+def _repaired_lines(done: UpResult, size: str) -> Iterator[str]:
+    """Each repair, what was left on purpose, and whether the lab forwards."""
+    assert done.repaired is not None  # noqa: S101  (the caller has looked)
+    for line in done.repaired.done:
+        yield f"repaired  {line}"
+    for line in done.repaired.left:
+        yield f"left      {line}"
+    count = len(done.repaired.done)
+    what = f"{count} repair{'' if count == 1 else 's'}" if count else "nothing to repair"
+    routes = "every route is in every kernel" if done.converged else "routes avoid what was left"
+    yield f"{done.lab.name} is up: {size}; {what}; {routes}"
 
 
 def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:

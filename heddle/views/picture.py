@@ -1,7 +1,7 @@
 """Heddle's own picture of a fabric: levels in rows, boxes of racks or pods, what a run sent over each link.
 
 In:  Fabric, and (where there was a run) LinkLoads.
-Out: SVG or PNG; the same input gives the same bytes.
+Out: SVG, PNG or PDF; the same input gives the same bytes.
 Each link is two halves, as in a weather map of a network: the half at a node is what that node sent. Width and colour
 show the use: the time of the bytes at the link's rate, relative to the busiest port. So a slow link is darker than a
 fast one with as many bytes. The colours differ in lightness too, so they also do for the colour-blind.
@@ -9,14 +9,13 @@ fast one with as many bytes. The colours differ in lightness too, so they also d
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from heddle.fabric.model import Fabric, Link, Node, Role
 from heddle.views.linkloads import LinkLoad, spreads, use_text
-from heddle.views.style import DPI, INK
+from heddle.views.style import DPI, INK, PictureKind, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,19 +31,9 @@ _SWITCH_SIZE: Final[Point] = (0.86, 0.36)
 _LEAF: Final = 1  # the level that stands in boxes, with its hosts; those above stand over the boxes
 
 
-def draw(kind: Literal["svg", "png"], fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "") -> bytes:
+def draw(kind: PictureKind, fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "") -> bytes:
     """The picture as a file's bytes. loads: empty where nothing ran; caption: which run they are of."""
-    import matplotlib as mpl
-
-    file = io.BytesIO()
-    about = {"Date": None, "Creator": "Heddle"} if kind == "svg" else {"Software": "Heddle"}
-    with mpl.rc_context():
-        mpl.rcdefaults()  # nobody's matplotlibrc
-        mpl.rcParams["svg.hashsalt"] = "heddle"  # for ids within the file, random ones otherwise
-        mpl.rcParams["svg.fonttype"] = "none"  # text stays text: to be searched, and read aloud
-        figure = _figure(fabric, loads, caption)
-        figure.savefig(file, format=kind, metadata={**about, "Title": fabric.name})
-    return file.getvalue()
+    return saved(kind, fabric.name, lambda: _figure(fabric, loads, caption))
 
 
 def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:

@@ -1,16 +1,16 @@
 """A picture of a run's queues over time: the egress queues and ingress buffers that held most, a panel each.
 
 In:  Recorded (see seriesfile.py), and which of its rows.
-Out: SVG or PNG; the same input gives the same bytes.
+Out: SVG, PNG or PDF; the same input gives the same bytes.
 Depth is a filled step at each bucket's end, with the most in the bucket as a line above it. Below it, in lanes of their
 own, stand what share of the time the port's gate was closed, and marks, drops and pause frames.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from heddle.base.arrays import F64
 from heddle.base.units import format_bytes
 from heddle.runs.seriesfile import Recorded, RowLabel
-from heddle.views.style import DPI, INK
+from heddle.views.style import DPI, INK, PictureKind, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,24 +88,15 @@ def _telling(recorded: Recorded, panel: Panel) -> bool:
     return panel.label.kind != "control" and bool(paused or not panel.label.host)
 
 
-def draw(kind: Literal["svg", "png"], recorded: Recorded, shown: Sequence[Panel]) -> bytes:
+def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel]) -> bytes:
     """The picture as a file's bytes. shown: at least one panel.
 
     A run of many buckets is drawn in fewer, since what is thinner than a pixel shows nothing.
     """
-    import matplotlib as mpl
-
-    file = io.BytesIO()
-    about = {"Date": None, "Creator": "Heddle"} if kind == "svg" else {"Software": "Heddle"}
-    with mpl.rc_context():
-        mpl.rcdefaults()  # nobody's matplotlibrc
-        mpl.rcParams["svg.hashsalt"] = "heddle"
-        mpl.rcParams["svg.fonttype"] = "none"
-        drawn = replace(recorded, series=recorded.series.coarser(_STEPS))
-        again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
-        figure = _figure(drawn, [again[each.side, each.row] for each in shown])
-        figure.savefig(file, format=kind, metadata={**about, "Title": f"queues of {recorded.lab}"})
-    return file.getvalue()
+    drawn = replace(recorded, series=recorded.series.coarser(_STEPS))
+    again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
+    figure = partial(_figure, drawn, [again[each.side, each.row] for each in shown])
+    return saved(kind, f"queues of {recorded.lab}", figure)
 
 
 def _figure(recorded: Recorded, shown: Sequence[Panel]) -> Figure:

@@ -1,7 +1,7 @@
 """The runs of labs as a table of at most 100 columns, and as JSON.
 
 In:  for each lab its kept runs, oldest first, and the limits.
-Out: a table a lab; below it the reasons of runs that failed or cannot be read.
+Out: a table a lab; below it the reasons of runs that failed, were interrupted or cannot be read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ _MOST: Final = {_ALGORITHM: 20, _HASHING: 11}  # columns of words that can be lo
 
 def runs_json(kept: Mapping[str, Sequence[KeptRun]], keep: Limits, removed: Sequence[str]) -> dict[str, Any]:
     """`runs`, oldest first, and `keep`: the limits. busbw is that of the largest size, GB/s, emulated."""
-    rows = [_row(run, last=run is runs[-1]) for runs in kept.values() for run in runs]
+    rows = [_row(run, last=run is _last(runs)) for runs in kept.values() for run in runs]
     return {"runs": rows, "keep": {"runs": keep.runs, "bytes": keep.bytes}, "removed": list(removed)}
+
+
+def _last(runs: Sequence[KeptRun]) -> KeptRun | None:
+    """The run that verbs read when none is named."""
+    return next((run for run in reversed(runs) if not run.interrupted), None)
 
 
 def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
@@ -39,7 +44,8 @@ def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
         return {**row, "state": "unreadable", "why": [run.damage]}
     header, options, outcome = run.record.header, run.record.header.options, run.record.outcome
     row |= {
-        "state": "failed" if outcome is None else "done", "why": list(run.record.failure),
+        "state": "interrupted" if run.interrupted else "failed" if outcome is None else "done",
+        "why": list(run.record.failure),
         "when": header.when, "seconds": run.record.seconds, "fabric": header.fabric,
         "collective": options.collective, "algorithm": options.algorithm, "ranks": len(header.ranks),
         "sizes": list(options.sizes), "qps": options.qps, "qp_mode": options.qp_mode, "iters": options.iters,
@@ -47,7 +53,8 @@ def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
         "emulated": {"k": header.k}, "heddle": run.record.heddle,
     }  # fmt: skip
     if outcome is None:
-        return row
+        measured = run.record.rows
+        return row | ({"measured": [asdict(each) for each in measured]} if measured else {})
     proof = outcome.proof
     return {
         **row, "busbw": outcome.busbw, "wrong": outcome.wrong, "machine_limited": outcome.machine.limited,
@@ -83,6 +90,9 @@ def _block(lab: str, runs: Sequence[KeptRun], keep: Limits) -> str:
 def _reasons(run: KeptRun) -> list[str]:
     if run.record is None:
         said = f"{run.id} cannot be read: {run.damage}"
+    elif run.record.interrupted:
+        largest = max(run.record.rows, key=lambda row: row.size)
+        said = f"{run.id} partial: {'; '.join(run.record.failure)}, so busbw is that of {_size(largest.size)}"
     elif run.record.outcome is None:
         said = f"{run.id} failed: {'; '.join(each.partition(chr(10))[0] for each in run.record.failure)}"
     else:
@@ -104,6 +114,9 @@ def _cells(run: KeptRun) -> tuple[str, ...]:
 def _results(record: RunRecord) -> tuple[str, str, str]:
     """busbw, wrong, agree."""
     outcome = record.outcome
+    if record.interrupted:
+        largest = max(record.rows, key=lambda row: row.size)
+        return (f"{largest.busbw:.4g}", str(sum(row.wrong for row in record.rows)), "partial")
     if outcome is None:
         return (UNKNOWN, UNKNOWN, "failed")
     agree = UNKNOWN if outcome.proof is None else "yes" if outcome.proof.agree else "NO"

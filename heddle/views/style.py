@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 import logging
-from typing import Final, Literal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-PictureKind = Literal["svg", "png"]
-PICTURES: Final[tuple[PictureKind, ...]] = ("svg", "png")
+from heddle.base.problems import InputError, Problem
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PictureKind = Literal["svg", "png", "pdf"]
+PICTURES: Final[tuple[PictureKind, ...]] = ("svg", "png", "pdf")
 DPI: Final = 150  # of a PNG
 INK: Final = "#1f2933"
 # It warns where it cannot keep its caches, as in a read-only home; a picture needs none.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 WIDTH: Final = 100  # letters of a line, where a table is drawn
+# Metadata without a time, so that the same input gives the same bytes.
+_ABOUT: Final[dict[PictureKind, dict[str, Any]]] = {
+    "svg": {"Date": None, "Creator": "Heddle"},
+    "png": {"Software": "Heddle"},
+    "pdf": {"CreationDate": None, "Creator": "Heddle"},
+}
+
+
+def picture_kind(flag: str, file: str) -> PictureKind:
+    """The kind of picture by the file's ending; InputError with the endings that there are. flag: for the error."""
+    ending = Path(file).suffix.removeprefix(".")
+    for kind in PICTURES:
+        if kind == ending:
+            return kind
+    stem = Path(file).stem or "name"
+    hint = f"name it {', '.join(f'{stem}.{kind}' for kind in PICTURES[:-1])} or {stem}.{PICTURES[-1]}"
+    raise InputError(Problem("", f"{flag} {file}", "ends in no kind of picture", hint))
+
+
+def saved(kind: PictureKind, title: str, make: Callable[[], Figure]) -> bytes:
+    """A figure as a file's bytes; the same figure gives the same bytes. make: called where Heddle's settings hold."""
+    import io
+
+    import matplotlib as mpl
+
+    file = io.BytesIO()
+    with mpl.rc_context():
+        mpl.rcdefaults()  # not those of a matplotlibrc
+        mpl.rcParams["svg.hashsalt"] = "heddle"  # for ids within the file, random ones otherwise
+        mpl.rcParams["svg.fonttype"] = "none"  # text stays text: to be searched, and read aloud
+        make().savefig(file, format=kind, metadata={**_ABOUT[kind], "Title": title})
+    return file.getvalue()

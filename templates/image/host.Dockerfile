@@ -4,7 +4,7 @@ FROM ${BASE}
 LABEL heddle=host
 RUN export DEBIAN_FRONTEND=noninteractive \
  && apt-get update \
- && apt-get install -y --no-install-recommends bash iproute2 ethtool procps tcpdump iputils-ping tini \
+ && apt-get install -y --no-install-recommends bash iproute2 ethtool procps tcpdump iputils-ping traceroute iperf3 tini \
  && apt-get clean \
  && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log
 COPY node.sh /usr/local/bin/heddle-node

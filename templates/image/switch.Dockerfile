@@ -7,7 +7,7 @@ RUN printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d \
  && chmod 755 /usr/sbin/policy-rc.d \
  && export DEBIAN_FRONTEND=noninteractive \
  && apt-get update \
- && apt-get install -y --no-install-recommends frr iproute2 ethtool procps tcpdump iputils-ping tini \
+ && apt-get install -y --no-install-recommends frr iproute2 ethtool procps tcpdump iputils-ping traceroute tini \
  && apt-get clean \
  && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
  && install -d -o frr -g frr -m 755 /etc/frr /run/frr /var/log/frr

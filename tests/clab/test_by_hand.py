@@ -100,7 +100,7 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     (row,) = status(lab.name)
     assert not row.converged
     assert "rtsw1:eth1  the queue is not Heddle's: nothing stands at its root" in row.faults
-    with pytest.raises(CheckError, match=r"not Heddle's: nothing stands at its root\n.*\./inv down"):
+    with pytest.raises(CheckError, match=r"not Heddle's: nothing stands at its root\n.*\./inv up --repair"):
         up(lab.name)
 
 

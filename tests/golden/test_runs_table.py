@@ -8,8 +8,8 @@ from pathlib import Path
 
 from heddle.host.saturation import Cause
 from heddle.runs.history import KeptRun, Limits
-from heddle.runs.results import SizeRow
 from heddle.runs.runrecord import RunOutcome, RunRecord
+from heddle.runs.runtable import SizeRow
 from heddle.traffic.options import RunOptions
 from heddle.views.runstext import runs_json, runs_text
 from heddle.views.style import WIDTH
@@ -49,6 +49,7 @@ def test_the_table_of_runs(golden: Callable[[str, str], None]) -> None:
         kept(3, samples.failed()),
         kept(4, None, 812, damage),
         kept(12, no_proof()),
+        kept(13, samples.interrupted()),
     ]
     texts = [
         runs_text({"zone": runs}, KEEP, ()),
@@ -61,7 +62,8 @@ def test_the_table_of_runs(golden: Callable[[str, str], None]) -> None:
 
 
 def test_rows_have_what_a_program_needs() -> None:
-    rows = runs_json({"zone": [kept(1, samples.record()), kept(3, samples.failed()), kept(4, None)]}, KEEP, ())["runs"]
+    runs = [kept(1, samples.record()), kept(3, samples.failed()), kept(4, None), kept(5, samples.interrupted())]
+    rows = runs_json({"zone": runs}, KEEP, ())["runs"]
     first = rows[0]
     assert (first["id"], first["lab"], first["collective"], first["algorithm"]) == (
         "0001",
@@ -71,5 +73,6 @@ def test_rows_have_what_a_program_needs() -> None:
     )
     assert (first["when"], first["sizes"], first["busbw"]) == ("2026-03-01T14:25:30Z", [65536, 4194304], 0.03)
     assert (first["agree"], first["mmr"], first["emulated"]) == (True, {"flows": 1.25, "bytes": 1.3}, {"k": 4000})
-    assert [row["state"] for row in rows] == ["done", "failed", "unreadable"]
-    assert [row["last"] for row in rows] == [False, False, True]
+    assert [row["state"] for row in rows] == ["done", "failed", "unreadable", "interrupted"]
+    assert [row["last"] for row in rows] == [False, False, True, False], "no verb means an interrupted run by `last`"
+    assert [row["size"] for row in rows[3]["measured"]] == [65536]

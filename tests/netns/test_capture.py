@@ -140,6 +140,16 @@ def test_count_and_time_end_it_whichever_is_first(tiny: Lab) -> None:
     assert "0 packets, 0 bytes at host1:eth1 in 0.5 s (the time is up); the kernel dropped 0" in text
 
 
+def test_a_file_takes_all_packets_of_its_time(tiny: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "all.pcapng"
+    send = "import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 9, ('10.0.0.3', 9)) for _ in range(1500)]"
+    with inv_capture(tiny, "host1", "--seconds", "5", "--out", str(path), "--format", "json") as proc:
+        tiny.output("host1", [sys.executable, "-c", send])
+        data = json.loads(proc.communicate(timeout=30)[0])
+    assert (data["ended"], data["packets"] >= 1500) == ("time", True), data
+    assert len(tshark(path, "frame.len")) == data["packets"]
+
+
 def test_ctrl_c_ends_it_well_and_keeps_the_file(tiny: Lab, tmp_path: Path) -> None:
     path = tmp_path / "kept.pcapng"
     with inv_capture(tiny, "rtsw2:eth1", "--seconds", "60", "--out", str(path)) as proc:

@@ -217,7 +217,7 @@ def test_a_switch_that_serves_by_ets_has_all_its_books_and_they_close() -> None:
         made.at_rest()
         netns = made.lab.handle(made.egress.node).netns
         (queue,) = queues.read(netns, [made.egress.name]).values()
-        assert queues.Setup.of(made.lab.fabric).differences(made.egress, queue) == []
+        assert queues.Setup.of(made.lab.fabric).faults(made.egress, queue) == []
         assert made.lab.snapshot(LabPart.ROOTS).foreign_roots == {}
 
 

@@ -15,6 +15,8 @@ import pytest
 from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.cli.console import Console
+from heddle.cli.exec_verb import run_inside
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
 from heddle.lab.convergence import gaps
@@ -321,6 +323,8 @@ def up_in_a_process(name: str, step: str, sign: str, runtime: str) -> subprocess
 import os, signal, threading, time
 from heddle.lab import lifecycle as lab
 from heddle.base.events import Silent
+from heddle.cli.console import Console
+from heddle.cli.exec_verb import run_inside
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.namespace import NETNS_DIR
 
@@ -365,3 +369,22 @@ def test_two_ups_of_one_file_give_every_flow_the_same_path(fabric_lab: FabricLab
     assert orders[0] == orders[1]
     uplinks = [f"eth{i}" for i in range(1, 5)]
     assert all([port for port, _ in order] == uplinks for order in orders[0].values() if len(order) > 1)
+
+
+def test_exec_says_where_a_command_that_is_missing_comes_from(
+    tiny: Lab, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Console()
+    run_inside(out, tiny.name, "host1", ["no-such-command"])
+    assert out.exit_code == 127
+    here = tiny.runtime.daemons_here
+    said = "and no-such-command is not " + ("installed here" if here else "among them")
+    assert said in capfd.readouterr().err
+    run_inside(out, tiny.name, "host1", ["sh", "-c", "exit 127"])
+    assert capfd.readouterr().err == "", "a command's own exit code"
+    if here:
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setattr("heddle.cli.exec_verb.find_program", lambda *_: None)
+        run_inside(out, tiny.name, "host1", ["ping"])
+        said = "hint: apt-get install iputils-ping brings ping: nodes have the programs of this machine"
+        assert said in capfd.readouterr().err

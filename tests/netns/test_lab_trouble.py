@@ -113,7 +113,7 @@ def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(nam
     end(lab, "rtsw1", "zebra")
     (row,) = status(name)
     assert (row.converged, row.faults) == (False, ("rtsw1  zebra does not answer",))
-    with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv down"):
+    with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv up --repair"):
         up(name)
     assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
     assert health.faults(lab) == []

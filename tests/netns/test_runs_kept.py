@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -126,6 +128,36 @@ def test_a_run_that_is_stopped_leaves_the_run_before(
     after = run(tiny, run_options(size="64K", iters=1), Silent())
     assert int(after.run_id) == int(newest) + 1
     assert not list(history.directory.glob(".new-*")), "the next run swept what the killed one left"
+
+
+def test_rows_are_printed_as_they_are_measured_and_ctrl_c_keeps_them(
+    tiny: Lab, ran: tuple[RunResult, RunResult]
+) -> None:
+    history = History.of(tiny)
+    before, newest = history.ids(), history.find()
+    words = ["run", "--lab", tiny.name, "--size", "64K:16M:x256", "--iters", "100", "--warmup", "0"]
+    argv = [sys.executable, str(ROOT / "tasks.py"), *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as proc:
+        assert proc.stdout is not None
+        said, deadline = b"", time.monotonic() + 60
+        while b"\n       65536" not in said:  # and the next size takes minutes
+            assert time.monotonic() < deadline and proc.poll() is None, said
+            if select.select([proc.stdout], [], [], 1.0)[0]:
+                said += os.read(proc.stdout.fileno(), 1 << 16)
+        assert said.startswith(b"# Collective test starting") and b"busbw  #wrong" in said
+        proc.send_signal(signal.SIGINT)
+        rest, err = proc.communicate(timeout=30)
+    assert (proc.returncode, b"was interrupted" in err) == (130, True), err
+    new = f"{int(before[-1]) + 1:04}"
+    assert f"#run      : {new};" in rest.decode()
+    assert "interrupted after 1 of 2 sizes" in rest.decode()
+    assert history.ids() == [*before, new]
+    assert history.find() == newest and (history.directory / "last").readlink() == Path(newest)
+    assert paths_of(tiny).agree, "the run before is still the last one"
+    record = history.open(new)[1]
+    assert record.interrupted and [row.size for row in record.rows] == [65536]
+    assert series_of(tiny, new)[1].what.endswith("(which was interrupted)")
+    assert f"{new} partial: interrupted after 1 of 2 sizes" in inv("runs", tiny.name).stdout
 
 
 @pytest.mark.deep

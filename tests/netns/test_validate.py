@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.events import Silent
 from heddle.base.process import run
 from heddle.checks.validate import CheckResult, validate
 from heddle.kernel import namespace
 from heddle.lab.lab import Lab
+from heddle.lab.repair import repair
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import prove
 from heddle.traffic.flow import Sent
@@ -54,6 +56,26 @@ def test_a_wrong_rate_is_named(tiny: Lab) -> None:
     with broken(tiny, "rtsw1", wrong, wrong.replace("7mbit", f"{port.rate_bps}bit")) as found:
         assert set(found) == {"queues"}
         assert "rtsw1:eth1 is shaped to 7mbit" in found["queues"].detail
+
+
+def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
+    """Also its programs': what passes meanwhile is missing in the counters of that port, and that follows from it."""
+    port = tiny.fabric.by_name["rtsw1"].port("eth1")
+    try:
+        inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "root")
+        found = failed(tiny)
+        assert set(found) == {"queues"}
+        assert found["queues"].detail == f"{port.ref}: the queue is not Heddle's: nothing stands at its root"
+    finally:
+        repair(tiny, Silent())
+    assert failed(tiny) == {}
+    try:
+        inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "clsact")
+        found = failed(tiny)
+        assert set(found) == {"programs"}
+        assert f"{port.ref} has no program" in found["programs"].detail
+    finally:
+        repair(tiny, Silent())
 
 
 @pytest.mark.deep

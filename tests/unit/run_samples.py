@@ -8,8 +8,9 @@ from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import PARTS, Evidence
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
-from heddle.runs.results import Carrier, FlowRow, RunResult, SizeRow
+from heddle.runs.results import Carrier, FlowRow, RunResult
 from heddle.runs.runrecord import ProofSummary, RunHeader, RunOutcome, RunRecord
+from heddle.runs.runtable import SizeRow
 from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.traffic.plan import build_plan
@@ -59,6 +60,12 @@ def failed() -> RunRecord:
     """A run that failed."""
     why = "rank 1 on host2:eth1: QP 12 got no acknowledgement after 7 retries\n  hint: ./inv status"
     return RunRecord(header(), 1.5, None, (why,))
+
+
+def interrupted() -> RunRecord:
+    """A run that Ctrl-C ended after the first of its two sizes."""
+    rows = result().rows[:1]
+    return RunRecord(header(), 1.5, None, ("interrupted after 1 of 2 sizes",), interrupted=True, rows=rows)
 
 
 def evidence(flows: int = 2) -> Evidence:

@@ -14,6 +14,7 @@ from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.utils import PcapNgReader
 
 from heddle.base.problems import InputError
+from heddle.cli.capture_verb import bounds_of
 from heddle.lab.capture import Bounds
 from heddle.wire import layout as wire
 from heddle.wire import roce
@@ -85,6 +86,12 @@ def test_no_beginning_of_a_frame_is_too_short_to_be_named() -> None:
 def test_a_capture_without_an_end_is_refused(packets: int, seconds: float) -> None:
     with pytest.raises(InputError, match=r"--(count|seconds)"):
         Bounds(packets, seconds)
+
+
+def test_lines_have_a_default_count_and_a_file_has_none() -> None:
+    assert bounds_of(None, 5.0, None) == Bounds(1000, 5.0)
+    assert bounds_of(None, 5.0, "some.pcapng") == Bounds(None, 5.0)
+    assert bounds_of(20, 5.0, "some.pcapng") == bounds_of(20, 5.0, None) == Bounds(20, 5.0)
 
 
 def pcap(records: list[tuple[int, bytes]]) -> bytes:

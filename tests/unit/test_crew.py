@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def test_every_size_starts_and_is_checked_by_all_workers_together(
     plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=SIZES, warmup=0, iters=1))
     transport = find_transport("rc").of(plan)
     with crew.crew_of(plan, transport, {}, workers) as running:
-        reports = running.run(Silent())
+        heard: list[tuple[int, int, list[int]]] = []
+        reports = running.run(
+            Silent(), on_size=lambda size, results: heard.append((time.monotonic_ns(), size, [*results]))
+        )
         phases = running.phases
     said: dict[str, list[int]] = defaultdict(list)
     for line in log.read_text().splitlines():
@@ -41,7 +45,12 @@ def test_every_size_starts_and_is_checked_by_all_workers_together(
         assert len(said[f"check {number}"]) == workers
         assert min(said[f"check {number}"]) > max(said[f"use {number}"])
     assert running.began_ns > max(said["ready 0"])
-    assert sorted(rank for report in reports for rank in report.ranks) == [0, 1, 2, 3]
+    assert len(reports) == workers
+    # Each size is reported once, with all ranks, when it is checked and before the next one begins.
+    assert [(size, ranks) for _, size, ranks in heard] == [(size, [0, 1, 2, 3]) for size in SIZES]
+    for number, (when, _, _) in enumerate(heard):
+        assert when > max(said[f"check {number}"])
+        assert number == len(SIZES) - 1 or when < min(said[f"go {number + 1}"])
     # What the machine did in a size has nothing of the check after it.
     assert [phase.size for phase in phases] == list(SIZES)
     assert all(len(phase.workers) == workers for phase in phases)

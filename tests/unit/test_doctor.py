@@ -120,6 +120,46 @@ printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
 
 
+def test_what_labs_need_brings_what_people_type_in_hosts_where_apt_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optional: it never asks for an installation by itself, and an unknown package is left out."""
+    gone = {name: replace(part, present=lambda: False) for name, part in packages.PARTS.items()}
+    monkeypatch.setattr(packages, "_has", lambda package: package not in {"iperf3", "libbpf1"})
+    installed: list[list[str]] = []
+    monkeypatch.setattr(packages, "_announced", lambda words: "")
+    monkeypatch.setattr(packages, "_sudo", list)
+    monkeypatch.setattr(packages, "_install", lambda lacking, *_: installed.append(packages._known(lacking)))
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/bin/apt-get")
+    tools = {name: gone[name] for name in packages.HOST_TOOLS}
+    monkeypatch.setattr(packages, "PARTS", {**{n: replace(p, present=lambda: True) for n, p in gone.items()}, **tools})
+    packages.ensure(packages.FABRIC, yes=True)
+    assert installed == []
+    monkeypatch.setattr(packages, "PARTS", gone)
+    packages.ensure(packages.FABRIC, yes=True)
+    wanted = "frr iproute2 libbpf0 libdeflate0 util-linux iputils-ping traceroute tcpdump"
+    assert installed == [wanted.split()]
+    packages.ensure(packages.CAPTURE, yes=True)
+    assert " ".join(installed[1]) == "tcpdump util-linux"
+
+
+def test_doctor_has_a_row_for_what_people_type_in_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = packages.HOST_TOOLS
+    parts = {name: replace(packages.PARTS[name], present=lambda: True) for name in names}
+    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, **parts})
+    row = doctor._host_tools()
+    assert (row.ok, row.detail) == (True, "ping, traceroute, iperf3, tcpdump for ./inv exec HOST")
+    gone = {name: replace(parts[name], present=lambda: False) for name in (names[0], names[2])}
+    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, **gone})
+    row = doctor._host_tools()
+    assert (row.ok, row.required) == (False, False)
+    assert row.detail == "no ping and no iperf3 for ./inv exec HOST"
+    assert row.fix == "apt-get install iputils-ping iperf3"
+
+
+def test_the_images_of_containers_have_what_people_type() -> None:
+    image = (Path(__file__).parents[2] / "templates/image/host.Dockerfile").read_text()
+    assert all(f" {package} " in image for name in packages.HOST_TOOLS for package in packages.PARTS[name].packages)
+
+
 @pytest.mark.parametrize("manager", ["systemd", "systemctl alone", "no systemctl"])
 def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
     manager: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

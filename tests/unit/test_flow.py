@@ -66,11 +66,10 @@ def test_a_table_of_flows_has_each_destination_once_and_the_first_switch_of_each
     [
         WorkerMessage(ready=True),
         WorkerMessage(use=WorkerUse(0.5, 0.25, 0.125)),
-        WorkerMessage(done=True),
+        WorkerMessage(done=True, results={0: SizeResult(8, 0.25, 0), 3: SizeResult(8, 0.5, 1)}),
         WorkerMessage(error=(Problem("", "rank 1", "has died", "look"), Problem("a", "b", "c"))),
         WorkerMessage(
             report=WorkerReport(
-                {0: (SizeResult(8, 0.25, 0),), 3: ()},
                 (QpReport(0, 0x101, 7, 900, 1, 6, {"naks": 2}),),
                 (NicReport(NicCounters(1, 2, 3), 4),),
             )

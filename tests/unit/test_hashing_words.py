@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,14 @@ from heddle.base.problems import InputError
 from heddle.cli.exactrows import ExactRows, entry_rows, file_rows
 from heddle.cli.hashing_verb import _names, _options, _text
 from heddle.fabric.hashmodes import MODES
+from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.shapes import build
 from heddle.predict.steps import siphash_steps
 from heddle.runs.explain import Step
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 
+ROOT = Path(__file__).resolve().parents[2]
 FABRIC = build(ClosSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2))
 
 
@@ -98,3 +102,19 @@ def test_a_table_of_switches_with_many_options_stays_within_a_hundred_columns() 
     text = _text("tiny", [(row, counts)])
     assert max(map(len, text.splitlines())) <= 100
     assert "udf l3+12:3, gap 1500us, by load, 256 buckets" in text and "123456" in text
+
+
+def test_the_columns_are_explained_below_the_table_in_help_and_in_the_docs() -> None:
+    row = SwitchHashing("rtsw1", "flow", 7, 3, 0x37, DEFAULT_OPTIONS)
+    counts = dict.fromkeys(("steered", "fell_back", "repicks", "misses"), 0)
+    head, *lines = _text("tiny", [(row, counts)]).splitlines()
+    below = " ".join(lines[1:])
+    argv = [sys.executable, str(ROOT / "tasks.py"), "hashing", "--help"]
+    help_text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    doc = (ROOT / "docs/hashing.md").read_text()
+    for column in head.split("seed")[1].replace("fell back", "fell_back").split():
+        name = column.replace("_", " ")
+        assert f"{name}: " in below, name
+        assert f"| `{name}` |" in doc, name
+        assert name in help_text.partition("Columns:")[2], name
+    assert max(map(len, lines)) <= 100

@@ -11,6 +11,7 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.base.state import Record
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported import frr
 from heddle.lab.imported.choose import blueprint_of
 from heddle.lab.imported.companions import files_of
@@ -18,6 +19,7 @@ from heddle.lab.imported.copy import copied
 from heddle.lab.imported.imported import ImportedLab, import_topology
 from heddle.lab.imported.reachability import BgpSession, Sessions
 from heddle.lab.imported.variables import expand, lab_name, literal
+from heddle.lab.rendered import Rendered
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
 from tests.own_topologies import mini_clos
@@ -45,11 +47,39 @@ def ran(made: ImportedLab, runtime: str = "netns") -> dict[str, dict[str, object
 
 def test_a_fabric_file_and_a_topology_are_not_taken_for_one_another(write: Write, tmp_path: Path) -> None:
     topology = write("name: a\ntopology: {nodes: {a: {kind: linux}}}\n")
-    with pytest.raises(InputError, match=r"is a containerlab topology, not a fabric file\n.*up --topology "):
-        blueprint_of(str(topology), None, "netns")
+    with pytest.raises(InputError, match=r"is a containerlab topology, not a fabric file\n.*up /"):
+        load_fabric(str(topology))
     (fabric := tmp_path / "mine.yml").write_text("name: mine\nracks: 3\nctsw: 5\n")
     with pytest.raises(InputError, match=r"is a fabric file, not a containerlab topology\n.*up /.*mine\.yml "):
         blueprint_of(None, str(fabric), "netns")
+
+
+def test_up_takes_a_topology_in_place_of_a_fabric(tmp_path: Path) -> None:
+    own = mini_clos(tmp_path)
+    made, source = blueprint_of(str(own), None, "netns")
+    assert isinstance(made, ImportedLab) and source == str(own)
+    assert files_of(str(own), None) == files_of(None, str(own)), "what it binds goes with it to another machine"
+    with pytest.raises(InputError, match="changes a key of a fabric file, and a topology has none"):
+        blueprint_of(str(own), None, "netns", overrides=["racks=3"])
+    assert isinstance(blueprint_of("zone", None, "netns")[0], Rendered)
+    (fabric := tmp_path / "mine.yml").write_text("name: mine\nracks: 3\nctsw: 5\n")
+    assert isinstance(blueprint_of(str(fabric), None, "netns")[0], Rendered)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("two.clab.yml", "name: two\ntopology: {nodes: [\n", r"two\.clab\.yml:\d"),
+        ("two.clab.yml", "name: two\n", r"racks"),  # neither: a fabric file that lacks its keys
+        ("two.yml", "name: two\ntopology: {nodes: {}}\n", "has no nodes"),
+    ],
+)
+def test_a_file_that_is_wrong_is_explained_by_the_reader_that_it_is_for(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (path := tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=said):
+        blueprint_of(str(path), None, "netns")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +252,7 @@ def test_addresses_are_read_from_frr_conf_and_commands() -> None:
 
 def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> None:
     own = str(mini_clos(tmp_path))
-    with pytest.raises(InputError, match="needs a fabric, or --topology FILE"):
+    with pytest.raises(InputError, match="needs a fabric or a containerlab topology"):
         blueprint_of(None, None, "netns")
     with pytest.raises(InputError, match="zone is a fabric, and --topology"):
         blueprint_of("zone", own, "netns")

@@ -19,7 +19,8 @@ from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.modes import compared
 from heddle.forecast.planfile import load_plan
 from heddle.views.forecasttext import render
-from heddle.views.heatmap import draw, kind_of
+from heddle.views.heatmap import draw
+from heddle.views.style import picture_kind
 
 NOTHING: dict[str, Any] = {"predict": None, **dict.fromkeys(FLAGS), "set_": (), "down": (), "drain": (), "trials": 0}
 
@@ -163,13 +164,13 @@ def test_files_of_a_prediction_come_along_to_another_machine(tmp_path: Path) -> 
     assert files_in(NOTHING) == []
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
 def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
     result = forecast(load_fabric("dc").fabric, load_plan("all-to-all,qps=2"), Ask(down=("ctsw1:eth1",)), Silent())
-    word = kind_of(f"x.{kind}")
+    word = picture_kind("--heatmap", f"x.{kind}")
     first = draw(word, result)
     assert first == draw(word, result)
-    assert first[:4] == (b"\x89PNG" if kind == "png" else b"<?xm")
+    assert first[:4] == {"svg": b"<?xm", "png": b"\x89PNG", "pdf": b"%PDF"}[kind]
 
 
 def test_a_heat_map_names_its_tiers_and_its_busiest_link() -> None:
@@ -181,5 +182,18 @@ def test_a_heat_map_names_its_tiers_and_its_busiest_link() -> None:
 
 
 def test_a_heat_map_is_a_picture() -> None:
-    with pytest.raises(InputError, match="ends in no kind of picture"):
-        kind_of("load.pdf")
+    with pytest.raises(InputError, match=r"--heatmap load\.txt ends in no kind of picture"):
+        picture_kind("--heatmap", "load.txt")
+
+
+def test_a_heat_map_has_a_legend_for_what_is_down_and_drained() -> None:
+    def told(*down: str, drained: tuple[str, ...] = (), fabric: str = "zone") -> str:
+        ask = Ask(down=down, drain=drained)
+        return draw("svg", forecast(load_fabric(fabric).fabric, load_plan("ring"), ask, Silent())).decode()
+
+    both = told("rtsw1:eth1", "ctsw2", drained=("ctsw3",))
+    assert ">down: rtsw1:eth1, ctsw2<" in both and ">drained by BGP: ctsw3<" in both
+    assert "down" not in told() and "drained" not in told()
+    assert ">down: host3 (no link between switches)<" in told("host3")
+    many = told(*(f"rtsw{n}:eth1" for n in range(1, 9)))
+    assert ">down: rtsw1:eth1, rtsw2:eth1, rtsw3:eth1, rtsw4:eth1, rtsw5:eth1, rtsw6:eth1 and 2 more<" in many

@@ -196,7 +196,7 @@ def test_without_a_run_the_picture_says_so() -> None:
     assert len({drawn.half(port).colour for port in drawn.named("sent-")}) == 1
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
 def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_path: Path) -> None:
     code = (
         "import sys; from heddle.views.graph import drawing, kind_of; from heddle.fabric.fabricfile import load_fabric;"
@@ -206,7 +206,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_p
     argv = [sys.executable, "-c", code, kind]
     one, other = (subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout for _ in range(2))
     assert one == other
-    assert one.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+    assert one.startswith({"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[kind])
     assert len(one) > 5_000
 
 
@@ -262,10 +262,12 @@ def test_kinds_that_are_none_and_places_that_are_none_are_the_users_mistake(tmp_
 
 
 def test_the_kind_follows_the_files_ending_and_never_contradicts_it() -> None:
-    assert [kind_of(None, file) for file in (None, "a", "a.txt", "a.b/c.png", "x.dot")] == [
-        "svg", "svg", "svg", "png", "dot",
+    assert [kind_of(None, file) for file in (None, "a", "a.b/c.png", "x.pdf", "x.dot")] == [
+        "svg", "svg", "png", "pdf", "dot",
     ]  # fmt: skip
     assert kind_of("mermaid", "notes.md") == "mermaid"
+    with pytest.raises(InputError, match=r"--out x\.txt ends in no kind of drawing\n.*\.dot, \.svg, \.png, \.pdf"):
+        kind_of(None, "x.txt")
     with pytest.raises(InputError, match=r"--out x\.png has the ending of another kind than --kind svg"):
         kind_of("svg", "x.png")
 

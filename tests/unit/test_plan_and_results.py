@@ -13,8 +13,9 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.runs.machineuse import MachineUse
-from heddle.runs.results import RunResult, SizeRow, size_row
+from heddle.runs.results import RunResult
 from heddle.runs.run import payload_bytes, total_packets
+from heddle.runs.runtable import SizeRow, size_row
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import chunk_range

@@ -75,3 +75,27 @@ def test_a_reason_names_the_first_of_each_kind() -> None:
     assert now.reason() == "r1 -> 10.0.0.2 Active; r1 (and 1 more) has no route to h2:eth1 (10.1.2.2)"
     assert now.reason([INIT]) == f"{INIT.text()}; r1 -> 10.0.0.2 Active; and 1 more"
     assert Look(Sessions((), ("r3",), tuple(fibs)), (), fibs).reason() == "r3 bgpd does not answer"
+
+
+def test_a_part_of_the_result_stands_above_the_rows_and_a_dropped_step_says_nothing() -> None:
+    out = io.StringIO()
+    plain = PlainObserver(out)
+    plain.begin("run", 2)
+    plain.aside(lambda: print("a row", file=out))
+    plain.drop("run")
+    plain.end("other", "ready")
+    assert out.getvalue().splitlines() == ["a row", "other: ready (0.0 s)"]
+
+    stream = io.StringIO()
+    live = RichObserver(stream)
+    live.console = Console(file=stream, force_terminal=True, width=60, highlight=False)
+    live.begin("run", 2)
+    live.advance("run", 1)
+    live.aside(lambda: print("a row", file=stream))
+    assert live._progress is not None, "the bar goes on below the row"
+    before, _, after = stream.getvalue().partition("a row\n")
+    assert "1/2" in before and before.endswith("\x1b[2K"), "the bar is erased before the row is printed"
+    assert "1/2" in after
+    live.drop("run")
+    live.close()
+    assert "run: done" not in stream.getvalue()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.cli.plot_verb import kind_of
 from heddle.runs.series import COLUMNS, Series
 from heddle.runs.seriesfile import Recorded, RowLabel
 from heddle.views.queuepicture import draw, panels
+from heddle.views.style import picture_kind
 
 BUCKETS = 50
 
@@ -86,9 +86,12 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     assert svg_text(recorded()) == svg_text(recorded())
     found = recorded()
     assert draw("png", found, panels(found)).startswith(b"\x89PNG")
+    pages = [draw("pdf", recorded(), panels(recorded())) for _ in range(2)]
+    assert pages[0] == pages[1] and pages[0].startswith(b"%PDF")
 
 
 def test_a_file_is_of_a_kind_that_its_name_ends_in() -> None:
-    assert [kind_of(name) for name in (None, "a.svg", "b/c.png")] == ["svg", "svg", "png"]
-    with pytest.raises(InputError, match="ends in no kind of picture"):
-        kind_of("queues.pdf")
+    names = ("a.svg", "b/c.png", "b.x/c.pdf")
+    assert [picture_kind("--out", name) for name in names] == ["svg", "png", "pdf"]
+    with pytest.raises(InputError, match=r"--out q\.txt ends in no kind of picture\n.*q\.svg, q\.png or q\.pdf"):
+        picture_kind("--out", "q.txt")

@@ -16,10 +16,11 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.cli.argv import parse
-from heddle.runs import past
+from heddle.runs import keeping, past
 from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
 from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD, RunRecord
+from heddle.traffic.plan import build_plan
 from tests.unit import run_samples as samples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +111,61 @@ def test_an_interrupted_run_changes_nothing(history: History) -> None:
     assert entries(history) == ["0001", "last"]
     assert history.find() == "0001"
     assert keep(history) == "0002"
+
+
+def test_an_interrupted_run_is_kept_and_last_stays_at_the_run_before(history: History) -> None:
+    keep(history, samples.interrupted())
+    assert not (history.directory / "last").exists()
+    with pytest.raises(InputError, match=r"lab zone has no finished run: 0001 was interrupted"):
+        history.find()
+    assert keep(history) == "0002"
+    keep(history, samples.interrupted())
+    assert history.ids() == ["0001", "0002", "0003"]
+    assert history.find("last") == history.find() == "0002"
+    assert (history.directory / "last").readlink() == Path("0002")
+    assert history.open("3")[1] == replace(samples.interrupted(), id="0003")
+
+
+def test_an_interrupted_run_never_drives_the_last_one_out(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP_RUNS, "1")
+    keep(history)
+    keep(history, samples.interrupted())
+    keep(history, samples.interrupted())
+    assert history.ids() == ["0001", "0003"]
+    assert history.find() == "0001"
+    keep(history)
+    assert history.ids() == ["0004"]
+
+
+def test_an_interrupted_run_has_no_paths_and_says_which_run_has(history: History) -> None:
+    keep(history)
+    keep(history, samples.interrupted())
+    lab: Any = SimpleNamespace(name="zone", dir=history.directory.parent)
+    assert past.has_run(lab) and past.load(lab).record.id == "0001"
+    with pytest.raises(
+        InputError, match=r"was interrupted, so it has no paths: interrupted after 1 of 2 sizes\n.*0001"
+    ):
+        past.load(lab, "2")
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_the_sizes_that_an_interrupted_run_had_measured_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(keeping, "label", lambda lab: "flow")
+    lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC)
+    plan = build_plan(samples.FABRIC, samples.OPTIONS)
+    with pytest.raises(end) as ended, keeping.keeping(lab, plan):
+        raise end  # before the first size: nothing to keep
+    assert type(ended.value) is end and History.of(lab).ids() == []
+    rows = samples.result().rows
+    with pytest.raises(end) as ended, keeping.keeping(lab, plan) as keeper:
+        keeper.rows.append(rows[0])
+        raise end
+    record = History.of(lab).open("0001")[1]
+    assert (record.interrupted, record.rows, record.outcome) == (True, rows[:1], None)
+    assert isinstance(ended.value, keeping.RunInterruptedError) == (end is KeyboardInterrupt)
 
 
 _KILLED = """

@@ -1,4 +1,4 @@
-"""What `up` was asked for: a fabric, or a user-supplied topology.
+"""What `up` was asked for: a fabric, or a user-supplied topology, which is recognised by what is in the file.
 
 In:  words of the command line. Out: a Blueprint, and what `status` is to say it came from.
 """
@@ -14,7 +14,8 @@ from heddle.lab.lab import Blueprint
 from heddle.lab.rendered import blueprint_from
 from heddle.runtimes.registry import RUNTIMES
 
-_ONE: Final = "./inv up zone, or ./inv up --topology mylab.clab.yml"
+_ONE: Final = "./inv up zone, or ./inv up mylab.clab.yml"
+_ENDINGS: Final = (".clab.yml", ".clab.yaml")  # of containerlab topologies
 
 
 def blueprint_of(
@@ -26,10 +27,15 @@ def blueprint_of(
     overrides: Sequence[str] = (),
     dialect: str | None = None,
 ) -> tuple[Blueprint, str]:
-    """The blueprint and its source; InputError when both or neither are given, or flags do not go with a topology."""
+    """The blueprint and its source; InputError when both or neither are given, or flags do not go with a topology.
+
+    fabric: a preset, a fabric file, or a containerlab topology. topology: a containerlab topology for certain.
+    """
+    if topology is None and fabric is not None and is_topology(fabric):
+        fabric, topology = None, fabric
     if topology is None:
         if fabric is None:
-            raise InputError(Problem("", "./inv up", "needs a fabric, or --topology FILE", _ONE))
+            raise InputError(Problem("", "./inv up", "needs a fabric or a containerlab topology", _ONE))
         return blueprint_from(load_fabric(fabric, name=name, overrides=overrides)), fabric
     if fabric is not None:
         why = f"is a fabric, and --topology {topology} says all that one would"
@@ -46,3 +52,23 @@ def blueprint_of(
     from heddle.lab.imported.imported import import_topology
 
     return import_topology(real(topology), runtime, name, shown=topology), result_name(topology)
+
+
+def is_topology(typed: str) -> bool:
+    """Whether this names a containerlab topology: a file with a group `topology`. One that cannot be parsed counts by
+    its name, so that the right reader says what is wrong with it.
+    """
+    from heddle.base.files import real
+    from heddle.lab.imported.reader import holds_topology
+    from heddle.spec.load import presets
+
+    path = real(typed)
+    try:
+        if typed in presets() or not path.is_file():
+            return False
+    except OSError:  # a directory on the way that may not be entered, a name too long: the fabric's reader says so
+        return False
+    try:
+        return holds_topology(path)
+    except InputError:
+        return typed.endswith(_ENDINGS)

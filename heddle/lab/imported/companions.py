@@ -16,10 +16,13 @@ _MOST: Final = 10_000  # files; a bind of / must not pack up a machine
 
 
 def files_of(fabric: str | None, topology: str | None) -> list[str]:
-    """The files that `up` reads: the fabric's, or the topology's and all that it binds from beside it."""
-    found = [fabric] if fabric is not None else []
-    if topology is not None:
-        found += [topology, *companions(Path(topology).expanduser())]
+    """The files that `up` reads: the fabric's, or the topology's and all that it binds from beside it. Either word may
+    name a topology.
+    """
+    found: list[str] = []
+    for each in (fabric, topology):
+        if each is not None:
+            found += [each, *companions(Path(each).expanduser())]  # none beside a preset or a fabric file
     return found
 
 

@@ -35,6 +35,12 @@ _READING: Final = ReadOptions(
 _IDLE: Final = frozenset({"sleep", "tail", "cat", "tini", "sh", "bash", "ash", "true"})
 
 
+def holds_topology(path: Path) -> bool:
+    """Whether a file has a group `topology`. InputError when it cannot be read or is no YAML."""
+    document = parse(expand(read_text(path, str(path), _READING), str(path)), str(path), _READING)
+    return isinstance(document.data.get("topology"), dict)
+
+
 def read_description(path: Path, runtime: str, name: str | None, source: str) -> TopologyDescription:
     """Read the file. name: the lab's, in place of one made of the file's own. source: what errors call the file."""
     document = parse(expand(read_text(path, source, _READING), source), source, _READING)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from heddle.fabric.model import Node, Role
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTFILTER, RouteSocket, attributes
 from heddle.kernel.uapi import TCA_KIND, TCA_OPTIONS, TCA_TBF_PARMS, TCA_TBF_RATE64, TCMSG
@@ -54,6 +55,15 @@ def read_attached(netns: Path, ports: Iterable[str]) -> dict[str, tuple[Attached
                             rows.append((place, priority, Attached(hook, name, number)))
             found[port] = tuple(each for _, _, each in sorted(rows, key=lambda row: row[:2]))
     return found
+
+
+def expected(node: Node, number: int) -> tuple[Attached, ...]:
+    """The programs that a port of a node has, in their order. number: the port's."""
+    own = [Attached("ingress", "nic", 0)] if node.role is Role.HOST else [Attached("ingress", "hash", 0)]
+    counted = [] if node.role is Role.HOST else [Attached("egress", "count", number)]
+    return (
+        Attached("ingress", "dequeue", number), *own, *counted, Attached("egress", "enqueue", number),
+    )  # fmt: skip
 
 
 def read_closed(netns: Path) -> set[tuple[str, int]]:

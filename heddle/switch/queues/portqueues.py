@@ -8,18 +8,19 @@ Switches and hosts are alike: both ends of a link are shaped, so neither can sen
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from heddle.base.process import Journal, run
+from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
 from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
 from heddle.switch.queues import ets, red
-from heddle.switch.queues.classes import ClassPlan, class_plan
+from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan, class_plan, held_bps
 from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
 from heddle.switch.queues.portids import PortRef, classid, port_ids
 
@@ -83,8 +84,14 @@ class Setup:
             curves = red.curves_of(spec)
         return cls(class_plan(spec), chosen(spec), port_ids(fabric), curves)
 
-    def differences(self, port: Port, found: PortQueue) -> list[str]:
-        """Differences between a port's queues, as read, and the configured ones; a line for each class."""
+    def faults(self, port: Port, found: PortQueue) -> list[str]:
+        """Differences between a port's shaper and queues, as read, and the configured ones; a line each."""
+        held = held_bps(port.rate_bps)
+        off = next((rate for rate in (found.rate_bps, found.ceil_bps) if rate != held), None)
+        if off is not None:
+            return [f"{port.ref} is shaped to {format_rate(off)}, not {rate_text(port.rate_bps)}"]
+        if found.burst > BURST_PACKETS * port.mtu + 1:
+            return [f"{port.ref} may burst {found.burst} bytes, more than {BURST_PACKETS} packets"]
         said: list[str] = []
         for number in self.plan.numbers:
             gate = self.discipline.gated and self.plan.kind(number) == "lossless"
@@ -95,6 +102,14 @@ class Setup:
             elif leaf != wanted:
                 said.append(f"{port.ref}, class {number}: {leaf.text()}, not {wanted.text()}")
         return said
+
+
+def rate_text(rate_bps: int) -> str:
+    """A link's rate, and in brackets what its shaper can hold of it, where that differs."""
+    held = held_bps(rate_bps)
+    if held == rate_bps:
+        return format_rate(rate_bps)
+    return f"{format_rate(rate_bps)} (the shaper holds {format_rate(held)}: whole bytes a second)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +135,38 @@ def filter_lines(port: Port, filters: Iterable[Filter], number: int) -> list[str
     return lines
 
 
-def apply(netns: Path, node: Node, setup: Setup, filters: Iterable[Filter], journal: Journal) -> None:
-    """Create the queues and attach the programs of all ports of a node, with one tc process per fifty ports.
+def clear(netns: Path, ports: Iterable[Port]) -> None:
+    """Remove the queues and programs of ports, whichever are there; what waits in them is lost."""
+    lines = [f"qdisc del dev {port.name} {word}" for port in ports for word in ("root", "clsact")]
+    run(["nsenter", f"--net={netns}", "tc", "-force", "-batch", "-"], stdin="\n".join(lines) + "\n", check=False)
+
+
+def apply(
+    netns: Path,
+    node: Node,
+    setup: Setup,
+    filters: Iterable[Filter],
+    journal: Journal,
+    ports: Sequence[Port] | None = None,
+) -> None:
+    """Create the queues and attach the programs of ports of a node, with one tc process per fifty ports.
+
+    ports: all when None.
 
     MachineError with tc's message, which names the line. `tc -n` would mount a new /sys and so hide the pins;
     nsenter changes only the network namespace.
     """
     wanted = tuple(filters)
+    some = node.ports if ports is None else ports
     ports_a_batch = _PROGRAMS_A_BATCH // len(wanted)
-    for start in range(0, len(node.ports), ports_a_batch):
+    for start in range(0, len(some), ports_a_batch):
         lines: list[str] = []
-        for port in node.ports[start : start + ports_a_batch]:
+        for port in some[start : start + ports_a_batch]:
             lines += setup.discipline.lines(port, setup.plan)
             lines += filter_lines(port, wanted, setup.ids[port.node, port.name])
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
     if setup.curves and node.role is Role.SWITCH:
-        red.install(netns, {(port.name, number): c for port in node.ports for number, c in setup.curves.items()})
+        red.install(netns, {(port.name, number): c for port in some for number, c in setup.curves.items()})
 
 
 def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:

@@ -1,0 +1,190 @@
+"""Repairing a running lab: links, queues and programs, the PFC agent, daemons. What nobody broke is left alone.
+
+In:  a Lab whose lock is held.
+Out: Repaired: one line for each repair, and what was left on purpose; a second call finds nothing to repair.
+Nodes and ports that are gone cannot be repaired: MachineError names them before anything is changed. How hosts are
+addressed is in the topology, so it is applied again from there. Routes come back by themselves, and are awaited by the
+caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import run
+from heddle.fabric.model import Node, Port
+from heddle.kernel.carrier import down_ports
+from heddle.lab import health
+from heddle.lab.onpurpose import taken_down
+from heddle.lab.requeue import own_queues
+from heddle.lab.snapshot import LabPart
+from heddle.runtimes.netns_topology import read_topology
+from heddle.switch import install
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues import portqueues
+from heddle.switch.queues.attached import expected, read_attached
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+STEP: Final = "repair"
+_SHOWN: Final = 4  # ports in one line
+_END_S: Final = 30.0
+# How scripts that start the daemons of a node end: rendered ones, and those of imported labs.
+_START_SCRIPT: Final = "start.sh"
+
+# Ends the daemons of the node that this runs in: a number in a file may belong to another process by now, or to the
+# daemon of another node. A container has process numbers of its own, and may not read the namespace of another user's
+# process (no CAP_SYS_PTRACE). A stopped daemon hears SIGKILL alone.
+_END_DAEMONS: Final = r"""
+ours() {
+  [ "$(cat "/proc/$2/comm" 2> /dev/null)" = "$1" ] || return 1
+  space=$(readlink "/proc/$2/ns/net")
+  [ -z "$space" ] || [ "$space" = "$(readlink /proc/self/ns/net)" ]
+}
+for signal in TERM KILL; do
+  tries=0
+  while [ "$tries" -lt 30 ]; do
+    left=
+    for file in /run/frr/*.pid; do
+      [ -e "$file" ] || continue
+      daemon=$(basename "$file" .pid) pid=$(cat "$file")
+      ours "$daemon" "$pid" || continue
+      left=1
+      [ "$tries" -gt 0 ] || kill "-$signal" "$pid"
+    done
+    [ -n "$left" ] || break 2
+    tries=$((tries + 1))
+    sleep 0.1
+  done
+done
+rm -f /run/frr/*.pid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What was repaired, and what is down or drained on purpose and was left so; a line each."""
+
+    done: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def repair(lab: Lab, observer: Observer) -> Repaired:
+    """Repair what can be repaired. MachineError when a node, a port or the lab's BPF programs are gone."""
+    _check_repairable(lab)
+    observer.begin(STEP)
+    done = [*_links(lab), *_ports(lab)]
+    if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
+        done.append("the PFC agent and its keeper: started again")
+    done += _daemons(lab)
+    observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
+    return Repaired(tuple(done), _left(lab))
+
+
+def _check_repairable(lab: Lab) -> None:
+    """MachineError for what only `down` and `up` bring back."""
+    anew = f"./inv down {lab.name}, then up again: this cannot be repaired"
+    lost = lab.runtime.missing_nodes(lab.name, lab.topology)
+    found = [Problem(each.where, each.what, each.why, anew) for each in lost]
+    if not found:
+        roots = lab.snapshot(LabPart.ROOTS).foreign_roots
+        found = [Problem(ref, "the port", "is gone", anew) for ref, kind in roots.items() if not kind]
+        pins = [path for path in install.pins_of(lab.fabric) if not path.exists()]
+        found += [Problem("bpf", str(path), "is gone: somebody removed it", anew) for path in pins[:1]]
+    if found:
+        raise MachineError(*found)
+
+
+def _links(lab: Lab) -> list[str]:
+    """Set ports up that are down at their own end, but for those that Heddle took down on purpose."""
+    if not lab.made.rendered:
+        return []  # which links of an imported topology should be up is not known
+    kept, repaired = taken_down(lab.dir), []
+    for node in lab.fabric.nodes:
+        down = down_ports(lab.handle(node.name))
+        ports = [port for port in node.ports if down.get(port.name) and port.ref not in kept]
+        if ports:
+            _set_up(lab, node, ports)
+            repaired += [f"{port.ref}: link set up" for port in ports]
+    return repaired
+
+
+def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
+    """Ports up, then the addresses and routes that the node lost with them, as its topology has them."""
+    netns = ["nsenter", f"--net={lab.handle(node.name).netns}", "ip"]
+    lines = "".join(f"link set dev {port.name} up\n" for port in ports)
+    done = run([*netns, "-batch", "-"], stdin=lines, check=False)
+    if done.code:
+        raise MachineError(Problem(node.name, "ports up", f"failed: {done.err.strip()}"))
+    commands = [line.removeprefix("ip ") for line in read_topology(lab.topology).nodes[node.name].exec]
+    for word in ("addr", "route"):
+        again = [line.replace(f"{word} add ", f"{word} replace ", 1) for line in commands if f"{word} add " in line]
+        for family in (" ", "-6 "):
+            own = [line.removeprefix("-6 ") for line in again if line.startswith("-6 ") == (family == "-6 ")]
+            if own:  # one that is there already is no fault, and must not end the others
+                flags = ["-6"] if family == "-6 " else []
+                run([*netns, *flags, "-force", "-batch", "-"], stdin="\n".join(own) + "\n", check=False)
+
+
+def _ports(lab: Lab) -> list[str]:
+    """Install the queues and programs of ports again that do not have their own."""
+    setup = portqueues.Setup.of(lab.fabric)
+    roots = lab.snapshot(LabPart.ROOTS).foreign_roots
+    broken: dict[str, list[Port]] = {}
+    why: dict[str, list[str]] = {}
+    for node in lab.fabric.nodes:
+        netns, names = lab.handle(node.name).netns, [port.name for port in node.ports]
+        queues, programs = portqueues.read(netns, names), read_attached(netns, names)
+        for port in node.ports:
+            shaper = queues.get(port.name)
+            parts = []
+            if port.ref in roots or shaper is None or setup.faults(port, shaper):
+                parts.append("queues")
+            if programs[port.name] != expected(node, setup.ids[node.name, port.name]):
+                parts.append("programs")
+            if parts:
+                broken.setdefault(node.name, []).append(port)
+                why.setdefault(" and ".join(parts), []).append(port.ref)
+    if broken:
+        install.reinstall(lab.fabric, lab.handles(), broken, own_queues(lab))
+    return [f"{_named(refs)}: {parts} installed again" for parts, refs in why.items()]
+
+
+def _daemons(lab: Lab) -> list[str]:
+    """Start all daemons of a switch again when one of them does not answer.
+
+    zebra alone often stays without the routes of a bgpd that knew the zebra before it.
+    """
+    silent = lab.snapshot(LabPart.SILENT).silent
+    nodes = read_topology(lab.topology).nodes
+    repaired = []
+    for switch, names in silent.items():
+        if not names:
+            continue
+        start = next(
+            (line for line in nodes[switch].exec if line.startswith("sh ") and line.endswith(_START_SCRIPT)), ""
+        )
+        if not start:
+            hint = f"./inv down {lab.name}, then up again"
+            raise MachineError(Problem(switch, ", ".join(names), "is not started by Heddle, but by its image", hint))
+        lab.output(switch, ["sh", "-c", _END_DAEMONS], timeout=_END_S)
+        lab.output(switch, start.split(), timeout=_END_S)
+        repaired.append(f"{switch}: {' and '.join(names)} did not answer; FRR started again")
+    return repaired
+
+
+def _left(lab: Lab) -> tuple[str, ...]:
+    """What is down or drained on purpose, in lines."""
+    now = lab.snapshot(health.parts(lab))
+    return tuple(f"{each.where}: {each.what} {each.why}" for each in health.down_or_drained(lab, now))
+
+
+def _named(refs: Iterable[str]) -> str:
+    names = list(refs)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

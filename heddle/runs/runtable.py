@@ -1,0 +1,177 @@
+"""The table of a run in nccl-tests' text format, in parts: what is known before it, and a line for each size.
+
+All widths are known beforehand, so that a line can be printed when its size is measured (results.py has the rest).
+Time is the mean over ranks of what one iteration took, as nccl-tests reports it by default; algbw = size / time and
+busbw = algbw x the pattern's factor (nccl-tests doc/PERFORMANCE.md). GB is 10^9 bytes. All of it is emulated: rates are
+those of the fabric file, 1/k of the hardware's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from heddle.base.units import emulated_words
+from heddle.lab.fabricstate import FabricReading
+from heddle.traffic.collectives import find_pattern
+from heddle.traffic.communicators import Communicators
+from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.inflight import InFlight
+from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
+from heddle.traffic.propagation import Propagation
+
+_COLUMNS: Final = (
+    "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
+    "#        (B)    (elements)                              (us)  (GB/s)  (GB/s)        ",
+)
+WIDE: Final = 118  # columns of the whole table
+_IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        ")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRow:
+    """One line of the table: bytes, microseconds an iteration, GB/s, wrong elements over all ranks."""
+
+    size: int
+    time_us: float
+    algbw: float
+    busbw: float
+    wrong: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunHead:
+    """What the table has above its figures: all that is known before the first packet.
+
+    split: communicators in words, where there are several. before: the fabric before the run.
+    """
+
+    lab: str
+    k: int
+    ecmp: str
+    options: RunOptions
+    endpoints: tuple[Endpoint, ...]
+    communicators: Communicators = ()
+    split: str = ""
+    propagation: Propagation | None = None
+    before: FabricReading | None = None
+
+    @property
+    def in_flight(self) -> InFlight:
+        """What each connection may have unacknowledged."""
+        return InFlight.of(self.options, 0 if self.propagation is None else self.propagation.bdp_packets)
+
+    def lines(self, short: bool = False, narrow: bool = False) -> list[str]:
+        """Everything down to the names of the columns. `short`: without the ranks, and narrow.
+
+        narrow: 80 columns, without the in-place ones, which are never measured here.
+        """
+        return self._short() if short else self._long(narrow)
+
+    def row(self, row: SizeRow, narrow: bool = False) -> str:
+        """The line of one size, in the same columns."""
+        pattern = find_pattern(self.options.collective, self.options.algorithm)
+        wide = (10, 9) if narrow else (12, 12)
+        sizes = f"{row.size:{wide[0]}d}  {row.size // ELEMENT_BYTES:{wide[1]}d}"
+        head = f"{sizes}  {'float':>8s}  {pattern.redop:>6s}  {pattern.root:6d}"
+        figures = (_number(row.time_us, 7), _number(row.algbw, 6), _number(row.busbw, 6), _count(row.wrong, 6))
+        in_place = () if narrow else ("    N/A", *["   N/A"] * 3)
+        return "  ".join([head, *figures, *in_place])
+
+    def emulated_line(self) -> str:
+        """The scale, which every table names."""
+        return f"#emulated : k = {self.k}: {emulated_words(self.k)}"
+
+    def _long(self, narrow: bool) -> list[str]:
+        o = self.options
+        step = f"{o.sizes[1] / o.sizes[0]:g}(factor)" if len(o.sizes) > 1 else "1(factor)"
+        return [
+            f"# Collective test starting: {o.collective}",
+            f"# nThread 1 nGpus 1 minBytes {o.sizes[0]} maxBytes {o.sizes[-1]} step: {step} "
+            f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
+            "#",
+            f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
+            *self._fabric(),
+            f"#window   : {self.in_flight.text()}",
+            *([f"#delay    : {self.propagation.text()}"] if self.propagation is not None else []),
+            *self._split(),
+            *_rank_lines(self.endpoints, self.communicators),
+            "#",
+            *(_narrow_columns() if narrow else _wide_columns()),
+        ]
+
+    def _short(self) -> list[str]:
+        o = self.options
+        what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
+        lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
+        more = [f"#window   : {self.in_flight.text()}"] if self.in_flight.usual else []
+        return [*lines, *self._fabric(), *more, *self._split(), *_narrow_columns()]
+
+    def _fabric(self) -> list[str]:
+        """One line where the fabric was not as its file says before the run; the warnings at the end say more."""
+        if self.before is None or self.before.converged:
+            return []
+        return [degraded_line("before", self.before)]
+
+    def _split(self) -> list[str]:
+        """One line where several communicators run; as in nccl-tests, bandwidths are then those of each."""
+        return [f"#split    : {self.split}; bandwidths are of each"] if self.split else []
+
+
+def _wide_columns() -> list[str]:
+    """The names of the columns as nccl-tests has them."""
+    names = (left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True))
+    return [f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}", *names]
+
+
+def _narrow_columns() -> list[str]:
+    """The same for narrow rows: five letters less in front of the sizes."""
+    return [(left[0] + left[3:12] + left[15:]).rstrip() for left in _COLUMNS]
+
+
+def degraded_line(when: str, fabric: FabricReading) -> str:
+    """A fabric that was not as its file says, before or after a run."""
+    what = fabric.text()
+    return f"#fabric   : degraded {when} this run ({what}): do not compare it with a converged fabric"
+
+
+def size_row(size: int, iters: int, factor: float, seconds: Sequence[float], wrong: int) -> SizeRow:
+    """One line from each rank's seconds for `iters` iterations."""
+    time_s = sum(seconds) / len(seconds) / iters
+    algbw = size / time_s / 1e9
+    return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong)
+
+
+def _rank_lines(endpoints: Sequence[Endpoint], communicators: Communicators) -> list[str]:
+    """One line a rank up to 16, then only how many there are; its communicator is its group, as in nccl-tests."""
+    group = {rank: f" Group {place:2d}" for place, ranks in enumerate(communicators) for rank in ranks}
+    shown = [
+        f"#  Rank {e.rank:2d}{group[e.rank] if len(communicators) > 1 else ''} on {e.host:>10s} device {e.port} "
+        f"[{e.ip}] behind {e.first_hop}"
+        for e in endpoints
+    ]
+    return shown if len(shown) <= 16 else [*shown[:4], f"#  ... {len(shown) - 5} more ranks", shown[-1]]
+
+
+def _number(value: float, width: int) -> str:
+    """As many decimals as fit, four at most below 1: emulated bandwidths are small, and 0.01 would say nothing.
+
+    What is smaller still is written as 1.4e-5, since 0.0000 would be wrong.
+    """
+    if 0 < value < 0.001:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}".rjust(width)
+    for digits in (4, 3, 2, 1, 0) if value < 1 else (2, 1, 0):
+        text = f"{value:{width}.{digits}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
+
+
+def _count(value: int, width: int) -> str:
+    """A whole number; 1.2e6 where that many digits have no room, so that the columns behind it stay where they are."""
+    if len(str(value)) <= width:
+        return f"{value:{width}d}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}".rjust(width)

@@ -1,0 +1,104 @@
+"""The table of a run, word for word, and the same table printed part by part while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from heddle.base.problems import MachineError, Problem
+from heddle.cli.console import Console
+from heddle.cli.livetable import LiveTable
+from heddle.lab.fabricstate import FabricReading, FabricState
+from heddle.runs.results import RunResult
+from heddle.runs.runtable import SizeRow
+from heddle.traffic.options import RunOptions
+from tests.unit import run_samples as samples
+
+# The widest and the narrowest figures that a column can have.
+ROWS = (
+    SizeRow(8, 564.0, 1.418e-5, 2.1e-5, 0),
+    SizeRow(65536, 31234.5, 0.0021, 0.0039, 0),
+    SizeRow(4194304, 1.5e8, 12.345, 23.1, 7),
+    SizeRow(1 << 28, 999999.4, 0.27, 1234567.0, 1_234_567),
+)
+DOWN = FabricReading(("rtsw1:eth1  the link is down",))
+
+
+def finished() -> RunResult:
+    options = RunOptions(sizes=tuple(row.size for row in ROWS), qps=16)
+    state = FabricState(DOWN, DOWN)
+    return replace(samples.result(options), rows=ROWS, fabric_state=state, run_id="0007")
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_a_finished_table(golden: Callable[[str, str], None]) -> None:
+    text = finished().table()
+    golden("runs/finished.log", text)
+    rows = [line for line in text.splitlines() if not line.startswith("#")]
+    names = next(line for line in text.splitlines() if "#wrong" in line)
+    assert {len(line) for line in rows} == {len(names)}, "every row ends where the names of the columns end"
+
+
+def test_rows_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    live = LiveTable(Console())
+    live.head(finished().head)
+    for row in ROWS:
+        live.row(row)
+    *_, names, units, first, second, third, fourth = printed(capsys).splitlines()
+    assert (names[:10], names[-6:], units[:10]) == ("#     size", "#wrong", "#      (B)")
+    rows = (first, second, third, fourth)
+    assert {len(line) for line in rows} == {len(names)} == {80}
+    assert [line.split()[:9] for line in rows] == [finished().head.row(row).split()[:9] for row in ROWS]
+
+
+def test_parts_that_are_printed_one_by_one_are_the_finished_table(capsys: pytest.CaptureFixture[str]) -> None:
+    result = finished()
+    live, seen = LiveTable(Console()), ""
+    live.head(result.head)
+    for row in ROWS:
+        live.row(row)
+        new = printed(capsys)
+        assert new.splitlines()[-1] == result.head.row(row), "a row is on the screen before the next one is measured"
+        seen += new
+    live.end(result)
+    assert seen + printed(capsys) == result.table()
+
+
+def test_an_interrupted_table(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for lasting in (True, False):
+        live = LiveTable(Console())
+        live.head(samples.result().head)
+        live.row(samples.result().rows[0])
+        live.interrupted(replace(samples.interrupted(), id="0008"), lasting=lasting)
+        texts.append(printed(capsys))
+    golden("runs/interrupted.log", "\n\n".join(texts))
+
+
+def test_with_json_there_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    live = LiveTable(Console("json"))
+    live.head(finished().head)
+    live.row(ROWS[0])
+    assert printed(capsys) == ""
+    live.end(finished())
+    assert printed(capsys).startswith("{")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), MachineError(Problem("", "stdout", "cannot be written"))])
+def test_a_reader_that_leaves_does_not_end_the_run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Console, text: str) -> None:
+        raise error
+
+    monkeypatch.setattr(Console, "part", refuse)
+    live = LiveTable(Console())
+    live.head(finished().head)
+    live.row(ROWS[0])
+    with pytest.raises(type(error)):
+        live.end(finished())

@@ -1,0 +1,181 @@
+"""A running lab that was broken by hand: `up` reports at once what is wrong, and `up --repair` repairs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, MachineError
+from heddle.checks.validate import validate
+from heddle.fabric.fabricfile import load_fabric
+from heddle.lab import faults
+from heddle.lab import lifecycle as life
+from heddle.lab.lab import Lab
+from heddle.lab.status import status
+from heddle.runs.run import run as run_collective
+from heddle.switch.hashing import hashing
+from heddle.switch.pfc import control as pfc
+from heddle.traffic.options import run_options
+from heddle.views import labtext
+from tests.conftest import Up
+
+
+def inside(lab: Lab, node: str, *command: str) -> str:
+    argv = ["nsenter", f"--net={lab.handle(node).netns}", *command]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def failed(lab: Lab) -> dict[str, str]:
+    return {check.name: check.detail for check in validate(lab) if not check.ok}
+
+
+@pytest.fixture(scope="module")
+def own(lab_name: Callable[[], str], up: Up) -> Iterator[Lab]:
+    """A lab of this module alone: its daemons are ended and started again."""
+    name = lab_name()
+    try:
+        yield up(name).lab
+    finally:
+        life.down(name)
+
+
+@pytest.fixture
+def whole(own: Lab) -> Iterator[Lab]:
+    """The module's lab, which a test must leave repaired."""
+    yield own
+    end = time.monotonic() + 10
+    while left := failed(
+        own
+    ):  # what a link lost is in the counters until the agent takes it out, a second or two later
+        assert set(left) == {"depths"} and time.monotonic() < end, left
+        time.sleep(0.2)
+
+
+def test_up_reports_a_link_that_is_down_before_it_waits_for_routes(whole: Lab, up: Up) -> None:
+    inside(whole, "rtsw1", "ip", "link", "set", "eth1", "down")
+    began = time.monotonic()
+    said = rf"^rtsw1:eth1  the link is down\n.*hint: \./inv up --repair --name {whole.name} sets it up$"
+    with pytest.raises(CheckError, match=said):
+        up(whole.name)
+    assert time.monotonic() - began < 10, "routes are waited for 30 s and more"
+    assert "is down" in status(whole.name)[0].faults[0], "status reports the same"
+    done = up(whole.name, repair=True)
+    assert done.repaired is not None and not done.created and done.converged
+    assert done.repaired.done == ("rtsw1:eth1: link set up",)
+
+
+def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole: Lab, up: Up) -> None:
+    routes = inside(whole, "host1", "ip", "route")
+    inside(whole, "host1", "ip", "link", "set", "eth1", "down")
+    inside(whole, "rtsw2", "tc", "qdisc", "del", "dev", "eth2", "root")
+    inside(whole, "rtsw2", "tc", "qdisc", "del", "dev", "eth1", "clsact")
+    inside(whole, "host4", "tc", "filter", "del", "dev", "eth1", "ingress", "pref", "10")
+    for node, daemon in (("rtsw1", "zebra"), ("ctsw1", "bgpd")):
+        whole.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
+    agent = pfc.alive(whole.name)
+    assert agent.agent and agent.keeper
+    for pid in (agent.keeper, agent.agent):  # the keeper first: each would start the other again
+        os.kill(pid, signal.SIGSTOP)
+    for pid in (agent.keeper, agent.agent):
+        os.kill(pid, signal.SIGKILL)
+    done = up(whole.name, repair=True).repaired
+    assert done is not None
+    assert done.done == (
+        "host1:eth1: link set up",
+        "rtsw2:eth1, host4:eth1: programs installed again",
+        "rtsw2:eth2: queues installed again",
+        "the PFC agent and its keeper: started again",
+        "rtsw1: zebra did not answer; FRR started again",
+        "ctsw1: bgpd did not answer; FRR started again",
+    )
+    assert inside(whole, "host1", "ip", "route") == routes, "a host's routes go with its port"
+    assert failed(whole) == {}
+    result = run_collective(whole, run_options(size="256K", qps=4, iters=2), Silent())
+    assert result.wrong == 0 and not result.warnings
+    again = up(whole.name, repair=True)
+    assert again.repaired is not None and again.repaired.done == again.repaired.left == ()
+    assert "nothing to repair" in labtext.up_text(again)
+
+
+def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None:
+    whole.output("ctsw2", ["sh", "-c", "kill -STOP $(cat /run/frr/bgpd.pid)"])
+    with pytest.raises(CheckError, match=r"ctsw2  bgpd does not answer\n.*--repair"):
+        up(whole.name)
+    done = up(whole.name, repair=True).repaired
+    assert done is not None and done.done == ("ctsw2: bgpd did not answer; FRR started again",)
+
+
+def test_what_was_taken_down_through_heddle_is_left_and_named(whole: Lab, up: Up) -> None:
+    with faults.link_down(whole, "rtsw1:eth1"), faults.drain(whole, "ctsw2"):
+        inside(whole, "rtsw2", "ip", "link", "set", "eth3", "down")
+        with pytest.raises(CheckError, match=r"rtsw1:eth1  the link is down on purpose"):
+            up(whole.name)
+        done = up(whole.name, repair=True)
+        assert done.repaired is not None and not done.converged
+        assert done.repaired.done == ("rtsw2:eth3: link set up",)
+        assert [line.split(":")[0] for line in done.repaired.left] == ["rtsw1", "ctsw2"]
+        assert "left      rtsw1:eth1: the link is down on purpose" in labtext.up_text(done)
+        assert labtext.up_json(done)["left"] == list(done.repaired.left)
+    done = up(whole.name, repair=True)
+    assert done.repaired is not None and done.converged and done.repaired.left == ()
+
+
+def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
+    asn = whole.fabric.by_name["rtsw1"].asn
+    configure = ["vtysh", "-d", "bgpd", "-c", "configure terminal", "-c", f"router bgp {asn}", "-c"]
+    said: list[str] = []
+
+    class Listener(Silent):
+        def warn(self, text: str) -> None:
+            said.append(text)
+
+    whole.output("rtsw1", [*configure, "neighbor eth1 shutdown"])
+    try:
+        end = time.monotonic() + 10
+        while whole.made.gaps(whole.snapshot(whole.made.gap_parts)) == [] and time.monotonic() < end:
+            time.sleep(0.1)  # until kernels have lost its routes
+        with pytest.raises(CheckError) as caught:
+            up(whole.name, observer=Listener(), timeout=1.0)
+        assert "no BGP session: rtsw1:eth1: " in said[0]
+        first = caught.value.problems[0]
+        assert (first.what, "rtsw1:eth1" in first.why) == ("BGP", True), first
+    finally:
+        whole.output("rtsw1", [*configure, "no neighbor eth1 shutdown"])
+        faults.wait(whole)
+
+
+def test_nodes_ports_and_programs_that_are_gone_need_down_and_up(name: str, up: Up, runtime: str) -> None:
+    lab = up(name).lab
+    down_up = rf"hint: \./inv down {name}, then up again: this cannot be repaired"
+    shutil.rmtree(hashing.PINS / name / "rtsw1")
+    with pytest.raises(MachineError, match=rf"hash is gone: somebody removed it\n.*{down_up}"):
+        up(name, repair=True)
+    inside(lab, "host2", "ip", "link", "del", "eth1")
+    with pytest.raises(MachineError, match=rf"host2:eth1  the port is gone\n.*{down_up}"):
+        up(name, repair=True)
+    if runtime == "netns":
+        subprocess.run(["ip", "netns", "del", lab.handle("ctsw1").netns.name], check=True)
+        with pytest.raises(MachineError, match=rf"ctsw1  its namespace is gone: somebody removed it\n.*{down_up}"):
+            up(name, repair=True)
+
+
+def test_repair_of_an_ipv6_fabric_gives_hosts_their_addresses_back(lab_name: Callable[[], str]) -> None:
+    name = lab_name()
+    loaded = load_fabric("tiny", name=name, overrides=["family=ipv6"])
+    try:
+        lab = life.up(loaded).lab
+        before = inside(lab, "host1", "ip", "-6", "route")
+        inside(lab, "host1", "ip", "link", "set", "eth1", "down")
+        done = life.repair_lab(name)
+        assert done.repaired is not None and done.repaired.done == ("host1:eth1: link set up",)
+        assert sorted(inside(lab, "host1", "ip", "-6", "route").split("\n")) == sorted(before.split("\n"))
+        assert failed(lab) == {}
+    finally:
+        life.down(name)
