@@ -24,6 +24,7 @@ from heddle.base.mounts import scratch
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.process import Journal, run
 from heddle.host import packages
+from heddle.host.chroot import check_engine_possible
 from heddle.host.engine import binary, images, release
 from heddle.host.engine import docker as engine
 from heddle.host.engine.byhand import compile as build
@@ -76,6 +77,8 @@ def setup_containerlab(
 
     stays: an engine that a test run has started continues after that run.
     """
+    if not engine.answers():
+        check_engine_possible()  # before anything is installed
     return [
         _packages(observer, yes, ask),
         _daemon(observer, stays=stays),

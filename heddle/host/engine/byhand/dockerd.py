@@ -27,6 +27,7 @@ from heddle.base import mounts as trees
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import CheckError, MachineError, Problem, machine_errors
 from heddle.base.process import find_program, run, search_path
+from heddle.host.chroot import check_engine_possible
 from heddle.host.engine import docker as engine
 from heddle.host.engine.lockfile import locked
 
@@ -79,6 +80,7 @@ def start(observer: Observer | None = None, *, temporary: bool = False) -> None:
     dockerd = find_program("dockerd", *engine.PLACES)
     if dockerd is None or "DOCKER_HOST" in os.environ or not engine.down():
         raise MachineError(wrong)
+    check_engine_possible()
     observer.begin("engine")
     with locked(_file("starting"), fcntl.LOCK_EX):
         if engine.down():  # else another process has started it
