@@ -385,6 +385,7 @@ def test_exec_says_where_a_command_that_is_missing_comes_from(
     if here:
         monkeypatch.setenv("PATH", "/nowhere")
         monkeypatch.setattr("heddle.cli.exec_verb.find_program", lambda *_: None)
-        run_inside(out, tiny.name, "host1", ["ping"])
+        wanted = "ping"  # which does not start: nothing is found
+        run_inside(out, tiny.name, "host1", [wanted])
         said = "hint: apt-get install iputils-ping brings ping: nodes have the programs of this machine"
         assert said in capfd.readouterr().err

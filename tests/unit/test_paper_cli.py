@@ -101,7 +101,7 @@ def test_the_busiest_link_is_the_first_of_the_busiest_links(fabric: str, plan: s
 def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
     result = forecast(load_fabric("tiny").fabric, load_plan("ring,qps=64,size=16K"), Ask(), Silent())
     text = render(result)
-    said = "128 of 256 QPs carry nothing: messages are too short to be cut into so many parts of 128 bytes"
+    said = "128 of 256 QPs carry nothing: messages are too short for so many parts of 128 bytes"
     assert text.index(said) < text.index("completion /roofline")
     assert text.count("carry nothing") == 1
     assert result.to_json()["notes"][0] == said
