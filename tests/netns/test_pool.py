@@ -103,7 +103,7 @@ def test_what_cannot_come_up_leaves_neither_lab_nor_claim(pool: Pool) -> None:
     before = {each.lab for each in claims()}
     with pytest.raises(InputError, match="neither a preset nor a file"):
         pool.take("tinny")
-    with pytest.raises(InputError, match="is no runtime"):
+    with pytest.raises(InputError, match="is not a runtime"):
         pool.take("tiny", "docker")
     assert {each.lab for each in claims()} == before
 

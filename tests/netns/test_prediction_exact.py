@@ -102,7 +102,7 @@ def test_the_self_test_agrees_with_this_kernel_and_with_no_other_arithmetic() ->
         lambda flows, seed, policy, fields: kernel_hash(flows, seed, 1 if policy == 3 else policy, fields),
     ):
         found = examine(wrong)
-        assert found.differs and "flows under IPv" in found.text()
+        assert found.differs and "flows with IPv" in found.text()
 
 
 def test_a_trial_leaves_no_name_and_brings_its_thread_home_whatever_happens_in_it() -> None:
