@@ -101,6 +101,7 @@ _ALL: Final = (
     _tool("iputils-ping", "tests send pings", "ping"),
     _tool("traceroute", "shows a path hop by hop, from inside a host", optional=True),
     _tool("iperf3", "sends TCP and UDP between hosts by hand", optional=True),
+    _tool("sudo", "tests run the main job as an ordinary user"),
     _tool("git", "tests of --place make a checkout"),
     _tool("ethtool", "tests look at offloads with it"),
     _tool("tcpdump", "captures the packets of a port"),
@@ -138,7 +139,17 @@ FABRIC: Final = ("frr", *LAB)
 HOST_TOOLS: Final = ("iputils-ping", "traceroute", "iperf3", "tcpdump")
 CAPTURE: Final = ("tcpdump", "util-linux")
 UNIT_TESTS: Final = ("libbpf", "util-linux")
-TEST_EXTRAS: Final = ("ethtool", "git", "mount", "openssh-client", "openssh-server", "procps", "tcpdump", "tshark")
+TEST_EXTRAS: Final = (
+    "ethtool",
+    "git",
+    "mount",
+    "openssh-client",
+    "openssh-server",
+    "procps",
+    "sudo",
+    "tcpdump",
+    "tshark",
+)
 BUILD: Final = ("clang", "libbpf-dev", "lld")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")

@@ -82,7 +82,7 @@ def test_the_main_job(
         assert "./inv" not in done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("sudo") is None, reason="sudo is not installed")
+@pytest.mark.needs("sudo")
 def test_the_main_job_through_sudo(wheel: Path, name: str, leftovers: Leftovers) -> None:
     """As an ordinary user who may use sudo: in a mount namespace that has a sudoers file for that user."""
     python = python_of_others()
@@ -241,7 +241,7 @@ def test_a_read_only_home_is_reported_and_nothing_is_left(
     before = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script, "x"]
     told = installed.heddle("up", "tiny", "--name", name, cwd=empty, env={"HOME": str(home)}, before=before)
     assert told.returncode == 3, told.stdout
-    assert "Read-only file system\n  hint: HEDDLE_STATE_DIR=/var/tmp/heddle names another place" in told.stderr
+    assert "Read-only file system\n  hint: set another directory, as in HEDDLE_STATE_DIR=/var/tmp/heddle" in told.stderr
     assert leftovers(name) == []
     # What keeps no state works, and says nothing about caches of its libraries.
     for words in (["status"], ["render", "tiny", "--out", "out"], ["graph", "--fabric", "tiny", "--out", "tiny.png"]):
@@ -292,5 +292,5 @@ def test_a_record_of_a_later_format_names_its_version(
     told = installed.heddle("validate", cwd=empty, env=env)
     assert told.returncode == 3
     assert f"its format is 77 of Heddle 99.1, and Heddle {VERSION} reads 2" in told.stderr
-    assert f"hint: heddle down {name} removes it" in told.stderr
+    assert f"hint: run heddle down {name} to remove it" in told.stderr
     assert installed.heddle("down", name, cwd=empty, env=env).returncode == 0
