@@ -136,7 +136,7 @@ def test_a_name_that_leads_to_another_process_namespace_is_told_and_nobody_there
             name.symlink_to(f"/proc/{bystander.pid}/ns/net")
         (row,) = status(lab.name)
         assert row.faults[0].startswith("ctsw1  its container is not running")
-        assert row.faults[1].startswith("host1  its container runs, but its namespace is not at /run/netns/")
+        assert row.faults[1].startswith("host1  its container is running, but its namespace is not at /run/netns/")
         assert life.down(lab.name)
         assert leftovers(lab.name) == []
         assert bystander.poll() is None
