@@ -65,6 +65,14 @@ done
 rm -f /run/frr/*.pid
 """
 
+# A daemon of FRR 10.3 may keep the output of its start script open, and a pipe would never end.
+_START_DAEMONS: Final = r"""
+"$0" "$@" < /dev/null > /run/frr/heddle-repair.log 2>&1 && exit 0
+code=$?
+cat /run/frr/heddle-repair.log >&2
+exit $code
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
@@ -173,7 +181,7 @@ def _daemons(lab: Lab) -> list[str]:
             hint = f"./inv down {lab.name}, then up again"
             raise MachineError(Problem(switch, ", ".join(names), "is not started by Heddle, but by its image", hint))
         lab.output(switch, ["sh", "-c", _END_DAEMONS], timeout=_END_S)
-        lab.output(switch, start.split(), timeout=_END_S)
+        lab.output(switch, ["sh", "-c", _START_DAEMONS, *start.split()], timeout=_END_S)
         repaired.append(f"{switch}: {' and '.join(names)} did not answer; FRR started again")
     return repaired
 

@@ -88,7 +88,7 @@ def test_a_part_of_the_result_stands_above_the_rows_and_a_dropped_step_says_noth
 
     stream = io.StringIO()
     live = RichObserver(stream)
-    live.console = Console(file=stream, force_terminal=True, width=60, highlight=False)
+    live.console = Console(file=stream, force_terminal=True, width=60, highlight=False, _environ={"TERM": "xterm"})
     live.begin("run", 2)
     live.advance("run", 1)
     live.aside(lambda: print("a row", file=stream))
