@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 # Total cost of one 4 KB data packet (built, shaped, forwarded three times, checked, summed), in units of the time that
-# zlib takes for a CRC over 4 KB, on links whose rates keep two processors about half busy (`./inv bench budget`).
+# zlib takes for a CRC over 4 KB, at rates that keep two processors about two thirds busy (`./inv bench steady`).
 # On slower links a packet costs more (each wakes a processor), at saturation a third of it: docs/performance.md.
 PACKET_COST_CRCS: Final[Mapping[bool, float]] = {True: 70.0, False: 110.0}  # compiled NICs, and Python's
 

@@ -1,4 +1,4 @@
-"""Repairing a running lab: links, queues and programs, the PFC agent, daemons. What nobody broke is left alone.
+"""Repairing a running lab: links, queues and programs, the PFC agent, daemons. What works is not changed.
 
 In:  a Lab whose lock is held.
 Out: Repaired: one line for each repair, and what was left on purpose; a second call finds nothing to repair.
@@ -96,14 +96,14 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
 
 def _check_repairable(lab: Lab) -> None:
     """MachineError for what only `down` and `up` bring back."""
-    anew = f"./inv down {lab.name}, then up again: this cannot be repaired"
+    recreate = f"./inv down {lab.name}, then up again: this cannot be repaired"
     lost = lab.runtime.missing_nodes(lab.name, lab.topology)
-    found = [Problem(each.where, each.what, each.why, anew) for each in lost]
+    found = [Problem(each.where, each.what, each.why, recreate) for each in lost]
     if not found:
         roots = lab.snapshot(LabPart.ROOTS).foreign_roots
-        found = [Problem(ref, "the port", "is gone", anew) for ref, kind in roots.items() if not kind]
+        found = [Problem(ref, "the port", "is gone", recreate) for ref, kind in roots.items() if not kind]
         pins = [path for path in install.pins_of(lab.fabric) if not path.exists()]
-        found += [Problem("bpf", str(path), "is gone: somebody removed it", anew) for path in pins[:1]]
+        found += [Problem("bpf", str(path), "is gone: somebody removed it", recreate) for path in pins[:1]]
     if found:
         raise MachineError(*found)
 
