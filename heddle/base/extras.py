@@ -40,13 +40,19 @@ class Extra:
         return Problem("", self.package, f"is not installed, and {self.serves} need it", self.hint)
 
 
+DASHBOARD: Final = "dashboard"
+MCP: Final = "mcp"
 PLOT: Final = "plot"
+REPORT: Final = "report"
 SSH: Final = "ssh"
 TEST: Final = "test"
 EXTRAS: Final[Mapping[str, Extra]] = {
     each.name: each
     for each in (
+        Extra(DASHBOARD, "starlette", "starlette", "the live page and its metrics (dashboard)"),
+        Extra(MCP, "mcp", "mcp", "assistants (mcp)"),
         Extra(PLOT, "matplotlib", "matplotlib", "pictures (plot, graph, --heatmap)"),
+        Extra(REPORT, "plotly", "plotly", "reports (report, compare --report)"),
         Extra(SSH, "paramiko", "paramiko", "lab servers (--place ssh:...)"),
         Extra(TEST, "pytest", "pytest", "tests of fabrics"),
     )
