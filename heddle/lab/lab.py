@@ -94,7 +94,7 @@ class Blueprint(Protocol):
     def gaps(self, now: Snapshot) -> list[str]:
         """Routes that the kernels should have and do not have, in lines."""
 
-    def routes_said(self) -> str:
+    def routes_checked(self) -> str:
         """What `gaps` looks for, when nothing lacks; empty where nothing is known that should be there."""
 
     def sessions(self, now: Snapshot) -> tuple[int, int]:

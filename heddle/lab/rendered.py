@@ -109,7 +109,7 @@ class Rendered:
             found = convergence.gaps(self.fabric, now.fibs, wanted)
         return [*said, *(gap.text() for gap in found)]
 
-    def routes_said(self) -> str:
+    def routes_checked(self) -> str:
         """All shortest paths."""
         count = sum(len(table) for table in self.fabric.expected_next_hops.values())
         return f"{count} prefixes with all their next hops, in every kernel"

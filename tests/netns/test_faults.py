@@ -56,7 +56,7 @@ def test_three_tiers_come_up_and_every_check_passes(dc: Lab) -> None:
     checks = {check.name: check for check in validate(dc)}
     assert not [check for check in checks.values() if not check.ok]
     assert checks["paths"].detail == "prediction, oracle and counters agree on 32 QPs of the last run"
-    assert checks["links"].detail == "24 are up, and no switch is drained"
+    assert checks["links"].detail == "24 links are up, and no switch is drained"
     assert ways(dc, "rtsw1", 3) == {"eth1", "eth2"}
     assert ways(dc, "ctsw1", 3) == {"eth3", "eth4"}
     assert ways(dc, "atsw1", 3) == {"eth3", "eth4"}

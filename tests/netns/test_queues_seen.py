@@ -250,7 +250,7 @@ def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab:
         assert "bytes in" in said()
         live.cells["in_bytes"][at] -= 60
         live.ingress["occupancy"][row(live.ids["ctsw1", "eth1"], 3)] += 90
-        assert said() == "ctsw1:eth1, class 3: 90 bytes came in by it and have not left the switch"
+        assert said() == "ctsw1:eth1, class 3: 90 bytes arrived here and have not left the switch"
         live.ingress["occupancy"][row(live.ids["ctsw1", "eth1"], 3)] -= 90
     assert set(failed(lab)) == {"pauses"}
 
@@ -266,7 +266,7 @@ def test_validate_names_thresholds_that_nobody_set_and_headroom_that_lacked(lab:
         live.set_policies(wanted_policies(lab))
         inward = live.ingress[row(live.ids["rtsw1", "eth1"], 3) :][:1]
         inward["drops"], inward["lost_high"] = 2, 8300
-        said = "2 packets dropped for want of headroom, 8300 bytes in one pause"
+        said = "2 packets dropped because headroom was full, up to 8300 bytes short in one pause"
         assert failed(lab) == {"headroom": f"rtsw1:eth1, class 3: {said}"}
         inward["drops"] = inward["lost_high"] = 0
     assert failed(lab) == {}
@@ -279,13 +279,13 @@ def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -
 
     tbf("rate 8kbit burst 9000b")
     try:
-        assert failed(lab) == {"pauses": "rtsw1:eth1, class 3: its gate is closed, and nobody has closed it"}
+        assert failed(lab) == {"pauses": "rtsw1:eth1, class 3: the gate is closed, but the PFC agent did not close it"}
     finally:
         tbf("rate 40gbit burst 100000b")
     state = pfc.alive(lab.name)
     assert state.agent is not None and state.keeper is not None
     pfc.stop(lab.name)
-    assert failed(lab) == {"pauses": "the agent of PFC does not run; the keeper of PFC does not run"}
+    assert failed(lab) == {"pauses": "the PFC agent is not running; the PFC keeper is not running"}
     assert "agent: does not run" in inv(lab, "queues").stdout
     assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
     assert failed(lab) == {}

@@ -195,7 +195,7 @@ class ImportedLab:
         unreached = convergence.unreached(self.fabric, now)
         return [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
 
-    def routes_said(self) -> str:
+    def routes_checked(self) -> str:
         """Routes to the hosts."""
         hosts = convergence.host_addresses(self.fabric)
         return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
