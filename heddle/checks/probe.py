@@ -23,7 +23,10 @@ from heddle.kernel.namespace import inside
 
 _PORT: Final = 4790  # next to RoCEv2's 4791, which NICs keep for themselves
 # Level, option and value that forbid fragments (linux/in.h, in6.h: PMTUDISC_DO); then bytes of UDP and IP header.
-_DO_NOT_FRAGMENT: Final[Mapping[int, tuple[int, int, int]]] = {4: (socket.IPPROTO_IP, 10, 2), 6: (socket.IPPROTO_IPV6, 23, 2)}
+_DO_NOT_FRAGMENT: Final[Mapping[int, tuple[int, int, int]]] = {
+    4: (socket.IPPROTO_IP, 10, 2),
+    6: (socket.IPPROTO_IPV6, 23, 2),
+}
 _HEADERS: Final[Mapping[int, int]] = {4: 8 + 20, 6: 8 + 40}
 _MARK: Final = struct.Struct("!4sII")  # random identifier of this probe, sender, receiver
 _MAX_PEERS: Final = 31  # NICs that one NIC probes at most; a larger fabric is sampled by a pattern of distances

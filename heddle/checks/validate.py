@@ -70,7 +70,8 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
     lost = lab.runtime.missing_nodes(lab.name, lab.topology)
     nodes = CheckResult("nodes", not lost, "; ".join(map(first_line, lost[:SHOWN])) or f"{len(lab.handles())} running")
     if lost:
-        return (nodes, *(CheckResult(name, True, "not checked: nodes are not running", skipped=True) for name in CHECKS))
+        skipped = "not checked: nodes are not running"
+        return (nodes, *(CheckResult(name, True, skipped, skipped=True) for name in CHECKS))
     subject = Subject.of(lab)
     chosen = {name: check for name, check in CHECKS.items() if only is None or name in only}
     return (nodes, *(_check(name, partial(check, subject)) for name, check in chosen.items()))
