@@ -96,7 +96,7 @@ def test_a_container_of_somebody_else_that_has_a_nodes_name_is_told_and_never_to
 
 def test_a_name_taken_by_the_other_runtime_is_told(name: str, up: Up) -> None:
     life.up(load_fabric("tiny", name=name))
-    with pytest.raises(InputError, match="runtime: containerlab was asked for, and netns runs"):
+    with pytest.raises(InputError, match="runtime: containerlab was requested, but the running lab uses netns"):
         up(name)
 
 

@@ -209,5 +209,5 @@ def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how
 def test_a_port_that_is_gone_is_named(fabric_lab: FabricLab) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     lab.output("host2", ["ip", "link", "delete", "eth1"])
-    with pytest.raises(CheckError, match="host2:eth1  the port is gone: somebody removed it"):
+    with pytest.raises(CheckError, match="host2:eth1  the port is missing: it was removed"):
         all_reduce(lab)

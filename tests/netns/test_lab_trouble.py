@@ -123,7 +123,7 @@ def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(nam
 def test_rollback_takes_down_only_what_this_up_made(name: str, up: Up) -> None:
     lab = up(name).lab
     end(lab, "rtsw1", "bgpd")
-    with pytest.raises(CheckError, match=r"does not answer|did not come"):
+    with pytest.raises(CheckError, match=r"does not answer|convergence failed"):
         up(name, rollback=True, timeout=0.5)
     assert lab.runtime.exists(name)
     assert state.read_record(name) is not None

@@ -204,7 +204,7 @@ def test_what_cannot_be_changes_nothing(lab: Lab) -> None:
         assert (live.policies().tobytes(), live.half) == (before, half)
     wrong = inv(lab, "queues", "set", "scheduler=ets")
     assert wrong.returncode == 2
-    assert "scheduler is fixed when a lab is made" in wrong.stderr
+    assert "scheduler is fixed when a lab is created" in wrong.stderr
 
 
 @pytest.mark.deep

@@ -155,10 +155,10 @@ def test_nodes_ports_and_programs_that_are_gone_need_down_and_up(name: str, up: 
     lab = up(name).lab
     down_up = rf"hint: \./inv down {name}, then up again: this cannot be repaired"
     shutil.rmtree(hashing.PINS / name / "rtsw1")
-    with pytest.raises(MachineError, match=rf"hash is gone: somebody removed it\n.*{down_up}"):
+    with pytest.raises(MachineError, match=rf"hash is missing: it was removed\n.*{down_up}"):
         up(name, repair=True)
     inside(lab, "host2", "ip", "link", "del", "eth1")
-    with pytest.raises(MachineError, match=rf"host2:eth1  the port is gone\n.*{down_up}"):
+    with pytest.raises(MachineError, match=rf"host2:eth1  the port is missing: it was removed\n.*{down_up}"):
         up(name, repair=True)
     if runtime == "netns":
         subprocess.run(["ip", "netns", "del", lab.handle("ctsw1").netns.name], check=True)

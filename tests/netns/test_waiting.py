@@ -147,6 +147,6 @@ def test_a_fabrics_reason_names_the_gap_and_what_bgp_says(up: Up, name: str) -> 
         time.sleep(0.05)
     with pytest.raises(CheckError):
         lab.wait(heard, timeout=3)
-    assert "ctsw1: 10.0.0.0/24 lacks next hops over eth1 to rtsw1 (BGP: " in heard.reasons[-1]
-    assert "rtsw1: 10.0.1.0/24 lacks next hops over eth1 to ctsw1 (BGP: Idle" in heard.reasons[-1]
+    assert "ctsw1: 10.0.0.0/24 has no next hop over eth1 to rtsw1 (BGP: " in heard.reasons[-1]
+    assert "rtsw1: 10.0.1.0/24 has no next hop over eth1 to ctsw1 (BGP: Idle" in heard.reasons[-1]
     assert heard.reasons[-1].endswith("; and 1 more")

@@ -11,7 +11,7 @@ from tests.unit import run_samples
 
 FINE = FabricReading()
 DOWN = FabricReading(("rtsw1:eth1  the link is down",), ("rtsw1:eth1 is down",))
-LOST = FabricReading((), tuple(f"rtsw{n}: 10.0.0.0/24 lacks eth1" for n in range(1, 8)))
+LOST = FabricReading((), tuple(f"rtsw{n}: 10.0.0.0/24 has no next hop eth1" for n in range(1, 8)))
 
 
 def told(before: FabricReading, after: FabricReading, *changed: str) -> tuple[str, dict[str, object]]:
@@ -60,7 +60,7 @@ def test_a_change_during_the_run_is_named_in_both_directions() -> None:
 
 def test_many_gaps_are_shortened_in_words_and_whole_in_json() -> None:
     text, data = told(LOST, LOST)
-    assert "rtsw4: 10.0.0.0/24 lacks eth1; and 3 more" in text
+    assert "rtsw4: 10.0.0.0/24 has no next hop eth1; and 3 more" in text
     assert len(data["fabric_state"]["before"]["gaps"]) == 7  # type: ignore[index]
 
 

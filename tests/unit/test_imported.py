@@ -95,7 +95,7 @@ def test_a_files_name_is_brought_to_heddles_rule(own: str, here: str, write: Wri
     assert lab_name(own) == here
     made = import_topology(write(f"name: {own}\ntopology: {{nodes: {{a: {{kind: linux}}}}}}\n"), "netns")
     assert made.fabric.name == here
-    assert any(f"{own} is called {here} here" in note for note in made.notes) == (own != here)
+    assert any(f"the lab of {own} is named {here}:" in note for note in made.notes) == (own != here)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> N
         blueprint_of("zone", own, "netns")
     with pytest.raises(InputError, match="changes a key of a fabric file"):
         blueprint_of(None, own, "netns", overrides=["racks=3"])
-    with pytest.raises(InputError, match="is written already"):
+    with pytest.raises(InputError, match="this one is user-supplied"):
         blueprint_of(None, own, "netns", dialect="frr")
     with pytest.raises(InputError, match="is not a legal name of a lab"):
         blueprint_of(None, own, "netns", name="../x")
@@ -292,5 +292,5 @@ def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Wr
     with pytest.raises(InputError) as caught:
         import_topology(path, "netns")
     assert [problem.where.rpartition(":")[2] for problem in caught.value.problems] == ["8", "9"]
-    assert "kernel.pid_max is this whole machine's" in str(caught.value)
+    assert "kernel.pid_max is one value for the whole machine" in str(caught.value)
     assert import_topology(path, "containerlab").description is not None, "an engine judges for itself"

@@ -113,7 +113,7 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
     inward["headroom_high"], inward["drops"], inward["lost_high"] = 130_000, 12, 40_000
     result = maps.result()
     (headroom,) = result.headroom
-    assert (headroom.highest, headroom.highest_at, headroom.lacking) == (130_000 + 40_000, "rtsw1:eth1", 40_000)
+    assert (headroom.highest, headroom.highest_at, headroom.missing_bytes) == (130_000 + 40_000, "rtsw1:eth1", 40_000)
     said = text(result)
     assert "most needed 170 KB at rtsw1:eth1" in said
     assert "UNDERSIZED: 12 packets dropped for want of it, 40 KB more than there was; try pfc.headroom=170KB" in said
@@ -133,7 +133,7 @@ def test_packets_that_several_ports_lacked_headroom_for_are_counted_together(map
         inward = maps.ingress[maps.at(ref)]
         inward["drops"], inward["lost_high"] = drops, lacked
     (headroom,) = maps.result().headroom
-    assert (headroom.drops, headroom.lacking, headroom.highest_at) == (17, 60_000, "ctsw1:eth2")
+    assert (headroom.drops, headroom.missing_bytes, headroom.highest_at) == (17, 60_000, "ctsw1:eth2")
 
 
 def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) -> None:
