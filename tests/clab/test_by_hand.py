@@ -67,7 +67,7 @@ def test_nodes_are_not_privileged_and_have_no_way_out(tiny: Lab) -> None:
         assert "default" not in lab.output(node, ["ip", "-6", "route"])
 
 
-def test_a_lab_destroyed_by_hand_is_told_and_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
+def test_a_lab_destroyed_by_hand_is_reported_and_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
     containerlab("destroy", "-t", str(lab.topology), "--cleanup")
     (row,) = status(lab.name)
     assert row.state == "broken"
@@ -78,7 +78,7 @@ def test_a_lab_destroyed_by_hand_is_told_and_goes_down_clean(lab: Lab, leftovers
     assert leftovers(lab.name) == []
 
 
-def test_up_after_a_destroy_by_hand_makes_it_anew(lab: Lab, up: Up) -> None:
+def test_up_after_a_destroy_by_hand_recreates_it(lab: Lab, up: Up) -> None:
     containerlab("destroy", "-t", str(lab.topology))
     assert up(lab.name).created
     assert health.faults(lab) == []
@@ -123,7 +123,7 @@ def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Left
     assert leftovers(lab.name) == []
 
 
-def test_a_name_that_leads_to_another_process_namespace_is_told_and_nobody_there_is_ended(
+def test_a_name_of_another_process_namespace_is_reported_and_no_process_there_is_ended(
     lab: Lab, leftovers: Leftovers
 ) -> None:
     """A container that dies leaves its link to /proc/PID, and that number goes to the next process that comes."""

@@ -40,7 +40,7 @@ def engine_of_this_run() -> Iterator[daemon.DockerdRecord | None]:
         daemon._write(before)
 
 
-def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_somebody_sets_it_up(
+def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_set_up_by_the_user(
     engine_of_this_run: daemon.DockerdRecord | None,
 ) -> None:
     setup_containerlab(Silent(), stays=False)

@@ -87,9 +87,7 @@ def test_ways_of_the_same_depth_share_new_bursts(lab: StaticLab, queues: LabQueu
     assert set(found) == {"eth1", "eth2", "eth4"} and min(found.values()) > 60  # 100 each on average
 
 
-def test_a_burst_keeps_its_way_whatever_queues_do_and_the_next_one_looks_again(
-    lab: StaticLab, queues: LabQueues
-) -> None:
+def test_a_burst_keeps_its_path_and_the_next_one_compares_queues_again(lab: StaticLab, queues: LabQueues) -> None:
     told(lab, "adaptive", gap_ns=300_000_000)
     (frame,) = frames_of(lab, [7])
     before = statistics(lab)
@@ -102,7 +100,7 @@ def test_a_burst_keeps_its_way_whatever_queues_do_and_the_next_one_looks_again(
     assert statistics(lab) - before == {"steered": 60, "repicks": 1}
 
 
-def test_a_dead_way_is_none_however_empty_its_queue_is(lab: StaticLab, queues: LabQueues) -> None:
+def test_a_dead_next_hop_is_not_chosen_even_with_an_empty_queue(lab: StaticLab, queues: LabQueues) -> None:
     told(lab, "adaptive", gap_ns=LONG_NS)
     depths(lab, queues, {3: (6000, 0, 6000, 5000)})
     (frame,) = frames_of(lab, [1])

@@ -90,7 +90,7 @@ def unsent(wire: socket.socket) -> int:
 
 
 @pytest.mark.parametrize("mode", [mode if mode == "pinned" else deep(mode) for mode in MODES])
-def test_what_waits_in_a_switch_is_not_charged_to_its_host(lab: StaticLab, mode: str) -> None:
+def test_packets_waiting_in_a_switch_are_not_charged_to_the_hosts_socket(lab: StaticLab, mode: str) -> None:
     tell(lab, mode)
     host = lab.fabric.by_name["host1"].ports[0]
     gateway = lab.fabric.by_name["rtsw1"].port(host.peer_port)

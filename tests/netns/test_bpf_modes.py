@@ -158,7 +158,7 @@ def test_the_checksum_follows_the_ttl_over_every_carry(lab: StaticLab, checksum:
     assert run.frame[24:26] == struct.pack("<H", (little + (little >= 0xFFFF)) & 0xFFFF)
 
 
-def test_what_is_the_kernels_to_handle_is_never_steered(lab: StaticLab) -> None:
+def test_packets_that_the_kernel_must_handle_are_never_steered(lab: StaticLab) -> None:
     seed = told(lab, "pinned")
     flow = flows_of(lab, 1)[0]
     plain = frame_of(lab, flow)
@@ -227,7 +227,7 @@ def test_a_frame_of_a_vlan_is_not_steered(lab: StaticLab) -> None:
     assert counts == [{"steered": 1}, {"fell_back": 1}]
 
 
-def test_what_is_asked_is_no_packet_in_the_statistics(lab: StaticLab) -> None:
+def test_lookups_are_not_counted_as_packets(lab: StaticLab) -> None:
     frame = frame_of(lab, flows_of(lab, 1)[0])
     for mode in ("pinned", "exact-match"):
         told(lab, mode)
@@ -237,7 +237,7 @@ def test_what_is_asked_is_no_packet_in_the_statistics(lab: StaticLab) -> None:
         assert (statistics(lab) - before).total() == 1
 
 
-def test_what_is_longer_than_the_ports_mtu_is_left_to_the_kernel_to_the_byte(lab: StaticLab) -> None:
+def test_packets_longer_than_the_mtu_are_left_to_the_kernel(lab: StaticLab) -> None:
     told(lab, "pinned")
     flow = flows_of(lab, 1)[0]
     frames = [frame_of(lab, flow, payload=1400 - size) for size in (0, 1)]
@@ -293,7 +293,7 @@ def test_a_flowlet_by_load_takes_the_port_that_carried_least(lab: StaticLab) -> 
     assert ports(lab, [frame_of(lab, flow, payload=1000) for flow in flows]) == first
 
 
-def test_a_flowlet_by_load_chooses_anew_after_a_gap(lab: StaticLab) -> None:
+def test_a_flowlet_by_load_chooses_again_after_a_gap(lab: StaticLab) -> None:
     told(lab, "flowlet", gap_ns=200_000_000, first="load")
     frame = frame_of(lab, flows_of(lab, 1)[0], payload=1000)
     (first,) = set(ports(lab, [frame] * 50))
@@ -333,7 +333,7 @@ def test_slices_go_round_a_number_of_ways_that_is_no_power_of_two(family: str) -
                 assert taken == [indexes[port] for port in ("eth1", "eth2", "eth3", "eth1")]
 
 
-def test_what_a_port_carried_long_ago_is_no_load(lab: StaticLab) -> None:
+def test_bytes_of_long_ago_do_not_count_as_load(lab: StaticLab) -> None:
     told(lab, "flowlet", gap_ns=50_000_000, first="load")
     flow, *others = (replace(each, qpn=index) for index, each in enumerate(flows_of(lab, 5)))
     ports(lab, [frame_of(lab, flow, payload=1000)] * 50)

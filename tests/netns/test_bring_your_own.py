@@ -194,7 +194,7 @@ def test_the_files_own_hashing_wins_and_is_predicted(
         ("3, net.ipv4.fib_multipath_hash_fields: 0x0003", ""),
     ],
 )
-def test_hashing_that_cannot_be_predicted_is_told_and_a_hexadecimal_value_is_the_same_one(
+def test_unpredictable_hashing_is_reported_and_hexadecimal_values_are_understood(
     policy: str, told: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str]
 ) -> None:
     name = lab_name()

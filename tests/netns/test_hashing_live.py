@@ -195,7 +195,7 @@ def test_a_port_that_is_gone_is_named_and_nothing_changes(lab: StaticLab) -> Non
     assert read_hashing(lab.name, lab.handle("rtsw1")) == before
 
 
-def test_a_switch_that_another_version_has_set_up_is_told_as_that(lab: StaticLab) -> None:
+def test_a_switch_set_up_by_another_version_is_reported(lab: StaticLab) -> None:
     active = pin_dir(lab.name, "rtsw1") / "active"
     active.rename(active.with_name("config"))  # what versions without live hashing had
     try:

@@ -117,7 +117,7 @@ def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
 
 
 @pytest.mark.deep
-def test_seeds_can_be_shared_or_told_apart_by_tier(lab: Lab) -> None:
+def test_seeds_can_be_shared_or_different_by_tier(lab: Lab) -> None:
     def seeds() -> dict[str, int]:
         return {name: row.seed for name, row in rehash.wanted(lab).items()}
 
@@ -142,7 +142,7 @@ def test_a_lab_that_was_switched_is_still_the_lab_of_its_file(lab: Lab, runtime:
         life.up(other, runtime=runtime)
 
 
-def test_what_cannot_be_is_said_all_at_once_and_changes_nothing(lab: Lab) -> None:
+def test_all_invalid_entries_are_reported_at_once_and_nothing_changes(lab: Lab) -> None:
     rehash.set_hashing(lab, "exact-match", exact={"rtsw1": {(50000, RACK2): "eth2"}})
     before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
     rows = {

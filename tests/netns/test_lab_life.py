@@ -243,7 +243,7 @@ def test_a_killed_up_is_broken_and_goes_down_clean_and_up_just_works(
     assert up(name).created
 
 
-def test_a_stranger_of_that_name_is_not_touched_by_up(name: str, leftovers: Leftovers, up: Up) -> None:
+def test_up_does_not_touch_a_foreign_lab_of_that_name(name: str, leftovers: Leftovers, up: Up) -> None:
     subprocess.run(["ip", "netns", "add", f"heddle-{name}-rtsw1"], check=True)
     with pytest.raises(InputError, match=r"this user.s Heddle has no record of it"):
         up(name)

@@ -47,7 +47,7 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
 
 @pytest.mark.parametrize("options", ["size=40k", *map(deep, ("size=4k", "size=16k", "size=80k", "nr_inodes=8"))])
-def test_a_full_disk_is_told_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_nothing_is_left(
     options: str, name: str, small_disk: Callable[[str], Path], leftovers: Leftovers
 ) -> None:
     small_disk(options)
@@ -56,7 +56,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     assert leftovers(name) == []
 
 
-def test_a_disk_that_cannot_be_written_is_told(name: str, small_disk: Callable[[str], Path]) -> None:
+def test_a_disk_that_cannot_be_written_is_reported(name: str, small_disk: Callable[[str], Path]) -> None:
     spot = small_disk("ro")
     with pytest.raises(MachineError, match=r"Read-only file system\n.*HEDDLE_STATE_DIR"):
         life.up(load_fabric("tiny", name=name))
@@ -159,7 +159,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.deep
-def test_a_namespace_unmounted_by_hand_is_told(name: str, leftovers: Leftovers) -> None:
+def test_a_namespace_unmounted_by_hand_is_reported(name: str, leftovers: Leftovers) -> None:
     lab = life.up(load_fabric("tiny", name=name)).lab
     subprocess.run(["umount", str(lab.handle("host1").netns)], check=True)
     with pytest.raises(MachineError, match="cannot be entered"):
@@ -169,7 +169,7 @@ def test_a_namespace_unmounted_by_hand_is_told(name: str, leftovers: Leftovers) 
 
 
 @pytest.mark.deep
-def test_directories_removed_by_hand_are_told_and_down_is_clean(name: str, leftovers: Leftovers) -> None:
+def test_directories_removed_by_hand_are_reported_and_down_is_clean(name: str, leftovers: Leftovers) -> None:
     lab = life.up(load_fabric("tiny", name=name)).lab
     subprocess.run(["rm", "-rf", str(RUN_DIR / name), str(hashing.PINS / name)], check=True)
     (row,) = status(name)

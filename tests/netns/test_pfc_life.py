@@ -69,7 +69,7 @@ def kill_both(lab: Lab) -> None:
 
 @pytest.mark.deep
 @pytest.mark.containers
-def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
+def test_pauses_are_obeyed_from_up_to_down_whichever_process_is_killed(
     name: str, up: Up, leftovers: Callable[[str], list[str]]
 ) -> None:
     lab = up(name).lab

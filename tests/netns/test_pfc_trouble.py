@@ -116,7 +116,7 @@ def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time
 
 
 @pytest.mark.deep
-def test_with_both_killed_under_load_the_next_start_mends_everything(net: PfcLab) -> None:
+def test_with_both_killed_under_load_the_next_start_repairs_everything(net: PfcLab) -> None:
     with incast(net) as port:
         kill_both(net)
         time.sleep(0.3)
@@ -126,7 +126,7 @@ def test_with_both_killed_under_load_the_next_start_mends_everything(net: PfcLab
 
 
 @pytest.mark.deep
-def test_a_link_that_fails_under_load_leaves_no_bytes_in_the_books_and_works_again(net: PfcLab) -> None:
+def test_a_link_that_fails_under_load_leaves_no_bytes_counted_and_works_again(net: PfcLab) -> None:
     sink = net.lab.fabric.hosts[-1].name
     port = net.lab.fabric.by_name[sink].ports[0].peer_ref
     node, name = port.split(":")

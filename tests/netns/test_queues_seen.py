@@ -83,7 +83,7 @@ def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunResult) -> None:
     assert ran.to_json()["queues"]["pfc_sent"] == use.pauses
 
 
-def test_what_is_recorded_over_time_adds_up_to_what_was_counted(lab: Lab, ran: RunResult) -> None:
+def test_recorded_series_add_up_to_the_counters(lab: Lab, ran: RunResult) -> None:
     _, kept = series_of(lab)
     series = kept.series
     assert kept.what == "incast over 4 ranks, 512 KiB, 1 QP"
@@ -180,7 +180,7 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
     assert read_queues(lab).settings == {}
 
 
-def test_what_was_counted_can_be_forgotten_and_depths_stay_right(lab: Lab, ran: RunResult) -> None:
+def test_counters_can_be_reset_and_depths_stay_right(lab: Lab, ran: RunResult) -> None:
     assert read_queues(lab).reactions.count > 0
     said = inv(lab, "queues", "reset")
     assert said.returncode == 0, said.stderr
@@ -194,7 +194,7 @@ def test_what_was_counted_can_be_forgotten_and_depths_stay_right(lab: Lab, ran: 
     assert "is being worked on by another Heddle" in busy.stderr
 
 
-def test_what_cannot_be_changes_nothing(lab: Lab) -> None:
+def test_an_invalid_setting_changes_nothing(lab: Lab) -> None:
     with LabQueues.pinned(lab.fabric) as live:
         before, half = live.policies().tobytes(), live.half
         with pytest.raises(InputError, match=r"queues\.ecn\.kmin: 40KB is above kmax, 20KB"):
@@ -256,7 +256,7 @@ def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab:
 
 
 @pytest.mark.deep
-def test_validate_names_thresholds_that_nobody_set_and_headroom_that_lacked(lab: Lab) -> None:
+def test_validate_names_unexpected_thresholds_and_missing_headroom(lab: Lab) -> None:
     other = replace(lab.fabric.policy.queues, alpha=0.5)
     with LabQueues.pinned(lab.fabric) as live:
         live.set_policies(policies_of(lab.fabric, own={"rtsw1": other}))
@@ -292,7 +292,7 @@ def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -
 
 
 @pytest.mark.deep
-def test_validate_names_a_program_that_takes_itself_for_another_port_s(lab: Lab) -> None:
+def test_validate_names_a_program_with_the_number_of_another_port(lab: Lab) -> None:
     pin = f"/sys/fs/bpf/heddle/{lab.name}/_queues/enqueue"
     attach = f"tc filter replace dev eth1 egress pref 20 handle 1 bpf direct-action object-pinned {pin} classid 0:"
     with LabQueues.pinned(lab.fabric) as live:

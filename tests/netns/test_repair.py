@@ -112,7 +112,7 @@ def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None
     assert done is not None and done.done == ("ctsw2: bgpd did not answer; FRR started again",)
 
 
-def test_what_was_taken_down_through_heddle_is_left_and_named(whole: Lab, up: Up) -> None:
+def test_links_taken_down_by_heddle_are_left_down_and_named(whole: Lab, up: Up) -> None:
     with faults.link_down(whole, "rtsw1:eth1"), faults.drain(whole, "ctsw2"):
         inside(whole, "rtsw2", "ip", "link", "set", "eth3", "down")
         with pytest.raises(CheckError, match=r"rtsw1:eth1  the link is down on purpose"):

@@ -49,7 +49,7 @@ def test_commands_that_fail_are_named_although_containerlab_ends_well() -> None:
     assert told(SILENT, 0) == ["a  false failed with exit code 1: it printed nothing"]
 
 
-def test_a_deployment_that_fails_is_told_in_containerlabs_words_with_a_remedy() -> None:
+def test_a_failed_deployment_is_reported_with_containerlabs_message_and_a_hint() -> None:
     (said,) = told(PULL, 1)
     assert said.startswith("containerlab deploy of zone failed: Failed to pull image image=docker.io/x/y")
     assert "./inv image" in said
@@ -60,7 +60,7 @@ def test_an_error_without_a_line_of_the_log_is_read_out_of_its_box() -> None:
     assert said.splitlines()[0] == "containerlab deploy of zone failed: Deployment failed: some reason or other."
 
 
-def test_words_that_nobody_knows_are_passed_on() -> None:
+def test_unknown_messages_are_passed_on() -> None:
     (said,) = told("something new", 3)
     assert "failed: something new" in said
     assert "--log-level debug" in said

@@ -120,7 +120,7 @@ printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
 
 
-def test_what_labs_need_brings_what_people_type_in_hosts_where_apt_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_of_labs_include_tools_for_hosts_where_apt_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Optional: it never asks for an installation by itself, and an unknown package is left out."""
     gone = {name: replace(part, present=lambda: False) for name, part in packages.PARTS.items()}
     monkeypatch.setattr(packages, "_has", lambda package: package not in {"iperf3", "libbpf1"})

@@ -20,7 +20,7 @@ def told(before: FabricReading, after: FabricReading, *changed: str) -> tuple[st
     return result.table(), json.loads(json.dumps(result.to_json()))
 
 
-def test_nothing_is_said_of_a_fabric_that_was_right_all_the_time() -> None:
+def test_a_fabric_converged_all_the_time_has_no_warnings() -> None:
     text, data = told(FINE, FINE)
     assert "#fabric" not in text
     assert data["warnings"] == []

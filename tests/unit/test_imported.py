@@ -155,7 +155,7 @@ def test_the_copy_means_the_same_to_both_runtimes(tmp_path: Path, monkeypatch: p
         assert topology.nodes["leaf-1"].labels == {"heddle-lab": "miniclos"}
 
 
-def test_heddle_starts_daemons_only_where_nobody_else_does(tmp_path: Path) -> None:
+def test_heddle_starts_daemons_only_if_nothing_else_starts_them(tmp_path: Path) -> None:
     path = mini_clos(tmp_path, image="quay.io/frrouting/frr:10.3.1")
     assert f"sh {frr.START}" in str(ran(import_topology(path, "netns"))["leaf-1"])
     assert frr.START not in str(ran(import_topology(path, "containerlab"), "containerlab"))
@@ -211,7 +211,7 @@ def test_links_larger_than_pfc_can_hold_back_have_no_lossless_class(write: Write
         assert any("above 60000" in note for note in made.notes) == (not lossless)
 
 
-def test_who_has_frr_is_a_switch_and_who_has_hosts_a_leaf(tmp_path: Path) -> None:
+def test_nodes_with_frr_are_switches_and_those_with_hosts_are_leaves(tmp_path: Path) -> None:
     fabric = import_topology(mini_clos(tmp_path), "netns").fabric
     assert {n.name: n.level for n in fabric.nodes} == {
         **dict.fromkeys(("leaf-1", "leaf-2"), 1),

@@ -25,7 +25,7 @@ def simulated(p: float, packets: int = 40_000) -> float:
 
 
 @pytest.mark.parametrize("pmax", PMAXES)
-def test_red_is_told_what_makes_it_mark_pmax(pmax: float) -> None:
+def test_red_gets_the_parameters_that_make_it_mark_pmax(pmax: float) -> None:
     assert red.marked(red.configured(pmax)) == pytest.approx(pmax)
     assert simulated(red.configured(pmax)) == pytest.approx(pmax, abs=0.01)
 

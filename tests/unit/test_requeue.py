@@ -62,16 +62,16 @@ def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(tiny
         (["pfc.headroom=4213"], "queues set  queues.pfc.headroom: 4213 is below one frame of 4214 bytes"),
     ],
 )
-def test_what_cannot_be_is_said_as_of_a_fabric_file(tiny: Fabric, settings: list[str], said: str) -> None:
+def test_invalid_settings_are_reported_as_for_a_fabric_file(tiny: Fabric, settings: list[str], said: str) -> None:
     assert said in refused(tiny, *settings)
 
 
-def test_all_that_is_wrong_is_said_at_once(tiny: Fabric) -> None:
+def test_all_errors_are_reported_at_once(tiny: Fabric) -> None:
     text = refused(tiny, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
     assert all(word in text for word in ("lossless is fixed", "foo is no key", "pfc.xon: 90KB"))
 
 
-def test_what_is_of_hosts_is_not_set_at_switches(tiny: Fabric) -> None:
+def test_settings_for_hosts_are_not_set_at_switches(tiny: Fabric) -> None:
     text = refused(tiny, "buffer.host=2MB", levels=[LEAVES])
     assert "is for hosts, but --switch names switches" in text
     assert changed(tiny, tiny.policy.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000

@@ -181,7 +181,7 @@ with History("zone", Path(sys.argv[1])).draft() as draft:
 """
 
 
-def test_what_a_killed_run_left_is_no_run_and_is_swept_by_the_next(history: History) -> None:
+def test_files_of_a_killed_run_are_no_run_and_are_removed_by_the_next(history: History) -> None:
     keep(history)
     argv = [sys.executable, "-c", _KILLED, str(history.directory)]
     done = subprocess.run([*argv, "dies"], cwd=ROOT, capture_output=True, text=True, check=False)
