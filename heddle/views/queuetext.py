@@ -117,7 +117,7 @@ def _undersized(each: Headroom) -> str:
     packets = f"{each.drops:,} packet{'' if each.drops == 1 else 's'}"
     lacked = f", {amount(each.missing_bytes)} more than there was" if each.missing_bytes else ""
     if each.missing_bytes and each.highest <= each.bytes:
-        past = f"{amount(each.missing_bytes)} too little; ./inv queues reset counts anew"
+        past = f"{amount(each.missing_bytes)} too little; ./inv queues reset sets the counters to 0"
         return f"  {packets} dropped when there was less, {past}"
     hint = round_up(max(each.highest, each.bytes + each.mtu))
     return f"  UNDERSIZED: {packets} dropped for want of it{lacked}; try pfc.headroom={hint}"
@@ -135,7 +135,7 @@ def _late(each: Headroom, seen: Reactions) -> bool:
 
 
 def agent_lines(result: QueuesResult) -> list[str]:
-    """Who sends and obeys pauses; a line only where somebody is missing."""
+    """The processes that send and obey pauses; a line for each that is not running."""
     if result.agent.alive or not result.headroom:
         return []
     if result.agent.agent is None:

@@ -1,4 +1,4 @@
-"""What somebody does to a lab with containerlab, docker and tc themselves: it works, or Heddle says what was done."""
+"""Changes to a lab by hand with containerlab, docker and tc: they work, or Heddle reports them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lab(up: Up, lab_name: Callable[[], str]) -> Iterator[Lab]:
 
 
 def containerlab(*argv: str) -> str:
-    """As somebody would type it: without any of Heddle's environment."""
+    """As typed by a user: without any of Heddle's environment."""
     program = str(binary.require())
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "CLAB_VERSION_CHECK": "disable", "HOME": "/root"}
     return subprocess.run([program, *argv], env=env, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -287,7 +287,7 @@ def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
             assert ask(["exec", name, "ping", "-c", "1", "-W", "1", "192.0.2.1"], check=False).code != 0
             ask(["stop", "--time", "30", name])
             ended = ask(["inspect", "--format", "{{.State.ExitCode}}", name]).out.strip()
-            assert ended == str(128 + signal.SIGTERM), "it ends when it is told to, and is not killed after 30 s"
+            assert ended == str(128 + signal.SIGTERM), "it ends on a signal, and is not killed after 30 s"
         finally:
             ask(["rm", "--force", name], check=False)
     finally:
@@ -329,7 +329,7 @@ done
 
 
 def test_half_an_answer_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket that takes connections and never answers is told as that, in bounded time."""
+    """A socket that accepts connections but never answers is reported within a time limit."""
     import socket
 
     with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as door:

@@ -48,7 +48,7 @@ def name(lab_name: Callable[[], str], engine: None) -> Iterator[str]:
 
 @pytest.fixture
 def foreign(name: str, tmp_path: Path) -> Iterator[Path]:
-    """A containerlab lab of that name which is somebody else's."""
+    """A containerlab lab of that name that is not Heddle's."""
     topology = tmp_path / "theirs.clab.yml"
     image = image_names()["host"]
     topology.write_text(
@@ -197,11 +197,11 @@ def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "reason"),
     [("0.50.0", "is version 0.50.0, and Heddle needs 0.68.0"), ("gibberish", "does not print its version")],
 )
 def test_a_missing_or_too_old_containerlab_is_reported(
-    version: str, told: str, name: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, reason: str, name: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "containerlab"
     program.write_text(f"#!/bin/sh\necho '    version: {version}'\n")
@@ -210,7 +210,7 @@ def test_a_missing_or_too_old_containerlab_is_reported(
     with pytest.raises(MachineError) as caught:
         life.up(load_fabric("tiny", name=name), runtime=runtime)
     (problem,) = caught.value.problems
-    assert told in problem.why
+    assert reason in problem.why
     assert problem.hint
 
 

@@ -1,6 +1,6 @@
 """What `./inv paths --predict` says: a whole table, and every way in which a plan can be wrong, word for word.
 
-paper/NAME.yml is the plan, paper/NAME.log the text. `./inv test golden -- --regen-goldens` writes the texts anew.
+paper/NAME.yml is the plan, paper/NAME.log the text. `./inv test golden -- --regen-goldens` rewrites the texts.
 """
 
 from __future__ import annotations

@@ -188,25 +188,25 @@ def test_the_files_own_hashing_wins_and_is_predicted(
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("policy", "told"),
+    ("policy", "reason"),
     [
         ("0x1, net.ipv4.fib_multipath_hash_seed: 0", "random seed that Linux does not show"),
         ("3, net.ipv4.fib_multipath_hash_fields: 0x0003", ""),
     ],
 )
 def test_unpredictable_hashing_is_reported_and_hexadecimal_values_are_understood(
-    policy: str, told: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str]
+    policy: str, reason: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str]
 ) -> None:
     name = lab_name()
     try:
         lab = life.up(import_topology(mini_clos(tmp_path, policy=policy), runtime, name), runtime=runtime).lab
         run(lab, run_options(size="16K", qps=4, iters=1), Silent())
-        if told:
-            with pytest.raises(CheckError, match=told):
+        if reason:
+            with pytest.raises(CheckError, match=reason):
                 paths_of(lab)
         else:
             assert paths_of(lab).agree
-        assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if told else [])
+        assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if reason else [])
     finally:
         life.down(name)
 

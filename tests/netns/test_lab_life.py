@@ -1,4 +1,4 @@
-"""The life of a lab, told by what a user does to it: up twice, kill -9, Ctrl-C, down twice, two labs at once."""
+"""The life of a lab under a user's actions: up twice, kill -9, Ctrl-C, down twice, two labs at once."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str,
     with subprocess.Popen(bystander) as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
         assert life.down(name)
-        assert leftovers(name) == [], "nobody in another lab may keep the namespaces of this one"
+        assert leftovers(name) == [], "processes of another lab must not keep the namespaces of this one"
         process.kill()
     tiny.wait(timeout=1)
 

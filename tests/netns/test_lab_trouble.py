@@ -1,4 +1,4 @@
-"""What a machine, or somebody at work on it, can do to a lab: each is told in words, and nothing is left behind."""
+"""Faults of the machine, and changes by hand: each is reported, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_disk_that_cannot_be_written_is_reported(name: str, small_disk: Callab
 def test_state_that_another_user_can_change_is_not_trusted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rendered start script runs as root: /var/tmp/heddle must not be somebody else's trap."""
+    """A rendered start script runs as root: a /var/tmp/heddle of another user must not be used."""
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "mine"))
     (tmp_path / "mine").mkdir()
     os.chown(tmp_path / "mine", 1234, 1234)

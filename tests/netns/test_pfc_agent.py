@@ -21,7 +21,7 @@ ETH_P_ALL = 3
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
-    # The machine may have other work, and here nobody asks how much is enough; pauses may last: see test_pfc_storm.py.
+    # The machine may be busy, and the amount of headroom is not tested here; for long pauses see test_pfc_storm.py.
     roomy = {"pfc": {"reaction": "300ms", "watchdog": {"enabled": False}}}
     with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
         yield found

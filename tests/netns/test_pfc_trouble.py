@@ -20,7 +20,7 @@ from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
-    roomy = {"pfc": {"reaction": "300ms"}}  # the machine may have other work, and here nobody asks how much is enough
+    roomy = {"pfc": {"reaction": "300ms"}}  # the machine may be busy, and the amount of headroom is not tested here
     with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
         yield found
 
@@ -154,7 +154,7 @@ def neighbour(net: PfcLab, host: str) -> tuple[str, str, str]:
 
 @pytest.mark.deep
 def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
-    """PFC off: every gate opens, pauses are not heeded, nobody is asked. On again: as before."""
+    """PFC off: every gate opens, pauses are neither obeyed nor sent. On again: as before."""
     sink = net.lab.fabric.hosts[-1].name
     port = net.down_port(sink)
     queues = net.lab.fabric.policy.queues

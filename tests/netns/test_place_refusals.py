@@ -1,4 +1,4 @@
-"""--place ssh: where it cannot be: each reason is told with its remedy, against a real OpenSSH server on loopback."""
+"""--place ssh: refusals, each with its reason and a hint, against a real OpenSSH server on loopback."""
 
 from __future__ import annotations
 
@@ -222,8 +222,8 @@ def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
 def test_an_account_that_may_not_run_commands_is_reported(server: SshServer) -> None:
     config = server.spot / "sshd_config"
     with changed(config, config.read_text() + "MaxSessions 0\n"):
-        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings anew
-        assert until(lambda: "lets nobody run commands" in server.inv("status").stderr, 20)
+        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings again
+        assert until(lambda: "does not allow commands" in server.inv("status").stderr, 20)
         assert "see ForceCommand and MaxSessions" in refused(server)
     os.kill(server.process.pid, signal.SIGHUP)
     assert until(lambda: server.inv("status").returncode == 0, 20)

@@ -227,14 +227,14 @@ def test_queues_of_a_run_that_failed_are_kept_and_named_as_that(lab: Lab) -> Non
 
 
 @pytest.fixture
-def nobody_mends(lab: Lab) -> Iterator[None]:
+def no_agent(lab: Lab) -> Iterator[None]:
     """No agent runs, which would remove packets lost behind a queue from the counters."""
     pfc.stop(lab.name)
     yield
     assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
 
 
-@pytest.mark.usefixtures("nobody_mends")
+@pytest.mark.usefixtures("no_agent")
 def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab: Lab) -> None:
     def said() -> str:
         found = failed(lab)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def others(tmp_path: Path) -> Iterator[Path]:
-    """A directory of somebody else's, with a file in it; what was mounted from it goes at the end."""
+    """A foreign directory with a file; its mounts are removed at the end."""
     directory = tmp_path / "others"
     directory.mkdir()
     (directory / "file").write_text("precious")

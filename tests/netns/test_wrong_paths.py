@@ -220,7 +220,7 @@ def test_drops_of_other_data_of_the_same_class_are_distinguished_by_their_losses
 
 @pytest.mark.deep
 def test_drops_of_other_traffic_of_the_same_class_are_not_attributable() -> None:
-    """What is no RoCEv2 is counted by no flow: its drops cannot be told from those of the flow."""
+    """Packets other than RoCEv2 have no flow counters: their drops cannot be distinguished from the flow's."""
     slow = {"host": "1gbit", "fabric": "1mbit"}
     with static_fabric("flow", (1,), link=slow, queues=dropping("20KB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]

@@ -34,7 +34,7 @@ def played(pattern: Pattern, ranks: int, count: int) -> list[list[set[tuple[int,
     left = [list(plan.sends) for plan in plans]
     while any(left):
         ready = [(r, s) for r in range(ranks) for s in left[r] if done[r].issuperset(s.needs)]
-        assert ready, "nobody can send: they wait for each other"
+        assert ready, "no rank can send: they wait for each other"
         for rank, send in ready:
             left[rank].remove(send)
             receive = plans[send.peer].receives[send.key]

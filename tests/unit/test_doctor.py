@@ -127,7 +127,7 @@ def test_packages_of_labs_include_tools_for_hosts_where_apt_has_them(monkeypatch
     installed: list[list[str]] = []
     monkeypatch.setattr(packages, "_announced", lambda words: "")
     monkeypatch.setattr(packages, "_sudo", list)
-    monkeypatch.setattr(packages, "_install", lambda lacking, *_: installed.append(packages._known(lacking)))
+    monkeypatch.setattr(packages, "_install", lambda parts, *_: installed.append(packages._known(parts)))
     monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/bin/apt-get")
     tools = {name: gone[name] for name in packages.HOST_TOOLS}
     monkeypatch.setattr(packages, "PARTS", {**{n: replace(p, present=lambda: True) for n, p in gone.items()}, **tools})

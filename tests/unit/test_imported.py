@@ -70,7 +70,7 @@ def test_up_takes_a_topology_in_place_of_a_fabric(tmp_path: Path) -> None:
     ("name", "text", "said"),
     [
         ("two.clab.yml", "name: two\ntopology: {nodes: [\n", r"two\.clab\.yml:\d"),
-        ("two.clab.yml", "name: two\n", r"racks"),  # neither: a fabric file that lacks its keys
+        ("two.clab.yml", "name: two\n", r"racks"),  # neither: a fabric file without its keys
         ("two.yml", "name: two\ntopology: {nodes: {}}\n", "has no nodes"),
     ],
 )

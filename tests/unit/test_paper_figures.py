@@ -1,4 +1,4 @@
-"""Figures to be told by hand: MMR without some links, rooflines of narrow racks, what had to move."""
+"""Values that can be computed by hand: MMR without some links, rooflines of narrow racks, moved flows."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_verdict_holds_for_one_boot_one_kernel_and_one_version(
 ) -> None:
     monkeypatch.setattr(selftest, "_CODE", ("hashes.py",))
     verdict.cache_clear()
-    assert verdict(keep=False).state != "differs", "other arithmetic is compared anew"
+    assert verdict(keep=False).state != "differs", "other arithmetic is compared again"
     monkeypatch.undo()
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
     (tmp_path / "selftest.json").write_text("[1, 2")

@@ -59,13 +59,13 @@ def test_all_wrong_options_are_reported_at_once() -> None:
             collective="all_reduce", size="2", qps=0, qp_mode="splitt", sport="fixed:99999", iters=0, chunk="100",
             window=0, timeout=7,
         )  # fmt: skip
-    told = str(caught.value)
+    message = str(caught.value)
     for flag in ("--size 2", "--qps 0", "--qp-mode splitt", "--sport fixed:99999", "--iters 0", "--chunk 100"):
-        assert flag in told
-    assert "did you mean split?" in told
-    assert "did you mean all-reduce?" in told
-    assert "--window 0 is outside 1 to 16384" in told
-    assert "--timeout 7 is outside 8 to 31" in told
+        assert flag in message
+    assert "did you mean split?" in message
+    assert "did you mean all-reduce?" in message
+    assert "--window 0 is outside 1 to 16384" in message
+    assert "--timeout 7 is outside 8 to 31" in message
 
 
 def test_messages_windows_and_timeouts_can_be_chosen(demo: Fabric) -> None:

@@ -124,7 +124,7 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
     inward["headroom_high"] = 8_000  # all there was then: it has been set to more since
     said = text(maps.result())
     assert "most needed 48 KB at rtsw1:eth1" in said
-    assert "12 packets dropped when there was less, 40 KB too little; ./inv queues reset counts anew" in said
+    assert "12 packets dropped when there was less, 40 KB too little; ./inv queues reset sets the counters to 0" in said
     assert "UNDERSIZED" not in said
 
 

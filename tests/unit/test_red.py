@@ -1,4 +1,4 @@
-"""What RED marks of what it is told, and what it is told so that it marks what a file says."""
+"""RED: the marks for given parameters, and the parameters for a curve of the fabric file."""
 
 from __future__ import annotations
 

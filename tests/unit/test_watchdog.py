@@ -1,4 +1,4 @@
-"""The PFC watchdog's clock: what counts as a storm, and when one is over. Times are told, not waited for."""
+"""The PFC watchdog's clock: when a storm begins and ends, with a simulated clock."""
 
 from __future__ import annotations
 
