@@ -147,7 +147,7 @@ def set_exact(lab: Lab, switch: str, entries: Exact) -> None:
 
 
 def restore_hashing(lab: Lab) -> bool:
-    """Set every switch to the hashing of the fabric file, and forget what was set live; False when nothing was.
+    """Restore the hashing of the fabric file on every switch, and clear the record; False when none was changed.
 
     Raises as set_hashing does.
     """
