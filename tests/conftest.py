@@ -59,9 +59,7 @@ Up = Callable[..., life.UpResult]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--regen-goldens", action="store_true", help="write tests/golden anew instead of comparing with it"
-    )
+    parser.addoption("--regen-goldens", action="store_true", help="rewrite tests/golden instead of comparing with it")
     parser.addoption("--needs-to", metavar="FILE", help="write the parts that marks `needs` of the chosen tests name")
 
 
@@ -155,7 +153,7 @@ def runtime(request: pytest.FixtureRequest) -> str:
 def engine(state_home: Path, heddle_pool: Pool) -> Iterator[None]:
     """A container engine that answers, with Heddle's images in it; ended by this run when this run has started it.
 
-    A machine where that cannot be is named, and skipped: `./inv test clab` sets it up beforehand.
+    Skipped with the reason if this machine cannot do it; `./inv test clab` sets it up first.
     """
     wrong = docker_engine.trouble()
     if wrong is not None and not docker_engine.down():
@@ -259,7 +257,7 @@ def _docker_networks(lab: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def regen_goldens(request: pytest.FixtureRequest) -> bool:
-    """True when golden files are to be written anew."""
+    """True when golden files must be rewritten."""
     return bool(request.config.getoption("--regen-goldens"))
 
 

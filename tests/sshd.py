@@ -48,7 +48,7 @@ class SshServer:
 
     @property
     def place(self) -> str:
-        """What --place is told."""
+        """The argument of --place."""
         return f"ssh:{self.user}@127.0.0.1:{self.port}"
 
     @property

@@ -1,4 +1,4 @@
-"""Checks of nodes, routes and paths: are they as the fabric file or the topology says, and do they forward?"""
+"""Checks of sysctls, links, daemons, routes and paths, against the fabric file or the imported topology."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def sysctls(subject: Subject) -> Answer:
-    """What nothing set must be as Heddle needs it; what the topology sets itself must be as it sets it."""
+    """Each sysctl has the value that the topology sets; where it sets none, the value that Heddle needs."""
     lab = subject.lab
     faults: list[str] = []
     count = 0
-    own: dict[tuple[str, str], list[str]] = {}  # what the topology decides, why -> nodes
+    own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
     given, rules, decided, live = lab.made.sysctls(lab), _rules(lab), lab.made.decided(), rehash.set_live(lab)
     for node in lab.fabric.nodes:
         wanted = dict(given[node.name])
@@ -51,7 +51,7 @@ def sysctls(subject: Subject) -> Answer:
         f"{what} on {_listed(names)}, as the topology sets it ({source})" for (what, source), names in own.items()
     )
     return Answer(
-        f"{count} as {'rendered' if lab.made.rendered else 'the topology has them, or Heddle'}", faults, notes
+        f"{count} as {'rendered' if lab.made.rendered else 'set by the topology or by Heddle'}", faults, notes
     )
 
 
@@ -60,7 +60,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _same(now: str, wanted: str) -> bool:
-    """Whether a sysctl has the value that was written: 0x37 is read as 55, and tables with tabs between numbers."""
+    """Whether a sysctl has the value that was written. The kernel reports 0x37 as 55, and separates numbers by tabs."""
     try:
         return [sysctl_number(word) for word in now.split()] == [sysctl_number(word) for word in wanted.split()]
     except ValueError:  # names, as of tcp_congestion_control
@@ -68,7 +68,7 @@ def _same(now: str, wanted: str) -> bool:
 
 
 def _rules(lab: Lab) -> dict[str, dict[str, str]]:
-    """Switch -> the sysctls of hashing that it should have: as set last, or its topology's own, or Heddle's."""
+    """Switch -> expected hashing sysctls: as set last by `hashing --set`, else by its topology, else by Heddle."""
     version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.made.kept()
     return {
         name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
@@ -78,7 +78,7 @@ def _rules(lab: Lab) -> dict[str, dict[str, str]]:
 
 
 def hashing(subject: Subject) -> Found:
-    """Modes, seeds, options and tables, in the maps and in the kernel, against what was set last."""
+    """Compare modes, seeds, options and tables in the BPF maps and in the kernel with what was set last."""
     lab = subject.lab
     faults: list[str] = []
     wanted, rules = rehash.wanted(lab), _rules(lab)
@@ -90,14 +90,14 @@ def hashing(subject: Subject) -> Found:
             found = f"{name}: {now.mode} with seed {now.seed} and policy {now.policy}"
             faults.append(f"{found}, not {row.mode} with {seed} and {policy}")
         elif now.options != row.options:
-            faults.append(f"{name}: {now.mode} has other options than it was given: {now.options}")
+            faults.append(f"{name}: {now.mode} has the options {now.options}, not {row.options}")
         elif now.steering != row.steering:
-            faults.append(f"{name}: the tables of {now.mode} are not those that it was given")
+            faults.append(f"{name}: the tables of {now.mode} differ from those that were set")
     return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", faults
 
 
 def offloads(subject: Subject) -> Found:
-    """No port has an offload on: packets are as on a wire. GRO is a matter of the check `order`."""
+    """No port has an offload on, so packets have the sizes they would have on a wire. `order` checks GRO."""
     faults = [
         f"{node.name}:{port} has {', '.join(on)} on"
         for node in subject.lab.fabric.nodes
@@ -111,9 +111,9 @@ def links(subject: Subject) -> Found:
     """All links are up, and no switch is drained."""
     lab = subject.lab
     if not lab.made.rendered:
-        raise NothingError("which links are meant to be up is the topology's own affair")
+        raise NothingError("an imported topology does not say which links should be up")
     faults = health.down_or_drained(lab, subject.now)
-    return f"{len(lab.fabric.links)} are up, and no switch is drained", list(map(first_line, faults))
+    return f"{len(lab.fabric.links)} links are up, and no switch is drained", list(map(first_line, faults))
 
 
 def daemons(subject: Subject) -> Found:
@@ -127,7 +127,7 @@ def daemons(subject: Subject) -> Found:
 
 
 def bgp(subject: Subject) -> Found:
-    """Every BGP session is established, as both ends say."""
+    """Every BGP session is established, as bgpd reports at both ends."""
     made = subject.lab.made
     faults = made.session_faults(subject.now)
     expected = made.sessions(subject.now)[1]
@@ -139,14 +139,14 @@ def bgp(subject: Subject) -> Found:
 def routes(subject: Subject) -> Found:
     """Every kernel has every route with all of its next hops."""
     made = subject.lab.made
-    looked_at = made.routes_said()
-    if not looked_at:
-        raise NothingError("no host has an address, so no route can be asked for")
-    return looked_at, made.gaps(subject.now)
+    checked = made.routes_checked()
+    if not checked:
+        raise NothingError("no host has an address, so no route is expected")
+    return checked, made.gaps(subject.now)
 
 
 def reachability(subject: Subject) -> Found:
-    """Every host reaches every other with packets of one MTU that must not be fragmented."""
+    """Every host reaches every other host with packets of MTU size and DF set."""
     lab = subject.lab
     if sum(port.address is not None for host in lab.fabric.hosts for port in host.ports) < 2:
         raise NothingError("fewer than two ports of hosts have an address")
@@ -157,12 +157,12 @@ def reachability(subject: Subject) -> Found:
 
 
 def paths(subject: Subject) -> Found:
-    """The paths of the last run are proven."""
+    """The paths of the last run: prediction, kernel and measurement agree."""
     if not has_run(subject.lab):
         return "no run yet", []
     try:
         result = paths_of(subject.lab)
-    except InputError as error:  # a run that failed or cannot be read says nothing of the lab
+    except InputError as error:  # a run that failed or cannot be read is no evidence about the lab
         raise NothingError(first_line(error.problems[0])) from None
     wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
     if not result.agree and not wrong:
@@ -182,14 +182,14 @@ def polarisation(subject: Subject) -> Found:
     if not found.pairs:
         raise NothingError(found.reason)
     if few := [pair.switch for pair in found.pairs if pair.too_few]:
-        raise NothingError(f"too few to judge: {flows_needed(fabric)} flows, for as many ways as {few[0]} has")
+        raise NothingError(f"too few to judge: {flows_needed(fabric)} flows over the equal-cost paths of {few[0]}")
     bits = max(pair.dependence.bits for pair in found.pairs)
     polarised = [pair for pair in found.pairs if pair.polarised]
     wrong = [pair.text() for pair in polarised]
-    seeded = hashmodes.MODES.keys() - hashmodes.TABLED - hashmodes.SPREADING  # in others no seed plays a part
+    seeded = hashmodes.MODES.keys() - hashmodes.TABLED - hashmodes.SPREADING  # other modes do not use the seed
     if any(rules[pair.switch].mode in seeded for pair in polarised):
         wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
-    said = f"{len(found.pairs)} switches choose behind others, and share at most {bits:.4f} bits with them"
+    said = f"{len(found.pairs)} pairs of switches share at most {bits:.4f} bits of their choices"
     return f"{said} over {flows_needed(fabric)} flows", wrong
 
 

@@ -1,4 +1,4 @@
-"""Whether every port keeps the order of its packets, for `validate`."""
+"""Check that every port keeps the order of its packets, for `validate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ONLINE: Final = Path("/sys/devices/system/cpu/online")
 
 
 def order(subject: Subject) -> Found:
-    """Every port receives through one queue, in the way that this kernel allows."""
+    """Every port receives through one queue, with the settings that this kernel supports."""
     wanted = delivery.chosen()
     online = inorder.online_cpus(_ONLINE.read_text(encoding="ascii"))
     faults: list[str] = []
@@ -26,4 +26,4 @@ def order(subject: Subject) -> Found:
             for port, row in found.items()
             if (why := inorder.fault(row, wanted.delivery, online))
         ]
-    return f"{count} ports keep it, by {wanted.delivery.settings} ({wanted.reason})", faults
+    return f"{count} ports keep packet order, by {wanted.delivery.settings} ({wanted.reason})", faults

@@ -1,7 +1,7 @@
-"""Does every host reach every other at full size? UDP datagrams of one MTU with DF set, sent and received here.
+"""Test that every host reaches every other: UDP datagrams of MTU size with DF set, sent and received here.
 
-In:  a fabric and handles. Out: Reach: how many pairs were tried, and which of them failed, and how.
-All sockets live in this process, each opened in its host's namespace; no helper runs anywhere.
+In:  a fabric and handles. Out: Reach: how many pairs were tried, which of them failed, and why.
+This process holds all sockets, each opened in its host's namespace. No other process is started.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 
 _PORT: Final = 4790  # next to RoCEv2's 4791, which NICs keep for themselves
-# Level, option and value that forbid fragments (linux/in.h, in6.h: PMTUDISC_DO); the UDP header and the IP header.
-_WHOLE: Final[Mapping[int, tuple[int, int, int]]] = {4: (socket.IPPROTO_IP, 10, 2), 6: (socket.IPPROTO_IPV6, 23, 2)}
+# Level, option and value that forbid fragments (linux/in.h, in6.h: PMTUDISC_DO); then bytes of UDP and IP header.
+_DO_NOT_FRAGMENT: Final[Mapping[int, tuple[int, int, int]]] = {
+    4: (socket.IPPROTO_IP, 10, 2),
+    6: (socket.IPPROTO_IPV6, 23, 2),
+}
 _HEADERS: Final[Mapping[int, int]] = {4: 8 + 20, 6: 8 + 40}
-_MARK: Final = struct.Struct("!4sII")  # a word of this run, sender, receiver
-_MAX_PEERS: Final = 31  # a host probes so many others; larger fabrics are covered by a pattern, not in full
+_MARK: Final = struct.Struct("!4sII")  # random identifier of this probe, sender, receiver
+_MAX_PEERS: Final = 31  # NICs that one NIC probes at most; a larger fabric is sampled by a pattern of distances
 _TRIES: Final = 3
 
 
@@ -39,20 +42,20 @@ class Reach:
 
 
 def probe(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> Reach:
-    """Send a datagram of the fabric's MTU between all pairs of NICs (at most 31 others each), lost ones again."""
+    """Send a datagram of the fabric's MTU from each NIC to all others (at most 31), and send lost ones again."""
     nics = [port for host in fabric.hosts for port in host.ports if port.address is not None]
     pairs = _pairs(fabric, nics)
     refused: dict[tuple[int, int], str] = {}
     arrived: set[tuple[int, int]] = set()
     with ExitStack() as stack:
-        wires = [stack.enter_context(_open(handles[nic.node], nic)) for nic in nics]
-        word = os.urandom(4)
+        sockets = [stack.enter_context(_open(handles[nic.node], nic)) for nic in nics]
+        nonce = os.urandom(4)
         for _ in range(_TRIES):
             left = [pair for pair in pairs if pair not in arrived and pair not in refused]
             if not left:
                 break
-            refused |= _send(wires, nics, left, word, arrived)
-            _drain(wires, word, arrived, len(pairs) - len(refused), _patience(fabric, len(left), len(nics)))
+            refused |= _send(sockets, nics, left, nonce, arrived)
+            _drain(sockets, nonce, arrived, len(pairs) - len(refused), _patience(fabric, len(left), len(nics)))
     faults = []
     for source, target in pairs:
         if (source, target) not in arrived:
@@ -62,7 +65,7 @@ def probe(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> Reach:
 
 
 def _pairs(fabric: Fabric, nics: Sequence[Port]) -> list[tuple[int, int]]:
-    """Which NICs send to which. Only NICs of one connected part of the fabric can: planes have no path between them."""
+    """Pairs (sender, receiver) inside each connected part of the fabric: between planes there is no path."""
     parts: dict[int | None, list[int]] = {}
     for number, nic in enumerate(nics):
         parts.setdefault(fabric.part_of.get(nic.peer_node), []).append(number)
@@ -75,7 +78,7 @@ def _pairs(fabric: Fabric, nics: Sequence[Port]) -> list[tuple[int, int]]:
 
 
 def _steps(count: int) -> Sequence[int]:
-    """By how many places round the ring of NICs each one looks: all, or powers of two and the nearest."""
+    """Distances on the ring of NICs at which each NIC probes: all, or powers of two and the nearest."""
     if count - 1 <= _MAX_PEERS:
         return range(1, count)
     doubling = [1 << i for i in range(count.bit_length()) if 1 << i < count]
@@ -83,7 +86,7 @@ def _steps(count: int) -> Sequence[int]:
 
 
 def _patience(fabric: Fabric, packets: int, nics: int) -> float:
-    """Seconds for a round: twice what the slowest port needs for its share, and some for the machine."""
+    """Seconds for a round: twice what the slowest port needs for its share, plus a margin for scheduling."""
     rate = min(port.rate_bps for host in fabric.hosts for port in host.ports)
     return 0.5 + 2 * 8 * fabric.policy.mtu * (packets / nics) / rate
 
@@ -92,47 +95,47 @@ def _patience(fabric: Fabric, packets: int, nics: int) -> float:
 def _open(handle: NodeHandle, nic: Port) -> Iterator[socket.socket]:
     version = 4 if nic.address is None else nic.address.version
     with inside(handle.netns):
-        wire = socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
-    with wire:
-        wire.setblocking(False)
-        wire.setsockopt(*_WHOLE[version])
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        with contextlib.suppress(OSError):  # another validate has the port: then nothing arrives here, and that is said
-            wire.bind(("" if nic.address is None else str(nic.address.ip), _PORT))
-        yield wire
+        udp = socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
+    with udp:
+        udp.setblocking(False)
+        udp.setsockopt(*_DO_NOT_FRAGMENT[version])
+        udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        udp.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        with contextlib.suppress(OSError):  # another validate has the port: nothing arrives here, and is reported
+            udp.bind(("" if nic.address is None else str(nic.address.ip), _PORT))
+        yield udp
 
 
 def _send(
-    wires: Sequence[socket.socket],
+    sockets: Sequence[socket.socket],
     nics: Sequence[Port],
     pairs: Sequence[tuple[int, int]],
-    word: bytes,
+    nonce: bytes,
     arrived: set[tuple[int, int]],
 ) -> dict[tuple[int, int], str]:
-    """Send to every pair, taking in what arrives meanwhile; pair -> the kernel's refusal."""
+    """Send to every pair, and receive what arrives meanwhile. Returns pair -> the kernel's error."""
     refused: dict[tuple[int, int], str] = {}
     for sent, (source, target) in enumerate(pairs):
         address = nics[target].address
         size = nics[source].mtu - _HEADERS[4 if address is None else address.version]
-        body = _MARK.pack(word, source, target).ljust(size, b"\0")
+        body = _MARK.pack(nonce, source, target).ljust(size, b"\0")
         try:
-            wires[source].sendto(body, (str(address.ip) if address else "", _PORT))
+            sockets[source].sendto(body, (str(address.ip) if address else "", _PORT))
         except BlockingIOError:
-            pass  # its queue is full: the next round sends it
+            pass  # the socket's queue is full: the next round sends it
         except OSError as error:
             refused[source, target] = os.strerror(error.errno or 0)
         if sent % len(nics) == len(nics) - 1:
-            _drain(wires, word, arrived, len(pairs), 0.0)
+            _drain(sockets, nonce, arrived, len(pairs), 0.0)
     return refused
 
 
 def _drain(
-    wires: Sequence[socket.socket], word: bytes, arrived: set[tuple[int, int]], wanted: int, seconds: float
+    sockets: Sequence[socket.socket], nonce: bytes, arrived: set[tuple[int, int]], wanted: int, seconds: float
 ) -> None:
-    """Take in datagrams until `wanted` pairs have arrived or `seconds` have passed; 0: only what is there."""
+    """Receive until `wanted` pairs have arrived or `seconds` have passed; 0 s: only what has already arrived."""
     poll = select.poll()
-    by_fd = {wire.fileno(): i for i, wire in enumerate(wires)}
+    by_fd = {each.fileno(): i for i, each in enumerate(sockets)}
     for fd in by_fd:
         poll.register(fd, select.POLLIN)
     deadline = time.monotonic() + seconds
@@ -141,18 +144,18 @@ def _drain(
         if not ready:
             return
         for fd, _ in ready:
-            _take(wires[by_fd[fd]], by_fd[fd], word, arrived)
+            _receive(sockets[by_fd[fd]], by_fd[fd], nonce, arrived)
         if seconds and time.monotonic() > deadline:
             return
 
 
-def _take(wire: socket.socket, here: int, word: bytes, arrived: set[tuple[int, int]]) -> None:
+def _receive(udp: socket.socket, here: int, nonce: bytes, arrived: set[tuple[int, int]]) -> None:
     while True:
         try:
-            data = wire.recv(1 << 16)
+            data = udp.recv(1 << 16)
         except OSError:
-            return  # nothing more; or an ICMP error, which the missing pair tells of
+            return  # nothing more; or an ICMP error: then the pair is missing in `arrived`
         if len(data) >= _MARK.size:
-            said, source, target = _MARK.unpack_from(data)
-            if said == word and target == here:
+            found, source, target = _MARK.unpack_from(data)
+            if found == nonce and target == here:
                 arrived.add((source, target))

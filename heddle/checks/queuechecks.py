@@ -1,7 +1,7 @@
-"""Checks of queues, for `validate`: are they what the file says, does every byte that came leave, and who pauses.
+"""Checks of queues, for `validate`: configuration, byte counters, headroom and pauses.
 
 In:  a running lab and its handles.
-Out: what was looked at, and everything that is wrong, in lines. Nothing is changed, and no packet is sent.
+Out: what was checked, and one line for each fault. Nothing is changed, and no packet is sent.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.switch.queues.cells import LabQueues
 
-_REST_S: Final = 1.0  # how long a queue may take to be seen empty: BGP says something now and then
+_REST_S: Final = 1.0  # how long to wait until a queue is seen empty: BGP sends packets from time to time
 _POLL_S: Final = 0.01
-_CALM: Final = 5  # packets in that time: what BGP says, and fewer than the slowest link carries
-_AGAIN_S: Final = 0.15  # a gate that is opened at this moment is open then
+_CALM: Final = 5  # packets in that time: BGP's own traffic, and fewer than the slowest link carries
+_AGAIN_S: Final = 0.15  # wait before the second look: a gate that is about to open is open then
 
 
 def shapers(subject: Subject) -> Found:
-    """Rate, burst, scheduler and queues of every port, in the kernel. Only here are foreign root qdiscs reported."""
+    """Rate, burst, scheduler and queues of every port, in the kernel. Only this check reports foreign root qdiscs."""
     lab, foreign = subject.lab, subject.now.foreign_roots
     setup = queues.Setup.of(lab.fabric)
     own = own_queues(lab) if setup.curves else {}
@@ -60,7 +60,7 @@ def shapers(subject: Subject) -> Found:
 
 
 def programs(subject: Subject) -> Found:
-    """Which programs stand at each port, in which order, and whether each knows which port it is at."""
+    """BPF programs at each port: which, in which order, and each with the number of its port."""
     lab = subject.lab
     ids = port_ids(lab.fabric)
     faults: list[str] = []
@@ -74,7 +74,7 @@ def programs(subject: Subject) -> Found:
 
 
 def thresholds(subject: Subject) -> Found:
-    """Classes by DSCP and every threshold, in the maps that the programs go by, against what was set last."""
+    """Compare classes by DSCP and every threshold in the BPF maps with what was set last."""
     import numpy as np
 
     lab = subject.lab
@@ -89,10 +89,10 @@ def thresholds(subject: Subject) -> Found:
         plan = class_plan(lab.fabric.policy.queues)
         classes = live.classes()
         moved = np.flatnonzero(classes != np.array(plan.dscp))
-        faults += [f"DSCP {n} is of class {classes[n]}, not {plan.dscp[n]}" for n in moved]
-    set_here = sum(bool(values) for values in own_settings(lab).values())
-    live_said = f", as set on {set_here} nodes while it ran" if set_here else ""
-    return f"{len(plan.numbers)} classes on {len(port_ids(lab.fabric))} ports as the file says{live_said}", faults
+        faults += [f"DSCP {n} maps to class {classes[n]}, not {plan.dscp[n]}" for n in moved]
+    changed = sum(bool(values) for values in own_settings(lab).values())
+    note = f", with values set at run time on {changed} nodes" if changed else ""
+    return f"{len(plan.numbers)} classes on {len(port_ids(lab.fabric))} ports as configured{note}", faults
 
 
 def _difference(now: Any, wanted: Any) -> str:
@@ -101,10 +101,10 @@ def _difference(now: Any, wanted: Any) -> str:
 
 
 def depths(subject: Subject) -> Found:
-    """At rest every queue is empty: each byte that was counted in was counted out, by egress port and by ingress port.
+    """At rest every queue is empty: all bytes counted in were counted out, by egress port and by ingress port.
 
-    A queue counts once it was seen empty. Of one that never was, while next to nothing left it, the bytes are stuck, or
-    were counted in and never out. Where packets keep passing nothing can be said.
+    A queue passes once it was seen empty. If it was never empty and almost no packet left it, its bytes are stuck, or
+    were counted in and never out. Where packets keep passing, the check cannot decide.
     """
     lab = subject.lab
     with _open(lab) as live:
@@ -125,17 +125,20 @@ def depths(subject: Subject) -> Found:
     blind = _blind(subject) if faults else {}
     lines = [each for where, some in faults.items() if where.partition(":")[0] not in blind for each in some]
     if faults and not lines:
-        raise NothingError(f"{', '.join(dict.fromkeys(blind.values()))} cannot count: see queues and programs")
+        raise NothingError(
+            f"{', '.join(dict.fromkeys(blind.values()))} cannot count: see the checks queues and programs"
+        )
     if busy and not lines:
-        raise NothingError(f"packets pass through {busy} queues; ask when the lab is at rest")
+        raise NothingError(f"packets pass through {busy} queues; repeat when the lab carries no traffic")
     count = int((rest.cells["in_packets"] > 0).sum())
-    return f"{count} queues had packets, and are empty: as many bytes out as in", lines
+    return f"{count} queues had packets and are empty: bytes out equal bytes in", lines
 
 
 def _blind(subject: Subject) -> dict[str, str]:
-    """Node -> the port without its queues or programs for which it cannot count: both nodes of that link.
+    """Node -> a port without Heddle's queues or programs, for both nodes of that port's link.
 
-    Other checks report that port. What it has passed on since is missing in the counters of other ports of both nodes.
+    Other checks report that port. Packets that it forwards are missing in the counters of the other ports of both
+    nodes, so the counters of both cannot be checked.
     """
     ids, foreign = port_ids(subject.lab.fabric), subject.now.foreign_roots
     found: dict[str, str] = {}
@@ -149,10 +152,10 @@ def _blind(subject: Subject) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Rest:
-    """A lab's maps after a second in which they had time to be empty.
+    """A lab's BPF maps after waiting up to `_REST_S` for empty queues.
 
-    full, held, used: cells, ingress rows and switches that never were; passed: packets that left each cell meanwhile.
-    uneven: cells with other bytes in than out, and none there.
+    full, held, used: cells, ingress rows and switches that were never empty; passed: packets that left each cell
+    meanwhile. uneven: empty cells whose bytes in and out differ.
     """
 
     cells: Any
@@ -166,7 +169,7 @@ class _Rest:
 
     @classmethod
     def of(cls, live: LabQueues) -> _Rest:
-        """Look until all were seen empty, or the time is over."""
+        """Read again until all were seen empty, or `_REST_S` has passed."""
         end = time.monotonic() + _REST_S
         watched = [(live.cells, "depth"), (live.ingress, "occupancy"), (live.switches, "used")]
         never = [table[name] != 0 for table, name in watched]
@@ -176,31 +179,31 @@ class _Rest:
             never = [each & (table[name] != 0) for each, (table, name) in zip(never, watched, strict=True)]
         copies = live.cells.copy(), live.ingress.copy(), live.switches.copy()
         uneven = copies[0]["in_bytes"] != copies[0]["out_bytes"]
-        if uneven.any():  # a packet that came while that was read is gone, or in the depth, a moment later
+        if uneven.any():  # a packet may have arrived between two reads: a moment later it has left or is in `depth`
             time.sleep(_POLL_S)
             uneven &= (live.cells["in_bytes"] != live.cells["out_bytes"]) & (live.cells["depth"] == 0)
         full, held, used = never
         return cls(*copies, full, held, used, copies[0]["out_packets"] - before, uneven)
 
     def faults(self, at: int, calm: bool) -> list[str]:
-        """What is wrong with a row. calm: next to nothing of its class left the node."""
+        """Faults of a row. calm: almost no packet of its class left the node."""
         cell, found = self.cells[at], []
         if self.full[at] and self.passed[at] <= _CALM:
             found.append(f"{cell['depth']} bytes wait, and nothing has left for {_REST_S:g} s")
         elif self.uneven[at] and not self.full[at]:
-            found.append(f"{cell['in_bytes']} bytes in, {cell['out_bytes']} out, none there")
+            found.append(f"{cell['in_bytes']} bytes in, {cell['out_bytes']} out, and the queue is empty")
         if cell["strays"]:
-            found.append(f"{cell['strays']} packets left that had never come")
+            found.append(f"egress count exceeds ingress count by {cell['strays']} packets")
         if self.held[at] and calm:
-            found.append(f"{self.ingress[at]['occupancy']} bytes came in by it and have not left the switch")
+            found.append(f"{self.ingress[at]['occupancy']} bytes arrived here and have not left the switch")
         return found
 
     def is_busy(self, at: int, calm: bool) -> bool:
-        """Whether packets kept passing through a row."""
+        """True when packets kept passing through a row."""
         return bool((self.full[at] and self.passed[at] > _CALM) or (self.held[at] and not calm))
 
     def faults_of_switch(self, index: int) -> list[str]:
-        """What is wrong with the sums of a switch that is at rest."""
+        """Faults in the buffer totals of a switch without traffic."""
         switch = self.switches[index]
         if self.used[index]:
             return [f"{switch['used']} bytes of its buffer are in use"]
@@ -209,7 +212,7 @@ class _Rest:
 
 
 def headroom(subject: Subject) -> Found:
-    """No lossless class has lost a packet for want of headroom."""
+    """No lossless class has dropped a packet because headroom was too small."""
     lab, ingress = subject.lab, subject.now.queues.ingress
     ids = port_ids(lab.fabric)
     faults: list[str] = []
@@ -220,21 +223,21 @@ def headroom(subject: Subject) -> Found:
                 ports += 1
                 inward = ingress[row(ids[node, name], number)]
                 if inward["drops"]:
-                    count, lacked = int(inward["drops"]), int(inward["lost_high"])
-                    lost = f"{count} packet{'' if count == 1 else 's'} dropped for want of headroom"
-                    faults.append(f"{node}:{name}, class {number}: {lost}, {lacked} bytes in one pause")
+                    count, short = int(inward["drops"]), int(inward["lost_high"])
+                    lost = f"{count} packet{'' if count == 1 else 's'} dropped because headroom was full"
+                    faults.append(f"{node}:{name}, class {number}: {lost}, up to {short} bytes short in one pause")
     if not ports:
         raise NothingError("no class is both lossless and paused by PFC")
-    return f"enough at {ports} ports: no lossless packet was dropped", faults
+    return f"sufficient at {ports} ports: no lossless packet was dropped", faults
 
 
 def pauses(subject: Subject) -> Found:
-    """Agent and keeper run, and no gate is closed but by a pause that holds."""
+    """Agent and keeper run, and every closed gate belongs to a pause in force."""
     lab = subject.lab
     if not queues.Setup.of(lab.fabric).gated:
         raise NothingError("no class can be paused")
     state = pfc.alive(lab.name)
-    faults = [f"the {name} of PFC does not run" for name in ("agent", "keeper") if getattr(state, name) is None]
+    faults = [f"the PFC {name} is not running" for name in ("agent", "keeper") if getattr(state, name) is None]
     closed = _closed(subject)
     if closed:
         time.sleep(_AGAIN_S)
@@ -243,13 +246,13 @@ def pauses(subject: Subject) -> Found:
         for node, port, number in sorted(closed):
             agent = live.agent[row(live.ids[node, port], number)]
             if not agent["closed_since_ns"]:
-                faults.append(f"{node}:{port}, class {number}: its gate is closed, and nobody has closed it")
+                faults.append(f"{node}:{port}, class {number}: the gate is closed, but the PFC agent did not close it")
             elif int(agent["until_ns"]) < time.monotonic_ns() - int(_AGAIN_S * 1e9):
-                faults.append(f"{node}:{port}, class {number}: its gate is closed though its pause is over")
+                faults.append(f"{node}:{port}, class {number}: the gate is closed, but the pause has ended")
         storms = int((live.agent["watchdog"] != 0).sum())
     now = f"{len(closed)} gates closed" if closed else "all gates open"
     cut = f", {storms} cut off by the watchdog" if storms else ""
-    return f"agent (process {state.agent}) and keeper ({state.keeper}) run; {now}{cut}", faults
+    return f"agent (process {state.agent}) and keeper (process {state.keeper}) run; {now}{cut}", faults
 
 
 def _closed(subject: Subject) -> set[tuple[str, str, int]]:

@@ -1,4 +1,4 @@
-"""What every check of `validate` is given: a running lab, its handles, and one snapshot of it."""
+"""The input and output types of the checks of `validate`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, Snapshot
 
 SHOWN: Final = 4  # faults named in one line
-Found = tuple[str, list[str]]  # what was looked at, and everything that is wrong, in lines
+Found = tuple[str, list[str]]  # what was checked, and a line for each fault
 
 
 class Answer(NamedTuple):
-    """What a check found, with notes; without notes a plain `Found` does."""
+    """The result of a check that has notes; a check without notes returns a plain `Found`."""
 
-    looked_at: str
+    checked: str
     faults: list[str]
     notes: tuple[str, ...] = ()
 
 
 class NothingError(Exception):
-    """A check finds nothing to look at."""
+    """The lab has nothing that this check applies to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """now: read before the first check. A part that could not be read raises its error in the checks that use it."""
+    """A running lab, its handles, and one snapshot of it.
+
+    now: read before the first check. A part that could not be read raises its error in the checks that use it.
+    """
 
     lab: Lab
     handles: Mapping[str, NodeHandle]
@@ -38,7 +41,7 @@ class Subject:
 
     @classmethod
     def of(cls, lab: Lab) -> Subject:
-        """Read all that checks share; what one check alone looks at it reads itself."""
+        """Read what several checks use. What only one check needs, that check reads itself."""
         wanted = (
             LabPart.FIBS | LabPart.HASHING | LabPart.SESSIONS | LabPart.QUEUES | health.parts(lab) | lab.made.gap_parts
         )

@@ -1,7 +1,7 @@
-"""Every check that applies to a running lab: is each port and kernel what the fabric file says, and does it forward?
+"""Run every check that applies to a running lab: ports and kernels as configured, and hosts that reach each other.
 
 In:  a running Lab.
-Out: a CheckResult for each question, in the order of their dependencies. Nothing of the lab is changed; the
+Out: a CheckResult for each check, in the order of their dependencies. Nothing in the lab is changed; the
 only packets sent are UDP probes from host to host.
 """
 
@@ -44,9 +44,9 @@ CHECKS: Final[Mapping[str, Check]] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One question and its answer; detail says what was looked at, or what is wrong and where.
+    """The result of one check; detail: what was checked, or what is wrong and where.
 
-    skipped: the lab has nothing that could be asked about; detail says why. notes: what is no fault, but good to know.
+    skipped: the check does not apply to this lab; detail: why. notes: information that is not a fault.
     """
 
     name: str
@@ -63,14 +63,15 @@ class CheckResult:
 
 
 def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult, ...]:
-    """All checks; one that cannot be made has failed, and says why. Where nodes do not run, only that is said.
+    """Run all checks. A check that cannot be made has failed, with the reason. If nodes are not running, skip the rest.
 
-    only: names of the checks to make, and `nodes`; all when None.
+    only: names of the checks to run, and `nodes`; all when None.
     """
     lost = lab.runtime.missing_nodes(lab.name, lab.topology)
-    nodes = CheckResult("nodes", not lost, "; ".join(map(first_line, lost[:SHOWN])) or f"{len(lab.handles())} run")
+    nodes = CheckResult("nodes", not lost, "; ".join(map(first_line, lost[:SHOWN])) or f"{len(lab.handles())} running")
     if lost:
-        return (nodes, *(CheckResult(name, True, "not asked: nodes do not run", skipped=True) for name in CHECKS))
+        skipped = "not checked: nodes are not running"
+        return (nodes, *(CheckResult(name, True, skipped, skipped=True) for name in CHECKS))
     subject = Subject.of(lab)
     chosen = {name: check for name, check in CHECKS.items() if only is None or name in only}
     return (nodes, *(_check(name, partial(check, subject)) for name, check in chosen.items()))
@@ -78,10 +79,10 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
 
 def _check(name: str, ask: Callable[[], Found | Answer]) -> CheckResult:
     try:
-        looked_at, faults, notes = Answer(*ask())
+        checked, faults, notes = Answer(*ask())
     except NothingError as reason:
         return CheckResult(name, True, str(reason), skipped=True)
     except HeddleError as error:
         return CheckResult(name, False, "; ".join(map(first_line, error.problems)))
-    said = shortened(faults) if faults else "; ".join([looked_at, *([shortened(notes)] if notes else [])])
-    return CheckResult(name, not faults, said, notes=notes)
+    detail = shortened(faults) if faults else "; ".join([checked, *([shortened(notes)] if notes else [])])
+    return CheckResult(name, not faults, detail, notes=notes)

@@ -50,7 +50,7 @@ class Console:
 
     @property
     def rich(self) -> rich.console.Console:
-        """rich's console on stdout, for bars and colours; wide where nobody looks, so that no pipe gets cut lines."""
+        """rich's console on stdout, for bars and colours; wide if stdout is no terminal, so that lines are not cut."""
         from rich.console import Console as RichConsole
 
         tty = sys.stdout.isatty()
@@ -95,7 +95,7 @@ class Console:
             self._observer.close()
 
     def confirm(self, question: str) -> bool:
-        """Ask on the terminal; False when there is nobody to ask."""
+        """Ask on the terminal; False without a terminal."""
         self.close()
         if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
             return False

@@ -1,7 +1,7 @@
 """How the process ends: exit codes, the text of errors, and with `--format json` the document of an error.
 
-Exit codes: 0 done and well, 1 a check failed, 2 the input is wrong, 3 the machine lacks something, 70 a defect of
-Heddle, 130 Ctrl-C, 141 nobody reads on.
+Exit codes: 0 done and well, 1 a check failed, 2 the input is wrong, 3 the machine has a missing part, 70 a defect of
+Heddle, 130 Ctrl-C, 141 the reader has closed the pipe.
 """
 
 from __future__ import annotations

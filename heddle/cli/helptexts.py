@@ -78,7 +78,7 @@ PATHS: Final = {
 }
 
 QUEUES: Final = {
-    "action": "set, to give a running lab other thresholds; reset, to count anew",
+    "action": "set, to change the thresholds of a running lab; reset, to set all counters to 0",
     "setting": "path=value below `queues` of the fabric file, as ecn.kmax=800KB; several at once",
     "switch": "these switches only: ctsw1,ctsw2 or a pattern in quotes; may be given many times",
     "port": "show these ports only: rtsw1:eth3, rtsw1, 'host*:eth1'; may be given many times",

@@ -8,7 +8,7 @@ from heddle.cli.verbs import verb
 
 @verb(
     help={
-        "rebuild": "build both anew, although they are there",
+        "rebuild": "rebuild both images, even if they exist",
         "prune": "remove older ones that nothing uses",
         "yes": "install missing system packages unasked",
     },

@@ -69,7 +69,7 @@ def typed_to_invoke() -> list[str] | None:
 
 
 def _run(tasks: Tasks, words: Sequence[str]) -> None:
-    """One verb with its words; or what flags in front of it, or the lack of one, ask for."""
+    """Run one verb; or handle flags before it, or a missing verb."""
     verbs: dict[str, Verb] = {name: task.verb for name, task in tasks.items()}
     if words[:2] == _COMPLETE:
         return written("".join(f"{each}\n" for each in completion.candidates(words[2:], verbs, list(_FLAGS))))

@@ -40,7 +40,7 @@ def queues(
 
     ./inv queues set ecn.kmax=800KB pfc.xoff=80KB --switch 'ctsw*': paths as below `queues` of the fabric file, all of
     them at once, and no packet is lost. Names may be patterns. ./inv queues --watch redraws until Ctrl-C; ./inv queues
-    reset counts anew from now on.
+    reset sets all counters to 0.
     """
     from heddle.lab.opening import open_lab
 
@@ -152,7 +152,7 @@ def _set(lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool
 
 
 def _reset(lab: Lab) -> None:
-    """Count anew. Not during a run, which takes the difference of two readings."""
+    """Set all counters to 0. Not during a run, which needs the difference of two readings."""
     from heddle.base import state
     from heddle.switch.queues.cells import LabQueues
 
@@ -192,7 +192,7 @@ def _check_watch(out: Console, every: float, seconds: float) -> None:
 def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: float) -> None:
     """Redraw in place on a terminal, else a table each time; until Ctrl-C or the end of `seconds`, or of the lab.
 
-    Maps outlive their lab for as long as somebody looks at them, so that is asked of a node's namespace.
+    Open maps outlive their lab, so a node's namespace tells whether the lab still exists.
     """
     from heddle.cli.queuelive import Screen
     from heddle.lab.queuestatus import QueueWatch

@@ -65,9 +65,9 @@ class Report:
             rows.append((check.name, state, check.detail))
             if not check.ok and check.fix:
                 rows.append(("", "", f"-> {check.fix}"))
-        lacking = [c.name for c in self.checks if c.required and not c.ok]
-        verdict = f"Missing on this machine: {', '.join(lacking)}." if lacking else "This machine can run fabrics."
-        if packages.PARTS.keys() & lacking:
+        absent = [c.name for c in self.checks if c.required and not c.ok]
+        verdict = f"Missing on this machine: {', '.join(absent)}." if absent else "This machine can run fabrics."
+        if packages.PARTS.keys() & absent:
             verdict += " ./inv setup fabric installs missing packages, after a question."
         return table(("check", "state", "what was found"), rows) + "\n\n" + verdict
 
@@ -121,10 +121,10 @@ def _root() -> Check:
 
 
 def _frr() -> Check:
-    lacking = [d for d in ("zebra", "bgpd") if packages.frr_daemon(d) is None]
-    lacking += [] if shutil.which("vtysh") else ["vtysh"]
-    if lacking:
-        return Check("frr", False, f"no {' and no '.join(lacking)}", f"{APT} frr")
+    absent = [d for d in ("zebra", "bgpd") if packages.frr_daemon(d) is None]
+    absent += [] if shutil.which("vtysh") else ["vtysh"]
+    if absent:
+        return Check("frr", False, f"no {' and no '.join(absent)}", f"{APT} frr")
     return Check("frr", True, _first_line(str(packages.frr_daemon("bgpd")), "-v"))
 
 
@@ -141,18 +141,18 @@ def _libbpf() -> Check:
 
 
 def _tool(name: str, part: str, *, required: bool) -> Check:
-    lacking = packages.missing([part])
-    return Check(name, not lacking, packages.PARTS[part].why, f"{APT} {packages.PARTS[part].packages[0]}", required)
+    absent = packages.missing([part])
+    return Check(name, not absent, packages.PARTS[part].why, f"{APT} {packages.PARTS[part].packages[0]}", required)
 
 
 def _host_tools() -> Check:
     """What people type first in a host: in namespaces, hosts have this machine's programs."""
-    lacking = packages.missing(packages.HOST_TOOLS)
+    absent = packages.missing(packages.HOST_TOOLS)
     every = [program for name in packages.HOST_TOOLS for program in packages.PARTS[name].programs]
-    none = [program for part in lacking for program in part.programs]
+    none = [program for part in absent for program in part.programs]
     detail = f"no {' and no '.join(none)} for ./inv exec HOST" if none else f"{', '.join(every)} for ./inv exec HOST"
-    fix = f"{APT} {' '.join(part.packages[0] for part in lacking)}"
-    return Check("host tools", not lacking, detail, fix if lacking else "", required=False)
+    fix = f"{APT} {' '.join(part.packages[0] for part in absent)}"
+    return Check("host tools", not absent, detail, fix if absent else "", required=False)
 
 
 def _kernel() -> Check:
@@ -277,9 +277,9 @@ def _extra(name: str) -> Check:
 
 
 def _docker() -> Check:
-    lacking = packages.missing(packages.ENGINE)
-    detail = f"no {' and no '.join(p.name for p in lacking)}: {lacking[0].why}" if lacking else "the container engine"
-    return Check("docker", not lacking, detail, SETUP, required=False)
+    absent = packages.missing(packages.ENGINE)
+    detail = f"no {' and no '.join(p.name for p in absent)}: {absent[0].why}" if absent else "the container engine"
+    return Check("docker", not absent, detail, SETUP, required=False)
 
 
 def _engine() -> Check:
@@ -312,9 +312,9 @@ def _images() -> Check:
     fix = "./inv image"
     if docker.trouble() is not None:
         return Check("images", False, "unknown: no engine answers", f"{SETUP} builds them, too", required=False)
-    lacking = images.missing()
-    names = ", ".join(lacking or image_names().values())
-    return Check("images", not lacking, f"not built: {names}" if lacking else names, fix, required=False)
+    absent = images.missing()
+    names = ", ".join(absent or image_names().values())
+    return Check("images", not absent, f"not built: {names}" if absent else names, fix, required=False)
 
 
 def _rxe() -> Check:

@@ -184,33 +184,33 @@ def ensure(
     Allowed means: `yes`, or CI=true in the environment, or `ask` returned True. MachineError names the missing parts
     and the command that installs them, if that is not allowed, not possible (no apt-get, no root), or did not help.
     """
-    lacking = missing(names)
-    if all(part.optional for part in lacking):
+    absent = missing(names)
+    if all(part.optional for part in absent):
         return
     if tuple(names) in (FABRIC, LAB):
-        lacking += [replace(part, optional=True) for part in missing(HOST_TOOLS)]
+        absent += [replace(part, optional=True) for part in missing(HOST_TOOLS)]
     apt = shutil.which("apt-get")
     if apt is None:
         hint = "install it with the package manager of this system (the names are Debian's)"
-        needed = [p for p in lacking if not p.optional]
+        needed = [p for p in absent if not p.optional]
         raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in needed])
     sudo = _sudo()
-    words = _known(lacking)
+    words = _known(absent)
     line = shlex.join([*([] if os.geteuid() == 0 else ["sudo"]), "apt-get", "install", *words])
-    for part in lacking:
+    for part in absent:
         say(f"missing: {part.packages[0]} ({part.why})")
     announced = _announced(words)
     say(announced)
     for name, service in _SERVICES.items():
-        if any(part.name == name for part in lacking) and not service.pid_file.exists():
+        if any(part.name == name for part in absent) and not service.pid_file.exists():
             say(f"{name} has a service of its own: it is neither started nor enabled, because {service.why}")
     allowed = "--yes" if yes else "CI=true" if os.environ.get("CI", "").lower() in ("1", "true", "yes") else ""
     if sudo is not None and allowed:
         say(f"{allowed} allows this without a question")
     if sudo is None or not (allowed or ask(f"Install {', '.join(words)} now?")):
         hint = f"{line}\nor let Heddle install it: run the same command again with --yes"
-        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in lacking])
-    _install(lacking, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, announced, say)
+        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in absent])
+    _install(absent, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, announced, say)
 
 
 def _announced(words: Sequence[str]) -> str:
@@ -232,10 +232,10 @@ def _sudo() -> list[str] | None:
     return [sudo] if sudo else None
 
 
-def _install(lacking: Sequence[Part], before: list[str], line: str, announced: str, say: Callable[[str], None]) -> None:
+def _install(absent: Sequence[Part], before: list[str], line: str, announced: str, say: Callable[[str], None]) -> None:
     get = [*before, "apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
-    words = _known(lacking)
-    names = [p.name for p in lacking]
+    words = _known(absent)
+    names = [p.name for p in absent]
     served = [name for name in names if name in _SERVICES]
     with _quiet_services(before, served, say), _no_starts(bool(served) or "docker" in names):
         say(f"installing {' '.join(words)}")
@@ -244,11 +244,11 @@ def _install(lacking: Sequence[Part], before: list[str], line: str, announced: s
             # A new machine has no package lists, or old ones.
             say("running apt-get update, then trying again")
             _apt([*get, "update"])
-            words = _known(lacking)
+            words = _known(absent)
             if (now := _announced(words)) != announced:
                 say(now)
             ended = _apt([*get, "install", "--no-install-recommends", *words])
-    still = [p for p in lacking if not p.present() and not p.optional]
+    still = [p for p in absent if not p.present() and not p.optional]
     if still:
         why = f"could not be installed (apt-get ended with {ended})" if ended else "is still missing"
         raise MachineError(
@@ -261,10 +261,10 @@ def _apt(argv: list[str]) -> int:
     return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
 
 
-def _known(lacking: Sequence[Part]) -> list[str]:
+def _known(absent: Sequence[Part]) -> list[str]:
     """For each part, the first of its packages that apt knows, else the first; optional parts if apt knows them."""
     words = []
-    for part in lacking:
+    for part in absent:
         if part.optional and not any(map(_has, part.packages)):
             continue  # not every distribution has it, and one unknown name would end the whole installation
         seen = (w for w in part.packages if len(part.packages) == 1 or _has(w))

@@ -56,7 +56,7 @@ def pending(lab: Lab, switch: Node) -> list[Adjacency]:
         try:
             rows = [row for row in read(ask) if row.port in between]
         except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # it has not started yet, or is of a release with another format
+            continue  # the daemon has not started yet, or its release has another format
         found += [Adjacency(f"{switch.name}:{row.port}", row.protocol, row.neighbour, row.why) for row in rows]
     order = [f"{switch.name}:{port.name}" for port in switch.ports]
     return sorted(found, key=lambda each: order.index(each.port))
@@ -66,8 +66,8 @@ Ask = Callable[[str], Mapping[str, Any]]
 
 
 def _ospf(ask: Ask) -> Iterator[Adjacency]:
-    """RFC 2328: on a broadcast network nobody becomes Full before a designated router is elected, which takes as long
-    as the dead interval: the interface is Waiting until then.
+    """RFC 2328: on a broadcast network no neighbour becomes Full before a designated router is elected. The election
+    takes as long as the dead interval; until then the interface is Waiting.
     """
     neighbours: dict[str, list[tuple[str, str]]] = {}
     for rows in ask("show ip ospf neighbor json").get("neighbors", {}).values():

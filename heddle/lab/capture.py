@@ -135,7 +135,7 @@ def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
         if each not in wanted:
             hint = did_you_mean(f"{node}:{each}", [f"{node}:{port}" for port in wanted or there])
             raise InputError(Problem("", f"{node}:{each}", f"is no port of {node}", hint))
-        hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, makes it anew"
+        hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, recreates it"
         raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
     return [Tapped(f"{node}:{each}", netns, each, macs[each]) for each in chosen]
 
@@ -373,7 +373,7 @@ def _loss(child: _Child) -> Problem:
         return Problem("", what, "ended early: the port is gone", "./inv validate says what else is wrong")
     code = child.proc.poll()
     said = "" if code == 0 else _said(child.said)
-    why = f"ended early: tcpdump {f'says: {said}' if said else 'was ended by somebody else'}"
+    why = f"ended early: tcpdump {f'says: {said}' if said else 'was ended by another process'}"
     return Problem("", what, why)
 
 

@@ -1,8 +1,8 @@
-"""Convergence is awaited, and it is judged where packets are forwarded: in every switch's kernel.
+"""Wait for convergence. It is checked where packets are forwarded: in every switch's kernel.
 
 In:  the fabric, and a handle per switch.
-Out: nothing once every switch has every edge prefix over exactly the ports on its shortest paths; otherwise what is
-missing, where, and what BGP says of the ports concerned.
+Out: nothing once every switch has every edge prefix over exactly the ports on its shortest paths. Otherwise: what is
+missing, where, and the BGP state of the ports concerned.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from heddle.lab.daemons import ESTABLISHED
 
 STEP: Final = "converge"
 _PAUSE_S: Final = 0.05
-_SHARE: Final = 4  # pause this many times as long as a look took: the processors are FRR's now
-_REASON_S: Final = 1.0  # between two reasons while routes are waited for
+_SHARE: Final = 4  # pause this many times as long as a check took, to leave the CPUs to FRR
+_REASON_S: Final = 1.0  # between two reported reasons while waiting for routes
 _REASONS: Final = 2  # in one line
 _SHOWN: Final = 12  # problems, and ports in one of them
 _SHOWN_PORTS: Final = 4
@@ -37,9 +37,9 @@ Neighbours = Callable[[str], Mapping[str, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One prefix that one switch does not forward as it should: ports that are missing, and ports too many.
+    """One prefix that one switch forwards wrongly: next-hop ports that are missing, and ports that are extra.
 
-    skewed: the kernel's weights, where they are not those of the bandwidths that stand behind it.
+    skewed: the kernel's weights, where they do not match the bandwidths behind the next hops; else empty.
     """
 
     switch: str
@@ -49,21 +49,22 @@ class Gap:
     skewed: str = ""
 
     def text(self) -> str:
-        """`rtsw1: 10.0.1.0/24 lacks eth2`."""
-        wrong = [f"lacks {port}" for port in sorted(self.missing)] + [f"has {port} too" for port in sorted(self.extra)]
+        """`rtsw1: 10.0.1.0/24 has no next hop eth2`."""
+        wrong = [f"has no next hop {port}" for port in sorted(self.missing)]
+        wrong += [f"has the extra next hop {port}" for port in sorted(self.extra)]
         return f"{self.switch}: {self.prefix} {', '.join([*wrong, *([self.skewed] if self.skewed else [])])}"
 
 
 @dataclass(frozen=True)
 class ExpectedRoutes:
-    """What kernels should have: switch -> prefix -> ports; and with `routing.ucmp` port -> bandwidth."""
+    """Expected routes: switch -> prefix -> ports; with `routing.ucmp` also switch -> prefix -> port -> bandwidth."""
 
     ports: Mapping[str, Mapping[Network, frozenset[str]]]
     bandwidths: Mapping[str, Mapping[Network, Mapping[str, int]]]
 
     @classmethod
     def of(cls, fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()) -> ExpectedRoutes:
-        """Of a fabric some of whose links are dead and some of whose switches are drained; see nexthops.py."""
+        """Routes of a fabric with these dead links and drained switches; see nexthops.py."""
         groups = next_hop_groups(fabric, dead, drained) if dead or drained else fabric.next_hop_groups
         bandwidths = {
             switch: {
@@ -85,16 +86,16 @@ class ExpectedRoutes:
 
 
 def default_timeout(fabric: Fabric) -> float:
-    """Seconds to wait: it grows with links (4,536 of them: 110 s on two cores), with room for a busy machine."""
+    """Seconds to wait: grows with the number of links (4,536 links took 110 s on two cores), with a margin."""
     return 30 + len(fabric.links) / 20
 
 
 def gaps(
     fabric: Fabric, fibs: Mapping[str, Fib], wanted: ExpectedRoutes | None = None, *, strict: bool = False
 ) -> list[Gap]:
-    """What is not as it should be, in the FIBs of some switches or of all.
+    """Compare FIBs with the expected routes; fibs may hold some switches or all.
 
-    wanted: what should be; as the file has it by default. strict: dead next hops must be gone from routes, too.
+    wanted: expected routes; by default those of the fabric file. strict: routes must not contain dead next hops either.
     """
     wanted = wanted or ExpectedRoutes.of(fabric)
     prefixes = set(fabric.prefixes.values())
@@ -108,7 +109,7 @@ def gaps(
                 found.append(Gap(switch, prefix, ports - have, have - ports))
             elif skewed := _skewed(hops, wanted.bandwidths[switch].get(prefix, {})):
                 found.append(Gap(switch, prefix, frozenset(), frozenset(), skewed))
-        # A prefix that nothing should lead to: dead links leave none.
+        # Prefixes that dead links make unreachable: they must have no next hop.
         own = fabric.by_name[switch].prefix
         for prefix in prefixes - wanted.ports[switch].keys() - {own}:
             have = frozenset(hop.port for hop in routes.get(prefix, ()) if not hop.dead)
@@ -118,7 +119,7 @@ def gaps(
 
 
 def _skewed(hops: Sequence[NextHop], bandwidths: Mapping[str, int]) -> str:
-    """What is wrong with the weights of next hops; whichever release of FRR made them of the bandwidths is right."""
+    """Describe wrong next-hop weights; empty if they match the weights that any known FRR release derives."""
     if len(hops) < 2:
         return ""
     now = tuple(hop.weight for hop in hops)
@@ -142,9 +143,9 @@ def wait(
 ) -> None:
     """Return when the fabric has converged; CheckError with what is missing after `timeout` seconds.
 
-    wanted: what it should converge to; to what the file says by default.
+    wanted: expected routes; by default those of the fabric file.
 
-    A switch that has all its routes is not looked at again until all have them: then all are, once more.
+    A switch that has all its routes is not read again until all switches have theirs. Then all are read once more.
     """
     total = len(fabric.switches)
     observer.begin(STEP, total)
@@ -177,7 +178,7 @@ def wait(
 
 
 def _reason(fabric: Fabric, found: Sequence[Gap], neighbours: Neighbours) -> str:
-    """The first gaps in one line; BGP is asked for them alone, since a question to each switch would slow it down."""
+    """The first gaps in one line. Only their switches are asked for BGP states: asking all would slow BGP down."""
     groups = _grouped(found)
     parts = []
     for (switch, missing, extra, skewed), prefixes in list(groups.items())[:_REASONS]:
@@ -226,9 +227,9 @@ def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, time
     if len(problems) > _SHOWN:
         shown.append(Problem("", f"and {len(problems) - _SHOWN} more", "like these"))
     count = len(dict.fromkeys(gap.switch for gap in found))
-    head = f"{count} of {len(fabric.switches)} switches lack routes after {timeout:g} s"
+    head = f"routes are missing on {count} of {len(fabric.switches)} switches after {timeout:g} s"
     look = f"./inv exec --lab {fabric.name} {found[0].switch} vtysh -c 'show bgp summary'"
-    return [Problem(fabric.name, "convergence", f"did not come: {head}", look), *shown]
+    return [Problem(fabric.name, "convergence", f"failed: {head}", look), *shown]
 
 
 def _group_problem(
@@ -238,7 +239,7 @@ def _group_problem(
     ports: tuple[frozenset[str], frozenset[str]],
     states: Mapping[str, str],
 ) -> Problem:
-    """`10.0.1.0/24 and 6 more lack next hops over eth1 to ctsw1 (BGP Active)`."""
+    """`10.0.1.0/24 and 6 more have no next hop over eth1 to ctsw1 (BGP: Active)`."""
     node = fabric.by_name[switch]
 
     def named(port: str) -> str:
@@ -246,9 +247,9 @@ def _group_problem(
         note = "" if state == ESTABLISHED else f" (BGP: {state})"
         return f"{port} to {node.port(port).peer_node}{note}"
 
-    verb = "lacks" if len(prefixes) == 1 else "lack"
+    verb = "has" if len(prefixes) == 1 else "have"
     parts = []
-    for word, some in ((f"{verb} next hops over", ports[0]), ("should not go over", ports[1])):
+    for word, some in ((f"{verb} no next hop over", ports[0]), (f"{verb} an extra next hop over", ports[1])):
         if some:
             order = [port.name for port in node.ports if port.name in some]
             rest = f" and {len(order) - _SHOWN_PORTS} more" if len(order) > _SHOWN_PORTS else ""

@@ -1,7 +1,7 @@
-"""What a switch's daemons say, asked through their own sockets: no vtysh process, a millisecond a question.
+"""Query a switch's FRR daemons through their own sockets: about a millisecond each, without a vtysh process.
 
-The protocol is vtysh's own (lib/vty.c, vtysh_read): the command and a NUL go in; the text, three NULs and one byte of
-result come out.
+The protocol is that of vtysh (lib/vty.c, vtysh_read). Request: the command and a NUL. Response: the text, three NULs
+and one result byte.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def neighbours(runtime: Runtime, lab: str, topology: Path, node: str, version: V
 
 
 def peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, str] | None:
-    """Peer (an address, or a port) -> state of its session, whatever address families it is for; None as above.
+    """Peer (an address, or a port) -> state of its session, for all address families; None when bgpd does not answer.
 
     A bgpd without BGP configured has no peers.
     """
     try:
-        said = answer(runtime, lab, topology, node, "bgpd", _ALL_FAMILIES)
-        families = json.loads(said) if said.lstrip().startswith("{") else {}
+        text = answer(runtime, lab, topology, node, "bgpd", _ALL_FAMILIES)
+        families = json.loads(text) if text.lstrip().startswith("{") else {}
         tables = [each.get("peers", {}) for each in families.values() if isinstance(each, dict)]
         return {str(peer): str(row["state"]) for table in tables for peer, row in table.items()}
     except (OSError, MachineError, ValueError, KeyError, AttributeError):
@@ -51,7 +51,7 @@ def peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class BgpPeer:
-    """A switch's neighbour as its bgpd reports it. local_as, remote_as: 0 where it does not say.
+    """A switch's neighbour as its bgpd reports it. local_as, remote_as: 0 where bgpd reports none.
 
     shut: the session is administratively down. reset: why the last session ended, in bgpd's words, or empty.
     notification: the last NOTIFICATION message (RFC 4271, 4.5) in words, or empty.
@@ -68,8 +68,8 @@ class BgpPeer:
 def bgp_peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, BgpPeer] | None:
     """Peer (an address, or a port) -> its details; None when bgpd does not answer. Empty without BGP."""
     try:
-        said = answer(runtime, lab, topology, node, "bgpd", _NEIGHBOURS)
-        rows = json.loads(said) if said.lstrip().startswith("{") else {}
+        text = answer(runtime, lab, topology, node, "bgpd", _NEIGHBOURS)
+        rows = json.loads(text) if text.lstrip().startswith("{") else {}
         return {
             str(peer): BgpPeer(
                 str(row["bgpState"]), int(row.get("localAs", 0)), int(row.get("remoteAs", 0)),
@@ -84,7 +84,7 @@ def bgp_peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[
 
 
 def silent(runtime: Runtime, lab: str, topology: Path, node: str, daemons: Iterable[str] = DAEMONS) -> list[str]:
-    """Those of a switch's daemons that do not answer. Without zebra the kernel keeps its routes, right or wrong."""
+    """The daemons of a switch that do not answer. Without zebra the kernel keeps its routes, even outdated ones."""
     found = []
     for daemon in daemons:
         try:
@@ -95,7 +95,7 @@ def silent(runtime: Runtime, lab: str, topology: Path, node: str, daemons: Itera
 
 
 def drained(runtime: Runtime, lab: str, topology: Path, node: Node, family: Family) -> bool:
-    """Whether BGP drains a switch: under graceful shutdown bgpd puts the community on its own loopback's prefix."""
+    """True when BGP drains a switch: in graceful shutdown bgpd adds the community to its own loopback's prefix."""
     command = f"show bgp {family.word} unicast {node.loopback}/{family.bits} json"
     try:
         paths = json.loads(answer(runtime, lab, topology, node.name, "bgpd", command))["paths"]
@@ -105,7 +105,7 @@ def drained(runtime: Runtime, lab: str, topology: Path, node: Node, family: Fami
 
 
 def answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, command: str) -> str:
-    """What a node's daemon prints for a command of its view mode; OSError or MachineError when it does not answer."""
+    """The output of a node's daemon for a command of its view mode; OSError or MachineError when it does not answer."""
     spot = runtime.find(lab, topology, node, f"/run/frr/{daemon}.vty")
     if spot is not None:
         return ask(spot, command)
@@ -113,9 +113,9 @@ def answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, c
 
 
 def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
-    """Give a daemon one command in its view mode and return what it prints; OSError when it does not answer.
+    """Send a daemon one command in its view mode and return its output; OSError when it does not answer.
 
-    timeout: seconds of silence.
+    timeout: seconds without any data.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(timeout)

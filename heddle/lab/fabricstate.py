@@ -1,8 +1,8 @@
-"""Whether a fabric was as its file says while something was measured on it: before, after, and in between.
+"""State of a fabric during a measurement: as configured or not, before it, after it, and in between.
 
-In:  a Lab and a snapshot of it with `state_parts`, before and after; the switches that moved between them.
-Out: FabricState, typed and plain: it goes into a run's result, its JSON and its record.
-A link that went down and came up again between the two snapshots is not seen.
+In:  a Lab and a snapshot of it with `state_parts`, before and after; the switches whose routes or hashing changed.
+Out: FabricState, typed and plain: it is part of a run's result, its JSON and its record.
+A link that went down and came up again between the two snapshots is not detected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Word = Literal["converged", "degraded", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class FabricReading:
-    """A fabric at one moment, as `status` has it. faults: daemons, links, a line each; gaps: routes."""
+    """A fabric at one moment, as `status` reports it. faults: daemons and links, a line each; gaps: missing routes."""
 
     faults: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
@@ -35,11 +35,11 @@ class FabricReading:
 
     @property
     def converged(self) -> bool:
-        """Every route is in every kernel, and everything runs that should keep it there."""
+        """True when every route is in every kernel, and all daemons, links and the PFC agent work."""
         return not self.faults and not self.gaps
 
     def text(self) -> str:
-        """What is wrong, in one line; empty when nothing is. Gaps follow from faults, so faults alone are named."""
+        """The faults in one line, or else the gaps: gaps follow from faults. Empty when there are neither."""
         lines = self.faults or self.gaps
         more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         return "; ".join(lines[:_SHOWN]) + more
@@ -51,7 +51,7 @@ class FabricReading:
 
 @dataclass(frozen=True, slots=True)
 class FabricState:
-    """A fabric before and after a run. changed: switches whose routes or hashing were not the same all the time."""
+    """A fabric before and after a run. changed: switches whose routes or hashing changed during the run."""
 
     before: FabricReading
     after: FabricReading
@@ -59,13 +59,13 @@ class FabricState:
 
     @property
     def word(self) -> Word:
-        """`degraded`: not as its file says, before or after; `changed`: as it says then, but not the same between."""
+        """`degraded`: not as configured before or after the run; `changed`: as configured then, but not in between."""
         if not (self.before.converged and self.after.converged):
             return "degraded"
         return "changed" if self.changed else "converged"
 
     def warnings(self) -> list[str]:
-        """What a reader of the figures has to know, a sentence each; none for a converged fabric."""
+        """Warnings for the reader of the measurements, a sentence each; none for a converged fabric."""
         found = []
         if not self.before.converged:
             found.append(f"the fabric was degraded before the run: {self.before.text()}")
@@ -89,7 +89,7 @@ class FabricState:
 
 
 def state_parts(lab: Lab) -> LabPart:
-    """The parts of a snapshot that a reading needs, all of switches. Queues are looked at before a run starts."""
+    """The parts of a snapshot that a reading needs, of switches only. Queues are checked before a run starts."""
     return (health.parts(lab) | lab.made.gap_parts) & ~LabPart.ROOTS
 
 

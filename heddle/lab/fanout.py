@@ -1,7 +1,7 @@
-"""One command in several nodes at the same time.
+"""Run one command in several nodes at the same time.
 
-In:  a lab, names of nodes, an argument list. Out: NodeOutput of each, in the order of the names, as soon as it and all
-before it have ended. The commands have no terminal: their standard input is empty.
+In:  a lab, names of nodes, an argument list. Out: a NodeOutput for each, in the order of the names, as soon as it and
+all nodes before it have ended. The commands have no terminal, and their standard input is empty.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from heddle.base.problems import trouble
 from heddle.lab.lab import Lab
 
 _AT_ONCE: Final = 16
-_PATIENCE_S: Final = 2.0  # between two signals to commands that are to end
+_PATIENCE_S: Final = 2.0  # between two signals to a command that must end
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-_NOT_STARTED: Final = 130  # as a shell reports what Ctrl-C ended
+_NOT_STARTED: Final = 130  # a shell's exit code for a command that Ctrl-C ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class NodeOutput:
 def run_on(lab: Lab, nodes: Sequence[str], argv: Sequence[str], show: Callable[[NodeOutput], None]) -> list[NodeOutput]:
     """Run argv in each node. show: gets each result. MachineError before anything runs when a node is stopped.
 
-    Ctrl-C ends all commands; what they had printed is shown first. In containers the engine's client ends: it does not
-    pass signals on to the command.
+    Ctrl-C ends all commands; their output so far is shown first. In containers only the engine's client ends: it does
+    not forward signals to the command.
     """
     fan = _Fan({node: lab.command(node, argv) for node in nodes})
     done: list[NodeOutput] = []
@@ -60,7 +60,7 @@ def run_on(lab: Lab, nodes: Sequence[str], argv: Sequence[str], show: Callable[[
 
 
 class _Fan:
-    """The commands that run. Nothing starts any more once they are to end."""
+    """The running commands. After `end` no further command starts."""
 
     def __init__(self, commands: dict[str, list[str]]) -> None:
         self._commands = commands
@@ -87,7 +87,7 @@ class _Fan:
         return NodeOutput(node, 128 - process.returncode if process.returncode < 0 else process.returncode, out, err)
 
     def end(self, futures: Iterable[Future[NodeOutput]]) -> None:
-        """Signal what runs until it has ended."""
+        """Send signals of increasing strength until all commands have ended."""
         with self._lock:
             self._ending = True
         for number in _ENDS:

@@ -1,16 +1,16 @@
-"""Faults on purpose: links and switches that are down, switches that BGP drains; and how to undo them.
+"""Fault injection: take links and switches down, drain switches by BGP, and undo it.
 
 In:  a running Lab of a fabric file, a port (`rtsw1:eth3`) or a switch.
-Out: a Fault that can be undone, once every kernel forwards as the fabric then should; CheckError with what lacks
-where that does not come in time. What fails or is interrupted on the way is put back; a Fault undoes what it changed.
+Out: a Fault that can be undone, once every kernel has the routes of the fabric with that fault. CheckError with the
+missing routes if that takes too long. If a step fails or is interrupted, its change is undone.
 
     with link_down(lab, "rtsw1:eth3"):
-        ...                          # undone at the end, and awaited
+        ...                          # undone at the end; waits for the routes
     fault = drain(lab, "ctsw2")
     fault.undo()
 
-What is wrong now is read from the kernels and from BGP, never remembered: a fault made by hand counts as well. Only
-that a link was taken down here is noted, for `up --repair` (onpurpose.py).
+The current faults are always read from the kernels and from BGP, so faults made by hand count as well. Only links that
+were taken down here are recorded, for `up --repair` (onpurpose.py).
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 SECONDS: Final = 60.0  # to wait for routes
-REPAIR: Final = "./inv up --repair --name {lab}"  # what repairs a running lab
+REPAIR: Final = "./inv up --repair --name {lab}"
 _PAUSE_S: Final = 0.1
 _LOOKS: Final = 2
 _SHOWN: Final = 4  # ports named in a line
 
 
 def repair_hint(lab: str, what: str) -> str:
-    """The command that repairs a lab, and what it does."""
+    """The command that repairs a lab, followed by its effect (`sets it up`)."""
     return f"{REPAIR.format(lab=lab)} {what}"
 
 
 @dataclass
 class Fault:
-    """Something that is down or drained. Leaving a `with` block, or `undo`, puts it back and waits for the routes."""
+    """A link or switch that is down or drained. The end of a `with` block, or `undo`, restores it and its routes."""
 
     what: str
-    _put_back: Callable[[], None] = field(repr=False)
+    _restore: Callable[[], None] = field(repr=False)
     _done: bool = False
 
     def undo(self) -> None:
-        """Put it back, once; CheckError when the routes do not come back in time."""
+        """Undo the fault, once; CheckError when the routes do not return in time."""
         if not self._done:
             self._done = True
-            self._put_back()
+            self._restore()
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +71,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What of a running lab is not as its file has it. dead: a port a link, the end that was taken down."""
+    """Links and switches of a running lab that are down or drained. dead: one port per link, the end taken down."""
 
     dead: tuple[str, ...]
     drained: tuple[str, ...]
@@ -83,7 +83,7 @@ class State:
         down = {ref: (ports[ref], here) for ref, here in now.down.items() if ref in ports}
         dead = []
         for ref, (port, here) in down.items():
-            # A link is named by the end where it was taken down; hosts' ends are known by what is left at the switch.
+            # A link is named by the end where it was taken down. Hosts are not read: their end follows from the switch's.
             there = port.peer_ref in down and down[port.peer_ref][1]
             if here or not there:
                 dead.append(ref if here or fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)
@@ -128,7 +128,7 @@ def link_down(lab: Lab, port: str, timeout: float = SECONDS) -> Fault:
 
 
 def link_up(lab: Lab, port: str, timeout: float = SECONDS) -> None:
-    """Take a link up at that end, and wait until it is used again."""
+    """Set a link up at that end, and wait until it is used again."""
     node, name = _port(lab, port)
     _set(lab, node, [name], "up")
     wait(lab, timeout)
@@ -137,30 +137,30 @@ def link_up(lab: Lab, port: str, timeout: float = SECONDS) -> None:
 def switch_down(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
     """Take all links of a switch down at its own end, and wait until no kernel forwards to it.
 
-    InputError for what is no switch of the fabric.
+    InputError for a name that is no switch of the fabric.
     """
     node = _switch(lab, switch)
     return _taken_down(lab, f"{switch} down", node, [port.name for port in node.ports], timeout)
 
 
 def switch_up(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
-    """Take all links of a switch up at its own end, and wait until it is used again."""
+    """Set all links of a switch up at its own end, and wait until it is used again."""
     node = _switch(lab, switch)
     _set(lab, node, [port.name for port in node.ports], "up")
     wait(lab, timeout)
 
 
 def drain(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
-    """Drain a switch by BGP (RFC 8326), and wait until kernels forward round it; it forwards what still comes.
+    """Drain a switch by BGP (RFC 8326), and wait until no kernel uses it as transit. It still forwards packets.
 
-    InputError for what is no switch of the fabric. Hosts stay reachable through their own leaf, drained or not.
+    InputError for a name that is no switch of the fabric. Hosts stay reachable through their own leaf, drained or not.
     """
     node = _switch(lab, switch)
-    _known(lab)
-    # One that is drained already is not drained by this fault, and stays so behind it.
+    _check_rendered(lab)
+    # A switch that was drained before stays drained after `undo`.
     words = ("", "") if switch in lab.snapshot(LabPart.DRAINED, [switch]).drained else ("", "no ")
     do, undo = (partial(_graceful, lab, node, word) for word in words)
-    return _made(lab, f"{switch} drained", do, undo, timeout)
+    return _inject(lab, f"{switch} drained", do, undo, timeout)
 
 
 def undrain(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
@@ -170,7 +170,7 @@ def undrain(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
 
 
 def undo_all(lab: Lab, timeout: float) -> State:
-    """Take up every link that is down and end every drain, then wait; the state before. timeout: seconds.
+    """Set every link up that is down, end every drain, and wait; returns the state before. timeout: seconds.
 
     A link that was taken down inside a host stays down: `state_of` shows it afterwards.
     """
@@ -188,14 +188,14 @@ def undo_all(lab: Lab, timeout: float) -> State:
 
 
 def state_of(lab: Lab) -> State:
-    """Which links are down, and which switches are drained, as kernels and BGP have it now."""
+    """Links that are down and switches that are drained, read from kernels and BGP now."""
     return State.of(lab.fabric, lab.snapshot(LabPart.CARRIER | LabPart.DRAINED))
 
 
 def wait(lab: Lab, timeout: float = SECONDS) -> None:
-    """Wait until every kernel forwards as it should with what is down and drained now; CheckError when it does not.
+    """Wait until every kernel has the routes of the fabric with its current faults; CheckError after `timeout` seconds.
 
-    It has come when two looks in a row say so: bgpd takes what it hears in portions.
+    Two readings in a row must agree: bgpd processes updates in portions.
     """
     end = time.monotonic() + timeout
     settled = 0
@@ -210,14 +210,14 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
             raise CheckError(*convergence.describe_gaps(lab.fabric, found, lab.neighbours, timeout))
         if time.monotonic() > end and late:
             raise CheckError(
-                Problem(lab.name, "BGP", f"has not followed after {timeout:g} s: {', '.join(late[:_SHOWN])}")
+                Problem(lab.name, "BGP", f"has not converged after {timeout:g} s: {', '.join(late[:_SHOWN])}")
             )
         if settled < _LOOKS:
             time.sleep(_PAUSE_S)
 
 
 def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
-    """Ends of links between switches whose BGP has not noticed yet: sessions over dead ones, none over others."""
+    """Link ends between switches with outdated BGP state: a session over a dead link, or none over a live one."""
     ends = {port.ref: port for node in fabric.switches for port in node.ports}
     dead = set(state.dead) | {ends[ref].peer_ref for ref in state.dead if ref in ends}
     found = []
@@ -232,16 +232,16 @@ def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
 
 
 def _taken_down(lab: Lab, what: str, node: Node, names: Sequence[str], timeout: float) -> Fault:
-    """Ports of one switch down. What was down already is not this fault's, and stays down behind it."""
-    _known(lab)
+    """Take ports of one switch down. Ports that were down before stay down after `undo`."""
+    _check_rendered(lab)
     down = down_ports(lab.handle(node.name))
     fresh = [name for name in names if not down.get(name)]
     do, undo = (partial(_set, lab, node, fresh, word) for word in ("down", "up"))
-    return _made(lab, what, do, undo, timeout)
+    return _inject(lab, what, do, undo, timeout)
 
 
-def _made(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None], timeout: float) -> Fault:
-    """Do it and wait. Where that fails or is interrupted, nobody holds a Fault to undo, so it is put back at once."""
+def _inject(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None], timeout: float) -> Fault:
+    """Make the change and wait. If that fails or is interrupted, the caller gets no Fault, so undo it at once."""
     try:
         do()
         wait(lab, timeout)
@@ -249,15 +249,15 @@ def _made(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None],
         undo()
         raise
 
-    def put_back() -> None:
+    def restore() -> None:
         undo()
         wait(lab, timeout)
 
-    return Fault(what, put_back)
+    return Fault(what, restore)
 
 
 def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
-    _known(lab)
+    _check_rendered(lab)
     lines = "".join(f"link set dev {name} {word}\n" for name in names)
     with lock(lab.name):
         with inside(lab.handle(node.name).netns):
@@ -269,15 +269,15 @@ def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
 
 
 def _graceful(lab: Lab, node: Node, word: str) -> None:
-    _known(lab)
+    _check_rendered(lab)
     commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
     lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
 
 
-def _known(lab: Lab) -> None:
+def _check_rendered(lab: Lab) -> None:
     if not lab.made.rendered:
-        why = "was imported, and its routes without a link cannot be predicted"
-        raise InputError(Problem("", f"lab {lab.name}", why, "faults are for labs of a fabric file"))
+        why = "was imported, so its routes after a fault cannot be predicted"
+        raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for faults"))
 
 
 def _port(lab: Lab, ref: str) -> tuple[Node, str]:
@@ -291,7 +291,7 @@ def _port(lab: Lab, ref: str) -> tuple[Node, str]:
         raise InputError(Problem("", ref, "is no port", hint))
     if nodes[name].role is Role.SWITCH:
         return nodes[name], port
-    # A host's routes go with its port and nothing brings them back, so its link is taken down at the switch.
+    # A host loses its routes with its port, and nothing restores them, so its link is taken down at the switch.
     end = nodes[name].port(port)
     return nodes[end.peer_node], end.peer_port
 

@@ -1,7 +1,7 @@
-"""What a running lab consists of: nodes with role, addresses and AS number; ports, and what is at their other ends.
+"""Contents of a running lab: nodes with role, addresses and AS number; ports and their peers.
 
-In:  a Lab, and which nodes. Out: LabInventory. Wiring is that of the lab's fabric; addresses, carrier and BGP sessions
-are read from kernels and daemons now. Nothing of a node that is not running is read.
+In:  a Lab, and which nodes. Out: LabInventory. The wiring comes from the lab's fabric; addresses, carrier and BGP
+sessions are read from kernels and daemons now. Nodes that are not running are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heddle.lab.snapshot import LabPart
 @dataclass(frozen=True, slots=True)
 class PortEntry:
     """One port. up: None where it was not read. rate_bps: bit/s; mtu: bytes. bgp: state of the session over it, or
-    empty where the port has none. peer_as: 0 where it is not known.
+    empty where the port has none. peer_as: 0 where unknown.
     """
 
     name: str
@@ -44,8 +44,8 @@ class PortEntry:
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """One node. title: the word of its level, `RTSW`. asn: 0 where it has none. others: interfaces that are no ports of
-    the fabric (lo, a management eth0) -> their addresses. trouble: why it is not running, or empty.
+    """One node. title: the name of its level, `RTSW`. asn: 0 where it has none. others: interfaces outside the fabric
+    (lo, a management eth0) -> their addresses. trouble: why the node is not running, or empty.
     """
 
     name: str
@@ -73,7 +73,7 @@ class NodeEntry:
 
 @dataclass(frozen=True, slots=True)
 class LabInventory:
-    """A lab. switches, hosts, links: of all of it, whichever nodes are listed."""
+    """A lab. switches, hosts, links: totals of the whole lab, also when only some nodes are listed."""
 
     lab: str
     runtime: str
@@ -92,7 +92,7 @@ class LabInventory:
 
 
 def read_inventory(lab: Lab, names: Collection[str] | None = None) -> LabInventory:
-    """The lab's nodes in its own order. names: some of them. MachineError when a running node cannot be read."""
+    """The lab's nodes, in the fabric's order. names: only these. MachineError when a running node cannot be read."""
     stopped = {p.where: f"{p.what} {p.why}" for p in lab.runtime.missing_nodes(lab.name, lab.topology)}
     fabric = lab.fabric
     nodes = [node for node in fabric.nodes if names is None or node.name in names]
@@ -111,7 +111,7 @@ def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str]) -> Node
         found = read_interfaces(handle).addresses
         addresses = {name: tuple(map(str, rows)) for name, rows in found.items()}
         down = down_ports(handle)
-    # Only a fabric file says the AS numbers beforehand; of an imported lab bgpd reports them.
+    # A fabric file defines the AS numbers; those of an imported lab are read from bgpd.
     peers: Mapping[str, BgpPeer] = {}
     if states and node.asn is None:
         peers = lab.bgp_peers(node.name) or {}

@@ -1,7 +1,7 @@
-"""A running lab as every room above takes it: its fabric, its runtime, its directory, and what it was made from.
+"""The handle of a running lab: its fabric, its runtime, its directory, and its Blueprint.
 
-Blueprint says what a lab should be: made from a fabric file (rendered.py) or from a user-supplied containerlab topology
-(imported/). `up`, `status` and `validate` ask the blueprint, and know of no file.
+A Blueprint describes the expected state of a lab. It is made from a fabric file (rendered.py) or from a user-supplied
+containerlab topology (imported/). `up`, `status` and `validate` use only the Blueprint, not the file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from heddle.base.state import Record
     from heddle.render.dialects import RenderOptions
 
-Difference = tuple[str, Any, Any]  # what, as it runs, as it was asked for
+Difference = tuple[str, Any, Any]  # key, value in the running lab, requested value
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that a topology's own configuration gives a sysctl. source: the words there that do it.
+    """A value that a topology's own configuration gives a sysctl. source: the text that sets it.
 
-    certain: False for a command, which may be in a branch that does not run.
+    certain: False for a command, which may be in a branch that is not executed.
     """
 
     value: str
@@ -40,46 +40,46 @@ class Setting:
 
 
 class Blueprint(Protocol):
-    """What a lab is made from."""
+    """The expected state of a lab, and how to write its topology."""
 
     @property
     def fabric(self) -> Fabric:
-        """All that is above the runtime takes."""
+        """The fabric model."""
 
     @property
     def rendered(self) -> bool:
-        """True when Heddle has written all of it, so that everything about it is known beforehand."""
+        """True for a fabric file: Heddle writes the whole topology, so every route can be predicted."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know before it is made, a sentence each."""
+        """Notes for the user before the lab is created, a sentence each."""
 
     def write(self, out: Path, options: RenderOptions) -> Path:
-        """Write the topology and what it binds into `out`; the topology's path."""
+        """Write the topology and the files that it binds into `out`; returns the topology's path."""
 
     def spec_data(self) -> Mapping[str, Any]:
-        """The fabric file as the lab's record keeps it; empty where there is none."""
+        """The fabric file as stored in the lab's record; empty where there is none."""
 
     def recorded(self) -> Mapping[str, Any]:
-        """What the record keeps beside that, so that `reopened` has the same again."""
+        """Further data for the record, from which `reopened` restores this object."""
 
     def differences(self, record: Record) -> list[Difference]:
-        """How a running lab of that name differs from this one."""
+        """Differences between the running lab of that name and this one."""
 
     def kept(self) -> Mapping[str, Mapping[str, str]]:
-        """Switch -> sysctls of hashing that its topology sets in its own way, with their values."""
+        """Switch -> hashing sysctls that its topology sets itself, with their values."""
 
     def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
-        """Node -> sysctls that its own configuration sets, each with its settings: one of them is right."""
+        """Node -> sysctls that its own configuration sets, each with its possible settings."""
 
     def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
-        """Node -> sysctls that it was given, those of hashing aside."""
+        """Node -> sysctls set at start, without those of hashing."""
 
     def settled(self, lab: Lab) -> Blueprint:
-        """The same, with what can be known only when nodes run."""
+        """This blueprint, completed with data that only running nodes provide."""
 
     def daemons(self, switch: str) -> tuple[str, ...]:
-        """The daemons that have to answer on a switch."""
+        """The daemons that must answer on a switch."""
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Return when the lab has converged; CheckError with what is missing after `timeout` seconds."""
@@ -89,13 +89,13 @@ class Blueprint(Protocol):
 
     @property
     def gap_parts(self) -> LabPart:
-        """The parts of a snapshot that `gaps` goes by."""
+        """The parts of a snapshot that `gaps` needs."""
 
     def gaps(self, now: Snapshot) -> list[str]:
-        """Routes that the kernels should have and do not have, in lines."""
+        """Routes that are missing in kernels, in lines."""
 
-    def routes_said(self) -> str:
-        """What `gaps` looks for, when nothing lacks; empty where nothing is known that should be there."""
+    def routes_checked(self) -> str:
+        """What `gaps` checks, for the report when no route is missing; empty where no route is expected."""
 
     def sessions(self, now: Snapshot) -> tuple[int, int]:
         """BGP sessions established, and expected. Part: SESSIONS."""
@@ -104,7 +104,7 @@ class Blueprint(Protocol):
         """Ends of sessions that are not established, in lines. Part: SESSIONS."""
 
     def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
-        """Sessions that are not established at both ends, without their causes. Part: SESSIONS."""
+        """Sessions that are not established at both ends, without causes. Part: SESSIONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class Lab:
     name: str
     fabric: Fabric
     runtime: Runtime
-    dir: Path  # the lab's state directory; what is written there goes with the lab
-    topology: Path  # the rendered NAME.clab.yml, or a copy of somebody's own
-    made: Blueprint  # what it was made from, and so what it should be
+    dir: Path  # the lab's state directory, which `down` removes
+    topology: Path  # the rendered NAME.clab.yml, or the copy of a user-supplied topology
+    made: Blueprint  # the expected state
 
     def handles(self) -> Mapping[str, NodeHandle]:
         """Every node's handle, by name."""
@@ -130,7 +130,7 @@ class Lab:
         return handles[node]
 
     def exec(self, node: str, argv: Sequence[str]) -> int:
-        """Run argv in a node with this terminal's streams; its exit code."""
+        """Run argv in a node with this terminal's streams; returns its exit code."""
         return self.runtime.exec(self.name, self.topology, self.handle(node).name, argv)
 
     def command(self, node: str, argv: Sequence[str]) -> list[str]:
@@ -138,7 +138,7 @@ class Lab:
         return self.runtime.command(self.name, self.topology, self.handle(node).name, argv)
 
     def output(self, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
-        """Run argv in a node and return what it prints; MachineError when it fails. timeout: seconds."""
+        """Run argv in a node and return its output; MachineError when it fails. timeout: seconds."""
         return self.runtime.output(self.name, self.topology, self.handle(node).name, argv, timeout)
 
     def neighbours(self, switch: str) -> Mapping[str, str] | None:
@@ -146,11 +146,11 @@ class Lab:
         return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.policy.ip_version)
 
     def bgp_peers(self, switch: str) -> Mapping[str, bgp.BgpPeer] | None:
-        """Peer (port or address) -> what a switch's bgpd reports of it; None when it does not answer."""
+        """Peer (port or address) -> its details from a switch's bgpd; None when bgpd does not answer."""
         return bgp.bgp_peers(self.runtime, self.name, self.topology, switch)
 
     def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
-        """Read these parts of the lab once, in bulk. nodes: of which nodes, all by default.
+        """Read these parts of the lab once. nodes: all by default.
 
         HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
         """

@@ -1,8 +1,8 @@
-"""The life of a lab: up and down, and everything that they undo.
+"""Create and remove labs: `up`, `down`, and the cleanup after a failure.
 
-In:  a fabric file as loaded, or another Blueprint (up), or a lab's name (everything else).
-Out: Lab (handle.py); opening.py finds a running one by its name.
-What a lab is, is written to its record before anything is made, so that whatever is killed can be found and removed.
+In:  a loaded fabric file or another Blueprint (up), or a lab's name (all others).
+Out: Lab (lab.py); opening.py finds a running lab by its name.
+The record is written before anything is created. So a lab can be found and removed even if `up` is killed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime, on_machine
 
 @dataclass(frozen=True, slots=True)
 class UpResult:
-    """What `up` did. `created` is False when the lab ran already; `seconds` has each step and `total`.
+    """The result of `up`. created: False when the lab was already running; seconds: each step and `total`.
 
-    converged: False where links or switches are down or drained on purpose, and routes avoid those. repaired: what
-    --repair did, None without it.
+    converged: False where links or switches are down or drained on purpose, and routes avoid them. repaired: what
+    --repair did; None without it.
     """
 
     lab: Lab
@@ -66,10 +66,10 @@ def up(
     """Bring a fabric up and wait until every route is in every kernel.
 
     options: how the topology is rendered. timeout: seconds for convergence. source: where the spec came from. repair:
-    when the lab runs already, repair what is wrong with it; without, CheckError at once, with the command that does.
-    Raises MachineError when this machine cannot, InputError when a lab of that name is in the way; both leave nothing
-    behind. CheckError when it does not converge: the lab is left for inspection; with `rollback` it is taken down, if
-    this call made it.
+    if the lab is already running, repair its faults; without it, faults raise CheckError with the repair command.
+    Raises MachineError when this machine cannot run it, InputError when another lab has that name; both leave nothing
+    behind. CheckError when it does not converge: the lab is left for inspection. With `rollback` it is taken down, if
+    this call created it.
     """
     from heddle.switch import install as switch
 
@@ -95,7 +95,7 @@ def up(
             if rollback:
                 _remove(lab.name, observer, engine)
                 raise
-            left = Problem("", f"lab {lab.name}", "is left for inspection", f"./inv down {lab.name} removes it")
+            left = Problem("", f"lab {lab.name}", "is left running for inspection", f"./inv down {lab.name} removes it")
             raise CheckError(*error.problems, left) from None
         except BaseException:  # Ctrl-C above all
             _remove(lab.name, observer, engine)
@@ -104,7 +104,7 @@ def up(
 
 
 def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
-    """Repair a running lab by its name, the only one when None, and wait for its routes; as `up` with `repair`."""
+    """Repair a running lab and wait for its routes, as `up` with `repair`. name: None if only one lab is running."""
     lab, clock = open_lab(name), _Clock()
     with state.lock(lab.name):
         return _resumed(lab, observer or Silent(), timeout, clock, repairing=True)
@@ -117,13 +117,13 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: _Clock,
 
 
 def down(name: str, observer: Observer | None = None) -> bool:
-    """Remove everything of a lab, however it ended; False when there was nothing."""
+    """Remove everything of a lab, in any state; False when there was nothing to remove."""
     with state.lock(name), state.lock(name, state.HASHING):
         return _remove(name, observer or Silent(), *map(get_runtime, RUNTIMES))
 
 
 def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
-    """What `up` would run, as a shell script; nothing is run. InputError when `up` would refuse the options."""
+    """The commands of `up` as a shell script; nothing is run. InputError when `up` would refuse the options."""
     made = blueprint_from(wanted)
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
     name = made.fabric.name
@@ -132,8 +132,8 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
         topology = made.write(Path(scratch, "topology"), options)
         journal.comment(f"The files of {name} are written to {topology_path(name).parent}:")
-        where = "./inv render FABRIC --out DIR writes them elsewhere, to be read."
-        journal.comment(where if made.rendered else "a copy of the topology, with all that nodes inherit written out.")
+        where = "./inv render FABRIC --out DIR writes them to another directory for reading."
+        journal.comment(where if made.rendered else "a copy of the topology, with all inherited values written out.")
         get_runtime(runtime).write_script(name, topology, journal)
         handles = get_runtime(runtime).nodes(name, topology)
     _script_of_ports(made.fabric, handles, journal)
@@ -141,7 +141,7 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
 
 
 def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
-    """What heddle/switch does to every port; offloads and programs are set by system calls, so in words."""
+    """The commands that heddle/switch runs for every port. System calls set offloads and programs: as comments."""
     from heddle.host import delivery
     from heddle.switch.queues.portqueues import Setup
 
@@ -157,7 +157,7 @@ def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal:
 
 
 def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: _Clock) -> Lab:
-    """Everything but waiting; whatever goes wrong, nothing is left behind."""
+    """Create the lab without waiting for routes. After any failure nothing is left behind."""
     from heddle.switch import install as switch
 
     record = state.Record(
@@ -167,7 +167,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         imported=lab.made.recorded(),
     )
     journal = Journal()
-    umask = os.umask(0o022)  # nobody else writes where root looks again, and daemons read as user frr
+    umask = os.umask(0o022)  # no other user may write files that root reads later; daemons read them as user frr
     try:
         state.write_record(record)
         limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
@@ -198,26 +198,26 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
 
 
 def _recorded(options: RenderOptions) -> dict[str, str]:
-    """What of the options makes another lab of it; the subnet is whichever was free."""
+    """The options that distinguish two labs; not the subnet, which is any free one."""
     return {"dialect": options.dialect, "mgmt": options.mgmt}
 
 
 def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None:
-    """The lab, when this very one runs already. Half-made ones are removed; InputError when another has the name."""
+    """The lab, if it is already running as requested. Incomplete ones are removed. InputError on a name conflict."""
     record = state.read_record(lab.name)
     if (conflict := lab.runtime.name_conflict(lab.name)) is not None:
         raise InputError(conflict)
     if record is None:
-        for runtime in RUNTIMES:  # pins and counters go by the lab's name, so no other runtime may have it either
+        for runtime in RUNTIMES:  # BPF pins are named after the lab, so no other runtime may use the name either
             if get_runtime(runtime).exists(lab.name):
                 why = f"is on this machine (runtime {runtime}), but this user's Heddle has no record of it"
-                raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or take another --name"))
+                raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or use another --name"))
         return None
     engine = get_runtime(record.runtime)
     gone = record.phase == "running" and len(engine.missing_nodes(lab.name, lab.topology)) == len(lab.handles())
     if gone or record.phase != "running" or not engine.exists(lab.name):
-        what = "has lost all its nodes" if gone else "was left half-made"
-        observer.warn(f"lab {lab.name} {what}; removing what is left first")
+        what = "has lost all its nodes" if gone else "is incomplete"
+        observer.warn(f"lab {lab.name} {what}; removing the rest of it first")
         _remove(lab.name, observer, engine)
         return None
     check_version(record)
@@ -230,16 +230,19 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
     ]
     problems += lab.made.differences(record)
     if problems:
-        hint = f"./inv down {lab.name} first, or give this one another --name"
-        why = "runs, and not as it was asked for now"
-        details = [Problem("", f"{path}: {new}", f"was asked for, and {old} runs") for path, old, new in problems]
+        hint = f"./inv down {lab.name} first, or use another --name"
+        why = "is already running with other settings"
+        details = [
+            Problem("", f"{path}: {new}", f"was requested, but the running lab uses {old}")
+            for path, old, new in problems
+        ]
         raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
-    observer.say(f"lab {lab.name} is up already, with this very fabric")
+    observer.say(f"lab {lab.name} is already up with this fabric")
     return lab_of(record)
 
 
 def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
-    """Everything of a lab, in an order that can be cut short and taken up again: the record goes last."""
+    """Remove everything of a lab. The record is removed last, so an interrupted removal can be repeated."""
     from heddle.switch import install as switch
     from heddle.switch.pfc import control as pfc
 
@@ -253,7 +256,7 @@ def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait: a removal takes a second and should not be cut in two."""
+    """Ignore Ctrl-C: a removal takes about a second and should not be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -265,7 +268,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class _Clock:
-    """Wall time of each step, in seconds."""
+    """Elapsed time of each step, in seconds."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()

@@ -1,8 +1,8 @@
-"""Ports that Heddle was asked to take down: `up --repair` leaves them, `up` and `status` report them all the same.
+"""Record of the ports that Heddle took down on request. `up --repair` leaves them down; `up` and `status` report them.
 
-    LABDIR/faults.json     {"down": ["rtsw1:eth3", ...]}, the ends where it was done
+    LABDIR/faults.json     {"down": ["rtsw1:eth3", ...]}, the ends that were taken down
 
-Whether a port is down now is read from its kernel, never from here. The caller holds the lab's lock.
+Whether a port is down now is read from its kernel, not from this file. The caller holds the lab's lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FILE: Final = "faults.json"
 
 
 def taken_down(directory: Path) -> frozenset[str]:
-    """The ports of a lab that were taken down on purpose. directory: the lab's. A damaged file says nothing."""
+    """The ports of a lab that were taken down on purpose. directory: the lab's. A damaged file counts as empty."""
     try:
         refs = json.loads((directory / _FILE).read_text(encoding="utf-8"))["down"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -27,7 +27,7 @@ def taken_down(directory: Path) -> frozenset[str]:
 
 
 def note(directory: Path, refs: Collection[str], *, down: bool) -> None:
-    """Remember that these ports were taken down on purpose, or that they were set up again."""
+    """Record that these ports were taken down on purpose, or set up again."""
     before = taken_down(directory)
     after = before | set(refs) if down else before - set(refs)
     if after != before:

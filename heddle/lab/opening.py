@@ -1,4 +1,4 @@
-"""From a lab's name to a handle of it: which lab is meant, what it was made from, whether it is up."""
+"""Open a running lab by its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heddle.runtimes.registry import Runtime, get_runtime
 
 
 def open_lab(name: str | None = None) -> Lab:
-    """The running lab of that name, or the only one; InputError when there is none, or no telling which."""
+    """The running lab of that name. name: None if only one lab is running. InputError for none, or several."""
     names = state.labs()
     if name is None:
         name = _only(names)
@@ -25,16 +25,16 @@ def open_lab(name: str | None = None) -> Lab:
         raise InputError(Problem("", f"lab {name}", "is not running", hint))
     lab = lab_of(record)
     if record.phase != "running" or not lab.runtime.exists(name):
-        why = "is not up: its `up` has not ended, or was killed, or the machine was restarted"
-        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes what is left of it"))
+        why = "is not up: its `up` has not ended or was killed, or the machine was restarted"
+        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes the rest of it"))
     if (lost := lab.runtime.missing_nodes(name, lab.topology)) and len(lost) == len(lab.handles()):
-        why = "is not up: all of its nodes are gone or stopped, by hand or with the machine"
-        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes what is left of it"))
+        why = "is not up: all of its nodes are missing or stopped"
+        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes the rest of it"))
     return lab
 
 
 def _only(names: Sequence[str]) -> str:
-    """The one lab that can be meant: the only one that is up, else the only one there is a record of."""
+    """The only lab that is up, or else the only lab that has a record."""
     records = {name: state.read_record(name) for name in names} if len(names) > 1 else {}
     running = [name for name, record in records.items() if record is not None and record.phase == "running"]
     candidates = running or names
@@ -46,7 +46,7 @@ def _only(names: Sequence[str]) -> str:
 
 
 def reopened(record: state.Record) -> Blueprint:
-    """What a running lab was made from; MachineError when another version of Heddle recorded it."""
+    """The Blueprint of a recorded lab; MachineError when another version of Heddle recorded it."""
     if not record.imported:
         return Rendered.of_record(record)
     from heddle.lab.imported.imported import ImportedLab
@@ -55,21 +55,20 @@ def reopened(record: state.Record) -> Blueprint:
 
 
 def topology_path(name: str) -> Path:
-    """Where a lab's topology is, or will be."""
+    """The path of a lab's topology file, which may not exist yet."""
     return state.lab_dir(name) / "topology" / topology_name(name)
 
 
 def lab_from(made: Blueprint, runtime: Runtime) -> Lab:
-    """The handle of a lab that is made from this, whether it is up or not."""
+    """The handle of a lab with this Blueprint, whether it is up or not."""
     name = made.fabric.name
     return Lab(name, made.fabric, runtime, state.lab_dir(name), topology_path(name), made)
 
 
 def check_version(record: state.Record) -> None:
-    """InputError when another version of Heddle has brought the lab up.
+    """InputError when another version of Heddle brought the lab up.
 
-    What is pinned and recorded (BPF maps, counters, thresholds) has the form that its own version gave it. `down` takes
-    labs of every version.
+    The format of BPF maps and records depends on the version. `down` works with labs of every version.
     """
     if record.version != VERSION:
         other = f"Heddle {record.version}" if record.version else "an older Heddle"
@@ -79,6 +78,6 @@ def check_version(record: state.Record) -> None:
 
 
 def lab_of(record: state.Record) -> Lab:
-    """The handle of a recorded lab; InputError when another version of Heddle has brought it up."""
+    """The handle of a recorded lab; InputError when another version of Heddle brought it up."""
     check_version(record)
     return lab_from(reopened(record), get_runtime(record.runtime))

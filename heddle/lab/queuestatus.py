@@ -1,8 +1,8 @@
-"""What every queue of a lab is doing and has done: one reading of the shared maps, and what follows from it.
+"""State and counters of every queue of a lab, from one reading of the shared maps.
 
-In:  a running lab. Out: QueuesResult: a row a port and class, a row a switch, headroom, and who sends the pauses.
-Counters run from when the lab came up; sizes are bytes of frames, Ethernet header included. The maps are memory and
-are read while packets pass, so numbers of one row may be a packet apart.
+In:  a running lab. Out: QueuesResult: a row for each port and class, a row for each switch, headroom, PFC processes.
+Counters start when the lab comes up; sizes are bytes of frames, including the Ethernet header. The maps are read while
+packets pass, so the numbers of one row may differ by a packet.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from heddle.lab.requeue import QueueSetting
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
-_WAITING: Final = 2  # packets: a queue that never held more had nothing to wait for
+_WAITING: Final = 2  # packets: a queue that was never longer counts as one where no packet waited
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One class of one port, by what leaves there; `held...`, `xoffs` and `beyond` by what came in there.
+    """One class of one port: its egress queue; `occupancy...`, `xoffs` and `headroom_high` of its ingress side.
 
-    marks: packets that turned CE here. ce_in: admitted packets that had CE when they came, from an earlier queue.
-    paused_ms: how long its gate was closed, until now where it is. held: bytes that came in by this port and have not
-    left the switch; beyond: the most of them above Xoff that there ever were, and `short` bytes more that were dropped
-    in one pause for want of headroom.
+    marks: packets marked CE here. ce_in: admitted packets that arrived with CE, from an earlier queue. paused_ms: total
+    time that the gate was closed, including a pause in force. occupancy: bytes that arrived by this port and have not
+    left the switch. headroom_high: maximum of them above Xoff, including `short`: bytes dropped in one pause because
+    the headroom was full.
     """
 
     port: str
@@ -53,12 +53,12 @@ class QueueRow:
     bytes: int
     marks: int
     ce_in: int
-    drops: Mapping[str, int]  # cause -> packets, where there were any
+    drops: Mapping[str, int]  # cause -> packets; only causes with drops
     drop_bytes: int
-    held: int
-    held_high: int
+    occupancy: int
+    occupancy_high: int
     xoffs: int
-    beyond: int
+    headroom_high: int
     short: int
     pfc_sent: int
     pfc_received: int
@@ -66,7 +66,7 @@ class QueueRow:
     paused_ms: float
     watchdog: str
     storms: int
-    quiet: bool  # nothing ever waited, was marked, dropped or paused
+    quiet: bool  # no packet ever waited here, and none was marked, dropped or paused
 
     @property
     def dropped(self) -> int:
@@ -79,8 +79,8 @@ class QueueRow:
             "port": self.port, "class": self.traffic_class, "kind": self.kind,
             "depth": self.depth, "high_water": self.high_water, "packets": self.packets, "bytes": self.bytes,
             "marks": self.marks, "ce_in": self.ce_in, "drops": self.dropped, "drops_by_cause": dict(self.drops),
-            "drop_bytes": self.drop_bytes, "occupancy": self.held, "occupancy_high": self.held_high,
-            "xoffs": self.xoffs, "headroom_high": self.beyond,
+            "drop_bytes": self.drop_bytes, "occupancy": self.occupancy, "occupancy_high": self.occupancy_high,
+            "xoffs": self.xoffs, "headroom_high": self.headroom_high,
             "pfc_sent": self.pfc_sent, "pfc_received": self.pfc_received,
             "paused": self.paused, "paused_ms": self.paused_ms, "watchdog": self.watchdog, "storms": self.storms,
         }  # fmt: skip
@@ -88,11 +88,11 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class SwitchRow:
-    """A switch's buffer in bytes: what it has, what of it is in use, and the most that ever was."""
+    """A switch's buffer in bytes: its size, what is in use, and the maximum so far."""
 
     switch: str
     buffer: int
-    shared: int  # what is nobody's own
+    shared: int  # size of the shared part
     used: int
     high_water: int
     shared_used: int
@@ -105,11 +105,11 @@ class SwitchRow:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Room for what arrives after Xoff, of all ports of one rate: what was assumed, and what was needed.
+    """Headroom of all ports of one rate: what was assumed, and what was needed.
 
-    ports: of switches. bytes: for each lossless class of each. highest: the most needed, at the port `highest_at`.
-    lacking: bytes that were missing in the worst pause. drops: packets for want of it, in all. reaction_ns: as assumed,
-    None where the file gives bytes.
+    ports: of switches. bytes: for each lossless class of each. highest: maximum needed, at the port `highest_at`.
+    missing_bytes: shortage in the worst pause. drops: packets dropped because headroom was full. reaction_ns: assumed
+    reaction time, None where the file gives bytes.
     """
 
     ports: int
@@ -119,11 +119,11 @@ class Headroom:
     reaction_ns: int | None
     highest: int
     highest_at: str
-    lacking: int
+    missing_bytes: int
     drops: int
 
     def needed_for(self, reaction_ns: int) -> int:
-        """Bytes that a reaction time asks for: what the peer sends until it stops, and a frame each way."""
+        """Bytes that a reaction time requires: what the peer sends until it stops, and a frame each way."""
         return -(-self.rate_bps * reaction_ns // (8 * 10**9)) + 2 * (self.mtu + HEADER)
 
     def to_json(self) -> dict[str, Any]:
@@ -131,13 +131,13 @@ class Headroom:
         return {
             "ports": self.ports, "rate_bps": self.rate_bps, "mtu": self.mtu, "bytes": self.bytes,
             "reaction_assumed_ms": None if self.reaction_ns is None else self.reaction_ns / 1e6,
-            "highest": self.highest, "highest_at": self.highest_at, "lacking": self.lacking, "drops": self.drops,
+            "highest": self.highest, "highest_at": self.highest_at, "lacking": self.missing_bytes, "drops": self.drops,
         }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Reactions:
-    """How long senders took to stop: from the pause frame's arrival to the last packet. Of all ports together, ns."""
+    """Reaction times of senders, in ns: from the pause frame's arrival to the last packet. All ports together."""
 
     count: int
     median_ns: int
@@ -146,20 +146,20 @@ class Reactions:
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """The processes that carry pauses out: their ids, None where one does not run."""
+    """Process ids of the PFC agent and its keeper; None for one that is not running."""
 
     agent: int | None
     keeper: int | None
 
     @property
     def alive(self) -> bool:
-        """Whether both run."""
+        """True when both are running."""
         return self.agent is not None and self.keeper is not None
 
 
 @dataclass(frozen=True, slots=True)
 class QueuesResult:
-    """Everything that the verb `queues` has to say. settings: node -> what was set there since the lab came up."""
+    """The result of the verb `queues`. settings: node -> values set there since the lab came up."""
 
     lab: str
     k: int
@@ -190,18 +190,18 @@ class QueuesResult:
 
 
 def read_queues(lab: Lab) -> QueuesResult:
-    """One reading of a lab; MachineError when its maps are gone."""
+    """Read a lab's queues once; MachineError when its maps are missing."""
     return _result_now(lab, lab.snapshot(LabPart.QUEUES).queues)
 
 
 class QueueWatch:
-    """Reads a lab again and again, as `--watch` does, with its maps open all the while."""
+    """Reads a lab repeatedly, for `--watch`, and keeps its maps open."""
 
     def __init__(self, lab: Lab, live: LabQueues) -> None:
         self._lab, self._live = lab, live
 
     def read(self) -> QueuesResult:
-        """One reading."""
+        """Read once."""
         return _result_now(self._lab, QueueState.of(self._live))
 
 
@@ -221,7 +221,7 @@ def result_of(
     agent: AgentRow,
     settings: Mapping[str, Mapping[str, QueueSetting]],
 ) -> QueuesResult:
-    """What the maps report of a fabric; a function of its arguments alone."""
+    """The result for given map contents. It depends only on its arguments."""
     rows = tuple(
         _queue_row(queues, number, port, traffic_class, policy)
         for number, port in numbered_ports(fabric)
@@ -253,7 +253,7 @@ def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, 
         drops[LOST] = int(gate["lost"])
     closed_since = int(agent["closed_since_ns"])
     paused_ns = int(agent["paused_ns"]) + (max(0, queues.taken_ns - closed_since) if closed_since else 0)
-    # highest has the packet in it that was dropped first, which short has, too; headroom may have been less then.
+    # The first dropped packet is in `highest` and in `short`. The headroom may have been smaller at that time.
     short, highest = int(inward["lost_high"]), int(inward["headroom_high"])
     counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
     waited = int(cell["high_water"]) > _WAITING * (port.mtu + HEADER)
@@ -269,10 +269,10 @@ def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, 
         ce_in=int(cell["ce_in"]),
         drops=drops,
         drop_bytes=int(cell["drop_bytes"]),
-        held=int(inward["occupancy"]),
-        held_high=int(inward["high_water"]),
+        occupancy=int(inward["occupancy"]),
+        occupancy_high=int(inward["high_water"]),
         xoffs=int(inward["xoffs"]),
-        beyond=max(highest, min(highest, policy.headroom) + short),
+        headroom_high=max(highest, min(highest, policy.headroom) + short),
         short=short,
         pfc_sent=int(agent["pfc_sent"]),
         pfc_received=int(gate["pfc_received"]),
@@ -294,7 +294,7 @@ def _switch_row(queues: QueueState, index: int, name: str, policies: Sequence[Cl
 
 
 def reactions_of(agent: npt.NDArray[Any]) -> Reactions:
-    """Of all gates together; the median within a bin of the histogram by a straight line."""
+    """Reaction times of all gates together; the median is interpolated linearly within its histogram bin."""
     count = int(agent["reactions"].sum())
     if not count:
         return Reactions(0, 0, 0)
@@ -303,12 +303,12 @@ def reactions_of(agent: npt.NDArray[Any]) -> Reactions:
 
 
 def reaction_bin(reaction_ns: int) -> int:
-    """The bin of a histogram in which the agent counts a reaction: 0 below 62.5 us, and each next one twice as far."""
+    """The histogram bin in which the agent counts a reaction: 0 below 62.5 us; each bin ends at twice the last one."""
     return min(REACTION_BINS - 1, (reaction_ns // REACTION_STEP_NS).bit_length())
 
 
 def _median(agent: npt.NDArray[Any]) -> int:
-    """ns; within a bin by a straight line."""
+    """Median in ns, interpolated linearly within its bin."""
     bins = np.ascontiguousarray(agent["spare"]).view("<u4").reshape(-1, REACTION_BINS).sum(axis=0, dtype=np.int64)
     passed = np.cumsum(bins)
     half = passed[-1] / 2
@@ -325,9 +325,9 @@ def _headroom(
     lost: Mapping[tuple[str, int], int],
     settings: Mapping[str, Mapping[str, QueueSetting]],
 ) -> tuple[Headroom, ...]:
-    """A line for each rate, mtu and headroom that lossless classes of switch ports have.
+    """One row for each rate, MTU and headroom of lossless classes at switch ports.
 
-    lost: packets by ingress. settings: node -> path -> value, of what was set while the lab ran.
+    lost: packets by ingress. settings: node -> path -> value, for values set while the lab was running.
     """
     by_row = {(each.port, each.traffic_class): each for each in rows}
     switches = {node.name for node in fabric.switches}
@@ -346,9 +346,9 @@ def _headroom(
             mtu=mtu,
             bytes=size,
             reaction_ns=assumed,
-            highest=(most := max(found, key=lambda each: each.beyond)).beyond,
-            highest_at=most.port if most.beyond else "",
-            lacking=most.short,
+            highest=(most := max(found, key=lambda each: each.headroom_high)).headroom_high,
+            highest_at=most.port if most.headroom_high else "",
+            missing_bytes=most.short,
             drops=sum(lost[each.port, each.traffic_class] for each in found),
         )
         for (rate, mtu, size, assumed), found in sorted(groups.items(), key=lambda each: (each[0][:3], each[0][3] or 0))
@@ -356,7 +356,7 @@ def _headroom(
 
 
 def _assumed_ns(pfc: PfcPolicy, own: Mapping[str, QueueSetting]) -> int | None:
-    """The reaction time that a node's headroom is made for; None where bytes were given. own: what was set on it."""
+    """The reaction time that a node's headroom is sized for; None where bytes were given. own: its own values."""
     if own.get("pfc.headroom", pfc.headroom) != "auto":
         return None
     reaction = own.get("pfc.reaction")

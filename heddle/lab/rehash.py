@@ -1,8 +1,8 @@
-"""Changing how switches hash while packets pass: each of them meets the old rule or the new one, and none is lost.
+"""Change the hashing of switches while packets pass: every packet sees the old or the new rule, and none is lost.
 
-In:  a running lab, and what its switches should do from now on.
-Out: nothing but the switches' maps and sysctls, and a line in the lab's record, so that `validate` and `run` know.
-Everything is checked, and every new table written, before the first switch changes.
+In:  a running lab, and the new hashing of its switches.
+Out: changed maps and sysctls of the switches, and an entry in the lab's record, which `validate` and `run` use.
+Everything is checked, and every new table is written, before the first switch changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHOWN: Final = 3  # switches that a label names
 
 @dataclass(frozen=True, slots=True)
 class LiveHashing:
-    """How a switch was told to hash while its lab ran, as the lab's record keeps it."""
+    """Hashing of a switch that was set while its lab was running, as stored in the lab's record."""
 
     mode: str
     seed: int
@@ -49,7 +49,7 @@ class LiveHashing:
 
     @classmethod
     def of(cls, row: SwitchHashing) -> LiveHashing:
-        """That of a switch as it is now."""
+        """From the current state of a switch."""
         return cls(row.mode, row.seed, row.options, row.steering.exact)
 
     def to_json(self) -> dict[str, Any]:
@@ -59,13 +59,13 @@ class LiveHashing:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LiveHashing:
-        """What `to_json` gave."""
+        """From the output of `to_json`."""
         exact = {(int(sport), ip_network(prefix)): str(port) for sport, prefix, port in data["exact"]}
         return cls(str(data["mode"]), int(data["seed"]), HashOptions.from_json(data["options"]), exact)
 
 
 def live_hashing(lab: Lab) -> dict[str, LiveHashing]:
-    """Switch -> how it was set while the lab ran, where it was; MachineError when the record cannot be read."""
+    """Switch -> its hashing, for switches set while the lab was running; MachineError for an unreadable record."""
     record = state.read_record(lab.name)
     try:
         return {} if record is None else {name: LiveHashing.from_json(row) for name, row in record.hashing.items()}
@@ -76,18 +76,18 @@ def live_hashing(lab: Lab) -> dict[str, LiveHashing]:
 
 
 def wanted(lab: Lab) -> dict[str, SwitchHashing]:
-    """Switch -> what it should do: as it was set last, and as the fabric file says where nobody has set anything."""
+    """Switch -> its expected hashing: as set last, or else as in the fabric file."""
     live = live_hashing(lab)
     return {node.name: _wanted(lab, node, live.get(node.name)) for node in lab.fabric.switches}
 
 
 def set_live(lab: Lab) -> frozenset[str]:
-    """The switches whose hashing was set while the lab ran."""
+    """The switches whose hashing was set while the lab was running."""
     return frozenset(live_hashing(lab))
 
 
 def label(lab: Lab) -> str:
-    """The lab's mode, as tables name it: `e-ecmp`; where switches differ `e-ecmp, rtsw1: spray`."""
+    """The lab's mode as shown in tables: `e-ecmp`; where switches differ `e-ecmp, rtsw1: spray`."""
     return label_of(wanted(lab).values())
 
 
@@ -114,10 +114,10 @@ def set_hashing(
 ) -> None:
     """Switch a running lab, or some of its switches, to a mode.
 
-    options, seed: as the fabric file has them by default; a seed is a number, or per-switch, per-tier or shared.
-    exact: switch -> its whole exact-match table; the tables of others stay. added: switch -> rows to add or change.
-    InputError when anything of it cannot be, with every problem; MachineError when this kernel cannot do it. The
-    switches go on by their old rule in both cases.
+    options, seed: by default those of the fabric file; a seed is a number, or per-switch, per-tier or shared.
+    exact: switch -> its whole exact-match table; other switches keep theirs. added: switch -> rows to add or change.
+    InputError with every problem; MachineError when this kernel cannot do it. In both cases all switches keep their
+    old rule.
     """
     nodes = _nodes(lab, switches)
     _check_steerable(lab, mode, options or lab.fabric.policy.routing.hash)
@@ -147,7 +147,7 @@ def set_exact(lab: Lab, switch: str, entries: Exact) -> None:
 
 
 def restore_hashing(lab: Lab) -> bool:
-    """Set every switch to the hashing of the fabric file, and forget what was set live; False when nothing was.
+    """Restore the hashing of the fabric file on every switch, and clear the record; False when none was changed.
 
     Raises as set_hashing does.
     """
@@ -165,7 +165,7 @@ def restore_hashing(lab: Lab) -> bool:
 def check_exact(
     lab: Lab, tables: Mapping[str, Exact], where: Mapping[tuple[str, int, Network], str] | None = None
 ) -> None:
-    """InputError with every row that cannot be. where: (switch, source port, prefix) -> where the row was written."""
+    """InputError with every invalid row. where: (switch, source port, prefix) -> file and line of the row."""
     if any(tables.values()):
         _check_steerable(lab, "exact-match", DEFAULT_OPTIONS)
     problems: list[Problem] = []
@@ -193,27 +193,27 @@ def _wrong_entry(lab: Lab, node: Node, sport: int, prefix: Network, port: str) -
         yield Problem("", what, f"names the port {port}, which {node.name} does not have", did_you_mean(port, names))
     elif prefix in hops and len(hops[prefix]) > 1 and port not in hops[prefix]:
         some = ", ".join(sorted(hops[prefix]))
-        yield Problem("", what, f"names the port {port}, which is no way to {prefix}", f"one of: {some}")
+        yield Problem("", what, f"names the port {port}, which is no next hop to {prefix}", f"one of: {some}")
     if prefix not in hops:
         known = [str(each) for each, ports in hops.items() if len(ports) > 1]
-        hint = did_you_mean(str(prefix), known) if known else f"{node.name} has one way only to every prefix"
+        hint = did_you_mean(str(prefix), known) if known else f"{node.name} has only one next hop to every prefix"
         yield Problem("", what, f"names the prefix {prefix}, which {node.name} has no route to", hint)
     elif len(hops[prefix]) < 2:
         (only,) = hops[prefix]
-        yield Problem("", what, f"chooses nothing: {node.name} has one way only to {prefix}", f"it is {only}")
+        yield Problem("", what, f"has no effect: {node.name} has only one next hop to {prefix}", f"it is {only}")
 
 
 def change(lab: str, rows: Sequence[tuple[NodeHandle, SwitchHashing]], version: int = 4) -> None:
-    """Give switches their new rules. version: of IP, of the fabric's hosts.
+    """Give switches their new rules. version: IP version of the fabric's hosts.
 
-    A packet's way through a switch, from the program to the kernel's choice, lies within one RCU read-side section. So
-    after `grace` no packet is under way that has seen what held before; that is what the order here rests on.
+    A switch handles a packet, from the BPF program to the kernel's choice, within one RCU read-side section. So after
+    `grace` no packet is in progress that has seen the previous state. The order of the steps relies on this.
     """
     with ExitStack() as stack:
         jobs = [_Job.of(lab, handle, row, version, stack) for handle, row in rows]
         for job in jobs:
             hashing.check_sysctls(job.handle.netns, job.rules)
-        grace()  # the halves that are filled now may have held until a moment ago
+        grace()  # the halves that are filled next may have been active until now
         for job in jobs:
             job.tables.fill(hashing.rule_of(job.row, version), {name: index for index, name in job.names.items()})
         for job in jobs:
@@ -226,7 +226,7 @@ def change(lab: str, rows: Sequence[tuple[NodeHandle, SwitchHashing]], version: 
 
 @dataclass(slots=True)
 class _Job:
-    """One switch on its way to a new rule. rest: sysctls that are written when no packet follows the old one."""
+    """The change of one switch. rest: sysctls that are written when no packet uses the old rule any more."""
 
     handle: NodeHandle
     row: SwitchHashing
@@ -242,10 +242,10 @@ class _Job:
         return cls(handle, row, tables, port_names(handle), rules, {})
 
     def flip(self) -> None:
-        """Let the new half hold, and write the sysctls that have to be written before.
+        """Activate the new half, and first write the sysctls that must precede it.
 
-        The kernel's numbers, seed and fields, count only while the kernel alone hashes RoCEv2. Under the policies of
-        `flow` other than l4 the kernel heeds no hash of the program's, so there the policy alone decides.
+        The kernel's seed and fields matter only while the kernel alone hashes RoCEv2. Under the policies of `flow`
+        other than l4 the kernel ignores the program's hash, so there the policy alone decides.
         """
         policy = {name: value for name, value in self.rules.items() if name.endswith("_policy")}
         numbers = {name: value for name, value in self.rules.items() if name not in policy}
@@ -267,7 +267,7 @@ class _Job:
         self.tables.flip()
 
     def _differs(self) -> bool:
-        """Whether any sysctl is not yet as the new rule has it."""
+        """True when a sysctl does not have the value of the new rule yet."""
         with inside(self.handle.netns):
             now = {name: sysctl_number(sysctl_path(name).read_text()) for name in self.rules}
         return now != {name: sysctl_number(value) for name, value in self.rules.items()}
@@ -286,12 +286,12 @@ def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:
 
 
 def _check_steerable(lab: Lab, mode: str, options: HashOptions) -> None:
-    """InputError where a mode needs each route's next hops beforehand: an imported topology gives none."""
+    """InputError where a mode needs the expected next hops of each route: an imported topology defines none."""
     by_hash = {"spray": options.choice == "random", "flowlet": options.first == "hash"}
     needs = options.resilient or mode in ("pinned", "exact-match", "adaptive") or not by_hash.get(mode, True)
     if needs and not any(row.steering.groups for row in wanted(lab).values()) and not lab.made.rendered:
-        why = "needs to know every route beforehand, and this topology is not of Heddle's making"
-        hint = "flow, e-ecmp, spray by chance and flowlet by hash need not"
+        why = "needs the expected routes of a fabric file, and this topology was imported"
+        hint = "use flow, e-ecmp, spray with choice: random, or flowlet with first: hash"
         raise InputError(Problem("", f"mode {mode}" if not options.resilient else "resilient", why, hint))
 
 

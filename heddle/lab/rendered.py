@@ -1,4 +1,4 @@
-"""A lab made from a fabric file: everything about it is known before it runs."""
+"""The Blueprint of a lab made from a fabric file: everything about it can be predicted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rendered:
 
     @classmethod
     def of_record(cls, record: Record) -> Rendered:
-        """What a running lab was made from; MachineError when another version of Heddle recorded it."""
+        """From a lab's record; MachineError when another version of Heddle wrote it."""
         spec = load_spec(record.spec)
         return cls(spec, build(spec))
 
@@ -49,73 +49,73 @@ class Rendered:
         return render(self.fabric, out, options)
 
     def spec_data(self) -> Mapping[str, Any]:
-        """All of it, defaults too."""
+        """The whole spec, including defaults."""
         return dump_spec(self.spec)
 
     def recorded(self) -> Mapping[str, Any]:
-        """The spec says it all."""
+        """Nothing: `spec_data` is complete."""
         return {}
 
     def differences(self, record: Record) -> list[Difference]:
-        """Keys of the fabric file."""
+        """Differences by key of the fabric file."""
         if record.imported:
-            return [("the lab", f"one of {record.source}", "a fabric file's")]
+            return [("the lab's source", record.source, "a fabric file")]
         return differences(load_spec(record.spec), self.spec)
 
     def kept(self) -> Mapping[str, Mapping[str, str]]:
-        """Rendered sysctls and Heddle's are the same ones."""
+        """Nothing: all hashing sysctls are Heddle's."""
         return {}
 
     def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
-        """Heddle has written all of it."""
+        """Nothing: Heddle writes the whole configuration."""
         return {}
 
     def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
-        """As rendered."""
+        """The rendered sysctls."""
         switch, host = switch_sysctls(self.fabric), host_sysctls(self.fabric)
         return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
 
     def settled(self, lab: Lab) -> Rendered:
-        """Everything was known."""
+        """Unchanged: nothing has to be read from running nodes."""
         return self
 
     def daemons(self, switch: str) -> tuple[str, ...]:
-        """What start.sh starts and everything hangs on."""
+        """The daemons that start.sh starts and that routing needs."""
         return bgp.DAEMONS
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
-        """Until every kernel has all next hops of all shortest paths."""
+        """Wait until every kernel has all next hops of all shortest paths."""
         seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
         convergence.wait(self.fabric, lab.handles(), lab.neighbours, observer, seconds)
 
     def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
-        """By port: sessions are unnumbered."""
+        """Port -> session state: the sessions are unnumbered."""
         return lab.neighbours(switch)
 
     @property
     def gap_parts(self) -> LabPart:
-        """Routes, and what may explain that some are missing."""
+        """Routes, and the links and drains that may explain missing ones."""
         return LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED
 
     def gaps(self, now: Snapshot) -> list[str]:
-        """Prefixes without exactly their next hops, or with other weights."""
+        """Prefixes whose next hops or weights differ from the expected ones."""
         found = convergence.gaps(self.fabric, now.fibs)
         if not found:
             return []
         state = State.of(self.fabric, now)
-        said = [state.text()] if state.text() else []
-        if said:  # what that explains is named once, and not again for each prefix
+        causes = [state.text()] if state.text() else []
+        if causes:  # report the cause once, and not every prefix that follows from it
             wanted = convergence.ExpectedRoutes.of(self.fabric, state.dead, state.drained)
             found = convergence.gaps(self.fabric, now.fibs, wanted)
-        return [*said, *(gap.text() for gap in found)]
+        return [*causes, *(gap.text() for gap in found)]
 
-    def routes_said(self) -> str:
-        """All shortest paths."""
+    def routes_checked(self) -> str:
+        """`96 prefixes with all their next hops, in every kernel`."""
         count = sum(len(table) for table in self.fabric.expected_next_hops.values())
         return f"{count} prefixes with all their next hops, in every kernel"
 
     def session_faults(self, now: Snapshot) -> list[str]:
-        """Both ends of every link between switches."""
+        """Sessions that are not established, at both ends of every link between switches."""
         faults: list[str] = []
         for node in self.fabric.switches:
             states = now.sessions[node.name]
@@ -128,7 +128,7 @@ class Rendered:
         return faults
 
     def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
-        """A link between switches each, where not both ends report an established session."""
+        """One for each link between switches where not both ends report an established session."""
 
         def end_of(node: str, port: str) -> SessionEnd:
             states = now.sessions.get(node)
@@ -141,7 +141,7 @@ class Rendered:
         return [MissingSession(*pair) for pair in ends if not established(*pair)]
 
     def sessions(self, now: Snapshot) -> tuple[int, int]:
-        """A link each; one counts as established when both of its ends say so."""
+        """One per link between switches; established when both ends report it."""
         states = {switch: answer or {} for switch, answer in now.sessions.items()}
         roles = {node.name: node.role for node in self.fabric.nodes}
         between = [x for x in self.fabric.links if Role.HOST not in (roles[x.a[0]], roles[x.b[0]])]
@@ -150,6 +150,6 @@ class Rendered:
 
 
 def blueprint_from(wanted: Source) -> Blueprint:
-    """What a lab is to be made from. InputError for a spec that no fabric can be built from."""
+    """The Blueprint of a fabric or spec. InputError for a spec that no fabric can be built from."""
     loaded = checked(wanted) if isinstance(wanted, FabricSpec) else wanted
     return Rendered(loaded.spec, loaded.fabric) if isinstance(loaded, LoadedFabric) else loaded

@@ -1,10 +1,9 @@
-"""Repairing a running lab: links, queues and programs, the PFC agent, daemons. What works is not changed.
+"""Repair a running lab: links, queues and programs, the PFC agent, daemons. Working parts are not changed.
 
 In:  a Lab whose lock is held.
 Out: Repaired: one line for each repair, and what was left on purpose; a second call finds nothing to repair.
-Nodes and ports that are gone cannot be repaired: MachineError names them before anything is changed. How hosts are
-addressed is in the topology, so it is applied again from there. Routes come back by themselves, and are awaited by the
-caller.
+Missing nodes and ports cannot be repaired: MachineError names them before anything is changed. Addresses and routes of
+hosts are applied again from the topology. Routes of switches return by themselves; the caller waits for them.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 STEP: Final = "repair"
 _SHOWN: Final = 4  # ports in one line
 _END_S: Final = 30.0
-# How scripts that start the daemons of a node end: rendered ones, and those of imported labs.
+# File name of the scripts that start a node's daemons, in rendered and in imported labs.
 _START_SCRIPT: Final = "start.sh"
 
-# Ends the daemons of the node that this runs in: a number in a file may belong to another process by now, or to the
-# daemon of another node. A container has process numbers of its own, and may not read the namespace of another user's
-# process (no CAP_SYS_PTRACE). A stopped daemon hears SIGKILL alone.
+# Ends the daemons of the node that this runs in. A PID in a file may belong to another process by now, or to the
+# daemon of another node. A container has its own PIDs, and may not read the namespace of another user's process (no
+# CAP_SYS_PTRACE). A stopped daemon reacts only to SIGKILL.
 _END_DAEMONS: Final = r"""
 ours() {
   [ "$(cat "/proc/$2/comm" 2> /dev/null)" = "$1" ] || return 1
@@ -65,7 +64,7 @@ done
 rm -f /run/frr/*.pid
 """
 
-# A daemon of FRR 10.3 may keep the output of its start script open, and a pipe would never end.
+# A daemon of FRR 10.3 may keep the output of its start script open; a pipe would never reach its end.
 _START_DAEMONS: Final = r"""
 "$0" "$@" < /dev/null > /run/frr/heddle-repair.log 2>&1 && exit 0
 code=$?
@@ -76,14 +75,14 @@ exit $code
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What was repaired, and what is down or drained on purpose and was left so; a line each."""
+    """What was repaired, and what was left down or drained on purpose; a line each."""
 
     done: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
 
 def repair(lab: Lab, observer: Observer) -> Repaired:
-    """Repair what can be repaired. MachineError when a node, a port or the lab's BPF programs are gone."""
+    """Repair what can be repaired. MachineError when a node, a port or the lab's BPF programs are missing."""
     _check_repairable(lab)
     observer.begin(STEP)
     done = [*_links(lab), *_ports(lab)]
@@ -95,23 +94,25 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
 
 
 def _check_repairable(lab: Lab) -> None:
-    """MachineError for what only `down` and `up` bring back."""
+    """MachineError for faults that only `down` and `up` can fix."""
     recreate = f"./inv down {lab.name}, then up again: this cannot be repaired"
     lost = lab.runtime.missing_nodes(lab.name, lab.topology)
     found = [Problem(each.where, each.what, each.why, recreate) for each in lost]
     if not found:
         roots = lab.snapshot(LabPart.ROOTS).foreign_roots
-        found = [Problem(ref, "the port", "is gone", recreate) for ref, kind in roots.items() if not kind]
+        found = [
+            Problem(ref, "the port", "is missing: it was removed", recreate) for ref, kind in roots.items() if not kind
+        ]
         pins = [path for path in install.pins_of(lab.fabric) if not path.exists()]
-        found += [Problem("bpf", str(path), "is gone: somebody removed it", recreate) for path in pins[:1]]
+        found += [Problem("bpf", str(path), "is missing: it was removed", recreate) for path in pins[:1]]
     if found:
         raise MachineError(*found)
 
 
 def _links(lab: Lab) -> list[str]:
-    """Set ports up that are down at their own end, but for those that Heddle took down on purpose."""
+    """Set up ports that are down at their own end, except those that Heddle took down on purpose."""
     if not lab.made.rendered:
-        return []  # which links of an imported topology should be up is not known
+        return []  # an imported topology does not say which links should be up
     kept, repaired = taken_down(lab.dir), []
     for node in lab.fabric.nodes:
         down = down_ports(lab.handle(node.name))
@@ -123,7 +124,7 @@ def _links(lab: Lab) -> list[str]:
 
 
 def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
-    """Ports up, then the addresses and routes that the node lost with them, as its topology has them."""
+    """Set ports up, then restore the addresses and routes that the node lost with them, from its topology."""
     netns = ["nsenter", f"--net={lab.handle(node.name).netns}", "ip"]
     lines = "".join(f"link set dev {port.name} up\n" for port in ports)
     done = run([*netns, "-batch", "-"], stdin=lines, check=False)
@@ -134,13 +135,13 @@ def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
         again = [line.replace(f"{word} add ", f"{word} replace ", 1) for line in commands if f"{word} add " in line]
         for family in (" ", "-6 "):
             own = [line.removeprefix("-6 ") for line in again if line.startswith("-6 ") == (family == "-6 ")]
-            if own:  # one that is there already is no fault, and must not end the others
+            if own:  # -force: an address or route that exists already must not stop the rest
                 flags = ["-6"] if family == "-6 " else []
                 run([*netns, *flags, "-force", "-batch", "-"], stdin="\n".join(own) + "\n", check=False)
 
 
 def _ports(lab: Lab) -> list[str]:
-    """Install the queues and programs of ports again that do not have their own."""
+    """Reinstall queues and programs on ports where they differ from the expected ones."""
     setup = portqueues.Setup.of(lab.fabric)
     roots = lab.snapshot(LabPart.ROOTS).foreign_roots
     broken: dict[str, list[Port]] = {}
@@ -164,9 +165,9 @@ def _ports(lab: Lab) -> list[str]:
 
 
 def _daemons(lab: Lab) -> list[str]:
-    """Start all daemons of a switch again when one of them does not answer.
+    """Restart all daemons of a switch when one of them does not answer.
 
-    zebra alone often stays without the routes of a bgpd that knew the zebra before it.
+    Restarting only zebra is not enough: it often does not get the routes of a bgpd that was connected to the old zebra.
     """
     silent = lab.snapshot(LabPart.SILENT).silent
     nodes = read_topology(lab.topology).nodes
@@ -187,7 +188,7 @@ def _daemons(lab: Lab) -> list[str]:
 
 
 def _left(lab: Lab) -> tuple[str, ...]:
-    """What is down or drained on purpose, in lines."""
+    """Links and switches that are down or drained on purpose, in lines."""
     now = lab.snapshot(health.parts(lab))
     return tuple(f"{each.where}: {each.what} {each.why}" for each in health.down_or_drained(lab, now))
 

@@ -1,8 +1,8 @@
-"""Changing thresholds of queues while packets pass: every switch goes by the old ones or the new ones, none by a mix.
+"""Change queue thresholds while packets pass: every switch uses the old values or the new ones, never a mix.
 
 In:  a running lab, settings as `path=value` of the fabric file's `queues`, and the switches that they are for.
-Out: nothing but the other half of the policies' map, which one store makes the one that holds, and a line in the lab's
-record, so that `validate` and `queues` know. The whole is checked as a fabric file is before anything changes.
+Out: the inactive half of the policies map is written, and one store activates it; an entry in the lab's record, which
+`validate` and `queues` use. The result is checked like a fabric file before anything changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from heddle.fabric.policy import QueuePolicy
     from heddle.lab.lab import Lab
 
-# Paths below `queues` that are thresholds, and so in a map; all others are in qdiscs, or in tables that those go by.
+# Paths below `queues` that are thresholds, which are in a BPF map. All others are in qdiscs, or in tables for qdiscs.
 LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
                 "alpha")  # fmt: skip
 
@@ -40,7 +40,7 @@ QueueSetting = str | int | float | bool | None | Sequence[int]  # a value of a f
 
 
 def own_queues(lab: Lab) -> dict[str, QueuePolicy]:
-    """Node -> its queues, for those that were set while the lab ran; MachineError when the record cannot be read."""
+    """Node -> its queues, for nodes set while the lab was running; MachineError when the record cannot be read."""
     record = state.read_record(lab.name)
     try:
         return {node: load_queues(data) for node, data in (record.queues if record is not None else {}).items()}
@@ -51,12 +51,12 @@ def own_queues(lab: Lab) -> dict[str, QueuePolicy]:
 
 
 def wanted_policies(lab: Lab) -> Policies:
-    """What should hold on every port: as it was set last, and as the fabric file says where nobody has set anything."""
+    """The expected policies of every port: as set last, or else as in the fabric file."""
     return policies_of(lab.fabric, own=own_queues(lab))
 
 
 def own_settings(lab: Lab) -> dict[str, dict[str, QueueSetting]]:
-    """Node -> path -> value, for what is otherwise than the fabric file says: `ecn.kmax` -> 800000."""
+    """Node -> path -> value, for values that differ from the fabric file: `ecn.kmax` -> 800000."""
     usual = _flat(_as_file(lab.fabric, lab.fabric.policy.queues))
     found: dict[str, dict[str, QueueSetting]] = {}
     for node, queues in own_queues(lab).items():
@@ -66,19 +66,19 @@ def own_settings(lab: Lab) -> dict[str, dict[str, QueueSetting]]:
 
 
 def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
-    """Give a running lab, or some of its switches, other thresholds, all of them at once; the switches that have them.
+    """Set new thresholds on a running lab, or on some of its switches, all at once; returns the nodes' names.
 
-    settings: `path=value` each, below `queues`. switches: names, or patterns as `ctsw*`; without any, all nodes.
-    InputError, with every problem and nothing changed, when the whole would not do in a fabric file.
+    settings: `path=value` each, below `queues`. switches: names, or patterns such as `ctsw*`; without any, all nodes.
+    InputError with every problem, and nothing changed, if the result would not be valid in a fabric file.
     """
     from heddle.switch.queues.cells import LabQueues
 
     names = _nodes(lab, switches)
     levels = {lab.fabric.by_name[name].level for name in names}
-    with state.lock(lab.name, state.HASHING):  # which guards the record, too: both are changed while runs hold the lab
+    with state.lock(lab.name, state.HASHING):  # it also guards the record: both change while runs hold the lab's lock
         own = own_queues(lab)
         usual = lab.fabric.policy.queues
-        made: list[tuple[QueuePolicy, QueuePolicy]] = []  # before and after, since most switches have the same
+        made: list[tuple[QueuePolicy, QueuePolicy]] = []  # (before, after), reused: most switches have the same
         for name in names:
             before = own.get(name, usual)
             after = next((new for old, new in made if old == before), None)
@@ -91,7 +91,7 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
         policies = policies_of(lab.fabric, own=own)
         with LabQueues.pinned(lab.fabric) as live:
             live.set_policies(policies)
-        _tell_red(lab, {name: own.get(name, usual) for name in names})
+        _set_red_curves(lab, {name: own.get(name, usual) for name in names})
         record = state.read_record(lab.name)
         if record is not None:
             kept = {name: dump_queues(queues) for name, queues in own.items()}
@@ -101,9 +101,9 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
 
 
 def restore_queues(lab: Lab) -> bool:
-    """Set the thresholds of every node to those of the fabric file, and forget what was set live; False: nothing was.
+    """Restore the thresholds of the fabric file on every node, and clear the record; False when none was changed.
 
-    Raises as set_queues does.
+    Raises the errors of set_queues.
     """
     from heddle.switch.queues.cells import LabQueues
 
@@ -113,14 +113,14 @@ def restore_queues(lab: Lab) -> bool:
             return False
         with LabQueues.pinned(lab.fabric) as live:
             live.set_policies(policies_of(lab.fabric))
-        _tell_red(lab, dict.fromkeys(own, lab.fabric.policy.queues))
+        _set_red_curves(lab, dict.fromkeys(own, lab.fabric.policy.queues))
         state.write_record(replace(record, queues={}))
     pfc.reload(lab.name)
     return True
 
 
 def _check_gates(lab: Lab, made: Iterable[QueuePolicy]) -> None:
-    """InputError where pauses are asked for, and the lab's scheduler has no gates that they could close."""
+    """InputError where pauses are requested but the lab's scheduler has no gates to close."""
     if any(queues.paused for queues in made):
         setup = Setup.of(lab.fabric)
         if not setup.gated:
@@ -130,7 +130,7 @@ def _check_gates(lab: Lab, made: Iterable[QueuePolicy]) -> None:
 
 
 class _Keys(Strict):
-    """The part of a fabric file that is set here."""
+    """The part of a fabric file that can be set here."""
 
     queues: QueuesSpec
 
@@ -138,9 +138,9 @@ class _Keys(Strict):
 def changed(
     fabric: Fabric, queues: QueuePolicy, settings: Sequence[str], levels: Collection[int] | None = None
 ) -> QueuePolicy:
-    """`queues` with settings in place, checked together with the rest of the fabric; InputError with all problems.
+    """`queues` with the settings applied, checked together with the rest of the fabric; InputError with all problems.
 
-    levels: those of the nodes that it is for; all when None.
+    levels: the levels of the nodes that it is for; all when None.
     """
     from heddle.spec.load import override
     from heddle.spec.wording import examined
@@ -149,9 +149,9 @@ def changed(
     words = {level.word: number for number, level in enumerate(fabric.levels)}
     meant = [word for word, number in words.items() if levels is None or number in levels]
     document = Document({"queues": _as_file(fabric, queues)}, "")
-    for path, value in _flat(document.data["queues"]).items():  # so that a problem with what was there names its value
-        said = shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        document.marks["queues", *path.split(".")] = Mark("", said)
+    for path, value in _flat(document.data["queues"]).items():  # so that a problem with an old value can quote it
+        text = shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        document.marks["queues", *path.split(".")] = Mark("", text)
     problems = Problems()
     for text in settings:
         path, equals, value = text.partition("=")
@@ -161,7 +161,7 @@ def changed(
             problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=hint)
         elif wrong := _not_live(key, fabric, meant):
             problems.found.append(wrong)
-        else:  # one size is for every switch that is meant, and leaves hosts theirs
+        else:  # a single buffer size is for all chosen switches; hosts keep theirs
             one = key in ("buffer", "buffer.switch")
             for each in [f"buffer.{word}" for word in meant if words[word]] if one else [key]:
                 override(document, f"queues.{each}={value}", problems)
@@ -180,8 +180,8 @@ def changed(
     return made
 
 
-def _tell_red(lab: Lab, wanted: Mapping[str, QueuePolicy]) -> None:
-    """Give the kernel's REDs of these nodes their curves, where they mark: a port at a time, and no packet is lost."""
+def _set_red_curves(lab: Lab, wanted: Mapping[str, QueuePolicy]) -> None:
+    """Set the curves of the kernel's RED qdiscs on nodes that mark by RED. It is done per port, without packet loss."""
     for node in lab.fabric.switches:
         if node.name in wanted and wanted[node.name].ecn.marker == "red":
             curves = red.curves_of(wanted[node.name])
@@ -189,7 +189,7 @@ def _tell_red(lab: Lab, wanted: Mapping[str, QueuePolicy]) -> None:
 
 
 def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
-    """Why a path cannot be set on running nodes, or None when it can. meant: the words of their levels."""
+    """Why a path cannot be set on running nodes, or None when it can. meant: the level words of the chosen nodes."""
     from heddle.spec.wording import paths_of
 
     if any(key == live or key.startswith(f"{live}.") for live in LIVE):
@@ -203,27 +203,29 @@ def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
     if inside:
         return Problem("queues set", key, "is a group of keys", f"as ./inv queues set {inside[0]}=VALUE")
     if key in known or any(key.startswith(f"{each}.") for each in ("weights", "dscp")):
-        return Problem("queues set", key, "is fixed when a lab is made, and needs a new one", _anew(f"queues.{key}"))
+        return Problem(
+            "queues set", key, "is fixed when a lab is created: recreate the lab", _recreate_hint(f"queues.{key}")
+        )
     leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
     hint = f"did you mean {leaf}?" if leaf else f"legal here: {', '.join(LIVE)}"
     return Problem("queues set", key, "is no key of queues", hint)
 
 
 def _not_meant(level: Level, fabric: Fabric, meant: Sequence[str]) -> tuple[str, str]:
-    """Why and hint, where a level's buffer is set and none of that level is among the nodes that are meant."""
+    """(why, hint) where a level's buffer is set and none of the chosen nodes is on that level."""
     hosts = fabric.levels[0]
     if level == hosts:
-        return "is that of hosts, and --switch names switches", "leave --switch out"
+        return "is for hosts, but --switch names switches", "leave --switch out"
     hint = " or ".join(f"buffer.{word}" for word in meant if word != hosts.word)
-    return f"is that of {level.title}s, and none is among the nodes that are meant", f"these have {hint}"
+    return f"is for {level.title}s, and none of the chosen nodes is one", f"use {hint}"
 
 
-def _anew(path: str) -> str:
+def _recreate_hint(path: str) -> str:
     return f"./inv down, then ./inv up FABRIC --set {path}=..."
 
 
 def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
-    """Names of the nodes meant, in the fabric's order."""
+    """Names of the matching nodes, in the fabric's order."""
     if not patterns:
         return [node.name for node in lab.fabric.nodes]
     names = [node.name for node in lab.fabric.switches]
@@ -237,12 +239,12 @@ def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
 
 
 def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
-    """Queues in a fabric file's own words."""
+    """Queues as keys and values of a fabric file."""
     return queues_as_file(queues, [level.word for level in fabric.levels[1:]])
 
 
 def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, QueueSetting]:
-    """Path -> value, of nested keys of a fabric file."""
+    """Path -> value, for nested keys of a fabric file."""
     flat: dict[str, QueueSetting] = {}
     for key, value in data.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}

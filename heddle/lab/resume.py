@@ -1,8 +1,8 @@
-"""`up` of a lab that runs already: is all of it there, can it be repaired, does it forward?
+"""`up` of a lab that is already running: check it, repair it on request, and wait for its routes.
 
 In:  a Lab whose lock is held. Out: Resumed.
-What can be read at once (nodes, daemons, queues, links, sessions) is reported before any route is waited for: missing
-routes follow from it, and name other switches than the broken one.
+Nodes, daemons, queues, links and sessions are checked before waiting for routes. Missing routes follow from their
+faults, and often name other switches than the broken one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN: Final = 4  # sessions named in one line
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A lab that forwards. converged: False where routes avoid what is down or drained on purpose.
+    """A lab that forwards. converged: False where routes avoid links or switches down or drained on purpose.
 
     repaired: None when no repair was requested.
     """
@@ -35,9 +35,9 @@ class Resumed:
 
 
 def resume(lab: Lab, observer: Observer, timeout: float | None, *, repairing: bool) -> Resumed:
-    """Return when every route is in every kernel. repairing: repair first what is wrong.
+    """Return when every route is in every kernel. repairing: repair faults first.
 
-    MachineError when nodes are gone, CheckError with what is wrong and the command that repairs it, or with the
+    MachineError when nodes are missing. CheckError with the faults and the command that repairs them, or with the
     sessions and routes that are missing after `timeout` seconds.
     """
     done = None
@@ -51,8 +51,8 @@ def resume(lab: Lab, observer: Observer, timeout: float | None, *, repairing: bo
         observer.warn(f"no BGP session: {_some(missing)}")
     kept = done is not None and bool(done.left)
     try:
-        # A link that was down for a moment leaves its routes in the kernel until bgpd has seen that: after a repair the
-        # sessions are waited for as well.
+        # After a short link failure the kernel keeps outdated routes until bgpd has noticed it. So after a repair wait
+        # for the sessions as well.
         if kept or (done is not None and done.done and lab.made.rendered):
             faults.wait(lab, faults.SECONDS if timeout is None else timeout)
         else:
@@ -67,7 +67,7 @@ def _missing(lab: Lab) -> list[str]:
 
 
 def _sessions(lab: Lab) -> list[Problem]:
-    """Sessions that are missing, named before the routes that are missing with them."""
+    """Missing sessions as problems, reported before the routes that are missing because of them."""
     missing = _missing(lab)
     if not missing:
         return []

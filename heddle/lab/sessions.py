@@ -1,7 +1,7 @@
-"""BGP sessions that are not established: both ends, their states, and why, as far as kernels and daemons report it.
+"""BGP sessions that are not established: both ends, their states, and the cause as kernels and daemons report it.
 
-In:  the sessions that a lab should have (Blueprint.missing_sessions), and what can explain that one is missing.
-Out: MissingSession. A reason is stated only where something was read that shows it; otherwise it is empty.
+In:  the sessions that are missing (Blueprint.missing_sessions), and readings that may explain them.
+Out: MissingSession. A cause is stated only where a reading shows it; otherwise it is empty.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AskPeers = Callable[[str], Mapping[str, BgpPeer] | None]
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """One end. port: empty for a session between addresses of no port. peer: the other end as its bgpd calls it.
+    """One end. port: empty for a session whose addresses belong to no port. peer: the other end as named by bgpd.
 
     state: of its BGP state machine (RFC 4271, 8.2.2), `no answer`, `not configured` or `not asked`.
     """
@@ -62,8 +62,8 @@ class MissingSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionCauses:
-    """What can explain a missing session. stopped: nodes that do not run; down: ports without a carrier -> whether they
-    were taken down at this end; silent: switch -> daemons that do not answer.
+    """Readings that may explain a missing session. stopped: nodes that are not running; down: ports without carrier ->
+    True if taken down at this end; silent: switch -> daemons that do not answer.
     """
 
     stopped: Collection[str]
@@ -72,7 +72,7 @@ class SessionCauses:
 
 
 def explained(missing: Iterable[MissingSession], seen: SessionCauses, ask: AskPeers) -> tuple[MissingSession, ...]:
-    """The same, each with its cause. Daemons are asked once, and only where kernels show no cause."""
+    """Add the causes. Each daemon is asked at most once, and only where kernels show no cause."""
     answers: dict[str, Mapping[str, BgpPeer]] = {}
 
     def peer_of(end: SessionEnd) -> BgpPeer | None:
@@ -84,7 +84,7 @@ def explained(missing: Iterable[MissingSession], seen: SessionCauses, ask: AskPe
 
 
 def _simple(each: MissingSession, seen: SessionCauses) -> str:
-    """A node, a daemon or a link that is down."""
+    """A cause found without asking bgpd: a node, a daemon or a link that is down."""
     ends = (each.a, each.b)
     for end in ends:
         if end.node in seen.stopped:
@@ -100,7 +100,7 @@ def _simple(each: MissingSession, seen: SessionCauses) -> str:
 
 
 def _by_bgp(each: MissingSession, peer_of: Callable[[SessionEnd], BgpPeer | None]) -> str:
-    """What the two bgpds report."""
+    """A cause reported by the two bgpds."""
     ends = (each.a, each.b)
     for end, other in ((each.a, each.b), (each.b, each.a)):
         if end.state == NOT_CONFIGURED:
@@ -124,5 +124,5 @@ def _by_bgp(each: MissingSession, peer_of: Callable[[SessionEnd], BgpPeer | None
 
 
 def established(*ends: SessionEnd) -> bool:
-    """Whether all of these ends report so."""
+    """True when all of these ends report an established session."""
     return all(end.state == ESTABLISHED for end in ends)

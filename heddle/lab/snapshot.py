@@ -2,9 +2,9 @@
 
 In:  a fabric, the handles of its nodes, and the parts that the caller needs.
 Out: Snapshot. A part that was not read raises NotReadError when it is used.
-The namespace of each node is entered once, and one netlink socket answers all questions there. Nodes are read one after
-another: the work is Python's own, and threads do not make it faster. Daemons are asked by threads: their answers are
-waited for. All parts are read within milliseconds, but not at one instant: packets pass meanwhile.
+Each node's namespace is entered once, with one netlink socket for all requests. Nodes are read one after another:
+Python itself uses the time, so threads would not help. Threads ask the daemons, since that time is spent waiting. All
+parts are read within milliseconds, but not at one instant: packets pass meanwhile.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _ASKED_AT_ONCE: Final = 8  # daemons; each answers in about a millisecond
 
 
 class LabPart(Flag):
-    """What a snapshot can hold. Hosts are read for ROOTS only, all other parts are of switches."""
+    """The parts of a snapshot. Hosts are read for ROOTS only; all other parts are of switches."""
 
     FIBS = auto()  # main routing tables
     HASHING = auto()  # modes, seeds, options and tables; epochs and statistics of the program
     COUNTERS = auto()  # packets and bytes by flow and by port
-    DROPS = auto()  # packets dropped by port, and by this machine's backlog
+    DROPS = auto()  # packets dropped, by port, and by this machine's receive backlog
     QUEUES = auto()  # the maps of all queues
-    CARRIER = auto()  # ports that carry nothing
+    CARRIER = auto()  # ports without carrier
     ROOTS = auto()  # ports without Heddle's queues
     SESSIONS = auto()  # states of BGP sessions
     DRAINED = auto()  # whether BGP drains the switch
@@ -55,12 +55,12 @@ _OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
 
 
 class NotReadError(RuntimeError):
-    """A part of a snapshot is used that its caller did not ask for: a mistake in Heddle, not of its user."""
+    """A part of a snapshot is used that was not requested: a defect of Heddle, not a user's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonQuestions:
-    """How the daemons of a lab's switches are asked; each takes a switch's name. None: bgpd does not answer."""
+    """Functions that ask the daemons of a lab's switches, by switch name. None: bgpd does not answer."""
 
     sessions: Callable[[str], Mapping[str, str] | None]
     drained: Callable[[str], bool]
@@ -69,10 +69,10 @@ class DaemonQuestions:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """One node. A field is None where its part was not read. drops, down, foreign: by the node's own port names.
+    """One node. A field is None where its part was not read. drops, down, foreign: keys are the node's port names.
 
-    class_drops: the same drops by port and class; classes without drops are left out. None also in older evidence.
-    sessions is also None where bgpd does not answer; hosts are not asked.
+    class_drops: the same drops by port and class; classes without drops are omitted. Also None in older evidence.
+    sessions: also None where bgpd does not answer; hosts are not asked.
     """
 
     node: str
@@ -122,7 +122,7 @@ class Snapshot:
 
     @cached_property
     def statistics(self) -> Mapping[str, Mapping[str, int]]:
-        """Switch -> packets that its hash program steered, and so on (Tables.statistics)."""
+        """Switch -> counters of its hash program, such as steered packets (Tables.statistics)."""
         self._check(LabPart.HASHING)
         return {name: each.statistics for name, each in self.nodes.items() if each.statistics is not None}
 
@@ -134,20 +134,20 @@ class Snapshot:
 
     @cached_property
     def drops(self) -> Mapping[str, int]:
-        """`rtsw1:eth2` -> packets that its queues dropped, whatever the cause, since the lab came up."""
+        """`rtsw1:eth2` -> packets that its queues dropped for any cause since the lab came up."""
         self._check(LabPart.DROPS)
         return {f"{name}:{port}": n for name, each in self.nodes.items() for port, n in (each.drops or {}).items()}
 
     @cached_property
     def class_drops(self) -> Mapping[str, Mapping[int, int]]:
-        """`rtsw1:eth2` -> class -> packets of `drops`; ports of a switch are missing where only their sum is known."""
+        """`rtsw1:eth2` -> class -> packets of `drops`; ports of a switch are absent where only their sum is known."""
         self._check(LabPart.DROPS)
         known = {name: each.class_drops for name, each in self.nodes.items() if each.class_drops is not None}
         return {f"{name}:{port}": classes for name, ports in known.items() for port, classes in ports.items()}
 
     @property
     def backlog_drops(self) -> int:
-        """Packets that this machine's receive backlog dropped since boot, in whatever namespace."""
+        """Packets that this machine's receive backlog dropped since boot, in all namespaces."""
         self._check(LabPart.DROPS)
         return self.machine_drops or 0
 
@@ -161,13 +161,13 @@ class Snapshot:
 
     @cached_property
     def down(self) -> Mapping[str, bool]:
-        """`rtsw1:eth2`, for each port that carries nothing -> whether it was taken down at this end."""
+        """`rtsw1:eth2`, for each port without carrier -> True if it was taken down at this end."""
         self._check(LabPart.CARRIER)
         return {f"{name}:{port}": here for name, each in self.nodes.items() for port, here in (each.down or {}).items()}
 
     @cached_property
     def foreign_roots(self) -> Mapping[str, str]:
-        """`rtsw1:eth2`, for each port without Heddle's queues -> the qdisc at its root, '' where the port is gone."""
+        """`rtsw1:eth2`, for each port without Heddle's queues -> its root qdisc; '' where the port is missing."""
         self._check(LabPart.ROOTS)
         return {f"{name}:{port}": k for name, each in self.nodes.items() for port, k in (each.foreign or {}).items()}
 
@@ -185,12 +185,12 @@ class Snapshot:
 
     @cached_property
     def silent(self) -> Mapping[str, tuple[str, ...]]:
-        """Switch -> its daemons that should answer and do not; only switches that have such."""
+        """Switch -> its daemons that do not answer; only switches that have such daemons."""
         self._check(LabPart.SILENT)
         return {name: each.silent for name, each in self.nodes.items() if each.silent}
 
     def with_counters(self, counters: Mapping[str, SwitchCounters]) -> Snapshot:
-        """The same with other counters, by switch."""
+        """A copy with other counters, by switch."""
         return replace(self, nodes={name: replace(each, counters=counters[name]) for name, each in self.nodes.items()})
 
     def _check(self, part: LabPart) -> None:
@@ -209,7 +209,7 @@ def take(
     nodes: Collection[str] | None = None,
     keep_errors: bool = False,
 ) -> Snapshot:
-    """Read a lab once. nodes: which ones, all by default. questions: how daemons are asked, for the parts of daemons.
+    """Read a lab once. nodes: all by default. questions: needed for the parts that daemons report.
 
     HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
     """
@@ -225,7 +225,7 @@ def take(
 
 
 class _Reading:
-    """A snapshot in the making. What has failed on one node is not tried on the others."""
+    """A snapshot while it is being read. A part that failed on one node is not read on the others."""
 
     def __init__(self, fabric: Fabric, handles: Mapping[str, NodeHandle], parts: LabPart, *, keep_errors: bool) -> None:
         self._fabric, self._handles, self._parts = fabric, handles, parts
@@ -234,7 +234,7 @@ class _Reading:
 
     @contextmanager
     def _guarded(self, parts: LabPart) -> Iterator[None]:
-        """Note an error under these parts, where errors are kept."""
+        """Record an error for these parts, if errors are kept; else raise it."""
         try:
             yield
         except HeddleError as error:
@@ -246,7 +246,7 @@ class _Reading:
         return part in self._parts and part not in self._failed
 
     def kernel(self, node: Node) -> NodeSnapshot:
-        """All that a node's kernel and maps report; of hosts their root qdiscs."""
+        """Read a node's kernel and maps; for hosts only the root qdiscs."""
         found = NodeSnapshot(node.name, node.role)
         if not self._parts & _IN_KERNELS:
             return found
@@ -279,7 +279,7 @@ class _Reading:
         return found
 
     def finished(self, found: Mapping[str, NodeSnapshot], switches: Collection[Node]) -> Snapshot:
-        """With what the maps of the whole lab report."""
+        """Add the parts that are in maps of the whole lab."""
         nodes, cells = dict(found), None
         if self._wants(LabPart.COUNTERS):
             with self._guarded(LabPart.COUNTERS):
@@ -303,13 +303,13 @@ class _Reading:
 
 
 def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    """Drops by class of two counters together; classes without drops are left out."""
+    """The sum of two counters of drops by class; classes without drops are omitted."""
     sums = {number: one.get(number, 0) + other.get(number, 0) for number in sorted({*one, *other})}
     return {number: count for number, count in sums.items() if count}
 
 
 def _asked(found: Collection[NodeSnapshot], parts: LabPart, questions: DaemonQuestions) -> dict[str, NodeSnapshot]:
-    """What the daemons of all switches answer."""
+    """Ask the daemons of all switches."""
 
     def ask(node: NodeSnapshot) -> NodeSnapshot:
         return replace(
@@ -319,7 +319,7 @@ def _asked(found: Collection[NodeSnapshot], parts: LabPart, questions: DaemonQue
             silent=questions.silent(node.node) if LabPart.SILENT in parts else None,
         )
 
-    from concurrent.futures import ThreadPoolExecutor  # it brings `logging` along, and few verbs ask daemons
+    from concurrent.futures import ThreadPoolExecutor  # it imports `logging`, and few verbs ask daemons
 
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="ask-daemons") as pool:
         return {node.node: node for node in pool.map(ask, found)}

@@ -1,7 +1,7 @@
-"""How the running labs do: what `./inv status` prints.
+"""The state of the running labs, for `./inv status`.
 
 In:  a lab's name, or None for all.
-Out: LabStatus, one a lab. Convergence is read from the kernels now, BGP and silence from the daemons' sockets now.
+Out: one LabStatus per lab. Convergence is read from the kernels now, BGP and silent daemons from the daemons' sockets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heddle.lab.snapshot import LabPart, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class BgpStatus:
-    """Sessions between the lab's switches: one counts as established when both of its ends say so."""
+    """Sessions between the lab's switches; a session counts as established when both ends report it."""
 
     established: int
     expected: int
@@ -29,9 +29,9 @@ class BgpStatus:
 
 @dataclass(frozen=True, slots=True)
 class LabStatus:
-    """One lab. `broken`: half-made by an `up` that was killed, or nodes are gone or stopped; `down` removes it.
+    """One lab. `broken`: incomplete, as `up` was killed, or nodes are missing or stopped; `down` removes it.
 
-    converged: every route is in every kernel, and every daemon is there to keep it so. faults: what is wrong, in lines.
+    converged: every route is in every kernel, and there are no faults. faults: in lines.
     """
 
     lab: str
@@ -47,7 +47,7 @@ class LabStatus:
     missing_sessions: tuple[MissingSession, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As `./inv status --format json` has it; `faults` and `missing_sessions` only where there are any."""
+        """An entry of `./inv status --format json`; `faults` and `missing_sessions` only where there are any."""
         data = asdict(self)
         faults, _ = list(data.pop("faults")), data.pop("missing_sessions")
         missing = [each.to_json() for each in self.missing_sessions]
@@ -55,7 +55,7 @@ class LabStatus:
 
 
 def status(name: str | None = None) -> list[LabStatus]:
-    """All labs that there is a record of, or the one named; InputError when that one does not exist."""
+    """All labs that have a record, or the named lab; InputError when it does not exist."""
     names = state.labs()
     if name is not None and name not in names:
         hint = did_you_mean(name, names) if names else "no lab is running; ./inv up zone brings one up"
@@ -68,13 +68,13 @@ def _status(name: str) -> LabStatus:
         lab = open_lab(name)
         record = state.read_record(name)
         lost = lab.runtime.missing_nodes(name, lab.topology)
-        # Where nodes are gone the rest follows from that; their daemons can be asked all the same.
+        # Where nodes are missing, other faults follow from that. The daemons of the others can still be asked.
         more = LabPart(0) if lost else health.parts(lab) | lab.made.gap_parts
         now = lab.snapshot(LabPart.SESSIONS | more)
         faults = lost or health.problems(lab, now)
         missing = lost or lab.made.gaps(now)
         sessions = _missing_sessions(lab, now, [problem.where for problem in lost])
-    except HeddleError as error:  # any reason why it cannot be opened or read: it is shown, and `down` works
+    except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
     return LabStatus(
         lab=name,
@@ -92,7 +92,7 @@ def _status(name: str) -> LabStatus:
 
 
 def _missing_sessions(lab: Lab, now: Snapshot, stopped: Sequence[str]) -> tuple[MissingSession, ...]:
-    """With their causes. What may explain them is read only when one is missing. stopped: nodes that do not run."""
+    """Missing sessions with their causes, which are read only if one is missing. stopped: nodes not running."""
     found = lab.made.missing_sessions(now)
     if not found:
         return ()

@@ -73,7 +73,7 @@ def open_link(transport: paramiko.Transport, what: str) -> AgentConnection:
     except _ENDED as error:
         said = str(error) or type(error).__name__
         hint = "the account must be allowed to run commands: see ForceCommand and MaxSessions in its sshd_config"
-        raise MachineError(Problem("", what, f"lets nobody run commands: {said}", hint)) from None
+        raise MachineError(Problem("", what, f"does not allow commands: {said}", hint)) from None
     except Broken:
         raise MachineError(Problem("", what, "closed the connection at once", "see what its sshd says of it")) from None
 
@@ -186,7 +186,7 @@ class AgentConnection:
                 return
 
     def _not_begun(self) -> MachineError | Broken:
-        """Why there is no agent: no Python, an old one, a login that lets nobody in."""
+        """Why there is no agent: no Python, an old one, or a login without commands."""
         if self.noisy:
             why = f"does not run commands: its login prints more than {_NOISE >> 20} MiB first"
             return MachineError(Problem("", self.what, why, "see what it prints to: ssh HOST true"))

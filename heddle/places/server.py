@@ -46,7 +46,7 @@ GRACE = 60.0  # seconds that a verb has for taking back what it did, once it was
 
 
 class Gone(Exception):  # noqa: N818  (no error: the other side has left)
-    """Nobody is at the other end any more."""
+    """The other end has closed the connection."""
 
 
 class Wire:
@@ -107,7 +107,7 @@ class Wire:
         return frame[1]
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
-        """Write one frame; nothing when nobody is there to read it."""
+        """Write one frame; do nothing if the reader is gone."""
         with self._lock:
             self._write(kind + struct.pack(">I", len(data)) + data)
 
@@ -152,7 +152,7 @@ class Terminal:
     def __init__(self, size: list[int] | None) -> None:
         self.master, self.slave = pty.openpty()
         modes = termios.tcgetattr(self.slave)
-        if size is None:  # nobody types here: what is put in must not come out again
+        if size is None:  # no terminal at the client: input must not be echoed
             modes[3] &= ~termios.ECHO
             termios.tcsetattr(self.slave, termios.TCSANOW, modes)
         else:

@@ -263,7 +263,7 @@ def _last(name: str) -> str:
 
 
 def land(tar: IO[bytes], outs: Mapping[str, str], endings: Sequence[str]) -> list[str]:
-    """Put what the verb wrote where its names say; names of files that nobody asked for, which stay out.
+    """Write the verb's files to the paths named; returns the names of files that were not requested, which are refused.
 
     A server is not trusted with more than that: no link of its making comes here, nor any file in the working directory
     (which may be a home, or a checkout) but a plain one with one of these endings.

@@ -174,7 +174,7 @@ def _stranger(address: Address, target: Target, kind: str, raw: bytes, judged: k
         hint = "this key must not be trusted any more: ask whoever runs the server"
         return Problem(judged.where, str(address), f"SHOWS A REVOKED KEY: {shown}", hint)
     if judged.verdict is HostKeyState.CHANGED:
-        why = f"SHOWS ANOTHER KEY THAN THE ONE KNOWN: {shown}. Somebody may stand in between"
+        why = f"SHOWS ANOTHER KEY THAN THE ONE KNOWN: {shown}. This may be a man-in-the-middle attack"
         hint = (
             f"ask whoever runs the server whether its key is new. Only if it is, forget the old one:\n"
             f"ssh-keygen -f {file} -R {shlex.quote(name)}"
@@ -285,7 +285,7 @@ def _loader(path: Path) -> Callable[[str | None], Any]:
 
 
 def _unlocked(path: Path, tried: _Tried) -> Any:
-    """The key, when somebody is there to type its passphrase, and types it right."""
+    """The key, if the user types the right passphrase on a terminal."""
     import paramiko
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -74,7 +74,7 @@ def digest_of(manifest: Manifest) -> str:
 
 
 def stamps(project: Path, names: list[str]) -> dict[str, list[int]]:
-    """Size, time and mode of every file: when all are as they were, nobody has changed one."""
+    """Size, time and mode of every file: if none has changed, the files have not changed."""
     return {n: [s.st_size, s.st_mtime_ns, s.st_mode] for n in names for s in [os.lstat(project / n)]}
 
 
@@ -98,7 +98,7 @@ class Store:
     def needs(self, manifest: Manifest) -> list[str]:
         """Make room for the manifest: remove what is not in it, and name what is to be sent.
 
-        The record goes first: whatever is cut short from here on is looked at anew, file by file, next time.
+        The record is removed first: after an interruption every file is checked again next time.
         """
         self.record.unlink() if self.record.exists() else None
         for name in walk(self.project):
@@ -181,7 +181,7 @@ def unpack(source: Source, root: Path, *, links: bool = True) -> list[str]:
             finally:
                 if os.path.lexists(fresh):
                     fresh.unlink()
-    while source.read(1 << 16):  # what follows is somebody else's
+    while source.read(1 << 16):  # skip the rest of the stream
         pass
     return written
 

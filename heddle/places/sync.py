@@ -74,7 +74,7 @@ def _files(root: Path) -> dict[str, Path]:
 
 def _names(root: Path) -> list[str]:
     known = _git(root)
-    # A checkout inside of somebody's own repository, which ignores it: git then knows nothing of it.
+    # A checkout inside a repository that ignores it: git then does not list its files.
     if known is None or resources.FRONT_DOOR not in known:
         return [n for n in walk(root) if n.split("/")[0] != "out"]
     return sorted(name for name in known if not is_kept(name))

@@ -1,6 +1,6 @@
-"""A flow as people name it: a QP number of a run, or `host1,host5,qpn=0x101,sport=50000`.
+"""Parse a flow: a QP number of a run, or `host1,host5,qpn=0x101,sport=50000`.
 
-In:  a lab, the word, and which run. Out: a Flow; InputError says what is wrong with the word, and what could be meant.
+In:  a lab, the word, and which run. Out: a Flow; InputError with the reason and valid forms.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ def flow_of(lab: Lab, word: str, run: str | None = None) -> Flow:
     if "," not in word:
         return _of_run(lab, word, _number(word, word, "qpn"), run)
     if run is not None:
-        why = f"has no use: {word} names a flow of no run"
+        why = f"cannot be combined with {word}, which is not a QP number of a run"
         raise InputError(Problem("", f"--run {run}", why, "name a QP number of that run, or leave --run out"))
     return made_up(lab.fabric, word)
 
 
 def made_up(fabric: Fabric, word: str) -> Flow:
-    """`SRC,DST` and what differs from QP 0x100 and source port 49152; hosts, or ports of hosts as host1:eth2."""
+    """Parse `SRC,DST[,qpn=N][,sport=N]`: hosts, or their ports (host1:eth2). Defaults: QP 0x100, port 49152."""
     names = [part.strip() for part in word.split(",") if "=" not in part and part.strip()]
     values = dict(_DEFAULTS)
     for key, _, text in (part.partition("=") for part in word.split(",") if "=" in part):
         if key not in values:
-            raise InputError(Problem("", f"--explain {word}", f"has {key!r}, which is no key", "qpn and sport are"))
+            raise InputError(Problem("", f"--explain {word}", f"has {key!r}, which is no key", "use qpn or sport"))
         values[key] = _number(word, text, key)
     if len(names) != 2:
         raise InputError(Problem("", f"--explain {word}", f"names {len(names)} ends of a flow, not two", _HINT))
     (src, src_ip), (dst, dst_ip) = (_nic(fabric, word, name) for name in names)
     if src.ref == dst.ref:
-        raise InputError(Problem("", f"--explain {word}", "goes nowhere: both ends are one NIC", _HINT))
+        raise InputError(Problem("", f"--explain {word}", "has the same NIC at both ends", _HINT))
     return Flow(
         src.node, dst.node, src_ip, dst_ip,
         sport=values["sport"], qpn=values["qpn"], first_hop=src.peer_ref, dport=ROCE_PORT,
@@ -55,7 +55,7 @@ def _nic(fabric: Fabric, word: str, name: str) -> tuple[Port, str]:
     node = fabric.by_name.get(host)
     if node is None or node.role is Role.SWITCH:
         hint = did_you_mean(host, [each.name for each in fabric.hosts])
-        raise InputError(Problem("", f"--explain {word}", f"names {host}, which is no host here", hint))
+        raise InputError(Problem("", f"--explain {word}", f"names {host}, which is no host of this lab", hint))
     ports = [(each, str(each.address.ip)) for each in node.ports if each.address and port in ("", each.name)]
     if not ports:
         why = f"names {name}, which is no port with an address"

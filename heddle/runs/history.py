@@ -3,10 +3,10 @@
     LABDIR/runs/0001/run.json, evidence.json, series.npz     one run
     LABDIR/runs/last -> 0002                                 a link to the newest that was not interrupted
 
-A run is written to a directory beside these and gets its name when it is complete: a reader sees all of it or nothing,
-and a killed run changes nothing. Of a run that was interrupted the measured sizes are kept, and `last` stays. An ID is
-the number of the run in its lab: it sorts, it is short, and `3` means 0003. Numbers are not used again. Old runs are
-removed when there are too many, or too many bytes; the newest stays, and so does `last`.
+A run is written to a temporary directory, which is renamed when the run is complete. So a reader sees all of it or
+nothing, and a killed run changes nothing. An interrupted run keeps its measured sizes, and `last` does not change. An
+ID is the number of the run in its lab: it sorts, it is short, and `3` means 0003. Numbers are not used again. When
+there are too many runs, or too many bytes, old runs are removed, but never the newest run nor `last`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SHOWN: Final = 6  # IDs in a hint
 
 
 class HasRuns(Protocol):
-    """The part of a lab that is needed here."""
+    """The attributes of a lab that this module needs."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class HasRuns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept of one lab: runs, and bytes of all runs together."""
+    """How much of one lab is kept: number of runs, and bytes of all runs together."""
 
     runs: int
     bytes: int
@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """One run on disk. record is None when it cannot be read; damage then says why."""
+    """One run on disk. record: None when it cannot be read; then damage is the reason."""
 
     id: str
     lab: str
@@ -80,7 +80,7 @@ class KeptRun:
 
     @property
     def interrupted(self) -> bool:
-        """Whether it was interrupted, so that it is not the last run that verbs mean."""
+        """True when it was interrupted: then it is never the run `last`."""
         return self.record is not None and self.record.interrupted
 
 
@@ -99,14 +99,14 @@ def limits() -> Limits:
 
 
 class Draft:
-    """A run that is being written. Files go to `path`; `finish` makes a run of it."""
+    """A run that is being written. Files go to `path`; `finish` completes it."""
 
     def __init__(self, history: History, path: Path, keep: Limits) -> None:
         self.path = path
         self._history, self._keep = history, keep
 
     def finish(self, record: RunRecord) -> RunRecord:
-        """Keep the run: give it its ID, rename it into place, remove what is too old. The record with its ID."""
+        """Complete the run: assign its ID, rename its directory, remove old runs. Returns the record with its ID."""
         return self._history.kept(self.path, record, self._keep)
 
 
@@ -119,7 +119,7 @@ class History:
 
     @classmethod
     def of(cls, lab: HasRuns) -> History:
-        """The runs of a lab that was opened."""
+        """The runs of an opened lab."""
         return cls(lab.name, lab.dir / "runs")
 
     @classmethod
@@ -145,7 +145,7 @@ class History:
         return next((run.id for run in kept if not run.interrupted), None)
 
     def runs(self) -> list[KeptRun]:
-        """All runs with their records, oldest first. A damaged one is among them, with the reason."""
+        """All runs with their records, oldest first; damaged ones included, with the reason."""
         return [self.read(each) for each in self.ids()]
 
     def read(self, run_id: str) -> KeptRun:
@@ -162,16 +162,16 @@ class History:
         return KeptRun(run_id, self.lab, path, size, record)
 
     def find(self, word: str | None = None) -> str:
-        """The ID that a word means: `last` (also None), a number (`3`), or the only ID that starts so.
+        """The ID for a word: `last` (also None), a number (`3`), or the start of exactly one ID.
 
-        InputError with the IDs that there are.
+        InputError with the existing IDs.
         """
         ids = self.ids()
         if word is None or word == LAST:
             last = self.last()
             if last is None:
                 why = f"has no finished run: {_some(ids)} {_was(ids)} interrupted" if ids else "has no run yet"
-                hint = f"./inv run --lab {self.lab} --collective all-reduce makes one"
+                hint = f"./inv run --lab {self.lab} --collective all-reduce"
                 raise InputError(Problem("", f"lab {self.lab}", why, hint))
             return last
         if _WHOLE.fullmatch(word):
@@ -180,12 +180,12 @@ class History:
             if len(found) == 1:
                 return found[0]
             if found:
-                raise InputError(Problem("", f"run {word}", "could be several runs", f"use one of {_some(found)}"))
+                raise InputError(Problem("", f"run {word}", "matches several runs", f"use one of {_some(found)}"))
         hint = f"use {LAST}, or one of {_some(ids)}" if ids else f"lab {self.lab} has no run yet"
         raise InputError(Problem("", f"run {word}", f"is not a run of lab {self.lab}", hint))
 
     def open(self, word: str | None = None) -> tuple[KeptRun, RunRecord]:
-        """The run that a word means, and its record. InputError when there is none, or it cannot be read."""
+        """The run for a word, and its record. InputError when there is none, or it cannot be read."""
         kept = self.read(self.find(word))
         if kept.record is None:
             raise unreadable(kept, kept.damage)
@@ -193,7 +193,7 @@ class History:
 
     @contextmanager
     def draft(self) -> Iterator[Draft]:
-        """A directory to write a run to, for a with block. Without `finish` nothing of it is left.
+        """A directory to write a run to, for a with block. Without `finish` it is removed.
 
         The caller holds the lab's lock. InputError when the limits in the environment are wrong.
         """
@@ -202,7 +202,7 @@ class History:
             self._sweep()
             path = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.directory))
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(fd, fcntl.LOCK_EX)  # until this process ends, however it ends: then it may be swept
+            fcntl.flock(fd, fcntl.LOCK_EX)  # held until this process ends; then _sweep may remove the directory
         try:
             yield Draft(self, path, keep)
         finally:
@@ -212,7 +212,7 @@ class History:
                 os.close(fd)
 
     def kept(self, written: Path, record: RunRecord, keep: Limits) -> RunRecord:
-        """Make a run of a directory that is complete but for its record."""
+        """Complete a directory with its record, and rename it to its ID."""
         with self._held():
             number = self._next()
             state.write_json(self.directory / _NEXT, {"next": number + 1})
@@ -221,12 +221,12 @@ class History:
             state.give_to_caller(written, deep=True)
             written.rename(self.directory / done.id)
             self._point()
-            with suppress(HeddleError, OSError):  # the next run tries again; this one is kept in any case
+            with suppress(HeddleError, OSError):  # the next run tries again; this run is already kept
                 self._prune(keep)
         return done
 
     def remove(self, words: Sequence[str]) -> list[str]:
-        """Remove runs; their IDs. InputError when one of the words means none: then nothing is removed."""
+        """Remove runs; returns their IDs. InputError, and nothing removed, when a word matches no run."""
         ids = list(dict.fromkeys(self.find(word) for word in words))
         with self._held():
             for each in ids:
@@ -236,7 +236,7 @@ class History:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """One process at a time changes which runs there are. Makes the directory."""
+        """Lock the directory, so that only one process changes the set of runs. Creates the directory."""
         state.make_dir(self.directory)
         with machine_errors(str(self.directory)):
             fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -247,16 +247,16 @@ class History:
                 os.close(fd)
 
     def _next(self) -> int:
-        """The number of the next run: above all that there are, and above all that were removed."""
+        """The number of the next run: above all existing and all removed runs."""
         highest = max((int(each) for each in self.ids()), default=0)
         try:
-            said = json.loads((self.directory / _NEXT).read_text())["next"]
+            stored = json.loads((self.directory / _NEXT).read_text())["next"]
         except (OSError, ValueError, LookupError, TypeError):
             return highest + 1
-        return max(highest + 1, said) if isinstance(said, int) else highest + 1
+        return max(highest + 1, stored) if isinstance(stored, int) else highest + 1
 
     def _point(self) -> None:
-        """Let `last` lead to the newest run that was not interrupted, if there is one. Replaced atomically."""
+        """Link `last` to the newest run that was not interrupted, if there is one. The link is replaced atomically."""
         last, link = self.last(), self.directory / LAST
         if last is None:
             link.unlink(missing_ok=True)
@@ -268,7 +268,7 @@ class History:
         beside.replace(link)
 
     def _prune(self, keep: Limits) -> None:
-        """Remove the oldest runs until the limits hold, but never the newest, nor `last`."""
+        """Remove the oldest runs until the limits are met, but never the newest run nor `last`."""
         sizes = {each: _bytes_of(self.directory / each) for each in self.ids()}
         last = self.last()
         for each in [run for run in list(sizes)[:-1] if run != last]:
@@ -278,14 +278,14 @@ class History:
             del sizes[each]
 
     def _remove(self, run_id: str) -> None:
-        """Rename first: a removal that is cut short leaves nothing that looks like a run."""
+        """Rename first, so that an interrupted removal leaves no incomplete run."""
         going = Path(tempfile.mkdtemp(prefix=_OLD, dir=self.directory))
-        with suppress(FileNotFoundError):  # another process was quicker
+        with suppress(FileNotFoundError):  # another process has removed it already
             (self.directory / run_id).rename(going)
         trees.remove(going)
 
     def _sweep(self) -> None:
-        """Remove directories that a killed process left, half written or half removed."""
+        """Remove incomplete directories of killed processes."""
         for path in (*self.directory.glob(f"{_NEW}*"), *self.directory.glob(f"{_OLD}*")):
             with suppress(OSError, HeddleError):
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,8 +1,8 @@
-"""Keeping a run: its record is opened before the first packet and closed when the run ended, well or not.
+"""Keep a run: its directory is created before the first packet and completed when the run ends, also after an error.
 
 In:  a running lab whose lock is held, the plan; then the result with its evidence, or the error that ended the run.
-Out: a directory of the lab's history (history.py). Of a run that is interrupted the measured sizes are kept; one that
-has measured no size leaves nothing.
+Out: a directory of the lab's history (history.py). An interrupted run keeps its measured sizes; if it has none, nothing
+is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class RunInterruptedError(KeyboardInterrupt):
-    """Ctrl-C ended a run that had measured at least one size. record: what was kept of it, with its ID."""
+    """Ctrl-C ended a run that had measured at least one size. record: the kept record, with its ID."""
 
     def __init__(self, record: RunRecord) -> None:
         super().__init__(*record.failure)
@@ -39,7 +39,7 @@ class RunInterruptedError(KeyboardInterrupt):
 
 
 class Keeper:
-    """Writes one run to its directory and closes its record. rows: the sizes that are measured, so far."""
+    """Writes one run to its directory and completes its record. rows: the sizes measured so far."""
 
     def __init__(self, lab: Lab, plan: Plan, draft: Draft) -> None:
         self.draft = draft
@@ -60,17 +60,17 @@ class Keeper:
         )
 
     def keep(self, result: RunResult, evidence: Evidence) -> RunResult:
-        """Keep a run that ended well; the result with its ID."""
+        """Keep a finished run; returns the result with its ID."""
         write_evidence(self.draft.path, result.flows, evidence)
         record = self._record(RunOutcome.of(result, self._proof(evidence)))
         return replace(result, run_id=self.draft.finish(record).id)
 
     def failed(self, error: HeddleError) -> None:
-        """Keep a run that failed: `last` must not lead to an older one that did not."""
+        """Keep a failed run, so that `last` does not link to an older, successful one."""
         self.draft.finish(self._record(None, tuple(str(problem) for problem in error.problems)))
 
     def interrupted(self) -> RunRecord:
-        """Keep the measured sizes of a run that was interrupted. `last` stays at the run before."""
+        """Keep the measured sizes of an interrupted run. `last` does not change."""
         why = f"interrupted after {len(self.rows)} of {len(self._header.options.sizes)} sizes"
         return self.draft.finish(replace(self._record(None, (why,)), interrupted=True))
 
@@ -79,7 +79,7 @@ class Keeper:
         return RunRecord(self._header, seconds, outcome, failure, rows=() if outcome else tuple(self.rows))
 
     def _proof(self, evidence: Evidence) -> ProofSummary | None:
-        """The verdict, where one is possible: some hashing of imported topologies cannot be predicted."""
+        """The verdict, or None: some hashing of imported topologies cannot be predicted."""
         try:
             return ProofSummary.of(prove(self._lab.fabric, evidence))
         except HeddleError:
@@ -88,16 +88,16 @@ class Keeper:
 
 @contextmanager
 def keeping(lab: Lab, plan: Plan) -> Iterator[Keeper]:
-    """A keeper for a with block; a run that ends there with an error of Heddle's is kept as a failed one.
+    """A Keeper for a with block. If the block raises a HeddleError, the run is kept as failed.
 
-    RunInterruptedError instead of KeyboardInterrupt, when the run had measured a size.
+    Raises RunInterruptedError instead of KeyboardInterrupt when at least one size was measured.
     """
     with History.of(lab).draft() as draft:
         keeper = Keeper(lab, plan, draft)
         try:
             yield keeper
         except HeddleError as error:
-            with suppress(HeddleError):  # a full disk, say: the error that ended the run is the one to report
+            with suppress(HeddleError):  # such as a full disk: report the error that ended the run instead
                 keeper.failed(error)
             raise
         except (KeyboardInterrupt, SystemExit) as end:  # SystemExit: a closed terminal, SIGTERM

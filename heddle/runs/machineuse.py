@@ -1,7 +1,7 @@
-"""Whether the figures of a run are those of the fabric, or of the machine that it ran on.
+"""Use of the host machine during a run: did the fabric or the host CPU limit the measurements?
 
-In:  the phases of a run (one a size), frames lost at the sockets, and the budget that was computed before it.
-Out: MachineUse: part of a run's result and record; the lines of the table, and JSON.
+In:  the phases of a run (one per size), frames lost at the sockets, and the packet budget computed before the run.
+Out: MachineUse: part of a run's result and record; lines of the table, and JSON.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MOST_LINES: Final = 8  # of causes; JSON has all of them
 class MachineUse:
     """Use of the machine during the sizes of a run, and the verdict. Shares are of the time, 0 to 1.
 
-    cpu_share: of all processors. worker_share: the busiest worker, of one processor. waited_share: the worker that
-    waited most for a processor. backlog_drops: of the whole machine. unreliable: why the figures are not those of the
-    fabric; empty when they are.
+    cpu_share: of all CPUs. worker_share: CPU time of the busiest worker, of one CPU. waited_share: the worker that
+    waited longest for a CPU. backlog_drops: of the whole machine. unreliable: reasons why the host CPU was or may have
+    been the bottleneck; empty if it was not.
     """
 
     cpu_share: float
@@ -39,7 +39,7 @@ class MachineUse:
 
     @classmethod
     def of(cls, phases: Sequence[Phase], socket_drops: int, budget: PacketBudget) -> Self:
-        """Put the phases of a run together. Means are weighted with the length of a phase."""
+        """Combine the phases of a run. Means are weighted by the length of a phase."""
         causes = [cause for phase in phases for cause in phase.causes()]
         if socket_drops:
             text = f"{socket_drops} packets lost at its sockets"
@@ -68,7 +68,7 @@ class MachineUse:
 
     @property
     def overrun(self) -> bool:
-        """True when it was: a worker had no time to spare, or packets were lost."""
+        """True when it certainly was: a worker had no idle time, or packets were lost."""
         return any(cause.sure for cause in self.unreliable)
 
     @property
@@ -81,7 +81,7 @@ class MachineUse:
         return {**asdict(self), "limited": self.limited, "over_budget": self.budget.exceeded}
 
     def lines(self) -> list[str]:
-        """Lines of the table, directly below its rows; none when the figures are those of the fabric."""
+        """Lines of the table, directly below its rows; none when the host CPU was not the bottleneck."""
         if not self.unreliable:
             return []
         was = "was" if self.overrun else "may have been"

@@ -1,8 +1,9 @@
-"""A run's queue pairs over the fabric as it is now: where they would go, and which another way than then.
+"""Compare the paths of a run's queue pairs with their paths in the current state of the fabric.
 
-In:  a running lab with a run; FIBs and hashing of that run from its evidence, and as they are now.
-Out: Now: paths by prediction and oracle, and Moved: how many changed their way since the run, how many had to because
-     theirs is gone, and how many would have under hash-threshold and under resilient hashing (docs/hashing.md).
+In:  a running lab with a run; FIBs and hashing of that run from its evidence, and the current ones.
+Out: Now: current paths by prediction and oracle, and Moved: how many QPs have another path than in the run, how many
+     had to move because their path no longer exists, and how many would have moved under hash-threshold and under
+     resilient hashing (docs/hashing.md).
 """
 
 from __future__ import annotations
@@ -36,12 +37,11 @@ RESILIENT: Final = "resilient"
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Numbers of QPs. spread: those without a path of their own, which are in no other number.
+    """Numbers of QPs. spread: QPs without a single path; no other number includes them.
 
-    moved: they go another way now than in the run. gone: the way they took is no more, so they had to. by_rule: how
-    many would have changed their way with every switch hashing so, and how many of these had to; empty where this
-    kernel is not predicted.
-    in_force: the rule of the fabric as it is now, or `mixed`.
+    moved: their path is now another one than in the run. gone: their path in the run no longer exists. by_rule: rule ->
+    how many would have moved with every switch using that rule, and how many of these had to; empty where this kernel
+    cannot be predicted. in_force: the current rule of the fabric, or `mixed`.
     """
 
     flows: int
@@ -52,11 +52,11 @@ class Moved:
     in_force: str
 
     def share(self, count: int) -> float:
-        """Of the QPs that have a path."""
+        """count as a share of the QPs that have a single path, 0 to 1."""
         return count / self.flows if self.flows else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """`moved` of `paths --now`; shares are of 1."""
+        """`moved` of `paths --now`; shares are 0 to 1."""
         return {
             "flows": self.flows, "spread": self.spread, "moved": self.moved, "gone": self.gone,
             "share_moved": self.share(self.moved), "share_gone": self.share(self.gone),
@@ -68,13 +68,13 @@ class Moved:
         }  # fmt: skip
 
     def text(self) -> str:
-        """A few lines."""
+        """The comparison as a few lines."""
         lines = [
-            f"{self.moved} of {self.flows} QPs ({self.share(self.moved):.1%}) would go another way than in the run; "
-            f"{self.gone} ({self.share(self.gone):.1%}) have to, their way is gone"
+            f"{self.moved} of {self.flows} QPs ({self.share(self.moved):.1%}) would take another path than in the run; "
+            f"the path of {self.gone} ({self.share(self.gone):.1%}) no longer exists"
         ]
         if self.spread:
-            lines.append(f"  {self.spread} more are spread and have no way of their own")
+            lines.append(f"  {self.spread} more are spread and have no single path")
         for name, (count, gone) in self.by_rule.items():
             mark = f", {gone} had to{' (in force)' if name == self.in_force else ''}"
             words = f"{name} hashing" if name == RESILIENT else name
@@ -84,14 +84,14 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """What `./inv paths --now` says. was: each QP's path in the run, in the order of result.flows."""
+    """The result of `./inv paths --now`. was: each QP's path in the run, in the order of result.flows."""
 
     result: PathsResult
     moved: Moved
     was: tuple[Path, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `paths`, `moved`, and in each row of `flows` where the QP went in the run."""
+        """The keys of `paths`, `moved`, and in each row of `flows` the QP's path in the run."""
         data = self.result.to_json()
         for row, proof, was in zip(data["flows"], self.result.flows, self.was, strict=True):
             row |= {"was": list(was), "moved": not spreads(was) and not proof.spread and proof.expected != was}
@@ -99,7 +99,7 @@ class Now:
 
 
 def now(lab: Lab, past: PastRun) -> Now:
-    """The QPs of a run over the fabric as it is."""
+    """Look up the QPs of a run in the current state of the fabric."""
     evidence = past.evidence
     flows = [sent.flow for sent in evidence.sent]
     now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
@@ -142,18 +142,18 @@ class _Compared:
         self._now = forwarding_for(fabric, after.fibs, self._table.addresses)
 
     def gone(self, was: Sequence[Path]) -> Bools:
-        """Which flows took a port that is no live next hop for their destination any more."""
+        """Flows whose path had a port that is no live next hop to their destination any more."""
         ports = {ref: at for at, ref in enumerate(self._now.ports)}
         table = np.full((len(was), max([1, *map(len, was)])), NOWHERE, dtype=np.int32)
-        lacking = np.zeros(len(was), dtype=bool)
+        unknown = np.zeros(len(was), dtype=bool)
         for row, path in enumerate(was):
             known = [ports.get(ref, NOWHERE) for ref in path]
-            lacking[row] = NOWHERE in known
+            unknown[row] = NOWHERE in known
             table[row, : len(known)] = known
-        return lacking | self._lost(table)
+        return unknown | self._lost(table)
 
     def _lost(self, ports: I32) -> Bools:
-        """The same of port ids (flows, hops), -1 behind the end."""
+        """The same for an array of port ids, shape (flows, hops), -1 after the last hop."""
         switches = {name: at for at, name in enumerate(self._now.switches)}
         owner = np.array([switches[ref.partition(":")[0]] for ref in self._now.ports], dtype=np.int32)
         group = self._now.group[owner[np.maximum(ports, 0)], self._table.destination[:, None]]
@@ -162,8 +162,8 @@ class _Compared:
         return lost
 
     def moved(self, *, resilient: bool) -> tuple[Bools, Bools]:
-        """Which flows would go another way after than before, if every switch hashed so in both states; who had to."""
-        homes = steering_like(self._then)  # for a fabric that does not say what its next hops should be
+        """Flows that would move if every switch used this rule in both states, and those of them that had to."""
+        homes = steering_like(self._then)  # for an imported topology, which does not define its next hops
         tables = []
         for forwarding, state in ((self._then, self._before), (self._now, self._after)):
             hashing = {name: self._with(row, resilient) for name, row in state.hashing.items()}
@@ -176,7 +176,7 @@ class _Compared:
         return changed, self._lost(tables[0])
 
     def _with(self, row: SwitchHashing, resilient: bool) -> SwitchHashing:
-        """A switch's hashing under the one rule or the other."""
+        """A switch's hashing with or without resilient groups."""
         if row.options.resilient == resilient:
             return row
         options = replace(row.options, resilient=resilient)

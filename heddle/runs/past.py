@@ -1,7 +1,7 @@
-"""A run that was kept, opened again: the paths of its queue pairs, its flows, its queues over time.
+"""Load a kept run: the paths of its queue pairs, its flows, its queues over time.
 
 In:  a running lab and the word for a run: `last` (the default), an ID, a number.
-Out: PastRun, PathsResult, Recorded; InputError when there is no such run, it failed or was interrupted, or it cannot be
+Out: PastRun, PathsResult, Recorded; InputError when there is no such run, or it failed, was interrupted or cannot be
 read.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run that ended well, with what was sent and what was counted."""
+    """A finished run, with its flows and its evidence."""
 
     record: RunRecord
     outcome: RunOutcome
@@ -35,7 +35,7 @@ class PastRun:
 
 
 def has_run(lab: Lab) -> bool:
-    """Whether the lab has had a run that was not interrupted."""
+    """True when the lab has a run that was not interrupted."""
     return History.of(lab).last() is not None
 
 
@@ -55,12 +55,12 @@ def load(lab: Lab, run: str | None = None) -> PastRun:
 
 
 def paths_of(lab: Lab, run: str | None = None) -> PathsResult:
-    """The path of every QP of a run, by three sources."""
+    """The path of every QP of a run, from three sources."""
     return proven(lab, load(lab, run))
 
 
 def proven(lab: Lab, past: PastRun) -> PathsResult:
-    """The same for a run that is loaded."""
+    """The same for a loaded run."""
     return prove(lab.fabric, past.evidence)
 
 
@@ -81,5 +81,5 @@ def _other(history: History) -> str:
     """The newest run that has paths, for a hint."""
     for kept in reversed(history.runs()):
         if kept.record is not None and kept.record.outcome is not None:
-            return f"use --run {kept.id}, the newest run that came to its end"
-    return f"./inv run --lab {history.lab} --collective all-reduce makes another"
+            return f"use --run {kept.id}, the newest finished run"
+    return f"start another run: ./inv run --lab {history.lab} --collective all-reduce"

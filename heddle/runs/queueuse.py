@@ -1,4 +1,4 @@
-"""What the queues of a lab did during one run: their counters after it less those before, and the deepest queue.
+"""Use of a lab's queues during one run: the differences of their counters, and the longest queue.
 
 In:  the mapped queues before and after, and the run's Series.
 Out: QueueUse, for the table's footer and the run's JSON; RowLabels for the picture.
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueueUse:
-    """Of one run, all ports and classes together.
+    """Totals of one run over all ports and classes.
 
-    drops: cause -> packets. pauses: pause frames sent by switches, those that end a pause too. paused_ports: ports
-    whose gate was closed at some time, paused_hosts those of them that are of hosts; paused_ms: the sum of their times.
-    deepest: bytes of the switches' egress queue that held most, deepest_at its port and class: what waits in a host was
-    handed over by its sockets, and is no congestion. bucket_ms: of the series kept.
+    drops: cause -> packets. pauses: pause frames sent by switches, including those that end a pause. paused_ports:
+    ports whose gate was closed at some time; paused_hosts: those of hosts among them; paused_ms: the sum of their
+    pauses. deepest: maximum bytes of any egress queue of a switch; deepest_at: its port and class. Queues of hosts do
+    not count: they hold what sockets send, which is no congestion. bucket_ms: of the series that is kept.
     """
 
     marks: int
@@ -65,11 +65,11 @@ class QueueUse:
             f"deepest {format_bytes(self.deepest)} at {self.deepest_at}" if self.deepest else "no packet ever waited"
         )
         causes = ", ".join(self.drops)
-        said = [
+        counts = [
             f"{self.marks:,} marked" if self.marks else "",
             f"{self.dropped:,} dropped ({causes})" if causes else "",
         ]
-        lines = ["; ".join([deepest, ", ".join(each for each in said if each) or "nothing marked or dropped"])]
+        lines = ["; ".join([deepest, ", ".join(each for each in counts if each) or "nothing marked or dropped"])]
         if self.pauses or self.paused_ports:
             ports = f"{self.paused_ports} port{'' if self.paused_ports == 1 else 's'}"
             hosts = f", {self.paused_hosts} of them of hosts" if self.paused_hosts else ""
@@ -82,15 +82,15 @@ class QueueUse:
 
 @dataclass(frozen=True)
 class QueueTotals:
-    """Counters at one moment; rows as in the maps."""
+    """Counters at one moment; rows are those of the maps."""
 
-    counts: npt.NDArray[np.int64]  # as series.counted
+    counts: npt.NDArray[np.int64]  # output of series.counted
     drops: npt.NDArray[np.int64]  # rows, causes
     storms: int
 
     @classmethod
     def of(cls, live: LabQueues) -> QueueTotals:
-        """Now."""
+        """Read the counters now."""
         import time
 
         import numpy as np
@@ -102,7 +102,7 @@ class QueueTotals:
 
 
 def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Series) -> QueueUse:
-    """The difference of two readings."""
+    """The QueueUse between two readings."""
     import numpy as np
 
     from heddle.base.ethernet import CLASSES
@@ -115,7 +115,7 @@ def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Seri
     paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
     ports = _ports(fabric)
     hosts = {number for number, port in ports.items() if fabric.by_name[port.node].role is Role.HOST}
-    who = {int(number) for number in np.flatnonzero(paused)}
+    stopped = {int(number) for number in np.flatnonzero(paused)}
     peaks = series.columns["peak"].max(axis=1, initial=0)
     peaks[np.isin(series.rows // CLASSES, list(hosts))] = 0
     at = int(peaks.argmax()) if peaks.any() else -1
@@ -124,8 +124,8 @@ def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Seri
         marks=int(column["marks"].sum()),
         drops={cause: int(count) for cause, count in zip((*CAUSES, LOST), drops, strict=True) if count},
         pauses=int(column["pfc_sent"].sum()),
-        paused_ports=len(who),
-        paused_hosts=len(who & hosts),
+        paused_ports=len(stopped),
+        paused_hosts=len(stopped & hosts),
         paused_ms=round(float(paused.sum()) / 1e6, 3),
         storms=max(0, after.storms - before.storms),
         deepest=int(peaks[at]) if at >= 0 else 0,
@@ -135,7 +135,7 @@ def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Seri
 
 
 def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
-    """What each row of a series is, with the thresholds that held when it ended."""
+    """The label of each row of a series, with the thresholds in force when the run ended."""
     from heddle.base.ethernet import CLASSES
     from heddle.runs.seriesfile import RowLabel
 

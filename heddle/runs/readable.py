@@ -1,4 +1,4 @@
-"""Files of a run that may be damaged, or of another version of Heddle: reading them ends with data or with a reason."""
+"""Read files of a run, which may be damaged or written by another version of Heddle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class UnreadableError(Exception):
-    """A file of a run cannot be read: it is damaged, or has another format. The text says why."""
+    """A file of a run cannot be read: it is damaged, or has another format. The text is the reason."""
 
 
 def read_object(path: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The queues of a lab through one run: read before it, sampled during it, read after it, and kept.
+"""Record the queues of a lab during one run: read before it, sampled during it, read after it, and saved.
 
 In:  a running lab whose lock is held, the length of a bucket, and the directory of the run that is being written.
 Out: QueueUse for the run's result, and the file that `plot` draws (seriesfile.py).
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """One run's. `during` goes around the run itself, `kept` comes when nothing of it is under way any more.
+    """The recording of one run. Use `during` around the run, and call `finish` when no packet of it is in flight.
 
-    remarks: what is to be said of the run beside its result.
+    remarks: warnings for the run's result.
     """
 
     def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str, directory: Path) -> None:
         self._lab, self._live, self._what, self._directory = lab, live, what, directory
         self._before = QueueTotals.of(live)
-        self._sampler = Sampler(live, bucket_ns / 1e9, self._mend)
+        self._sampler = Sampler(live, bucket_ns / 1e9, self._restart_agent)
         self.remarks: list[str] = []
 
-    def _mend(self) -> None:
-        """Start the agent of PFC again when it and its keeper were killed: nobody else would open its gates."""
+    def _restart_agent(self) -> None:
+        """Restart the PFC agent if it and its keeper were killed: no other process would open its gates."""
         try:
             if not self.remarks and pfc.restart(self._lab.name, self._lab.fabric, self._lab.handles(), self._lab.dir):
-                self.remarks.append("agent and keeper of PFC ended during the run, and were started again")
+                self.remarks.append("the PFC agent and its keeper ended during the run, and were restarted")
         except HeddleError as error:
-            self.remarks.append(f"agent and keeper of PFC ended during the run: {error.problems[0]}")
+            self.remarks.append(f"the PFC agent and its keeper ended during the run: {error.problems[0]}")
 
     @contextmanager
     def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
-        """Sample for the length of a with block. Queues are kept too when the run fails or is interrupted in it.
+        """Sample during a with block. The queues are saved also when the run fails or is interrupted.
 
-        began_ns: when its packets could flow (CLOCK_MONOTONIC), 0 before that.
+        began_ns: returns when its first packet could be sent (CLOCK_MONOTONIC), 0 before that.
         """
         try:
             with self._sampler:
                 yield
         except (HeddleError, KeyboardInterrupt, SystemExit) as end:
             how = "which failed" if isinstance(end, HeddleError) else "which was interrupted"
-            with suppress(HeddleError):  # the error that ended the run is the one to report
+            with suppress(HeddleError):  # report the error that ended the run instead
                 self._save(f"{self._what} ({how})", began_ns())
             raise
 
-    def kept(self, start_ns: int) -> QueueUse:
-        """Write down what was sampled from `start_ns` (CLOCK_MONOTONIC) on; what all of the run did."""
+    def finish(self, start_ns: int) -> QueueUse:
+        """Save the samples from `start_ns` (CLOCK_MONOTONIC) on; returns the totals of the whole run."""
         after = QueueTotals.of(self._live)
         return use_of(self._lab.fabric, self._before, after, self._save(self._what, start_ns))
 

@@ -1,4 +1,4 @@
-"""What a run gave: the nccl-tests table, a row per QP, and JSON. runtable.py has the head and the rows of the table."""
+"""The result of a run: the nccl-tests table, a row per QP, and JSON. runtable.py has the table's head and rows."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from heddle.traffic.propagation import Propagation
 
 @dataclass(frozen=True, slots=True)
 class FlowRow:
-    """What was sent on one QP, and what became of its packets.
+    """Packets sent on one QP, and their counters.
 
-    ce: data packets that arrived with a mark: congestion experienced. counters: what the transport reports, by the keys
-    of its columns. received: data packets that the receiving NIC took, copies too; None in runs that did not record it.
+    ce: data packets that arrived with the mark Congestion Experienced. counters: of the transport, by the keys of its
+    columns. received: data packets that the receiving NIC accepted, including duplicates; None in older runs, which
+    did not record it.
     """
 
     sent: Sent
@@ -36,13 +37,13 @@ class FlowRow:
     received: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """One flat row: the transport's counters stand between bytes and marks."""
+        """One flat row: the transport's counters are between bytes and marks."""
         return {**self.sent.to_json(), **self.counters, "ce": self.ce, "received": self.received}
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """The transport of a run: its name, its parameters, and what its columns in the rows of flows mean."""
+    """The transport of a run: its name, its parameters, and the meaning of its columns in the rows of flows."""
 
     name: str = ""
     parameters: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Everything that a run has to say."""
+    """The whole result of a run."""
 
     lab: str
     k: int
@@ -76,7 +77,7 @@ class RunResult:
     propagation: Propagation | None = None
     fabric_state: FabricState | None = None  # before and after the run
     nic_loop: str = ""  # which code drove the NICs: compiled, python
-    run_id: str = ""  # where it is kept; see history.py
+    run_id: str = ""  # its ID in the lab's history; see history.py
 
     @property
     def wrong(self) -> int:
@@ -85,12 +86,12 @@ class RunResult:
 
     @property
     def busbw(self) -> float:
-        """The average over sizes, GB/s, as nccl-tests' last line has it."""
+        """The average over sizes, GB/s, as in the last line of nccl-tests."""
         return sum(row.busbw for row in self.rows) / len(self.rows)
 
     @property
     def head(self) -> RunHead:
-        """What the table has above its figures."""
+        """The table's part above its rows."""
         before = self.fabric_state.before if self.fabric_state is not None else None
         return RunHead(
             self.lab, self.k, self.ecmp, self.options, self.endpoints,
@@ -129,17 +130,16 @@ class RunResult:
         }
 
     def table(self, short: bool = False) -> str:
-        """The whole in nccl-tests' text format, with lines of our own behind `#`.
+        """The whole table in nccl-tests' text format, with Heddle's own lines after `#`.
 
-        `short` leaves out the ranks and the in-place columns (which are never measured here), and its rows fit 80
-        columns.
+        short: without the ranks and the in-place columns (which are never measured here), 80 columns wide.
         """
         head = self.head
         lines = [*head.lines(short), *(head.row(row, short) for row in self.rows), *self.foot(short)]
         return "\n".join(lines) + "\n"
 
     def foot(self, short: bool = False) -> list[str]:
-        """What the table has below its figures."""
+        """The table's part below its rows."""
         lines = self._foot()
         if self.run_id and not short:
             lines.insert(-1, f"#run      : {self.run_id}; ./inv runs lists the runs of {self.lab}")
@@ -164,7 +164,7 @@ class RunResult:
         return lines
 
     def _fabric_since(self) -> list[str]:
-        """One line where the fabric was right before the run, and not so during it or after it."""
+        """One line where the fabric was converged before the run, but not during or after it."""
         state = self.fabric_state
         if state is None or not state.before.converged or state.word == "converged":
             return []
@@ -173,7 +173,7 @@ class RunResult:
         return [degraded_line("after", state.after)]
 
     def _order(self) -> list[str]:
-        """What the transport says about the order of arrival."""
+        """The transport's counters on the order of arrival."""
         lines = []
         for column, values in self.counted("order"):
             total, qps = sum(values), sum(1 for value in values if value)

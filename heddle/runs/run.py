@@ -1,8 +1,8 @@
-"""Plan + lab -> results: one collective on a running lab.
+"""Run one collective on a running lab.
 
 In:  a Lab (see heddle/lab/lifecycle.py), RunOptions, an observer.
-Out: RunResult, also kept in the lab's directory (history.py), with the evidence that `paths` judges; before that, to
-who listens, the head of the table and each row as soon as it is measured.
+Out: RunResult, also kept in the lab's directory (history.py) with the evidence for `paths`. A TableListener gets the
+head of the table, and each row as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from heddle.wire.layout import LAYOUTS
 
 
 class TableListener(Protocol):
-    """Who gets the table of a run while it is measured."""
+    """Receives the table of a run while it is measured."""
 
     def head(self, head: RunHead) -> None:
         """The run is about to start."""
@@ -57,18 +57,18 @@ class TableListener(Protocol):
 
 
 def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener | None = None) -> RunResult:
-    """Carry a plan out; CheckError when a queue pair dies or a port is not as it was made, MachineError when a worker
-    does.
+    """Run a collective. CheckError when a queue pair fails or a port has foreign queues; MachineError when a worker
+    dies.
 
     A result with wrong elements is returned, not raised: `#wrong` is a result. The lab is locked meanwhile. A run that
-    ends with one of these errors is kept as a failed one. Of an interrupted run the measured sizes are kept
-    (RunInterruptedError). table: shows the end of the run itself, so the observer's line about that is left out.
+    ends with one of these errors is kept as failed. An interrupted run keeps its measured sizes (RunInterruptedError).
+    table: if given, it shows the end of the run, and the observer's line about that is omitted.
     """
     plan, transport = plan_run(lab.fabric, options)
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
     budget = budget_of(plan, transport)
-    if budget.exceeded and total_packets(plan) > budget.budget_pps:  # a shorter run ends before a queue could build up
+    if budget.exceeded and total_packets(plan) > budget.budget_pps:  # a shorter run ends before a backlog builds up
         observer.warn(f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks")
     workers = worker_count(plan)
     _check_memory(plan, workers)
@@ -76,13 +76,13 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
         health.check_ports(lab)
         check_room(lab, plan)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
-            observer.warn("agent and keeper of PFC had ended, and were started again")
+            observer.warn("the PFC agent and its keeper had ended, and were restarted")
         with keeping(lab, plan) as keeper:
             evidence_before = collect_before(lab, state_parts(lab))
             fabric_before = FabricReading.of(lab, evidence_before)
             if not fabric_before.converged:
                 observer.warn(f"the fabric is degraded: {fabric_before.text()}")
-            with recording(lab, options.bucket_ns, _said(plan), keeper.draft.path) as queues:
+            with recording(lab, options.bucket_ns, _summary(plan), keeper.draft.path) as queues:
                 head = RunHead(
                     lab.name, plan.k, label(lab), plan.options, plan.endpoints, plan.communicators,
                     describe(lab.fabric, plan.endpoints, plan.communicators), plan.propagation, fabric_before,
@@ -98,39 +98,39 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                 with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
                     reports = crew.run(observer, lambda: wait_until_delivered(lab), measured)
                     (observer.end if table is None else observer.drop)("run")
-                now = replace(head, ecmp=label(lab))  # the run may have been switched to another hashing
+                now = replace(head, ecmp=label(lab))  # the hashing may have been changed during the run
                 result = _result(now, plan, transport, reports, keeper.rows, crew.phases, budget)
                 sent, received = [row.sent for row in result.flows], [row.received or 0 for row in result.flows]
                 evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
                 warnings = (*fabric.warnings(), *_sprayed(evidence_before, transport, options), *queues.remarks)
-                used = queues.kept(crew.began_ns)
+                used = queues.finish(crew.began_ns)
                 result = replace(result, queues=used, fabric_state=fabric, warnings=warnings)
             return keeper.keep(result, evidence)
 
 
 def _sprayed(before: Snapshot, transport: Transport, options: RunOptions) -> list[str]:
-    """A warning where switches spray the packets of NICs to which an overtaken packet is a lost one."""
+    """A warning where switches spray, but the transport treats packets out of order as lost."""
     spraying = [name for name, hashing in before.hashing.items() if hashing.mode == "spray"]
     if transport.any_order or not spraying:
         return []
     able = ", ".join(name for name, kind in TRANSPORTS.items() if kind.any_order)
     return [
-        f"{len(spraying)} switches spray packets, and NICs with transport {options.transport} send again what is"
-        f" overtaken: fabrics that spray have NICs that take any order (--transport {able})"
+        f"{len(spraying)} switches spray packets, but transport {options.transport} retransmits packets that arrive out"
+        f" of order: use --transport {able}, which accepts any order"
     ]
 
 
 def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
-    """What a run will send, and by which transport; InputError for everything that the fabric or it cannot meet."""
+    """The plan and transport of a run; InputError for options that the fabric or the transport does not support."""
     kind = find_transport(options.transport)
     plan = build_plan(fabric, options)
     return plan, kind.of(plan)
 
 
-def _said(plan: Plan) -> str:
-    """A run in a few words: `incast over 16 ranks, 4 MiB, 1 QP`."""
+def _summary(plan: Plan) -> str:
+    """`incast over 16 ranks, 4 MiB, 1 QP`."""
     o = plan.options
     sizes = " to ".join(format_size(size) for size in dict.fromkeys((o.sizes[0], o.sizes[-1])))
     qps = f"{o.qps} QP{'' if o.qps == 1 else 's'}"
@@ -139,7 +139,7 @@ def _said(plan: Plan) -> str:
 
 
 def budget_of(plan: Plan, transport: Transport) -> machine.PacketBudget:
-    """The data packets a second that a plan can make, against what this machine carries with the NICs that it takes."""
+    """Data packets per second: the plan's maximum, and what this machine can forward with the NICs of this plan."""
     rates = [e.rate_bps for e in plan.endpoints]
     every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
     wanted = every * _pattern(plan).receivers(plan.size) // plan.size
@@ -151,7 +151,7 @@ def _pattern(plan: Plan) -> Pattern:
 
 
 def payload_bytes(plan: Plan) -> int:
-    """What a data packet of the largest size carries, on the whole: messages split over many QPs make small ones."""
+    """Mean payload of a data packet of the largest size, in bytes; messages split over many QPs give small packets."""
     options = plan.options
     count = max(options.sizes) // ELEMENT_BYTES
     longest = longest_transfer(_pattern(plan), plan.size, count) * ELEMENT_BYTES
@@ -161,19 +161,19 @@ def payload_bytes(plan: Plan) -> int:
 
 
 def total_packets(plan: Plan) -> int:
-    """About how many data packets all ranks together send in the whole run."""
+    """Estimated number of data packets that all ranks send in the whole run."""
     o, pattern, ranks = plan.options, _pattern(plan), plan.size
     each = pattern.busbw_factor(ranks) * sum(o.sizes) * (o.iters + o.warmup)
     return int(each * pattern.receivers(ranks)) * len(plan.communicators) // max(1, payload_bytes(plan))
 
 
 def _check_memory(plan: Plan, workers: int) -> None:
-    """MachineError when the arrays do not fit: a worker that the kernel kills for it says nothing."""
+    """MachineError when the arrays do not fit into memory: a worker killed by the kernel could not report it."""
     needed = machine.memory_bytes(plan.options.sizes, len(plan.endpoints), workers, _pattern(plan).in_place)
     free = machine.free_bytes()
     if needed > free:
         what = f"--size {max(plan.options.sizes)} on {len(plan.endpoints)} ranks"
-        why = f"needs {format_size(needed)} of memory for its arrays, and {format_size(free)} are free"
+        why = f"needs {format_size(needed)} of memory for its arrays, but only {format_size(free)} are free"
         raise MachineError(Problem("", what, why, "lower --size or --ranks"))
 
 
@@ -193,7 +193,7 @@ def _result(
     phases: Sequence[Phase],
     budget: machine.PacketBudget,
 ) -> RunResult:
-    """Put what the workers reported together: rows in order of size, flows in order of the plan's QPs."""
+    """Combine the reports of the workers: rows in order of size, flows in order of the plan's QPs."""
     nics = [nic for report in reports for nic in report.nics]
     return RunResult(
         lab=head.lab,

@@ -1,8 +1,8 @@
-"""What was sent in a run and what was counted: `evidence.json` in the run's directory.
+"""Flows and evidence of a run: `evidence.json` in the run's directory.
 
 In:  the flow rows of a result, and the Evidence that was collected around the run.
-Out: the same, read again. heddle/proof/evidencefile.py knows how evidence and flows look in a file; beside them are
-what receivers counted.
+Out: the same, read again. heddle/proof/evidencefile.py defines the format of evidence and flows; this module adds the
+counters of receivers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RECEIVED: Final = TypeAdapter(tuple[_Received, ...])
 
 
 def write_evidence(directory: Path, flows: Sequence[FlowRow], evidence: Evidence) -> None:
-    """Write evidence.json, as a whole or not at all. flows: those of the evidence, in its order."""
+    """Write evidence.json atomically. flows: those of the evidence, in its order."""
     rows = _RECEIVED.dump_python(tuple(_Received(row.ce, row.counters) for row in flows), mode="json")
     state.write_json(directory / EVIDENCE, {"received": rows, "evidence": evidencefile.to_json(evidence)})
 

@@ -1,8 +1,8 @@
 """The record of one run: `run.json` in the run's directory.
 
 In:  RunResult and PathsResult of a run, or the reason why it failed.
-Out: RunRecord, typed, with a format number. It has all that a table of runs or a comparison of two runs needs. What
-was sent and what was counted is in a file of its own (runevidence.py), so that many records are quick to read.
+Out: RunRecord, typed, with a format number. It has all that a table of runs or a comparison of two runs needs. Flows
+and evidence are in a separate file (runevidence.py), so that many records can be read quickly.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from heddle.proof.verdict import PathsResult
 
 RECORD: Final = "run.json"
-RUN_FORMAT: Final = 1  # of a run's directory; a new number for every change that an older Heddle cannot read
+RUN_FORMAT: Final = 1  # format of a run's directory; increased by every change that an older Heddle cannot read
 
 
 @dataclass(frozen=True, slots=True)
 class ProofSummary:
-    """The verdict on a run's paths when it ended. MMR: max/mean over the uplinks, None when nothing was sent."""
+    """The verdict on a run's paths at its end. MMR: max/mean over the uplinks; None when no packet was sent."""
 
     agree: bool
     qps: int
@@ -53,7 +53,7 @@ class ProofSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """What is known of a run before its first packet. when: UTC, ISO 8601. fabric: preset, file or lab name."""
+    """Data of a run before its first packet. when: UTC, ISO 8601. fabric: preset, file or lab name."""
 
     lab: str
     fabric: str
@@ -68,14 +68,14 @@ class RunHeader:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The measured part of a run that ended well; see RunResult. proof is None where no verdict was possible."""
+    """The measured part of a finished run; see RunResult. proof: None where no verdict was possible."""
 
     rows: tuple[SizeRow, ...]
     machine: MachineUse
     icrc_errors: int
     stray: int
     transport: Carrier
-    counters: Mapping[str, int]  # of the transport, all queue pairs together
+    counters: Mapping[str, int]  # of the transport, summed over all queue pairs
     warnings: tuple[str, ...]
     queues: QueueUse | None
     proof: ProofSummary | None
@@ -83,7 +83,7 @@ class RunOutcome:
 
     @classmethod
     def of(cls, result: RunResult, proof: ProofSummary | None) -> RunOutcome:
-        """The outcome that a result describes."""
+        """From the result of a run."""
         return cls(
             rows=result.rows,
             machine=result.machine,
@@ -113,10 +113,10 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. outcome is None when the run failed or was interrupted; failure then has the reasons, a line each.
+    """One run. outcome: None when the run failed or was interrupted; then failure has the reasons, a line each.
 
-    rows: the sizes that such a run had measured. seconds: wall time from the first step to the last reading. id is
-    given when the run ends.
+    rows: the sizes that such a run had measured. seconds: wall time from the first step to the last reading. id:
+    assigned when the run ends.
     """
 
     header: RunHeader
@@ -129,7 +129,7 @@ class RunRecord:
     rows: tuple[SizeRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; format, Heddle's version and ID first, for people who look into the file."""
+        """Plain data; format, Heddle's version and ID come first, for human readers."""
         data: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
         return {"format": RUN_FORMAT, "heddle": data["heddle"], "id": data["id"], **data}
 
@@ -138,7 +138,7 @@ _ADAPTER: Final = TypeAdapter(RunRecord)
 
 
 def write_record(directory: Path, record: RunRecord) -> None:
-    """Write run.json, as a whole or not at all."""
+    """Write run.json atomically."""
     state.write_json(directory / RECORD, record.to_json(), indent=1)
 
 

@@ -1,9 +1,9 @@
-"""The table of a run in nccl-tests' text format, in parts: what is known before it, and a line for each size.
+"""The table of a run in nccl-tests' text format: its head, and a line for each size.
 
-All widths are known beforehand, so that a line can be printed when its size is measured (results.py has the rest).
-Time is the mean over ranks of what one iteration took, as nccl-tests reports it by default; algbw = size / time and
-busbw = algbw x the pattern's factor (nccl-tests doc/PERFORMANCE.md). GB is 10^9 bytes. All of it is emulated: rates are
-those of the fabric file, 1/k of the hardware's.
+All widths are fixed, so that a line can be printed as soon as its size is measured (results.py has the rest). Time is
+the mean over ranks of one iteration, as nccl-tests reports it by default; algbw = size / time and busbw = algbw x the
+pattern's factor (nccl-tests doc/PERFORMANCE.md). GB is 10^9 bytes. All values are emulated: rates are those of the
+fabric file, 1/k of the hardware's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """One line of the table: bytes, microseconds an iteration, GB/s, wrong elements over all ranks."""
+    """One line of the table: bytes, microseconds per iteration, GB/s, wrong elements over all ranks."""
 
     size: int
     time_us: float
@@ -42,9 +42,9 @@ class SizeRow:
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """What the table has above its figures: all that is known before the first packet.
+    """The table's part above its rows: data from before the first packet.
 
-    split: communicators in words, where there are several. before: the fabric before the run.
+    split: a text about the communicators, where there are several. before: the fabric before the run.
     """
 
     lab: str
@@ -59,13 +59,13 @@ class RunHead:
 
     @property
     def in_flight(self) -> InFlight:
-        """What each connection may have unacknowledged."""
+        """How much data each connection may have unacknowledged."""
         return InFlight.of(self.options, 0 if self.propagation is None else self.propagation.bdp_packets)
 
     def lines(self, short: bool = False, narrow: bool = False) -> list[str]:
-        """Everything down to the names of the columns. `short`: without the ranks, and narrow.
+        """All lines down to the names of the columns. short: without the ranks, and narrow.
 
-        narrow: 80 columns, without the in-place ones, which are never measured here.
+        narrow: 80 columns, without the in-place columns, which are never measured here.
         """
         return self._short() if short else self._long(narrow)
 
@@ -80,7 +80,7 @@ class RunHead:
         return "  ".join([head, *figures, *in_place])
 
     def emulated_line(self) -> str:
-        """The scale, which every table names."""
+        """The line with the scale, which is in every table."""
         return f"#emulated : k = {self.k}: {emulated_words(self.k)}"
 
     def _long(self, narrow: bool) -> list[str]:
@@ -109,42 +109,42 @@ class RunHead:
         return [*lines, *self._fabric(), *more, *self._split(), *_narrow_columns()]
 
     def _fabric(self) -> list[str]:
-        """One line where the fabric was not as its file says before the run; the warnings at the end say more."""
+        """One line where the fabric was not converged before the run; the warnings at the end have details."""
         if self.before is None or self.before.converged:
             return []
         return [degraded_line("before", self.before)]
 
     def _split(self) -> list[str]:
-        """One line where several communicators run; as in nccl-tests, bandwidths are then those of each."""
-        return [f"#split    : {self.split}; bandwidths are of each"] if self.split else []
+        """One line where several communicators run; as in nccl-tests, bandwidths are then per communicator."""
+        return [f"#split    : {self.split}; bandwidths are per communicator"] if self.split else []
 
 
 def _wide_columns() -> list[str]:
-    """The names of the columns as nccl-tests has them."""
+    """The names of the columns, as in nccl-tests."""
     names = (left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True))
     return [f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}", *names]
 
 
 def _narrow_columns() -> list[str]:
-    """The same for narrow rows: five letters less in front of the sizes."""
+    """The same for narrow rows: with five letters less before the sizes."""
     return [(left[0] + left[3:12] + left[15:]).rstrip() for left in _COLUMNS]
 
 
 def degraded_line(when: str, fabric: FabricReading) -> str:
-    """A fabric that was not as its file says, before or after a run."""
+    """The line for a fabric that was not converged before or after a run."""
     what = fabric.text()
     return f"#fabric   : degraded {when} this run ({what}): do not compare it with a converged fabric"
 
 
 def size_row(size: int, iters: int, factor: float, seconds: Sequence[float], wrong: int) -> SizeRow:
-    """One line from each rank's seconds for `iters` iterations."""
+    """One row from each rank's seconds for `iters` iterations."""
     time_s = sum(seconds) / len(seconds) / iters
     algbw = size / time_s / 1e9
     return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong)
 
 
 def _rank_lines(endpoints: Sequence[Endpoint], communicators: Communicators) -> list[str]:
-    """One line a rank up to 16, then only how many there are; its communicator is its group, as in nccl-tests."""
+    """One line per rank; above 16 ranks only the first, the last and a count. Group: its communicator."""
     group = {rank: f" Group {place:2d}" for place, ranks in enumerate(communicators) for rank in ranks}
     shown = [
         f"#  Rank {e.rank:2d}{group[e.rank] if len(communicators) > 1 else ''} on {e.host:>10s} device {e.port} "
@@ -155,9 +155,9 @@ def _rank_lines(endpoints: Sequence[Endpoint], communicators: Communicators) -> 
 
 
 def _number(value: float, width: int) -> str:
-    """As many decimals as fit, four at most below 1: emulated bandwidths are small, and 0.01 would say nothing.
+    """As many decimals as fit, four at most below 1, since emulated bandwidths are small: 0.01 would be too coarse.
 
-    What is smaller still is written as 1.4e-5, since 0.0000 would be wrong.
+    Below 0.001 it is written as 1.4e-5, since 0.0000 would be wrong.
     """
     if 0 < value < 0.001:
         mantissa, exponent = f"{value:.1e}".split("e")
@@ -170,7 +170,7 @@ def _number(value: float, width: int) -> str:
 
 
 def _count(value: int, width: int) -> str:
-    """A whole number; 1.2e6 where that many digits have no room, so that the columns behind it stay where they are."""
+    """A whole number; as 1.2e6 if the digits do not fit, so that later columns stay aligned."""
     if len(str(value)) <= width:
         return f"{value:{width}d}"
     mantissa, exponent = f"{value:.1e}".split("e")

@@ -1,9 +1,9 @@
-"""Queues over the time of a run: a thread of the run's own process reads the shared maps once a bucket.
+"""Queues over the time of a run: a thread of the run's process reads the shared maps once per bucket.
 
 In:  a lab's queues, mapped into memory (heddle/switch/queues/cells.py), and the length of a bucket.
-Out: Series: for every port and class that moved, what each column was in each bucket.
-Nothing is asked of the kernel: the maps are memory, so a reading costs some copies. Rows that stand still are not kept,
-and when a run is long, two buckets become one, so that memory stays bounded.
+Out: Series: for every port and class that changed, the value of each column in each bucket.
+There are no system calls: the maps are memory, so a reading costs only copies. Rows without changes are not kept. In a
+long run each two buckets are merged, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from heddle.base.arrays import F64, I32, I64
 
-# Values at a bucket's end; most within it; and what was added in it.
+# LEVELS: the value at a bucket's end. PEAKS: the maximum in it. COUNTS: the increase in it.
 LEVELS: Final = ("depth", "occupancy")
 PEAKS: Final = ("peak", "occupancy_peak")
 COUNTS: Final = ("out_bytes", "marks", "drops", "pfc_sent", "pfc_received", "paused_ns")
@@ -30,14 +30,14 @@ _PEAKS: Final = slice(len(LEVELS), len(LEVELS) + len(PEAKS))
 _COUNTS: Final = slice(len(LEVELS) + len(PEAKS), len(COLUMNS))
 _PAUSED: Final = COLUMNS.index("paused_ns")
 
-_MOST: Final = 4096  # buckets; then each two become one
-_SHARE: Final = 0.1  # of a processor that reading may take: where it would take more, buckets are longer
+_MOST: Final = 4096  # buckets; then each two are merged
+_SHARE: Final = 0.1  # maximum share of a CPU for reading: if more would be needed, buckets get longer
 _LOOK_S: Final = 0.2
 _END_S: Final = 5.0
 
 
 class LiveQueues(Protocol):
-    """What of a lab's mapped queues is read here: structured arrays, a row a port and class (port id * 8 + class)."""
+    """The mapped queues of a lab: structured arrays with one row per port and class (port id * 8 + class)."""
 
     @property
     def cells(self) -> npt.NDArray[Any]:
@@ -49,15 +49,15 @@ class LiveQueues(Protocol):
 
     @property
     def gates(self) -> npt.NDArray[Any]:
-        """Pause frames that a port took, counted by the program."""
+        """Pause frames that a port received, counted by the BPF program."""
 
     @property
     def agent(self) -> npt.NDArray[Any]:
-        """Pause frames that the agent sent out of a port, and how long it held the port's gates closed."""
+        """Pause frames that the agent sent by a port, and how long the port's gates were closed."""
 
 
 class _Words:
-    """The maps as words of 8 bytes, and which of them are read: numpy is quick with few large steps, not many small."""
+    """The maps as words of 8 bytes, and the words to read. Few large numpy operations are faster than many small."""
 
     _READ: Final = {
         "cells": ("depth", "peak", "out_bytes", "marks", "drops"),
@@ -93,9 +93,9 @@ class _Words:
         return part[:, 0] if part.shape[1] == 1 else part.sum(axis=1)
 
     def columns(self, raw: I64, now_ns: int) -> I64:
-        """COLUMNS of what was read at a time: levels, peaks, and counters since the lab came up.
+        """COLUMNS of one reading: levels, peaks, and counters since the lab came up.
 
-        A gate that was closed at that time counts as paused until then.
+        A gate that is closed at `now_ns` counts as paused until then.
         """
         table = np.empty((len(raw), len(COLUMNS)), np.int64)
         closed = self.column(raw, "agent.closed_since_ns")
@@ -121,7 +121,7 @@ def counted(live: LiveQueues, now_ns: int) -> I64:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """end_ns: CLOCK_MONOTONIC. rows: those in which something can have changed. values: (rows, columns), `counted`."""
+    """One bucket. end_ns: CLOCK_MONOTONIC. rows: those that may have changed. values: (rows, columns) of `counted`."""
 
     end_ns: int
     rows: I64
@@ -130,19 +130,19 @@ class _Bucket:
 
 @dataclass(frozen=True)
 class Series:
-    """Queues over time. Everything by bucket is of shape (rows, buckets); times are emulated time, which is wall time.
+    """Queues over time. Values by bucket have the shape (rows, buckets). Times are wall time, which is emulated time.
 
-    start_s: 0 is the moment the first packet could be sent; ends_s: the end of each bucket, seconds. rows: indices of
-    the maps, port id * 8 + class. columns: depth, occupancy, peak and occupancy_peak in bytes; out_bytes, marks, drops,
-    pfc_sent, pfc_received and paused_ns of that bucket alone.
+    ends_s: the end of each bucket in seconds since the first packet could be sent. rows: indices of the maps, port id *
+    8 + class. columns: depth, occupancy, peak and occupancy_peak in bytes; out_bytes, marks, drops, pfc_sent,
+    pfc_received and paused_ns: increase in that bucket.
     """
 
     ends_s: F64
     rows: I32
     columns: dict[str, I64]
-    asked_s: float  # the bucket that was asked for; those that are there may be longer
+    asked_s: float  # the requested length of a bucket; actual buckets may be longer
     readings: int
-    cost_s: float  # processor time that all readings took
+    cost_s: float  # CPU time of all readings
 
     @property
     def starts_s(self) -> F64:
@@ -155,9 +155,8 @@ class Series:
         return float(np.median(self.ends_s - self.starts_s)) if len(self.ends_s) else self.asked_s
 
     def coarser(self, most: int) -> Series:
-        """The same in at most so many buckets: as many together as it takes, with the last level and the highest peak.
-
-        Sums stay what they are, and times are those of the buckets that are left.
+        """The series with at most `most` buckets. Merged buckets keep the last level, the highest peak and the sum of
+        counts.
         """
         count = len(self.ends_s)
         if count <= most:
@@ -175,13 +174,13 @@ class Series:
         return replace(self, ends_s=self.ends_s[lasts], columns=columns)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """For a .npz file; `of_arrays` reads them."""
+        """Arrays for a .npz file; `of_arrays` reads them."""
         about = np.array([self.asked_s, self.readings, self.cost_s])
         return {"ends_s": self.ends_s, "rows": self.rows, "about": about, **self.columns}
 
     @classmethod
     def of_arrays(cls, data: Any) -> Series:
-        """What `arrays` gave, or a file of them; KeyError or ValueError when it is something else."""
+        """From the output of `arrays`, or its .npz file; KeyError or ValueError for other data."""
         ends, rows, about = (np.asarray(data[name]) for name in ("ends_s", "rows", "about"))
         columns = {name: np.asarray(data[name], np.int64) for name in COLUMNS}
         if about.shape != (3,) or any(each.shape != (len(rows), len(ends)) for each in columns.values()):
@@ -191,10 +190,10 @@ class Series:
 
 
 class Sampler:
-    """Reads a lab's queues in a thread of its own, for the length of a with block.
+    """Reads a lab's queues in a separate thread during a with block.
 
-    bucket_s: seconds. Peaks are taken back to 0 at the end of each bucket, so there may be but one sampler a lab:
-    whoever runs holds the lab's lock. watch: called some times a second, too, in the same thread.
+    bucket_s: seconds. Peaks are reset to 0 at the end of each bucket, so a lab may have only one sampler: the caller
+    holds the lab's lock. watch: called a few times per second in the same thread.
     """
 
     def __init__(self, live: LiveQueues, bucket_s: float = 0.01, watch: Callable[[], None] = lambda: None) -> None:
@@ -207,7 +206,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._work, name="queues", daemon=True)
         self._start_ns = self._at_ns = 0
         self._first = np.zeros((0, len(COLUMNS)), np.int64)
-        self._full = np.zeros(0, np.int64)  # rows that held something at the last reading
+        self._full = np.zeros(0, np.int64)  # rows that were not empty at the last reading
         self._readings = 0
         self._cost = self._usual = 0.0  # seconds, of all readings and of one
 
@@ -240,14 +239,14 @@ class Sampler:
                 self._watch()
                 look = time.monotonic() + _LOOK_S
             due += self._length
-            if due < (now := time.monotonic()):  # busy elsewhere: no readings in a row to make up
+            if due < (now := time.monotonic()):  # too late: skip readings instead of catching up
                 due = now + self._length
-        self._read(np.arange(self._words.rows))  # what has happened since the last, wherever that was
+        self._read(np.arange(self._words.rows))  # the last reading has all rows
 
     def _awake(self) -> I64:
-        """Rows in which anything can have changed: a packet came or is there, a pause came or holds.
+        """Rows that may have changed: a packet arrived or waits, or a pause arrived or is in force.
 
-        So idle ports cost six numbers a reading, and not all that there is to know of them.
+        So a reading of an idle port costs six numbers instead of all its fields.
         """
         live = self._live
         awake = (live.cells["peak"] != 0) | (live.cells["depth"] != 0) | (live.ingress["occupancy"] != 0)
@@ -274,11 +273,11 @@ class Sampler:
         self._live.ingress["peak"][rows] = 0
 
     def _all(self) -> list[_Bucket]:
-        """Everything so far, in columns."""
+        """All buckets so far, in columns."""
         return [*self._buckets, *(_Bucket(now, rows, self._words.columns(raw, now)) for now, rows, raw in self._raw)]
 
     def series(self, start_ns: int = 0) -> Series:
-        """What was seen, after the with block. start_ns: what ended before is left out, and time is counted from it."""
+        """The series, after the with block. start_ns: earlier buckets are left out, and times are relative to it."""
         buckets, last = self._all(), self._first.copy()
         began = max(start_ns, self._start_ns)
         kept: list[_Bucket] = []
@@ -286,7 +285,7 @@ class Sampler:
             change = changes(bucket.values, last[bucket.rows])
             paused = np.maximum(last[bucket.rows, _PAUSED], bucket.values[:, _PAUSED])
             last[bucket.rows] = bucket.values
-            # A reading while the agent opens the gate may have it twice, or go on for a moment: the next has it less.
+            # A reading while the agent opens a gate may count the pause twice; the next reading is then lower.
             last[bucket.rows, _PAUSED] = paused
             if bucket.end_ns > began:
                 moved = change.any(axis=1)
@@ -301,17 +300,17 @@ class Sampler:
 
 
 def changes(now: I64, last: I64) -> I64:
-    """What a bucket's columns are, from two readings of `counted`: levels as they are, and what counters went on by."""
+    """A bucket's columns from two readings of `counted`: current levels, peaks, and increases of counters."""
     change = now - last
     change[:, _LEVELS] = now[:, _LEVELS]
-    # A packet that came between the reading and the forgetting of peaks is in the depth, though not in the peak.
+    # A packet that arrived between the reading and the reset of peaks is in the depth, but not in the peak.
     change[:, _PEAKS] = np.maximum(now[:, _PEAKS], np.maximum(now[:, _LEVELS], last[:, _LEVELS]))
     change[:, _COUNTS] = np.maximum(change[:, _COUNTS], 0)  # a port that was reset; a pause that ended meanwhile
     return change
 
 
 def halved(buckets: Sequence[_Bucket]) -> list[_Bucket]:
-    """Each two buckets as one: the later one's levels and counters, and the higher peaks."""
+    """Merge each two buckets: levels and counters of the later one, and the higher peaks."""
     merged = [_merged(one, two) for one, two in zip(buckets[::2], buckets[1::2], strict=False)]
     return merged + ([buckets[-1]] if len(buckets) % 2 else [])
 

@@ -1,6 +1,6 @@
 """The queues of a run over time: `series.npz` in the run's directory.
 
-In:  a Series, and what each of its rows is: port, class, thresholds.
+In:  a Series, and a label for each of its rows: port, class, thresholds.
 Out: Recorded, for the picture; UnreadableError with the reason where there is none.
 """
 
@@ -25,9 +25,9 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class RowLabel:
-    """What a row of a series is. Thresholds in bytes, as they were when the run ended; 0 where the class has none.
+    """The label of a row of a series. Thresholds in bytes at the end of the run; 0 where the class has none.
 
-    host: the port is a host's, whose queue is what its sockets hand over, and no congestion.
+    host: the port belongs to a host. Its queue holds what sockets send, which is no congestion.
     """
 
     port: str
@@ -48,7 +48,7 @@ class RowLabel:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run's queues over time. labels: one a row of the series. what: the run, in words. k: the scale."""
+    """A run's queues over time. labels: one per row of the series. what: a description of the run. k: the scale."""
 
     lab: str
     what: str
@@ -58,7 +58,7 @@ class Recorded:
 
 
 def write_series(directory: Path, recorded: Recorded) -> None:
-    """Write series.npz, as a whole or not at all."""
+    """Write series.npz atomically."""
     import numpy as np
 
     path = directory / SERIES

@@ -56,7 +56,7 @@ def port_cells(row: QueueRow) -> tuple[str, ...]:
     storms = f" ({row.storms} storm{'' if row.storms == 1 else 's'})" if row.storms else ""
     return (
         row.port, f"{row.traffic_class} {row.kind}", amount(row.depth), amount(row.high_water),
-        amount(row.held), amount(row.held_high), f"{row.marks:,}" if row.marks else _NONE,
+        amount(row.occupancy), amount(row.occupancy_high), f"{row.marks:,}" if row.marks else _NONE,
         f"{row.ce_in:,}" if row.ce_in else _NONE, pauses,
         _paused(row), (row.watchdog if row.kind == "lossless" else _NONE) + storms, drops or _NONE,
     )  # fmt: skip
@@ -115,9 +115,9 @@ def _assumed(each: Headroom) -> str:
 
 def _undersized(each: Headroom) -> str:
     packets = f"{each.drops:,} packet{'' if each.drops == 1 else 's'}"
-    lacked = f", {amount(each.lacking)} more than there was" if each.lacking else ""
-    if each.lacking and each.highest <= each.bytes:
-        past = f"{amount(each.lacking)} too little; ./inv queues reset counts anew"
+    lacked = f", {amount(each.missing_bytes)} more than there was" if each.missing_bytes else ""
+    if each.missing_bytes and each.highest <= each.bytes:
+        past = f"{amount(each.missing_bytes)} too little; ./inv queues reset sets the counters to 0"
         return f"  {packets} dropped when there was less, {past}"
     hint = round_up(max(each.highest, each.bytes + each.mtu))
     return f"  UNDERSIZED: {packets} dropped for want of it{lacked}; try pfc.headroom={hint}"
@@ -135,7 +135,7 @@ def _late(each: Headroom, seen: Reactions) -> bool:
 
 
 def agent_lines(result: QueuesResult) -> list[str]:
-    """Who sends and obeys pauses; a line only where somebody is missing."""
+    """The processes that send and obey pauses; a line for each that is not running."""
     if result.agent.alive or not result.headroom:
         return []
     if result.agent.agent is None:

@@ -2,7 +2,7 @@
 
 All ratios are within one run, in turns. A packet crosses three switches with queues, counters and hashing on, and comes
 with its share of acknowledgements; every ICRC is made and checked, and every iteration's data is checked, too.
-The raw flood sends frames that were made beforehand; its receiver only counts, and acknowledges every eighth.
+The raw flood sends prepared frames; its receiver only counts, and acknowledges every eighth.
 scapy builds each packet and dissects each one that arrives, as its users do.
 """
 

@@ -82,7 +82,7 @@ def _usual_of(lab: StaticLab, queues: LabQueues, frames: ctypes.Array[Any]) -> t
 
 
 def _make_default(lab: StaticLab, number: int) -> None:
-    """Make all ports' queues anew, with this class as the one that HTB takes for packets that nobody has told apart."""
+    """Recreate the queues of all ports, with this class as HTB's default for unclassified packets."""
     setup = Setup.of(lab.fabric)
     plan = replace(setup.plan, best_effort=number)
     for node in lab.fabric.nodes:

@@ -1,4 +1,4 @@
-"""What somebody does to a lab with containerlab, docker and tc themselves: it works, or Heddle says what was done."""
+"""Changes to a lab by hand with containerlab, docker and tc: they work, or Heddle reports them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lab(up: Up, lab_name: Callable[[], str]) -> Iterator[Lab]:
 
 
 def containerlab(*argv: str) -> str:
-    """As somebody would type it: without any of Heddle's environment."""
+    """As typed by a user: without any of Heddle's environment."""
     program = str(binary.require())
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "CLAB_VERSION_CHECK": "disable", "HOME": "/root"}
     return subprocess.run([program, *argv], env=env, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -67,18 +67,18 @@ def test_nodes_are_not_privileged_and_have_no_way_out(tiny: Lab) -> None:
         assert "default" not in lab.output(node, ["ip", "-6", "route"])
 
 
-def test_a_lab_destroyed_by_hand_is_told_and_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
+def test_a_lab_destroyed_by_hand_is_reported_and_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
     containerlab("destroy", "-t", str(lab.topology), "--cleanup")
     (row,) = status(lab.name)
     assert row.state == "broken"
-    assert "all of its nodes are gone or stopped" in row.faults[0]
-    with pytest.raises(InputError, match=f"down {lab.name} removes what is left of it"):
+    assert "all of its nodes are missing or stopped" in row.faults[0]
+    with pytest.raises(InputError, match=f"down {lab.name} removes the rest of it"):
         open_lab(lab.name)
     assert life.down(lab.name)
     assert leftovers(lab.name) == []
 
 
-def test_up_after_a_destroy_by_hand_makes_it_anew(lab: Lab, up: Up) -> None:
+def test_up_after_a_destroy_by_hand_recreates_it(lab: Lab, up: Up) -> None:
     containerlab("destroy", "-t", str(lab.topology))
     assert up(lab.name).created
     assert health.faults(lab) == []
@@ -99,8 +99,8 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     containerlab("start", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
     assert not row.converged
-    assert "rtsw1:eth1  the queue is not Heddle's: nothing stands at its root" in row.faults
-    with pytest.raises(CheckError, match=r"not Heddle's: nothing stands at its root\n.*\./inv up --repair"):
+    assert "rtsw1:eth1  the root qdisc is not Heddle's: found nothing" in row.faults
+    with pytest.raises(CheckError, match=r"not Heddle's: found nothing\n.*\./inv up --repair"):
         up(lab.name)
 
 
@@ -123,7 +123,7 @@ def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Left
     assert leftovers(lab.name) == []
 
 
-def test_a_name_that_leads_to_another_process_namespace_is_told_and_nobody_there_is_ended(
+def test_a_name_of_another_process_namespace_is_reported_and_no_process_there_is_ended(
     lab: Lab, leftovers: Leftovers
 ) -> None:
     """A container that dies leaves its link to /proc/PID, and that number goes to the next process that comes."""
@@ -164,10 +164,10 @@ def test_a_foreign_root_qdisc_is_named_and_no_run_is_measured_over_it(lab: Lab) 
     netns = lab.handle("rtsw1").netns
     replace = ["tc", "qdisc", "replace", "dev", "eth2", "root", "tbf", "rate", "1mbit", "burst", "10k", "limit", "90k"]
     subprocess.run(["nsenter", f"--net={netns}", *replace], check=True)
-    said = "rtsw1:eth2  the queue is not Heddle's: tbf stands at its root"
+    said = "rtsw1:eth2  the root qdisc is not Heddle's: found tbf"
     (row,) = status(lab.name)
     assert (row.converged, row.faults) == (False, (said,))
-    with pytest.raises(CheckError, match="tbf stands at its root"):
+    with pytest.raises(CheckError, match="found tbf"):
         run(lab, run_options(size="8"), Silent())
 
 

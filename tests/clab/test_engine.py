@@ -138,7 +138,7 @@ def test_a_test_runs_engine_ends_with_the_last_that_uses_it(place: Place) -> Non
     assert not daemon.PLACE.exists()
 
 
-def test_an_engine_that_was_there_outlives_a_test_run(place: Place) -> None:
+def test_an_engine_that_was_running_before_keeps_running_after_a_test_run(place: Place) -> None:
     daemon.start()
     with daemon.engine_running():
         pass
@@ -181,7 +181,7 @@ def test_an_engine_in_use_is_not_ended_unasked(place: Place) -> None:
     assert place.mounts() == []
 
 
-def test_pruning_takes_our_old_images_and_nobody_elses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_removes_only_our_own_old_images(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.start()
     mine = imagenames.image_names()["switch"]
     for name, label in ((mine, "LABEL heddle=switch"), ("heddle/switch:old", "LABEL heddle=old"), ("theirs:1", "")):
@@ -287,7 +287,7 @@ def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
             assert ask(["exec", name, "ping", "-c", "1", "-W", "1", "192.0.2.1"], check=False).code != 0
             ask(["stop", "--time", "30", name])
             ended = ask(["inspect", "--format", "{{.State.ExitCode}}", name]).out.strip()
-            assert ended == str(128 + signal.SIGTERM), "it ends when it is told to, and is not killed after 30 s"
+            assert ended == str(128 + signal.SIGTERM), "it ends on a signal, and is not killed after 30 s"
         finally:
             ask(["rm", "--force", name], check=False)
     finally:
@@ -329,7 +329,7 @@ done
 
 
 def test_half_an_answer_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket that takes connections and never answers is told as that, in bounded time."""
+    """A socket that accepts connections but never answers is reported within a time limit."""
     import socket
 
     with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as door:
@@ -344,7 +344,7 @@ def test_half_an_answer_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not docker.down()
 
 
-def test_a_command_that_fails_is_told_in_the_engines_words(engine: None) -> None:
+def test_a_failed_command_is_reported_with_the_engines_message(engine: None) -> None:
     with pytest.raises(MachineError, match=r"docker inspect failed .*no-such-thing"):
         ask(["inspect", "no-such-thing"])
 

@@ -39,7 +39,7 @@ def test_dot_has_every_node_in_its_group_and_every_link() -> None:
     assert drawn == sorted(tuple(sorted((link.a[0], link.b[0]))) for link in fabric.links)
 
 
-def test_drawio_draws_or_names_the_image_that_it_lacks() -> None:
+def test_drawio_draws_or_names_the_missing_image() -> None:
     fabric = load_fabric("tiny").fabric
     before = docker(["container", "ls", "--all", "--quiet"]).out
     try:

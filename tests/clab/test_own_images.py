@@ -1,4 +1,4 @@
-"""Images of somebody's own, which start FRR by themselves: containerlab runs them, and nothing is started twice."""
+"""User-supplied images that start FRR themselves: containerlab runs them, and nothing is started twice."""
 
 from __future__ import annotations
 

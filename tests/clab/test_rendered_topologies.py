@@ -127,7 +127,7 @@ def test_the_c9s_dialect_is_the_same_fabric(
     fabric = load_fabric("tiny", name=name).fabric
     path = render(fabric, tmp_path / "out", RenderOptions(dialect="c9s"))
     data = yaml.safe_load(path.read_text())
-    data["mgmt"]["network"] = f"heddle-{name}"  # the dialect names none, and Docker's default one may be somebody's
+    data["mgmt"]["network"] = f"heddle-{name}"  # the dialect names none, and Docker's default one may be in use
     path.write_text(yaml.safe_dump(data))
     topology = str(path)
 

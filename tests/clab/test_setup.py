@@ -40,7 +40,7 @@ def engine_of_this_run() -> Iterator[daemon.DockerdRecord | None]:
         daemon._write(before)
 
 
-def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_somebody_sets_it_up(
+def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_set_up_by_the_user(
     engine_of_this_run: daemon.DockerdRecord | None,
 ) -> None:
     setup_containerlab(Silent(), stays=False)
@@ -75,9 +75,9 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
     assert found is not None
     assert binary.version_text(found) in checks["containerlab"].detail
     monkeypatch.setattr(imagenames, "PUBLIC_BASE", "debian:none")
-    lacking = doctor.CHECKS["images"]()
-    assert not lacking.ok
-    assert lacking.fix == "./inv image"
+    check = doctor.CHECKS["images"]()
+    assert not check.ok
+    assert check.fix == "./inv image"
     monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
     monkeypatch.setenv("HEDDLE_CONTAINERLAB", str(tmp_path))
     for name in ("engine", "containerlab", "images"):

@@ -48,7 +48,7 @@ def name(lab_name: Callable[[], str], engine: None) -> Iterator[str]:
 
 @pytest.fixture
 def foreign(name: str, tmp_path: Path) -> Iterator[Path]:
-    """A containerlab lab of that name which is somebody else's."""
+    """A containerlab lab of that name that is not Heddle's."""
     topology = tmp_path / "theirs.clab.yml"
     image = image_names()["host"]
     topology.write_text(
@@ -72,7 +72,7 @@ def test_a_lab_of_that_name_that_is_not_ours_is_named_and_never_touched(name: st
     assert docker(["inspect", f"clab-{name}-their", "--format", "{{.State.Status}}"]).out.strip() == "running"
 
 
-def test_a_container_of_somebody_else_that_has_a_nodes_name_is_told_and_never_touched(
+def test_a_foreign_container_with_a_nodes_name_is_reported_and_never_touched(
     name: str, tmp_path: Path, runtime: str, leftovers: Leftovers
 ) -> None:
     """Node `b` of their lab `NAME-a` and node `a-b` of NAME are both clab-NAME-a-b."""
@@ -94,9 +94,9 @@ def test_a_container_of_somebody_else_that_has_a_nodes_name_is_told_and_never_to
     assert leftovers(name) == []
 
 
-def test_a_name_taken_by_the_other_runtime_is_told(name: str, up: Up) -> None:
+def test_a_name_used_by_the_other_runtime_is_reported(name: str, up: Up) -> None:
     life.up(load_fabric("tiny", name=name))
-    with pytest.raises(InputError, match="runtime: containerlab was asked for, and netns runs"):
+    with pytest.raises(InputError, match="runtime: containerlab was requested, but the running lab uses netns"):
         up(name)
 
 
@@ -158,7 +158,7 @@ def network_of(lab: Lab) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_management_network_that_somebody_has_is_stepped_around(name: str, up: Up) -> None:
+def test_a_management_network_in_use_is_avoided(name: str, up: Up) -> None:
     wanted = mgmt_subnet(load_fabric("tiny", name=name).fabric)
     docker(["network", "create", "--subnet", str(wanted), f"{name}-theirs"])
     try:
@@ -197,11 +197,11 @@ def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "reason"),
     [("0.50.0", "is version 0.50.0, and Heddle needs 0.68.0"), ("gibberish", "does not print its version")],
 )
-def test_a_containerlab_that_is_too_old_or_none_is_told(
-    version: str, told: str, name: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_or_too_old_containerlab_is_reported(
+    version: str, reason: str, name: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "containerlab"
     program.write_text(f"#!/bin/sh\necho '    version: {version}'\n")
@@ -210,11 +210,11 @@ def test_a_containerlab_that_is_too_old_or_none_is_told(
     with pytest.raises(MachineError) as caught:
         life.up(load_fabric("tiny", name=name), runtime=runtime)
     (problem,) = caught.value.problems
-    assert told in problem.why
+    assert reason in problem.why
     assert problem.hint
 
 
-def test_an_engine_that_is_down_is_told_with_the_way_to_start_it(
+def test_a_stopped_engine_is_reported_with_the_command_to_start_it(
     name: str, up: Up, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lab = up(name).lab

@@ -1,6 +1,6 @@
 """Every way a fabric file can be wrong, and the exact text its author gets.
 
-errors/NAME.yml is the file, errors/NAME.log the text. `./inv test golden -- --regen-goldens` writes the texts anew.
+errors/NAME.yml is the file, errors/NAME.log the text. `./inv test golden -- --regen-goldens` rewrites the texts.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_the_words_of_a_lab(golden: Callable[[str, str], None]) -> None:
     first = next(node for node in every if node.role is Role.SWITCH)
     broken = replace(first, ports=(replace(first.ports[0], up=False, bgp="Idle"), *first.ports[1:]))
     unread = tuple(replace(port, up=None, addresses=()) for port in every[-1].ports)
-    stopped = replace(every[-1], trouble="its namespace is gone: somebody removed it", others={}, ports=unread)
+    stopped = replace(every[-1], trouble="its namespace is missing: it was removed", others={}, ports=unread)
     here, there = SessionEnd("leaf1", "eth1", "eth1", "Active"), SessionEnd("spine1", "eth1", "eth1", "Idle")
     missing = MissingSession(here, there, "leaf1:eth1 is down")
     faults = ("leaf1:eth1 the link is down",)

@@ -1,6 +1,6 @@
 """What `./inv paths --predict` says: a whole table, and every way in which a plan can be wrong, word for word.
 
-paper/NAME.yml is the plan, paper/NAME.log the text. `./inv test golden -- --regen-goldens` writes the texts anew.
+paper/NAME.yml is the plan, paper/NAME.log the text. `./inv test golden -- --regen-goldens` rewrites the texts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_every_text_has_its_plan() -> None:
     assert {p.stem for p in HERE.glob("bad-*.log")} == {p.stem for p in BAD}
 
 
-def test_a_prediction_is_told_in_exactly_these_tables(regen_goldens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_prints_exactly_these_tables(regen_goldens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     said = []
     for fabric, plan, ask in (

@@ -1,7 +1,7 @@
 """Every way a topology of one's own can be beyond Heddle, and the exact text its author gets.
 
 topologies/NAME.clab.yml is the file, topologies/NAME.RUNTIME.log the text for a runtime.
-`./inv test golden -- --regen-goldens` writes the texts anew.
+`./inv test golden -- --regen-goldens` rewrites the texts.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunR
                     assert time.monotonic() < end, "no packet of the run has come"
                     time.sleep(0.002)
                 change()
-            except BaseException as error:  # told by the test's own thread
+            except BaseException as error:  # the test's own thread reports it
                 wrong.append(error)
 
         changing = threading.Thread(target=make)

@@ -49,7 +49,7 @@ class PfcLab:
         return pfc.alive(self.lab.name, self.place)
 
     def start(self) -> None:
-        """Start agent and keeper anew."""
+        """Restart agent and keeper."""
         pfc.start(self.lab.name, self.lab.fabric, self.lab.handles(), self.place)
 
     def log(self) -> str:

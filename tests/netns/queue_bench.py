@@ -66,7 +66,7 @@ class Bench:
         return run_on(self.queues.program("dequeue"), frame)
 
     def leave(self, number: int, size: int, came_in_by: int = 0) -> None:
-        """So many bytes of a class leave: as dequeue enters it, told by user space."""
+        """Count bytes of a class as having left, from user space, as `dequeue` does."""
         words = (0, number | came_in_by << 8, size, 0, 0)
         assert run_on(self.queues.program("credit"), bytes(14), cb=words).retval == UNSPEC
 

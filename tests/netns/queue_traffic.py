@@ -174,7 +174,7 @@ class Rack:
 
 @contextlib.contextmanager
 def rack(hosts: int = 3, **keys: Any) -> Iterator[Rack]:
-    """A rack of so many hosts, up for the length of a with block. No agent: nobody would answer a pause."""
+    """A rack of so many hosts, up for the length of a with block. No agent: pauses are not answered."""
     queues = {**keys.pop("queues", {}), "pfc": {"enabled": False}}
     with (
         static_fabric("flow", weights=(1,), racks=1, hosts_per_rack=hosts, queues=queues, **keys) as lab,

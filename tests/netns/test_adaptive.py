@@ -20,11 +20,11 @@ from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
 from tests.marks import deep
 from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
-from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, statistics, told
+from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, set_mode, statistics
 
 pytestmark = pytest.mark.root
 
-LONG_NS = 5_000_000_000  # nobody is silent for so long here
+LONG_NS = 5_000_000_000  # no flow is silent for so long here
 DATA = 26 << 2  # class 3
 PLAIN = 0  # class 0
 
@@ -67,7 +67,7 @@ def frames_of(lab: StaticLab, qpns: Sequence[int], tos: int = DATA, flow: Flow |
 def test_new_bursts_take_the_way_with_the_least_of_their_own_class_before_them(
     lab: StaticLab, queues: LabQueues
 ) -> None:
-    told(lab, "adaptive", gap_ns=LONG_NS)
+    set_mode(lab, "adaptive", gap_ns=LONG_NS)
     for turn, best in enumerate(UPLINKS):
         other = UPLINKS[(turn + 1) % 4]
         depths(
@@ -81,16 +81,14 @@ def test_new_bursts_take_the_way_with_the_least_of_their_own_class_before_them(
 
 
 def test_ways_of_the_same_depth_share_new_bursts(lab: StaticLab, queues: LabQueues) -> None:
-    told(lab, "adaptive", gap_ns=LONG_NS)
+    set_mode(lab, "adaptive", gap_ns=LONG_NS)
     depths(lab, queues, {3: (4000, 4000, 9000, 4000)})
     found = Counter(ports(lab, frames_of(lab, range(300))))
     assert set(found) == {"eth1", "eth2", "eth4"} and min(found.values()) > 60  # 100 each on average
 
 
-def test_a_burst_keeps_its_way_whatever_queues_do_and_the_next_one_looks_again(
-    lab: StaticLab, queues: LabQueues
-) -> None:
-    told(lab, "adaptive", gap_ns=300_000_000)
+def test_a_burst_keeps_its_path_and_the_next_one_compares_queues_again(lab: StaticLab, queues: LabQueues) -> None:
+    set_mode(lab, "adaptive", gap_ns=300_000_000)
     (frame,) = frames_of(lab, [7])
     before = statistics(lab)
     depths(lab, queues, {3: (0, 5000, 5000, 5000)})
@@ -102,8 +100,8 @@ def test_a_burst_keeps_its_way_whatever_queues_do_and_the_next_one_looks_again(
     assert statistics(lab) - before == {"steered": 60, "repicks": 1}
 
 
-def test_a_dead_way_is_none_however_empty_its_queue_is(lab: StaticLab, queues: LabQueues) -> None:
-    told(lab, "adaptive", gap_ns=LONG_NS)
+def test_a_dead_next_hop_is_not_chosen_even_with_an_empty_queue(lab: StaticLab, queues: LabQueues) -> None:
+    set_mode(lab, "adaptive", gap_ns=LONG_NS)
     depths(lab, queues, {3: (6000, 0, 6000, 5000)})
     (frame,) = frames_of(lab, [1])
     assert ports(lab, [frame]) == ["eth2"]
@@ -119,7 +117,7 @@ def test_a_dead_way_is_none_however_empty_its_queue_is(lab: StaticLab, queues: L
 def test_a_new_rule_forgets_the_ways_of_the_one_before(lab: StaticLab, queues: LabQueues) -> None:
     (frame,) = frames_of(lab, [3])
     for best in ("eth3", "eth1"):
-        told(lab, "adaptive", gap_ns=LONG_NS)
+        set_mode(lab, "adaptive", gap_ns=LONG_NS)
         depths(lab, queues, {3: [0 if port == best else 100 for port in UPLINKS]})
         assert set(ports(lab, [frame] * 3)) == {best}
 

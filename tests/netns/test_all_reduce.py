@@ -113,7 +113,7 @@ def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
     assert paths_of(lab).agree, paths_text(paths_of(lab))
 
 
-def test_what_a_small_buffer_drops_is_sent_again_and_named(fabric_lab: FabricLab) -> None:
+def test_drops_of_a_small_buffer_are_retransmitted_and_named(fabric_lab: FabricLab) -> None:
     keys = {"link": {"host": "100mbit", "fabric": "20mbit"}, "queues": dropping("20KB")}
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=2, **keys)
     result = all_reduce(lab, placement="cyclic", sizes=(1 << 17,), timeout=15, retries=100)
@@ -209,5 +209,5 @@ def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how
 def test_a_port_that_is_gone_is_named(fabric_lab: FabricLab) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     lab.output("host2", ["ip", "link", "delete", "eth1"])
-    with pytest.raises(CheckError, match="host2:eth1  the port is gone: somebody removed it"):
+    with pytest.raises(CheckError, match="host2:eth1  the port is missing: it was removed"):
         all_reduce(lab)

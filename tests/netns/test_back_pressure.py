@@ -56,7 +56,7 @@ def flows_of(lab: StaticLab) -> list[Flow]:
     return [flow for flow in some_flows(lab.fabric, 8 * FRAMES) if flow.src == "host1"][:FRAMES]
 
 
-def tell(lab: StaticLab, name: str) -> None:
+def set_mode(lab: StaticLab, name: str) -> None:
     """Switch rtsw1 to one of MODES."""
     mode, options = name.partition(" ")[0], HashOptions(**MODES[name])
     found = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, options)
@@ -90,8 +90,8 @@ def unsent(wire: socket.socket) -> int:
 
 
 @pytest.mark.parametrize("mode", [mode if mode == "pinned" else deep(mode) for mode in MODES])
-def test_what_waits_in_a_switch_is_not_charged_to_its_host(lab: StaticLab, mode: str) -> None:
-    tell(lab, mode)
+def test_packets_waiting_in_a_switch_are_not_charged_to_the_hosts_socket(lab: StaticLab, mode: str) -> None:
+    set_mode(lab, mode)
     host = lab.fabric.by_name["host1"].ports[0]
     gateway = lab.fabric.by_name["rtsw1"].port(host.peer_port)
     with LabQueues.pinned(lab.fabric) as queues, packet_socket(lab, "host1", host.name) as wire:

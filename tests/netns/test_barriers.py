@@ -46,7 +46,7 @@ def test_the_check_of_one_rank_is_in_no_figure_of_another(
     assert paths_of(tiny).agree, paths_text(paths_of(tiny))
 
 
-def test_what_others_lack_is_sent_again_while_a_worker_waits(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_packets_are_retransmitted_while_a_worker_waits(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third packet is ignored: a rank that is done has to repeat its last ones."""
     monkeypatch.setattr(stopandwait.StopAndWait, "ignore_every", 3)
     options = RunOptions(

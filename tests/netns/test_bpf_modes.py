@@ -45,8 +45,8 @@ def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
         yield made
 
 
-def told(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **options: Any) -> int:
-    """Tell rtsw1 a mode; the seed that it hashes with."""
+def set_mode(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **options: Any) -> int:
+    """Set the mode of rtsw1; returns its hash seed."""
     row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, HashOptions(**options))
     row = replace(row, steering=replace(row.steering, exact=exact or {}))
     rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
@@ -101,7 +101,7 @@ def statistics(lab: StaticLab) -> Counter[str]:
 
 @pytest.mark.parametrize("udf", [None, Udf("bth", 7, 1), Udf("l4", 0, 2), Udf("l3", 12, 4)])
 def test_e_ecmp_gives_the_hash_that_is_predicted(lab: StaticLab, udf: Udf | None) -> None:
-    seed = told(lab, "e-ecmp", udf=udf or Udf())
+    seed = set_mode(lab, "e-ecmp", udf=udf or Udf())
     flows = flows_of(lab, 200)
     found = runs(lab, [frame_of(lab, flow) for flow in flows])
     assert [run.cb[0] for run in found] == values(lab, flows, seed, udf)
@@ -109,7 +109,7 @@ def test_e_ecmp_gives_the_hash_that_is_predicted(lab: StaticLab, udf: Udf | None
 
 
 def test_a_field_beyond_the_packets_end_is_zero(lab: StaticLab) -> None:
-    seed = told(lab, "e-ecmp", udf=Udf("bth", 120, 4))
+    seed = set_mode(lab, "e-ecmp", udf=Udf("bth", 120, 4))
     (flow,) = flows_of(lab, 1)
     near, far = runs(lab, [frame_of(lab, flow, payload=8), frame_of(lab, flow, payload=200)])
     nothing = values(lab, [replace(flow, qpn=0)], seed)
@@ -117,13 +117,13 @@ def test_a_field_beyond_the_packets_end_is_zero(lab: StaticLab) -> None:
 
 
 def test_in_mode_flow_the_program_leaves_roce_alone(lab: StaticLab) -> None:
-    told(lab, "flow")
+    set_mode(lab, "flow")
     (flow,) = flows_of(lab, 1)
     assert [(r.retval, r.cb[:2]) for r in runs(lab, [frame_of(lab, flow)])] == [(UNSPEC, (0, 0))]
 
 
 def test_pinned_takes_the_member_that_the_destinations_downlink_says(lab: StaticLab) -> None:
-    told(lab, "pinned")
+    set_mode(lab, "pinned")
     rack = [host for host in lab.fabric.hosts if host.group("rack") == 2]
     flow = flows_of(lab, 1)[0]
     slices = [replace(flow, dst_ip=str(host.ports[0].address).partition("/")[0]) for host in rack]
@@ -131,7 +131,7 @@ def test_pinned_takes_the_member_that_the_destinations_downlink_says(lab: Static
 
 
 def test_a_steered_packet_leaves_as_the_kernel_would_have_sent_it(lab: StaticLab) -> None:
-    told(lab, "pinned")
+    set_mode(lab, "pinned")
     flow = flows_of(lab, 1)[0]
     before = frame_of(lab, flow)
     (run,) = runs(lab, [before])
@@ -150,7 +150,7 @@ def test_a_steered_packet_leaves_as_the_kernel_would_have_sent_it(lab: StaticLab
 @pytest.mark.parametrize("checksum", [0x0000, 0xFEFF, 0xFFFE, 0xFF00, 0x00FF])
 def test_the_checksum_follows_the_ttl_over_every_carry(lab: StaticLab, checksum: int) -> None:
     """As ip_decrease_ttl() has it, whatever stands in the field: RFC 1141."""
-    told(lab, "pinned")
+    set_mode(lab, "pinned")
     frame = bytearray(frame_of(lab, flows_of(lab, 1)[0]))
     frame[24:26] = struct.pack("!H", checksum)
     (run,) = runs(lab, [bytes(frame)])
@@ -158,8 +158,8 @@ def test_the_checksum_follows_the_ttl_over_every_carry(lab: StaticLab, checksum:
     assert run.frame[24:26] == struct.pack("<H", (little + (little >= 0xFFFF)) & 0xFFFF)
 
 
-def test_what_is_the_kernels_to_handle_is_never_steered(lab: StaticLab) -> None:
-    seed = told(lab, "pinned")
+def test_packets_that_the_kernel_must_handle_are_never_steered(lab: StaticLab) -> None:
+    seed = set_mode(lab, "pinned")
     flow = flows_of(lab, 1)[0]
     plain = frame_of(lab, flow)
     six = lab.fabric.policy.ip_version == 6
@@ -185,8 +185,8 @@ def test_what_is_the_kernels_to_handle_is_never_steered(lab: StaticLab) -> None:
 
 
 def test_a_worse_route_by_the_port_is_not_steered_to(lab: StaticLab) -> None:
-    """A lookup by port finds the default route where the route to the rack lacks the port; the kernel would not."""
-    seed = told(lab, "pinned")
+    """A lookup by port finds the default route where the rack's route does not use the port; the kernel would not."""
+    seed = set_mode(lab, "pinned")
     flow = flows_of(lab, 1)[0]
     first, second = ([h for h in lab.fabric.hosts if h.group("rack") == 2][at].ports[0].address for at in (0, 1))
     frames = [frame_of(lab, replace(flow, dst_ip=str(address).partition("/")[0])) for address in (first, second)]
@@ -211,7 +211,7 @@ def test_a_worse_route_by_the_port_is_not_steered_to(lab: StaticLab) -> None:
 
 def test_a_frame_of_a_vlan_is_not_steered(lab: StaticLab) -> None:
     """The kernel takes the tag off before the program runs; it has no such VLAN, and drops the packet."""
-    told(lab, "pinned")
+    set_mode(lab, "pinned")
     frame = frame_of(lab, flows_of(lab, 1)[0])
     peer = lab.fabric.by_name["rtsw1"].port("eth5")
     with inside(lab.handle(peer.peer_node).netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
@@ -227,18 +227,18 @@ def test_a_frame_of_a_vlan_is_not_steered(lab: StaticLab) -> None:
     assert counts == [{"steered": 1}, {"fell_back": 1}]
 
 
-def test_what_is_asked_is_no_packet_in_the_statistics(lab: StaticLab) -> None:
+def test_lookups_are_not_counted_as_packets(lab: StaticLab) -> None:
     frame = frame_of(lab, flows_of(lab, 1)[0])
     for mode in ("pinned", "exact-match"):
-        told(lab, mode)
+        set_mode(lab, mode)
         before = statistics(lab)
         asked, meant = runs(lab, [frame], counted=False), runs(lab, [frame])
         assert [(run.retval, run.cb) for run in asked] == [(run.retval, run.cb) for run in meant]
         assert (statistics(lab) - before).total() == 1
 
 
-def test_what_is_longer_than_the_ports_mtu_is_left_to_the_kernel_to_the_byte(lab: StaticLab) -> None:
-    told(lab, "pinned")
+def test_packets_longer_than_the_mtu_are_left_to_the_kernel(lab: StaticLab) -> None:
+    set_mode(lab, "pinned")
     flow = flows_of(lab, 1)[0]
     frames = [frame_of(lab, flow, payload=1400 - size) for size in (0, 1)]
     (port,) = set(ports(lab, frames))
@@ -251,7 +251,7 @@ def test_what_is_longer_than_the_ports_mtu_is_left_to_the_kernel_to_the_byte(lab
 
 def test_exact_match_takes_what_the_table_says_and_hashes_the_rest(lab: StaticLab) -> None:
     (prefix,) = (p for p, n in lab.fabric.expected_next_hops["rtsw1"].items() if len(n) == 4)
-    seed = told(lab, "exact-match", {(50001, ip_network(prefix)): "eth3", (50002, ip_network(prefix)): "eth1"})
+    seed = set_mode(lab, "exact-match", {(50001, ip_network(prefix)): "eth3", (50002, ip_network(prefix)): "eth1"})
     flow = flows_of(lab, 1)[0]
     rows = [replace(flow, sport=sport) for sport in (50001, 50002, 50003)]
     before = statistics(lab)
@@ -262,10 +262,10 @@ def test_exact_match_takes_what_the_table_says_and_hashes_the_rest(lab: StaticLa
 
 def test_spray_takes_each_way_in_turn_or_by_chance(lab: StaticLab) -> None:
     frame = frame_of(lab, flows_of(lab, 1)[0])
-    told(lab, "spray", choice="round-robin")
+    set_mode(lab, "spray", choice="round-robin")
     taken = ports(lab, [frame] * 40)
     assert Counter(taken) == dict.fromkeys(UPLINKS, 10) and all(a != b for a, b in pairwise(taken))
-    told(lab, "spray")
+    set_mode(lab, "spray")
     chance = [run.cb[0] for run in runs(lab, [frame] * 400)]
     assert len(set(chance)) > 390
     assert np.bincount([value >> 30 for value in chance], minlength=4).min() > 50
@@ -274,7 +274,7 @@ def test_spray_takes_each_way_in_turn_or_by_chance(lab: StaticLab) -> None:
 def test_a_flowlet_keeps_its_way_until_it_was_silent(lab: StaticLab) -> None:
     flow = flows_of(lab, 1)[0]
     frame = frame_of(lab, flow)
-    seed = told(lab, "flowlet", gap_ns=500_000_000)  # a busy machine is never silent for so long
+    seed = set_mode(lab, "flowlet", gap_ns=500_000_000)  # a busy machine is never silent for so long
     (value,) = values(lab, [flow], seed)
     before = statistics(lab)
     assert {run.cb[0] for run in runs(lab, [frame] * 50)} == {value}
@@ -286,15 +286,15 @@ def test_a_flowlet_keeps_its_way_until_it_was_silent(lab: StaticLab) -> None:
 
 
 def test_a_flowlet_by_load_takes_the_port_that_carried_least(lab: StaticLab) -> None:
-    told(lab, "flowlet", gap_ns=2_000_000_000, first="load")
+    set_mode(lab, "flowlet", gap_ns=2_000_000_000, first="load")
     flows = [replace(flow, qpn=index) for index, flow in enumerate(flows_of(lab, 16))]
     first = ports(lab, [frame_of(lab, flow, payload=1000) for flow in flows])
     assert Counter(first) == dict.fromkeys(UPLINKS, 4)
     assert ports(lab, [frame_of(lab, flow, payload=1000) for flow in flows]) == first
 
 
-def test_a_flowlet_by_load_chooses_anew_after_a_gap(lab: StaticLab) -> None:
-    told(lab, "flowlet", gap_ns=200_000_000, first="load")
+def test_a_flowlet_by_load_chooses_again_after_a_gap(lab: StaticLab) -> None:
+    set_mode(lab, "flowlet", gap_ns=200_000_000, first="load")
     frame = frame_of(lab, flows_of(lab, 1)[0], payload=1000)
     (first,) = set(ports(lab, [frame] * 50))
     time.sleep(0.25)  # one half-life and no more: that port carried most, still
@@ -303,7 +303,7 @@ def test_a_flowlet_by_load_chooses_anew_after_a_gap(lab: StaticLab) -> None:
 
 
 def test_a_flowlet_by_load_leaves_a_dead_port_for_a_live_one(lab: StaticLab) -> None:
-    told(lab, "flowlet", gap_ns=5_000_000_000, first="load")
+    set_mode(lab, "flowlet", gap_ns=5_000_000_000, first="load")
     flow = flows_of(lab, 1)[0]  # many queue pairs of it: enough for every port, whatever one has carried before
     frames = [frame_of(lab, replace(flow, qpn=qpn), payload=1000) for qpn in range(400)]
     frame = frames[ports(lab, frames).index("eth2")]
@@ -333,8 +333,8 @@ def test_slices_go_round_a_number_of_ways_that_is_no_power_of_two(family: str) -
                 assert taken == [indexes[port] for port in ("eth1", "eth2", "eth3", "eth1")]
 
 
-def test_what_a_port_carried_long_ago_is_no_load(lab: StaticLab) -> None:
-    told(lab, "flowlet", gap_ns=50_000_000, first="load")
+def test_bytes_of_long_ago_do_not_count_as_load(lab: StaticLab) -> None:
+    set_mode(lab, "flowlet", gap_ns=50_000_000, first="load")
     flow, *others = (replace(each, qpn=index) for index, each in enumerate(flows_of(lab, 5)))
     ports(lab, [frame_of(lab, flow, payload=1000)] * 50)
     time.sleep(1.2)  # 24 half-lives
@@ -343,18 +343,18 @@ def test_what_a_port_carried_long_ago_is_no_load(lab: StaticLab) -> None:
 
 def test_a_new_rule_forgets_the_flowlets_of_the_one_before(lab: StaticLab) -> None:
     flow = flows_of(lab, 1)[0]
-    seed = told(lab, "flowlet", gap_ns=50_000_000)
+    seed = set_mode(lab, "flowlet", gap_ns=50_000_000)
     (value,) = values(lab, [flow], seed)
     runs(lab, [frame_of(lab, flow)])
     time.sleep(0.1)
     assert runs(lab, [frame_of(lab, flow)])[0].cb[0] != value
-    told(lab, "flowlet", gap_ns=5_000_000_000)
+    set_mode(lab, "flowlet", gap_ns=5_000_000_000)
     assert runs(lab, [frame_of(lab, flow)])[0].cb[0] == value
 
 
 @pytest.mark.parametrize("mode", ["flow", "e-ecmp"])
 def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else(lab: StaticLab, mode: str) -> None:
-    seed = told(lab, mode, resilient=True)
+    seed = set_mode(lab, mode, resilient=True)
     flows = flows_of(lab, 100)
     frames = [frame_of(lab, flow) for flow in flows]
     hashed = values(lab, [replace(f, qpn=0) for f in flows] if mode == "flow" else flows, seed)
@@ -373,7 +373,7 @@ def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else
 
 
 def test_a_dead_member_falls_back_to_ecmp_and_comes_back(lab: StaticLab) -> None:
-    seed = told(lab, "pinned")
+    seed = set_mode(lab, "pinned")
     rack = [host for host in lab.fabric.hosts if host.group("rack") == 2]
     flow = flows_of(lab, 1)[0]
     frames = [frame_of(lab, replace(flow, dst_ip=str(host.ports[0].address).partition("/")[0])) for host in rack[:4]]

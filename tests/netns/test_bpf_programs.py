@@ -127,7 +127,7 @@ def test_a_nic_counts_roce_and_lets_everything_go_on_to_its_sockets(objects: Pat
         assert struct.unpack("=2Q", made.map("taken", 4, 16).lookup(bytes(4)) or b"") == (2, sum(map(len, frames)))
 
 
-def test_what_goes_wrong_says_what_and_why(tmp_path: Path) -> None:
+def test_errors_name_object_and_reason(tmp_path: Path) -> None:
     (tmp_path / "no.o").write_bytes(b"not an object")
     for call, words in (
         (lambda: Object(tmp_path / "no.o"), "cannot be opened as a BPF object"),

@@ -188,25 +188,25 @@ def test_the_files_own_hashing_wins_and_is_predicted(
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("policy", "told"),
+    ("policy", "reason"),
     [
         ("0x1, net.ipv4.fib_multipath_hash_seed: 0", "random seed that Linux does not show"),
         ("3, net.ipv4.fib_multipath_hash_fields: 0x0003", ""),
     ],
 )
-def test_hashing_that_cannot_be_predicted_is_told_and_a_hexadecimal_value_is_the_same_one(
-    policy: str, told: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str]
+def test_unpredictable_hashing_is_reported_and_hexadecimal_values_are_understood(
+    policy: str, reason: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str]
 ) -> None:
     name = lab_name()
     try:
         lab = life.up(import_topology(mini_clos(tmp_path, policy=policy), runtime, name), runtime=runtime).lab
         run(lab, run_options(size="16K", qps=4, iters=1), Silent())
-        if told:
-            with pytest.raises(CheckError, match=told):
+        if reason:
+            with pytest.raises(CheckError, match=reason):
                 paths_of(lab)
         else:
             assert paths_of(lab).agree
-        assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if told else [])
+        assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if reason else [])
     finally:
         life.down(name)
 
@@ -297,9 +297,9 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
             assert {(row["mode"], row["policy"]) for row in rows} == {(words.split()[0], policy)}
         for words in ("pinned", "flow --set resilient=true", "spray --set choice=round-robin"):
             refused = inv("hashing", *words.split(), "--lab", name)
-            assert (refused.returncode, "needs to know every route beforehand" in refused.stderr) == (2, True), words
+            assert (refused.returncode, "needs the expected routes" in refused.stderr) == (2, True), words
         refused = inv("hashing", "exact-match", "--entry", "leaf-1 49152 10.1.2.0/24 eth1", "--lab", name)
-        assert (refused.returncode, "needs to know every route beforehand" in refused.stderr) == (2, True)
+        assert (refused.returncode, "needs the expected routes of a fabric file" in refused.stderr) == (2, True)
     finally:
         assert inv("down", name).returncode == 0
     assert leftovers(name) == []

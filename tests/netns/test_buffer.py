@@ -71,7 +71,7 @@ def test_a_deep_queue_leaves_others_their_share_and_a_reserve() -> None:
 
 @pytest.mark.deep
 def test_a_lossless_class_without_pauses_fills_its_headroom_and_then_loses_by_the_missing_bytes() -> None:
-    """Nobody answers the pauses here: the loss is what an agent is for."""
+    """No agent answers the pauses here, so packets are lost."""
     with rack(link=LINKS) as made:
         change(made, pfc=True, xoff=30_000, xon=20_000, headroom=15_000, ecn=False)
         send_from(made, (0, 1), 400)

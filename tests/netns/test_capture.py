@@ -140,7 +140,7 @@ def test_count_and_time_end_it_whichever_is_first(tiny: Lab) -> None:
     assert "0 packets, 0 bytes at host1:eth1 in 0.5 s (the time is up); the kernel dropped 0" in text
 
 
-def test_a_file_takes_all_packets_of_its_time(tiny: Lab, tmp_path: Path) -> None:
+def test_a_file_has_all_packets_of_the_capture_time(tiny: Lab, tmp_path: Path) -> None:
     path = tmp_path / "all.pcapng"
     send = "import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 9, ('10.0.0.3', 9)) for _ in range(1500)]"
     with inv_capture(tiny, "host1", "--seconds", "5", "--out", str(path), "--format", "json") as proc:
@@ -201,7 +201,7 @@ def test_ports_are_taken_once_and_loopback_is_one(tiny: Lab) -> None:
     ("text", "said"),
     [("rocee", "did you mean roce"), ("udp prt 4", "syntax error"), ("-h", "is no filter"), ("port 1 \n", "")],
 )
-def test_a_filter_that_is_none_is_told_with_tcpdumps_reason(text: str, said: str) -> None:
+def test_an_invalid_filter_is_reported_with_tcpdumps_reason(text: str, said: str) -> None:
     if not said:
         assert read_filter(text) == text
         return
@@ -277,7 +277,7 @@ def seen_at(pair: tuple[Tapped, Tapped]) -> list[int]:
 
 
 @pytest.mark.deep
-def test_what_waits_or_is_dropped_in_a_queue_is_not_seen_and_what_comes_is(pair: tuple[Tapped, Tapped]) -> None:
+def test_a_capture_sees_arriving_packets_but_not_queued_or_dropped_ones(pair: tuple[Tapped, Tapped]) -> None:
     left, right = (tap.netns.name for tap in pair)
     assert seen_at(pair) == [9, 9]
     # A bucket of one packet, and years until it holds the next.

@@ -89,11 +89,11 @@ def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop() -> None:
         for hop in hops:
             first = all_.ids[hop]
             for number, count in wanted.items():
-                told = int(all_.cells["in_packets"][row(first, number)] - counted[row(first, number)])
+                counted_in = int(all_.cells["in_packets"][row(first, number)] - counted[row(first, number)])
                 seen = after[hop][number] - before[hop][number]
                 # The kernel's own packets (neighbours, multicast groups) come in between, and are never lossless.
                 most = count if number == 3 else count + 8
-                assert count <= told <= most, (hop, number)
+                assert count <= counted_in <= most, (hop, number)
                 assert count <= seen <= most, (hop, number)
 
 

@@ -45,7 +45,7 @@ def test_depth_lies_between_two_readings_of_tc_and_returns_to_0() -> None:
 
 
 @pytest.mark.deep
-def test_depth_at_a_standstill_is_what_tc_says_to_the_byte() -> None:
+def test_depth_without_traffic_equals_that_of_tc_to_the_byte() -> None:
     """A gate is closed, and all that is on its way has come."""
     with rack(link={"host": "40mbit", "fabric": "40mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
         gates = Gates(made.lab.handle(made.egress.node).netns)
@@ -60,7 +60,7 @@ def test_depth_at_a_standstill_is_what_tc_says_to_the_byte() -> None:
 
 
 @pytest.mark.deep
-def test_what_a_port_brought_in_is_charged_to_it_until_it_has_left() -> None:
+def test_packets_are_charged_to_their_ingress_port_until_they_leave() -> None:
     with rack(link=SLOW, queues={"buffer": {"rtsw": "8MB"}}) as made:
         send_from(made, (0, 1), 400)
         q = made.queues
@@ -102,7 +102,7 @@ def test_a_link_that_takes_packets_with_it_is_settled_to_the_last_byte() -> None
 
 
 @pytest.mark.deep
-def test_packets_that_went_with_their_qdisc_are_missed_and_taken_out_of_the_books() -> None:
+def test_packets_lost_with_their_qdisc_are_noticed_and_removed_from_the_counters() -> None:
     with rack(link={"host": "20mbit", "exceptions": {"host3:eth1": "1mbit"}}) as made:
         send_from(made, (0,), 60)
         made.reaches(60)

@@ -34,7 +34,7 @@ def sockets(made: Rack, kind: socket.SocketKind) -> tuple[socket.socket, socket.
     return source, sink
 
 
-def test_tcp_that_the_kernel_cuts_as_it_leaves_is_in_the_books_to_the_byte() -> None:
+def test_tcp_segmented_on_egress_is_counted_to_the_byte() -> None:
     size = 3 << 20
     with rack(link=LINK) as made:
         source, sink = sockets(made, socket.SOCK_STREAM)
@@ -56,7 +56,7 @@ def test_tcp_that_the_kernel_cuts_as_it_leaves_is_in_the_books_to_the_byte() -> 
 
 
 @pytest.mark.deep
-def test_udp_in_segments_and_in_fragments_is_in_the_books_to_the_byte() -> None:
+def test_segmented_and_fragmented_udp_is_counted_to_the_byte() -> None:
     with rack(link=LINK) as made:
         source, sink = sockets(made, socket.SOCK_DGRAM)
         with source, sink:
@@ -74,7 +74,7 @@ def test_udp_in_segments_and_in_fragments_is_in_the_books_to_the_byte() -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("tags", [(0x8100,), (0x88A8, 0x8100)])
-def test_frames_with_tags_are_in_the_books_to_the_byte(tags: tuple[int, ...]) -> None:
+def test_tagged_frames_are_counted_to_the_byte(tags: tuple[int, ...]) -> None:
     with rack(link=LINK) as made:
         before = int(made.queues.cells["in_packets"].sum())
         with made.wire() as wire:

@@ -195,7 +195,7 @@ def burst(made: Rack, count: int) -> list[int]:
 
 
 @needs_red
-def test_what_red_has_marked_is_in_the_books_of_its_port_which_close() -> None:
+def test_marks_of_red_are_counted_at_their_port_and_the_counters_balance() -> None:
     step = {"kmin": 20 * SIZE, "kmax": 20 * SIZE, "pmax": 1.0, "marker": "red"}
     with rack(link={"host": "2mbit", "fabric": "2mbit"}, queues={"ecn": step}) as made:
         ecn = burst(made, 100)
@@ -209,7 +209,7 @@ def test_what_red_has_marked_is_in_the_books_of_its_port_which_close() -> None:
 
 
 @needs_ets
-def test_a_switch_that_serves_by_ets_has_all_its_books_and_they_close() -> None:
+def test_a_switch_with_ets_has_all_counters_and_they_balance() -> None:
     with rack(link={"host": "10mbit", "fabric": "10mbit"}, queues={"scheduler": "ets"}) as made:
         before = int(made.cell()["out_bytes"])
         burst(made, 100)

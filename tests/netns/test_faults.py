@@ -56,7 +56,7 @@ def test_three_tiers_come_up_and_every_check_passes(dc: Lab) -> None:
     checks = {check.name: check for check in validate(dc)}
     assert not [check for check in checks.values() if not check.ok]
     assert checks["paths"].detail == "prediction, oracle and counters agree on 32 QPs of the last run"
-    assert checks["links"].detail == "24 are up, and no switch is drained"
+    assert checks["links"].detail == "24 links are up, and no switch is drained"
     assert ways(dc, "rtsw1", 3) == {"eth1", "eth2"}
     assert ways(dc, "ctsw1", 3) == {"eth3", "eth4"}
     assert ways(dc, "atsw1", 3) == {"eth3", "eth4"}
@@ -94,7 +94,7 @@ def test_a_hosts_link_goes_down_at_its_switch_so_that_the_host_keeps_its_routes(
     assert dc.output("host1", ["ip", "route"]) == before
 
 
-def test_a_switch_that_is_down_is_gone_round(dc: Lab) -> None:
+def test_traffic_avoids_a_switch_that_is_down(dc: Lab) -> None:
     with switch_down(dc, "ctsw1"):
         assert state_of(dc).dead == ("ctsw1:eth1", "ctsw1:eth2", "ctsw1:eth3", "ctsw1:eth4")
         assert ways(dc, "rtsw2", 1) == ways(dc, "rtsw2", 4) == {"eth2"}
@@ -106,7 +106,7 @@ def test_a_switch_that_is_down_is_gone_round(dc: Lab) -> None:
         assert checks["reachability"].ok
 
 
-def test_a_drained_switch_is_gone_round_and_named(dc: Lab) -> None:
+def test_traffic_avoids_a_drained_switch_which_is_named(dc: Lab) -> None:
     with drain(dc, "ctsw2"):
         assert ways(dc, "rtsw1", 3) == ways(dc, "rtsw2", 1) == {"eth1"}
         assert ways(dc, "atsw2", 1) == {"eth1"}
@@ -205,7 +205,7 @@ def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
         life.down(name)
 
 
-def test_what_is_no_port_or_switch_is_refused(dc: Lab) -> None:
+def test_unknown_ports_and_switches_are_refused(dc: Lab) -> None:
     with pytest.raises(InputError, match=r"rtsw9:eth1 is no port: .* has no rtsw9"):
         link_down(dc, "rtsw9:eth1")
     with pytest.raises(InputError, match=r"rtsw1:eth9 is no port\n.*rtsw1 has eth1, eth2, eth3, eth4"):
@@ -227,7 +227,7 @@ def test_an_imported_lab_is_refused(dc: Lab) -> None:
 
 
 @pytest.mark.deep
-def test_what_was_undone_is_not_undone_again(dc: Lab) -> None:
+def test_an_undone_fault_is_not_undone_again(dc: Lab) -> None:
     fault = link_down(dc, "rtsw2:eth2")
     assert isinstance(fault, Fault)
     fault.undo()

@@ -54,7 +54,7 @@ def row_of(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **optio
     return replace(row, steering=replace(row.steering, exact=exact or {}))
 
 
-def tell(lab: StaticLab, row: SwitchHashing) -> None:
+def set_hashing_of(lab: StaticLab, row: SwitchHashing) -> None:
     rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
 
 
@@ -104,7 +104,7 @@ def test_a_queue_pair_keeps_to_one_way_where_the_mode_says_so(lab: StaticLab, mo
     flows = flows_of(lab, 24)
     prefix = next(iter(row_of(lab, mode).steering.prefixes))
     exact = {(flows[0].sport, prefix): "eth4", (flows[1].sport, prefix): "eth1"}
-    tell(lab, row_of(lab, mode, exact, resilient=resilient))
+    set_hashing_of(lab, row_of(lab, mode, exact, resilient=resilient))
     with counted(lab, 24 * 20) as found:
         send(lab, dict.fromkeys(flows, 20))
     assert found["arrived"][""] == sum(totals(found)) == 24 * 20
@@ -121,7 +121,7 @@ def test_a_queue_pair_keeps_to_one_way_where_the_mode_says_so(lab: StaticLab, mo
 def test_policies_of_flow_hash_what_they_say(lab: StaticLab, policy: str) -> None:
     (flow,) = flows_of(lab, 1)
     flows = [replace(flow, sport=50000 + i, qpn=i) for i in range(32)]
-    tell(lab, row_of(lab, "flow", policy=policy))
+    set_hashing_of(lab, row_of(lab, "flow", policy=policy))
     with counted(lab, 64) as found:
         send(lab, dict.fromkeys(flows, 2))
     assert found["arrived"][""] == sum(totals(found)) == 64
@@ -130,11 +130,11 @@ def test_policies_of_flow_hash_what_they_say(lab: StaticLab, policy: str) -> Non
 
 def test_spray_in_turn_loads_every_way_alike_and_by_chance_about_so(lab: StaticLab) -> None:
     (flow,) = flows_of(lab, 1)
-    tell(lab, row_of(lab, "spray", choice="round-robin"))
+    set_hashing_of(lab, row_of(lab, "spray", choice="round-robin"))
     with counted(lab, 400) as found:
         send(lab, {flow: 400})
     assert totals(found) == [100] * 4 and found["arrived"][""] == 400
-    tell(lab, row_of(lab, "spray"))
+    set_hashing_of(lab, row_of(lab, "spray"))
     with counted(lab, 400) as found:
         send(lab, {flow: 400})
     assert sum(totals(found)) == found["arrived"][""] == 400 and min(totals(found)) > 50
@@ -144,7 +144,7 @@ def test_spray_in_turn_loads_every_way_alike_and_by_chance_about_so(lab: StaticL
 def test_a_flowlet_changes_its_way_after_silence_only(lab: StaticLab, first: str) -> None:
     flows = flows_of(lab, 8)
     gap_s = 0.3  # what one round takes is a small part of it, on a busy machine, too
-    tell(lab, row_of(lab, "flowlet", gap_ns=round(gap_s * 1e9), first=first))
+    set_hashing_of(lab, row_of(lab, "flowlet", gap_ns=round(gap_s * 1e9), first=first))
     taken: list[tuple[str, ...]] = []
     for _ in range(4):
         with counted(lab, 80) as found:
@@ -159,7 +159,7 @@ def test_a_steered_packet_arrives_with_the_ttl_and_checksum_of_a_routed_one(lab:
     flow = flows_of(lab, 1)[0]
     seen = []
     for mode in ("e-ecmp", "pinned"):
-        tell(lab, row_of(lab, mode))
+        set_hashing_of(lab, row_of(lab, mode))
         with (
             inside(lab.handle(flow.dst).netns),
             socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire,
@@ -177,33 +177,33 @@ def test_a_steered_packet_arrives_with_the_ttl_and_checksum_of_a_routed_one(lab:
 def test_a_kernel_that_cannot_say_when_packets_have_passed_is_named_and_nothing_changes(
     lab: StaticLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(lab, row_of(lab, "pinned"))
+    set_hashing_of(lab, row_of(lab, "pinned"))
     before = read_hashing(lab.name, lab.handle("rtsw1"))
     monkeypatch.setattr(grace, "_MEMBARRIER", dict.fromkeys(grace._MEMBARRIER, 10_000))  # no such system call
     with pytest.raises(MachineError, match="membarrier Function not implemented: a switch cannot be changed"):
-        tell(lab, row_of(lab, "spray"))
+        set_hashing_of(lab, row_of(lab, "spray"))
     assert read_hashing(lab.name, lab.handle("rtsw1")) == before
 
 
 def test_a_port_that_is_gone_is_named_and_nothing_changes(lab: StaticLab) -> None:
-    tell(lab, row_of(lab, "pinned"))
+    set_hashing_of(lab, row_of(lab, "pinned"))
     before = read_hashing(lab.name, lab.handle("rtsw1"))
     row = row_of(lab, "spray")
     gone = replace(row, steering=replace(row.steering, groups=(("eth1", "eth99"),), slots=(("eth1", "eth99"),)))
     with pytest.raises(MachineError, match="eth99 is missing: it was removed"):
-        tell(lab, gone)
+        set_hashing_of(lab, gone)
     assert read_hashing(lab.name, lab.handle("rtsw1")) == before
 
 
-def test_a_switch_that_another_version_has_set_up_is_told_as_that(lab: StaticLab) -> None:
+def test_a_switch_set_up_by_another_version_is_reported(lab: StaticLab) -> None:
     active = pin_dir(lab.name, "rtsw1") / "active"
     active.rename(active.with_name("config"))  # what versions without live hashing had
     try:
         with pytest.raises(MachineError, match="made by another version of Heddle, or removed"):
-            tell(lab, row_of(lab, "pinned"))
+            set_hashing_of(lab, row_of(lab, "pinned"))
     finally:
         active.with_name("config").rename(active)
-    tell(lab, row_of(lab, "pinned"))
+    set_hashing_of(lab, row_of(lab, "pinned"))
 
 
 class Load(threading.Thread):
@@ -258,10 +258,10 @@ def test_a_table_swap_is_atomic(busy: StaticLab) -> None:
     named = {flow: next(port for port in UPLINKS if port not in home[flow]) for flow in flows}
     table = row_of(busy, "exact-match", {(flow.sport, prefix): port for flow, port in named.items()})
     states = [table, other_row]
-    tell(busy, states[1])
+    set_hashing_of(busy, states[1])
     with counted(busy, lambda: load.sent) as found, Load(busy, flows) as load:
         for swap in range(SWAPS):
-            tell(busy, states[swap % 2])
+            set_hashing_of(busy, states[swap % 2])
     assert load.sent > SWAPS
     assert found["arrived"][""] == sum(totals(found)) == load.sent
     assert [ways(found, flow) for flow in flows] == [{named[flow], home[flow][1]} for flow in flows]
@@ -280,8 +280,8 @@ def test_the_change_of_every_mode_to_every_other_under_load_loses_nothing(busy: 
     with counted(busy, lambda: load.sent) as found, Load(busy, flows) as load:
         for one in kinds:
             for other in kinds:
-                tell(busy, one)
-                tell(busy, other)
+                set_hashing_of(busy, one)
+                set_hashing_of(busy, other)
     assert load.sent > 1000
     assert found["arrived"][""] == sum(totals(found)) == load.sent
     assert set(found) == {*UPLINKS, "arrived"}

@@ -117,7 +117,7 @@ def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
 
 
 @pytest.mark.deep
-def test_seeds_can_be_shared_or_told_apart_by_tier(lab: Lab) -> None:
+def test_seeds_can_be_shared_or_different_by_tier(lab: Lab) -> None:
     def seeds() -> dict[str, int]:
         return {name: row.seed for name, row in rehash.wanted(lab).items()}
 
@@ -138,11 +138,11 @@ def test_a_lab_that_was_switched_is_still_the_lab_of_its_file(lab: Lab, runtime:
     assert not life.up(ClosSpec(name=lab.name, racks=2, ctsw=4), runtime=runtime).created
     assert rehash.label(lab) == "spray"
     other = ClosSpec.model_validate({"name": lab.name, "racks": 2, "ctsw": 4, "routing": {"ecmp": "spray"}})
-    with pytest.raises(InputError, match=r"routing\.ecmp: spray was asked for"):
+    with pytest.raises(InputError, match=r"routing\.ecmp: spray was requested"):
         life.up(other, runtime=runtime)
 
 
-def test_what_cannot_be_is_said_all_at_once_and_changes_nothing(lab: Lab) -> None:
+def test_all_invalid_entries_are_reported_at_once_and_nothing_changes(lab: Lab) -> None:
     rehash.set_hashing(lab, "exact-match", exact={"rtsw1": {(50000, RACK2): "eth2"}})
     before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
     rows = {
@@ -156,12 +156,12 @@ def test_what_cannot_be_is_said_all_at_once_and_changes_nothing(lab: Lab) -> Non
     said = str(caught.value)
     for words in (
         "rtsw1 70000 10.0.1.0/24 eth1 has the source port 70000",
-        "rtsw1 50002 10.0.1.0/24 eth5 names the port eth5, which is no way to 10.0.1.0/24",
+        "rtsw1 50002 10.0.1.0/24 eth5 names the port eth5, which is no next hop to 10.0.1.0/24",
         "rtsw1 50003 10.0.1.0/24 eth77 names the port eth77, which rtsw1 does not have",
         "rtsw2 50001 10.0.1.0/24 eth1 names the prefix 10.0.1.0/24, which rtsw2 has no route to",
         "rtsw2 50001 10.9.0.0/24 eth1 names the prefix 10.9.0.0/24, which rtsw2 has no route to",
         "rtsw9 is no switch of",
-        "ctsw1 50001 10.0.1.0/24 eth2 chooses nothing: ctsw1 has one way only to 10.0.1.0/24",
+        "ctsw1 50001 10.0.1.0/24 eth2 has no effect: ctsw1 has only one next hop to 10.0.1.0/24",
     ):
         assert words in said
     with pytest.raises(InputError, match="rtsw7 is no switch"):

@@ -121,7 +121,7 @@ def test_with_json_each_node_has_its_own_row(inv: Inv) -> None:
 
 
 @pytest.mark.parametrize("cmd", ["bash", "vtysh", "vim x"])
-def test_what_reads_a_terminal_is_for_one_node(cmd: str, inv: Inv) -> None:
+def test_interactive_commands_need_a_single_node(cmd: str, inv: Inv) -> None:
     code, out, err = inv("exec", "rtsw*", *cmd.split())
     assert (code, out) == (2, "")
     assert f"{cmd} reads a terminal, and several nodes have none" in err

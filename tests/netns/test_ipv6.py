@@ -119,7 +119,7 @@ def test_sums_are_right_and_every_path_is_proven(six: Lab) -> None:
 
 
 @pytest.mark.needs("tcpdump")
-def test_what_passes_a_port_is_roce_over_ipv6_with_a_right_icrc(six: Lab) -> None:
+def test_packets_at_a_port_are_roce_over_ipv6_with_a_right_icrc(six: Lab) -> None:
     frames: list[Frame] = []
     port = six.fabric.by_name["host1"].ports[0].peer_ref
     began: list[bool] = []

@@ -1,7 +1,7 @@
 """`up` and `down` are killed at each step of their work; the next `down` removes everything that is left.
 
 The steps of `up` are the entries of its journal (heddle/base/process.py), each written just before it is done, and the
-beginnings that an observer is told of. The steps of `down` are the calls that remove something.
+beginnings that an observer reports. The steps of `down` are the calls that remove something.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of a lab, told by what a user does to it: up twice, kill -9, Ctrl-C, down twice, two labs at once."""
+"""The life of a lab under a user's actions: up twice, kill -9, Ctrl-C, down twice, two labs at once."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_up_with_another_fabric_names_what_differs(tiny: Lab, up: Up) -> None:
     with pytest.raises(InputError) as caught:
         up(tiny.name, "link.mtu=5000", "link.host=50mbit")
     said = str(caught.value)
-    assert "link.mtu: 5000 was asked for, and 4200 runs" in said
-    assert "link.host: 50mbit was asked for, and 100mbit runs" in said
+    assert "link.mtu: 5000 was requested, but the running lab uses 4200" in said
+    assert "link.host: 50mbit was requested, but the running lab uses 100mbit" in said
     assert f"./inv down {tiny.name}" in said
 
 
@@ -74,7 +74,7 @@ def test_a_management_network_makes_another_lab_of_containers_only(tiny: Lab, up
     if tiny.runtime.name == "netns":  # namespaces have none either way
         assert not up(tiny.name, options=bare).created
         return
-    with pytest.raises(InputError, match="mgmt: none was asked for, and own runs"):
+    with pytest.raises(InputError, match="mgmt: none was requested, but the running lab uses own"):
         up(tiny.name, options=bare)
 
 
@@ -153,7 +153,7 @@ def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str,
     with subprocess.Popen(bystander) as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
         assert life.down(name)
-        assert leftovers(name) == [], "nobody in another lab may keep the namespaces of this one"
+        assert leftovers(name) == [], "processes of another lab must not keep the namespaces of this one"
         process.kill()
     tiny.wait(timeout=1)
 
@@ -180,7 +180,7 @@ def test_a_dead_bgpd_is_named_and_what_it_cost(name: str, up: Up) -> None:
         lab.wait(timeout=0.5)
     said = str(caught.value)
     assert "ctsw1  bgpd does not answer" in said
-    assert "lacks next hops over eth1 to ctsw1 (BGP: " in said
+    assert "has no next hop over eth1 to ctsw1 (BGP: " in said
     (row,) = [row for row in status(name) if row.lab == name]
     assert (row.converged, row.bgp.established) == (False, 2)
     kill(lab, "rtsw1", "zebra")
@@ -192,7 +192,7 @@ def test_no_convergence_leaves_the_lab_and_says_why(name: str, up: Up) -> None:
     with pytest.raises(CheckError) as caught:
         up(name, observer=At("create", without_a_session(name)), timeout=3)
     said = str(caught.value)
-    assert "rtsw1  10.0.1.0/24 lacks next hops over eth2 to ctsw2 (BGP: no neighbour)" in said
+    assert "rtsw1  10.0.1.0/24 has no next hop over eth2 to ctsw2 (BGP: no neighbour)" in said
     assert f"./inv down {name} removes it" in said
     assert open_lab(name).neighbours("rtsw1") == {"eth1": "Established"}
 
@@ -243,7 +243,7 @@ def test_a_killed_up_is_broken_and_goes_down_clean_and_up_just_works(
     assert up(name).created
 
 
-def test_a_stranger_of_that_name_is_not_touched_by_up(name: str, leftovers: Leftovers, up: Up) -> None:
+def test_up_does_not_touch_a_foreign_lab_of_that_name(name: str, leftovers: Leftovers, up: Up) -> None:
     subprocess.run(["ip", "netns", "add", f"heddle-{name}-rtsw1"], check=True)
     with pytest.raises(InputError, match=r"this user.s Heddle has no record of it"):
         up(name)

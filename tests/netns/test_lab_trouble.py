@@ -1,4 +1,4 @@
-"""What a machine, or somebody at work on it, can do to a lab: each is told in words, and nothing is left behind."""
+"""Faults of the machine, and changes by hand: each is reported, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
 
 @pytest.mark.parametrize("options", ["size=40k", *map(deep, ("size=4k", "size=16k", "size=80k", "nr_inodes=8"))])
-def test_a_full_disk_is_told_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_nothing_is_left(
     options: str, name: str, small_disk: Callable[[str], Path], leftovers: Leftovers
 ) -> None:
     small_disk(options)
@@ -56,7 +56,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     assert leftovers(name) == []
 
 
-def test_a_disk_that_cannot_be_written_is_told(name: str, small_disk: Callable[[str], Path]) -> None:
+def test_a_disk_that_cannot_be_written_is_reported(name: str, small_disk: Callable[[str], Path]) -> None:
     spot = small_disk("ro")
     with pytest.raises(MachineError, match=r"Read-only file system\n.*HEDDLE_STATE_DIR"):
         life.up(load_fabric("tiny", name=name))
@@ -67,7 +67,7 @@ def test_a_disk_that_cannot_be_written_is_told(name: str, small_disk: Callable[[
 def test_state_that_another_user_can_change_is_not_trusted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rendered start script runs as root: /var/tmp/heddle must not be somebody else's trap."""
+    """A rendered start script runs as root: a /var/tmp/heddle of another user must not be used."""
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "mine"))
     (tmp_path / "mine").mkdir()
     os.chown(tmp_path / "mine", 1234, 1234)
@@ -123,7 +123,7 @@ def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(nam
 def test_rollback_takes_down_only_what_this_up_made(name: str, up: Up) -> None:
     lab = up(name).lab
     end(lab, "rtsw1", "bgpd")
-    with pytest.raises(CheckError, match=r"does not answer|did not come"):
+    with pytest.raises(CheckError, match=r"does not answer|convergence failed"):
         up(name, rollback=True, timeout=0.5)
     assert lab.runtime.exists(name)
     assert state.read_record(name) is not None
@@ -159,7 +159,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.deep
-def test_a_namespace_unmounted_by_hand_is_told(name: str, leftovers: Leftovers) -> None:
+def test_a_namespace_unmounted_by_hand_is_reported(name: str, leftovers: Leftovers) -> None:
     lab = life.up(load_fabric("tiny", name=name)).lab
     subprocess.run(["umount", str(lab.handle("host1").netns)], check=True)
     with pytest.raises(MachineError, match="cannot be entered"):
@@ -169,7 +169,7 @@ def test_a_namespace_unmounted_by_hand_is_told(name: str, leftovers: Leftovers) 
 
 
 @pytest.mark.deep
-def test_directories_removed_by_hand_are_told_and_down_is_clean(name: str, leftovers: Leftovers) -> None:
+def test_directories_removed_by_hand_are_reported_and_down_is_clean(name: str, leftovers: Leftovers) -> None:
     lab = life.up(load_fabric("tiny", name=name)).lab
     subprocess.run(["rm", "-rf", str(RUN_DIR / name), str(hashing.PINS / name)], check=True)
     (row,) = status(name)

@@ -27,7 +27,7 @@ def test_the_icrc_stays_right_when_switches_mark_over_three_hops(at: str) -> Non
         there, near, back = "host3", "host2", "host1"
         blasts = [
             Blast("host1", there, COUNT),
-            Blast("host1", there, COUNT, tos=wire.DSCP_DATA << 2, sport=49153),  # not ECT: nobody marks it
+            Blast("host1", there, COUNT, tos=wire.DSCP_DATA << 2, sport=49153),  # not ECT: never marked
             Blast("host4", there, COUNT, sport=49154),  # one switch: what marks at dequeue writes at the host itself
             Blast(near, back, COUNT, payload=1),  # padded payload
         ]

@@ -57,7 +57,7 @@ def test_an_address_that_is_none_is_named(create: Create) -> None:
         create(PAIR.replace("10.1.0.0/31", "10.1.0.300/31"))
 
 
-def test_a_sysctl_that_the_kernel_lacks_is_named(create: Create) -> None:
+def test_a_sysctl_that_the_kernel_does_not_have_is_named(create: Create) -> None:
     with pytest.raises(MachineError, match=r"n1  net\.ipv4\.nonsense=1 cannot be set"):
         create(PAIR.replace("n1: {", 'n1: {sysctls: {net.ipv4.nonsense: "1"}, '))
 

@@ -99,7 +99,7 @@ def test_without_the_program_the_host_would_take_notice() -> None:
         assert notices(lab, flow.dst) > before
 
 
-def test_what_a_nic_takes_is_somebody_elses_to_the_host_and_other_traffic_is_its_own() -> None:
+def test_the_host_ignores_roce_packets_of_its_nic_and_receives_all_others() -> None:
     with two_ends() as (lab, flow, near, _):
         with inside(lab.handle(flow.dst).netns):
             ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)

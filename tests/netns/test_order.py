@@ -127,7 +127,7 @@ def test_ports_keep_order_by_one_cpu_each_where_gro_cannot_be_used(demo: Lab) ->
 
 
 @pytest.mark.deep
-def test_what_undoes_the_order_of_a_port_is_named(demo: Lab) -> None:
+def test_settings_that_break_a_ports_order_are_named(demo: Lab) -> None:
     netns = demo.handle("rtsw2").netns
     offloads.set_gro(netns, ["eth3"], on=False)
     try:

@@ -1,4 +1,4 @@
-"""Packet sockets between two real namespaces: batches arrive whole, full queues are told apart, no stranger enters."""
+"""Packet sockets between two real namespaces: complete batches, full queues, foreign packets."""
 
 from __future__ import annotations
 

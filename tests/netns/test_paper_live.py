@@ -83,7 +83,7 @@ def test_ports_carry_to_the_byte_what_was_predicted_without_a_lab(
 
 
 def compare(lab: Lab, mode_name: str) -> None:
-    """Run, prove, and hold what ports counted against a prediction that is told the fabric's file and a mode."""
+    """Run, prove, and compare the ports' counters with a prediction from the fabric file and a mode."""
     # No packet is lost here; but with a shorter timeout a busy machine makes a NIC take one for lost.
     options = RunOptions(sizes=(300_000,), qps=6, placement="cyclic", iters=1, warmup=1, timeout=20)
     result = run(lab, options, Silent())

@@ -98,7 +98,7 @@ def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
 
 
 @pytest.mark.deep
-def test_every_step_of_a_choice_is_told_in_every_mode_and_the_kernel_agrees(lab: Lab) -> None:
+def test_every_step_of_a_choice_is_explained_in_every_mode_and_the_kernel_agrees(lab: Lab) -> None:
     word = "host1,host5,qpn=0x101,sport=50000"
     modes = [*MODES, ("flow", HashOptions(resilient=True)), ("flow", HashOptions(policy="l3"))]
     modes += [("flow", HashOptions(policy="l4")), ("spray", HashOptions()), ("flowlet", HashOptions())]

@@ -67,7 +67,7 @@ def first_ports(result: PathsResult) -> list[str]:
 
 
 def upward(flows: Sequence[Flow]) -> list[Flow]:
-    """Those that leave rtsw1: without BGP nobody else is told when a link of its own is down."""
+    """Flows that start at rtsw1: without BGP no other switch learns that its link is down."""
     return [flow for flow in flows if flow.first_hop.startswith("rtsw1:")]
 
 
@@ -96,10 +96,10 @@ def test_pinned_follows_the_destination_alone_and_falls_back_when_its_way_is_gon
         moved = [proof for proof in result.flows if order[proof.flow.dst] % 3 == 1]
         assert moved and all(p.measured[0] != "rtsw1:eth2" for p in moved)
     finally:
-        mend(lab, "rtsw1", "eth2")
+        restore_link(lab, "rtsw1", "eth2")
 
 
-def mend(lab: StaticLab, switch: str, port: str) -> None:
+def restore_link(lab: StaticLab, switch: str, port: str) -> None:
     """A link up again, with the neighbour that went with it."""
     lab.ip(switch, "link", "set", port, "up")
     peer = lab.fabric.by_name[switch].port(port)
@@ -115,15 +115,15 @@ def test_exact_entries_go_before_the_hash_and_a_dead_one_is_not_followed(lab: St
     choose_by(lab, "exact-match", exact={"rtsw1": table})
     result = proven(lab, flows)
     assert result.agree, paths_text(result)
-    told = {proof.flow: proof.measured[0] for proof in result.flows}
-    assert [told[flow] for flow in mine] == [f"rtsw1:{table[flow.sport, prefix]}" for flow in mine]
+    measured = {proof.flow: proof.measured[0] for proof in result.flows}
+    assert [measured[flow] for flow in mine] == [f"rtsw1:{table[flow.sport, prefix]}" for flow in mine]
     lab.ip("rtsw1", "link", "set", "eth3", "down")
     try:
         result = proven(lab, upward(flows))
         assert result.agree, paths_text(result)
         assert "rtsw1:eth3" not in first_ports(result)
     finally:
-        mend(lab, "rtsw1", "eth3")
+        restore_link(lab, "rtsw1", "eth3")
 
 
 @pytest.mark.parametrize("choice", ["random", "round-robin"])
@@ -184,6 +184,6 @@ def test_resilient_hashing_moves_the_lost_share_alone_and_brings_it_back(lab: St
         for was, now in zip(first_ports(before), first_ports(during), strict=True):
             assert now == was if was != "rtsw1:eth1" else now.startswith("rtsw1:") and now != was
     finally:
-        mend(lab, "rtsw1", "eth1")
+        restore_link(lab, "rtsw1", "eth1")
     after = proven(lab, flows, 2)
     assert after.agree and first_ports(after) == first_ports(before)

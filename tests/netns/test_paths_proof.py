@@ -145,7 +145,7 @@ def test_packets_that_a_full_queue_drops_are_named_and_explained() -> None:
         assert any(f"were lost after {port}" in note for note in result.notes)
 
 
-def test_what_is_not_proven_says_why() -> None:
+def test_an_unproven_path_has_a_reason() -> None:
     with static_fabric("flow") as lab:
         flow = some_flows(lab.fabric, 1)[0]
         before = collect_before(lab)
@@ -157,7 +157,7 @@ def test_what_is_not_proven_says_why() -> None:
 
 
 @pytest.mark.deep
-def test_queue_pairs_of_one_number_are_told_apart_by_their_source_ports() -> None:
+def test_queue_pairs_with_one_number_are_distinguished_by_their_source_ports() -> None:
     with static_fabric("flow") as lab:
         one = some_flows(lab.fabric, 1)[0]
         flows = [replace(one, sport=50_000 + number) for number in range(16)]
@@ -221,7 +221,7 @@ def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() ->
 
 
 @pytest.mark.deep
-def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is() -> None:
+def test_a_switch_that_ignores_its_program_is_predicted_by_its_actual_behaviour() -> None:
     with static_fabric("e-ecmp") as lab:
         for node in lab.fabric.switches:
             with inside(lab.handle(node.name).netns):
@@ -234,7 +234,7 @@ def test_a_switch_that_does_not_heed_its_program_is_predicted_and_asked_as_it_is
 
 
 @pytest.mark.deep
-def test_a_path_that_ends_on_the_way_is_not_foreseen_as_right() -> None:
+def test_a_path_that_ends_early_is_not_predicted_as_complete() -> None:
     with static_fabric("flow") as lab:
         flow = some_flows(lab.fabric, 1)[0]
         assert lookup_paths(lab, [flow]).agree
@@ -260,7 +260,7 @@ def test_counters_of_a_slow_port_are_waited_for() -> None:
 
 
 @pytest.mark.deep
-def test_what_an_earlier_run_left_under_way_is_not_counted_for_the_next() -> None:
+def test_packets_in_flight_of_an_earlier_run_are_not_counted_for_the_next() -> None:
     slow = {"host": "1gbit", "fabric": "1mbit"}
     with static_fabric("flow", (1,), link=slow, queues=dropping("400KB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]

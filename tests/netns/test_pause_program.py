@@ -32,7 +32,7 @@ def kinds(port: Bench) -> list[tuple[str, int, int]]:
     return [(event.kind, event.port, event.number) for event in port.queues.events().read()]
 
 
-def test_xoff_is_said_once_at_its_threshold_and_xon_once_below_its_own(port: Bench) -> None:
+def test_xoff_is_sent_once_at_its_threshold_and_xon_once_below_its_own(port: Bench) -> None:
     held = port.queues.ingress[row(1, LOSSLESS)]
     for turn in range(1, 4):
         for _ in range(60):
@@ -52,7 +52,7 @@ def test_xoff_is_said_once_at_its_threshold_and_xon_once_below_its_own(port: Ben
             port.leave(LOSSLESS, 1000, BY)
 
 
-def test_other_classes_and_other_ports_have_books_of_their_own(port: Bench) -> None:
+def test_other_classes_and_ports_have_separate_counters(port: Bench) -> None:
     for _ in range(50):
         port.enqueue(ipv4(DATA, 1000), BY)
         port.enqueue(ipv6(0, 1000), BY)
@@ -62,7 +62,7 @@ def test_other_classes_and_other_ports_have_books_of_their_own(port: Bench) -> N
     assert (held[row(1, 3)], held[row(1, 0)], held[row(0, 3)]) == (50_000, 50_000, 50_000)
 
 
-def test_xoff_comes_earlier_when_the_shared_buffer_is_nearly_gone_and_xon_at_the_last_frame(port: Bench) -> None:
+def test_xoff_is_sent_earlier_when_the_shared_buffer_is_nearly_full_and_xon_at_the_last_frame(port: Bench) -> None:
     node, held = port.queues.switches, port.queues.ingress[row(1, LOSSLESS)]
     node["used"][0] = 1_000_000
     node["shared_used"][0] = PAUSING.shared - 12_000
@@ -78,7 +78,7 @@ def test_xoff_comes_earlier_when_the_shared_buffer_is_nearly_gone_and_xon_at_the
     assert (held["occupancy"], kinds(port)) == (1_000, [("xon", 1, LOSSLESS)])
 
 
-def test_headroom_takes_what_comes_after_xoff_and_tells_what_it_lacked(port: Bench) -> None:
+def test_headroom_admits_packets_after_xoff_and_counts_its_shortage(port: Bench) -> None:
     held, node = port.queues.ingress[row(1, LOSSLESS)], port.queues.switches
     for _ in range(90):
         assert port.enqueue(ipv4(DATA, 1000), BY).retval == UNSPEC
@@ -95,7 +95,7 @@ def test_headroom_takes_what_comes_after_xoff_and_tells_what_it_lacked(port: Ben
     assert (held["lost"], held["lost_high"]) == (0, 7000)  # another pause has begun
 
 
-def test_without_pfc_a_lossless_class_is_dropped_like_any_other_and_nobody_is_paused(port: Bench) -> None:
+def test_without_pfc_a_lossless_class_is_dropped_like_any_other_and_never_paused(port: Bench) -> None:
     for number in (0, 1):
         port.policy(replace(PAUSING, pfc=False), number)
     while port.enqueue(ipv4(DATA, 1000), BY).retval == UNSPEC:
@@ -117,7 +117,7 @@ def pause_frame(vector: int, quanta: tuple[int, ...], to: bytes = ADDRESS, opcod
     return to + bytes(6) + struct.pack("!HHH8H", 0x8808, opcode, vector, *quanta) + bytes(26)
 
 
-def test_a_pause_frame_is_told_of_with_its_classes_and_times_and_goes_no_further(port: Bench) -> None:
+def test_a_pause_frame_is_reported_with_its_classes_and_times_and_not_forwarded(port: Bench) -> None:
     gates, quanta = port.queues.gates, tuple(range(1000, 1008))
     before = time.monotonic_ns()
     assert port.dequeue(pause_frame(0b1001, quanta)).retval == SHOT
@@ -162,14 +162,14 @@ def test_other_mac_control_is_kept_from_the_host_and_means_nothing(port: Bench) 
     assert kinds(port) == []
 
 
-def test_what_nobody_has_stamped_passes_untouched(port: Bench) -> None:
+def test_packets_without_a_stamp_pass_unchanged(port: Bench) -> None:
     frame = ipv4(DATA)
     done = port.dequeue(frame)
     assert (done.retval, done.frame) == (UNSPEC, frame)
     assert not port.queues.cells["out_packets"].any() and not port.queues.cells["strays"].any()
 
 
-def test_what_is_charged_is_put_right_when_thresholds_change_under_it(port: Bench) -> None:
+def test_charged_bytes_are_corrected_when_thresholds_change(port: Bench) -> None:
     """A packet that was charged to where it leaves is credited to where it came in, and the other way round."""
     without = replace(PAUSING, pfc=False)
     for before, after in ((without, PAUSING), (PAUSING, without), (PAUSING, replace(PAUSING, xoff=20_000, xon=9_000))):

@@ -21,7 +21,7 @@ ETH_P_ALL = 3
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
-    # The machine may have other work, and here nobody asks how much is enough; pauses may last: see test_pfc_storm.py.
+    # The machine may be busy, and the amount of headroom is not tested here; for long pauses see test_pfc_storm.py.
     roomy = {"pfc": {"reaction": "300ms", "watchdog": {"enabled": False}}}
     with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
         yield found
@@ -79,7 +79,7 @@ def test_a_pause_closes_its_gate_for_its_time_and_no_longer(net: PfcLab) -> None
         until(lambda: net.out(port) > stopped + 20)
 
 
-def test_a_pause_that_is_asked_for_again_goes_on_and_xon_ends_it(net: PfcLab) -> None:
+def test_a_repeated_pause_continues_and_xon_ends_it(net: PfcLab) -> None:
     source, sink, *_ = [host.name for host in net.lab.fabric.hosts]
     port, quanta = net.down_port(sink), 40_000  # 0.8 s
     with net.loading([(source, sink, LOSSLESS)]):

@@ -75,7 +75,7 @@ def test_packets_that_wait_leave_when_their_gate_opens_though_nothing_else_is_se
             until(lambda: len(got.times(LOSSLESS)) == turn)  # noqa: B023
 
 
-def test_what_waited_behind_a_gate_is_all_there_when_it_opens(pair: PortPair, gates: Gates) -> None:
+def test_all_packets_behind_a_gate_leave_when_it_opens(pair: PortPair, gates: Gates) -> None:
     with pair.listening() as got:
         gates.close("pa", LOSSLESS)
         with pair.loading(LOSSLESS) as sent:
@@ -135,7 +135,7 @@ def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
         made.close_sockets()
 
 
-def test_links_that_go_and_come_back_are_told_of(pair: PortPair, gates: Gates) -> None:
+def test_links_that_disappear_and_return_are_reported(pair: PortPair, gates: Gates) -> None:
     for word, up in (("down", False), ("up", True)):
         run(["nsenter", f"--net={pair.b}", "ip", "link", "set", "pb", word])
         end = time.monotonic() + 3

@@ -1,4 +1,4 @@
-"""The agent in a lab's life: there from `up` to `down`, whatever is killed in between; told of both runtimes."""
+"""The agent runs from `up` to `down`, whichever process is killed in between, in both runtimes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pause(lab: Lab, host: str, quanta: int) -> None:
 
 
 def take_away(lab: Lab, node: str) -> None:
-    """Remove a node by hand, as somebody might."""
+    """Remove a node by hand."""
     if lab.runtime.name == "containerlab":
         docker(["rm", "-f", f"clab-{lab.name}-{node}"])
     else:
@@ -69,7 +69,7 @@ def kill_both(lab: Lab) -> None:
 
 @pytest.mark.deep
 @pytest.mark.containers
-def test_pauses_are_obeyed_from_up_to_down_whoever_is_killed(
+def test_pauses_are_obeyed_from_up_to_down_whichever_process_is_killed(
     name: str, up: Up, leftovers: Callable[[str], list[str]]
 ) -> None:
     lab = up(name).lab

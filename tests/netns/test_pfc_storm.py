@@ -68,7 +68,7 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
             time.sleep(0.05)
             taken.clear()
             until(lambda: net.queues.agent["watchdog"][row])
-            # How soon after that, and when it is over: tests/unit/test_watchdog.py, by a clock that is told.
+            # How soon after that, and when it is over: tests/unit/test_watchdog.py, with a simulated clock.
             assert time.monotonic() - start >= DETECT_S
             assert not net.closed(port)
             out = net.out(other)

@@ -20,7 +20,7 @@ from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
-    roomy = {"pfc": {"reaction": "300ms"}}  # the machine may have other work, and here nobody asks how much is enough
+    roomy = {"pfc": {"reaction": "300ms"}}  # the machine may be busy, and the amount of headroom is not tested here
     with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
         yield found
 
@@ -116,7 +116,7 @@ def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time
 
 
 @pytest.mark.deep
-def test_with_both_killed_under_load_the_next_start_mends_everything(net: PfcLab) -> None:
+def test_with_both_killed_under_load_the_next_start_repairs_everything(net: PfcLab) -> None:
     with incast(net) as port:
         kill_both(net)
         time.sleep(0.3)
@@ -126,7 +126,7 @@ def test_with_both_killed_under_load_the_next_start_mends_everything(net: PfcLab
 
 
 @pytest.mark.deep
-def test_a_link_that_fails_under_load_leaves_no_bytes_in_the_books_and_works_again(net: PfcLab) -> None:
+def test_a_link_that_fails_under_load_leaves_no_bytes_counted_and_works_again(net: PfcLab) -> None:
     sink = net.lab.fabric.hosts[-1].name
     port = net.lab.fabric.by_name[sink].ports[0].peer_ref
     node, name = port.split(":")
@@ -154,7 +154,7 @@ def neighbour(net: PfcLab, host: str) -> tuple[str, str, str]:
 
 @pytest.mark.deep
 def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
-    """PFC off: every gate opens, pauses are not heeded, nobody is asked. On again: as before."""
+    """PFC off: every gate opens, pauses are neither obeyed nor sent. On again: as before."""
     sink = net.lab.fabric.hosts[-1].name
     port = net.down_port(sink)
     queues = net.lab.fabric.policy.queues

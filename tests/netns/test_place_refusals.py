@@ -1,4 +1,4 @@
-"""--place ssh: where it cannot be: each reason is told with its remedy, against a real OpenSSH server on loopback."""
+"""--place ssh: refusals, each with its reason and a hint, against a real OpenSSH server on loopback."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_hashed_known_host_is_known(server: SshServer) -> None:
 
 
 @pytest.mark.deep
-def test_a_changed_host_key_is_refused_louder(server: SshServer) -> None:
+def test_a_changed_host_key_is_refused_with_a_stronger_warning(server: SshServer) -> None:
     known = server.client_ssh / "known_hosts"
     other = key(server.spot / "other_host").split()
     with changed(known, f"[127.0.0.1]:{server.port} {other[0]} {other[1]}\n"):
@@ -150,7 +150,7 @@ def test_settings_of_openssh_and_the_config_file_are_used(server: SshServer, tmp
 
 
 @pytest.mark.deep
-def test_what_does_not_answer_is_told(server: SshServer) -> None:
+def test_a_server_that_does_not_answer_is_reported(server: SshServer) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -176,7 +176,7 @@ def alone(server: SshServer, prepared: str) -> str:
 
 @pytest.mark.deep
 @pytest.mark.needs("mount")
-def test_a_server_without_room_or_python_is_told(server: SshServer) -> None:
+def test_a_server_without_disk_space_or_python_is_reported(server: SshServer) -> None:
     small = server.spot / "small"
     small.mkdir()
     cache = server.cache / "heddle" / "place"
@@ -219,11 +219,11 @@ def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
 
 
 @pytest.mark.deep
-def test_an_account_that_may_not_run_commands_is_told(server: SshServer) -> None:
+def test_an_account_that_may_not_run_commands_is_reported(server: SshServer) -> None:
     config = server.spot / "sshd_config"
     with changed(config, config.read_text() + "MaxSessions 0\n"):
-        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings anew
-        assert until(lambda: "lets nobody run commands" in server.inv("status").stderr, 20)
+        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings again
+        assert until(lambda: "does not allow commands" in server.inv("status").stderr, 20)
         assert "see ForceCommand and MaxSessions" in refused(server)
     os.kill(server.process.pid, signal.SIGHUP)
     assert until(lambda: server.inv("status").returncode == 0, 20)

@@ -48,7 +48,7 @@ def cut(server: SshServer) -> None:
                 os.kill(inner, signal.SIGKILL)
 
 
-def test_a_lab_lives_on_the_server(server: SshServer, name: str, leftovers: Leftovers) -> None:
+def test_a_lab_runs_on_the_server(server: SshServer, name: str, leftovers: Leftovers) -> None:
     up = server.inv("up", "tiny", "--name", name)
     assert (up.returncode, up.stdout.split(" ")[0]) == (0, name), up.stderr
     assert "converge: 4 switches have all next hops" in up.stderr
@@ -181,7 +181,7 @@ def test_only_what_changed_is_sent(server: SshServer) -> None:
 
 
 @pytest.mark.deep
-def test_what_was_spoilt_or_cut_short_there_is_mended(server: SshServer) -> None:
+def test_damaged_and_incomplete_files_on_the_server_are_repaired(server: SshServer) -> None:
     there = server.brought()
     (there / "README.md").write_text("spoilt\n")
     (there / "docs" / "fabric-file.md").unlink()

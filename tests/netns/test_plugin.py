@@ -141,7 +141,7 @@ def test_tests_share_a_lab_that_is_reset_between_them(place: UserPlace, leftover
     )
 
 
-def test_what_a_test_leaves_can_be_made_an_error(place: UserPlace) -> None:
+def test_leftovers_of_a_test_can_be_made_an_error(place: UserPlace) -> None:
     text = SHARED[: SHARED.index("def test_1")] + SHARED[SHARED.index("def test_3") : SHARED.index("def test_4")]
     place.write(test_shared=text.replace('fabric("tiny")', 'fabric("tiny", racks=1)'))
     done = place.pytest(*PLUGIN, "-q", "-W", "error::heddle.testing.LeftoverWarning")

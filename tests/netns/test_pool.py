@@ -99,7 +99,7 @@ def test_a_lab_that_was_destroyed_while_it_waited_is_built_again(
     assert notes == [f"lab {gone.name} ({title}) is built again for test_mine.py::test_two: {why}"]
 
 
-def test_what_cannot_come_up_leaves_neither_lab_nor_claim(pool: Pool) -> None:
+def test_a_lab_that_cannot_come_up_leaves_neither_lab_nor_claim(pool: Pool) -> None:
     before = {each.lab for each in claims()}
     with pytest.raises(InputError, match="neither a preset nor a file"):
         pool.take("tinny")

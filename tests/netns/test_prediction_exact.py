@@ -70,9 +70,9 @@ def test_over_policies_fields_seeds_weights_widths_and_failures_the_kernel_choos
                     router.sysctl(version, policy, fields, seed)
                     flows = some_flows(FLOWS, version, seed)
                     expected = predicted_ports(flows, version, seed, policy, fields)
-                    told = f"policy {policy}, fields {fields:#x}, seed {seed}, weights {weights}, {dead} down: {down}"
-                    assert answers(router, flows, version, policy) == expected, told
-                    assert down is False or not set(expected) & set(dead), told
+                    case = f"policy {policy}, fields {fields:#x}, seed {seed}, weights {weights}, {dead} down: {down}"
+                    assert answers(router, flows, version, policy) == expected, case
+                    assert down is False or not set(expected) & set(dead), case
                     pairs += FLOWS
             for port in dead:
                 router.link(port, up=True)

@@ -54,7 +54,7 @@ def test_the_class_is_that_of_the_dscp_in_both_versions_of_ip(port: Bench) -> No
             assert port.enqueue(frame).priority == priority(want), dscp
 
 
-def test_what_finds_neighbours_is_control_and_other_icmp_goes_by_its_dscp(port: Bench) -> None:
+def test_neighbour_discovery_is_control_and_other_icmp_is_classed_by_dscp(port: Bench) -> None:
     port.policy(LOSSY)
     arp = bytes(12) + b"\x08\x06" + bytes(28)
     assert port.enqueue(arp).priority == priority(CONTROL)
@@ -64,7 +64,7 @@ def test_what_finds_neighbours_is_control_and_other_icmp_goes_by_its_dscp(port: 
     assert port.enqueue(ipv6(0, next_header=17, start=bytes((135,)))).priority == priority(BEST_EFFORT)
 
 
-def test_a_kick_gets_its_own_class_and_is_in_no_book(port: Bench) -> None:
+def test_a_kick_gets_its_own_class_and_is_not_counted(port: Bench) -> None:
     port.policy(LOSSY)
     assert port.enqueue(bytes(12) + b"\x88\xb5" + bytes(46)).priority == 0x10FF0
     assert not any(port.cell(number)["in_packets"] for number in range(8))
@@ -124,7 +124,7 @@ def test_packets_that_come_with_ce_are_counted_beside_those_that_turn_ce_here(po
         assert cell["ce_in"] == 5 + 3  # what is dropped does not leave
 
 
-def test_what_is_not_ecn_capable_is_never_marked_and_ce_is_not_counted_again(port: Bench) -> None:
+def test_packets_without_ecn_are_never_marked_and_ce_is_not_counted_again(port: Bench) -> None:
     port.policy(LOSSY)
     for build in (ipv4, ipv6):
         for ecn in (0, CE):
@@ -200,7 +200,7 @@ def test_a_storm_drops_the_class_it_is_of_where_the_agent_says_drop(port: Bench)
     assert port.enqueue(ipv4(DATA)).retval == UNSPEC
 
 
-def test_a_gate_that_nobody_opens_any_more_is_gone_round(port: Bench) -> None:
+def test_packets_bypass_a_gate_that_is_overdue(port: Bench) -> None:
     import time
 
     port.policy(PAUSING)
@@ -211,7 +211,7 @@ def test_a_gate_that_nobody_opens_any_more_is_gone_round(port: Bench) -> None:
     assert port.cell(3)["in_packets"] == 3
 
 
-def test_what_a_switch_counts_as_shared_and_headroom_is_the_sum_over_its_queues(port: Bench) -> None:
+def test_shared_and_headroom_bytes_are_the_sums_over_a_switchs_queues(port: Bench) -> None:
     import numpy as np
 
     rng = np.random.default_rng(1)
@@ -257,7 +257,7 @@ def test_an_empty_switch_forgets_what_was_left_charged(port: Bench) -> None:
     assert node["shared_used"][0] == 5  # it is not empty
 
 
-def test_what_leaves_without_having_come_is_a_stray_and_takes_nothing_along(port: Bench) -> None:
+def test_a_packet_that_was_never_counted_in_is_a_stray_and_changes_no_depth(port: Bench) -> None:
     port.policy(LOSSY)
     port.enqueue(ipv4(0, 100))
     assert run_on(port.queues.program("credit"), bytes(14), cb=(0, 0, 101, 0, 0)).retval == SHOT
@@ -270,7 +270,7 @@ def test_a_class_without_a_policy_passes_untouched(port: Bench) -> None:
     assert (done.retval, done.priority, port.cell(3)["in_packets"]) == (UNSPEC, 0, 0)
 
 
-def test_what_was_lost_behind_its_queue_is_found_when_nothing_moves_and_only_then(port: Bench) -> None:
+def test_losses_after_a_queue_are_found_only_without_traffic(port: Bench) -> None:
     def reconcile(*, waits: bool = False) -> list[tuple[int, int, int]]:
         return port.queues.reconcile(lambda port_id, number: waits)
 
@@ -305,7 +305,7 @@ def test_a_packet_that_moves_while_the_kernel_is_asked_is_not_lost(port: Bench) 
     assert port.queues.reconcile(leaves) == [] and not port.cell(0)["strays"]
 
 
-def test_a_mark_of_somebody_else_is_no_port_of_this_switch(port: Bench) -> None:
+def test_a_mark_of_other_software_is_no_port_of_this_switch(port: Bench) -> None:
     port.policy(PAUSING)
     port.enqueue(ipv4(DATA, 1000), came_in_by=5)  # of four
     assert port.queues.transit.nonzero()[0].tolist() == [3] and port.queues.transit[3] == 1000
@@ -314,7 +314,7 @@ def test_a_mark_of_somebody_else_is_no_port_of_this_switch(port: Bench) -> None:
     assert foreign.retval == UNSPEC and not port.queues.ingress["occupancy"].any()
 
 
-def test_a_share_that_is_below_0_for_a_moment_is_none_at_all(port: Bench) -> None:
+def test_a_share_below_0_counts_as_0(port: Bench) -> None:
     port.policy(replace(LOSSY, ecn=False))
     port.queues.switches["used"][0] = 1000  # not empty: nothing is forgotten
     port.queues.switches["shared_used"][0] = 2**64 - 1000

@@ -83,7 +83,7 @@ def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunResult) -> None:
     assert ran.to_json()["queues"]["pfc_sent"] == use.pauses
 
 
-def test_what_is_recorded_over_time_adds_up_to_what_was_counted(lab: Lab, ran: RunResult) -> None:
+def test_recorded_series_add_up_to_the_counters(lab: Lab, ran: RunResult) -> None:
     _, kept = series_of(lab)
     series = kept.series
     assert kept.what == "incast over 4 ranks, 512 KiB, 1 QP"
@@ -180,7 +180,7 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
     assert read_queues(lab).settings == {}
 
 
-def test_what_was_counted_can_be_forgotten_and_depths_stay_right(lab: Lab, ran: RunResult) -> None:
+def test_counters_can_be_reset_and_depths_stay_right(lab: Lab, ran: RunResult) -> None:
     assert read_queues(lab).reactions.count > 0
     said = inv(lab, "queues", "reset")
     assert said.returncode == 0, said.stderr
@@ -194,7 +194,7 @@ def test_what_was_counted_can_be_forgotten_and_depths_stay_right(lab: Lab, ran: 
     assert "is being worked on by another Heddle" in busy.stderr
 
 
-def test_what_cannot_be_changes_nothing(lab: Lab) -> None:
+def test_an_invalid_setting_changes_nothing(lab: Lab) -> None:
     with LabQueues.pinned(lab.fabric) as live:
         before, half = live.policies().tobytes(), live.half
         with pytest.raises(InputError, match=r"queues\.ecn\.kmin: 40KB is above kmax, 20KB"):
@@ -204,7 +204,7 @@ def test_what_cannot_be_changes_nothing(lab: Lab) -> None:
         assert (live.policies().tobytes(), live.half) == (before, half)
     wrong = inv(lab, "queues", "set", "scheduler=ets")
     assert wrong.returncode == 2
-    assert "scheduler is fixed when a lab is made" in wrong.stderr
+    assert "scheduler is fixed when a lab is created" in wrong.stderr
 
 
 @pytest.mark.deep
@@ -227,14 +227,14 @@ def test_queues_of_a_run_that_failed_are_kept_and_named_as_that(lab: Lab) -> Non
 
 
 @pytest.fixture
-def nobody_mends(lab: Lab) -> Iterator[None]:
+def no_agent(lab: Lab) -> Iterator[None]:
     """No agent runs, which would remove packets lost behind a queue from the counters."""
     pfc.stop(lab.name)
     yield
     assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
 
 
-@pytest.mark.usefixtures("nobody_mends")
+@pytest.mark.usefixtures("no_agent")
 def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab: Lab) -> None:
     def said() -> str:
         found = failed(lab)
@@ -250,13 +250,13 @@ def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab:
         assert "bytes in" in said()
         live.cells["in_bytes"][at] -= 60
         live.ingress["occupancy"][row(live.ids["ctsw1", "eth1"], 3)] += 90
-        assert said() == "ctsw1:eth1, class 3: 90 bytes came in by it and have not left the switch"
+        assert said() == "ctsw1:eth1, class 3: 90 bytes arrived here and have not left the switch"
         live.ingress["occupancy"][row(live.ids["ctsw1", "eth1"], 3)] -= 90
     assert set(failed(lab)) == {"pauses"}
 
 
 @pytest.mark.deep
-def test_validate_names_thresholds_that_nobody_set_and_headroom_that_lacked(lab: Lab) -> None:
+def test_validate_names_unexpected_thresholds_and_missing_headroom(lab: Lab) -> None:
     other = replace(lab.fabric.policy.queues, alpha=0.5)
     with LabQueues.pinned(lab.fabric) as live:
         live.set_policies(policies_of(lab.fabric, own={"rtsw1": other}))
@@ -266,7 +266,7 @@ def test_validate_names_thresholds_that_nobody_set_and_headroom_that_lacked(lab:
         live.set_policies(wanted_policies(lab))
         inward = live.ingress[row(live.ids["rtsw1", "eth1"], 3) :][:1]
         inward["drops"], inward["lost_high"] = 2, 8300
-        said = "2 packets dropped for want of headroom, 8300 bytes in one pause"
+        said = "2 packets dropped because headroom was full, up to 8300 bytes short in one pause"
         assert failed(lab) == {"headroom": f"rtsw1:eth1, class 3: {said}"}
         inward["drops"] = inward["lost_high"] = 0
     assert failed(lab) == {}
@@ -279,20 +279,20 @@ def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -
 
     tbf("rate 8kbit burst 9000b")
     try:
-        assert failed(lab) == {"pauses": "rtsw1:eth1, class 3: its gate is closed, and nobody has closed it"}
+        assert failed(lab) == {"pauses": "rtsw1:eth1, class 3: the gate is closed, but the PFC agent did not close it"}
     finally:
         tbf("rate 40gbit burst 100000b")
     state = pfc.alive(lab.name)
     assert state.agent is not None and state.keeper is not None
     pfc.stop(lab.name)
-    assert failed(lab) == {"pauses": "the agent of PFC does not run; the keeper of PFC does not run"}
+    assert failed(lab) == {"pauses": "the PFC agent is not running; the PFC keeper is not running"}
     assert "agent: does not run" in inv(lab, "queues").stdout
     assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
     assert failed(lab) == {}
 
 
 @pytest.mark.deep
-def test_validate_names_a_program_that_takes_itself_for_another_port_s(lab: Lab) -> None:
+def test_validate_names_a_program_with_the_number_of_another_port(lab: Lab) -> None:
     pin = f"/sys/fs/bpf/heddle/{lab.name}/_queues/enqueue"
     attach = f"tc filter replace dev eth1 egress pref 20 handle 1 bpf direct-action object-pinned {pin} classid 0:"
     with LabQueues.pinned(lab.fabric) as live:

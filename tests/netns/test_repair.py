@@ -112,7 +112,7 @@ def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None
     assert done is not None and done.done == ("ctsw2: bgpd did not answer; FRR started again",)
 
 
-def test_what_was_taken_down_through_heddle_is_left_and_named(whole: Lab, up: Up) -> None:
+def test_links_taken_down_by_heddle_are_left_down_and_named(whole: Lab, up: Up) -> None:
     with faults.link_down(whole, "rtsw1:eth1"), faults.drain(whole, "ctsw2"):
         inside(whole, "rtsw2", "ip", "link", "set", "eth3", "down")
         with pytest.raises(CheckError, match=r"rtsw1:eth1  the link is down on purpose"):
@@ -155,10 +155,10 @@ def test_nodes_ports_and_programs_that_are_gone_need_down_and_up(name: str, up: 
     lab = up(name).lab
     down_up = rf"hint: \./inv down {name}, then up again: this cannot be repaired"
     shutil.rmtree(hashing.PINS / name / "rtsw1")
-    with pytest.raises(MachineError, match=rf"hash is gone: somebody removed it\n.*{down_up}"):
+    with pytest.raises(MachineError, match=rf"hash is missing: it was removed\n.*{down_up}"):
         up(name, repair=True)
     inside(lab, "host2", "ip", "link", "del", "eth1")
-    with pytest.raises(MachineError, match=rf"host2:eth1  the port is gone\n.*{down_up}"):
+    with pytest.raises(MachineError, match=rf"host2:eth1  the port is missing: it was removed\n.*{down_up}"):
         up(name, repair=True)
     if runtime == "netns":
         subprocess.run(["ip", "netns", "del", lab.handle("ctsw1").netns.name], check=True)

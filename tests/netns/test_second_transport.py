@@ -73,7 +73,7 @@ def test_it_may_refuse_options_before_anything_is_sent(tiny: Lab) -> None:
         all_reduce(tiny, window=8)
 
 
-def test_what_its_end_says_ends_the_run(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_failed_queue_pair_ends_the_run(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StopAndWait, "ignore_every", 1)
     with pytest.raises(CheckError, match=r"rank \d on host\d:eth1: QP 0x\w+: no acknowledgement after 200 retries"):
         all_reduce(tiny, timeout=8)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def others(tmp_path: Path) -> Iterator[Path]:
-    """A directory of somebody else's, with a file in it; what was mounted from it goes at the end."""
+    """A foreign directory with a file; its mounts are removed at the end."""
     directory = tmp_path / "others"
     directory.mkdir()
     (directory / "file").write_text("precious")
@@ -63,7 +63,7 @@ def test_links_are_removed_and_what_they_lead_to_stays(others: Path, tmp_path: P
     assert ours.is_symlink()
 
 
-def test_what_a_killed_process_left_goes_when_the_next_one_comes(
+def test_files_of_a_killed_process_are_removed_by_the_next_one(
     others: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trees, "TEMPORARY", tmp_path)

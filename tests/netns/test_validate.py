@@ -65,7 +65,7 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "root")
         found = failed(tiny)
         assert set(found) == {"queues"}
-        assert found["queues"].detail == f"{port.ref}: the queue is not Heddle's: nothing stands at its root"
+        assert found["queues"].detail == f"{port.ref}: the root qdisc is not Heddle's: found nothing"
     finally:
         repair(tiny, Silent())
     assert failed(tiny) == {}
@@ -134,7 +134,7 @@ def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
         assert time.monotonic() < end, left
 
 
-def test_routes_that_change_during_a_run_are_told(tiny: Lab) -> None:
+def test_routes_that_change_during_a_run_are_reported(tiny: Lab) -> None:
     flow = some_flows(tiny.fabric, 1)[0]
     before = collect_before(tiny)
     inside(tiny, "rtsw1", "ip", "route", "add", "192.0.2.0/24", "dev", "eth1")

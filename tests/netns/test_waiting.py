@@ -101,7 +101,9 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
 @pytest.mark.deep
 @pytest.mark.needs("procps")
 @pytest.mark.containers
-def test_what_the_configuration_sets_is_no_fault(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
+def test_values_set_by_the_configuration_are_no_fault(
+    tmp_path: Path, runtime: str, lab_name: Callable[[], str]
+) -> None:
     name = lab_name()
     quick = " ip ospf network point-to-point\n ip ospf hello-interval 1\n ip ospf dead-interval 4\n"
     path = ring(tmp_path, quick, f" ip ospf area 0\n{quick}")
@@ -147,6 +149,6 @@ def test_a_fabrics_reason_names_the_gap_and_what_bgp_says(up: Up, name: str) -> 
         time.sleep(0.05)
     with pytest.raises(CheckError):
         lab.wait(heard, timeout=3)
-    assert "ctsw1: 10.0.0.0/24 lacks next hops over eth1 to rtsw1 (BGP: " in heard.reasons[-1]
-    assert "rtsw1: 10.0.1.0/24 lacks next hops over eth1 to ctsw1 (BGP: Idle" in heard.reasons[-1]
+    assert "ctsw1: 10.0.0.0/24 has no next hop over eth1 to rtsw1 (BGP: " in heard.reasons[-1]
+    assert "rtsw1: 10.0.1.0/24 has no next hop over eth1 to ctsw1 (BGP: Idle" in heard.reasons[-1]
     assert heard.reasons[-1].endswith("; and 1 more")

@@ -168,11 +168,11 @@ def test_a_machine_without_a_package_says_which_command_installs_it(
     env = {"HEDDLE_STATE_DIR": str(tmp_path / "state")}
     package = {"frr": "frr", "libbpf": "libbpf1"}[part]
     for words in (["up", "tiny", "--name", name], ["setup", "fabric"]):
-        told = installed.heddle(*words, cwd=empty, env=env, before=before)
-        assert told.returncode == 3, told.stdout
-        assert f"{package} is missing" in told.stderr
-        assert f"apt-get install {package}" in told.stderr
-        assert "Traceback" not in told.stderr
+        output = installed.heddle(*words, cwd=empty, env=env, before=before)
+        assert output.returncode == 3, output.stdout
+        assert f"{package} is missing" in output.stderr
+        assert f"apt-get install {package}" in output.stderr
+        assert "Traceback" not in output.stderr
     checked = installed.heddle("doctor", cwd=empty, env=env, before=before)
     assert checked.returncode == 3
     assert f"Missing on this machine: {part}" in checked.stdout
@@ -188,9 +188,9 @@ def test_read_only_sysctls_are_named_before_anything_is_made(
     script = 'mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec "$@"'
     before = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "x"]
     env = {"HEDDLE_STATE_DIR": str(tmp_path / "state")}
-    told = installed.heddle("up", "tiny", "--name", name, cwd=empty, env=env, before=before)
-    assert told.returncode == 3, told.stdout
-    assert told.stderr == (
+    output = installed.heddle("up", "tiny", "--name", name, cwd=empty, env=env, before=before)
+    assert output.returncode == 3, output.stdout
+    assert output.stderr == (
         "kernel  /proc/sys is read-only here, and nodes need sysctls of their own\n"
         "        hint: in a container: docker run --security-opt systempaths=unconfined"
         " (podman: --security-opt unmask=ALL)\n"
@@ -223,10 +223,10 @@ def test_without_root_and_sudo_the_way_to_root_is_named(wheel: Path, name: str) 
         def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
             return made.heddle(*words, cwd=Path(spot), env=env, before=AS_NOBODY)
 
-        told = as_nobody("up", "tiny", "--name", name)
-        assert told.returncode == 3, told.stderr
-        assert "heddle up needs root, and there is no sudo here" in told.stderr
-        assert str(made.program) in told.stderr, "root's PATH is another one"
+        output = as_nobody("up", "tiny", "--name", name)
+        assert output.returncode == 3, output.stderr
+        assert "heddle up needs root, and there is no sudo here" in output.stderr
+        assert str(made.program) in output.stderr, "root's PATH is another one"
         predicted = as_nobody("paths", "--predict", "tiny", "--plan", "ring")
         assert predicted.returncode == 0, predicted.stderr
         assert sorted(path.name for path in Path(spot).iterdir()) == ["bin", "env"]
@@ -239,9 +239,11 @@ def test_a_read_only_home_is_reported_and_nothing_is_left(
     home.mkdir()
     script = 'mount -t tmpfs -o ro x "$HOME"; exec "$@"'
     before = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script, "x"]
-    told = installed.heddle("up", "tiny", "--name", name, cwd=empty, env={"HOME": str(home)}, before=before)
-    assert told.returncode == 3, told.stdout
-    assert "Read-only file system\n  hint: set another directory, as in HEDDLE_STATE_DIR=/var/tmp/heddle" in told.stderr
+    output = installed.heddle("up", "tiny", "--name", name, cwd=empty, env={"HOME": str(home)}, before=before)
+    assert output.returncode == 3, output.stdout
+    assert (
+        "Read-only file system\n  hint: set another directory, as in HEDDLE_STATE_DIR=/var/tmp/heddle" in output.stderr
+    )
     assert leftovers(name) == []
     # What keeps no state works, and says nothing about caches of its libraries.
     for words in (["status"], ["render", "tiny", "--out", "out"], ["graph", "--fabric", "tiny", "--out", "tiny.png"]):
@@ -271,9 +273,9 @@ def test_a_lab_of_another_version_is_refused_and_can_be_taken_down(
     hint = f"hint: use the version that brought it up, or run heddle down {name} and bring it up again"
     for words in (["run"], ["paths"], ["validate"], ["hashing", "e-ecmp"], ["up", "tiny", "--name", name],
                   ["exec", "host1", "true"]):  # fmt: skip
-        told = installed.heddle(*words, cwd=empty, env=env)
-        assert told.returncode == 2, words
-        assert told.stderr == f"{why}\n  {hint}\n", words
+        output = installed.heddle(*words, cwd=empty, env=env)
+        assert output.returncode == 2, words
+        assert output.stderr == f"{why}\n  {hint}\n", words
     seen = json.loads(installed.heddle("status", "--format", "json", cwd=empty, env=env).stdout)["labs"]
     assert [(lab["lab"], lab["faults"]) for lab in seen] == [(name, [why])]
     assert other.heddle("run", cwd=empty, env=env).returncode == 0, "it is as it was"
@@ -289,8 +291,8 @@ def test_a_record_of_a_later_format_names_its_version(
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "state"))
     state.write_json(state.lab_dir(name) / "lab.json", {"format": 77, "version": "99.1", "name": name})
     env = {"HEDDLE_STATE_DIR": str(tmp_path / "state")}
-    told = installed.heddle("validate", cwd=empty, env=env)
-    assert told.returncode == 3
-    assert f"its format is 77 of Heddle 99.1, and Heddle {VERSION} reads 2" in told.stderr
-    assert f"hint: run heddle down {name} to remove it" in told.stderr
+    output = installed.heddle("validate", cwd=empty, env=env)
+    assert output.returncode == 3
+    assert f"its format is 77 of Heddle 99.1, and Heddle {VERSION} reads 2" in output.stderr
+    assert f"hint: run heddle down {name} to remove it" in output.stderr
     assert installed.heddle("down", name, cwd=empty, env=env).returncode == 0

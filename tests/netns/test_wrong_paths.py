@@ -95,7 +95,7 @@ def test_a_route_that_was_replaced_is_named_with_what_each_source_saw(ecmp: str,
 
 
 @pytest.mark.deep
-def test_a_static_route_that_stood_all_the_time_is_proven_and_named() -> None:
+def test_a_permanent_static_route_is_proven_and_named() -> None:
     with static_fabric("e-ecmp", (1, 1)) as lab:
         flow = some_flows(lab.fabric, 1)[0]
         to_host(lab, "rtsw1", flow, other_uplink(expected_path(lab, flow)[0]))
@@ -202,7 +202,7 @@ def test_drops_of_best_effort_do_not_excuse_a_loss_of_data() -> None:
 
 
 @pytest.mark.deep
-def test_drops_of_other_data_of_the_same_class_are_told_apart_by_their_losses() -> None:
+def test_drops_of_other_data_of_the_same_class_are_distinguished_by_their_losses() -> None:
     """Two flows lose packets in one queue. All losses together are all drops, so those of the first are among them."""
     slow = {"host": "1gbit", "fabric": "1mbit"}
     with static_fabric("flow", (1, 1), link=slow, queues=dropping("20KB")) as lab:
@@ -220,7 +220,7 @@ def test_drops_of_other_data_of_the_same_class_are_told_apart_by_their_losses() 
 
 @pytest.mark.deep
 def test_drops_of_other_traffic_of_the_same_class_are_not_attributable() -> None:
-    """What is no RoCEv2 is counted by no flow: its drops cannot be told from those of the flow."""
+    """Packets other than RoCEv2 have no flow counters: their drops cannot be distinguished from the flow's."""
     slow = {"host": "1gbit", "fabric": "1mbit"}
     with static_fabric("flow", (1,), link=slow, queues=dropping("20KB")) as lab:
         flow = some_flows(lab.fabric, 1)[0]
@@ -233,7 +233,7 @@ def test_drops_of_other_traffic_of_the_same_class_are_not_attributable() -> None
         assert "perhaps of other traffic: not attributable" in result.flows[0].why
 
 
-def test_what_is_lost_behind_the_last_counter_is_seen() -> None:
+def test_losses_after_the_last_counter_are_seen() -> None:
     """A NIC with another MAC address takes nothing, and no switch counts behind its last port."""
     with static_fabric("e-ecmp", (1, 1)) as lab, ExitStack() as stack:
         flow = some_flows(lab.fabric, 1)[0]

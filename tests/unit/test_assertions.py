@@ -78,7 +78,7 @@ def busy() -> RunResult:
     return replace(found, flows=flows, rows=rows, machine=machine, run_id="0003")
 
 
-def test_what_is_well_passes() -> None:
+def test_a_good_result_passes() -> None:
     good = paths(proof(1), proof(2))
     assert_paths_agree(good)
     assert_mmr_below(good, 1.0)

@@ -147,7 +147,7 @@ def test_a_file_that_is_not_kept_leaves_nothing(tmp_path: Path) -> None:
         ("a\0b", "cannot be a file"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path, place: str, said: str) -> None:
+def test_a_place_that_cannot_be_written_is_reported_at_once(tmp_path: Path, place: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         PcapngFile(tmp_path / place, ["a:eth1"])
     assert list(tmp_path.iterdir()) == []

@@ -35,36 +35,38 @@ Error: failed to pull image docker.io/x/y
 """
 
 
-def told(text: str, code: int) -> list[str]:
+def failures_of(text: str, code: int) -> list[str]:
     with pytest.raises(MachineError) as caught:
         raise_failures("zone", Path("/x/zone.clab.yml"), code, text.splitlines())
     return [str(problem) for problem in caught.value.problems]
 
 
 def test_commands_that_fail_are_named_although_containerlab_ends_well() -> None:
-    assert told(BLOCKS, 0) == [
+    assert failures_of(BLOCKS, 0) == [
         'a  sh -c echo no such "thing" >&2; echo out; exit 5 failed with exit code 5: no such thing; out',
         "ctsw2  sh /etc/frr/start.sh failed with exit code 6: two; three; one",
     ]
-    assert told(SILENT, 0) == ["a  false failed with exit code 1: it printed nothing"]
+    assert failures_of(SILENT, 0) == ["a  false failed with exit code 1: it printed nothing"]
 
 
-def test_a_deployment_that_fails_is_told_in_containerlabs_words_with_a_remedy() -> None:
-    (said,) = told(PULL, 1)
+def test_a_failed_deployment_is_reported_with_containerlabs_message_and_a_hint() -> None:
+    (said,) = failures_of(PULL, 1)
     assert said.startswith("containerlab deploy of zone failed: Failed to pull image image=docker.io/x/y")
     assert "./inv image" in said
 
 
 def test_an_error_without_a_line_of_the_log_is_read_out_of_its_box() -> None:
-    (said,) = told("09:10:13 INFO Parsing\n\n   ERROR  \n\n  Deployment failed: some reason\n  or other.   \n", 1)
+    (said,) = failures_of(
+        "09:10:13 INFO Parsing\n\n   ERROR  \n\n  Deployment failed: some reason\n  or other.   \n", 1
+    )
     assert said.splitlines()[0] == "containerlab deploy of zone failed: Deployment failed: some reason or other."
 
 
-def test_words_that_nobody_knows_are_passed_on() -> None:
-    (said,) = told("something new", 3)
+def test_unknown_messages_are_passed_on() -> None:
+    (said,) = failures_of("something new", 3)
     assert "failed: something new" in said
     assert "--log-level debug" in said
-    (said,) = told("", 3)
+    (said,) = failures_of("", 3)
     assert "it ended with exit code 3" in said
 
 

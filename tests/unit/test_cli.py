@@ -104,7 +104,7 @@ def test_usage_lines_can_be_typed_as_they_stand() -> None:
     assert TEST.usage == "./inv test FABRIC [NAME] [flags] [-- SET_...]"
 
 
-def test_all_wrong_words_come_together() -> None:
+def test_all_wrong_words_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         parse(UP, ["--n", "x", "--nmae", "y"])
     assert len(caught.value.problems) == 3
@@ -195,7 +195,7 @@ def test_a_format_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("words", "said"), [(["wrok"], "did you mean work?"), (["work", "--wrod", "x"], "did you mean --word?")]
 )
-def test_what_is_misspelt_is_hinted(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_names_get_a_hint(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(*words) == 2
     assert said in capsys.readouterr().err
 
@@ -344,7 +344,7 @@ def test_a_table_wraps_its_last_column_only() -> None:
     assert text.splitlines() == ["name  detail", "a     one two three four", "      five six"]
 
 
-def test_who_stops_reading_is_not_told_off() -> None:
+def test_a_reader_that_stops_early_causes_no_error_message() -> None:
     argv = [sys.executable, str(ROOT / "tasks.py"), "--help"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_env(PYTHONUNBUFFERED="1")) as inv:
         assert inv.stdout is not None

@@ -34,7 +34,7 @@ def played(pattern: Pattern, ranks: int, count: int) -> list[list[set[tuple[int,
     left = [list(plan.sends) for plan in plans]
     while any(left):
         ready = [(r, s) for r in range(ranks) for s in left[r] if done[r].issuperset(s.needs)]
-        assert ready, "nobody can send: they wait for each other"
+        assert ready, "no rank can send: they wait for each other"
         for rank, send in ready:
             left[rank].remove(send)
             receive = plans[send.peer].receives[send.key]
@@ -106,7 +106,7 @@ def test_a_receiver_takes_in_what_the_factor_says(pattern: Pattern) -> None:
     assert taken.sum() - busy.sum() <= ranks, "others take in no more than an element"
 
 
-def test_rounds_reach_as_far_as_nccl_has_them_and_nobody_is_sent_to_by_two() -> None:
+def test_rounds_are_those_of_nccl_and_no_rank_has_two_senders() -> None:
     assert deltas(16) == [1, 3, 6, 10, 15, 5, 12, 4, 13, 7, 2, 14, 11, 9, 8]
     for ranks in range(2, 40):
         assert sorted(deltas(ranks)) == list(range(1, ranks))

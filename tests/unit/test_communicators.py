@@ -29,7 +29,7 @@ def test_a_split_is_typed_as_for_nccl_tests(typed: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "2", "XOR 2", "MOD", "MOD 0", "MOD -2", "DIV 0x", "AND 7 7"])
-def test_what_is_no_split_is_refused_with_an_example(typed: str) -> None:
+def test_an_invalid_split_is_refused_with_an_example(typed: str) -> None:
     with pytest.raises(InputError) as caught:
         run_options(split=typed)
     assert f"--split {typed}" in str(caught.value)

@@ -68,7 +68,7 @@ def test_a_delay_is_one_value_or_two_or_the_shapes(preset: str, said: str, delay
         ("-1us", "is not a duration"),
     ],
 )
-def test_what_is_no_delay_is_refused(said: str, why: str) -> None:
+def test_invalid_delays_are_refused(said: str, why: str) -> None:
     with pytest.raises(InputError) as caught:
         load_fabric("tiny", overrides=[f"link.delay={said}"])
     assert why in str(caught.value)

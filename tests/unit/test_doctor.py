@@ -120,14 +120,14 @@ printf '#!/bin/sh' > '{tmp_path}/bin/vtysh'; chmod +x '{tmp_path}/bin/vtysh'
     assert [line.split()[-1] for line in log.read_text().splitlines()] == ["frr", "update", "frr"]
 
 
-def test_what_labs_need_brings_what_people_type_in_hosts_where_apt_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_of_labs_include_tools_for_hosts_where_apt_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Optional: it never asks for an installation by itself, and an unknown package is left out."""
     gone = {name: replace(part, present=lambda: False) for name, part in packages.PARTS.items()}
     monkeypatch.setattr(packages, "_has", lambda package: package not in {"iperf3", "libbpf1"})
     installed: list[list[str]] = []
     monkeypatch.setattr(packages, "_announced", lambda words: "")
     monkeypatch.setattr(packages, "_sudo", list)
-    monkeypatch.setattr(packages, "_install", lambda lacking, *_: installed.append(packages._known(lacking)))
+    monkeypatch.setattr(packages, "_install", lambda parts, *_: installed.append(packages._known(parts)))
     monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/bin/apt-get")
     tools = {name: gone[name] for name in packages.HOST_TOOLS}
     monkeypatch.setattr(packages, "PARTS", {**{n: replace(p, present=lambda: True) for n, p in gone.items()}, **tools})

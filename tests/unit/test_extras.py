@@ -16,12 +16,12 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> Extra:
     return extra
 
 
-def test_what_is_installed_is_no_problem() -> None:
+def test_installed_packages_are_no_problem() -> None:
     for name in EXTRAS:
         require(name)
 
 
-def test_what_is_missing_is_named_with_its_command(absent: Extra) -> None:
+def test_missing_packages_are_named_with_their_command(absent: Extra) -> None:
     with pytest.raises(MachineError) as caught:
         require("plot")
     assert str(caught.value) == (

@@ -40,7 +40,7 @@ def test_a_proof_has_the_very_flow_that_was_sent() -> None:
     assert result.flows[0].sent is SENT[0] and result.flows[0].flow is SENT[0].flow
 
 
-def test_what_was_sent_is_one_flat_row() -> None:
+def test_a_flow_is_one_flat_row() -> None:
     flow = Flow("host1", "host2", "10.0.0.1", "10.0.1.1", 50000, 7, "rtsw1:eth3", src_rank=0, dst_rank=1)
     assert Sent(flow, 10, 1000).to_json() == {
         "src": "host1", "dst": "host2", "src_rank": 0, "dst_rank": 1, "src_ip": "10.0.0.1", "dst_ip": "10.0.1.1",

@@ -68,7 +68,7 @@ def go(
 @pytest.mark.parametrize(
     "rule", [HashingRule(), HashingRule("flow", 1), HashingRule("flow", 0), HashingRule("e-ecmp", 1)]
 )
-def test_a_flow_goes_its_way_whoever_else_is_walked_with_it(rule: HashingRule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flows_path_does_not_depend_on_other_flows(rule: HashingRule, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = go(clos(), rule, 500)
     assert whole.ports.shape == (500, 3) and not whole.fan.any()
     monkeypatch.setattr(engine, "_BLOCK", 64)  # hashed in blocks of another size

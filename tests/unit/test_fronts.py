@@ -42,11 +42,11 @@ def test_every_front_lists_and_explains_the_verbs(typed_to: Typed) -> None:
     assert listed.returncode == 0
     assert {"demo", "up", "paths", "exec"} <= {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}
     for words in (("--help", "up"), ("up", "--help")):
-        told = typed_to(*words)
-        assert (told.returncode, told.stderr) == (0, "")
-        assert "Bring a fabric up" in told.stdout
-        assert "--runtime" in told.stdout
-        assert "where nodes run" in told.stdout
+        output = typed_to(*words)
+        assert (output.returncode, output.stderr) == (0, "")
+        assert "Bring a fabric up" in output.stdout
+        assert "--runtime" in output.stdout
+        assert "where nodes run" in output.stdout
 
 
 def test_every_front_runs_a_verb_and_ends_alike(typed_to: Typed) -> None:
@@ -56,10 +56,10 @@ def test_every_front_runs_a_verb_and_ends_alike(typed_to: Typed) -> None:
     wrong = typed_to("up", "tinny", "--explain")  # without that it would look for FRR first, and may install it
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "tinny is neither a preset nor a file\n  hint: did you mean tiny?\n"
-    told = typed_to("up", "tinny", "--explian", "--format", "json")
-    assert told.returncode == 2
-    assert json.loads(told.stdout)["error"]["kind"] == "InputError"
-    assert "did you mean --explain?" in told.stderr
+    output = typed_to("up", "tinny", "--explian", "--format", "json")
+    assert output.returncode == 2
+    assert json.loads(output.stdout)["error"]["kind"] == "InputError"
+    assert "did you mean --explain?" in output.stderr
     assert typed_to("upp").returncode == 2
 
 

@@ -79,7 +79,7 @@ def test_a_table_may_be_larger_than_a_fabric_file_and_come_from_a_spreadsheet(tm
         file_rows(str(tmp_path))
 
 
-def test_a_row_whose_quote_is_not_closed_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_row_with_an_unclosed_quote_is_reported_in_one_line(tmp_path: Path) -> None:
     table = tmp_path / "te.csv"
     table.write_text('switch,sport,prefix,port\n"rtsw1,5,10.0.1.0/24,eth9\nrtsw1,5\n')
     rows = ExactRows()

@@ -93,7 +93,7 @@ def test_flags_of_nccl_tests_are_translated_with_their_values(line: str, said: s
     assert said in said_of("run", line)
 
 
-def test_what_is_no_flag_of_nccl_tests_is_not_taken_for_one() -> None:
+def test_other_words_are_not_taken_for_flags_of_nccl_tests() -> None:
     assert "did you mean --iters?" in said_of("run", "-iters 5")
     assert "nccl" not in said_of("run", "--size 8 --itres 5")
     assert "nccl" not in said_of("up", "zone -b 8")

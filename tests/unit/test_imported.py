@@ -70,7 +70,7 @@ def test_up_takes_a_topology_in_place_of_a_fabric(tmp_path: Path) -> None:
     ("name", "text", "said"),
     [
         ("two.clab.yml", "name: two\ntopology: {nodes: [\n", r"two\.clab\.yml:\d"),
-        ("two.clab.yml", "name: two\n", r"racks"),  # neither: a fabric file that lacks its keys
+        ("two.clab.yml", "name: two\n", r"racks"),  # neither: a fabric file without its keys
         ("two.yml", "name: two\ntopology: {nodes: {}}\n", "has no nodes"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_files_name_is_brought_to_heddles_rule(own: str, here: str, write: Wri
     assert lab_name(own) == here
     made = import_topology(write(f"name: {own}\ntopology: {{nodes: {{a: {{kind: linux}}}}}}\n"), "netns")
     assert made.fabric.name == here
-    assert any(f"{own} is called {here} here" in note for note in made.notes) == (own != here)
+    assert any(f"the lab of {own} is named {here}:" in note for note in made.notes) == (own != here)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_copy_means_the_same_to_both_runtimes(tmp_path: Path, monkeypatch: p
         assert topology.nodes["leaf-1"].labels == {"heddle-lab": "miniclos"}
 
 
-def test_heddle_starts_daemons_only_where_nobody_else_does(tmp_path: Path) -> None:
+def test_heddle_starts_daemons_only_if_nothing_else_starts_them(tmp_path: Path) -> None:
     path = mini_clos(tmp_path, image="quay.io/frrouting/frr:10.3.1")
     assert f"sh {frr.START}" in str(ran(import_topology(path, "netns"))["leaf-1"])
     assert frr.START not in str(ran(import_topology(path, "containerlab"), "containerlab"))
@@ -211,7 +211,7 @@ def test_links_larger_than_pfc_can_hold_back_have_no_lossless_class(write: Write
         assert any("above 60000" in note for note in made.notes) == (not lossless)
 
 
-def test_who_has_frr_is_a_switch_and_who_has_hosts_a_leaf(tmp_path: Path) -> None:
+def test_nodes_with_frr_are_switches_and_those_with_hosts_are_leaves(tmp_path: Path) -> None:
     fabric = import_topology(mini_clos(tmp_path), "netns").fabric
     assert {n.name: n.level for n in fabric.nodes} == {
         **dict.fromkeys(("leaf-1", "leaf-2"), 1),
@@ -258,7 +258,7 @@ def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> N
         blueprint_of("zone", own, "netns")
     with pytest.raises(InputError, match="changes a key of a fabric file"):
         blueprint_of(None, own, "netns", overrides=["racks=3"])
-    with pytest.raises(InputError, match="is written already"):
+    with pytest.raises(InputError, match="this one is user-supplied"):
         blueprint_of(None, own, "netns", dialect="frr")
     with pytest.raises(InputError, match="is not a legal name of a lab"):
         blueprint_of(None, own, "netns", name="../x")
@@ -292,5 +292,5 @@ def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Wr
     with pytest.raises(InputError) as caught:
         import_topology(path, "netns")
     assert [problem.where.rpartition(":")[2] for problem in caught.value.problems] == ["8", "9"]
-    assert "kernel.pid_max is this whole machine's" in str(caught.value)
+    assert "kernel.pid_max is one value for the whole machine" in str(caught.value)
     assert import_topology(path, "containerlab").description is not None, "an engine judges for itself"

@@ -71,7 +71,7 @@ def test_a_revoked_key_is_refused_although_it_is_known() -> None:
     assert verdict(line("lab") + "\n" + line("*", TWO, marker="@revoked")) is HostKeyState.KNOWN
 
 
-def test_what_is_no_key_of_a_host_is_passed_over() -> None:
+def test_unknown_entries_in_known_hosts_are_skipped() -> None:
     text = "\n".join(["lab", "lab ssh-rsa", "lab ssh-rsa not*base64", line("lab", marker="@cert-authority")])
     assert verdict(text) is HostKeyState.UNKNOWN
 

@@ -68,7 +68,7 @@ def test_a_record_comes_back_as_it_was_written() -> None:
     assert state.labs() == []
 
 
-def test_a_record_of_another_version_is_told_apart() -> None:
+def test_a_record_of_another_version_is_recognised() -> None:
     for version, by in (("", "an older Heddle"), ("99.1", "Heddle 99.1")):
         state.write_record(state.Record("x", "netns", "running", {"name": "x"}, version=version))
         with pytest.raises(InputError) as caught:
@@ -90,9 +90,7 @@ def test_a_record_that_is_damaged_says_how_to_go_on(text: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "*", "a/b", "/home", "Zone", "zone.yml", "zone\n", "a" * 13, "heddle-x"]
 )
-def test_what_no_lab_can_be_called_is_never_taken_down(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_lab_names_are_never_taken_down(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = str(tmp_path / "victim") if name == "/home" else name
     (tmp_path / "victim").mkdir()
     monkeypatch.setattr("heddle.lab.lifecycle._remove", lambda *_: pytest.fail("looked for something to remove"))
@@ -136,7 +134,7 @@ def test_the_lock_of_a_killed_command_is_free() -> None:
         pass
 
 
-def test_a_command_that_cannot_be_run_is_the_machines_lack(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_run_is_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "ip").write_text("")
     with pytest.raises(MachineError, match="cannot be used: Permission denied"):
         run([str(tmp_path / "ip")])

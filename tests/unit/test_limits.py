@@ -44,7 +44,7 @@ def there(lab: str) -> bool:
     return True
 
 
-class Told(Silent):
+class Messages(Silent):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.limits = MachineLimits(root / "proc", root / "run")
         self.boot("first")
-        self.told = Told()
+        self.messages = Messages()
 
     def boot(self, name: str) -> None:
         """As after a restart: every sysctl has its default."""
@@ -82,11 +82,11 @@ class Machine:
 
     def up(self, lab: str, needs: dict[str, int] | None = None, here: Callable[[str], bool] = there) -> str:
         journal = Journal()
-        self.limits.raise_for(lab, BIG if needs is None else needs, here, journal, self.told)
+        self.limits.raise_for(lab, BIG if needs is None else needs, here, journal, self.messages)
         return journal.script()
 
     def down(self, lab: str, here: Callable[[str], bool] = there) -> None:
-        self.limits.release(lab, here, self.told)
+        self.limits.release(lab, here, self.messages)
 
     def now(self) -> dict[str, int | None]:
         return {key: self.limits.value(key) for key in DEFAULTS}
@@ -114,12 +114,12 @@ def test_up_raises_what_is_too_low_says_so_and_down_restores_it(machine: Machine
     }
     assert "sysctl -w net.ipv6.neigh.default.gc_thresh1=512 net.ipv6.neigh.default.gc_thresh2=2048" in script
     assert f"sysctl -w {BACKLOG}=4096" in script
-    said = "\n".join(machine.told.lines)
+    said = "\n".join(machine.messages.lines)
     assert "raised net.ipv6.neigh.default.gc_thresh1/2/3 from 128/512/1024 to 512/2048/4096: 2048 neighbours" in said
     assert "down of the last lab restores them" in said
     machine.down("big")
     assert machine.now() == DEFAULTS
-    assert f"restored {BACKLOG} from 4096 to 1000" in machine.told.lines
+    assert f"restored {BACKLOG} from 4096 to 1000" in machine.messages.lines
     assert list(machine.limits.run.iterdir()) == []
 
 
@@ -138,7 +138,7 @@ def test_the_script_has_the_same_commands_and_changes_nothing(machine: Machine) 
 def test_a_small_lab_raises_nothing_and_leaves_no_file(machine: Machine) -> None:
     machine.up("small", {ARP.key: 16, NDISC.key: 16, BACKLOG: 24})
     assert machine.now() == DEFAULTS
-    assert machine.told.lines == []
+    assert machine.messages.lines == []
     machine.down("small")
     assert list(machine.limits.run.iterdir()) == []
 
@@ -172,7 +172,7 @@ def test_a_value_that_the_user_has_set_meanwhile_stays(machine: Machine) -> None
     assert machine.limits.value(NDISC.key) == 9000
     assert machine.limits.value("net.ipv6.neigh.default.gc_thresh2") == 512
     assert machine.limits.value(BACKLOG) == 1000
-    assert f"{NDISC.key} = 9000 was set by the user or another program, and stays" in machine.told.lines
+    assert f"{NDISC.key} = 9000 was set by the user or another program, and stays" in machine.messages.lines
 
 
 def test_a_value_of_the_user_is_the_one_to_restore_when_more_is_needed_later(machine: Machine) -> None:
@@ -242,7 +242,7 @@ here.raise_for("big", {BIG!r}, lambda lab: False, Journal(), Silent())
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == -signal.SIGKILL
     assert machine.limits.value("net.ipv6.neigh.default.gc_thresh2") == 2048
     assert machine.limits.value(NDISC.key) == 1024
-    assert machine.limits.file.path.with_suffix(".lock").exists()  # its holder is dead, so it holds nobody up
+    assert machine.limits.file.path.with_suffix(".lock").exists()  # its holder is dead, so it blocks no other process
     machine.down("big", here=gone)
     assert machine.now() == DEFAULTS
     assert list(machine.limits.run.iterdir()) == []
@@ -288,7 +288,7 @@ def test_a_backlog_that_cannot_be_raised_is_a_warning(machine: Machine, monkeypa
     read_only(BACKLOG, monkeypatch)
     machine.up("big")
     assert machine.limits.value(NDISC.key) == 4096
-    (warned,) = machine.told.warned
+    (warned,) = machine.messages.warned
     assert "2560 packets in flight between ports are needed" in warned
     assert warned.endswith(f"sysctl -w {BACKLOG}=4096")
     machine.down("big")
@@ -320,7 +320,7 @@ def test_a_record_that_cannot_be_read_stops_up_but_not_down(machine: Machine) ->
     with pytest.raises(MachineError, match="cannot be read"):
         machine.up("more")
     machine.down("big")
-    assert "were not restored" in machine.told.warned[0]
+    assert "were not restored" in machine.messages.warned[0]
 
 
 def test_keys_of_a_record_that_are_no_limits_are_not_written(machine: Machine) -> None:

@@ -72,7 +72,7 @@ def test_nodes_daemons_and_links_that_are_down_explain_a_session(seen: SessionCa
     assert why(seen) == said
 
 
-def test_what_the_daemons_report_explains_a_session() -> None:
+def test_reports_of_the_daemons_explain_a_session() -> None:
     right = BgpPeer("Active", 65001, 65101)
     assert why(NOTHING, rtsw1=right, ctsw1=BgpPeer("Idle", 65101, 65001)) == ""
     mismatch = "AS mismatch: ctsw1 expects AS 65999, rtsw1 has AS 65001"

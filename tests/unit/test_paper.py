@@ -99,7 +99,7 @@ def test_ports_carry_what_flow_by_flow_prediction_says(shape: str, mode: str) ->
 
 @pytest.mark.parametrize("down", [(), ("ctsw1",), ("rtsw1:eth1", "ctsw2:eth2")])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_enters_a_switch_leaves_it(shape: str, down: tuple[str, ...]) -> None:
+def test_all_bytes_that_enter_a_switch_leave_it(shape: str, down: tuple[str, ...]) -> None:
     found = ask(shape, "all-to-all,qps=3", down=down)
     wires = found.wires
     for mode in found.modes:
@@ -167,7 +167,7 @@ def test_a_node_that_is_down_carries_nothing_and_its_hosts_are_named() -> None:
     assert "rtsw2:eth1" not in {row["port"] for row in found.links()}
 
 
-def test_where_no_switch_knows_any_way_flows_are_named_and_only_racks_carry_their_own() -> None:
+def test_without_routes_flows_are_named_and_only_traffic_inside_racks_is_carried() -> None:
     every = tuple(f"ctsw{n}" for n in range(1, 5))
     found = ask("two", "all-to-all", down=every, trials=1)
     assert found.unreachable == 9 * 6
@@ -176,7 +176,7 @@ def test_where_no_switch_knows_any_way_flows_are_named_and_only_racks_carry_thei
     assert all(mode.seconds == found.roofline.seconds for mode in found.modes)
 
 
-def test_a_drained_switch_carries_no_transit_and_loses_nobody() -> None:
+def test_a_drained_switch_carries_no_transit_and_all_hosts_stay_reachable() -> None:
     found = ask("three", "all-to-all,qps=4", drain=("ctsw2",))
     wires = found.wires
     switch = wires.switch_id["ctsw2"]

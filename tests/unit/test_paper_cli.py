@@ -30,7 +30,7 @@ Inv = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def inv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Inv:
-    """Exit code and JSON document of a verb, typed in an empty directory by somebody who must not become root."""
+    """Exit code and JSON document of a verb, run in an empty directory by a user who must not become root."""
     import tasks
     from heddle.cli import privilege
 
@@ -63,7 +63,7 @@ def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_
     assert said["completion"]["over_roofline"] >= 1
     assert said["unreachable"]["flows"] == 0
     assert {"threshold", "resilient"} <= set(said["moved"])
-    assert said["checked"]["state"] in ("agrees", "unchecked")  # unchecked where nobody has been root yet
+    assert said["checked"]["state"] in ("agrees", "unchecked")  # unchecked until Heddle has run as root
     rows = list(csv.DictReader((tmp_path / "l.csv").read_text().splitlines()))
     assert {row["port"]: int(row["e-ecmp_bytes"]) for row in rows} == {r["port"]: r["bytes"] for r in said["links"]}
     assert not [row for row in rows if row["port"].startswith("ctsw3:") or row["port"] == "rtsw1:eth1"]
@@ -187,13 +187,13 @@ def test_a_heat_map_is_a_picture() -> None:
 
 
 def test_a_heat_map_has_a_legend_for_what_is_down_and_drained() -> None:
-    def told(*down: str, drained: tuple[str, ...] = (), fabric: str = "zone") -> str:
+    def heat_map(*down: str, drained: tuple[str, ...] = (), fabric: str = "zone") -> str:
         ask = Ask(down=down, drain=drained)
         return draw("svg", forecast(load_fabric(fabric).fabric, load_plan("ring"), ask, Silent())).decode()
 
-    both = told("rtsw1:eth1", "ctsw2", drained=("ctsw3",))
+    both = heat_map("rtsw1:eth1", "ctsw2", drained=("ctsw3",))
     assert ">down: rtsw1:eth1, ctsw2<" in both and ">drained by BGP: ctsw3<" in both
-    assert "down" not in told() and "drained" not in told()
-    assert ">down: host3 (no link between switches)<" in told("host3")
-    many = told(*(f"rtsw{n}:eth1" for n in range(1, 9)))
+    assert "down" not in heat_map() and "drained" not in heat_map()
+    assert ">down: host3 (no link between switches)<" in heat_map("host3")
+    many = heat_map(*(f"rtsw{n}:eth1" for n in range(1, 9)))
     assert ">down: rtsw1:eth1, rtsw2:eth1, rtsw3:eth1, rtsw4:eth1, rtsw5:eth1, rtsw6:eth1 and 2 more<" in many

@@ -1,4 +1,4 @@
-"""Figures to be told by hand: MMR without some links, rooflines of narrow racks, what had to move."""
+"""Values that can be computed by hand: MMR without some links, rooflines of narrow racks, moved flows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_narrow_rack_is_a_roofline_and_a_wide_one_beside_it_does_not_hide_it()
     assert found.roofline.seconds == pytest.approx(carried * 8 / (4 * 10e6))
 
 
-def test_what_had_to_move_is_what_was_on_the_dead_link_wherever_it_lies_on_the_path() -> None:
+def test_flows_that_had_to_move_are_those_over_the_dead_link_at_any_hop() -> None:
     before = ask(THREE, "all-to-all,qps=8").modes[0].flows
     found = ask(THREE, "all-to-all,qps=8", down=("rtsw1:eth1",))
     assert before is not None
@@ -78,7 +78,7 @@ def test_what_had_to_move_is_what_was_on_the_dead_link_wherever_it_lies_on_the_p
 
 
 @pytest.mark.parametrize(("down", "local"), [(("rtsw2",), 0), (("rtsw2:eth1", "rtsw2:eth2", "rtsw2:eth3"), 2)])
-def test_flows_that_have_no_way_any_more_have_not_moved(down: tuple[str, ...], local: int) -> None:
+def test_flows_without_a_path_now_count_as_not_moved(down: tuple[str, ...], local: int) -> None:
     moved = ask(THREE, "all-to-all,qps=8", down=down).moved
     assert moved is not None
     assert (moved.moved, moved.lost) == ({"threshold": 0, "resilient": 0},) * 2
@@ -90,6 +90,6 @@ def test_evenness_is_not_judged_where_links_are_gone() -> None:
     assert not ask(TWO, "all-to-all,qps=16", down=("ctsw1",)).evenness
 
 
-def test_trials_are_told_by_mean_and_percentiles() -> None:
+def test_trials_are_summarised_by_mean_and_percentiles() -> None:
     assert Percentiles.of([float(n) for n in range(101)]) == Percentiles(mean=50, p5=5, p95=95)
     assert Percentiles.of([3.0]) == Percentiles(3, 3, 3)

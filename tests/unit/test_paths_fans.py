@@ -79,13 +79,13 @@ def test_a_fan_of_which_one_port_alone_was_used_is_a_proof_too() -> None:
         ({"rtsw2": ()}, "the counters saw another path"),
     ],
 )
-def test_what_leaves_the_ways_or_does_not_sum_is_no_proof(changed: Counts, why: str) -> None:
+def test_packets_off_the_paths_or_wrong_sums_are_no_proof(changed: Counts, why: str) -> None:
     result = judge(sprayed({**WHOLE, **changed}))
     assert not result.agree
     assert why in result.flows[0].why
 
 
-def test_a_loss_behind_two_ports_is_put_down_to_the_queue_that_owns_up() -> None:
+def test_a_loss_after_two_ports_is_attributed_to_the_queue_that_counted_it() -> None:
     counts = {**WHOLE, "rtsw2": (("eth3", 8),)}
     result = judge(sprayed(counts, {"ctsw2:eth2": 2}))
     assert result.agree, paths_text(result)
@@ -104,7 +104,9 @@ def another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     verdict.cache_clear()
 
 
-def test_where_the_kernel_differs_the_oracle_stands_in_and_no_third_source_is_claimed(another_kernel: SelfTest) -> None:
+def test_where_the_kernel_differs_the_oracle_replaces_the_prediction_and_no_third_source_is_claimed(
+    another_kernel: SelfTest,
+) -> None:
     assert verdict() == another_kernel
     found = evidence(SENT)
     result = judge(found)
@@ -122,7 +124,7 @@ def test_a_verdict_holds_for_one_boot_one_kernel_and_one_version(
 ) -> None:
     monkeypatch.setattr(selftest, "_CODE", ("hashes.py",))
     verdict.cache_clear()
-    assert verdict(keep=False).state != "differs", "other arithmetic is compared anew"
+    assert verdict(keep=False).state != "differs", "other arithmetic is compared again"
     monkeypatch.undo()
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
     (tmp_path / "selftest.json").write_text("[1, 2")
@@ -130,7 +132,7 @@ def test_a_verdict_holds_for_one_boot_one_kernel_and_one_version(
     assert verdict(keep=False).state != "differs", "a damaged file is no verdict"
 
 
-def test_flows_that_are_spread_have_no_way_that_could_move() -> None:
+def test_spread_flows_have_no_single_path_that_could_move() -> None:
     result = judge(sprayed(WHOLE))
     routing = snapshot(fibs(), SPRAY)
     moved = moved_of(FABRIC, routing, routing, [FLOW], ([result.flows[0].expected], result))

@@ -173,7 +173,7 @@ def test_counts_that_do_not_sum_are_no_proof(counts: tuple[int, ...], why: str) 
     assert "NOT PROVEN" in paths_text(result) and why in paths_text(result)
 
 
-def test_a_loss_that_a_queue_owns_up_to_is_explained() -> None:
+def test_a_loss_that_a_queue_counted_is_explained() -> None:
     port = predict(FABRIC, fibs(), HASHING, [SENT[0].flow])[0][0]
     result = judge(SENT, evidence(SENT, (10, 7, 7), {port: 3}))
     assert result.agree
@@ -181,7 +181,7 @@ def test_a_loss_that_a_queue_owns_up_to_is_explained() -> None:
     assert f"3 packets were lost after {port}; its queue dropped 3 of class 3" in result.notes
 
 
-def test_an_oracle_of_another_mind_is_no_proof() -> None:
+def test_a_different_oracle_result_is_no_proof() -> None:
     found = evidence(SENT)
     other = ("rtsw1:eth9", *found.oracle[0][1:])
     result = judge(SENT, replace(found, oracle=(other,)))
@@ -399,7 +399,7 @@ def test_drops_of_which_the_class_was_not_recorded_are_not_attributable() -> Non
         (11, "the NIC took 11 packets, rtsw2:eth3 counted 10"),
     ],
 )
-def test_what_the_receiving_nic_took_is_compared_with_the_last_port(taken: int, why: str) -> None:
+def test_packets_of_the_receiving_nic_are_compared_with_the_last_port(taken: int, why: str) -> None:
     found = evidence(SENT)
     assert judge(SENT, replace(found, received=(10,))).agree
     result = judge(SENT, replace(found, received=(taken,)))

@@ -26,7 +26,7 @@ TIMES = tuple(f"macc.cbfc.pause_time.c{number}" for number in range(8))
 
 
 @pytest.mark.parametrize("quanta", CASES)
-def test_a_frame_says_again_what_it_was_built_of(quanta: dict[int, int]) -> None:
+def test_a_parsed_frame_has_the_fields_it_was_built_from(quanta: dict[int, int]) -> None:
     frame = build(MAC, quanta)
     assert len(frame) == FRAME_BYTES
     assert parse(frame) == PfcFrame(MAC, quanta)
@@ -58,7 +58,7 @@ def test_tshark_reads_address_opcode_vector_and_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quanta", [{8: 1}, {-1: 1}, {0: MAX_QUANTA + 1}, {0: -1}])
-def test_what_no_frame_can_say_is_refused(quanta: dict[int, int]) -> None:
+def test_values_outside_a_frames_fields_are_refused(quanta: dict[int, int]) -> None:
     with pytest.raises(ValueError, match="class"):
         build(MAC, quanta)
     with pytest.raises(ValueError, match="MAC of 5 bytes"):

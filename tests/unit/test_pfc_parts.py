@@ -115,7 +115,7 @@ def test_a_link_in_the_labs_directory_leads_the_agent_nowhere(tmp_path: Path) ->
     assert not elsewhere.exists()
 
 
-def test_who_lives_is_known_by_locks_and_not_by_what_was_written(tmp_path: Path) -> None:
+def test_running_processes_are_recognised_by_locks_and_not_by_files(tmp_path: Path) -> None:
     assert alive("any", tmp_path) == AgentState(None, None)
     stop("any", tmp_path)
     held = []

@@ -83,7 +83,7 @@ def test_every_node_rack_and_port_is_drawn_once(name: str) -> None:
     assert drawn.named("rack-") == {str(node.group("rack")) for node in fabric.nodes if node.group("rack") is not None}
 
 
-def test_a_lab_of_somebodys_own_need_not_be_a_clos() -> None:
+def test_a_user_supplied_lab_need_not_be_a_clos() -> None:
     """Two leaves in a rack, a host in none, a link between leaves, and no spine."""
     ends = [("lone", "eth1", "left", "eth1"), ("left", "eth2", "right", "eth1"), ("pair", "eth1", "left", "eth3")]
     ends.append(("pair", "eth2", "right", "eth2"))

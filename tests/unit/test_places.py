@@ -129,7 +129,7 @@ def test_an_empty_variable_says_that_no_settings_are_read(tmp_path: Path, monkey
         ("place: ssh:lab:x\nspeed: 9\n", "has a port that is none ... config.yml:2  speed is not a key"),
     ],
 )
-def test_wrong_settings_are_told_with_their_line(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_settings_are_reported_with_their_line(tmp_path: Path, text: str, said: str) -> None:
     config(tmp_path, text)
     with pytest.raises(InputError) as error:
         place_for(None)
@@ -161,7 +161,7 @@ def test_a_verb_is_sent_in_words_that_mean_the_same() -> None:
         assert parse(verb, words_of(verb, {**values, "place": "here"})[1:]) == {**values, "place": "here"}
 
 
-def test_a_command_in_a_node_is_sent_as_it_is() -> None:
+def test_a_command_in_a_node_is_sent_unchanged() -> None:
     lab = Parameter("lab", "str", None, positional=False)
     node, cmd = Parameter("node", "str", EMPTY, positional=True), Parameter("cmd", "list", (), positional=False)
     verb = Verb("exec", [node, cmd, lab], rest="cmd", rest_after_positionals=True)
@@ -274,7 +274,7 @@ def test_files_and_directories_may_change_places(project: Path, tmp_path: Path) 
     assert bring(project, store) == ["docs", "link", "tasks.py/x"]
 
 
-def test_what_was_touched_or_cut_short_is_looked_at_anew(project: Path, tmp_path: Path) -> None:
+def test_changed_and_incomplete_files_are_checked_again(project: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "there")
     bring(project, store)
     (store.project / "tasks.py").write_text("spoilt")

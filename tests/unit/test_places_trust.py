@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_what_was_asked_for_lands_where_its_names_say(here: Path, tmp_path: Path) -> None:
+def test_requested_files_are_written_to_the_paths_named(here: Path, tmp_path: Path) -> None:
     outs = {"a/zone.svg": "out/0/zone.svg", str(tmp_path / "all"): "out/1/all"}
     files = {"here/zone.png": "p", "out/0/zone.svg": "s", "out/1/all/x.yml": "x", "out/1/all/rtsw1/frr.conf": "f"}
     assert land(tar_of(files), outs, PICTURES) == []
@@ -58,7 +58,7 @@ def test_a_server_puts_nothing_into_the_working_directory_that_the_verb_does_not
 
 
 @pytest.mark.parametrize("name", ["here/way.svg", "out/0/all", "out/0/all/way"])
-def test_a_server_leads_nobody_away_by_a_link(name: str, here: Path, tmp_path: Path) -> None:
+def test_a_server_cannot_redirect_writes_by_a_link(name: str, here: Path, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="is a link"):
         land(tar_of({}, {name: str(tmp_path)}), {"all": "out/0/all"}, PICTURES)
     assert list(here.iterdir()) == []
@@ -72,14 +72,14 @@ def test_a_server_names_no_file_beyond_what_was_asked_for(name: str, here: Path,
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-def test_an_answer_that_is_cut_short_is_told_and_leaves_nothing(here: Path) -> None:
+def test_an_incomplete_answer_is_reported_and_leaves_nothing(here: Path) -> None:
     whole = tar_of({"out/0/all/x": os.urandom(5000).hex()}).getvalue()
     with pytest.raises(MachineError, match="did not come back whole"):
         land(io.BytesIO(whole[:2000]), {"all": "out/0/all"}, ())
     assert list(here.iterdir()) == []
 
 
-def test_what_is_brought_to_a_server_is_nobody_elses_to_write(tmp_path: Path) -> None:
+def test_files_copied_to_a_server_are_not_writable_by_others(tmp_path: Path) -> None:
     before = os.umask(0o000)
     try:
         store = Store(tmp_path / "there")
@@ -91,7 +91,7 @@ def test_what_is_brought_to_a_server_is_nobody_elses_to_write(tmp_path: Path) ->
     assert store.base.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_place_that_somebody_else_has_laid_out_is_not_used(tmp_path: Path) -> None:
+def test_a_directory_prepared_by_another_user_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     (tmp_path / "there").symlink_to(tmp_path / "others")
     with pytest.raises(PermissionError, match="another user's"):

@@ -53,19 +53,19 @@ def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
         parse_sizes(text)
 
 
-def test_all_wrong_options_are_told_at_once() -> None:
+def test_all_wrong_options_are_reported_at_once() -> None:
     with pytest.raises(InputError) as caught:
         run_options(
             collective="all_reduce", size="2", qps=0, qp_mode="splitt", sport="fixed:99999", iters=0, chunk="100",
             window=0, timeout=7,
         )  # fmt: skip
-    told = str(caught.value)
+    message = str(caught.value)
     for flag in ("--size 2", "--qps 0", "--qp-mode splitt", "--sport fixed:99999", "--iters 0", "--chunk 100"):
-        assert flag in told
-    assert "did you mean split?" in told
-    assert "did you mean all-reduce?" in told
-    assert "--window 0 is outside 1 to 16384" in told
-    assert "--timeout 7 is outside 8 to 31" in told
+        assert flag in message
+    assert "did you mean split?" in message
+    assert "did you mean all-reduce?" in message
+    assert "--window 0 is outside 1 to 16384" in message
+    assert "--timeout 7 is outside 8 to 31" in message
 
 
 def test_messages_windows_and_timeouts_can_be_chosen(demo: Fabric) -> None:
@@ -181,7 +181,7 @@ def test_the_least_size_is_the_one_below_which_nothing_is_sent(ranks: int) -> No
         assert pattern.whole(ranks, least - 1) == 0
 
 
-def test_a_fabric_of_one_host_is_named_and_no_flag_that_nobody_typed() -> None:
+def test_a_fabric_of_one_host_is_reported_without_flags_that_were_not_typed() -> None:
     lonely = load_fabric("tiny", name="one", overrides=["racks=1", "hosts_per_rack=1"]).fabric
     with pytest.raises(InputError, match=r"^one gives 1 of the two ranks"):
         build_plan(lonely, run_options())
@@ -217,7 +217,7 @@ def test_each_collective_has_its_algorithm_and_the_factor_of_nccl_tests(collecti
     assert find_pattern(collective, algorithm).busbw_factor(16) == 15 / 16
 
 
-def test_what_reduces_nothing_says_so_in_the_table(demo: Fabric) -> None:
+def test_a_pattern_without_reduction_shows_none_in_the_table(demo: Fabric) -> None:
     rows = (SizeRow(64, 1.0, 1.0, 1.0, 0),)
     for collective, words in (("all-to-all", ["none", "-1"]), ("incast", ["none", "0"]), ("all-reduce", ["sum", "-1"])):
         text = replace(result_of(demo, rows), options=RunOptions(collective=collective)).table()

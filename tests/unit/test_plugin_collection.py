@@ -130,7 +130,7 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, words: list[str], sa
 
 @pytest.fixture
 def as_user() -> Iterator[UserPlace]:
-    """A place of an ordinary user: this one, or nobody when this is root."""
+    """A directory of an ordinary user: the current one, or `nobody` if that is root."""
     before: tuple[str, ...] = ()
     if os.geteuid() == 0:
         # It may read what root may: the checkout and Python can be below /root.

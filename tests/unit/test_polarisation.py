@@ -70,7 +70,7 @@ def test_with_other_seeds_at_each_tier_all_are_used(seed: str, mode: str, k: int
         assert pair.dependence.bits < 0.02
 
 
-def test_it_is_said_with_its_numbers() -> None:
+def test_the_message_has_the_numbers() -> None:
     pair = asked(fabric_of(2, "shared")).pairs[0]
     assert pair.text() == (
         f"ctsw1 uses 1 of its 2 next hops: {pair.before} and switches like it have already sorted the flows by the "

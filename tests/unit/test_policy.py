@@ -66,7 +66,7 @@ def test_a_policy_survives_being_stored(preset: str) -> None:
         assert load_policy(json.loads(json.dumps(dump_policy(policy)))) == policy
 
 
-def test_a_policy_in_a_files_words_is_what_the_file_said() -> None:
+def test_a_policy_in_file_syntax_equals_the_file() -> None:
     loaded = load_fabric("tiny", overrides=[*ODD, "queues.buffer.ctsw=11MB"])
     policy, words = loaded.fabric.policy, [level.word for level in loaded.fabric.levels[1:]]
     queues = QueuesSpec.model_validate(queues_as_file(policy.queues, words))

@@ -1,4 +1,4 @@
-"""What a machine may lack, told all at once and with the command that mends it."""
+"""Missing parts of a machine are reported all at once, with the command that fixes each."""
 
 from __future__ import annotations
 

@@ -87,9 +87,9 @@ def test_help_and_errors_have_that_name(capsys: pytest.CaptureFixture[str]) -> N
     verbs = [task.verb.name for task in vars(tasks).values() if hasattr(task, "verb")]
     for words in ([], ["--list"], *([verb, "--help"] for verb in verbs), ["upp"], ["--lsit"], ["up", "a", "b", "c"]):
         main(vars(tasks), ["heddle", *words])
-        told = capsys.readouterr()
-        assert "./inv" not in told.out + told.err, words
-        assert "heddle" in (told.out + told.err).lower() or words == ["--list"]
+        output = capsys.readouterr()
+        assert "./inv" not in output.out + output.err, words
+        assert "heddle" in (output.out + output.err).lower() or words == ["--list"]
 
 
 @pytest.mark.usefixtures("installed")

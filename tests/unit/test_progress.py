@@ -77,7 +77,7 @@ def test_a_reason_names_the_first_of_each_kind() -> None:
     assert Look(Sessions((), ("r3",), tuple(fibs)), (), fibs).reason() == "r3 bgpd does not answer"
 
 
-def test_a_part_of_the_result_stands_above_the_rows_and_a_dropped_step_says_nothing() -> None:
+def test_a_part_of_the_result_is_above_the_rows_and_a_dropped_step_prints_nothing() -> None:
     out = io.StringIO()
     plain = PlainObserver(out)
     plain.begin("run", 2)

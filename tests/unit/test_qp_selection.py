@@ -131,7 +131,7 @@ def test_a_filter_that_matches_nothing_says_what_exists(chosen: Callable[[], QpS
         ("port", "rack1", "--port rack1 is no port of made"),
     ],
 )
-def test_words_that_name_nothing_are_refused(flag: str, word: str, said: str) -> None:
+def test_words_that_match_nothing_are_refused(flag: str, word: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
         read_selection(FABRIC, *([word] if flag == each else [] for each in ("qp", "host", "port")))
     assert said in str(caught.value)

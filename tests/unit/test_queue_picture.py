@@ -57,7 +57,7 @@ def test_the_deepest_queues_are_drawn_and_behind_them_the_fullest_ingress_buffer
     ]  # fmt: skip
 
 
-def test_what_is_asked_for_is_drawn_however_little_it_held() -> None:
+def test_a_requested_queue_is_drawn_even_if_it_was_nearly_empty() -> None:
     shown = panels(recorded(), lambda label: label.kind == "control")
     assert [(each.label.port, each.side) for each in shown] == [("rtsw1:eth1", "egress")]
 

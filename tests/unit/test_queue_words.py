@@ -113,7 +113,7 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
     inward["headroom_high"], inward["drops"], inward["lost_high"] = 130_000, 12, 40_000
     result = maps.result()
     (headroom,) = result.headroom
-    assert (headroom.highest, headroom.highest_at, headroom.lacking) == (130_000 + 40_000, "rtsw1:eth1", 40_000)
+    assert (headroom.highest, headroom.highest_at, headroom.missing_bytes) == (130_000 + 40_000, "rtsw1:eth1", 40_000)
     said = text(result)
     assert "most needed 170 KB at rtsw1:eth1" in said
     assert "UNDERSIZED: 12 packets dropped for want of it, 40 KB more than there was; try pfc.headroom=170KB" in said
@@ -124,16 +124,16 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
     inward["headroom_high"] = 8_000  # all there was then: it has been set to more since
     said = text(maps.result())
     assert "most needed 48 KB at rtsw1:eth1" in said
-    assert "12 packets dropped when there was less, 40 KB too little; ./inv queues reset counts anew" in said
+    assert "12 packets dropped when there was less, 40 KB too little; ./inv queues reset sets the counters to 0" in said
     assert "UNDERSIZED" not in said
 
 
-def test_packets_that_several_ports_lacked_headroom_for_are_counted_together(maps: Maps) -> None:
+def test_drops_by_missing_headroom_are_summed_over_ports(maps: Maps) -> None:
     for ref, drops, lacked in (("rtsw1:eth1", 12, 40_000), ("ctsw1:eth2", 5, 60_000)):
         inward = maps.ingress[maps.at(ref)]
         inward["drops"], inward["lost_high"] = drops, lacked
     (headroom,) = maps.result().headroom
-    assert (headroom.drops, headroom.lacking, headroom.highest_at) == (17, 60_000, "ctsw1:eth2")
+    assert (headroom.drops, headroom.missing_bytes, headroom.highest_at) == (17, 60_000, "ctsw1:eth2")
 
 
 def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) -> None:
@@ -147,7 +147,7 @@ def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) 
     assert "the slowest asks for 321 KB at 100mbit, more than the 133 KB there is" in said
 
 
-def test_headroom_is_told_by_the_reaction_time_that_was_set_where_it_was_set(maps: Maps) -> None:
+def test_headroom_shows_the_reaction_time_set_on_its_node(maps: Maps) -> None:
     own = {"ctsw1": load_fabric("tiny", overrides=["queues.pfc.reaction=20ms", *RATES]).fabric.policy.queues}
     policies = policies_of(maps.fabric, own=own)
     result = result_of(maps.fabric, maps.state(), policies, ALIVE, {"ctsw1": {"pfc.reaction": "20ms"}})
@@ -198,7 +198,7 @@ def test_the_median_of_a_histogram_is_in_the_bin_of_the_true_one(seed: int) -> N
     assert (seen.count, seen.max_ns) == (501, times.max())
 
 
-def test_who_does_not_run_and_what_was_set_is_said(maps: Maps) -> None:
+def test_stopped_processes_and_changed_settings_are_reported(maps: Maps) -> None:
     settings = {"ctsw1": {"ecn.kmax": 800_000}, "ctsw2": {"ecn.kmax": 800_000}, "rtsw1": {}}
     said = text(maps.result(AgentRow(None, None), settings))
     assert "agent: does not run, so pauses are neither sent nor obeyed" in said

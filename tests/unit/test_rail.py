@@ -139,8 +139,8 @@ def test_more_ranks_than_nics_name_the_keys_of_the_shape() -> None:
 def test_what_a_fabric_file_cannot_ask_for_is_named(overrides: list[str], said: str) -> None:
     with pytest.raises(InputError) as caught:
         load_fabric("rail", overrides=overrides)
-    told = " ".join(str(caught.value).split()).replace(" is not a key hint:", " is not a key; hint:")
-    assert said in told
+    message = " ".join(str(caught.value).split()).replace(" is not a key hint:", " is not a key; hint:")
+    assert said in message
 
 
 def test_buffers_and_rates_have_the_words_of_the_shape() -> None:

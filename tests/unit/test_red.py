@@ -1,4 +1,4 @@
-"""What RED marks of what it is told, and what it is told so that it marks what a file says."""
+"""RED: the marks for given parameters, and the parameters for a curve of the fabric file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def simulated(p: float, packets: int = 40_000) -> float:
 
 
 @pytest.mark.parametrize("pmax", PMAXES)
-def test_red_is_told_what_makes_it_mark_pmax(pmax: float) -> None:
+def test_red_gets_the_parameters_that_make_it_mark_pmax(pmax: float) -> None:
     assert red.marked(red.configured(pmax)) == pytest.approx(pmax)
     assert simulated(red.configured(pmax)) == pytest.approx(pmax, abs=0.01)
 

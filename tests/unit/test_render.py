@@ -205,7 +205,7 @@ def test_a_subnet_that_is_given_takes_the_place_of_the_computed_one(spec: Fabric
 
 
 @pytest.mark.parametrize("version", [None, (0, 68, 0), (0, 79, 0), (0, 80, 0), (0, 81, 2)])
-def test_every_version_is_given_linux_unless_told_otherwise(version: Version | None) -> None:
+def test_every_version_gets_kind_linux_by_default(version: Version | None) -> None:
     assert dialect_for(version) == "linux"
     assert render_options(version=version).dialect == "linux"
     check_deployable(render_options(version=version), "netns", version)

@@ -47,7 +47,7 @@ def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(tiny
         (["ecn.kmax=20KB"], "queues.ecn.kmin: 40KB is above kmax, 20KB\n"),
         (["pfc.xon=90KB"], "queues set  queues.pfc.xon: 90KB is not below xoff, 60KB\n"),
         (["ecn.kmin=many"], "queues set  queues.ecn.kmin: many is not a size\n"),
-        (["weights.3=4"], "queues set  weights.3 is fixed when a lab is made, and needs a new one\n"),
+        (["weights.3=4"], "queues set  weights.3 is fixed when a lab is created: recreate the lab\n"),
         (["scheduler=ets"], "./inv down, then ./inv up FABRIC --set queues.scheduler=..."),
         (["xoff=1KB"], "queues set  xoff is no key of queues\n            hint: did you mean pfc.xoff?"),
         (["ecn.kmx=1KB"], "did you mean ecn.kmax?"),
@@ -62,25 +62,25 @@ def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(tiny
         (["pfc.headroom=4213"], "queues set  queues.pfc.headroom: 4213 is below one frame of 4214 bytes"),
     ],
 )
-def test_what_cannot_be_is_said_as_of_a_fabric_file(tiny: Fabric, settings: list[str], said: str) -> None:
+def test_invalid_settings_are_reported_as_for_a_fabric_file(tiny: Fabric, settings: list[str], said: str) -> None:
     assert said in refused(tiny, *settings)
 
 
-def test_all_that_is_wrong_is_said_at_once(tiny: Fabric) -> None:
+def test_all_errors_are_reported_at_once(tiny: Fabric) -> None:
     text = refused(tiny, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
     assert all(word in text for word in ("lossless is fixed", "foo is no key", "pfc.xon: 90KB"))
 
 
-def test_what_is_of_hosts_is_not_set_at_switches(tiny: Fabric) -> None:
+def test_settings_for_hosts_are_not_set_at_switches(tiny: Fabric) -> None:
     text = refused(tiny, "buffer.host=2MB", levels=[LEAVES])
-    assert "is that of hosts, and --switch names switches" in text
+    assert "is for hosts, but --switch names switches" in text
     assert changed(tiny, tiny.policy.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000
 
 
 def test_a_buffer_that_none_of_the_switches_has_is_not_set(tiny: Fabric) -> None:
     text = refused(tiny, "buffer.rtsw=2MB", levels=[SPINES])
-    assert "buffer.rtsw is that of RTSWs, and none is among the nodes that are meant" in text
-    assert "hint: these have buffer.ctsw" in text
-    assert "hint: these have buffer.rtsw or buffer.ctsw" in refused(tiny, "buffer.atsw=2MB")
+    assert "buffer.rtsw is for RTSWs, and none of the chosen nodes is one" in text
+    assert "hint: use buffer.ctsw" in text
+    assert "hint: use buffer.rtsw or buffer.ctsw" in refused(tiny, "buffer.atsw=2MB")
     buffer = changed(tiny, tiny.policy.queues, ["buffer=3MB"], [SPINES]).buffer
     assert buffer.switches == ("auto", 3_000_000, "auto")

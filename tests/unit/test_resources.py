@@ -56,7 +56,7 @@ def test_both_layouts_have_everything(make: Callable[[Path], Installation], cont
 
 
 @pytest.mark.parametrize("make", [checkout, wheel])
-def test_what_is_missing_is_a_problem_of_the_installation(make: Callable[[Path], Installation], tmp_path: Path) -> None:
+def test_missing_files_are_a_problem_of_the_installation(make: Callable[[Path], Installation], tmp_path: Path) -> None:
     found = make(tmp_path)
     with pytest.raises(MachineError, match=r"labs is missing from this installation\n.*install Heddle again"):
         found.content("labs")

@@ -44,7 +44,7 @@ def read(*frames: bytes, parser: Parser | None = None, dirt: int = 0, version: i
 
 
 @BY_NAME
-def test_what_was_written_comes_back(sample: Sample) -> None:
+def test_a_written_record_is_read_back(sample: Sample) -> None:
     got = read(sample.frame(), dirt=0xA5, version=sample.version)
     kind = got.kinds[0]
     assert (got.sounds, got.oks, got.dqpns, got.psns) == ([True], [True], [DQPN], [sample.psn])
@@ -252,7 +252,7 @@ def test_garbage_never_raises_and_never_passes(version: int) -> None:
     assert len(parser._kinds) <= 64
 
 
-def test_what_is_remembered_is_bounded_and_still_right() -> None:
+def test_the_cache_is_bounded_and_correct() -> None:
     parser = Parser(kinds=8)
     batch = SendBatch(MTU)
     for sport in range(50):

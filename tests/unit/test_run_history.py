@@ -77,7 +77,7 @@ def test_a_run_is_named_by_number_id_or_last(history: History, word: str | None,
     for _ in range(12):
         keep(history)
     if found is None:
-        with pytest.raises(InputError, match=r"is not a run of lab zone|could be several runs"):
+        with pytest.raises(InputError, match=r"is not a run of lab zone|matches several runs"):
             history.find(word)
     else:
         assert history.find(word) == found
@@ -87,7 +87,7 @@ def test_the_beginning_of_an_id_is_enough_where_one_run_has_it(history: History)
     keep(history)
     assert history.find("00") == "0001"
     keep(history)
-    with pytest.raises(InputError, match=r"run 00 could be several runs\n.*use one of 0001, 0002"):
+    with pytest.raises(InputError, match=r"run 00 matches several runs\n.*use one of 0001, 0002"):
         history.find("00")
 
 
@@ -181,7 +181,7 @@ with History("zone", Path(sys.argv[1])).draft() as draft:
 """
 
 
-def test_what_a_killed_run_left_is_no_run_and_is_swept_by_the_next(history: History) -> None:
+def test_files_of_a_killed_run_are_no_run_and_are_removed_by_the_next(history: History) -> None:
     keep(history)
     argv = [sys.executable, "-c", _KILLED, str(history.directory)]
     done = subprocess.run([*argv, "dies"], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -90,7 +90,7 @@ def test_a_peak_between_two_readings_is_seen_and_is_not_the_next_bucket_s() -> N
     assert series.columns["depth"].sum() == 0
 
 
-def test_what_was_held_when_a_bucket_began_is_in_its_peak() -> None:
+def test_occupancy_at_the_start_of_a_bucket_is_in_its_peak() -> None:
     last, now = (np.zeros((1, len(COLUMNS)), np.int64) for _ in range(2))
     last[0, COLUMNS.index("depth")], now[0, COLUMNS.index("depth")] = 9000, 1000
     last[0, COLUMNS.index("occupancy")], now[0, COLUMNS.index("occupancy_peak")] = 500, 700
@@ -133,7 +133,7 @@ def test_a_reading_while_a_gate_opens_does_not_make_its_pause_longer() -> None:
     assert (found.columns["paused_ns"] >= 0).all()
 
 
-def test_what_came_before_a_run_began_is_not_its_own() -> None:
+def test_queues_before_a_runs_start_are_not_part_of_it() -> None:
     maps = Maps()
     sampler = Sampler(maps, 0.005)
     with sampler:
@@ -223,7 +223,7 @@ def test_a_series_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 not a zip", b"\x93NUMPY"])
-def test_a_missing_or_damaged_file_is_told_as_that(tmp_path: Path, content: bytes | None) -> None:
+def test_a_missing_or_damaged_file_is_reported_as_such(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / SERIES).write_bytes(content)
     with pytest.raises(UnreadableError, match="is missing" if content is None else "is damaged, or of another version"):

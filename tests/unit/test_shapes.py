@@ -124,12 +124,12 @@ def test_each_shape_names_its_levels_as_its_builder_does() -> None:
         ("rtsw: 3", "rtsw is not a key; did you mean leaves?"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said_by_line_and_in_the_words_of_the_shape(text: str, said: str) -> None:
+def test_a_value_that_does_not_fit_is_reported_by_line_in_the_words_of_the_shape(text: str, said: str) -> None:
     (found,) = refused(f"{HEAD}{text}\n")
     assert found.startswith("p.yml:5  ") and said in found
 
 
-def test_all_that_is_wrong_is_said_at_once_and_nothing_that_only_follows() -> None:
+def test_all_errors_are_reported_at_once_without_follow_up_errors() -> None:
     text = "link: {host: 5, mtu: 1500, exceptions: {leaf9: 5mbit}}\nqueues:\n  buffer: {spin: 1MB}\n  control: six\n"
     heads = [each.split("; ")[0] for each in refused(HEAD + text)]
     assert heads == [

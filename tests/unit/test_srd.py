@@ -103,7 +103,7 @@ def test_packets_in_any_order_are_no_loss(seed: int, psn: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_lost_goes_again_alone(seed: int) -> None:
+def test_only_lost_packets_are_retransmitted(seed: int) -> None:
     fabric, packets = carried(0.05, seed, 0)
     lost = fabric.sender.counters()["retransmitted"]
     assert 0 < lost < packets

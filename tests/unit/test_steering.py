@@ -1,4 +1,4 @@
-"""What a switch is told of hashing, as values: options, sysctls, groups, slices, labels."""
+"""The hashing configuration of a switch as values: options, sysctls, groups, slices, labels."""
 
 from __future__ import annotations
 

@@ -162,9 +162,9 @@ def test_the_chosen_tests_decide(suite: str, words: list[str], chosen: set[str])
     assert marked_needs(suite, words) == chosen
 
 
-@pytest.mark.parametrize("lacking", [[], ["openssh-server", "tshark"]])
+@pytest.mark.parametrize("absent", [[], ["openssh-server", "tshark"]])
 def test_only_what_is_missing_and_needed_by_a_chosen_test_is_asked_for(
-    lacking: list[str], monkeypatch: pytest.MonkeyPatch
+    absent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
 
@@ -172,11 +172,11 @@ def test_only_what_is_missing_and_needed_by_a_chosen_test_is_asked_for(
         asked.append(words)
         return frozenset({"tshark", "git"})
 
-    monkeypatch.setattr(packages, "missing", lambda names: [PARTS[name] for name in lacking])
+    monkeypatch.setattr(packages, "missing", lambda names: [PARTS[name] for name in absent])
     monkeypatch.setattr(test_verb, "marked_needs", needs)
     found = needed_packages({"suite": "netns", "build": False, "args": ("-k", "mine")})
-    assert set(found) & set(TEST_EXTRAS) == ({"tshark"} if lacking else set())
-    assert asked == ([("netns", ("-k", "mine"))] if lacking else []), "pytest is asked only where something is missing"
+    assert set(found) & set(TEST_EXTRAS) == ({"tshark"} if absent else set())
+    assert asked == ([("netns", ("-k", "mine"))] if absent else []), "pytest is asked only where something is missing"
 
 
 def test_a_wrong_suite_is_named_with_the_nearest_word() -> None:

@@ -182,7 +182,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_does_not_fit_is_refused_by_the_key_that_says_it(text: str, tmp_path: Path) -> None:
+def test_a_value_that_does_not_fit_is_refused_with_its_key(text: str, tmp_path: Path) -> None:
     keys = {"name": "t", "racks": "2", "ctsw": "2", "addressing": "{rack_prefix: 22}"}
     for line in text.splitlines():
         key, _, value = line.partition(": ")

@@ -45,7 +45,7 @@ def test_there_are_plans_of_each_sort_and_no_file_is_left_over() -> None:
     assert not set(plans()) & set(plan_words()), "a word would hide a plan of that name"
 
 
-def test_the_matrix_of_a_plan_stands_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_matrix_of_a_plan_is_a_file_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     connections = traffic_of(load_fabric("zone").fabric, load_plan("two-tenants")).connections
     assert (np.asarray(connections.src) % 2 == np.asarray(connections.dst) % 2).all()

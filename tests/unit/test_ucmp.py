@@ -51,7 +51,7 @@ def test_a_wide_link_is_worth_no_more_than_what_lies_behind_it() -> None:
     assert bandwidths(fabric, "rtsw2", 1) == (100, 100, 100, 200)
 
 
-def test_a_narrow_way_into_a_zone_is_told_from_afar() -> None:
+def test_a_narrow_path_into_a_zone_is_known_at_distant_switches() -> None:
     fabric = fabric_of({"ctsw1:eth3": "50mbit"}, **THREE)
     assert bandwidths(fabric, "atsw1", 1) == (50, 100, 100)
     assert bandwidths(fabric, "ctsw4", 1) == (250, 300)
@@ -59,7 +59,7 @@ def test_a_narrow_way_into_a_zone_is_told_from_afar() -> None:
     assert bandwidths(fabric, "rtsw1", 3) == (450, 600, 600)
 
 
-def test_what_is_left_of_a_zone_is_told_when_a_link_is_lost() -> None:
+def test_the_remaining_bandwidth_of_a_zone_is_advertised_after_a_link_failure() -> None:
     fabric = fabric_of(**THREE)
     assert bandwidths(fabric, "ctsw4", 1, dead=("ctsw1:eth3",)) == (200, 300)
     assert bandwidths(fabric, "rtsw3", 1, dead=("ctsw1:eth3",)) == (500, 500, 500)

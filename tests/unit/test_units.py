@@ -64,7 +64,7 @@ def test_every_decimal_that_is_whole_in_the_smallest_unit_is_read_exactly(
         assert parse(text) == value, text  # type: ignore[operator]
 
 
-def test_what_is_formatted_is_read_back() -> None:
+def test_formatted_values_can_be_parsed_again() -> None:
     dice = random.Random(1)
     for _ in range(_STEPS):
         value = dice.randrange(1, 10 ** dice.randrange(1, 12))
@@ -79,7 +79,7 @@ def test_a_part_of_a_bit_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["9" * 400 + "mbit", "0." + "1" * 400 + "mbit", "1e9mbit", "-1mbit", ""])
-def test_what_is_no_number_is_refused(text: str) -> None:
+def test_invalid_numbers_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a rate"):
         parse_rate(text)
 

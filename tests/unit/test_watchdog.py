@@ -1,4 +1,4 @@
-"""The PFC watchdog's clock: what counts as a storm, and when one is over. Times are told, not waited for."""
+"""The PFC watchdog's clock: when a storm begins and ends, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_time_counts_from_when_packets_wait_and_not_from_when_the_gate_was_close
     assert 11.9 * SECOND <= opened <= 11.92 * SECOND
 
 
-def test_a_queue_that_was_empty_meanwhile_begins_anew(port: Port) -> None:
+def test_detection_starts_again_after_the_queue_was_empty(port: Port) -> None:
     port.queues.cells["depth"][ROW] = 5000
     port.close(10 * SECOND)
     port.queues.cells["depth"][ROW] = 0
@@ -101,7 +101,7 @@ def test_a_queue_that_was_empty_meanwhile_begins_anew(port: Port) -> None:
     assert len(port.opened) == 1
 
 
-def test_a_packet_that_leaves_begins_it_anew(port: Port) -> None:
+def test_detection_starts_again_when_a_packet_leaves(port: Port) -> None:
     port.queues.cells["depth"][ROW] = 5000
     port.close(10 * SECOND)
     port.queues.cells["last_out_ns"][ROW] = 10 * SECOND + 600_000_000

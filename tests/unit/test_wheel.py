@@ -91,9 +91,9 @@ def test_presets_plans_templates_and_programs_are_found(installed: InstalledWhee
 def test_texts_name_the_program_that_was_started(installed: InstalledWheel, tmp_path: Path) -> None:
     verbs = [line.split()[0] for line in installed.heddle("--list", cwd=tmp_path).stdout.splitlines()[1:] if line]
     for words in (["--help"], *([verb, "--help"] for verb in verbs)):
-        told = installed.heddle(*words, cwd=tmp_path)
-        assert "./inv" not in told.stdout + told.stderr, words
-        assert told.stdout.startswith("Usage: heddle "), words
+        output = installed.heddle(*words, cwd=tmp_path)
+        assert "./inv" not in output.stdout + output.stderr, words
+        assert output.stdout.startswith("Usage: heddle "), words
     for line, hint in {
         "status zone": "no lab is running; heddle up zone brings one up",
         "upp": "did you mean up?",
@@ -101,10 +101,10 @@ def test_texts_name_the_program_that_was_started(installed: InstalledWheel, tmp_
         "test": "heddle test needs a checkout of Heddle, and this one is installed",
         "lint --format json": "clone Heddle's repository",
     }.items():
-        told = installed.heddle(*line.split(), cwd=tmp_path, env={"HEDDLE_STATE_DIR": str(tmp_path / "state")})
-        assert told.returncode == 2, line
-        assert hint in told.stderr
-        assert "./inv" not in told.stdout + told.stderr
+        output = installed.heddle(*line.split(), cwd=tmp_path, env={"HEDDLE_STATE_DIR": str(tmp_path / "state")})
+        assert output.returncode == 2, line
+        assert hint in output.stderr
+        assert "./inv" not in output.stdout + output.stderr
 
 
 def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tmp_path: Path) -> None:
@@ -135,12 +135,12 @@ def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tm
 def test_a_verb_that_needs_a_missing_extra_says_which(
     bare: InstalledWheel, words: list[str], extra: str, tmp_path: Path
 ) -> None:
-    told = bare.heddle(*words, "--format", "json", cwd=tmp_path)
-    assert told.returncode == 3
-    assert f"{EXTRAS[extra].package} is not installed" in told.stderr
-    assert f"hint: pip install 'heddle-fabric[{extra}]'" in told.stderr
-    assert "Traceback" not in told.stderr
-    (problem,) = json.loads(told.stdout)["error"]["problems"]
+    output = bare.heddle(*words, "--format", "json", cwd=tmp_path)
+    assert output.returncode == 3
+    assert f"{EXTRAS[extra].package} is not installed" in output.stderr
+    assert f"hint: pip install 'heddle-fabric[{extra}]'" in output.stderr
+    assert "Traceback" not in output.stderr
+    (problem,) = json.loads(output.stdout)["error"]["problems"]
     assert problem["hint"] == f"pip install 'heddle-fabric[{extra}]'"
     assert list(tmp_path.iterdir()) == []
 
@@ -149,9 +149,9 @@ def test_all_else_works_without_extras(bare: InstalledWheel, tmp_path: Path) -> 
     for words in (
         ["--list"], ["up", "tiny", "--explain"], ["paths", "--predict", "tiny", "--plan", "ring"], ["render", "tiny"],
     ):  # fmt: skip
-        told = bare.heddle(*words, cwd=tmp_path)
-        assert told.returncode == 0, told.stderr
-        assert "not installed" not in told.stderr
+        output = bare.heddle(*words, cwd=tmp_path)
+        assert output.returncode == 0, output.stderr
+        assert "not installed" not in output.stderr
     report = json.loads(bare.heddle("doctor", "--format", "json", cwd=tmp_path).stdout)
     checks = {check["name"]: check for check in report["checks"]}
     assert [checks[name]["ok"] for name in ("plot", "ssh")] == [False, False]

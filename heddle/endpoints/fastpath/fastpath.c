@@ -73,7 +73,7 @@ API int hd_nic(struct engine *e, int data_fd, int answer_fd, u32 rkey)
 	return (int)e->count++;
 }
 
-static void enter(struct nic *n, u32 index)
+static void add_slot(struct nic *n, u32 index)
 {
 	u32 at = n->qps[index]->qpn * 2654435761u;
 
@@ -148,10 +148,10 @@ API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, cons
 		n->slots = slots;
 		n->slot_mask = 2 * n->slot_mask + 1;
 		for (u32 i = 0; i < n->count; i++)
-			enter(n, i);
+			add_slot(n, i);
 	}
 	n->qps[n->count] = q;
-	enter(n, n->count);
+	add_slot(n, n->count);
 	return (int)n->count++;
 }
 
@@ -164,7 +164,7 @@ API int hd_expect(struct engine *e, u32 nic, u32 epoch, u32 count, const u64 *va
 	struct table *t = &m->tables[epoch & 1];
 	struct region *more = t->regions;
 
-	forget(m, t);
+	clear_table(m, t);
 	if (count > t->room) {
 		more = realloc(t->regions, count * sizeof(*more));
 		if (!more)
@@ -193,7 +193,7 @@ API void hd_used(struct engine *e, u32 nic, u32 epoch, u32 index)
 	struct table *t = &m->tables[epoch & 1];
 
 	if (index < t->count && !t->regions[index].parts) {
-		give_back(&m->store, t->regions[index].data, t->regions[index].bytes);
+		free_buffer(&m->store, t->regions[index].data, t->regions[index].bytes);
 		t->regions[index].data = NULL;
 	}
 }
@@ -217,7 +217,7 @@ API int hd_post(struct engine *e, u32 nic, const u32 *qps, const u8 *data, u32 b
 	return 0;
 }
 
-static void watch(struct engine *e, struct nic *n)
+static void update_watch(struct engine *e, struct nic *n)
 {
 	struct epoll_event event = { EPOLLIN | (n->blocked ? EPOLLOUT : 0), n->index };
 
@@ -231,7 +231,7 @@ static void serve(struct engine *e, i64 now)
 	for (u32 i = 0; i < e->count; i++) {
 		if (e->nics[i]->eager && !e->nics[i]->error)
 			transmit(e->nics[i], now);
-		watch(e, e->nics[i]);
+		update_watch(e, e->nics[i]);
 	}
 }
 
@@ -375,7 +375,7 @@ API void hd_close(struct engine *e)
 		struct nic *n = e->nics[i];
 
 		for (int t = 0; t < 2; t++) {
-			forget(&n->memory, &n->memory.tables[t]);
+			clear_table(&n->memory, &n->memory.tables[t]);
 			free(n->memory.tables[t].regions);
 		}
 		while (n->memory.store.count)
@@ -387,7 +387,7 @@ API void hd_close(struct engine *e)
 			free(n->qps[q]);
 		}
 		for (u32 l = 0; l <= n->line_count; l++) {
-			struct held *h = l < n->line_count ? n->lines[l].first : n->spare, *next;
+			struct delayed_frame *h = l < n->line_count ? n->lines[l].first : n->spare, *next;
 
 			for (; h; h = next) {
 				next = h->next;

@@ -36,14 +36,14 @@ struct memory {
 	u32 rkey;
 };
 
-static inline u8 *place(struct store *s, u32 bytes)
+static inline u8 *get_buffer(struct store *s, u32 bytes)
 {
 	if (s->count && bytes == s->bytes)
 		return s->free[--s->count];
 	return malloc(bytes ? bytes : 1);
 }
 
-static inline void give_back(struct store *s, u8 *data, u32 bytes)
+static inline void free_buffer(struct store *s, u8 *data, u32 bytes)
 {
 	u8 **more;
 
@@ -67,10 +67,10 @@ static inline void give_back(struct store *s, u8 *data, u32 bytes)
 		free(data);
 }
 
-static inline void forget(struct memory *m, struct table *t)
+static inline void clear_table(struct memory *m, struct table *t)
 {
 	for (u32 i = 0; i < t->count; i++)
-		give_back(&m->store, t->regions[i].data, t->regions[i].bytes);
+		free_buffer(&m->store, t->regions[i].data, t->regions[i].bytes);
 	t->count = 0;
 	t->generation++;
 }

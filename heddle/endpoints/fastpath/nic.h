@@ -12,9 +12,9 @@
 #define FILL 16	    /* frames that are built before they are passed to the socket */
 #define READS 4	    /* full batches that are read before the turn of the next NIC */
 #define BATCH 64    /* frames of one batch */
-#define STILL_NS 20000000
+#define STALLED_NS 20000000 /* a port that accepts no data for so long stops the timers */
 #define LINES 16	/* different delays of one NIC's paths */
-#define HELD_MOST 65536 /* maximum number of delayed frames of a NIC; further ones are not delayed */
+#define DELAYED_MAX 65536 /* maximum number of delayed frames of a NIC; further ones are not delayed */
 
 enum kind { SENDER, RECEIVER };
 
@@ -38,8 +38,8 @@ struct list {
 };
 
 /* A received frame that counts as arrived at `due`. */
-struct held {
-	struct held *next;
+struct delayed_frame {
+	struct delayed_frame *next;
 	struct qp *qp;
 	i64 due;
 	struct packet packet;
@@ -49,7 +49,7 @@ struct held {
 /* Frames of queue pairs whose paths have the same propagation delay, in the order of reception. */
 struct line {
 	i64 delay_ns;
-	struct held *first, *last;
+	struct delayed_frame *first, *last;
 };
 
 struct outbox {
@@ -67,11 +67,12 @@ struct nic {
 	u32 count, room, slot_mask, index;
 	int data_fd, answer_fd, error;
 	u8 blocked, eager, watched, shut; /* watched: the poll also watches for writability */
-	i64 timer, took, looked; /* timer: no retransmission is due before this time */
+	i64 timer, last_accepted, last_expire; /* timer: no retransmission is due before this time;
+					  * last_accepted: when the socket last accepted data */
 	struct list round, answering, waiting;
 	struct line lines[LINES];
-	struct held *spare;
-	u32 line_count, held_count;
+	struct delayed_frame *spare;
+	u32 line_count, delayed_count;
 	struct outbox data, answers;
 	u64 malformed, icrc_errors, stray, queue_drops;
 };
@@ -123,7 +124,7 @@ static inline struct qp *pop(struct list *l)
 	return q;
 }
 
-static inline void tell(struct nic *n, u32 kind, u32 a, u32 b)
+static inline void add_event(struct nic *n, u32 kind, u32 a, u32 b)
 {
 	struct engine *e = n->engine;
 	struct event *more;
@@ -139,7 +140,7 @@ static inline void tell(struct nic *n, u32 kind, u32 a, u32 b)
 }
 
 /* Handle an error of a socket: temporary errors do not end the run. */
-static inline void note(struct nic *n, int code)
+static inline void handle_socket_error(struct nic *n, int code)
 {
 	if (!code || code == EAGAIN || code == ENETDOWN)
 		return;
@@ -147,7 +148,7 @@ static inline void note(struct nic *n, int code)
 		n->queue_drops++;
 	else if (!n->error) {
 		n->error = code;
-		tell(n, PORT_FAILED, (u32)code, 0);
+		add_event(n, PORT_FAILED, (u32)code, 0);
 	}
 }
 
@@ -173,7 +174,7 @@ static inline void wake(struct nic *n, struct qp *q)
 }
 
 /* Delay an acknowledgement. All have the same delay, so the list is in order of time. */
-static inline void put_off(struct nic *n, struct qp *q)
+static inline void delay_ack(struct nic *n, struct qp *q)
 {
 	q->waits = 1;
 	q->wait_next = NULL;
@@ -185,7 +186,7 @@ static inline void put_off(struct nic *n, struct qp *q)
 	n->waiting.last = q;
 }
 
-static inline void put_off_no_more(struct nic *n, struct qp *q)
+static inline void cancel_delayed_ack(struct nic *n, struct qp *q)
 {
 	q->r.ack_at = NEVER;
 	if (!q->waits)
@@ -209,10 +210,10 @@ static inline i64 deadline_of(const struct nic *n)
 }
 
 /* Queue a QP if it has frames to send, and register its timer. */
-static inline void look(struct nic *n, struct qp *q)
+static inline void update_queue(struct nic *n, struct qp *q)
 {
 	if (q->kind == SENDER) {
-		i64 at = grained(q->s.deadline);
+		i64 at = round_up_deadline(q->s.deadline);
 
 		if (sendable(&q->s) > 0)
 			wake(n, q);
@@ -226,7 +227,7 @@ static inline void look(struct nic *n, struct qp *q)
 		n->eager = 1;
 	}
 	if (q->r.ack_at != NEVER && !q->waits)
-		put_off(n, q);
+		delay_ack(n, q);
 }
 
 #endif

@@ -133,7 +133,7 @@ static inline void acknowledge(const struct rc *rc, struct sender *s, u32 psn, u
 	}
 }
 
-static inline i64 grained(i64 deadline)
+static inline i64 round_up_deadline(i64 deadline)
 {
 	return deadline == NEVER ? NEVER : (deadline + TIMER_NS - 1) / TIMER_NS * TIMER_NS;
 }
@@ -173,7 +173,7 @@ static inline u32 write_payload(const struct rc *rc, struct receiver *r, struct 
 			return NAK_INVALID;
 		region = get32(p->ext + 8) == m->rkey ? find_region(t, va, get32(p->ext + 12)) : NULL;
 		if (region && !region->data)
-			region->data = place(&m->store, region->bytes);
+			region->data = get_buffer(&m->store, region->bytes);
 		if (!region || !region->data)
 			return NAK_ACCESS;
 		r->table = t;
@@ -216,7 +216,7 @@ static inline void close_gap(struct receiver *r)
 }
 
 /* Handle a packet of a write. Returns the region if the packet completes a message, or a part of one. */
-static inline struct region *take_write(const struct rc *rc, struct receiver *r, struct memory *m,
+static inline struct region *handle_write(const struct rc *rc, struct receiver *r, struct memory *m,
 					const struct packet *p, i64 now)
 {
 	int first = p->opcode == WRITE_FIRST || p->opcode >= WRITE_ONLY;

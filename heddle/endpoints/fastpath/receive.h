@@ -13,8 +13,8 @@ static inline void touch(struct qp *q, struct qp **touched)
 	}
 }
 
-/* Call look() for all touched queue pairs, in the order in which they were touched. */
-static inline void look_at(struct nic *n, struct qp *touched)
+/* Call update_queue() for all touched queue pairs, in the order in which they were touched. */
+static inline void update_queues(struct nic *n, struct qp *touched)
 {
 	struct qp *in_order = NULL, *q;
 
@@ -25,12 +25,12 @@ static inline void look_at(struct nic *n, struct qp *touched)
 	}
 	for (q = in_order; q; q = q->touched_next) {
 		q->touched = 0;
-		look(n, q);
+		update_queue(n, q);
 	}
 }
 
-/* Handle a sound packet for a queue pair. */
-static inline void take_packet(struct nic *n, struct qp *q, const struct packet *p, i64 now)
+/* Handle a valid packet for a queue pair. */
+static inline void handle_packet(struct nic *n, struct qp *q, const struct packet *p, i64 now)
 {
 	struct engine *e = n->engine;
 	struct region *done;
@@ -41,31 +41,31 @@ static inline void take_packet(struct nic *n, struct qp *q, const struct packet 
 			return;
 		acknowledge(&e->rc, &q->s, p->psn, p->ext[0], now);
 		if (q->s.failure)
-			tell(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+			add_event(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
 		return;
 	}
-	done = take_write(&e->rc, &q->r, &n->memory, p, now);
+	done = handle_write(&e->rc, &q->r, &n->memory, p, now);
 	if (done && done->parts && !--done->parts) {
 		struct table *t = n->memory.tables;
 
 		t += done < t->regions || done >= t->regions + t->count;
-		tell(n, MESSAGE, t->epoch, (u32)(done - t->regions));
+		add_event(n, MESSAGE, t->epoch, (u32)(done - t->regions));
 	}
 }
 
-/* Keep a frame until its delay is over; return 0 if there is no room for it. */
-static inline int hold(struct nic *n, struct qp *q, const struct packet *p, const u8 *frame, u32 size, i64 now)
+/* Keep a frame until its delay has ended; return 0 if there is no room for it. */
+static inline int delay_frame(struct nic *n, struct qp *q, const struct packet *p, const u8 *frame, u32 size, i64 now)
 {
-	struct held *h = n->spare;
+	struct delayed_frame *h = n->spare;
 	u32 room = n->engine->inbox.room;
 
-	if (n->held_count == HELD_MOST)
+	if (n->delayed_count == DELAYED_MAX)
 		return 0;
 	if (h)
 		n->spare = h->next;
 	else if (!(h = malloc(sizeof(*h) + room)))
 		return 0;
-	n->held_count++;
+	n->delayed_count++;
 	memcpy(h->bytes, frame, size < room ? size : room);
 	h->qp = q;
 	h->due = now + q->line->delay_ns;
@@ -81,11 +81,11 @@ static inline int hold(struct nic *n, struct qp *q, const struct packet *p, cons
 	return 1;
 }
 
-/* Take the frames whose delay is over. */
-static inline void release(struct nic *n, i64 now)
+/* Handle the frames whose delay has ended. */
+static inline void release_delayed(struct nic *n, i64 now)
 {
 	struct qp *touched = NULL;
-	struct held *h;
+	struct delayed_frame *h;
 
 	for (u32 i = 0; i < n->line_count; i++) {
 		struct line *l = &n->lines[i];
@@ -95,16 +95,16 @@ static inline void release(struct nic *n, i64 now)
 			if (!l->first)
 				l->last = NULL;
 			touch(h->qp, &touched);
-			take_packet(n, h->qp, &h->packet, now);
+			handle_packet(n, h->qp, &h->packet, now);
 			h->next = n->spare;
 			n->spare = h;
-			n->held_count--;
+			n->delayed_count--;
 		}
 	}
-	look_at(n, touched);
+	update_queues(n, touched);
 }
 
-static inline void take_frame(struct nic *n, const u8 *frame, u32 size, i64 now, struct qp **touched)
+static inline void handle_frame(struct nic *n, const u8 *frame, u32 size, i64 now, struct qp **touched)
 {
 	struct engine *e = n->engine;
 	struct packet p;
@@ -122,10 +122,10 @@ static inline void take_frame(struct nic *n, const u8 *frame, u32 size, i64 now,
 		n->stray++;
 		return;
 	}
-	if (q->line && hold(n, q, &p, frame, size, now))
+	if (q->line && delay_frame(n, q, &p, frame, size, now))
 		return;
 	touch(q, touched);
-	take_packet(n, q, &p, now);
+	handle_packet(n, q, &p, now);
 }
 
 static inline int receive(struct nic *n, i64 now)
@@ -139,16 +139,16 @@ static inline int receive(struct nic *n, i64 now)
 		int count = recvmmsg(n->data_fd, in->messages, BATCH, MSG_DONTWAIT | MSG_TRUNC, NULL);
 
 		if (count < 0) {
-			note(n, last_error() == EINTR ? 0 : last_error());
+			handle_socket_error(n, last_error() == EINTR ? 0 : last_error());
 			break;
 		}
 		taken += count;
 		for (int i = 0; i < count; i++)
-			take_frame(n, in->parts[i].base, in->messages[i].len, now, &touched);
+			handle_frame(n, in->parts[i].base, in->messages[i].len, now, &touched);
 		if (count < BATCH)
 			break;
 	}
-	look_at(n, touched);
+	update_queues(n, touched);
 	return taken;
 }
 
@@ -158,19 +158,19 @@ static inline void expire(struct nic *n, i64 now)
 {
 	struct qp *q;
 
-	if (n->blocked && now - n->took > STILL_NS) {
-		i64 since = n->looked > n->took ? n->looked : n->took;
+	if (n->blocked && now - n->last_accepted > STALLED_NS) {
+		i64 since = n->last_expire > n->last_accepted ? n->last_expire : n->last_accepted;
 
 		for (u32 i = 0; i < n->count; i++)
 			if (n->qps[i]->kind == SENDER && n->qps[i]->s.deadline != NEVER)
 				n->qps[i]->s.deadline += now - since;
 	}
-	n->looked = now;
-	release(n, now);
+	n->last_expire = now;
+	release_delayed(n, now);
 	while ((q = n->waiting.first) && q->r.ack_at <= now) {
-		put_off_no_more(n, q);
+		cancel_delayed_ack(n, q);
 		q->r.ack_due = 1;
-		look(n, q);
+		update_queue(n, q);
 	}
 	if (now < n->timer)
 		return;
@@ -179,12 +179,12 @@ static inline void expire(struct nic *n, i64 now)
 		q = n->qps[i];
 		if (q->kind != SENDER)
 			continue;
-		if (grained(q->s.deadline) <= now) {
+		if (round_up_deadline(q->s.deadline) <= now) {
 			expire_sender(&n->engine->rc, &q->s, now);
 			if (q->s.failure)
-				tell(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+				add_event(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
 		}
-		look(n, q);
+		update_queue(n, q);
 	}
 }
 

@@ -5,7 +5,7 @@
 #include "nic.h"
 
 /* Send the built frames; return how many the kernel accepted. *code: the error that stopped it, 0 if all were sent. */
-static inline u32 hand_over(int fd, struct outbox *box, int *code)
+static inline u32 send_batch(int fd, struct outbox *box, int *code)
 {
 	u32 before = box->sent;
 
@@ -25,7 +25,7 @@ static inline u32 hand_over(int fd, struct outbox *box, int *code)
 	return box->sent - before;
 }
 
-static inline void box_up(struct outbox *box, u32 slot)
+static inline void fill_msghdr(struct outbox *box, u32 slot)
 {
 	struct msghdr *h = &box->messages[slot].hdr;
 
@@ -55,11 +55,11 @@ static inline void make_data(struct engine *e, struct qp *q, struct outbox *box,
 	}
 	build(&q->flow, e->crc, box->room[slot], opcode, psn | ask << 31, ext, ext_bytes, m->data + (u64)index * mtu, size,
 	      &box->made[slot]);
-	box_up(box, slot);
+	fill_msghdr(box, slot);
 }
 
 /* Build up to `limit` packets of a QP in slots from `slot` on; return their number. They count as sent. */
-static inline u32 take(struct engine *e, struct qp *q, struct outbox *box, u32 slot, u32 limit, i64 now)
+static inline u32 build_batch(struct engine *e, struct qp *q, struct outbox *box, u32 slot, u32 limit, i64 now)
 {
 	struct sender *s = &q->s;
 	i64 start = s->next, ready = sendable(s), end = start + (ready < limit ? ready : limit);
@@ -93,8 +93,8 @@ static inline void fill(struct nic *n, i64 now)
 
 	while (n->round.first && slot < FILL) {
 		struct qp *q = pop(&n->round);
-		u32 most = FILL - slot < TURN ? FILL - slot : TURN, count = take(n->engine, q, box, slot, most, now);
-		i64 at = grained(q->s.deadline);
+		u32 most = FILL - slot < TURN ? FILL - slot : TURN, count = build_batch(n->engine, q, box, slot, most, now);
+		i64 at = round_up_deadline(q->s.deadline);
 
 		slot += count;
 		if (at < n->timer)
@@ -117,11 +117,11 @@ static inline void make_answer(struct nic *n, struct qp *q, u32 slot)
 
 	put32(ext, (r->nak ? r->nak : ACK_NO_LIMIT) << 24 | r->msn);
 	build(&q->flow, n->engine->crc, box->room[slot], OP_ACK, psn, ext, 4, NULL, 0, &box->made[slot]);
-	box_up(box, slot);
+	fill_msghdr(box, slot);
 	r->nak = 0;
 	r->ack_due = r->asked = 0;
 	r->unacked = 0;
-	put_off_no_more(n, q);
+	cancel_delayed_ack(n, q);
 }
 
 /* Send answers. Those that the socket does not accept are offered again in the next call. */
@@ -140,9 +140,9 @@ static inline void send_answers(struct nic *n)
 				make_answer(n, q, box->filled++);
 			}
 		}
-		hand_over(n->answer_fd, box, &code);
+		send_batch(n->answer_fd, box, &code);
 		if (code) {
-			note(n, code);
+			handle_socket_error(n, code);
 			return;
 		}
 	}
@@ -162,10 +162,10 @@ static inline void transmit(struct nic *n, i64 now)
 				return;
 			}
 		}
-		if (hand_over(n->data_fd, &n->data, &code))
-			n->took = now;
+		if (send_batch(n->data_fd, &n->data, &code))
+			n->last_accepted = now;
 		if (code) {
-			note(n, code);
+			handle_socket_error(n, code);
 			/* A link that is down, or a full queue, causes no wake-up: the tick tries again. */
 			n->blocked = code == EAGAIN;
 			return;

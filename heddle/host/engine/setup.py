@@ -59,9 +59,9 @@ def setup_fabric(
     observer: Observer, *, yes: bool = False, ask: Callable[[str], bool] = lambda _: False
 ) -> list[SetupStep]:
     """Install the system packages that runtime netns needs. MachineError with the command when that is not allowed."""
-    lacking = packages.missing(packages.FABRIC)
+    absent = packages.missing(packages.FABRIC)
     packages.ensure(packages.FABRIC, yes=yes, ask=ask, say=observer.say)
-    names = [part.name for part in lacking if part.present()]
+    names = [part.name for part in absent if part.present()]
     return [SetupStep("packages", bool(names), f"installed: {', '.join(names)}" if names else "all are installed")]
 
 
@@ -105,12 +105,12 @@ def stop_engine() -> SetupStep:
 
 
 def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> SetupStep:
-    lacking = packages.missing(packages.ENGINE)
-    if lacking and engine.answers():
-        lacking = []  # another engine, such as docker-ce or podman's, answers
-    if lacking:
+    absent = packages.missing(packages.ENGINE)
+    if absent and engine.answers():
+        absent = []  # another engine, such as docker-ce or podman's, answers
+    if absent:
         packages.ensure(packages.ENGINE, yes=yes, ask=ask, say=observer.say)
-    return SetupStep("docker", bool(lacking), "installed" if lacking else "is installed")
+    return SetupStep("docker", bool(absent), "installed" if absent else "is installed")
 
 
 def _daemon(observer: Observer, *, stays: bool) -> SetupStep:

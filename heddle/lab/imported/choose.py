@@ -1,6 +1,6 @@
-"""What `up` was asked for: a fabric, or a user-supplied topology, which is recognised by what is in the file.
+"""Decide what `up` gets: a fabric, or a user-supplied topology, which is recognised by the file's content.
 
-In:  words of the command line. Out: a Blueprint, and what `status` is to say it came from.
+In:  words of the command line. Out: a Blueprint, and the source that `status` reports.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def blueprint_of(
     overrides: Sequence[str] = (),
     dialect: str | None = None,
 ) -> tuple[Blueprint, str]:
-    """The blueprint and its source; InputError when both or neither are given, or flags do not go with a topology.
+    """The blueprint and its source. InputError when both or neither are given, or for flags that need a fabric file.
 
-    fabric: a preset, a fabric file, or a containerlab topology. topology: a containerlab topology for certain.
+    fabric: a preset, a fabric file, or a containerlab topology. topology: always a containerlab topology.
     """
     if topology is None and fabric is not None and is_topology(fabric):
         fabric, topology = None, fabric
@@ -38,13 +38,13 @@ def blueprint_of(
             raise InputError(Problem("", "./inv up", "needs a fabric or a containerlab topology", _ONE))
         return blueprint_from(load_fabric(fabric, name=name, overrides=overrides)), fabric
     if fabric is not None:
-        why = f"is a fabric, and --topology {topology} says all that one would"
+        why = f"is a fabric, and cannot be combined with --topology {topology}"
         raise InputError(Problem("", fabric, why, _ONE))
     if overrides:
         why = "changes a key of a fabric file, and a topology has none"
         raise InputError(Problem("", f"--set {overrides[0]}", why, f"change {topology} itself"))
     if dialect is not None:
-        why = "is for what Heddle renders, and this topology is written already"
+        why = "is for topologies that Heddle renders, and this one is user-supplied"
         raise InputError(Problem("", f"--dialect {dialect}", why, "leave --dialect out"))
     if runtime not in RUNTIMES:
         raise InputError(Problem("", f"--runtime {runtime}", "is no runtime", did_you_mean(runtime, RUNTIMES)))
@@ -55,8 +55,8 @@ def blueprint_of(
 
 
 def is_topology(typed: str) -> bool:
-    """Whether this names a containerlab topology: a file with a group `topology`. One that cannot be parsed counts by
-    its name, so that the right reader says what is wrong with it.
+    """True for a containerlab topology: a file with a group `topology`. A file that cannot be parsed is judged by its
+    name, so that the right reader reports its errors.
     """
     from heddle.base.files import real
     from heddle.lab.imported.reader import holds_topology
@@ -66,7 +66,7 @@ def is_topology(typed: str) -> bool:
     try:
         if typed in presets() or not path.is_file():
             return False
-    except OSError:  # a directory on the way that may not be entered, a name too long: the fabric's reader says so
+    except OSError:  # a directory without permission, a name that is too long: the fabric's reader reports it
         return False
     try:
         return holds_topology(path)

@@ -1,7 +1,7 @@
-"""Which files a topology needs beside itself: on their way to another machine they have to come along.
+"""The files that a topology needs: they are copied with it to another machine.
 
-In:  what was typed after `up`. Out: names of files, the topology's own among them.
-Nothing is judged here: the machine that reads the topology says what is wrong with it.
+In:  the arguments of `up`. Out: names of files, including the topology itself.
+Nothing is checked here: the machine that reads the topology reports its errors.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, Final
 
 from heddle.lab.imported.variables import NODE_NAME, resolved
 
-_MOST: Final = 10_000  # files; a bind of / must not pack up a machine
+_MOST: Final = 10_000  # files; a bind of / must not copy the whole machine
 
 
 def files_of(fabric: str | None, topology: str | None) -> list[str]:
-    """The files that `up` reads: the fabric's, or the topology's and all that it binds from beside it. Either word may
-    name a topology.
+    """The files that `up` reads: the fabric file, or the topology and the files that it binds by relative paths. Either
+    argument may name a topology.
     """
     found: list[str] = []
     for each in (fabric, topology):
         if each is not None:
-            found += [each, *companions(Path(each).expanduser())]  # none beside a preset or a fabric file
+            found += [each, *companions(Path(each).expanduser())]  # a preset or a fabric file has none
     return found
 
 
 def companions(topology: Path) -> list[str]:
-    """Files bound by relative paths, those in bound directories too."""
+    """Files bound by relative paths, including those in bound directories."""
     import yaml
 
     from heddle.lab.imported.variables import expand
@@ -35,7 +35,7 @@ def companions(topology: Path) -> list[str]:
     try:
         data = yaml.safe_load(expand(topology.read_text(encoding="utf-8"), str(topology)))
         nodes = list(data["topology"]["nodes"])
-    except Exception:  # whatever is wrong with it is said where it is read
+    except Exception:  # the machine that reads the topology reports its errors
         return []
     found: dict[str, None] = {}
     for text in _texts(data["topology"]):

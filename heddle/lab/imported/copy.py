@@ -1,8 +1,9 @@
-"""The copy that runs: an imported topology as both runtimes take it, with nothing left to look up.
+"""Write the copy of an imported topology that runs, complete for both runtimes.
 
 In:  a TopologyDescription and its Fabric, where to write, RenderOptions, the runtime.
-Out: NAME.clab.yml, and a start script for FRR where Heddle starts it. Every node has all that it inherits, every path
-is absolute, every link has its MACs; the management network is Heddle's. An ordinary containerlab topology again.
+Out: NAME.clab.yml, an ordinary containerlab topology, and a start script for FRR where Heddle starts it. All inherited
+values are written out for every node, every path is absolute, every link has its MACs; the management network is
+Heddle's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from heddle.spec.yamlfile import Word
 
 _START: Final = "start.sh"
 _CAPABILITIES: Final = ("NET_ADMIN", "SYS_ADMIN", "NET_RAW")  # what FRR needs; `privileged` is containerlab's default
-# What docker gives a container on a machine that forwards, and containerlab every node of kind linux.
+# Set by docker for a container on a machine that forwards, and by containerlab for every node of kind linux.
 _SWITCH_SYSCTLS: Final = {"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
 _NODE_SYSCTLS: Final = {"net.ipv6.conf.all.disable_ipv6": "0"}
 
@@ -35,7 +36,7 @@ _NODE_SYSCTLS: Final = {"net.ipv6.conf.all.disable_ipv6": "0"}
 def write_copy(
     description: TopologyDescription, fabric: Fabric, out: Path, options: RenderOptions, runtime: str
 ) -> Path:
-    """Write the files into `out`; the topology's path. MachineError when they cannot be written."""
+    """Write the files into `out`; returns the topology's path. MachineError when they cannot be written."""
     path = out / topology_name(description.name)
     with machine_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
@@ -76,17 +77,17 @@ def copied(description: TopologyDescription, fabric: Fabric, out: Path, options:
         for link in description.links
     ]
     data = {"name": description.name, "mgmt": mgmt, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
-    head = f"# {description.path}, as Heddle runs it: all that a node inherits written out, paths absolute.\n"
+    head = f"# {description.path}, as Heddle runs it: with all inherited values, and absolute paths.\n"
     return literal(head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True))
 
 
 def heddle_starts(node: NodeDescription, runtime: str) -> bool:
-    """Whether Heddle starts the node's daemons: where no image does, and no command of the file's own."""
+    """True when Heddle starts the node's daemons: neither the image nor a command of the file starts them."""
     return node.frr and not node.starts_itself and (runtime == "netns" or is_heddles(node.image))
 
 
 def is_heddles(image: str) -> bool:
-    """Whether an image is one of Heddle's, which start nothing by themselves; without any, Heddle's is taken."""
+    """True for Heddle's images, which start no daemons, and for no image at all, when Heddle's is used."""
     return not image or any(image.startswith(f"{name}:") or image == name for name in REPOSITORIES.values())
 
 
@@ -109,7 +110,10 @@ def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dic
 
 
 def _with_start(commands: list[str]) -> list[str]:
-    """The start script where the file starts FRR; else after the first `ip` commands, as an image would be quicker."""
+    """Insert the start script where the file starts FRR, else after the first `ip` commands.
+
+    An image would start FRR even earlier.
+    """
     start = f"sh {frr.START}"
     services = [place for place, line in enumerate(commands) if frr.is_service(line)]
     if services:
@@ -124,16 +128,16 @@ def _start_script() -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - a shell script, of our own words alone
+        autoescape=False,  # noqa: S701 - a shell script that contains only our own words
     )
     return env.get_template("imported/start.sh.j2").render(daemons=frr.DAEMONS, always=frr.ALWAYS)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Values of the file keep their type: what stood there without quotes is written without."""
+    """Values of the file keep their type: a value without quotes is written without quotes."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Everything is written out."""
+        """Write repeated values in full, without YAML aliases."""
         return True
 
 
@@ -144,7 +148,7 @@ def _word(dumper: yaml.SafeDumper, word: Word) -> yaml.Node:
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """containerlab reads YAML 1.1, where `1_000` and `12:30` are numbers to it: texts with digits get quotes."""
+    """containerlab reads YAML 1.1, where `1_000` and `12:30` are numbers: texts with digits get quotes."""
     style = '"' if any(c.isdigit() for c in text) and not text[:1].isalpha() else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

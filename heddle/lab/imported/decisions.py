@@ -1,8 +1,8 @@
 """Sysctls that an imported configuration sets itself: in `sysctls`, in commands, and in FRR's files.
 
 In:  a NodeDescription.
-Out: sysctl -> its settings, in the order of the sources. Heddle needs some sysctls (forwarding, for one); where the
-configuration sets them, its value is right, and where nothing sets them, Heddle's is.
+Out: sysctl -> its settings, in the order of the sources. Heddle needs some sysctls, such as forwarding. A value that
+the configuration sets has priority over Heddle's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROC: Final = "/proc/sys/"
 
 
 def decided(node: NodeDescription) -> dict[str, tuple[Setting, ...]]:
-    """Sysctl -> what the node's configuration sets it to, `sysctls` first, then FRR's files, then commands."""
+    """Sysctl -> the values that the node's configuration sets: `sysctls` first, then FRR's files, then commands."""
     found: dict[str, list[Setting]] = {}
     for rows, certain in ((_file_settings(node), True), (_frr_settings(node), True), (_command_settings(node), False)):
         for key, value, source in rows:
@@ -46,8 +46,8 @@ def decided(node: NodeDescription) -> dict[str, tuple[Setting, ...]]:
 
 
 def forwarding(node: NodeDescription) -> dict[str, str]:
-    """Sysctl -> value, as FRR's files set it. zebra leaves a value alone that is right already, so a node that starts
-    with it needs no right to write it, which a container does not have.
+    """Sysctl -> value, as FRR's files set it. A container may not write sysctls, but zebra does not write a value that
+    is already correct. So a node that starts with these values works.
     """
     return {key: value for key, value, _ in _frr_settings(node)}
 
@@ -73,7 +73,7 @@ def _command_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
 
 
 def _lines(command: str, sources: Mapping[str, Path]) -> Iterator[list[str]]:
-    """The words of each command in a command: of `sh -c` and of a bound script, too."""
+    """The words of each command line, including those inside `sh -c` and inside bound scripts."""
     words = _words(command)
     shell = bool(words) and words[0].rpartition("/")[2] in _SHELLS
     if shell and "-c" in words[:-1]:
@@ -127,7 +127,7 @@ def _line_settings(words: list[str], sources: Mapping[str, Path]) -> Iterator[tu
 
 
 def _assignments(words: Iterable[str], source: str) -> Iterator[tuple[str, str, str]]:
-    """`KEY=VALUE`, with dots or slashes; what a shell would have to expand is left out."""
+    """`KEY=VALUE`, with dots or slashes; values that a shell would have to expand are skipped."""
     for word in words:
         key, equals, value = (part.strip() for part in word.partition("="))
         if equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value):

@@ -1,8 +1,8 @@
-"""TopologyDescription -> Fabric: which nodes are switches and leaves, and which ports there are.
+"""Derive a Fabric from a TopologyDescription: switches, leaves, hosts and ports.
 
 In:  a TopologyDescription.
-Out: Fabric with a Policy that says what is true of the file: the scale, the smallest MTU, the default queues.
-Addresses are those of the file's commands and frr.conf; those of the running lab replace them, see interfaces.py.
+Out: a Fabric. Its Policy has values derived from the file (scale, smallest MTU) and the default queues.
+Addresses come from the file's commands and frr.conf; those of the running lab replace them, see interfaces.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heddle.runtimes.netns_topology import DEFAULT_MTU
 
 DEFAULT_RATE_BPS: Final = 100 * 10**6
 _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
-_MAC_LEVELS: Final = (0x14, 0x11, 0x12, 0x13)  # by level; beside those of the shapes
+_MAC_LEVELS: Final = (0x14, 0x11, 0x12, 0x13)  # by level; different from those of the shapes
 _HOST, _LEAF, _SPINE, _TOP = range(4)  # levels
 BOX: Final = "rack"  # a leaf and its hosts
 
@@ -37,7 +37,7 @@ def derive(description: TopologyDescription) -> Fabric:
     names = {name: number for number, name in enumerate(description.nodes)}
     if len(names) >= 1 << 16:
         raise InputError(
-            Problem("", description.name, f"has {len(names)} nodes, more than MAC addresses can be made for")
+            Problem("", description.name, f"has {len(names)} nodes: MAC addresses exist for 65535 at most")
         )
     levels = _levels(description)
     ports: dict[str, list[Port]] = {name: [] for name in names}
@@ -52,7 +52,7 @@ def derive(description: TopologyDescription) -> Fabric:
     counts = [0] * len(LEVELS)
     racks: dict[str, int] = {}
     nodes: list[Node] = []
-    # Switches by level, then hosts: the order of our own fabrics, and of every table.
+    # Switches by level, then hosts: the order of all fabrics and tables.
     for level in (_LEAF, _SPINE, _TOP, _HOST):
         for name in (each for each in names if levels[each] == level):
             counts[level] += 1
@@ -75,9 +75,9 @@ def derive(description: TopologyDescription) -> Fabric:
 
 
 def _levels(description: TopologyDescription) -> dict[str, int]:
-    """Nodes with FRR are switches; those that have a host are leaves, those that have no leaf are on the third level.
+    """Nodes with FRR are switches: leaves if linked to a host, spines if linked to a leaf, else on the third level.
 
-    Where there are no leaves at all, there is no telling, and the second level is as good.
+    Without any leaf, the level is unknown: all switches are placed on the second level.
     """
     hosts = {name for name, node in description.nodes.items() if not node.frr}
     leaves = {
@@ -95,7 +95,7 @@ def _levels(description: TopologyDescription) -> dict[str, int]:
 
 
 def _addresses(node: NodeDescription) -> Mapping[str, IPv4Interface]:
-    """Interface -> address, as far as files and commands tell."""
+    """Interface -> address, for addresses in files and commands."""
     text = node.text("frr.conf") or ""
     return {**frr.configured_addresses(text), **frr.command_addresses(node.exec)}
 
@@ -107,12 +107,12 @@ def _link(link: LinkDescription, levels: Mapping[str, int]) -> Link:
 
 
 def _policy(description: TopologyDescription, links: tuple[Link, ...], addresses: list[IPv4Interface]) -> Policy:
-    """What is true of the file: the smallest MTU, and a scale by the slowest link of a host."""
+    """The policy: the file's smallest MTU, and a scale by the slowest link of a host."""
     hosts = {name for name, node in description.nodes.items() if not node.frr}
     at_hosts = [link for link in links if link.a[0] in hosts]
     slowest = min((link.rate_bps for link in at_hosts or links), default=DEFAULT_RATE_BPS)
     mtu = min((link.mtu for link in links), default=DEFAULT_MTU)
-    # A gate cannot hold larger packets back, so nothing is lossless where there are some.
+    # A gate cannot hold back larger packets, so no class is lossless if any link allows them.
     large = any(link.mtu > LARGEST_PFC_MTU for link in links)
     return Policy(
         ip=IPV4,
@@ -125,17 +125,17 @@ def _policy(description: TopologyDescription, links: tuple[Link, ...], addresses
 
 
 def _pool(addresses: list[IPv4Interface]) -> IPv4Network:
-    """The private space that the file's addresses are in: the management network keeps clear of it."""
+    """The private address space that the file uses; the management network must not overlap it."""
     space = IPv4Network("172.16.0.0/12")
     return space if any(each.ip in space for each in addresses) else IPv4Network("10.0.0.0/8")
 
 
 def _mac(level: int, node: int, port: int) -> str:
-    """Locally administered, unicast: 02, level, node (16 bits), port (16 bits); brief links name none."""
+    """Locally administered, unicast: 02, level, node (16 bits), port (16 bits). For links without MACs in the file."""
     octets = (0x02, _MAC_LEVELS[level], node >> 8, node & 0xFF, port >> 8, port & 0xFF)
     return ":".join(f"{octet:02x}" for octet in octets)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """eth2 before eth10."""
+    """Sort key: eth2 before eth10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

@@ -1,6 +1,6 @@
-"""A user-supplied containerlab file, as plain values: every node with all that it inherits, every link.
+"""A user-supplied containerlab file as plain values: every node with all inherited values, and every link.
 
-The reader (reader.py) makes these; nothing here knows of YAML, and nothing hangs on this machine but paths.
+The reader (reader.py) creates them. They do not depend on YAML, nor on this machine, except for paths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heddle.lab.imported import frr
 
 @dataclass(frozen=True, slots=True)
 class BindDescription:
-    """A file or directory for a node. source: absolute, or one of containerlab's own, which only it knows."""
+    """A file or directory for a node. source: absolute, or relative to a directory that containerlab creates."""
 
     source: Path
     target: str
@@ -24,13 +24,13 @@ class BindDescription:
 
     @property
     def text(self) -> str:
-        """As containerlab writes it."""
+        """The bind in containerlab's notation."""
         return ":".join(word for word in (str(self.source), self.target, self.mode) if word)
 
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """A node of kind linux. passed: keys that only an engine reads, as the file has them."""
+    """A node of kind linux. passed: keys that only a container engine uses, unchanged from the file."""
 
     name: str
     where: str  # lab.clab.yml:12
@@ -41,7 +41,7 @@ class NodeDescription:
     env: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
     image: str = ""
-    command: str = ""  # entrypoint and cmd: what the image's container would run
+    command: str = ""  # entrypoint and cmd: the command of the container
     isolated: bool = False  # network-mode: none
     passed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -52,13 +52,13 @@ class NodeDescription:
 
     @cached_property
     def frr(self) -> bool:
-        """Whether FRR runs in it, which makes it a switch."""
+        """True when FRR runs in the node, which makes it a switch."""
         below = any(t == frr.FRR_DIR or t.startswith(f"{frr.FRR_DIR}/") for t in self.sources)
         return below or any(frr.is_service(line) for line in (*self.exec, self.command))
 
     @cached_property
     def starts_itself(self) -> bool:
-        """Whether a command of its own starts the daemons in its own way."""
+        """True when a command of the file starts the daemons."""
         return any(frr.starts_itself(line, self.sources) for line in self.exec)
 
     def text(self, name: str) -> str | None:
@@ -72,7 +72,7 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True)
 class EndDescription:
-    """One end of a link. An empty mac is Heddle's to choose."""
+    """One end of a link. mac: empty if Heddle chooses it."""
 
     node: str
     interface: str
@@ -90,7 +90,7 @@ class LinkDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopologyDescription:
-    """A whole file. notes: what is done otherwise than it says, or left out, a sentence each."""
+    """A whole file. notes: what Heddle changes or leaves out, a sentence each."""
 
     name: str
     path: Path

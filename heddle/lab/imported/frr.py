@@ -1,7 +1,7 @@
-"""What a node's files and commands say of FRR: whether it is a switch, who starts the daemons, its addresses.
+"""FRR in a node's files and commands: whether FRR runs there, what starts its daemons, and which addresses it sets.
 
 In:  binds and commands of a node.
-Out: facts that need no running lab; what a daemon really did is read from the kernel afterwards.
+Out: results that need no running lab. The actual addresses are read later from the kernel.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 FRR_DIR: Final = "/etc/frr"
-START: Final = "/run/frr/heddle-start.sh"  # where the node finds Heddle's start script: its own directory everywhere
+START: Final = "/run/frr/heddle-start.sh"  # path of Heddle's start script: /run/frr is separate for each node
 # All of FRR's daemons, in the order in which its own scripts start them.
 DAEMONS: Final = (
     "mgmtd", "zebra", "staticd", "bgpd", "ospfd", "ospf6d", "isisd", "ripd", "ripngd", "eigrpd", "babeld", "pimd",
     "pim6d", "ldpd", "nhrpd", "sharpd", "pbrd", "bfdd", "fabricd", "vrrpd", "pathd",
 )  # fmt: skip
-ALWAYS: Final = ("mgmtd", "zebra", "staticd")  # started whatever the file says (frrcommon.sh, daemon_list)
+ALWAYS: Final = ("mgmtd", "zebra", "staticd")  # started regardless of the file (frrcommon.sh, daemon_list)
 _SERVICE: Final = re.compile(
     r"^(?:\S*/)?(?:service\s+frr|frrinit\.sh|rc-service\s+frr|systemctl\s+(?:\S+\s+)*frr(?:\.service)?)\b|/init\.d/frr\b"
     r"|docker-start\b"
@@ -32,12 +32,12 @@ _ASSIGNED: Final = re.compile(r"^\s*([a-z0-9]+)=[\"']?(\w+)", re.MULTILINE)
 
 
 def is_service(command: str) -> bool:
-    """True for a command that does nothing but start (or restart) FRR the way an image does."""
+    """True for a command that only starts or restarts FRR as a service."""
     return bool(_SERVICE.search(command.strip())) and not re.search(r"[;&|]", command)
 
 
 def starts_itself(command: str, bound: Iterable[str]) -> bool:
-    """True for a command of the author's own that starts daemons: by name, or by a script bound below /etc/frr."""
+    """True for any other command that starts daemons: by name, or by a script bound below /etc/frr."""
     if is_service(command):
         return False
     scripts = {target for target in bound if target.startswith(f"{FRR_DIR}/") and target.endswith(".sh")}
@@ -45,7 +45,7 @@ def starts_itself(command: str, bound: Iterable[str]) -> bool:
 
 
 def bound_file(binds: Mapping[str, Path], name: str) -> Path | None:
-    """Where a file of /etc/frr comes from: bound itself, or in a directory that is; None when the file binds none.
+    """The source of a file of /etc/frr: bound itself, or in a bound directory; None when it is not bound.
 
     binds: target -> source.
     """
@@ -56,7 +56,7 @@ def bound_file(binds: Mapping[str, Path], name: str) -> Path | None:
 
 
 def daemons_of(text: str | None) -> tuple[str, ...]:
-    """The daemons that a `daemons` file switches on, besides those that always run; in FRR's order."""
+    """The daemons that a `daemons` file enables, and those that always run; in FRR's order."""
     words = dict(_ASSIGNED.findall(text or ""))
     return tuple(d for d in DAEMONS if d in ALWAYS or words.get(d, "no") not in ("no", "0"))
 
@@ -73,7 +73,7 @@ def configured_addresses(text: str) -> dict[str, IPv4Interface]:
 
 
 def command_addresses(commands: Iterable[str]) -> dict[str, IPv4Interface]:
-    """Interface -> its first address, as `ip addr add` and `ifconfig` give it, also within `sh -c`."""
+    """Interface -> its first address, from `ip addr add` and `ifconfig`, also inside `sh -c`."""
     found: dict[str, IPv4Interface] = {}
     for command in commands:
         try:
@@ -100,4 +100,4 @@ def _note(found: dict[str, IPv4Interface], interface: str, address: str) -> None
     try:
         found.setdefault(interface, IPv4Interface(address))
     except ValueError:
-        return  # IPv6, or a variable: the kernel will tell
+        return  # IPv6, or a variable: the address is read from the kernel later

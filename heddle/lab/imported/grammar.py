@@ -1,8 +1,8 @@
-"""Which keys of containerlab's grammar a user-supplied topology may use, and what becomes of each.
+"""Support for the keys of containerlab's grammar in user-supplied topologies.
 
-In:  a key and the runtime. Out: KeySupport: taken over, left out (and said once), or refused with the reason.
-A key that a runtime cannot honour is refused: a lab that starts with half its meaning would be a lie. Left out is only
-what makes no difference to a lab that stands in namespaces, or what Heddle decides itself.
+In:  a key and the runtime. Out: KeySupport: taken, left out (reported once), or refused with the reason.
+A key that a runtime cannot honour is refused: a lab must not start with part of its configuration. A key is left out
+only if it makes no difference to a lab in namespaces, or if Heddle decides its value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Fate = Literal["taken", "left", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class KeySupport:
-    """What becomes of a key. why: the rest of the sentence for what is left out or refused."""
+    """How a key is handled. why: the reason why it is left out or refused."""
 
     fate: Fate
     why: str = ""
@@ -27,7 +27,7 @@ class KeySupport:
 
 _TAKEN: Final = KeySupport("taken")
 
-# What only an engine does to a process, a file system or its own network: in a namespace there is nothing to do it to.
+# Keys that only a container engine applies to processes, file systems or its own network. No effect in namespaces.
 _ENGINE_ONLY: Final = frozenset(
     [
         *("image", "image-pull-policy", "restart-policy", "auto-remove", "startup-delay", "healthcheck", "type"),
@@ -36,28 +36,30 @@ _ENGINE_ONLY: Final = frozenset(
         *("credentials", "username", "password", "config", "certificate"),
     ]
 )
-_NO_FILES: Final = "is a file system of a container's own; a namespace sees this machine's files"
-_IN_ENGINE: Final = "--runtime containerlab can"
+_NO_FILES: Final = "needs a container's file system; a namespace uses this machine's files"
+_IN_ENGINE: Final = "or use --runtime containerlab"
 _REFUSED_IN_NAMESPACES: Final[Mapping[str, KeySupport]] = {
-    "volumes": KeySupport("refused", _NO_FILES, f"use binds; {_IN_ENGINE}"),
-    "tmpfs": KeySupport("refused", _NO_FILES, _IN_ENGINE),
-    "devices": KeySupport("refused", "is about a container's own /dev; a namespace has this machine's", _IN_ENGINE),
-    "stages": KeySupport(
-        "refused", "makes nodes wait for each other, and namespaces start together", f"leave it out; {_IN_ENGINE}"
+    "volumes": KeySupport("refused", _NO_FILES, f"use binds, {_IN_ENGINE}"),
+    "tmpfs": KeySupport("refused", _NO_FILES, f"leave it out, {_IN_ENGINE}"),
+    "devices": KeySupport(
+        "refused", "needs a container's /dev; a namespace uses this machine's", f"leave it out, {_IN_ENGINE}"
     ),
-    "env-files": KeySupport("refused", "is not read for namespaces", f"write them as env; {_IN_ENGINE}"),
+    "stages": KeySupport(
+        "refused", "makes nodes wait for each other, but namespaces start together", f"leave it out, {_IN_ENGINE}"
+    ),
+    "env-files": KeySupport("refused", "is not supported for namespaces", f"use env, {_IN_ENGINE}"),
 }
-# Whatever the runtime: these belong to other kinds than linux, or to another engine.
+# For all runtimes: these belong to other kinds than linux, or to another engine.
 _REFUSED: Final[Mapping[str, KeySupport]] = {
-    "startup-config": KeySupport("refused", "means nothing to kind: linux", "bind the file below /etc/frr"),
-    "enforce-startup-config": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
-    "suppress-startup-config": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
-    "license": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
-    "components": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
-    "extras": KeySupport("refused", "means nothing to kind: linux", "leave it out"),
-    "runtime": KeySupport("refused", "names an engine of its own; Heddle's labs have one runtime", "leave it out"),
+    "startup-config": KeySupport("refused", "has no meaning for kind: linux", "bind the file below /etc/frr"),
+    "enforce-startup-config": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
+    "suppress-startup-config": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
+    "license": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
+    "components": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
+    "extras": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
+    "runtime": KeySupport("refused", "selects an engine for one node; a Heddle lab has one runtime", "leave it out"),
 }
-# Heddle gives every lab a management network of its own, without a way out.
+# Heddle gives every lab its own management network, without access to the outside.
 _LEFT: Final[Mapping[str, KeySupport]] = {
     "ports": KeySupport("left", "Heddle's labs publish no ports"),
     "mgmt-ipv4": KeySupport("left", "the management network is Heddle's"),
@@ -66,13 +68,13 @@ _LEFT: Final[Mapping[str, KeySupport]] = {
 NODE_KEYS: Final = HONOURED | _ENGINE_ONLY | {"cmd", "entrypoint", "network-mode"} | set(_REFUSED_IN_NAMESPACES)
 ALL_NODE_KEYS: Final = NODE_KEYS | set(_REFUSED) | set(_LEFT)
 
-# Lists and groups that are put together from all levels; of everything else the nearest level's is taken.
+# Lists and groups that are merged from all levels; for all other keys the nearest level's value is used.
 LISTS: Final = frozenset({"exec", "binds", "cap-add", "devices", "env-files", "volumes"})
 GROUPS: Final = frozenset({"sysctls", "labels", "env"})
 
 
 def node_key(key: str, runtime: str) -> KeySupport | None:
-    """What becomes of a key of a node; None when containerlab has no such key."""
+    """How a key of a node is handled; None when containerlab has no such key."""
     if key in _REFUSED:
         return _REFUSED[key]
     if key in _LEFT:
@@ -83,20 +85,20 @@ def node_key(key: str, runtime: str) -> KeySupport | None:
         return _TAKEN
     if key in _REFUSED_IN_NAMESPACES:
         return _REFUSED_IN_NAMESPACES[key]
-    return KeySupport("left", "namespaces have this machine's files and programs") if key in _ENGINE_ONLY else _TAKEN
+    return KeySupport("left", "namespaces use this machine's files and programs") if key in _ENGINE_ONLY else _TAKEN
 
 
 TOP_KEYS: Final = ("name", "prefix", "mgmt", "topology", "settings", "debug")
 TOP_LEFT: Final[Mapping[str, str]] = {
-    "prefix": "containers are called clab-LAB-NODE, which is how Heddle finds them",
-    "mgmt": "the management network is Heddle's, of the lab alone and without a way out",
-    "settings": "it is about certificates",
-    "debug": "it is about containerlab itself",
+    "prefix": "Heddle finds containers by the name clab-LAB-NODE",
+    "mgmt": "the management network is Heddle's: one per lab, without access to the outside",
+    "settings": "it configures certificates",
+    "debug": "it configures containerlab itself",
 }
 TOPOLOGY_KEYS: Final = ("defaults", "kinds", "groups", "nodes", "links")
 LINK_KEYS: Final = frozenset({"type", "endpoints", "mtu", "vars", "labels", "ipv4", "ipv6"})
 END_KEYS: Final = frozenset({"node", "interface", "mac", "ipv4", "ipv6", "vars"})
-# Words in the place of a node, or types of links, that lead to somewhere else.
+# Special node names and link types that lead outside of the lab.
 OUTSIDE: Final[Mapping[str, str]] = {
     "host": "leads to this machine",
     "macvlan": "leads to an interface of this machine",
@@ -104,17 +106,17 @@ OUTSIDE: Final[Mapping[str, str]] = {
     "vxlan": "leads to another machine",
     "vxlan-stitch": "leads to another machine",
     "veth-stitch": "leads through this machine",
-    "dummy": "has one end only",
+    "dummy": "has only one end",
 }
 
 LINUX: Final = "linux"
 
 
 def kind_refused(kind: str) -> tuple[str, str]:
-    """Why a kind other than linux cannot be, and what to try."""
+    """(why, hint) for a kind other than linux."""
     if kind in ("bridge", "ovs-bridge", "host", "ext-container"):
-        return "is something of this machine, which Heddle's labs leave alone", "a node of kind: linux can be a bridge"
+        return "is an object of this machine, which Heddle does not change", "use a node of kind: linux as a bridge"
     if kind == "frr":
-        return "is containerlab's own FRR node, which 0.80 brought", "kind: linux, and binds of frr.conf and daemons"
-    why = "is a system of its own; Heddle runs kind: linux, in every runtime"
-    return why, "containerlab deploy takes it, without Heddle"
+        return "is containerlab's FRR node, new in 0.80", "use kind: linux, and bind frr.conf and daemons"
+    why = "is not supported: Heddle runs only kind: linux, in every runtime"
+    return why, "use containerlab deploy, without Heddle"

@@ -1,7 +1,7 @@
-"""A lab from a user-supplied containerlab file: the other member of Blueprint.
+"""The Blueprint of a lab from a user-supplied containerlab file.
 
 In:  the file (import_topology), or a record of a running lab (of_record).
-Out: ImportedLab: its fabric, the copy that runs, and what it should be as far as its own files tell.
+Out: ImportedLab: its fabric, the copy that runs, and its expected state as far as its files define it.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from heddle.runtimes.netns_topology import read_topology
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
-_ADDRESSES_COME_S: Final = 20.0  # an image that starts FRR by itself has not done so yet when its node is up
+_ADDRESSES_COME_S: Final = 20.0  # an image that starts FRR itself may do so after its node is up
 _PAUSE_S: Final = 0.2
-_FRR_FILES: Final = ("daemons", "frr.conf", "vtysh.conf")  # what daemons read when they start
-_SHOWN: Final = 70  # letters of a value that differs
+_FRR_FILES: Final = ("daemons", "frr.conf", "vtysh.conf")  # the files that daemons read at start
+_SHOWN: Final = 70  # letters of a value that differs, in messages
 _HASHING: Final = "net.ipv4.fib_multipath_hash_"
 
 
 def import_topology(path: Path, runtime: str, name: str | None = None, shown: str = "") -> ImportedLab:
-    """Read a user-supplied topology for a runtime; InputError lists everything in it that cannot be honoured, by line.
+    """Read a user-supplied topology for a runtime. InputError lists everything that is not supported, by line.
 
-    name: the lab's, in place of one made from the file's. shown: what errors call the file.
+    name: the lab's name, instead of the file's. shown: the file's name in errors.
     """
     if name is not None:
         check_name(name)
@@ -73,8 +73,8 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
 class ImportedLab:
     """Implements heddle.lab.lab.Blueprint.
 
-    daemons: switch -> those that its files switch on; settings: node -> sysctls that its configuration sets; owners:
-    address -> node; parts: what of the file makes another lab of it. description: None for one that was opened again.
+    known_daemons: switch -> daemons that its files enable; settings: node -> sysctls that its configuration sets;
+    owners: address -> node; parts: values that distinguish two labs. description: None for a reopened lab.
     """
 
     fabric: Fabric
@@ -89,7 +89,7 @@ class ImportedLab:
 
     @classmethod
     def of_record(cls, record: Record) -> ImportedLab:
-        """As it was when the lab was made; MachineError when this version cannot read that."""
+        """From a lab's record; MachineError when this version cannot read it."""
         data = record.imported
         try:
             fabric = restore_fabric(data["fabric"])
@@ -100,17 +100,17 @@ class ImportedLab:
             }
             return cls(fabric, record.runtime, daemons, settings, data["owners"], data["parts"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            why = "was made by another version of Heddle, whose fabric this one cannot read"
+            why = "was created by another version of Heddle, and this one cannot read its fabric"
             raise MachineError(
                 Problem("", f"lab {record.name}", why, f"./inv down {record.name}, then up again")
             ) from None
 
     def spec_data(self) -> Mapping[str, Any]:
-        """No fabric file describes it."""
+        """Nothing: there is no fabric file."""
         return {}
 
     def recorded(self) -> Mapping[str, Any]:
-        """All of it."""
+        """The whole object, without the description."""
         return {
             "fabric": dump_fabric(self.fabric),
             "daemons": {name: list(names) for name, names in self.known_daemons.items()},
@@ -125,35 +125,35 @@ class ImportedLab:
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the copy that runs."""
         if self.description is None:
-            raise ValueError("a lab that was opened again is not written again")
+            raise ValueError("a reopened lab has no description to write")
         return write_copy(self.description, self.fabric, out, options, self.runtime)
 
     def differences(self, record: Record) -> list[Difference]:
-        """What stands otherwise in the file than in the one that runs."""
+        """Differences between this file and the one that is running."""
         if not record.imported:
-            return [("the lab", f"one of {record.source}, rendered", "one of an imported topology")]
+            return [("the lab's source", f"{record.source}, rendered", "an imported topology")]
         old = record.imported.get("parts", {})
         keys = [key for key in dict.fromkeys([*old, *self.parts]) if old.get(key) != self.parts.get(key)]
         return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
 
     def kept(self) -> Mapping[str, Mapping[str, str]]:
-        """Sysctls of hashing that the topology sets: its values win over Heddle's."""
+        """Hashing sysctls that the topology sets: its values have priority over Heddle's."""
         return {node.name: _of_hashing(self.settings.get(node.name, {})) for node in self.fabric.switches}
 
     def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
-        """What the nodes' own configuration sets."""
+        """Sysctls that the nodes' own configuration sets."""
         return self.settings
 
     def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
-        """As the copy that runs has them."""
+        """The sysctls in the copy that runs."""
         return {node.name: node.sysctls for node in read_topology(lab.topology).nodes.values()}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
-        """Those whose sockets must answer."""
+        """The daemons whose sockets must answer."""
         return self.known_daemons.get(switch, ())
 
     def settled(self, lab: Lab) -> ImportedLab:
-        """With the addresses and MACs that the nodes have; those that files promise are waited for a while."""
+        """With the actual addresses and MACs of the nodes; waits up to 20 s for addresses that the files define."""
         end = time.monotonic() + _ADDRESSES_COME_S
         promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
         while True:
@@ -178,30 +178,30 @@ class ImportedLab:
         return tuple(nodes), owners
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
-        """Until sessions stand and hosts can be reached, see convergence.py."""
+        """Wait until sessions are established and hosts can be reached, see reachability.py."""
         convergence.wait(lab, self.owners, observer, timeout)
 
     def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
-        """By peer as configured, of all address families."""
+        """Peer as configured -> session state, for all address families."""
         return bgp.peers(lab.runtime, lab.name, lab.topology, switch)
 
     @property
     def gap_parts(self) -> LabPart:
-        """Routes to hosts."""
+        """Routes, to find hosts without one."""
         return LabPart.FIBS
 
     def gaps(self, now: Snapshot) -> list[str]:
-        """Switches that have no route to a host."""
+        """Switches without a route to a host."""
         unreached = convergence.unreached(self.fabric, now)
         return [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
 
-    def routes_said(self) -> str:
-        """Routes to the hosts."""
+    def routes_checked(self) -> str:
+        """`4 addresses of hosts have routes in every switch's kernel`."""
         hosts = convergence.host_addresses(self.fabric)
         return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
 
     def session_faults(self, now: Snapshot) -> list[str]:
-        """Sessions that both ends are in the lab for."""
+        """Sessions with both ends in the lab that are not established."""
         found = self._sessions(now)
         silent = [f"{switch}: bgpd does not answer" for switch in found.silent]
         return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in found.down]
@@ -211,7 +211,7 @@ class ImportedLab:
         return convergence.missing_of(self.fabric, self._sessions(now))
 
     def sessions(self, now: Snapshot) -> tuple[int, int]:
-        """Sessions configured over the lab's own links and addresses."""
+        """Sessions established, and configured, over the lab's own links and addresses."""
         return self._sessions(now).count()
 
     def _sessions(self, now: Snapshot) -> convergence.Sessions:
@@ -220,7 +220,7 @@ class ImportedLab:
 
 
 def _of_hashing(settings: Mapping[str, Sequence[Setting]]) -> dict[str, str]:
-    """The last value of each sysctl of hashing, which is the one that the kernel has."""
+    """The last value of each hashing sysctl, which is the one in the kernel."""
     last = {key: rows[-1].value for key, rows in settings.items() if key.startswith(_HASHING)}
     return {key: value for key, value in last.items() if is_sysctl_number(value)}
 
@@ -230,15 +230,15 @@ def _first(addresses: tuple[IPv4Interface, ...] | None) -> IPv4Interface | None:
 
 
 def _daemons(node: NodeDescription, runtime: str) -> tuple[str, ...]:
-    """Daemons that have to answer: mgmtd and staticd are not in every FRR, so nothing hangs on them."""
+    """Daemons that must answer, without mgmtd and staticd, which not every FRR has."""
     text = node.text("daemons")
     if text is None and not heddle_starts(node, runtime):
-        return ()  # the image's own file says, which cannot be seen
+        return ()  # the file in the image decides, and cannot be read here
     return tuple(each for each in frr.daemons_of(text) if each not in ("mgmtd", "staticd"))
 
 
 def _parts(description: TopologyDescription, fabric: Fabric, runtime: str) -> dict[str, str]:
-    """Path -> value of all that makes the lab, as text; the same whatever directory and subnet are chosen."""
+    """Path -> value, as text, of everything that defines the lab; independent of its directory and subnet."""
     data = yaml.safe_load(copied(description, fabric, Path("/"), RenderOptions(), runtime))
     found = {"links": json.dumps(data["topology"]["links"])}
     for name, node in data["topology"]["nodes"].items():
@@ -250,7 +250,7 @@ def _parts(description: TopologyDescription, fabric: Fabric, runtime: str) -> di
 
 
 def _digest(text: str) -> str:
-    """A file's text, told from others."""
+    """A short text that identifies a file's content."""
     return f"{len(text.splitlines())} lines, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -264,18 +264,18 @@ def _notes(
     settings: Mapping[str, Mapping[str, Sequence[Setting]]],
     runtime: str,
 ) -> list[str]:
-    """What Heddle adds or assumes."""
+    """Notes on what Heddle adds or assumes."""
     notes = []
     if unrated := sum(link.rate_bps is None for link in description.links):
         rate = format_rate(DEFAULT_RATE_BPS)
-        notes.append(f"{unrated} links name no rate and get {rate} each way; vars: {{rate_bps: N}} of a link names one")
+        notes.append(f"{unrated} links have no rate and get {rate} each way; set vars: {{rate_bps: N}} of a link")
     if not fabric.policy.queues.lossless:
-        notes.append(f"no class is lossless: a link's mtu is above {LARGEST_PFC_MTU}, the most that PFC can hold back")
+        notes.append(f"no class is lossless: a link's mtu is above {LARGEST_PFC_MTU}, the maximum for PFC")
     own = [node.name for node in fabric.switches if _of_hashing(settings.get(node.name, {}))]
     if fabric.switches and len(own) < len(fabric.switches):
         rules = hashmodes.sysctls("flow", 1)
         notes.append(
-            f"{len(fabric.switches) - len(own)} switches hash as Heddle's own do: policy "
+            f"{len(fabric.switches) - len(own)} switches get Heddle's hashing: policy "
             f"{rules['net.ipv4.fib_multipath_hash_policy']} over the 5-tuple, a seed for each"
         )
     if own:
@@ -283,8 +283,8 @@ def _notes(
         notes.append(f"{len(own)} switches keep the hashing sysctls that the topology sets: {words}")
     bare = [node.name for node in description.nodes.values() if not node.image]
     if bare and runtime != "netns":
-        notes.append(f"{len(bare)} nodes name no image and get Heddle's")
+        notes.append(f"{len(bare)} nodes have no image and get Heddle's")
     started = [n for n in description.nodes.values() if n.frr and heddle_starts(n, runtime)]
     if started and any(not is_heddles(node.image) for node in started):
-        notes.append(f"Heddle starts the daemons of {len(started)} switches, this machine's FRR in place of an image's")
+        notes.append(f"Heddle starts this machine's FRR on {len(started)} switches, instead of an image's")
     return notes

@@ -1,6 +1,6 @@
-"""What the namespaces of a running lab say of their interfaces: IPv4 addresses and MACs, by netlink.
+"""Read the interfaces of a running node by netlink: IPv4 addresses and MACs.
 
-In:  a node handle. Out: Interfaces. The topology's own daemons and commands may have set anything; the kernel knows.
+In:  a node handle. Out: Interfaces. The topology's own daemons and commands may have set any address.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _IFA_F_SECONDARY: Final = 0x01
 
 @dataclass(frozen=True, slots=True)
 class Interfaces:
-    """Of one node. addresses: interface -> its IPv4 addresses, primary ones first; macs: interface -> MAC."""
+    """Interfaces of one node. addresses: interface -> its IPv4 addresses, primary first; macs: interface -> MAC."""
 
     addresses: Mapping[str, tuple[IPv4Interface, ...]]
     macs: Mapping[str, str]
 
 
 def read_interfaces(handle: NodeHandle) -> Interfaces:
-    """Ask the node's kernel. MachineError when its namespace is gone."""
+    """Read from the node's kernel. MachineError when its namespace is missing."""
     with RouteSocket(handle.netns) as netlink:
         names: dict[int, str] = {}
         macs: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """The links of a user-supplied containerlab file, in the brief and in the extended form.
 
-In:  the list as read, and the names of all nodes. Out: WantedLinks; problems and what is left out go to the reader.
+In:  the list as read, and the names of all nodes. Out: LinkDescriptions; problems and omissions go to the reader.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from heddle.lab.imported.grammar import END_KEYS, LINK_KEYS, OUTSIDE
 from heddle.runtimes.netns_topology import DEFAULT_MTU
 from heddle.spec.yamlfile import Trail
 
-_LEAST_MTU: Final = 1280  # IPv6's, as in a fabric file
+_LEAST_MTU: Final = 1280  # minimum for IPv6, as in a fabric file
 _RATES: Final = (10**6, 10**10)  # bit/s, as in a fabric file
 _INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")  # IFNAMSIZ, dev_valid_name
 _MAC: Final = re.compile(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}")  # unicast
 
 
 class LinkReader:
-    """Reads links one by one; `left` takes what is left out: why -> keys."""
+    """Reads links one by one. left: collects keys that are left out: why -> keys."""
 
     def __init__(self, add: Callable[..., None], left: dict[str, dict[str, None]], nodes: set[str]) -> None:
         self._add = add
@@ -31,7 +31,7 @@ class LinkReader:
         self._taken: dict[tuple[str, str], int] = {}
 
     def links(self, items: Any) -> tuple[LinkDescription, ...]:
-        """All links that can be had."""
+        """All valid links."""
         if not isinstance(items, list):
             self._add(("topology", "links"), "links", "is no list")
             return ()
@@ -47,7 +47,7 @@ class LinkReader:
         kind = str(item.get("type") or "veth").lower()
         if kind not in ("veth", "brief"):
             why = OUTSIDE.get(kind, "is no type of link")
-            why = f"{why}, and links of Heddle's labs join two of its nodes" if kind in OUTSIDE else why
+            why = f"{why}, but a link must connect two nodes of the lab" if kind in OUTSIDE else why
             self._add((*at, "type"), f"{what}.type: {kind}", why, "veth")
             return None
         for key in item:
@@ -57,7 +57,7 @@ class LinkReader:
                 self._left.setdefault("containerlab gives them to no node of kind linux either", {})[key] = None
         ends = item.get("endpoints")
         if not isinstance(ends, list) or len(ends) != 2:
-            self._add((*at, "endpoints"), f"{what}.endpoints", "are not two", '["a:eth1", "b:eth1"]')
+            self._add((*at, "endpoints"), f"{what}.endpoints", "must be two", '["a:eth1", "b:eth1"]')
             return None
         a, b = (self._end((*at, "endpoints", i), f"{what}.endpoints[{i + 1}]", end) for i, end in enumerate(ends))
         mtu = self._number((*at, "mtu"), f"{what}.mtu", item.get("mtu"), (_LEAST_MTU, 65535))
@@ -92,7 +92,7 @@ class LinkReader:
             node, _, interface = str(raw or "").partition(":")
             mac = ""
         if node in OUTSIDE and node not in self._nodes:
-            self._add(trail, f"{what}: {raw}", f"{OUTSIDE[node]}, and links of Heddle's labs join two of its nodes")
+            self._add(trail, f"{what}: {raw}", f"{OUTSIDE[node]}, but a link must connect two nodes of the lab")
             return None
         if not node or not interface:
             self._add(trail, what, "is no node and interface", "leaf1:eth1")
@@ -101,11 +101,11 @@ class LinkReader:
             self._add(trail, f"{what}: {node}", "is no node of this topology", did_you_mean(node, sorted(self._nodes)))
             return None
         if not _INTERFACE.fullmatch(interface) or interface in (".", "..", "lo"):
-            why = "is no name for an interface: 15 letters at most, no spaces, / or :"
+            why = "is no valid interface name: 15 letters at most, no spaces, / or :"
             self._add(trail, f"{what}: {interface}", why)
             return None
         if mac and not _MAC.fullmatch(mac):
-            self._add((*trail, "mac"), f"{what}.mac: {mac}", "is no address of a single interface", "02:00:00:00:00:01")
+            self._add((*trail, "mac"), f"{what}.mac: {mac}", "is no unicast address", "02:00:00:00:00:01")
         if (node, interface) in self._taken:
             why = f"has a link already: links[{self._taken[node, interface]}]"
             self._add(trail, f"{what}: {node}:{interface}", why)

@@ -1,9 +1,9 @@
-"""Convergence of an imported lab, whose routes are not known beforehand: judged by sessions and by routes to hosts.
+"""Convergence of an imported lab. Its routes cannot be predicted, so BGP sessions and routes to hosts are checked.
 
-In:  a running lab, and which daemons have to answer on which switch.
-Out: nothing once every BGP session that has both ends in the lab is established, every switch has a route to every
-host's address, and nothing of that has changed for a while; otherwise what is missing, where. While it waits, the
-observer gets the reason: sessions, IGP adjacencies, hosts.
+In:  a running lab, and which daemons must answer on which switch.
+Out: nothing once every BGP session with both ends in the lab is established, every switch has a route to every host's
+address, and no route has changed for a while. Otherwise: what is missing, and where. While it waits, the observer gets
+the reason: sessions, IGP adjacencies, hosts.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 _PAUSE_S: Final = 0.3
-# bgpd holds its first updates back by coalesce-time, 1 s by default: before that, a route may have half its next hops.
+# bgpd delays its first updates by coalesce-time, 1 s by default: until then a route may miss some of its next hops.
 _STILL_S: Final = 1.5
-_REASON_S: Final = 1.0  # between two questions to the IGP daemons while they are waited for
+_REASON_S: Final = 1.0  # between two requests to the IGP daemons while waiting
 _REASONS: Final = 2  # in one line
-_TIMEOUT_S: Final = 180.0  # a connect that missed its peer is tried again after 120 s, FRR's default
+_TIMEOUT_S: Final = 180.0  # a failed BGP connect is repeated after 120 s, FRR's default
 _SHOWN: Final = 12
-_COMMANDS: Final[Mapping[str, str]] = {  # what shows more, by protocol
+_COMMANDS: Final[Mapping[str, str]] = {  # protocol -> command that shows more
     "OSPF": "show ip ospf neighbor", "OSPFv3": "show ipv6 ospf6 neighbor", "IS-IS": "show isis neighbor",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class BgpSession:
-    """One end of a BGP session: the switch, its peer as configured, the node that the peer is, and its state."""
+    """One end of a BGP session: the switch, its peer as configured, the peer's node, and the session's state."""
 
     switch: str
     peer: str
@@ -52,7 +52,7 @@ class BgpSession:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """The BGP sessions of a lab. silent: switches whose bgpd should answer and does not. switches: those asked."""
+    """The BGP sessions of a lab. silent: switches whose bgpd does not answer. switches: all switches asked."""
 
     sessions: tuple[BgpSession, ...]
     silent: tuple[str, ...]
@@ -64,8 +64,8 @@ class Sessions:
         return tuple(each for each in self.sessions if each.state != bgp.ESTABLISHED)
 
     def count(self) -> tuple[int, int]:
-        """Sessions established and expected, by pairs of nodes: the end that knows of more says how many there are, and
-        one stands when both ends say so, or the only one that can be asked.
+        """Sessions established and expected, by pairs of nodes. The end that reports more sessions sets the expected
+        number. A session is established when both ends report it, or the only end that can be asked.
         """
         ends: dict[tuple[str, str], list[bool]] = {}
         for each in self.sessions:
@@ -90,7 +90,7 @@ class Look:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing."""
+        """True when nothing is missing."""
         return not self.bgp.down and not self.bgp.silent and not self.unreached
 
     def lines(self) -> list[tuple[str, str, str]]:
@@ -121,14 +121,14 @@ def _and_more(names: Sequence[str]) -> str:
 
 
 def look(lab: Lab, owners: Mapping[str, str]) -> Look:
-    """Ask daemons and kernels now. owners: address -> node, of all addresses in the lab."""
+    """Read daemons and kernels now. owners: address -> node, for all addresses in the lab."""
     now = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS)
     asked = [switch.name for switch in lab.fabric.switches if "bgpd" in lab.made.daemons(switch.name)]
     return Look(sessions_of(lab.fabric, asked, owners, now), unreached(lab.fabric, now), now.fibs)
 
 
 def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, str], now: Snapshot) -> Sessions:
-    """Sessions between nodes of the lab. speakers: switches whose bgpd has to answer. Part: SESSIONS."""
+    """Sessions between nodes of the lab. speakers: switches whose bgpd must answer. Part: SESSIONS."""
     sessions: list[BgpSession] = []
     silent: list[str] = []
     for switch, states in now.sessions.items():
@@ -141,7 +141,7 @@ def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, 
 
 
 def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
-    """Sessions of which an end is not established, each once, with both ends."""
+    """Sessions that one end does not report as established, each once, with both ends."""
     waiting: dict[tuple[str, str], list[BgpSession]] = {}
     for each in found.sessions:
         waiting.setdefault((each.switch, each.node), []).append(each)
@@ -153,7 +153,7 @@ def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
         mine.remove(here)
         end = _end(fabric, here)
         back = waiting.get((here.node, here.switch), [])
-        # Of parallel sessions the one over the same link, where ports tell.
+        # Of parallel sessions take the one over the same link, if the ports are known.
         same = [each for each in back if _end(fabric, each).ref == _far_end(fabric, end)]
         if other := next(iter(same or back), None):
             back.remove(other)
@@ -169,7 +169,7 @@ def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
 
 
 def _end(fabric: Fabric, session: BgpSession) -> SessionEnd:
-    """The end at the session's own switch, over the port of that name or the one that leads to the peer's address."""
+    """The end at the session's switch: over the port with that name, or the port that leads to the peer's address."""
     for port in fabric.by_name[session.switch].ports:
         there = fabric.by_name[port.peer_node].port(port.peer_port).address
         if session.peer == port.name or (there is not None and session.peer == str(there.ip)):
@@ -183,7 +183,7 @@ def _far_end(fabric: Fabric, end: SessionEnd) -> str:
 
 
 def unreached(fabric: Fabric, now: Snapshot) -> tuple[tuple[str, str, str], ...]:
-    """(switch, address, host port) where a switch has no live route to a host. Part: FIBS."""
+    """(switch, address, host port) for each switch without a live route to a host. Part: FIBS."""
     return tuple(
         (name, str(address), port)
         for address, port in host_addresses(fabric)
@@ -193,7 +193,7 @@ def unreached(fabric: Fabric, now: Snapshot) -> tuple[tuple[str, str, str], ...]
 
 
 def host_addresses(fabric: Fabric) -> list[tuple[Address, str]]:
-    """Address and port of every host port that has one and leads to a switch."""
+    """Address and port of every host port with an address and a link to a switch."""
     return [
         (port.address.ip, port.ref)
         for host in fabric.hosts
@@ -203,7 +203,7 @@ def host_addresses(fabric: Fabric) -> list[tuple[Address, str]]:
 
 
 def _owner(fabric: Fabric, switch: str, peer: str, owners: Mapping[str, str]) -> str:
-    """The node of the lab that a peer is; empty for one outside of it."""
+    """The node of a peer; empty for a peer outside of the lab."""
     try:
         return owners.get(str(ip_address(peer)), "")
     except ValueError:  # an interface: unnumbered
@@ -231,15 +231,15 @@ def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float
         elif moment - since >= _STILL_S:
             break
         last = now
-        lacking = {where for where, _, _ in now.lines()}
-        observer.advance(STEP, total - len(lacking))
+        incomplete = {where for where, _, _ in now.lines()}
+        observer.advance(STEP, total - len(incomplete))
         if moment > end:
             raise CheckError(*_explained(lab, now, seconds))
         if moment - asked >= _REASON_S:
             asked = moment
             observer.waiting(STEP, _reason(lab, now))
         time.sleep(_PAUSE_S)
-    observer.end(STEP, _said(lab, last))
+    observer.end(STEP, _summary(lab, last))
 
 
 def _reason(lab: Lab, now: Look) -> str:
@@ -250,8 +250,8 @@ def _igp(lab: Lab) -> list[Adjacency]:
     return [each for switch in lab.fabric.switches for each in pending(lab, switch)]
 
 
-def _said(lab: Lab, last: Look | None) -> str:
-    """What was waited for."""
+def _summary(lab: Lab, last: Look | None) -> str:
+    """The message at the end: what was waited for."""
     if last is None:
         return "no switch, so nothing to wait for"
     hosts = len(host_addresses(lab.fabric))
@@ -265,11 +265,11 @@ def _explained(lab: Lab, now: Look, seconds: float) -> list[Problem]:
     igp = _igp(lab)
     lines = [(each.port, each.what, each.why) for each in igp] + now.lines()
     if now.complete:
-        why = f"did not come: routes still change after {seconds:g} s"
+        why = f"failed: routes still change after {seconds:g} s"
         hint = f"./inv exec --lab {lab.name} {lab.fabric.switches[0].name} ip monitor route"
         return [Problem(lab.name, "convergence", why, hint)]
     count = len({where.partition(":")[0] for where, _, _ in lines})
-    head = f"did not come: {count} of {len(lab.fabric.switches)} switches lack something after {seconds:g} s"
+    head = f"failed: {count} of {len(lab.fabric.switches)} switches are incomplete after {seconds:g} s"
     commands = [_COMMANDS[each] for each in dict.fromkeys(row.protocol for row in igp)] or ["show bgp summary"]
     shown = " ".join(f"-c '{each}'" for each in (*commands, "show ip route"))
     hint = f"./inv exec --lab {lab.name} {lines[0][0].partition(':')[0]} vtysh {shown}"

@@ -1,7 +1,7 @@
-"""Read a user-supplied containerlab file: what Heddle can run of it, or everything that it cannot, by line.
+"""Read a user-supplied containerlab file, and report everything that is not supported, by line.
 
 In:  the file, the lab's name, the runtime.
-Out: a TopologyDescription. InputError with all kinds, keys and values that cannot be honoured, each with file and line.
+Out: a TopologyDescription. InputError with all kinds, keys and values that are not supported, each with file and line.
 Inheritance is containerlab's (types/topology.go of 0.79): node, then group, kind, defaults; groups merge, lists add up.
 """
 
@@ -36,13 +36,13 @@ _IDLE: Final = frozenset({"sleep", "tail", "cat", "tini", "sh", "bash", "ash", "
 
 
 def holds_topology(path: Path) -> bool:
-    """Whether a file has a group `topology`. InputError when it cannot be read or is no YAML."""
+    """True when a file has a group `topology`. InputError when it cannot be read or is no YAML."""
     document = parse(expand(read_text(path, str(path), _READING), str(path)), str(path), _READING)
     return isinstance(document.data.get("topology"), dict)
 
 
 def read_description(path: Path, runtime: str, name: str | None, source: str) -> TopologyDescription:
-    """Read the file. name: the lab's, in place of one made of the file's own. source: what errors call the file."""
+    """Read the file. name: the lab's name, instead of the file's. source: the file's name in errors."""
     document = parse(expand(read_text(path, source, _READING), source), source, _READING)
     if "racks" in document.data and "topology" not in document.data:
         hint = f"./inv up {shlex.quote(source)} brings it up"
@@ -51,7 +51,7 @@ def read_description(path: Path, runtime: str, name: str | None, source: str) ->
 
 
 class _DescriptionReader:
-    """Notes problems as it goes; raises them all at the end."""
+    """Collects problems while reading; raises all of them at the end."""
 
     def __init__(self, document: Document, path: Path, runtime: str) -> None:
         self.document = document
@@ -87,27 +87,27 @@ class _DescriptionReader:
         return TopologyDescription(lab, self.path, nodes, links, tuple(notes))
 
     def _name(self, notes: list[str]) -> str:
-        """The file's own name, brought to Heddle's rule."""
+        """The file's own name, converted to a valid lab name."""
         own = self.document.data.get("name")
         if not isinstance(own, str) or not own:
             self.add(("name",), "name", "is missing", "name: mylab, or --name mylab")
             return ""
         lab = lab_name(own)
         if not lab:
-            why = "has no letter that a lab's name could begin with"
-            self.add(("name",), f"name: {own}", why, "--name gives the lab another name")
+            why = "has no letter for the start of a lab's name"
+            self.add(("name",), f"name: {own}", why, "set the lab's name with --name")
         elif lab != own:
-            notes.append(f"{own} is called {lab} here: names of labs are small letters and digits, 12 at most")
+            notes.append(f"the lab of {own} is named {lab}: lower-case letters and digits, 12 at most")
         return lab
 
     def add(self, trail: Trail, what: str, why: str, hint: str = "") -> None:
-        """Note a problem at the line of a key, or of the nearest one above it."""
+        """Add a problem at the line of a key, or of the nearest key above it."""
         self.problems.add(where=self.document.where(trail), what=what, why=why, hint=hint)
 
     def _node(self, name: str, sections: Sections, lab: str) -> NodeDescription | None:
         at: Trail = ("topology", "nodes", name)
         if not name[:1].isalnum() or not name.isascii() or set(name) - _NAME_LETTERS:
-            why = "cannot name a node here: letters, digits, - and _ can, since BPF programs are pinned by it"
+            why = "is no valid node name: use letters, digits, - and _, since BPF programs are pinned by it"
             self.add(at, f"nodes.{name}", why)
         kind = sections.kind_of(name)
         if kind != grammar.LINUX:
@@ -126,7 +126,7 @@ class _DescriptionReader:
         return NodeDescription(
             name=name,
             where=self.document.where(at),
-            # By target, so that a node's own bind takes the place of its group's.
+            # By target, so that a node's own bind replaces its group's.
             binds=tuple({bind.target: bind for bind in binds if bind is not None}.values()),
             exec=tuple(self._exec(sections.listed(layers, "exec"), name, lab)),
             sysctls=merged.get("sysctls", {}),
@@ -144,7 +144,7 @@ class _DescriptionReader:
         return verdict.fate if verdict else "refused"
 
     def _judge(self, trail: Trail, layer: Mapping[str, Any]) -> None:
-        """Every key of a section, once, however many nodes inherit from it."""
+        """Check every key of a section, once even if many nodes inherit from it."""
         if trail in self._judged:
             return
         self._judged.add(trail)
@@ -159,25 +159,25 @@ class _DescriptionReader:
             elif verdict.fate == "left":
                 self.left.setdefault(verdict.why, {})[key] = None
             elif key == "network-mode" and value not in ("none", "bridge"):
-                why = "shares another network, and Heddle's nodes have one each"
+                why = "shares another network, but every node needs its own"
                 self.add((*trail, key), f"{what}: {value}", why, "network-mode: none, or leave it out")
             elif key == "sysctls" and self.runtime == "netns":
                 for name in value if isinstance(value, dict) else ():
                     if not _SYSCTL.fullmatch(name):
-                        why = "is this whole machine's; a namespace has its own of those below net. alone"
+                        why = "is one value for the whole machine; a namespace has its own only below net."
                         hint = f"sysctl -w {name} on the machine, or leave it out"
                         self.add((*trail, key, name), f"{what}.{name}", why, hint)
             elif key in ("cmd", "entrypoint") and self.runtime == "netns":
                 self._command((*trail, key), what, str(value or ""))
 
     def _command(self, trail: Trail, what: str, command: str) -> None:
-        """A namespace has no process of its own: FRR is started by Heddle, and what only waits is not missed."""
+        """Check a container's command. A namespace runs none: Heddle starts FRR, and idle commands are left out."""
         program = command.split(" ", 1)[0].rpartition("/")[2]
         if frr.is_service(command) or (program in _IDLE and "-c" not in command.split()):
-            self.left.setdefault("a namespace needs no process to stay", {})[str(trail[-1])] = None
+            self.left.setdefault("a namespace needs no main process", {})[str(trail[-1])] = None
             return
-        why = "is what a container runs for as long as it lives; a namespace has no such process"
-        self.add(trail, f"{what}: {command}", why, "start it from exec: sh -c '... &'; --runtime containerlab runs it")
+        why = "is the main process of a container; a namespace has none"
+        self.add(trail, f"{what}: {command}", why, "start it from exec: sh -c '... &', or use --runtime containerlab")
 
     def _bind(self, trail: Trail, text: str, node: str, lab: str) -> BindDescription | None:
         source, _, rest = magic(text, lab, node).partition(":")
@@ -188,20 +188,21 @@ class _DescriptionReader:
             return None
         if any(word in source for word in DIRECTORIES):
             if self.runtime == "netns":
-                why = "is in a directory that containerlab makes; a namespace has none"
-                self.add(trail, what, why, "bind a file of your own; --runtime containerlab takes it")
+                why = "is in a directory that containerlab creates; a namespace has none"
+                self.add(trail, what, why, "bind a file of your own, or use --runtime containerlab")
             return BindDescription(Path(source), target, mode)
         path = resolved(source, self.path.parent)
         if target.startswith("/var/run/"):  # a link to /run, everywhere
             target = target.removeprefix("/var")
         if self.runtime == "netns" and (str(path) == os.path.normpath(target) or target == "/lib/modules"):
-            return None  # this machine's own, which a namespace sees anyway
+            return None  # this machine's own file, which a namespace sees anyway
         if not path.exists():
-            self.add(trail, what, f"names {path}, which is not there", "paths begin beside the topology file")
-        elif self.runtime == "netns" and not _has_spot(path, target):
-            why = f"cannot be: a namespace sees this machine's files, and there is no {target} of that sort to cover"
+            self.add(trail, what, f"names {path}, which does not exist", "paths are relative to the topology file")
+        elif self.runtime == "netns" and not _can_bind(path, target):
+            kind = "directory" if path.is_dir() else "file"
+            why = f"is not possible: a namespace uses this machine's files, and there is no {kind} {target} to cover"
             dirs = ", ".join(PROVIDED)
-            self.add(trail, what, why, f"bind below {dirs}; --runtime containerlab takes it")
+            self.add(trail, what, why, f"bind below {dirs}, or use --runtime containerlab")
         return BindDescription(path, target, mode)
 
     def _exec(self, lines: list[tuple[Trail, str]], node: str, lab: str) -> list[str]:
@@ -209,13 +210,13 @@ class _DescriptionReader:
         for trail, line in lines:
             text = magic(line, lab, node)
             if any(word in text for word in DIRECTORIES) and self.runtime == "netns":
-                self.add(trail, f"exec: {line}", "names a directory that containerlab makes; a namespace has none")
+                self.add(trail, f"exec: {line}", "names a directory that containerlab creates; a namespace has none")
             elif _sets_queue(text):
-                why = "sets a queue, and Heddle's own stand at the root of every port"
-                hint = "a link's vars: {rate_bps: 100000000} gives its rate; other queues cannot be"
+                why = "sets a queue, but Heddle installs its own at the root of every port"
+                hint = "set a link's rate with vars: {rate_bps: 100000000}; other queues are not supported"
                 self.add(trail, f"exec: {line}", why, hint)
             elif _drops_default(text):
-                why = "nodes have no way out of the lab that could be deleted"
+                why = "nodes have no default route out of the lab"
                 self.left.setdefault(why, {})[line] = None
             else:
                 kept.append(text)
@@ -227,8 +228,8 @@ _NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST
 _OWN_FIELDS: Final = frozenset({"kind", "group", "binds", "exec", "sysctls", "labels", "env", "network-mode"})
 
 
-def _has_spot(source: Path, target: str) -> bool:
-    """Whether a namespace can show `source` at `target`: in a directory of its own, or over something of that sort."""
+def _can_bind(source: Path, target: str) -> bool:
+    """True when a namespace can mount `source` at `target`: below its own directories, or over the same file type."""
     if any(target.startswith(f"{each}/") for each in PROVIDED):
         return True
     there = Path(target)

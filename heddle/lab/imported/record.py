@@ -1,4 +1,4 @@
-"""A derived fabric as plain data and back: a lab that is opened again has what was found when it was made."""
+"""Convert a derived fabric to plain data and back, for the record of a lab."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heddle.lab.imported.derive import BOX
 
 
 def dump_fabric(fabric: Fabric) -> dict[str, Any]:
-    """All of it."""
+    """The whole fabric as plain data."""
     nodes = [asdict(node) for node in fabric.nodes]
     for node in nodes:
         node["ports"] = [
@@ -25,7 +25,7 @@ def dump_fabric(fabric: Fabric) -> dict[str, Any]:
 
 
 def restore_fabric(data: Mapping[str, Any]) -> Fabric:
-    """What `dump_fabric` gave; ValueError, KeyError or TypeError when another version of Heddle dumped it."""
+    """From the output of `dump_fabric`; ValueError, KeyError or TypeError for another version's data."""
     nodes = tuple(Node(**{**row, **_typed(row)}) for row in data["nodes"])
     links = tuple(Link(tuple(r["a"]), tuple(r["b"]), int(r["rate_bps"]), int(r["mtu"])) for r in data["links"])
     return Fabric(str(data["name"]), load_policy(data["policy"]), nodes, links, LEVELS, box=BOX)

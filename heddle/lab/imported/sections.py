@@ -1,4 +1,4 @@
-"""Inheritance in a containerlab file: which sections a node takes its keys from, and how they are put together.
+"""Inheritance in a containerlab file: the sections from which a node gets its keys, and how they are merged.
 
 Source: containerlab 0.79, types/topology.go (GetNodeKind, GetNodeGroup, getField, mergeStringSliceFields).
 """
@@ -17,7 +17,7 @@ _NODES: Final = ("topology", "nodes")
 
 
 class Sections:
-    """`defaults`, `kinds`, `groups` and `nodes` of one file; a value of the wrong sort is noted and left out."""
+    """`defaults`, `kinds`, `groups` and `nodes` of one file; a value of the wrong type is reported and ignored."""
 
     def __init__(self, part: Mapping[str, Any], add: Add) -> None:
         self._add = add
@@ -39,17 +39,17 @@ class Sections:
         return self._section(self._nodes, (*_NODES, node))
 
     def _section(self, sections: Mapping[str, Any], trail: Trail) -> Mapping[str, Any]:
-        """One section, looked at once."""
+        """One section, checked once."""
         if trail not in self._seen:
             self._seen[trail] = self._group(sections.get(str(trail[-1])), trail)
         return self._seen[trail]
 
     def kind_of(self, node: str) -> str:
-        """The node's own, its group's, the default group's, the default one."""
+        """The node's kind: its own, its group's, the default group's, or the default kind."""
         return str(self._kind(node)[1] or "")
 
     def kind_trail(self, node: str) -> Trail:
-        """Where the node's kind is said."""
+        """The key that sets the node's kind."""
         return self._kind(node)[0]
 
     def _kind(self, node: str) -> tuple[Trail, Any]:
@@ -65,12 +65,12 @@ class Sections:
         return (*_NODES, node), None
 
     def group_of(self, node: str) -> str:
-        """The node's own, its kind's, the default one."""
+        """The node's group: its own, its kind's, or the default group."""
         kind = self._section(self._kinds, ("topology", "kinds", self.kind_of(node)))
         return str(self._own(node).get("group") or kind.get("group") or self._defaults.get("group") or "")
 
     def layers(self, node: str) -> list[Layer]:
-        """The sections that a node inherits from and its own, least specific first."""
+        """The sections that a node inherits from, and its own; least specific first."""
         kind: Trail = ("topology", "kinds", self.kind_of(node))
         group: Trail = ("topology", "groups", self.group_of(node))
         return [
@@ -81,7 +81,7 @@ class Sections:
         ]
 
     def merged(self, layers: list[Layer]) -> dict[str, Any]:
-        """Key -> value: groups of texts are merged, lists added up without doubles, of others the nearest taken."""
+        """Key -> value: groups are merged, lists concatenated without duplicates; else the nearest value is used."""
         found: dict[str, Any] = {}
         for trail, layer in layers:
             for key, value in layer.items():
@@ -95,7 +95,7 @@ class Sections:
         return found
 
     def listed(self, layers: list[Layer], key: str) -> list[tuple[Trail, str]]:
-        """The items of a list from all levels, each with where it stands, without doubles."""
+        """The items of a list from all levels, each with its place in the file, without duplicates."""
         found: dict[str, Trail] = {}
         for trail, layer in layers:
             for where, text in self._items((*trail, key), layer.get(key)):
@@ -119,7 +119,7 @@ class Sections:
         return {str(k): "" if v is None else str(v) for k, v in value.items()}
 
     def _once(self, trail: Trail, why: str, hint: str = "") -> None:
-        """A section is read for every node that inherits from it, and complained of once."""
+        """Report a problem once, although a section is read for every node that inherits from it."""
         if trail not in self._seen:
             self._seen[trail] = {}
             self._add(trail, ".".join(map(str, trail[1:])), why, hint)

@@ -1,7 +1,7 @@
-"""What stands for something else in a containerlab file: variables, magic words, and names that Heddle cannot use.
+"""Substitution in a containerlab file: environment variables, magic variables, and lab names.
 
-In:  text as it was written. Out: text as containerlab would have it.
-Source: containerlab 0.79, core/file.go (envsubst with "leave what is not set") and core/config.go (magicVarReplacer).
+In:  text of the file. Out: the text after containerlab's substitution.
+Source: containerlab 0.79, core/file.go (envsubst, unset variables stay) and core/config.go (magicVarReplacer).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VARIABLE: Final = re.compile(
 _REFERENCE: Final = re.compile(r"\$([^\W\d]\w*)")
 NODE_NAME: Final = "__clabNodeName__"
 LAB_NAME: Final = "__clabLabName__"
-# Directories that containerlab makes; in a namespace there are none.
+# Directories that containerlab creates; namespaces have none.
 DIRECTORIES: Final = ("__clabNodeDir__", "__clabDir__")
 _LAB_LENGTH: Final = 12
 
@@ -32,7 +32,7 @@ _LAB_LENGTH: Final = 12
 def expand(text: str, source: str, variables: Mapping[str, str] | None = None) -> str:
     """`${VAR}`, `$VAR`, `${VAR:=default}` and `$$` as containerlab replaces them, in the whole text.
 
-    What is not set (or empty) and has no default stays, without its braces. InputError for a brace that is not closed.
+    A variable that is unset or empty and has no default stays, without its braces. InputError for an unclosed brace.
     """
     have = os.environ if variables is None else variables
 
@@ -43,7 +43,7 @@ def expand(text: str, source: str, variables: Mapping[str, str] | None = None) -
             line = text.count("\n", 0, found.start()) + 1
             what = text[found.start() :].split("\n", 1)[0][:40]
             hint = "close it: ${NAME} or ${NAME:=default}; a dollar sign itself is $$"
-            raise InputError(Problem(f"{source}:{line}", what, "is no variable that can be read", hint))
+            raise InputError(Problem(f"{source}:{line}", what, "is no valid variable", hint))
         name = found["bare"] or found["name"]
         if name == "_":
             return found[0]
@@ -61,32 +61,29 @@ def expand(text: str, source: str, variables: Mapping[str, str] | None = None) -
 
 
 def _other(text: str, have: Mapping[str, str]) -> str:
-    """A default, which may be a variable itself."""
+    """The default of a variable, which may be a variable itself."""
     found = _REFERENCE.fullmatch(text)
     return have.get(found[1], "") or text if found else text
 
 
 def literal(text: str) -> str:
-    """Text that `expand` gives back as it is."""
+    """Text that `expand` turns back into the original."""
     return text.replace("$", "$$")
 
 
 def magic(text: str, lab: str, node: str) -> str:
-    """Magic words that do not hang on containerlab's directories."""
+    """Replace the magic variables that do not depend on containerlab's directories."""
     return text.replace(NODE_NAME, node).replace(LAB_NAME, f"clab-{lab}")
 
 
 def resolved(path: str, base: Path) -> Path:
-    """A path of the file as an absolute one: `~` is the caller's home, what is relative begins beside the file."""
+    """A path of the file as an absolute path: `~` is the caller's home; others are relative to the file's directory."""
     if path == "~" or path.startswith("~/"):
         return caller_home() / path[2:]
     return Path(os.path.normpath(base / path))
 
 
 def lab_name(wanted: str) -> str:
-    """The name of a file brought to Heddle's rule: small letters and digits, a letter first, 12 at most.
-
-    An empty string when nothing is left.
-    """
+    """A valid lab name: lower-case letters and digits, a letter first, 12 at most. Empty when nothing is left."""
     word = re.sub(r"[^a-z0-9]", "", wanted.lower())
     return re.sub(r"^[0-9]+", "", word)[:_LAB_LENGTH]

@@ -57,17 +57,17 @@ INLINE __u32 value_of(const struct roce *flow, __u32 seed)
 	return jhash_10(flow->saddr, flow->udf, seed);
 }
 
-INLINE int give_hash(struct __sk_buff *skb, __u32 value)
+INLINE int set_hash(struct __sk_buff *skb, __u32 value)
 {
 	bpf_set_hash(skb, value);
 	skb->cb[0] = value; /* for BPF_PROG_TEST_RUN, which does not return skb->hash; ip_rcv_core() clears it */
 	return TC_ACT_UNSPEC;
 }
 
-/* By hash, through the buckets of a resilient group. Packets in the bucket of a dead member are hashed again, over the
- * live ones; no other packets move. */
-OUTLINE int by_value(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow, const struct group *group,
-		     __u32 value)
+/* Forward by hash, through the buckets of a resilient group. Packets in the bucket of a dead member are hashed again,
+ * over the live members; no other packets move. */
+OUTLINE int forward_by_hash(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow,
+			    const struct group *group, __u32 value)
 {
 	__u32 port;
 
@@ -76,13 +76,13 @@ OUTLINE int by_value(struct __sk_buff *skb, const struct rule *rule, const struc
 	if (rule->flags & RULE_RESILIENT && group && group->slots) {
 		port = port_at(group->first_slot + value % group->slots);
 		if (steer(skb, flow, port))
-			return leave_by(skb, port);
+			return send_to(skb, port);
 		value = jhash_1(value, rule->seed);
 	}
-	return give_hash(skb, value);
+	return set_hash(skb, value);
 }
 
-INLINE __u32 turn_of(__u32 group)
+INLINE __u32 next_turn(__u32 group)
 {
 	struct turn *turn = bpf_map_lookup_elem(&turns, &group);
 	__u32 now;
@@ -125,7 +125,7 @@ INLINE __u32 chosen_port(struct __sk_buff *skb, const struct rule *rule, __u32 h
 	if (rule->mode == MODE_EXACT)
 		return exact_port(half, prefix, flow);
 	if (rule->mode == MODE_SPRAY)
-		return group->slots ? port_at(group->first_slot + turn_of(prefix->group) % group->slots) : 0;
+		return group->slots ? port_at(group->first_slot + next_turn(prefix->group) % group->slots) : 0;
 	if (!flowlet)
 		return 0;
 	port = flowlet->port;
@@ -135,7 +135,8 @@ INLINE __u32 chosen_port(struct __sk_buff *skb, const struct rule *rule, __u32 h
 }
 
 /* All rules that need more than the packet's own hash. */
-OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, const struct roce *flow, __u32 value)
+OUTLINE int forward_by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, const struct roce *flow,
+			    __u32 value)
 {
 	struct prefix_key key = {160, half, {}};
 	struct prefix_rule *prefix;
@@ -151,33 +152,33 @@ OUTLINE int by_rule(struct __sk_buff *skb, const struct rule *rule, __u32 half, 
 	prefix = bpf_map_lookup_elem(&prefixes, &key);
 	group = prefix ? bpf_map_lookup_elem(&groups, &prefix->group) : 0;
 	if (!prefix || !group) /* a single next hop, or a prefix without configured next hops */
-		return give_hash(skb, value);
+		return set_hash(skb, value);
 	if (mode == MODE_FLOW || mode == MODE_E_ECMP)
-		return by_value(skb, rule, flow, group, value);
+		return forward_by_hash(skb, rule, flow, group, value);
 	if (mode == MODE_SPRAY && !(rule->flags & RULE_ROUND_ROBIN))
-		return give_hash(skb, bpf_get_prandom_u32());
+		return set_hash(skb, bpf_get_prandom_u32());
 	if (mode == MODE_FLOWLET || mode == MODE_ADAPTIVE) {
 		now = bpf_ktime_get_ns();
 		flowlet = flowlet_of(skb, rule, flow, now);
 		if (flowlet && mode == MODE_FLOWLET && !(rule->flags & RULE_LOAD)) {
 			if (flowlet->number)
 				value = jhash_2(value, flowlet->number, rule->seed);
-			return by_value(skb, rule, flow, group, value);
+			return forward_by_hash(skb, rule, flow, group, value);
 		}
 	}
 	port = chosen_port(skb, rule, half, flow, prefix, group, flowlet, now);
 	if (!port) {
 		count_one(skb, STAT_MISSES);
-		return by_value(skb, rule, flow, group, value);
+		return forward_by_hash(skb, rule, flow, group, value);
 	}
 	if (!steer(skb, flow, port)) {
 		if (flowlet)
 			flowlet->port = 0; /* the port is dead: the next packet chooses again */
-		return by_value(skb, rule, flow, group, value);
+		return forward_by_hash(skb, rule, flow, group, value);
 	}
 	if (flowlet && mode == MODE_FLOWLET)
 		charge(port, skb->len, now, rule->gap_ns);
-	return leave_by(skb, port);
+	return send_to(skb, port);
 }
 
 SEC("tc")
@@ -203,8 +204,8 @@ int hash(struct __sk_buff *skb)
 	flow.udf = rule->mode == MODE_FLOW ? 0 : udf_of(skb, rule, &flow);
 	value = value_of(&flow, rule->seed);
 	if (rule->mode == MODE_E_ECMP && !(rule->flags & RULE_RESILIENT))
-		return give_hash(skb, value);
-	return by_rule(skb, rule, zero, &flow, value);
+		return set_hash(skb, value);
+	return forward_by_rule(skb, rule, zero, &flow, value);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

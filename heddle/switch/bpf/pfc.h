@@ -6,7 +6,7 @@
  */
 #ifndef HEDDLE_PFC_H
 #define HEDDLE_PFC_H
-#include "books.h"
+#include "accounting.h"
 
 #define ETH_P_MAC_CONTROL 0x8808
 #define OPCODE_PFC 0x0101

@@ -60,7 +60,7 @@ INLINE __u32 length_of(const struct __sk_buff *skb)
 }
 
 /* The agent's row of a class that may be paused; 0 for all others. */
-INLINE struct agent *said_of(const struct policy *rule, __u32 port, __u32 number)
+INLINE struct agent *agent_row(const struct policy *rule, __u32 port, __u32 number)
 {
 	__u32 row = port * CLASSES + number;
 
@@ -68,9 +68,9 @@ INLINE struct agent *said_of(const struct policy *rule, __u32 port, __u32 number
 }
 
 /* The agent opens a gate in time, or else its keeper does. If both were killed at once, the class bypasses its gate. */
-INLINE int is_left_closed(const struct agent *said)
+INLINE int gate_is_overdue(const struct agent *by_agent)
 {
-	__u64 until = said->until_ns;
+	__u64 until = by_agent->until_ns;
 
 	return until && bpf_ktime_get_ns() > until + GATE_GRACE_NS;
 }
@@ -81,8 +81,8 @@ int enqueue(struct __sk_buff *skb)
 	__u32 port = skb->tc_classid, zero = 0, bytes = length_of(skb), mark_in = skb->mark, number, local, stamp, ecn;
 	struct link *link = bpf_map_lookup_elem(&links, &port);
 	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
-	struct agent *said;
-	struct books books;
+	struct agent *by_agent;
+	struct counters counters;
 	__u64 ahead;
 
 	if (!link || !link->peer || !classes)
@@ -93,26 +93,26 @@ int enqueue(struct __sk_buff *skb)
 	}
 	number = class_of(skb, classes, &ecn) & (CLASSES - 1);
 	local = mark_in >> 16 == MARK ? mark_in & 0xffff : 0;
-	if (!open_books(&books, link, port, number, local) || !books.rule->kind)
+	if (!find_counters(&counters, link, port, number, local) || !counters.rule->kind)
 		return TC_ACT_UNSPEC; /* no policy yet: the lab is being set up, and not every `dequeue` is in place */
 	if (skb->gso_segs)
-		books.packets = skb->gso_segs;
+		counters.packets = skb->gso_segs;
 	if (link->flags & LINK_DOWN)
-		return refuse(&books, DROP_DOWN, bytes);
-	said = said_of(books.rule, port, number);
-	if (said && said->watchdog == WATCHDOG_DROP)
-		return refuse(&books, DROP_WATCHDOG, bytes);
-	if (charge(&books, number, bytes, &ahead) == TC_ACT_SHOT)
+		return refuse(&counters, DROP_DOWN, bytes);
+	by_agent = agent_row(counters.rule, port, number);
+	if (by_agent && by_agent->watchdog == WATCHDOG_DROP)
+		return refuse(&counters, DROP_WATCHDOG, bytes);
+	if (charge(&counters, number, bytes, &ahead) == TC_ACT_SHOT)
 		return TC_ACT_SHOT;
 	if (ecn == ECN_CE)
-		add(&books.cell->ce_in, books.packets);
-	skb->priority = said && is_left_closed(said) ? books.rule->fallback : books.rule->priority;
-	stamp = STAMP << STAMP_SHIFT | number << 16 | (books.in ? local & STAMP_PORT : 0);
-	if (books.rule->flags & POLICY_RED && can_be_marked(ecn))
+		add(&counters.cell->ce_in, counters.packets);
+	skb->priority = by_agent && gate_is_overdue(by_agent) ? counters.rule->fallback : counters.rule->priority;
+	stamp = STAMP << STAMP_SHIFT | number << 16 | (counters.in ? local & STAMP_PORT : 0);
+	if (counters.rule->flags & POLICY_RED && can_be_marked(ecn))
 		stamp |= RED_MAY_MARK;
 	bpf_set_hash(skb, stamp);
-	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == POLICY_ECN)
-		mark(skb, books.rule, books.cell, ahead);
+	if ((counters.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == POLICY_ECN)
+		mark(skb, counters.rule, counters.cell, ahead);
 	return TC_ACT_UNSPEC;
 }
 
@@ -121,8 +121,8 @@ int dequeue(struct __sk_buff *skb)
 {
 	__u32 me = skb->tc_classid, stamp = skb->hash, bytes = skb->len, number = stamp >> 16 & (CLASSES - 1), port;
 	struct link *link, *sender;
-	struct agent *said;
-	struct books books;
+	struct agent *by_agent;
+	struct counters counters;
 	__u64 left;
 
 	if (skb->protocol == htons(ETH_P_MAC_CONTROL))
@@ -134,24 +134,24 @@ int dequeue(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	port = link->peer;
 	sender = bpf_map_lookup_elem(&links, &port);
-	if (!sender || !open_books(&books, sender, port, number, stamp & STAMP_PORT))
+	if (!sender || !find_counters(&counters, sender, port, number, stamp & STAMP_PORT))
 		return TC_ACT_UNSPEC;
 	bpf_set_hash_invalid(skb); /* the stamp must not be used as the hash of a flow */
 	if (sender->flags & LINK_DOWN)
 		return TC_ACT_SHOT; /* user space corrects these counters */
-	left = release(&books, number, bytes);
-	add(&books.cell->out_packets, 1);
-	said = said_of(books.rule, port, number);
-	if (said && said->until_ns)
-		books.cell->last_out_ns = bpf_ktime_get_ns();
+	left = release(&counters, number, bytes);
+	add(&counters.cell->out_packets, 1);
+	by_agent = agent_row(counters.rule, port, number);
+	if (by_agent && by_agent->until_ns)
+		counters.cell->last_out_ns = bpf_ktime_get_ns();
 	if (!(link->flags & LINK_HOST))
 		skb->mark = MARK << 16 | (link->local + 1);
-	if ((books.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == (POLICY_ECN | POLICY_AT_DEQUEUE) && left != -1ULL)
-		mark(skb, books.rule, books.cell, left);
+	if ((counters.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == (POLICY_ECN | POLICY_AT_DEQUEUE) && left != -1ULL)
+		mark(skb, counters.rule, counters.cell, left);
 	if (stamp & RED_MAY_MARK && ecn_of(skb) == ECN_CE)
-		add(&books.cell->marks, 1);
-	if (said && said->watchdog == WATCHDOG_DROP)
-		return refuse(&books, DROP_WATCHDOG, bytes);
+		add(&counters.cell->marks, 1);
+	if (by_agent && by_agent->watchdog == WATCHDOG_DROP)
+		return refuse(&counters, DROP_WATCHDOG, bytes);
 	return TC_ACT_UNSPEC;
 }
 
@@ -164,20 +164,20 @@ int credit(struct __sk_buff *skb)
 	__u32 port = skb->cb[0], number = skb->cb[1] & (CLASSES - 1), local = skb->cb[1] >> 8;
 	__u64 bytes = skb->cb[2] | (__u64)skb->cb[3] << 32, left, lost;
 	struct link *link = bpf_map_lookup_elem(&links, &port);
-	struct books books;
+	struct counters counters;
 
-	if (!link || !open_books(&books, link, port, number, local))
+	if (!link || !find_counters(&counters, link, port, number, local))
 		return TC_ACT_SHOT;
-	left = release(&books, number, bytes);
+	left = release(&counters, number, bytes);
 	if (left == -1ULL)
 		return TC_ACT_SHOT;
-	add(&books.cell->drop_bytes, bytes);
+	add(&counters.cell->drop_bytes, bytes);
 	if (left)
 		return TC_ACT_UNSPEC;
-	lost = books.cell->in_packets - books.cell->out_packets;
-	add(&books.cell->out_packets, lost);
+	lost = counters.cell->in_packets - counters.cell->out_packets;
+	add(&counters.cell->out_packets, lost);
 	if (link->flags & LINK_DOWN)
-		add(&books.cell->drops[DROP_DOWN], lost);
+		add(&counters.cell->drops[DROP_DOWN], lost);
 	return TC_ACT_UNSPEC;
 }
 

@@ -31,7 +31,7 @@ struct fib_lookup {
 	__u8 dmac[ETH_ALEN];
 };
 
-INLINE void ask(const struct roce *flow, __u32 ifindex, struct fib_lookup *fib)
+INLINE void fill_lookup(const struct roce *flow, __u32 ifindex, struct fib_lookup *fib)
 {
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->family = flow->family;
@@ -55,7 +55,7 @@ OUTLINE int is_next_hop(struct __sk_buff *skb, const struct roce *flow, __u32 po
 {
 	if (!flow || !fib)
 		return 0;
-	ask(flow, port, fib);
+	fill_lookup(flow, port, fib);
 	fib->tot_len = flow->length; /* a packet longer than the link's MTU is left to the kernel */
 	/* IPv6 returns another next hop if this one is dead. For a nexthop object it always returns the first next hop
 	 * (rt6_nh_find_match), so frr.conf.j2 keeps zebra from creating those. */
@@ -71,7 +71,7 @@ INLINE int is_best(struct __sk_buff *skb, const struct roce *flow, __u32 metric)
 
 	if (flow->family != AF_INET)
 		return 1;
-	ask(flow, skb->ifindex, &fib);
+	fill_lookup(flow, skb->ifindex, &fib);
 	bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	return fib.tos_flow == metric;
 }
@@ -99,7 +99,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct roce *flow, const struct 
 	return !bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
-/* Prepare the packet for `port` and return 1: the caller then returns leave_by(). 0: the kernel has to choose. */
+/* Prepare the packet for `port` and return 1: the caller then returns send_to(). 0: the kernel has to choose. */
 OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 {
 	struct fib_lookup fib;
@@ -119,7 +119,7 @@ OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 
 /* BPF_PROG_TEST_RUN, which must not send anything, gives the packet a socket: of the packet's family, without a port.
  * Sockets of hosts are packet sockets, or have a port; a raw socket has its protocol there. */
-INLINE int is_asked(const struct __sk_buff *skb, const struct bpf_sock *sk)
+INLINE int is_test_run(const struct __sk_buff *skb, const struct bpf_sock *sk)
 {
 	return !skb->ingress_ifindex || (sk->family != AF_PACKET && !sk->src_port);
 }
@@ -128,11 +128,11 @@ INLINE int is_asked(const struct __sk_buff *skb, const struct bpf_sock *sk)
  * each packet that it forwards (skb_orphan() in ip_rcv_core() and ip6_rcv_core()), but a redirected packet does not get
  * there. With the socket, packets that wait in this switch would count as unsent at the host: a back-pressure that no
  * real fabric has. A clone has no socket. Only a host's packets are cloned, at their first switch. */
-OUTLINE int leave_by(struct __sk_buff *skb, __u32 port)
+OUTLINE int send_to(struct __sk_buff *skb, __u32 port)
 {
 	struct bpf_sock *sk = skb->sk;
 
-	if (!sk || is_asked(skb, sk) || bpf_clone_redirect(skb, port, 0) == -ENOMEM)
+	if (!sk || is_test_run(skb, sk) || bpf_clone_redirect(skb, port, 0) == -ENOMEM)
 		return bpf_redirect(port, 0);
 	return TC_ACT_STOLEN;
 }

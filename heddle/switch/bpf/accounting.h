@@ -6,8 +6,8 @@
  * queue's depth, with the values that the atomic addition to that depth returned. So the shares are exact under
  * concurrency, and all are 0 when the last packet has left.
  */
-#ifndef HEDDLE_BOOKS_H
-#define HEDDLE_BOOKS_H
+#ifndef HEDDLE_ACCOUNTING_H
+#define HEDDLE_ACCOUNTING_H
 #include "queue.h"
 
 #define ALPHA_SHIFT 16
@@ -17,7 +17,7 @@ static long (*bpf_ringbuf_output)(void *ring, void *data, __u64 size, __u64 flag
 #define BPF_RB_FORCE_WAKEUP 2
 
 /* All counters of one packet. node, transit: 0 at a host. in: 0 for packets that the switch itself has sent. */
-struct books {
+struct counters {
 	struct cell *cell;
 	struct policy *rule;
 	struct node *node;
@@ -29,53 +29,53 @@ struct books {
 };
 
 /* local: index of the ingress port in its node, from 1. Returns 0 when a map has no such row. */
-INLINE int open_books(struct books *books, const struct link *link, __u32 port, __u32 number, __u32 local)
+INLINE int find_counters(struct counters *counters, const struct link *link, __u32 port, __u32 number, __u32 local)
 {
 	__u32 zero = 0, row = port * CLASSES + number, cross, node = link->node, *changes, half;
 
-	books->node = 0;
-	books->in = 0;
-	books->packets = 1;
+	counters->node = 0;
+	counters->in = 0;
+	counters->packets = 1;
 	changes = bpf_map_lookup_elem(&active, &zero);
-	books->cell = bpf_map_lookup_elem(&cells, &row);
-	if (!changes || !books->cell)
+	counters->cell = bpf_map_lookup_elem(&cells, &row);
+	if (!changes || !counters->cell)
 		return 0;
 	half = *changes & 1;
 	row = row * 2 + half;
-	books->rule = bpf_map_lookup_elem(&policies, &row);
-	if (!books->rule)
+	counters->rule = bpf_map_lookup_elem(&policies, &row);
+	if (!counters->rule)
 		return 0;
 	if (link->flags & LINK_HOST)
 		return 1;
 	if (local > link->ports_of_node) /* the mark of other software */
 		local = 0;
 	cross = link->matrix_base + (local * link->ports_of_node + link->local) * CLASSES + number;
-	books->transit = bpf_map_lookup_elem(&transit, &cross);
-	books->node = bpf_map_lookup_elem(&switches, &node);
-	if (!books->transit || !books->node)
+	counters->transit = bpf_map_lookup_elem(&transit, &cross);
+	counters->node = bpf_map_lookup_elem(&switches, &node);
+	if (!counters->transit || !counters->node)
 		return 0;
 	if (!local)
 		return 1;
-	books->in_port = port - link->local + local - 1;
-	row = books->in_port * CLASSES + number;
-	books->in = bpf_map_lookup_elem(&ingress, &row);
+	counters->in_port = port - link->local + local - 1;
+	row = counters->in_port * CLASSES + number;
+	counters->in = bpf_map_lookup_elem(&ingress, &row);
 	row = row * 2 + half;
-	books->in_rule = bpf_map_lookup_elem(&policies, &row);
-	return books->in && books->in_rule;
+	counters->in_rule = bpf_map_lookup_elem(&policies, &row);
+	return counters->in && counters->in_rule;
 }
 
-INLINE __u64 beyond(__u64 size, __u64 limit)
+INLINE __u64 excess(__u64 size, __u64 limit)
 {
 	return size > limit ? size - limit : 0;
 }
 
 /* The part of an ingress queue in the shared buffer: below it is the reserve, above it the headroom. */
-INLINE __u64 shared_part(const struct policy *rule, __u64 held)
+INLINE __u64 shared_part(const struct policy *rule, __u64 occupancy)
 {
-	return beyond(held < rule->xoff ? held : rule->xoff, rule->reserve);
+	return excess(occupancy < rule->xoff ? occupancy : rule->xoff, rule->reserve);
 }
 
-INLINE void raise(__u64 *most, __u64 now)
+INLINE void raise_maximum(__u64 *most, __u64 now)
 {
 	__u64 was = *most;
 
@@ -84,11 +84,11 @@ INLINE void raise(__u64 *most, __u64 now)
 }
 
 /* peak is never above high_water: one comparison is enough for most packets. */
-INLINE void raise_both(__u64 *peak, __u64 *high_water, __u64 now)
+INLINE void raise_maxima(__u64 *peak, __u64 *high_water, __u64 now)
 {
 	if (now > *peak) {
-		raise(peak, now);
-		raise(high_water, now);
+		raise_maximum(peak, now);
+		raise_maximum(high_water, now);
 	}
 }
 
@@ -97,7 +97,7 @@ INLINE void raise_both(__u64 *peak, __u64 *high_water, __u64 now)
 INLINE __u64 threshold(const struct policy *rule, const struct node *node)
 {
 	long long used = node->shared_used; /* may be below 0 for a moment, when a later difference is added first */
-	__u64 most = beyond(rule->shared, used < 0 ? 0 : used) * rule->alpha >> ALPHA_SHIFT;
+	__u64 most = excess(rule->shared, used < 0 ? 0 : used) * rule->alpha >> ALPHA_SHIFT;
 
 	return most > rule->reserve ? most : rule->reserve;
 }
@@ -109,7 +109,7 @@ INLINE __u64 xoff_now(const struct policy *rule, const struct node *node)
 	return most < rule->xoff ? most : rule->xoff;
 }
 
-INLINE void tell(__u32 port, __u32 number, __u32 kind, __u64 now)
+INLINE void send_event(__u32 port, __u32 number, __u32 kind, __u64 now)
 {
 	struct event event = {now, port, kind, number, 0, {}};
 
@@ -121,7 +121,7 @@ INLINE void tell(__u32 port, __u32 number, __u32 kind, __u64 now)
 static __attribute__((noinline)) int resume(struct ingress *in, struct policy *rule, struct node *node, __u32 port,
 					    __u32 number)
 {
-	__u64 low = beyond(xoff_now(rule, node), beyond(rule->xoff, rule->xon)), now;
+	__u64 low = excess(xoff_now(rule, node), excess(rule->xoff, rule->xon)), now;
 
 	if (low < rule->frame)
 		low = rule->frame;
@@ -131,7 +131,7 @@ static __attribute__((noinline)) int resume(struct ingress *in, struct policy *r
 		return 0;
 	now = bpf_ktime_get_ns();
 	in->since_ns = now;
-	tell(port, number, EVENT_XON, now);
+	send_event(port, number, EVENT_XON, now);
 	return 1;
 }
 
@@ -146,34 +146,34 @@ static __attribute__((noinline)) int pause(struct ingress *in, struct policy *ru
 	in->since_ns = now;
 	in->lost = 0;
 	add(&in->xoffs, 1);
-	tell(port, number, EVENT_XOFF, now);
+	send_event(port, number, EVENT_XOFF, now);
 	/* Another CPU may have emptied the queue meanwhile and found the state open: then nothing else would send Xon. */
 	return resume(in, rule, node, port, number);
 }
 
-INLINE int refuse(struct books *books, __u32 cause, __u32 bytes)
+INLINE int refuse(struct counters *counters, __u32 cause, __u32 bytes)
 {
-	add(&books->cell->drops[cause], books->packets);
-	add(&books->cell->drop_bytes, bytes);
-	if (books->node)
-		add(&books->node->drops, books->packets);
+	add(&counters->cell->drops[cause], counters->packets);
+	add(&counters->cell->drop_bytes, bytes);
+	if (counters->node)
+		add(&counters->node->drops, counters->packets);
 	return TC_ACT_SHOT;
 }
 
-INLINE int refuse_for_headroom(struct books *books, __u32 bytes)
+INLINE int refuse_for_headroom(struct counters *counters, __u32 bytes)
 {
-	struct ingress *in = books->in;
+	struct ingress *in = counters->in;
 
-	add(&in->drops, books->packets);
+	add(&in->drops, counters->packets);
 	add(&in->drop_bytes, bytes);
-	raise(&in->headroom_high, beyond(in->occupancy + bytes, books->in_rule->xoff));
-	raise(&in->lost_high, add(&in->lost, bytes) + bytes);
-	return refuse(books, DROP_HEADROOM, bytes);
+	raise_maximum(&in->headroom_high, excess(in->occupancy + bytes, counters->in_rule->xoff));
+	raise_maximum(&in->lost_high, add(&in->lost, bytes) + bytes);
+	return refuse(counters, DROP_HEADROOM, bytes);
 }
 
 /* An empty switch has nothing charged. After a change of thresholds, or a link that went down with packets, a remainder
  * may be left: the first packet resets it. It reads `used` again, since another packet may have followed it. */
-INLINE void forget(struct node *node, __u32 bytes)
+INLINE void reset_remainder(struct node *node, __u32 bytes)
 {
 	__u64 shared = node->shared_used, headroom = node->headroom_used;
 
@@ -183,79 +183,79 @@ INLINE void forget(struct node *node, __u32 bytes)
 	}
 }
 
-/* Update the shares of a switch for an ingress queue that changes from `was` to `held` bytes. */
-INLINE void share_ingress(const struct books *books, __u64 was, __u64 held)
+/* Update the shares of a switch for an ingress queue that changes from `was` to `occupancy` bytes. */
+INLINE void share_ingress(const struct counters *counters, __u64 was, __u64 occupancy)
 {
-	const struct policy *rule = books->in_rule;
-	__u64 shared = shared_part(rule, held) - shared_part(rule, was);
-	__u64 headroom = beyond(held, rule->xoff) - beyond(was, rule->xoff);
+	const struct policy *rule = counters->in_rule;
+	__u64 shared = shared_part(rule, occupancy) - shared_part(rule, was);
+	__u64 headroom = excess(occupancy, rule->xoff) - excess(was, rule->xoff);
 
 	if (shared)
-		add(&books->node->shared_used, shared);
+		add(&counters->node->shared_used, shared);
 	if (headroom)
-		raise(&books->node->headroom_high, add(&books->node->headroom_used, headroom) + headroom);
+		raise_maximum(&counters->node->headroom_high, add(&counters->node->headroom_used, headroom) + headroom);
 }
 
-INLINE void share_egress(const struct books *books, __u64 was, __u64 depth)
+INLINE void share_egress(const struct counters *counters, __u64 was, __u64 depth)
 {
-	__u64 shared = beyond(depth, books->rule->reserve) - beyond(was, books->rule->reserve);
+	__u64 shared = excess(depth, counters->rule->reserve) - excess(was, counters->rule->reserve);
 
 	if (shared)
-		add(&books->node->shared_used, shared);
+		add(&counters->node->shared_used, shared);
 }
 
 /* Admit and count the packet if there is room; else return TC_ACT_SHOT. ahead: set to the bytes before it. */
-INLINE int charge(struct books *books, __u32 number, __u32 bytes, __u64 *ahead)
+INLINE int charge(struct counters *counters, __u32 number, __u32 bytes, __u64 *ahead)
 {
-	struct cell *cell = books->cell;
-	struct policy *rule = books->rule;
-	struct node *node = books->node;
-	struct ingress *in = books->in;
+	struct cell *cell = counters->cell;
+	struct policy *rule = counters->rule;
+	struct node *node = counters->node;
+	struct ingress *in = counters->in;
 	__u32 lossless = rule->flags & POLICY_PFC;
-	__u64 used, held = 0;
+	__u64 used, occupancy = 0;
 
 	if ((node ? node->used : cell->depth) + bytes > rule->buffer)
-		return refuse(books, DROP_BUFFER, bytes);
+		return refuse(counters, DROP_BUFFER, bytes);
 	if (node && lossless && in) {
-		if (in->occupancy + bytes > books->in_rule->xoff + books->in_rule->headroom)
-			return refuse_for_headroom(books, bytes);
+		if (in->occupancy + bytes > counters->in_rule->xoff + counters->in_rule->headroom)
+			return refuse_for_headroom(counters, bytes);
 	} else if (node && cell->depth + bytes > threshold(rule, node)) {
-		return refuse(books, DROP_THRESHOLD, bytes);
+		return refuse(counters, DROP_THRESHOLD, bytes);
 	}
-	if (node) { /* `used` is added first and subtracted last: see forget() */
+	if (node) { /* `used` is added first and subtracted last: see reset_remainder() */
 		used = add(&node->used, bytes);
 		if (!used)
-			forget(node, bytes);
-		raise_both(&node->peak, &node->high_water, used + bytes);
-		add(books->transit, bytes);
+			reset_remainder(node, bytes);
+		raise_maxima(&node->peak, &node->high_water, used + bytes);
+		add(counters->transit, bytes);
 	}
 	*ahead = add(&cell->depth, bytes);
-	raise_both(&cell->peak, &cell->high_water, *ahead + bytes);
-	add(&cell->in_packets, books->packets);
+	raise_maxima(&cell->peak, &cell->high_water, *ahead + bytes);
+	add(&cell->in_packets, counters->packets);
 	add(&cell->in_bytes, bytes);
 	if (node && !lossless)
-		share_egress(books, *ahead, *ahead + bytes);
+		share_egress(counters, *ahead, *ahead + bytes);
 	if (!node || !in)
 		return TC_ACT_UNSPEC;
-	held = add(&in->occupancy, bytes) + bytes;
-	raise_both(&in->peak, &in->high_water, held);
+	occupancy = add(&in->occupancy, bytes) + bytes;
+	raise_maxima(&in->peak, &in->high_water, occupancy);
 	if (lossless) {
-		share_ingress(books, held - bytes, held);
-		raise(&in->headroom_high, beyond(held, books->in_rule->xoff));
-		if (!in->state && held > xoff_now(books->in_rule, node))
-			pause(in, books->in_rule, node, books->in_port, number);
+		share_ingress(counters, occupancy - bytes, occupancy);
+		raise_maximum(&in->headroom_high, excess(occupancy, counters->in_rule->xoff));
+		if (!in->state && occupancy > xoff_now(counters->in_rule, node))
+			pause(in, counters->in_rule, node, counters->in_port, number);
 	}
 	return TC_ACT_UNSPEC;
 }
 
 /* Count bytes as having left; return the bytes that remain, or all ones if they were never counted in. */
-INLINE __u64 release(struct books *books, __u32 number, __u64 bytes)
+INLINE __u64 release(struct counters *counters, __u32 number, __u64 bytes)
 {
-	__u32 lossless = books->rule->flags & POLICY_PFC;
-	struct cell *cell = books->cell;
-	struct node *node = books->node;
-	struct ingress *in = books->in;
-	__u64 depth = add(&cell->depth, -bytes), held;
+	__u32 lossless = counters->rule->flags & POLICY_PFC;
+	struct cell *cell = counters->cell;
+	struct node *node = counters->node;
+	struct ingress *in = counters->in;
+	__u64 depth = add(&cell->depth, -bytes), occupancy;
 
 	if (depth < bytes) {
 		add(&cell->depth, bytes);
@@ -265,15 +265,15 @@ INLINE __u64 release(struct books *books, __u32 number, __u64 bytes)
 	add(&cell->out_bytes, bytes);
 	if (!node)
 		return depth - bytes;
-	add(books->transit, -bytes);
+	add(counters->transit, -bytes);
 	if (!lossless)
-		share_egress(books, depth, depth - bytes);
+		share_egress(counters, depth, depth - bytes);
 	if (in) {
-		held = add(&in->occupancy, -bytes);
+		occupancy = add(&in->occupancy, -bytes);
 		if (lossless)
-			share_ingress(books, held, held - bytes);
+			share_ingress(counters, occupancy, occupancy - bytes);
 		if (in->state)
-			resume(in, books->in_rule, node, books->in_port, number);
+			resume(in, counters->in_rule, node, counters->in_port, number);
 	}
 	add(&node->used, -bytes);
 	return depth - bytes;
