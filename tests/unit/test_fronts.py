@@ -44,7 +44,7 @@ def test_every_front_lists_and_explains_the_verbs(typed_to: Typed) -> None:
     for words in (("--help", "up"), ("up", "--help")):
         told = typed_to(*words)
         assert (told.returncode, told.stderr) == (0, "")
-        assert "Bring a fabric up" in told.stdout
+        assert "Bring up a fabric" in told.stdout
         assert "--runtime" in told.stdout
         assert "where nodes run" in told.stdout
 
