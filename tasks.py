@@ -1,6 +1,6 @@
-"""The verbs of Heddle: parse, call, print. `./inv VERB --help` shows what stands here.
+"""The verbs of Heddle: parse, call, print. `./inv VERB --help` shows the docstrings and the texts of `help`.
 
-Rooms are imported where they are used: `./inv --list` must be quick.
+Rooms are imported where they are used, so that `./inv --list` is quick.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _is_picture(typed: Mapping[str, Any]) -> bool:
 
 @verb(packages=packages.FABRIC, root=True)
 def demo(out: Console) -> None:
-    """The main job end to end: a fabric, three all-reduces, and the proof of every path. Takes a minute.
+    """Show Heddle in a minute: a fabric, three all-reduces, and the proof of every path.
 
-    The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. Everything is
-    taken down again.
+    The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. The lab is
+    taken down at the end.
     """
     from heddle.cli.demo_verb import demo as run_demo
 
@@ -46,9 +46,9 @@ def demo(out: Console) -> None:
 
 @verb()
 def doctor(out: Console) -> None:
-    """What this machine can and cannot run, and the command that would mend it.
+    """Check what this machine can run and how to fix what is missing.
 
-    Exit code 3 when something that a fabric needs is not there. Nothing is changed or left behind.
+    Exit code 3 when something that a fabric needs is missing. Nothing on the machine is changed.
     """
     from heddle.host.doctor import examine
     from heddle.predict.selftest import doctor_check
@@ -61,9 +61,9 @@ def doctor(out: Console) -> None:
 from heddle.cli.up_verb import up as up  # noqa: E402, PLC0414 - at its place in the list of verbs
 
 
-@verb(help={"lab": "one lab in detail"}, positional=["lab"], root=True)
+@verb(help={"lab": "show this lab in detail"}, positional=["lab"], root=True)
 def status(out: Console, lab: str | None = None) -> None:
-    """Show running labs, or one in detail: converged or not, and which BGP sessions are missing, and why."""
+    """Show running labs, or one in detail: whether it converged, and which BGP sessions are missing and why."""
     from heddle.lab.status import status as read
     from heddle.views import labtext as views
 
@@ -77,7 +77,7 @@ from heddle.cli.inspect_verb import inspect as inspect  # noqa: E402, PLC0414 - 
 @verb(
     help={
         "node": "rtsw1, ctsw2, host3, ...; several with commas or a pattern in quotes: rtsw1,ctsw2 or 'rtsw*'",
-        "cmd": "the command and its words, flags and all",
+        "cmd": "the command with its arguments and flags",
         "lab": words.LAB,
     },
     rest="cmd",
@@ -87,11 +87,11 @@ from heddle.cli.inspect_verb import inspect as inspect  # noqa: E402, PLC0414 - 
     typed_in=True,
 )
 def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = None) -> None:
-    """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. Leaves with its exit code.
+    """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. The exit code is that of the command.
 
-    Flags of Heddle stand before the node: ./inv exec --lab zone rtsw1 ip route.
-    ./inv exec 'rtsw*' ip route runs it in several nodes: each line of output follows its node's name, the highest exit
-    code counts, and there is no terminal.
+    Write flags of Heddle before the node: ./inv exec --lab zone rtsw1 ip route.
+    ./inv exec 'rtsw*' ip route runs it in several nodes: each line of output begins with its node's name, the highest
+    exit code counts, and there is no terminal.
     """
     from heddle.cli.exec_verb import run_inside
 
@@ -100,11 +100,11 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 
 @verb(
     help={
-        "port": "rtsw1:eth1; rtsw1 for every port of it; several with commas",
-        "count": "packets, after which it ends; 1000 if not given, without limit with --out",
-        "seconds": "after which it ends",
+        "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
+        "count": "end after so many packets (default: 1000; with --out no limit)",
+        "seconds": "end after so many seconds",
         "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
-        "out": "write a capture file (pcapng) instead of printing a line a packet",
+        "out": "write a capture file (pcapng) instead of printing one line per packet",
         "lab": words.LAB,
     },
     packages=packages.CAPTURE,
@@ -120,10 +120,11 @@ def capture(
     out_: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """What passes a port, a line a packet with RoCE's own fields, or as a file for Wireshark and tshark.
+    """Show the packets at a port, one line each with the fields of RoCE; or write a file for Wireshark and tshark.
 
-    ./inv capture rtsw1:eth1 --filter roce --count 20. It ends by count or time, whichever is first, or by Ctrl-C, with
-    what it has. What leaves is seen behind the port's queue, what comes before any BPF program: docs/capture.md.
+    ./inv capture rtsw1:eth1 --filter roce --count 20. It ends by count or time, whichever is first, or by Ctrl-C, and
+    keeps its packets. Outgoing packets are seen after the port's queue, incoming ones before any BPF program: see
+    docs/capture.md.
     """
     from heddle.cli.capture_verb import bounds_of, run_capture
 
@@ -153,13 +154,13 @@ def hashing(
 ) -> None:
     """Show how every switch chooses among equal-cost paths; with a mode, change it while the lab runs, without loss.
 
-    ./inv hashing flowlet --set gap=20ms --switch rtsw1,rtsw2. What is not set is as in the fabric file; docs/hashing.md
-    tells the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches that it names.
-    ./inv hashing --explain host1,host5,qpn=0x101,sport=50000 prints each step for a flow; exit 1 when a kernel differs.
+    ./inv hashing flowlet --set gap=20ms --switch rtsw1,rtsw2. Other options stay as in the fabric file; docs/hashing.md
+    explains the modes. ./inv hashing exact-match --table te.csv replaces the tables of the switches in the file.
+    ./inv hashing --explain host1,host5,qpn=0x101,sport=50000 shows each step for a flow; exit 1 when a kernel differs.
 
-    Columns: policy is the kernel's fib_multipath_hash_policy; options are those that differ from the default; exact is
-    the number of rows of the exact-match table. The others count packets since the lab is up: steered (the program
-    chose the port), fell back (left to ECMP), misses (no row, or no room for the flowlet); re-picks: new
+    Columns: policy is the kernel's fib_multipath_hash_policy; options has those that differ from the default; exact is
+    the number of rows of the exact-match table. The others count packets since the lab came up: steered (the program
+    chose the port), fell back (left to the kernel's ECMP), misses (no row, or no space for the flowlet); re-picks: new
     flowlets after a gap.
     """
     from heddle.cli.hashing_verb import Asked, explain_flow, run_hashing
@@ -198,11 +199,11 @@ def paths(
 ) -> None:
     """Show the path of every QP of a run: predicted, kernel lookup, measured. Exit 1 when they differ.
 
-    The run is the last one, or --run ID (./inv runs lists them). With --now: the paths that its QPs would take over the
-    fabric as it is now, and how many of them differ from those of the run.
-    16 QPs are shown; --all shows all, and --qp, --host and --port choose some. The exit code is for all QPs.
-    With --predict FABRIC --plan PLAN nothing runs and no root is needed: loads of all links on paper, for any fabric
-    file and any traffic, and how the hashing modes compare (docs/paper.md). Exit 1 when a flow has no path.
+    The run is the last one, or --run ID (./inv runs lists them). With --now: the paths that its QPs would take now, and
+    how many of them have moved since the run.
+    16 QPs are shown; --all shows all, and --qp, --host and --port select some. The exit code is for all QPs.
+    With --predict FABRIC --plan PLAN nothing runs and no root is needed: it predicts the load of every link, for any
+    fabric file and any traffic, and compares the hashing modes (docs/paper.md). Exit 1 when a flow has no path.
     """
     from heddle.cli.paths_predict import on_paper, predict_paths
     from heddle.cli.paths_verb import Shown, paths_now, paths_of_run
@@ -219,7 +220,7 @@ def paths(
 
 @verb(help={"lab": words.LAB}, root=True)
 def validate(out: Console, lab: str | None = None) -> None:
-    """Every check that applies to the lab; exit 1 when one fails."""
+    """Check a running lab: links, queues, programs, routes, paths and more; exit 1 when a check fails."""
     from heddle.checks.validate import validate as check
     from heddle.lab.opening import open_lab
     from heddle.views import labtext as views
@@ -234,8 +235,8 @@ def validate(out: Console, lab: str | None = None) -> None:
 @verb(
     help={
         "fabric": words.FABRIC,
-        "out": "directory to write to",
-        "name": "call the lab otherwise",
+        "out": "directory to write",
+        "name": "override the lab name",
         "set": words.SET,
         "dialect": words.DIALECT,
         "mgmt": words.MGMT,
@@ -252,7 +253,7 @@ def render(
     dialect: str | None = None,
     mgmt: str = "own",
 ) -> None:
-    """Write a fabric's containerlab topology and FRR configuration, and start nothing."""
+    """Write a fabric's containerlab topology and FRR configuration; start nothing."""
     from pathlib import Path
 
     from heddle.base.files import real
@@ -265,17 +266,17 @@ def render(
     written = write(load_fabric(fabric, name=name, overrides=set_).fabric, real(out_), options)
     topology = Path(out_) / written.name
     done = {"topology": str(topology), "dialect": options.dialect}
-    out.result(done, f"wrote {topology}, and what it binds beside it")
+    out.result(done, f"wrote {topology}, with the files that it binds beside it")
 
 
 @verb(
     help={
-        "lab": words.LAB + "; a run of it is on the picture's links",
+        "lab": words.LAB + "; the picture shows one of its runs",
         "run": words.RUN_ID,
-        "fabric": "draw this fabric instead; nothing needs to run",
+        "fabric": "draw this fabric instead of a running lab",
         "set": words.SET + " (with --fabric)",
-        "kind": "svg, png or pdf, or by containerlab mermaid, dot or drawio; otherwise as --out ends, else svg",
-        "out": "file to write to; otherwise LAB.svg here, and text kinds to stdout",
+        "kind": "svg, png, pdf; by containerlab: mermaid, dot, drawio (default: by the suffix of --out, else svg)",
+        "out": "file to write (default: LAB.svg; text kinds go to stdout)",
     },
     positional=["lab"],
     extras=lambda typed: [PLOT] if _is_picture(typed) else [],
@@ -293,29 +294,30 @@ def graph(
     kind: str | None = None,
     out_: str | None = None,
 ) -> None:
-    """Draw a lab or a fabric: tiers in rows, and how much of a run (the last, or --run ID) went over each link."""
+    """Draw a lab or a fabric: tiers in rows, and the load of each link in a run (the last, or --run ID)."""
     from heddle.cli.graph_verb import Drawn, draw_graph
 
     draw_graph(out, Drawn(lab, run, fabric, set_), kind, out_)
 
 
 @verb(
-    help={"lab": "which one; not needed while only one runs", "all": "every lab"},
+    help={"lab": words.LAB, "all": "take all labs down"},
     positional=["lab"],
     root=True,
     lasting=True,
 )
 def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
-    """Take a lab down: every namespace, process, pin and file of it, and of no other. Twice is as good as once.
+    """Take a lab down: remove its namespaces, processes, BPF pins and files, and nothing of other labs.
 
-    Its runs go with it: copy what you want to keep from the lab's directory first (docs/runs.md).
+    Its runs are removed too: to keep some, first copy them from the lab's directory (docs/runs.md). It is not an
+    error when there is no such lab.
     """
     from heddle.cli.down_verb import take_down
 
     take_down(out, lab, everything=all_)
 
 
-# In the order in which they are listed.
+# In the order of the list of verbs.
 from heddle.cli.plot_verb import plot  # noqa: E402, F401
 from heddle.cli.queues_verb import queues  # noqa: E402, F401
 from heddle.cli.runs_verb import runs  # noqa: E402, F401
@@ -330,7 +332,7 @@ from heddle.cli.bench_verb import bench  # noqa: E402, F401
 from heddle.cli.lint_verb import lint  # noqa: E402, F401
 
 typed = typed_to_invoke()
-if typed is not None:  # `invoke up tiny`, `inv up tiny`: what follows the verb means the same as after ./inv
+if typed is not None:  # `invoke up tiny`, `inv up tiny`: the words after the verb mean the same as after ./inv
     sys.argv[1:] = typed
 if __name__ == "__main__" or typed is not None:
     sys.exit(main(globals()))

@@ -1,4 +1,4 @@
-"""The command line: words in, one result out. Verbs are in tasks.py; here is what they all share.
+"""The command line: words in, one result out. Verbs are in tasks.py and in NAME_verb.py; all share these modules.
 
 argv.py     words after `./inv VERB` -> keyword arguments, or problems
 verbs.py    the `@verb` decorator: flags that every verb has, root, system packages

@@ -1,4 +1,4 @@
-"""`python -m heddle.cli`: what the console script `heddle` does.
+"""`python -m heddle.cli`: the same as the console script `heddle`.
 
 resources.Installation.command runs this file by its path.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 if not __package__:
-    # Run by path, through sudo: root's Python does not look into a user's own site-packages.
+    # Run by path, through sudo: root's Python does not search the user's own site-packages.
     import site
     from pathlib import Path
 

@@ -19,7 +19,7 @@ from heddle.cli.hints import NcclFlags, spare_hint
 
 
 def _whole(text: str) -> int:
-    if not WHOLE_NUMBER.fullmatch(text):  # int() alone takes 1_000 and other scripts' digits
+    if not WHOLE_NUMBER.fullmatch(text):  # int() alone accepts 1_000 and digits of other scripts
         raise ValueError
     return int(text)
 
@@ -34,13 +34,17 @@ _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "int": (_whole, "a whole number"),
     "float": (_finite, "a number"),
 }
-# What stands for a value in usage lines, where the flag's own word says too little.
-_VALUES: Final = {"set": "PATH=VALUE", "qp-mode": "MODE", "run": "ID", "remove": "ID", "qp": "N"}
+# Placeholders of values in usage lines, where the flag's own name is not clear enough.
+_VALUES: Final = {
+    "set": "PATH=VALUE", "qp-mode": "MODE", "run": "ID", "remove": "ID", "qp": "N", "explain": "FLOW",
+    "predict": "FABRIC", "csv": "FILE", "heatmap": "FILE", "table": "FILE", "topology": "FILE", "entry": "ROW",
+    "timeout": "N",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a verb; `name` is Python's, `flag` what is typed."""
+    """One parameter of a verb; `name` is its name in Python, `flag` the name that users type."""
 
     name: str
     kind: str  # str, int, float, bool, list
@@ -50,7 +54,7 @@ class Parameter:
 
     @property
     def word(self) -> str:
-        """`qp-mode` for qp_mode; a trailing underscore only keeps Python's builtins apart."""
+        """`qp-mode` for qp_mode; a trailing underscore only avoids a conflict with Python's builtins."""
         return self.name.rstrip("_").replace("_", "-")
 
     @property
@@ -60,7 +64,7 @@ class Parameter:
 
     @property
     def value(self) -> str:
-        """What stands for its value in usage lines: `PATH=VALUE` for --set."""
+        """The placeholder of its value in usage lines: `PATH=VALUE` for --set."""
         return _VALUES.get(self.word, self.word.upper())
 
     @property
@@ -71,29 +75,29 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What can be typed after a verb. `rest` takes the words that are not ours (`exec`'s command)."""
+    """The words that a verb accepts. `rest` takes words that are not for Heddle (the command of `exec`)."""
 
     name: str
     parameters: Sequence[Parameter]
     rest: str = ""
-    rest_after_positionals: bool = False  # exec: all that follows NODE; else only what follows --
-    checkout: bool = False  # it works on Heddle itself: an installed wheel has nothing for it to work on
+    rest_after_positionals: bool = False  # exec: all words after NODE; else only words after --
+    checkout: bool = False  # it works on Heddle's own source, which an installed wheel does not have
 
     @property
     def flags(self) -> dict[str, Parameter]:
-        """Flag -> parameter; `--no-x` stands for parameters that are true unless switched off."""
+        """Flag -> parameter; `--no-x` sets a parameter to false that is true by default."""
         table = {p.flag: p for p in self.parameters if p.name != self.rest}
         table |= {f"--no-{p.word}": p for p in self.parameters if p.kind == "bool" and p.default is True}
         return table
 
     @property
     def positionals(self) -> list[Parameter]:
-        """In the order in which they are typed."""
+        """The positional parameters, in order."""
         return [p for p in self.parameters if p.positional and p.name != self.rest]
 
     @property
     def usage(self) -> str:
-        """`./inv up FABRIC [flags]`; flags stand before what is not ours."""
+        """`./inv up FABRIC [flags]`; flags come before `rest`."""
         placed = [_placed(p) for p in self.positionals]
         words = ["[flags]", *placed] if self.rest_after_positionals else [*placed, "[flags]"]
         if self.rest:
@@ -102,13 +106,13 @@ class Verb:
 
 
 def _placed(parameter: Parameter) -> str:
-    """`FABRIC`, `[LAB]`, and `[SETTING...]` for as many as there are."""
+    """`FABRIC`, `[LAB]`, and `[SETTING...]` for a list."""
     word = parameter.word.upper() + ("..." if parameter.kind == "list" else "")
     return word if parameter.required else f"[{word}]"
 
 
 def parameters_of(function: Callable[..., Any], positional: Sequence[str], help: Mapping[str, str]) -> list[Parameter]:
-    """Read a verb's parameters from its signature, but for the first one (the console)."""
+    """Read a verb's parameters from its signature, without the first one (the console)."""
     found = []
     for p in list(inspect.signature(function).parameters.values())[1:]:
         note = str(p.annotation)
@@ -120,7 +124,7 @@ def parameters_of(function: Callable[..., Any], positional: Sequence[str], help:
 
 
 def parse(verb: Verb, words: Sequence[str]) -> dict[str, Any]:
-    """Keyword arguments for the verb; InputError with all that is wrong with the words."""
+    """Keyword arguments for the verb; InputError with all mistakes in the words."""
     return _Parse(verb).run(list(words))
 
 
@@ -147,28 +151,28 @@ class _Parse:
             if word.startswith("-") and word != "-":
                 self._flag(word, words)
             elif waiting:
-                # A list takes all words that are left.
+                # A list takes all remaining words.
                 self._set(waiting[0] if waiting[0].kind == "list" else waiting.pop(0), word, word)
             else:
                 self.problems.add(
-                    where="", what=word, why=f"is one word too many for {self.verb.name}", hint=self._see(word)
+                    where="", what=word, why=f"is an unexpected word for {self.verb.name}", hint=self._see(word)
                 )
         for parameter in self.verb.parameters:
             if parameter.required and parameter.name not in self.values:
-                what = f"{self.verb.name} needs {parameter.word.upper()}"
-                self.problems.add(where="", what=what, why="and none was given", hint=self._see())
+                what = f"{self.verb.name} {parameter.word.upper()}"
+                self.problems.add(where="", what=what, why="is missing", hint=self._see())
         self.problems.raise_if_any()
         return self.values
 
     def _see(self, spare: str = "") -> str:
-        """How the verb is used; a spare word may be the lab or fabric that other verbs take without a flag."""
+        """The verb's usage; for a spare word, the flag for the lab or fabric that it may name."""
         first = next((str(self.values[p.name]) for p in self.verb.positionals if p.name in self.values), "")
         if spare and (hint := spare_hint(self.verb.name, first, spare)):
             return hint
         flags = [p.flag for p in self.verb.parameters if p.word in ("lab", "fabric") and not p.positional]
         if spare and flags:
             return "did you mean " + " or ".join(f"{flag} {spare}" for flag in flags) + "?"
-        return f"{self.verb.usage}; ./inv {self.verb.name} --help says more"
+        return f"usage: {self.verb.usage}; ./inv {self.verb.name} --help explains it"
 
     def _take_rest(self, words: list[str]) -> None:
         if self.verb.rest:
@@ -183,15 +187,15 @@ class _Parse:
             near = nearest(flag, self.verb.flags)
             hint = f"did you mean {near}?" if near else f"flags: {', '.join(self.verb.flags)}"
             if not near and self.verb.rest and not self.verb.rest_after_positionals:
-                hint += f"; {self.verb.rest} stand after --"
+                hint += f"; {self.verb.rest} come after --"
             self.problems.add(where="", what=flag, why=f"is not a flag of {self.verb.name}", hint=hint)
-            # What follows an unknown flag is most likely its value, and no second mistake.
+            # The word after an unknown flag is most likely its value, not a second mistake.
             if not equals and words and not words[0].startswith("-"):
                 words.pop(0)
         elif parameter.kind == "bool":
             if equals:
                 self.problems.add(
-                    where="", what=word, why="has a value, and this flag takes none", hint=f"write {flag}"
+                    where="", what=word, why="has a value, but this flag takes none", hint=f"write {flag}"
                 )
             self.values[parameter.name] = not flag.startswith("--no-") or flag == parameter.flag
         elif equals:
@@ -204,7 +208,7 @@ class _Parse:
             self._set(parameter, value, f"{flag} {value}")
 
     def _set(self, parameter: Parameter, text: str, shown: str) -> None:
-        if not text:  # a shell's variable that is not set; no parameter has a use for it
+        if not text:  # most likely an unset shell variable; no parameter accepts an empty word
             what = f"{self.verb.name} {parameter.value}" if parameter.positional else parameter.flag
             self.problems.add(where="", what=what, why="is an empty word", hint=self._see())
             self.values.setdefault(parameter.name, None)
@@ -224,7 +228,7 @@ class _Parse:
 
 
 def words_of(verb: Verb, values: Mapping[str, Any]) -> list[str]:
-    """The words that `parse` makes these values of: what is to be typed to run the same verb elsewhere."""
+    """The words that `parse` turns into these values, for the same verb in another place."""
     flags, placed = [], []
     for p in verb.parameters:
         value = values.get(p.name)
@@ -243,7 +247,7 @@ def words_of(verb: Verb, values: Mapping[str, Any]) -> list[str]:
 
 
 def wants_json(words: Sequence[str]) -> bool:
-    """True when the words ask for JSON: even what is wrong with them is then told as JSON."""
+    """Whether the words request JSON: then mistakes in them are reported as JSON, too."""
     for i, word in enumerate(words):
         if word == "--":
             return False

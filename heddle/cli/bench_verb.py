@@ -1,4 +1,4 @@
-"""The verb `bench`: figures of Heddle itself, measured on this machine."""
+"""The verb `bench`: the speed of Heddle itself on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heddle.host import packages
     help={
         "what": "cli, up, containers, place, all-reduce, budget, steady, demo, hashing, order, packets, predict, "
         "queues, or all",
-        "runs": "how many runs `order` makes (default: 72)",
+        "runs": "number of runs of `order` (default: 72)",
     },
     positional=["what"],
     packages=lambda typed: (
@@ -21,7 +21,7 @@ from heddle.host import packages
     checkout=True,
 )
 def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
-    """Measure Heddle itself on this machine: figures as ratios, and absolute."""
+    """Measure the speed of Heddle itself on this machine: ratios and absolute figures."""
     from tests.bench import bench as measure
 
     result = measure(what, out.observer, runs)

@@ -1,7 +1,7 @@
-"""What a shell offers for the word under its cursor, and the scripts that make it ask.
+"""Completion: the candidates for the word under the cursor, and the shells' scripts that request them.
 
-In:  the words typed so far, the program's own first, the one under the cursor last (empty after a space).
-Out: candidates; none where a file or a free word stands, so that the shell offers files.
+In:  the words typed so far: first the program's name, last the word under the cursor (empty after a space).
+Out: candidates; none for a file or a free word, so that the shell offers files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Verb
 from heddle.cli.offers import LISTS, Typed, offered
 
-# The script asks the very program that is being typed: ./inv is not in PATH.
+# The script runs the program that the user types: ./inv is not in PATH.
 SCRIPTS: Final = {
     "bash": """\
 _complete_inv() {
@@ -61,7 +61,7 @@ complete --command inv --no-files --arguments '(__complete_inv)'
 
 
 def script(shell: str) -> str:
-    """The script of a shell for the program's name, see heddle/base/progname.py."""
+    """A shell's completion script for the program's name (see heddle/base/progname.py)."""
     text = SCRIPTS[shell]
     if program() == INSTALLED:
         text = text.replace("inv ./inv", INSTALLED).replace("--command inv", f"--command {INSTALLED}")
@@ -70,7 +70,7 @@ def script(shell: str) -> str:
 
 
 def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[str]) -> list[str]:
-    """What can stand in place of the last word. core: flags of ./inv itself."""
+    """Candidates for the last word. core: flags of ./inv itself."""
     *before, last = list(words[1:]) or [""]
     if not before or before == ["help"]:
         return list(core) if last.startswith("-") else list(verbs)
@@ -88,7 +88,7 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
         elif not waiting or waiting[0].kind != "list":
             waiting = waiting[1:]
         if word == "--" or (verb.rest_after_positionals and not waiting):
-            return []  # words of pytest, or of the command that is to run in a node
+            return []  # words of pytest, or of a command in a node
     name, equals, text = last.partition("=")
     if value_of is None and equals and name in verb.flags:
         return [f"{name}={each}" for each in _values(verb, verb.flags[name], before[1:], text)]
@@ -99,6 +99,6 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
 
 
 def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> list[str]:
-    """Values of a parameter; where it takes several with commas, behind those that are there."""
+    """Values of a parameter; for a list with commas, after the values that are already typed."""
     head, comma, last = last.rpartition(",") if wanted.word in LISTS else ("", "", last)
     return [f"{head}{comma}{each}" for each in offered(Typed(verb, wanted, before, last))]

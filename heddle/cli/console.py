@@ -1,4 +1,4 @@
-"""What a verb says: one result on stdout, progress and remarks on stderr.
+"""The output of a verb: one result on stdout, progress and remarks on stderr.
 
 With `--format json` stdout is one JSON document, errors included. Progress is a live display on a terminal, plain lines
 elsewhere (CI, a file, a pipe).
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from heddle.cli.progress import ClosingObserver
 
 
-# What a program in a node printed: its own words.
+# Output of programs in nodes, which is never changed.
 _FOREIGN: Final = frozenset({"stdout", "stderr"})
 
 
 class Console:
-    """One verb's voice. `exit_code` is what the process leaves with when nothing is raised."""
+    """The output of one verb. `exit_code` is the exit code of the process when nothing is raised."""
 
     def __init__(self, format: str = "text") -> None:
         self.format = format
@@ -41,7 +41,7 @@ class Console:
 
     @property
     def observer(self) -> ClosingObserver:
-        """Who listens to engines: live display or plain lines, made when first asked for."""
+        """The observer of progress: live display or plain lines, made at its first use."""
         if self._observer is None:
             from heddle.cli.progress import observer_for
 
@@ -50,28 +50,28 @@ class Console:
 
     @property
     def rich(self) -> rich.console.Console:
-        """rich's console on stdout, for bars and colours; wide if stdout is no terminal, so that lines are not cut."""
+        """rich's console on stdout, for bars and colours; wide without a terminal, so that lines are not cut."""
         from rich.console import Console as RichConsole
 
         tty = sys.stdout.isatty()
         return RichConsole(file=sys.stdout, width=None if tty else 200, highlight=False, soft_wrap=not tty)
 
     def result(self, data: Mapping[str, Any], text: str = "") -> None:
-        """Print the verb's result: `data` as JSON, or `text` for people."""
+        """Print the verb's result: `data` as JSON, or `text`."""
         self.close()
         if self.json:
             return written(json.dumps(_named(data), indent=2, default=str) + "\n", verbatim=True)
         return written(text.rstrip("\n") + "\n")
 
     def show(self, text: str) -> None:
-        """A part of the result that is there before the rest; with JSON the whole comes at the end."""
+        """Print a first part of the result; with JSON nothing, because the whole result comes at the end."""
         if self._observer is not None:
-            self._observer.close()  # it draws again when the next step begins
+            self._observer.close()  # it opens again when the next step begins
         if not self.json:
             written(text + "\n")
 
     def part(self, text: str) -> None:
-        """A part of the result, while steps are under way; with JSON the whole comes at the end."""
+        """Print a part of the result while steps are in progress; with JSON nothing."""
         if self.json:
             return
         if self._observer is None:
@@ -80,22 +80,22 @@ class Console:
             self._observer.aside(lambda: written(text + "\n"))
 
     def fail(self, *problems: Problem) -> None:
-        """Leave with exit code 1 because of these, after a result that was printed all the same."""
+        """Print these problems and set exit code 1, after the result."""
         for problem in problems:
             print(problem, file=sys.stderr)
             self.exit_code = 1
 
     def say(self, text: str) -> None:
-        """A remark on stderr."""
+        """Print a remark on stderr."""
         self.observer.say(text)
 
     def close(self) -> None:
-        """End the live display, so that nothing is drawn over what follows."""
+        """End the live display, so that it does not overwrite later output."""
         if self._observer is not None:
             self._observer.close()
 
     def confirm(self, question: str) -> bool:
-        """Ask on the terminal; False without a terminal."""
+        """Ask the user; False without a terminal."""
         self.close()
         if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
             return False
@@ -104,7 +104,7 @@ class Console:
 
 
 def _named(data: Any) -> Any:
-    """The data with the name that Heddle was started by in all of its own texts, see heddle/base/progname.py."""
+    """The data, with the program's name as the user started it in all texts (see heddle/base/progname.py)."""
     if isinstance(data, str):
         return as_started(data)
     if isinstance(data, Mapping):
@@ -119,5 +119,5 @@ def problems_json(kind: str, code: int, problems: Sequence[Problem]) -> dict[str
 
 
 def colour_wanted(stream: Any) -> bool:
-    """True on a terminal that takes colours (NO_COLOR and TERM=dumb say no)."""
+    """Whether the stream is a terminal with colours (NO_COLOR and TERM=dumb switch them off)."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

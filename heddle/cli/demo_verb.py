@@ -1,7 +1,7 @@
-"""The main job end to end, in a minute: why low entropy hurts, and what hashing on the queue pair does about it.
+"""The verb `demo`: the main use of Heddle in a minute. Low entropy makes ECMP uneven; hashing on the QP fixes it.
 
-In:  an observer, and where to print while it goes (a rich console, or None for nothing until the end).
-Out: DemoResult: three runs of the same all-reduce, each with the proof of its paths. Everything is taken down again.
+In:  an observer, and a function that prints each part of the result.
+Out: DemoResult: three runs of the same all-reduce, each with the proof of its paths. The lab is removed at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from heddle.runtimes.registry import get_runtime
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import uplinks
 
-# Every QP of a NIC from one UDP port, as some NICs do: then only the QP number tells the flows of a pair apart.
+# All QPs of a NIC use one UDP source port, as on some NICs: then flows of a pair differ only in their QP number.
 OPTIONS: Final = RunOptions(
     sizes=(1 << 20,), iters=2, warmup=1, placement="cyclic", source_ports=parse_source_ports("fixed")
 )
@@ -53,7 +53,7 @@ ACTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """An act as it went."""
+    """An act and its results."""
 
     act: Act
     run: RunResult
@@ -62,7 +62,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All three acts, and the seconds that the whole took."""
+    """The three acts, and the seconds of the whole demo."""
 
     played: tuple[Played, ...]
     seconds: float
@@ -74,7 +74,7 @@ class DemoResult:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What did not come out as it must: wrong sums, paths that are not proven."""
+        """Failures: wrong sums, paths that are not proven."""
         found = []
         for each in self.played:
             if each.run.wrong:
@@ -101,7 +101,7 @@ class DemoResult:
         }  # fmt: skip
 
     def text(self) -> str:
-        """All three side by side, and what is to be learnt."""
+        """A table of the three runs, and the conclusion."""
         lines = [f"{'what ran':<46}{'busbw GB/s':>11}{'MMR bytes':>11}{'paths proven':>15}"]
         for p in self.played:
             proven = f"{len(p.paths.flows)} of {len(p.paths.flows)}" if p.paths.agree else "NO"
@@ -111,18 +111,20 @@ class DemoResult:
         )
 
     def _lesson(self) -> list[str]:
-        """Two sentences from the figures of this very run."""
+        """The conclusion, from the figures of this demo."""
         first, more, last = self.played
         change = more.run.busbw / first.run.busbw
-        same = "changed nothing" if 0.9 < change < 1.1 else f"gave {change:.2f} times"
+        same = "did not change busbw" if 0.9 < change < 1.1 else f"gave {change:.2f} times the busbw"
         lines = [
-            f"Opening 16 QPs {same}, because a 5-tuple hash sends all QPs of a pair the same way and the busiest "
+            f"16 QPs {same}: a 5-tuple hash sends all QPs of a pair over the same path, and the busiest "
             f"uplink carried {first.paths.mmr.bytes or 0:.1f} times the mean.",
-            f"Hashing on the destination QP as well spread the same bytes to {last.paths.mmr.bytes or 0:.1f} times the "
-            f"mean, and the all-reduce ran {self.gain:.2f} times as fast.",
+            f"E-ECMP also hashes on the destination QP: the busiest uplink carried {last.paths.mmr.bytes or 0:.1f} "
+            f"times the mean, and the all-reduce ran {self.gain:.2f} times as fast.",
         ]
         if self.gain < _GAIN_EXPECTED:
-            lines.append(f"(That is less than the {_GAIN_EXPECTED} expected: was this machine busy with other things?)")
+            lines.append(
+                f"(Expected: at least {_GAIN_EXPECTED} times. Other programs may have slowed this machine down.)"
+            )
         if any(p.run.machine.overrun for p in self.played):
             lines.append("(The host CPU was the bottleneck in at least one run: do not trust its bandwidth.)")
         elif any(p.run.machine.limited for p in self.played):
@@ -131,9 +133,9 @@ class DemoResult:
 
 
 def demo(observer: Observer, show: Callable[[str], None], name: str | None = None) -> DemoResult:
-    """Play all three acts on preset `demo`. `show` gets what is to be read while it goes on.
+    """Run the three acts on preset `demo`. `show` prints each act when it ends.
 
-    name: of the lab; otherwise one that is free. Raises what `up` and `run` raise; the lab is taken down in any case.
+    name: of the lab; None: a free one. Raises the errors of `up` and `run`; the lab is removed in any case.
     """
     began = time.monotonic()
     played: list[Played] = []
@@ -149,7 +151,7 @@ def demo(observer: Observer, show: Callable[[str], None], name: str | None = Non
 
 
 def _free_name() -> str:
-    """`demo`, or the first of demo2, demo3, ... that nothing here is called: a lab of the user's is left alone."""
+    """`demo`, or the first free name of demo2, demo3, ...: a lab of the user is never touched."""
     runtime = get_runtime("netns")
     return next(name for name in _names() if state.read_record(name) is None and not runtime.exists(name))
 
@@ -160,7 +162,7 @@ def _names() -> Iterator[str]:
 
 @contextmanager
 def _running(loaded: LoadedFabric, observer: Observer) -> Iterator[Lab]:
-    """A lab of the demo's own for a with block; down at its end, however that comes."""
+    """A lab for a with block; it is removed at the end, also after an error."""
     name = loaded.fabric.name
     done = labs.up(loaded, observer=observer, rollback=True, source="demo")
     if not done.created:
@@ -172,9 +174,9 @@ def _running(loaded: LoadedFabric, observer: Observer) -> Iterator[Lab]:
 
 
 def _scene(p: Played) -> str:
-    """An act's table and how it used the uplinks."""
+    """An act's table and its use of the uplinks."""
     verdict = "paths proven" if p.paths.agree else "PATHS NOT PROVEN"
     return "\n".join(
         [f"── {p.act.title} " + "─" * max(0, 96 - len(p.act.title)), p.run.table(short=True), *uplinks(p.paths),
-         f"{verdict}: {len(p.paths.flows)} QPs, by prediction, by the kernels' own answer, and by counters", ""]
+         f"{verdict}: {len(p.paths.flows)} QPs, by prediction, kernel lookup and counters", ""]
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""How the process ends: exit codes, the text of errors, and with `--format json` the document of an error.
+"""The end of the process: exit codes, the text of errors, and with `--format json` the document of an error.
 
-Exit codes: 0 done and well, 1 a check failed, 2 the input is wrong, 3 the machine has a missing part, 70 a defect of
-Heddle, 130 Ctrl-C, 141 the reader has closed the pipe.
+Exit codes: 0 success, 1 a check failed, 2 the input is wrong, 3 the machine misses something or failed, 70 a defect of
+Heddle, 130 Ctrl-C, 141 the reader of stdout has closed it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from heddle.cli.console import colour_wanted, problems_json
 DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE: Final = 141  # as a shell reports SIGPIPE
-_NOWHERE: Final = Problem("", "the working directory", "is not there any more", "cd to one that is")
+_NOWHERE: Final = Problem("", "the working directory", "no longer exists", "cd to an existing directory")
 
 
 def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> int:
-    """Do the work and return the exit code; what goes wrong is printed, and never a traceback for a user's mistake.
+    """Do the work and return the exit code. Errors are printed, without a traceback for a user's mistake.
 
     words: the command line, for the report of a defect.
     """
     _open_streams()
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal is no reason to leave a half-made lab
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must not leave an incomplete lab
         signal.signal(ending, _terminated)
     try:
         work()
@@ -53,7 +53,7 @@ def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> i
 
 
 def _open_streams() -> None:
-    """What the caller closed (`>&-`) is /dev/null for us: else the next file opened would stand in its place."""
+    """Open /dev/null for streams that the caller closed (`>&-`): else the next opened file would take their number."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             fd = os.open(os.devnull, os.O_RDWR)
@@ -71,7 +71,7 @@ def _is_somewhere() -> bool:
 
 
 def _terminated(number: int, frame: object) -> None:
-    # As an exception, so that every `finally` on the way out does its work.
+    # As an exception, so that every `finally` block runs.
     raise SystemExit(128 + number)
 
 
@@ -94,7 +94,7 @@ def _nobody_reads() -> int:
 def _ended(error: HeddleError | KeyboardInterrupt, as_json: bool) -> int:
     if isinstance(error, HeddleError):
         return _told(type(error).__name__, error.exit_code, error.problems, as_json)
-    problem = Problem("", "./inv", "was interrupted", "./inv status shows what runs, ./inv down takes it away")
+    problem = Problem("", "./inv", "was interrupted", "./inv status shows running labs, ./inv down removes one")
     return _told("Interrupted", INTERRUPTED, [problem], as_json)
 
 
@@ -114,13 +114,13 @@ def _told(kind: str, code: int, problems: Sequence[Problem], as_json: bool) -> i
 def _print_json(data: Mapping[str, Any]) -> None:
     try:
         written(json.dumps(data, indent=2) + "\n")
-    except MachineError as error:  # stderr still says what the document would have said
+    except MachineError as error:  # stderr still has the error
         print(error, file=sys.stderr)
 
 
 def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
     missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
-    if missing is not None:  # an extra that no verb has asked for in time
+    if missing is not None:  # an extra that the verb did not declare
         return _told("MachineError", MachineError.exit_code, [missing], as_json)
     if os.environ.get("HEDDLE_DEBUG"):
         traceback.print_exception(error)
@@ -129,11 +129,11 @@ def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
 
     report = state_dir() / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     said = f"{type(error).__name__}: {error}".split("\n")[0][:200]
-    hint = "HEDDLE_DEBUG=1 shows where"
+    hint = "run it with HEDDLE_DEBUG=1 to see the traceback"
     try:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(f"Heddle {VERSION}: {words}\n\n" + "".join(traceback.format_exception(error)))
-        hint = f"please report it with {report}"
+        hint = f"please report it, with the file {report}"
     except OSError:
         pass
     return _told("Defect", DEFECT, [Problem("", said, "is a defect of Heddle, not yours", hint)], as_json)

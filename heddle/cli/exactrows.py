@@ -1,8 +1,8 @@
-"""Rows of exact-match tables as people write them: CSV or YAML files, and single entries.
+"""Rows of exact-match tables: CSV files, YAML files, and single entries.
 
 In:  a file's name, or words (`rtsw1 50001 10.0.1.0/24 eth3`).
-Out: switch -> (UDP source port, prefix) -> port, and where each row stands; every row that cannot be read is a problem.
-Whether there are such switches, prefixes and ports is rehash.check_exact's to say.
+Out: switch -> (UDP source port, prefix) -> port, and the line of each row; every row that cannot be read is a problem.
+rehash.check_exact checks that these switches, prefixes and ports exist.
 """
 
 from __future__ import annotations
@@ -23,36 +23,43 @@ from heddle.spec.yamlfile import Document, ReadOptions, parse, read_text
 COLUMNS: Final = ("switch", "sport", "prefix", "port")
 _READING: Final = ReadOptions(max_bytes=16 << 20, values=2_000_000, kind="exact-match table", example="docs/hashing.md")
 
-Row = tuple[str, list[str]]  # where it stands, and its words
+Row = tuple[str, list[str]]  # its file and line, and its words
 
 
 @dataclass
 class ExactRows:
-    """Rows put together, and what is wrong with any of them."""
+    """The rows of all sources, and the mistakes in them."""
 
     tables: dict[str, dict[tuple[int, Network], str]] = field(default_factory=dict)
     where: dict[tuple[str, int, Network], str] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Read rows; one that was there before, in this file or another, is a problem."""
+        """Read rows; a duplicate, in this source or an earlier one, is a problem."""
         for place, words in rows:
             if len(words) != len(COLUMNS):
-                what = " ".join(" ".join(words).split()) or "an empty row"  # a quote not closed takes lines in
-                self.problems.add(where=place, what=what, why=f"is not {', '.join(COLUMNS)}", hint=f"as {EXAMPLE_ROW}")
+                what = " ".join(" ".join(words).split()) or "an empty row"  # an unclosed quote spans lines
+                self.problems.add(
+                    where=place,
+                    what=what,
+                    why=f"is not a row of {', '.join(COLUMNS)}",
+                    hint=f"for example {EXAMPLE_ROW}",
+                )
                 continue
             switch, sport, prefix, port = words
             if not (sport.isascii() and sport.isdecimal()):
-                hint = "a UDP source port: 1 to 65535"
-                self.problems.add(where=place, what=f"{switch} {sport}", why="is no port number", hint=hint)
+                hint = "use a UDP source port: 1 to 65535"
+                self.problems.add(where=place, what=f"{switch} {sport}", why="is not a port number", hint=hint)
                 continue
             try:
                 key = int(sport), ip_network(prefix)
             except ValueError as error:
-                self.problems.add(where=place, what=prefix, why=f"is no prefix: {error}", hint="as 10.0.1.0/24")
+                self.problems.add(
+                    where=place, what=prefix, why=f"is not a prefix: {error}", hint="for example 10.0.1.0/24"
+                )
                 continue
             if (switch, *key) in self.where:
-                why = f"is there twice, first in {self.where[switch, *key]}"
+                why = f"is a duplicate of {self.where[switch, *key]}"
                 self.problems.add(where=place, what=f"{switch} {sport} {prefix}", why=why, hint="keep one of the two")
                 continue
             self.where[switch, *key] = place
@@ -60,20 +67,20 @@ class ExactRows:
 
 
 def entry_rows(texts: Sequence[str]) -> list[Row]:
-    """What was typed as --entry."""
+    """The rows of --entry."""
     return [("--entry", text.replace(",", " ").split()) for text in texts]
 
 
 def file_rows(path: str) -> list[Row]:
-    """Rows of a table file: YAML when it is called so, else CSV with a header. InputError when it is neither."""
+    """Rows of a table file: YAML by its suffix, else CSV with a header. InputError when it is neither."""
     text = read_text(real(path), path, _READING)
     if path.endswith((".yml", ".yaml")):
         return _yaml_rows(parse(text, path, _READING), path)
     reader = csv.reader(io.StringIO(text), skipinitialspace=True)
     rows = [(f"{path}:{reader.line_num}", [cell.strip() for cell in row]) for row in reader if any(row)]
     if not rows or tuple(rows[0][1]) != COLUMNS:
-        hint = f"its first line is {','.join(COLUMNS)}"
-        raise InputError(Problem(f"{path}:1", "the table", "does not say what its columns are", hint))
+        hint = f"write {','.join(COLUMNS)} as its first line"
+        raise InputError(Problem(f"{path}:1", "the table", "has no line with the names of its columns", hint))
     return rows[1:]
 
 
@@ -88,7 +95,7 @@ def _yaml_rows(document: Document, path: str) -> list[Row]:
     for index, entry in enumerate(entries):
         place = document.where(("entries", index))
         if not isinstance(entry, dict) or set(entry) != set(COLUMNS):
-            why = f"is not a group of {', '.join(COLUMNS)}"
+            why = f"does not have the keys {', '.join(COLUMNS)}"
             problems.add(where=place, what=f"entries[{index}]", why=why, hint=hint)
             continue
         rows.append((place, [_word(entry[column]) for column in COLUMNS]))

@@ -1,4 +1,4 @@
-"""The verb `exec`: a command in a node, with its own output and exit code; or in several nodes."""
+"""The verb `exec`: run a command in a node, with its output and exit code; or in several nodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 # Programs that read a terminal: always, or when nothing follows their name.
 _SCREENS: Final = frozenset({"vi", "vim", "nano", "htop", "less", "more"})
 _SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "fish", "python3", "vtysh", "top"})
-_NO_COMMAND: Final = 127  # as a shell, enter.py and container engines report it
+_NO_COMMAND: Final = 127  # exit code of shells, enter.py and container engines for an unknown command
 
 
 def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:
-    """Run a command in a node, or in all that a pattern means; the verb leaves with its exit code, the worst of all."""
+    """Run a command in a node, or in all nodes that match a pattern; the verb's exit code is the highest of them."""
     where = open_lab(lab)
     several = is_pattern(node)
     names = _nodes(where, node) if several else [where.handle(node).name]
@@ -35,7 +35,7 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
         hint = f"./inv exec {shlex.quote(node)} ip route" + ("" if several else f", or ./inv exec {node} bash")
         raise InputError(Problem("", f"exec {node}", "has no command", hint))
     if cmd[0].startswith("-"):
-        hint = f"flags of Heddle stand before the node: ./inv exec {cmd[0]} ... {shlex.quote(node)} COMMAND"
+        hint = f"write flags of Heddle before the node: ./inv exec {cmd[0]} ... {shlex.quote(node)} COMMAND"
         raise InputError(Problem("", cmd[0], "is not a command", hint))
     if several:
         return _run_on_all(out, where, names, cmd)
@@ -55,20 +55,22 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
 
 
 def _nodes(lab: Lab, words: str) -> list[str]:
-    """The nodes that names and patterns with commas mean, in the lab's order."""
+    """The nodes that match names and patterns with commas, in the lab's order."""
     names = split_words([words])
     if not names:
-        raise InputError(Problem("", f"exec {words}", "names no node", f"its nodes: {', '.join(lab.handles())}"))
-    return matching_names(names, lab.handles(), f"is no node of {lab.name}")
+        raise InputError(
+            Problem("", f"exec {words}", "names no node", f"nodes of {lab.name}: {', '.join(lab.handles())}")
+        )
+    return matching_names(names, lab.handles(), f"is not a node of {lab.name}")
 
 
 def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]) -> None:
-    """Print the output node by node, each line behind its node's name; the highest exit code counts."""
+    """Print the output node by node, each line after its node's name; the highest exit code counts."""
     from heddle.lab.fanout import run_on
 
     if cmd[0] in _SCREENS or (cmd[0] in _SHELLS and len(cmd) == 1):
         hint = f"name one node: ./inv exec --lab {lab.name} {names[0]} {shlex.join(cmd)}"
-        raise InputError(Problem("", shlex.join(cmd), "reads a terminal, and several nodes have none", hint))
+        raise InputError(Problem("", shlex.join(cmd), "needs a terminal, and several nodes cannot share one", hint))
     width = max(len(name) for name in names) + 1
 
     def show(done: NodeOutput) -> None:
@@ -92,7 +94,7 @@ def _behind(head: str, text: str) -> str:
 
 
 def _explain_missing(lab: Lab, node: str, program: str, code: int) -> None:
-    """Print on stderr how a program comes to be in a node, when a command has ended for want of it."""
+    """Print a hint on stderr when a command ended because its program is not available in the node."""
     from heddle.host.packages import part_of_program
 
     part = part_of_program(program)
@@ -105,19 +107,19 @@ def _explain_missing(lab: Lab, node: str, program: str, code: int) -> None:
             pass
         else:
             return  # the command itself has ended with this code
-        hint = f"{node} has the programs of its image, and {program} is not among them"
+        hint = f"the image of {node} does not contain {program}"
     elif find_program(program, "/usr/sbin", "/sbin") is not None:
         return  # the command itself has ended with this code
     elif part is not None:
-        hint = f"apt-get install {part.packages[0]} brings {program}: nodes have the programs of this machine"
+        hint = f"run apt-get install {part.packages[0]} to get {program}: nodes use the programs of this machine"
     else:
-        hint = f"nodes have the programs of this machine, and {program} is not installed here"
+        hint = f"install {program} on this machine: nodes use its programs"
     print(f"  hint: {hint}", file=sys.stderr)
 
 
 @contextmanager
 def _stdout_to(fd: int) -> Iterator[None]:
-    """Let children of this process write to `fd` instead of stdout, which is for one JSON document."""
+    """Redirect stdout of child processes to `fd`: stdout itself is for one JSON document."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(fd, 1)

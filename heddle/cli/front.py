@@ -1,4 +1,4 @@
-"""The console script `heddle`: the verbs of tasks.py, wherever Heddle is installed."""
+"""The console script `heddle`: runs the verbs of tasks.py of the installed wheel or checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`./inv graph`: which fabric is meant, where its drawing goes, and what is said of it."""
+"""`./inv graph`: the fabric to draw, the file of the drawing, and the text about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What was typed: a lab and which of its runs, or a fabric that need not run."""
+    """The user's choice: a lab and one of its runs, or a fabric without a lab."""
 
     lab: str | None
     run: str | None
@@ -29,7 +29,7 @@ class Drawn:
 
 
 def draw_graph(out: Console, subject: Drawn, kind: str | None, file: str | None) -> None:
-    """Draw a lab with a run of it, or a fabric that need not run; to `file`, else where the kind belongs."""
+    """Draw a lab with one of its runs, or a fabric; to `file`, else to the default of its kind."""
     wanted = drawings.kind_of(kind, file)
     built, usage, topology = _drawn(subject)
     loads, caption = (usage.loads, usage.caption) if usage else ((), "")
@@ -41,24 +41,26 @@ def draw_graph(out: Console, subject: Drawn, kind: str | None, file: str | None)
     if path is None:
         return out.result({**data, "text": content.decode()}, content.decode())
     drawings.write_file(real(str(path)), content, str(path))
-    what = f"run {usage.run_id}, {caption}" if usage else "no run yet, so links carry no numbers"
-    if wanted in drawings.TEXTS:  # containerlab's drawings know of no run
+    what = f"run {usage.run_id}, {caption}" if usage else "no run yet, so links have no load"
+    if wanted in drawings.TEXTS:  # containerlab's drawings do not show a run
         what = f"{len(built.nodes)} nodes, {len(built.links)} links"
     return out.result(data, f"wrote {path}: {what}")
 
 
 def _drawn(subject: Drawn) -> tuple[Fabric, Usage | None, Path | None]:
-    """What is drawn, what a run put on it, and the topology of a lab."""
+    """The fabric to draw, the loads of a run, and the topology of a lab."""
     if subject.fabric is not None:
         from heddle.fabric.fabricfile import load_fabric
 
         if subject.lab is not None:
-            raise InputError(Problem("", f"{subject.lab} and --fabric", "are two things to draw", "name one of them"))
+            raise InputError(
+                Problem("", f"{subject.lab} and --fabric", "exclude each other", "draw a lab, or a fabric")
+            )
         if subject.run is not None:
-            raise InputError(Problem("", "--run and --fabric", "exclude each other", "runs are of a lab: name the lab"))
+            raise InputError(Problem("", "--run and --fabric", "exclude each other", "name a lab: only labs have runs"))
         return load_fabric(subject.fabric, overrides=subject.settings).fabric, None, None
     if subject.settings:
-        raise InputError(Problem("", "--set", "is for a fabric that is named with --fabric", "a lab is as it runs"))
+        raise InputError(Problem("", "--set", "needs --fabric", "./inv graph --fabric FABRIC --set PATH=VALUE"))
     from heddle.lab.opening import open_lab
     from heddle.views.usage import usage_of
 

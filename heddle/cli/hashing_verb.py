@@ -1,7 +1,7 @@
-"""The verb `hashing`: what every switch does now, and how a running lab is told to do otherwise.
+"""The verb `hashing`: show how every switch hashes, and change that in a running lab.
 
-In:  what was typed: a mode, options as `key=value`, switches, rows of an exact-match table.
-Out: a table and JSON; or a change that was checked as a whole before anything of it was made.
+In:  the user's words: a mode, options as `key=value`, switches, rows of an exact-match table.
+Out: a table and JSON; or a change, which is checked completely before it is made.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ExactTables = dict[str, dict[tuple[int, Network], str]]
 _KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash
 _LEGAL: Final = (*HashSpec.model_fields, *_KEYS)
-# Keys that count in some modes only. `flow` alone has no user-defined field, and only it goes by the kernel's policy.
+# Keys that have an effect in some modes only. Only `flow` uses the kernel's policy, and it has no user-defined field.
 _OF_MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "policy": ("flow",), "fields": ("flow",), "udf": tuple(mode for mode in MODES if mode != "flow"),
     "gap": ("flowlet", "adaptive"), "first": ("flowlet",), "choice": ("spray",),
@@ -48,7 +48,7 @@ _WIDE: Final = 100  # columns
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was typed after `./inv hashing`."""
+    """The words after `./inv hashing`."""
 
     mode: str | None = None
     switches: Sequence[str] = ()
@@ -60,10 +60,10 @@ class Asked:
 
 
 def explain_flow(out: Console, lab: str | None, flow: str, asked: Asked) -> None:
-    """`./inv hashing --explain FLOW`. Exit 1 where the computation and a kernel differ."""
+    """`./inv hashing --explain FLOW`. Exit 1 when the computation and a kernel differ."""
     if asked != Asked(run=asked.run):
         hint = "first ./inv hashing MODE, then ./inv hashing --explain FLOW"
-        raise InputError(Problem("", "--explain", "takes no mode and no flags but --run and --lab", hint))
+        raise InputError(Problem("", "--explain", "takes no mode, and only the flags --run and --lab", hint))
     from heddle.runs.explain import explain
 
     found = explain(open_lab(lab), flow, asked.run)
@@ -75,7 +75,7 @@ def run_hashing(out: Console, lab: str | None, asked: Asked) -> None:
     """Show how a lab's switches hash, or change it, and show that."""
     if asked.run is not None:
         hint = "./inv hashing --explain 266718 --run 3"
-        raise InputError(Problem("", f"--run {asked.run}", "has a use with --explain only", hint))
+        raise InputError(Problem("", f"--run {asked.run}", "needs --explain", hint))
     where = open_lab(lab)
     if asked.mode is None:
         _check_nothing_else(asked)
@@ -95,36 +95,36 @@ def _check_nothing_else(asked: Asked) -> None:
 
 def _set(lab: Lab, mode: str, asked: Asked) -> None:
     if mode not in MODES:
-        raise InputError(Problem("", f"mode {mode}", "is no hashing mode", did_you_mean(mode, MODES)))
+        raise InputError(Problem("", f"mode {mode}", "is not a hashing mode", did_you_mean(mode, MODES)))
     if mode != _EXACT and (asked.table or asked.entries or asked.clear):
         hint = f"./inv hashing {_EXACT} ..."
-        raise InputError(Problem("", "--table, --entry and --clear", f"are of mode {_EXACT}, not of {mode}", hint))
+        raise InputError(Problem("", "--table, --entry and --clear", f"are for mode {_EXACT}, not for {mode}", hint))
     switches = _names(asked.switches) or None
     options, seed = _options(lab.fabric, mode, asked.settings)
     tables, added = _tables(lab, asked)
     left = [name for name in (*tables, *added) if switches and name not in switches]
     if switches and left:
-        why = f"names {left[0]}, which --switch does not"
+        why = f"names {left[0]}, but --switch does not"
         raise InputError(Problem("", "a row of the table", why, f"--switch {','.join([*switches, *left])}"))
     rehash.set_hashing(lab, mode, options, seed=seed, switches=switches, exact=tables, added=added)
 
 
 def _names(typed: Sequence[str]) -> list[str]:
-    """Names of switches: --switch may be given many times, and holds several with commas."""
+    """Names of switches: --switch can be repeated, and can have several names with commas."""
     names = [name.strip() for each in typed for name in each.split(",") if name.strip()]
-    if typed and not names:  # none are not all
-        raise InputError(Problem("", f"--switch {typed[0]}", "names no switch", f"as --switch {EXAMPLE_SWITCHES}"))
+    if typed and not names:  # an empty list must not mean all switches
+        raise InputError(Problem("", f"--switch {typed[0]}", "names no switch", f"use --switch {EXAMPLE_SWITCHES}"))
     return names
 
 
 class _Keys(Strict):
-    """The part of a fabric file that is set here."""
+    """The part of a fabric file that `hashing --set` changes."""
 
     routing: RoutingSpec
 
 
 def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
-    """The file's options with what was typed in their place, checked as a fabric file is."""
+    """The file's options with the typed ones in their place, checked like a fabric file."""
     from heddle.spec.load import override
     from heddle.spec.wording import examined
     from heddle.spec.yamlfile import Document
@@ -139,11 +139,13 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
             path.strip().removeprefix("routing.").removeprefix("hash.")
         )  # as in the fabric file, or the last word alone
         if not equals or not key:
-            problems.add(where="--set", what=text or "an empty text", why="is not key=value", hint="as --set gap=20ms")
+            problems.add(
+                where="--set", what=text or "an empty text", why="is not key=value", hint="write --set gap=20ms"
+            )
             continue
         first = key.partition(".")[0]
         if first not in _LEGAL:
-            problems.add(where="--set", what=path.strip(), why="is no key of hashing", hint=_meant(key))
+            problems.add(where="--set", what=path.strip(), why="is not a key of hashing", hint=_meant(key))
             continue
         typed.append(first)
         override(document, f"routing.{key if first in _KEYS else f'hash.{key}'}={value}", problems)
@@ -158,7 +160,7 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
     modes = {**_OF_MODES, "buckets": MODES if routing.hash.resilient else ()}
     for key in dict.fromkeys(typed):
         if mode not in modes.get(key, MODES):
-            hint = f"it counts in {', '.join(modes[key])}" if modes[key] else "it counts with --set resilient=true"
+            hint = f"use it with {' or '.join(modes[key])}" if modes[key] else "add --set resilient=true"
             problems.add(where="--set", what=key, why=f"has no effect under {mode}", hint=hint)
     problems.raise_if_any()
     return routing.hash, routing.seed
@@ -166,19 +168,19 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
 
 def _meant(key: str) -> str:
     if key == "ecmp":
-        return "the mode stands before it: ./inv hashing e-ecmp"
+        return "write the mode as a word: ./inv hashing e-ecmp"
     return did_you_mean(key, _LEGAL)
 
 
 def _tables(lab: Lab, asked: Asked) -> tuple[ExactTables, ExactTables]:
-    """Switch -> its whole new table, and switch -> rows to add or change. A file replaces the tables that it names."""
+    """Switch -> its whole new table; switch -> rows to add or change. A file replaces the tables of its switches."""
     rows, entries = ExactRows(), ExactRows()
     if asked.clear:
         names = _names(asked.switches) or [node.name for node in lab.fabric.switches]
         rows.tables |= {name: {} for name in names}
     if asked.table:
         rows.add(file_rows(asked.table))
-    entries.where = dict(rows.where)  # what the file has already is there twice
+    entries.where = dict(rows.where)  # a row of the file and of --entry is a duplicate
     entries.add(entry_rows(asked.entries))
     rows.problems.found += entries.problems.found
     for each in (rows, entries):
@@ -195,7 +197,10 @@ def _rows(lab: Lab, switches: Sequence[str]) -> list[tuple[SwitchHashing, Mappin
     unknown = [name for name in switches if name not in names]
     if unknown:
         raise InputError(
-            *(Problem("--switch", name, f"is no switch of {lab.name}", did_you_mean(name, names)) for name in unknown)
+            *(
+                Problem("--switch", each, f"is not a switch of {lab.name}", did_you_mean(each, names))
+                for each in unknown
+            )
         )
     now = lab.snapshot(LabPart.HASHING, switches or names)
     return [(now.hashing[name], now.statistics[name]) for name in switches or names]
@@ -209,7 +214,7 @@ def _json(row: SwitchHashing, stats: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _text(lab: str, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> str:
-    """A line a switch, within 100 columns: options that are long stand in a table of their own."""
+    """One line per switch, within 100 columns: long options are in a table of their own."""
     header = ("switch", "mode", "seed", *HASHING_COLUMNS)
     lines = [
         (
@@ -236,13 +241,13 @@ def _text(lab: str, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> 
 
 
 def legend() -> str:
-    """What the columns mean, below the table."""
+    """The meaning of the columns, below the table."""
     said = "; ".join(f"{name}: {what}" for name, what in HASHING_COLUMNS.items())
     return textwrap.fill(said, _WIDE, break_on_hyphens=False, break_long_words=False)
 
 
 def options_text(row: SwitchHashing) -> str:
-    """Those options that count in the switch's mode, where they are not the default."""
+    """The options that have an effect in the switch's mode and differ from the default."""
     o, plain = row.options, DEFAULT_OPTIONS
     words: list[str] = []
     if row.mode == "flow" and not o.resilient:

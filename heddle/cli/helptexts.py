@@ -1,134 +1,134 @@
-"""What `./inv VERB --help` says of flags that several verbs have, or that are many.
+"""Help texts of flags, for verbs with many flags and for flags that several verbs share.
 
-Words that a table of the program has (collectives, modes, transports, presets) are put behind these: offers.listed.
+Lists of words (collectives, modes, transports, presets) are added to these texts by offers.listed.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Nodes as in the presets, for examples in hints and in the texts below.
+# Names of nodes of the presets, for examples in hints and in the texts below.
 EXAMPLE_SWITCH: Final = "ctsw1"
 EXAMPLE_SWITCHES: Final = "rtsw1,rtsw2"
 EXAMPLE_ROW: Final = "rtsw1 50001 10.0.1.0/24 eth3"
 FABRIC: Final = "preset name or fabric file"
-LAB: Final = "which running lab; not needed while only one runs"
-DIALECT: Final = "what the topology is written for: linux (every containerlab), frr (its own kind, 0.80 and newer), c9s"
-MGMT: Final = "of containers: own, a management network for this lab alone, or none: nodes have no eth0"
+LAB: Final = "name of a running lab; not needed when only one is running"
+DIALECT: Final = "containerlab's kind of switches: linux (any version), frr (0.80 or newer), or c9s for Kubernetes"
+MGMT: Final = "management network of containers: own (one for this lab), or none (nodes have no eth0)"
 RUNTIME: Final = "where nodes run: netns (namespaces) or containerlab (containers)"
-TOPOLOGY: Final = "a containerlab topology; the same as naming it without this flag"
-RUN_ID: Final = "which run: an ID or number that ./inv runs lists, or last; otherwise the last"
-SET: Final = "path=value of the fabric file, as routing.ecmp=flow; may be given many times"
+TOPOLOGY: Final = "a containerlab topology file; the same as naming it without this flag"
+RUN_ID: Final = "ID or number of a run (./inv runs lists them), or last (default: last)"
+SET: Final = "set a key of the fabric file, for example routing.ecmp=flow; can be repeated"
 
 HASHING: Final = {
-    "mode": "the mode to change to; without one, those that the switches have are shown",
-    "switch": "some switches only: rtsw1,ctsw2; may be given many times",
-    "set": "key=value of routing.hash, or seed or resilient, as gap=20ms, udf.bytes=2; may be given many times",
-    "table": "exact-match: a file of rows switch, sport, prefix, port (CSV, or YAML by its name)",
-    "entry": f"exact-match: add or change a row, as '{EXAMPLE_ROW}'; may be given many times",
+    "mode": "the new mode; without it, the current modes are shown",
+    "switch": "these switches only: rtsw1,ctsw2; can be repeated",
+    "set": "set a key of routing.hash, or seed or resilient: gap=20ms, udf.bytes=2; can be repeated",
+    "table": "exact-match: a file with rows of switch, sport, prefix, port (.yml or .yaml; else CSV)",
+    "entry": f"exact-match: add or change a row, for example '{EXAMPLE_ROW}'; can be repeated",
     "clear": "exact-match: empty the tables first",
-    "explain": "every step for a flow: a QP number of a run, or host1,host5,qpn=0x101,sport=50000",
+    "explain": "show each step for a flow: a QP number of a run, or host1,host5,qpn=0x101,sport=50000",
     "run": "with --explain: " + RUN_ID,
     "lab": LAB,
 }
 
 UP: Final = {
-    "fabric": "preset name, fabric file, or containerlab topology (a .clab.yml of your own, with nodes of kind linux)",
-    "name": "name of the lab, in place of the file's",
+    "fabric": "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)",
+    "name": "override the lab name",
     "topology": TOPOLOGY,
     "runtime": RUNTIME,
     "set": SET,
     "dialect": DIALECT,
     "mgmt": MGMT,
-    "explain": "print what would run as a shell script, and run nothing",
-    "repair": "repair the lab when it runs already, and report each repair",
-    "rollback": "take the lab down again when it does not converge",
-    "timeout": "seconds to wait for convergence; otherwise by size",
+    "explain": "print the commands as a shell script, and run nothing",
+    "repair": "repair a lab that is already running, and report each repair",
+    "rollback": "take the lab down if it does not converge",
+    "timeout": "seconds to wait for convergence (default: by size)",
 }
 
-# The columns of `./inv hashing` behind switch, mode and seed; the four last ones count packets since the lab is up.
+# The columns of `./inv hashing` after switch, mode and seed; the last four count packets since the lab came up.
 HASHING_COLUMNS: Final = {
     "policy": "the kernel's fib_multipath_hash_policy",
-    "options": "those that differ from the default",
+    "options": "options that differ from the default",
     "exact": "rows of the exact-match table",
-    "steered": "RoCEv2 packets since up that the program sent to a port of its choice",
-    "fell back": "packets that it left to ECMP",
-    "re-picks": "flowlets that began after a gap",
-    "misses": "packets without a row in the exact-match table, or without room in the flowlet table",
+    "steered": "RoCEv2 packets since `up` whose port the program chose",
+    "fell back": "packets that it left to the kernel's ECMP",
+    "re-picks": "new flowlets after a gap",
+    "misses": "packets without a row in the exact-match table, or without space in the flowlet table",
 }
 
 PATHS: Final = {
     "lab": LAB,
     "run": RUN_ID,
-    "now": "the run's QPs over the fabric as it is now, and the share that moved",
-    "all": "every QP, in place of the first 16",
-    "qp": "these QPs only: 17, 0x11, 17-20, or several with commas; may be given many times",
-    "host": "only QPs from or to these: host1, host1:eth2, 'host*'; may be given many times",
-    "port": "only QPs that cross the link at these ports, either way: rtsw1:eth1, or rtsw1; may be given many times",
-    "predict": "a fabric on paper instead of a lab: " + FABRIC,
-    "plan": "what is sent: a file (.yml, .csv), a plan of traffic/ by its name, or a word: a collective, ring, "
-    "permutation, shift:N, incast:N; keys may follow: ring,qps=16",
+    "now": "the paths that the run's QPs would take now, and how many have moved",
+    "all": "show every QP, not only 16",
+    "qp": "these QPs only: 17, 0x11, 17-20, or several with commas; can be repeated",
+    "host": "only QPs from or to these: host1, host1:eth2, 'host*'; can be repeated",
+    "port": "only QPs that use the link of these ports, in either direction: rtsw1:eth1, or rtsw1; can be repeated",
+    "predict": "predict the loads of a fabric without a lab: " + FABRIC,
+    "plan": "the traffic: a file (.yml, .csv), the name of a plan in traffic/, or a word: a collective, ring, "
+    "permutation, shift:N, incast:N; keys can follow: ring,qps=16",
     "set": SET + " (with --predict)",
-    "mode": "hashing mode to look at first; otherwise the file's",
-    "trials": "draws of other hash seeds, for mean, p5 and p95",
+    "mode": "hashing mode of the first rows and tables (default: that of the fabric file)",
+    "trials": "number of other sets of hash seeds, for mean, p5 and p95",
     "down": "ports or nodes that are down: rtsw1:eth3,ctsw2",
-    "drain": "switches that BGP drains: ctsw1",
-    "csv": "write a line a link to this file",
-    "heatmap": "draw the load of every link: load.svg, load.png or load.pdf",
+    "drain": "switches that are drained by BGP: ctsw1",
+    "csv": "write one line per link to this file",
+    "heatmap": "draw the load of every link to this file: load.svg, load.png or load.pdf",
 }
 
 QUEUES: Final = {
-    "action": "set, to change the thresholds of a running lab; reset, to set all counters to 0",
-    "setting": "path=value below `queues` of the fabric file, as ecn.kmax=800KB; several at once",
-    "switch": "these switches only: ctsw1,ctsw2 or a pattern in quotes; may be given many times",
-    "port": "show these ports only: rtsw1:eth3, rtsw1, 'host*:eth1'; may be given many times",
+    "action": "set: change thresholds of a running lab; reset: set all counters to 0",
+    "setting": "keys below `queues` of the fabric file, for example ecn.kmax=800KB; several at once",
+    "switch": "these switches only: ctsw1,ctsw2 or a pattern in quotes; can be repeated",
+    "port": "show these ports only: rtsw1:eth3, rtsw1, 'host*:eth1'; can be repeated",
     "class": "show these classes only: 3,6",
-    "all": "quiet queues, too",
-    "watch": "draw again and again, until Ctrl-C",
-    "every": "seconds between two drawings",
-    "seconds": "after which --watch ends",
+    "all": "show quiet queues, too",
+    "watch": "redraw the table until Ctrl-C",
+    "every": "with --watch: seconds between two readings",
+    "seconds": "with --watch: end after so many seconds",
     "lab": LAB,
 }
 
 INSPECT: Final = {
     "lab": LAB,
-    "node": "these nodes only, with a row a port: rtsw1, rtsw1,host2, 'ctsw*'; may be given many times",
+    "node": "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated",
 }
 
 PLOT: Final = {
-    "what": "queues: depth over time",
-    "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*'; otherwise those whose queues held most",
+    "what": "what to draw: queues (their depth over time)",
+    "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)",
     "class": "these classes only: 3,6",
-    "out": "file to write to, svg, png or pdf by its ending; otherwise LAB-queues.svg here",
+    "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg)",
     "run": RUN_ID,
     "lab": LAB,
 }
 
 RUNS: Final = {
-    "lab": "runs of one lab; otherwise of every lab",
-    "remove": "remove a run by its ID or number; may be given many times",
+    "lab": "runs of this lab (default: of all labs)",
+    "remove": "remove a run by its ID or number; can be repeated",
 }
 
 RUN: Final = {
-    "collective": "what the ranks do together (incast: all to rank 0)",
-    "algorithm": "by which way; otherwise the collective's first",
-    "ranks": "how many; otherwise every NIC",
-    "size": "bytes a rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests",
-    "qps": "queue pairs of a connection",
-    "qp_mode": "split (each message over all QPs) or round-robin (messages in turn)",
-    "iters": "iterations measured",
-    "warmup": "iterations before",
+    "collective": "the collective (incast: all ranks send to rank 0)",
+    "algorithm": "the algorithm (default: the collective's first)",
+    "ranks": "number of ranks (default: one per NIC)",
+    "size": "bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests",
+    "qps": "queue pairs per connection",
+    "qp_mode": "split (each message over all QPs) or round-robin (one message per QP in turn)",
+    "iters": "measured iterations",
+    "warmup": "iterations before the measurement",
     "sport": "UDP source ports: qpn, fixed[:PORT], list:A,B,C",
-    "chunk": "bytes of one message",
-    "window": "packets that a queue pair may have unacknowledged; otherwise 64 a connection, shared by its queue pairs",
-    "timeout": "until a packet counts as lost: 8 to 31 for 4.096 us x 2^N; otherwise by rates, queues and pauses",
-    "placement": "ranks on hosts: block, cyclic, or host names with commas",
-    "split": "into communicators at the same time, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
-    "transport": "protocol of the queue pairs; rc is InfiniBand's reliable connection",
-    "fastpath": "compiled code for the NICs: on, off, or auto, where this machine and the transport have it",
-    "bucket": "how finely queues are recorded over time, for plot: 1ms to 100ms",
+    "chunk": "bytes per message",
+    "window": "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
+    "timeout": "N of the retransmission timeout, 4.096 us x 2^N: 8 to 31 (default: by rates, queues and pauses)",
+    "placement": "placement of ranks on hosts: block, cyclic, or host names with commas",
+    "split": "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
+    "transport": "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
+    "fastpath": "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
+    "bucket": "time step of the recorded queues, for plot: 1ms to 100ms",
     "lab": LAB,
-    "fabric": "bring this fabric up for the run, and down after it",
+    "fabric": "bring this fabric up for the run, and take it down after it",
     "runtime": RUNTIME + " (with --fabric)",
     "set": SET + " (with --fabric)",
 }

@@ -1,7 +1,7 @@
-"""Words of containerlab and of nccl-tests, and what does the same here.
+"""Words of containerlab and of nccl-tests, and their counterparts in Heddle.
 
-In:  a word that is no verb, or words after `run` that are no flags of it.
-Out: a hint that can be typed. Where nothing here does the same, the hint says so: a wrong guess is worse than none.
+In:  a word that is not a verb, or words after `run` that are not its flags.
+Out: a hint with a command. If there is no counterpart, the hint says so: a wrong guess is worse than none.
 Sources: `containerlab --help` (0.79), `all_reduce_perf --help` (nccl-tests 2.19).
 """
 
@@ -14,31 +14,31 @@ from typing import Final
 
 from heddle.base.problems import Problem, nearest
 
-_NEAR: Final = 0.75  # likeness of two verbs: `start` is no misspelt `status`, but `dwon` is `down`
+_NEAR: Final = 0.75  # similarity of two verbs: `start` is not a misspelt `status`, but `dwon` is `down`
 _PORT: Final = re.compile(r"(eth|lo|ens|enp)[0-9a-z]*")
 
 _VERBS: Final[Mapping[str, str]] = {
-    "deploy": "./inv up FABRIC brings a fabric up; ./inv up --topology FILE a containerlab topology",
-    "destroy": "./inv down LAB takes a lab down; ./inv down --all takes all down",
+    "deploy": "./inv up FABRIC brings a fabric up; ./inv up FILE.clab.yml brings a containerlab topology up",
+    "destroy": "./inv down LAB takes a lab down; ./inv down --all takes all labs down",
     "save": "./inv exec SWITCH vtysh -c 'show running-config' prints a configuration; ./inv render FABRIC writes all",
     "list": "./inv status lists labs, ./inv runs lists runs, ./inv --list lists verbs",
     "ls": "./inv status lists labs, ./inv runs lists runs, ./inv --list lists verbs",
-    "ps": "./inv status lists labs, ./inv inspect the nodes of one",
+    "ps": "./inv status lists labs, ./inv inspect lists the nodes of one",
     "nodes": "./inv inspect lists the nodes of a lab",
     "version": "./inv --version",
-    "generate": "./inv render FABRIC writes a containerlab topology; a fabric file says its size (docs/fabric-file.md)",
+    "generate": "./inv render FABRIC writes a containerlab topology; a fabric file has its size (docs/fabric-file.md)",
     "ping": "./inv exec host1 ping ADDRESS",
     "vtysh": "./inv exec SWITCH vtysh",
     "ssh": "./inv exec NODE bash opens a shell in a node",
     "shell": "./inv exec NODE bash opens a shell in a node",
-    "tcpdump": "./inv capture NODE:PORT shows what passes a port",
+    "tcpdump": "./inv capture NODE:PORT shows the packets at a port",
     "all_reduce_perf": "./inv run --collective all-reduce",
     "alltoall_perf": "./inv run --collective all-to-all",
 }
 
 
 def verb_hint(word: str, verbs: Iterable[str]) -> str:
-    """What a word that is no verb may mean; the list of verbs when nothing is near."""
+    """The verb that a wrong word may mean; the list of verbs when none is similar."""
     known = sorted(verbs)
     if word in _VERBS:
         return _VERBS[word]
@@ -47,7 +47,7 @@ def verb_hint(word: str, verbs: Iterable[str]) -> str:
 
 
 def spare_hint(verb: str, first: str, spare: str) -> str:
-    """`capture host1 eth1` -> `host1:eth1`. first: the word before the spare one. Empty where nothing is meant."""
+    """`capture host1 eth1` -> `host1:eth1`. first: the word before the spare one. Empty without a guess."""
     if verb == "capture" and first and ":" not in first and _PORT.fullmatch(spare):
         return f"did you mean ./inv capture {first}:{spare}?"
     return ""
@@ -60,7 +60,7 @@ _LONG: Final[Mapping[str, str]] = {
     "--warmup_iters": "w", "--agg_iters": "m", "--check": "c", "--op": "o", "--datatype": "d", "--root": "r",
     "--parallel_init": "p", "--blocking": "z", "--average": "a", "--cudagraph": "G",
 }  # fmt: skip
-# Those without one, and why none is needed.
+# Flags without a counterpart, and why none is needed.
 _WITHOUT: Final[Mapping[str, str]] = {
     "c": "every result is checked",
     "o": "all-reduce sums",
@@ -77,14 +77,14 @@ _USUAL_STEP: Final = "1M"  # -i by default; -f is off
 
 @dataclass(slots=True)
 class NcclFlags:
-    """Flags of nccl-tests among the words after `run`: letter -> value, '' where none was typed. rest: other words."""
+    """Flags of nccl-tests among the words after `run`: letter -> value, '' when it is missing. rest: other words."""
 
     values: dict[str, str] = field(default_factory=dict)
     rest: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, words: Sequence[str], own: Iterable[str]) -> NcclFlags:
-        """Take them out of the words. own: the flags of `run`, which are not looked at."""
+        """Separate them from the other words. own: the flags of `run`, which are kept."""
         found, known, waiting = cls(), set(own), list(words)
         while waiting:
             word = waiting.pop(0)
@@ -94,7 +94,7 @@ class NcclFlags:
                 break
             if not letter or word.partition("=")[0] in known:
                 found.rest.append(word)
-                if word in known and waiting:  # its value is no flag
+                if word in known and waiting:  # its value is not a flag
                     found.rest.append(waiting.pop(0))
                 continue
             if not value and waiting and not waiting[0].startswith("-"):
@@ -103,7 +103,7 @@ class NcclFlags:
         return found
 
     def problems(self) -> list[Problem]:
-        """One for all flags that have a counterpart, with what to write; one for each other."""
+        """One problem for all flags with a counterpart, with the words to write; one for each other flag."""
         known = {letter: value for letter, value in self.values.items() if letter in _OURS and value}
         if not _rank_words(known):
             known = {letter: value for letter, value in known.items() if letter not in "gt"}
@@ -150,7 +150,7 @@ def _size_words(v: Mapping[str, str]) -> list[str]:
 
 
 def _rank_words(v: Mapping[str, str]) -> list[str]:
-    """-t threads with -g GPUs each are so many ranks of one process; nothing for a single one."""
+    """-t threads x -g GPUs each = ranks of one process, as --ranks; nothing for a single rank."""
     if not v.keys() & set("gt"):
         return []
     each = [v.get(letter, "1") for letter in "gt"]
@@ -159,7 +159,7 @@ def _rank_words(v: Mapping[str, str]) -> list[str]:
 
 
 def _limit(words: Sequence[str]) -> str:
-    """What is wrong with the sizes here although nccl-tests takes them: they are bounded."""
+    """Why Heddle refuses sizes that nccl-tests accepts: they are limited."""
     from heddle.traffic.options import parse_sizes
 
     for word in words:

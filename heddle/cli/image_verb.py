@@ -8,15 +8,15 @@ from heddle.cli.verbs import verb
 
 @verb(
     help={
-        "rebuild": "rebuild both images, even if they exist",
-        "prune": "remove older ones that nothing uses",
-        "yes": "install missing system packages unasked",
+        "rebuild": "build both images again, even if they exist",
+        "prune": "remove older images that nothing uses",
+        "yes": "install missing system packages without asking",
     },
     root=True,
     lasting=True,
 )
 def image(out: Console, rebuild: bool = False, prune: bool = False, yes: bool = False) -> None:
-    """The images that containerlab's nodes start from: build what is missing, and say what is there."""
+    """Build the images of containerlab's nodes if they are missing, and list them."""
     from heddle.host.engine import images
     from heddle.views import labtext as views
 

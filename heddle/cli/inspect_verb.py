@@ -1,4 +1,4 @@
-"""The verb `inspect`: what a running lab consists of."""
+"""The verb `inspect`: the nodes, ports and links of a running lab."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heddle.cli.verbs import verb
 
 @verb(help=words.INSPECT, positional=["lab"], root=True)
 def inspect(out: Console, lab: str | None = None, node: Sequence[str] = ()) -> None:
-    """Show the nodes of a running lab: role, AS number, addresses, ports, and what is at the other end of each.
+    """Show the nodes of a running lab: role, AS number, addresses, ports and their peers.
 
     ./inv inspect zone --node host1 shows one node in detail: links, rates, MTU and BGP states. ./inv status shows
     whether the lab is converged.
@@ -28,7 +28,7 @@ def inspect(out: Console, lab: str | None = None, node: Sequence[str] = ()) -> N
     where = open_lab(lab)
     wanted = split_words(node)
     names = [each.name for each in where.fabric.nodes]
-    chosen = matching_names(wanted, names, f"is no node of {where.name}", "--node") if wanted else None
+    chosen = matching_names(wanted, names, f"is not a node of {where.name}", "--node") if wanted else None
     found = read_inventory(where, chosen)
     out.result(found.to_json(), lab_text(found) if chosen is None else nodes_text(found))
 

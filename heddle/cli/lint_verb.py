@@ -21,12 +21,12 @@ _LINTERS: Final = (
 
 @verb(checkout=True)
 def lint(out: Console) -> None:
-    """ruff and mypy --strict over the whole tree; installs them from requirements-dev.lock when needed."""
+    """Run ruff and mypy --strict over the whole tree; install them from requirements-dev.lock when needed."""
     run_linters(out)
 
 
 def run_linters(out: Console) -> None:
-    """ruff and mypy over the whole tree; CheckError names those that complained."""
+    """Run ruff and mypy over the whole tree; CheckError names those that failed."""
     root = resources.HERE.checkout("./inv lint")
     _dev_tools(out, root)
     out.close()
@@ -37,8 +37,8 @@ def run_linters(out: Console) -> None:
         if subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, check=False).returncode:
             complained.append(" ".join(tool))
     if complained:
-        raise CheckError(*[Problem("", name, "complains", "see above") for name in complained])
-    out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "All linters are content.")
+        raise CheckError(*[Problem("", name, "failed", "see its output above") for name in complained])
+    out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "all linters passed")
 
 
 def _dev_tools(out: Console, root: Path) -> None:

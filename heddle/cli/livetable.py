@@ -1,7 +1,7 @@
 """The table of a run on the terminal while it is measured: header first, then row by row, then the trailer.
 
-A terminal that is too narrow for the whole table gets rows of 80 columns. With `--format json` nothing is printed here.
-When stdout fails (its reader has left, a full disk) the run goes on and is kept: the failure is raised at the end.
+A narrow terminal gets rows of 80 columns. With `--format json` nothing is printed here.
+When stdout fails (closed by its reader, a full disk), the run continues and is kept; the error is raised at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LiveTable:
-    """Prints the parts of one table as they come."""
+    """Prints the parts of one table as they arrive."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -30,24 +30,24 @@ class LiveTable:
         self._lost: BrokenPipeError | MachineError | None = None
 
     def head(self, head: RunHead) -> None:
-        """All down to the names of the columns."""
+        """Print all lines up to the names of the columns."""
         self._head = head
         self._narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE
         self._print(*head.lines(narrow=self._narrow))
 
     def row(self, row: SizeRow) -> None:
-        """A line."""
+        """Print one line."""
         if self._head is not None:
             self._print(self._head.row(row, narrow=self._narrow))
 
     def end(self, result: RunResult) -> None:
-        """The trailer; with JSON the whole result."""
+        """Print the trailer; with JSON the whole result."""
         if self._lost is not None:
             raise self._lost
         self._out.result(result.to_json(), "\n".join(result.foot()))
 
     def interrupted(self, record: RunRecord, lasting: bool) -> None:
-        """The trailer of a run that Ctrl-C ended. lasting: its lab is still there, and the kept run in it."""
+        """Print the trailer of a run that Ctrl-C ended. lasting: the lab stays up, and the run is kept in it."""
         if self._head is None:
             return
         why = "; ".join(record.failure)

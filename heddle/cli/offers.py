@@ -1,7 +1,7 @@
-"""The values that a parameter of a verb can have, for completion and for `--help`.
+"""The possible values of a verb's parameters, for completion and for `--help`.
 
-In:  a verb, one of its parameters, and the words before the cursor: they name the lab or the fabric that is meant.
-Out: words; none where there is no list of them. What cannot be read offers nothing: a shell has no place for an error.
+In:  a verb, one of its parameters, and the words before the cursor: they name the lab or the fabric.
+Out: words; none for free values. An unreadable lab or file offers nothing, because completion cannot show errors.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from heddle.cli.argv import Parameter, Verb
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Node
 
-# Parameters whose value may be several words with commas.
+# Parameters that accept several words with commas.
 LISTS: Final = frozenset({"down", "drain", "host", "node", "placement", "port", "switch"})
 _FABRIC_FLAGS: Final = ("--fabric", "--predict")
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A word to be completed. before: the words after the verb; last: what of it is there."""
+    """A word to complete. before: the words after the verb; last: the typed part of it."""
 
     verb: Verb
     parameter: Parameter
@@ -33,7 +33,7 @@ class Typed:
     last: str
 
     def value_of(self, *flags: str) -> str:
-        """The value that a flag was given, or an empty text."""
+        """The typed value of a flag, or an empty text."""
         for at, word in enumerate(self.before):
             name, equals, value = word.partition("=")
             if name in flags:
@@ -42,7 +42,7 @@ class Typed:
 
 
 def offered(typed: Typed) -> list[str]:
-    """The values; a shell takes those that begin with what is typed."""
+    """The values; a shell filters them by the typed part."""
     verb, word = typed.verb.name, typed.parameter.word
     make = _OF_VERBS.get((verb, word)) or _OF_LAB.get(word)
     with suppress(HeddleError):
@@ -101,7 +101,7 @@ def _algorithms() -> list[str]:
 
 
 def _algorithms_of(typed: Typed) -> list[str]:
-    """Of the collective that was typed."""
+    """The algorithms of the typed collective."""
     from heddle.traffic.collectives import patterns
 
     wanted = typed.value_of("--collective") or "all-reduce"
@@ -145,7 +145,7 @@ def _labs() -> list[str]:
 
 
 def _labs_named(typed: Typed) -> list[str]:
-    """The lab that was typed already, with its flag or as a word; without one all labs."""
+    """The lab that is already typed, with its flag or as a word; else all labs."""
     known = _labs()
     words = typed.before
     takes_word = any(parameter.word == "lab" for parameter in typed.verb.positionals)
@@ -164,7 +164,7 @@ def _runs(typed: Typed) -> list[str]:
 
 
 def _fabrics_meant(typed: Typed) -> Iterator[Fabric]:
-    """The fabric that was typed, or those of the labs that can be meant."""
+    """The typed fabric, or the fabrics of the possible labs."""
     if name := typed.value_of(*_FABRIC_FLAGS):
         from heddle.fabric.fabricfile import load_fabric
 
@@ -196,7 +196,7 @@ def _hosts(typed: Typed) -> list[str]:
 
 
 def _ports(typed: Typed) -> list[str]:
-    """Nodes, and the ports of one as soon as it is the only one that is meant."""
+    """Nodes; and ports, when only one node matches."""
     return _with_ports(typed, lambda fabric: fabric.nodes)
 
 
@@ -217,22 +217,22 @@ def _placements(typed: Typed) -> list[str]:
 
 
 def _settings() -> list[str]:
-    """Of `queues set`: what a running lab can change."""
+    """Keys of `queues set`: those that can change in a running lab."""
     from heddle.lab.requeue import LIVE
     from heddle.spec.queuespec import QueuesSpec
     from heddle.spec.shapes import SHAPES
     from heddle.spec.wording import paths_of
 
     words = dict.fromkeys(word for spec in SHAPES.values() for word in spec.levels)
-    paths = [path for path in paths_of(QueuesSpec) if path != "buffer.switch"]  # `buffer` says the same
+    paths = [path for path in paths_of(QueuesSpec) if path != "buffer.switch"]  # `buffer` is the same
     paths += [f"buffer.{word}" for word in words]
     groups = {path.rpartition(".")[0] for path in paths} | {"ecn.classes"}
-    groups -= {"buffer"}  # which takes one size for all switches, too
+    groups -= {"buffer"}  # it also accepts one size for all switches
     return [f"{path}=" for path in paths if path.startswith(LIVE) and path not in groups]
 
 
 def _file_settings(typed: Typed) -> list[str]:
-    """Keys of a fabric file, and behind `key=` its values where they are a list."""
+    """Keys of a fabric file; after `key=` its values, if they are a list of words."""
     from heddle.spec.shapes import SHAPES
     from heddle.spec.wording import paths_of
 
@@ -245,7 +245,7 @@ def _file_settings(typed: Typed) -> list[str]:
 
 
 def _values(model: Any, path: str) -> list[str]:
-    """The words that a key of a pydantic model may have; none where it is a number or a free text."""
+    """The words that a key of a pydantic model accepts; none for a number or a free text."""
     first, _, rest = path.partition(".")
     field = model.model_fields.get(first) if hasattr(model, "model_fields") else None
     if field is None:
@@ -283,7 +283,7 @@ _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "suite": _suites,
     "transport": _transports,
 }
-# Words that depend on the lab or fabric that is meant.
+# Words that depend on the lab or fabric.
 _OF_LAB: Final[Mapping[str, Callable[[Typed], list[str]]]] = {
     "drain": _switches,
     "down": _ports,
@@ -305,7 +305,7 @@ _OF_VERBS: Final[Mapping[tuple[str, str], Callable[[Typed], list[str]]]] = {
 
 
 def _hash_settings() -> list[str]:
-    """Keys of `hashing --set`: those of routing.hash, and two beside it."""
+    """Keys of `hashing --set`: those of routing.hash, and two of routing."""
     from heddle.spec.routingspec import HashSpec
     from heddle.spec.wording import paths_of
 
@@ -314,7 +314,7 @@ def _hash_settings() -> list[str]:
     return [f"{path}=" for path in (*paths, "seed", "resilient") if path not in groups]
 
 
-# What `--help` says before the words of a table that others add to.
+# Texts of `--help` before lists of words that can be extended.
 _LISTED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("algorithm", "collective", "mode", "transport"), "one of"),
     **dict.fromkeys(("fabric", "predict"), "presets:"),
@@ -322,6 +322,6 @@ _LISTED: Final[Mapping[str, str]] = {
 
 
 def listed(parameter: Parameter) -> str:
-    """`; one of all-reduce, all-to-all, incast`: behind the help of a parameter whose words are those of a table."""
+    """`; one of all-reduce, all-to-all, incast`: added to the help of a parameter whose words are a list."""
     word = parameter.word
     return f"; {_LISTED[word]} {', '.join(_KNOWN[word]())}" if word in _LISTED else ""

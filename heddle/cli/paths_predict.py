@@ -1,4 +1,4 @@
-"""`./inv paths --predict`: which flags belong to it, and where its tables and pictures go."""
+"""`./inv paths --predict`: its flags, its tables and its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heddle.cli.helptexts import EXAMPLE_SWITCH
 if TYPE_CHECKING:
     from heddle.forecast.result import Prediction
 
-# Flags of `paths` that are for a prediction alone: parameter -> flag.
+# Flags of `paths` that are for a prediction only: parameter -> flag.
 FLAGS: Final[Mapping[str, str]] = {
     "plan": "--plan", "set_": "--set", "mode": "--mode", "trials": "--trials", "down": "--down", "drain": "--drain",
     "csv": "--csv", "heatmap": "--heatmap",
@@ -22,7 +22,7 @@ MOST_TRIALS: Final = 1000
 
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
-    """The fabric's file, the plan's and its matrix'."""
+    """The files of the fabric, the plan and its matrix."""
     if typed["predict"] is None:
         return []
     from heddle.forecast.planfile import files_of
@@ -33,13 +33,15 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
 def on_paper(
     typed: Mapping[str, Any], live: Mapping[str, str | bool | None], rows: Mapping[str, bool] | None = None
 ) -> bool:
-    """Whether a prediction is asked for; InputError for flags of a running lab (live), and for those that choose QPs of
-    a run (rows), with those of a prediction.
+    """Whether the user requests a prediction. InputError when flags of a running lab (live) or flags that choose QPs
+    of a run (rows) are combined with those of a prediction.
     """
     if typed["predict"] is not None:
-        hints = {flag: "a prediction needs no lab and no run" for flag, value in live.items() if value}
+        hints = {flag: "remove it: a prediction uses no lab and no run" for flag, value in live.items() if value}
         hints |= {
-            flag: "a prediction lists links; --csv FILE has all of them" for flag, on in (rows or {}).items() if on
+            flag: "remove it: a prediction lists links; --csv FILE writes all"
+            for flag, on in (rows or {}).items()
+            if on
         }
         if hints:
             raise InputError(*(Problem("", f"--predict and {f}", "exclude each other", h) for f, h in hints.items()))
@@ -47,7 +49,7 @@ def on_paper(
     problems = Problems()
     for name, flag in FLAGS.items():
         if typed[name]:
-            problems.add(where="", what=flag, why="is for a prediction", hint="name a fabric with --predict")
+            problems.add(where="", what=flag, why="is for predictions only", hint="add --predict FABRIC")
     problems.raise_if_any()
     return False
 
@@ -56,7 +58,7 @@ def predict_paths(
     out: Console, *, predict: str, plan: str | None, set_: Sequence[str], mode: str | None, trials: int,
     down: Sequence[str], drain: Sequence[str], csv: str | None, heatmap: str | None,
 ) -> None:  # fmt: skip
-    """Predict, and write what was asked for."""
+    """Predict, and write the requested files."""
     from heddle.fabric.fabricfile import load_fabric
     from heddle.forecast.forecast import Ask, forecast
     from heddle.forecast.planfile import load_plan
@@ -68,8 +70,8 @@ def predict_paths(
     _check_files(csv, heatmap, files_in({"predict": predict, "plan": plan}))
     fabric = load_fabric(predict, overrides=set_).fabric
     if plan is None:
-        hint = "a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
-        raise InputError(Problem("", "--predict", "needs to know what is sent", f"--plan {hint}"))
+        hint = "add --plan with a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
+        raise InputError(Problem("", "--predict", "needs a traffic plan", hint))
     result = forecast(fabric, load_plan(plan), ask, out.observer, verdict())
     written = _write(result, csv, heatmap, kind)
     from heddle.views.forecasttext import render
@@ -80,14 +82,14 @@ def predict_paths(
 
 
 def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> None:
-    """InputError where a file would be written over one that was read, or over the other one."""
-    taken = {real(name).resolve(): "is what the prediction reads" for name in read}
+    """InputError when an output file would overwrite an input file or the other output file."""
+    taken = {real(name).resolve(): "is an input file of the prediction" for name in read}
     for flag, name in (("--csv", csv), ("--heatmap", heatmap)):
         if name is None:
             continue
         if real(name).resolve() in taken:
-            raise InputError(Problem("", f"{flag} {name}", taken[real(name).resolve()], "name another file"))
-        taken[real(name).resolve()] = f"is the file of {flag}, too"
+            raise InputError(Problem("", f"{flag} {name}", taken[real(name).resolve()], "use another file name"))
+        taken[real(name).resolve()] = f"is also the file of {flag}"
 
 
 def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) -> list[str]:
@@ -103,9 +105,9 @@ def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) 
 
 
 def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
-    """A flag that was given several times, or once with commas."""
+    """The words of a flag that was repeated, or that has several words with commas."""
     if typed and not any(word.strip() for each in typed for word in each.split(",")):
-        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", f"as {flag} {EXAMPLE_SWITCH}"))
+        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", f"for example {flag} {EXAMPLE_SWITCH}"))
     return tuple(dict.fromkeys(word.strip() for each in typed for word in each.split(",") if word.strip()))
 
 
@@ -113,7 +115,7 @@ def _mode(typed: str | None) -> str | None:
     from heddle.forecast.modes import mode_words
 
     if typed is not None and typed not in mode_words():
-        raise InputError(Problem("", f"--mode {typed}", "is no hashing mode", did_you_mean(typed, mode_words())))
+        raise InputError(Problem("", f"--mode {typed}", "is not a hashing mode", did_you_mean(typed, mode_words())))
     return typed
 
 

@@ -1,4 +1,4 @@
-"""The verb `paths`: paths of a run, and the same over the fabric as it is now. paths_predict.py has --predict."""
+"""The verb `paths`: the paths of a run, or the paths that its QPs would take now. paths_predict.py has --predict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Which QPs are shown, as typed: --all, and the words after --qp, --host, --port."""
+    """The QPs to show, as typed: --all, and the words after --qp, --host, --port."""
 
     all: bool = False
     qp: Sequence[str] = ()
@@ -32,7 +32,7 @@ class Shown:
         }  # fmt: skip
 
     def selection(self, fabric: Fabric) -> QpSelection:
-        """InputError for words that name nothing, and where all are asked for and some."""
+        """The selection. InputError for words that match nothing, and for --all with another flag."""
         from heddle.proof.selection import read_selection
 
         some = [flag for flag, typed in self.flags().items() if typed and flag != "--all"]
@@ -44,12 +44,12 @@ class Shown:
 
     @property
     def rows(self) -> dict[str, None]:
-        """The keyword for a view without a limit; nothing where its own limit holds."""
+        """The keyword argument for a view without a limit; empty for the default limit."""
         return {"rows": None} if self.all else {}
 
 
 def paths_of_run(out: Console, lab: str | None, run: str | None, shown: Shown) -> None:
-    """`./inv paths`. Exit 1 when the three sources differ, for whichever QP."""
+    """`./inv paths`. Exit 1 when the three sources differ for any QP, shown or not."""
     from heddle.lab.opening import open_lab
     from heddle.runs.past import load, proven
     from heddle.views.pathstext import paths_text
@@ -80,14 +80,14 @@ def paths_now(out: Console, lab: str | None, run: str | None, shown: Shown) -> N
 
 
 def _document(data: dict[str, Any], past: PastRun, result: PathsResult, chosen: QpSelection) -> dict[str, Any]:
-    """With the run's ID, the filter, and only the rows of `flows` that it chooses."""
+    """The JSON document with the run's ID, the filter, and the rows of `flows` that match it."""
     flows = [row for row, wanted in zip(data["flows"], chosen.mask(result), strict=True) if wanted]
     shown = {"flows": len(flows), "of": len(data["flows"])}
     return {"run_id": past.record.id, **data, "flows": flows, "shown": shown, "filter": chosen.to_json()}
 
 
 def _which(past: PastRun) -> str:
-    """Which run this was, on one line."""
+    """The run, on one line."""
     from heddle.views.usage import describe_run
 
     return f"run {past.record.id}: {describe_run(past.record.header)}"

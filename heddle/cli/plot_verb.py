@@ -35,9 +35,10 @@ def plot(
     run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """Draw the queues of a run over time: depth, thresholds, marks, pauses, of the ports that held most.
+    """Draw the fullest queues of a run over time: depth, thresholds, marks, pauses.
 
-    ./inv plot queues --port 'ctsw*' --class 3 --out spines.png. `./inv run --bucket 1ms` records with finer steps.
+    Example: ./inv plot queues --port 'ctsw*' --class 3 --out spines.png. For smaller time steps,
+    record the run with ./inv run --bucket 1ms.
     """
     from heddle.base.files import real
     from heddle.lab.opening import open_lab
@@ -47,7 +48,7 @@ def plot(
     from heddle.views.style import picture_kind
 
     if what not in WHATS:
-        raise InputError(Problem("", f"plot {what}", "is not something to draw", did_you_mean(what, WHATS)))
+        raise InputError(Problem("", f"plot {what}", "cannot be drawn", did_you_mean(what, WHATS)))
     kind = picture_kind("--out", out_) if out_ is not None else "svg"
     where = open_lab(lab)
     record, recorded = series_of(where, run)
@@ -68,7 +69,7 @@ def plot(
 
 
 def _panels(run: str, recorded: Recorded, port: Sequence[str], class_: Sequence[str]) -> list[Panel]:
-    """What is drawn; InputError when nothing of what is meant ever held anything."""
+    """The panels to draw; InputError when no matching queue ever held a packet."""
     from heddle.cli.queues_verb import matching
     from heddle.views.queuepicture import panels
 
@@ -77,6 +78,8 @@ def _panels(run: str, recorded: Recorded, port: Sequence[str], class_: Sequence[
     if shown:
         return shown
     held = list(dict.fromkeys(label.name for label in recorded.labels))
-    hint = "there are: " + ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "send more at once"
+    hint = "queues with packets: " + ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "send more"
     what = " ".join([*(f"--port {each}" for each in port), *(f"--class {each}" for each in class_)])
-    raise InputError(Problem("", what or f"run {run}", "is of no queue that ever held a packet", hint))
+    if not what:
+        raise InputError(Problem("", f"run {run}", "has no queue that ever held a packet", hint))
+    raise InputError(Problem("", what, "matches no queue that ever held a packet", hint))

@@ -1,7 +1,7 @@
 """`./inv`: words -> a verb of tasks.py, or help, the list of verbs, the version, completion.
 
-Verbs are invoke's tasks, and nothing of invoke is overridden: `invoke` and `inv` list, explain and complete them by
-their own means, and hand over the words from a verb on (`typed_to_invoke`). invoke's Program is not used here, because
+Verbs are tasks of invoke, and nothing of invoke is overridden: `invoke` and `inv` list, explain and complete them in
+their own way. Words from a verb on are parsed here (`typed_to_invoke`). invoke's Program is not used, because
 
 - its parser has no optional positionals (`up [FABRIC]`), takes the next word for another task (`./inv up demo`), and
   stops at the first mistake: argv.py reads what follows a verb;
@@ -33,9 +33,9 @@ _COMPLETE: Final = ["--complete", "--"]  # what the script types, before the wor
 _SHELLS: Final = tuple(completion.SCRIPTS)
 # Flags without a verb, and their short forms.
 _FLAGS: Final = {
-    "--help": "what can be done; ./inv VERB --help says more of one verb",
-    "--list": "the verbs",
-    "--version": "Heddle's version",
+    "--help": "show this help; ./inv VERB --help explains one verb",
+    "--list": "list the verbs",
+    "--version": "print Heddle's version",
 }
 _SHORT: Final = {"-h": "--help", "-l": "--list", "-V": "--version"}
 
@@ -48,10 +48,10 @@ def main(module: Mapping[str, Any], argv: Sequence[str] | None = None) -> int:
 
 
 def typed_to_invoke() -> list[str] | None:
-    """The words from the verb on, when it is `invoke` or `inv` that reads tasks.py; None when it is anything else.
+    """The words from the verb on, when `invoke` or `inv` loads tasks.py; else None.
 
-    None too where no verb was typed: --list and --help VERB are invoke's own affair. Completion is ours: invoke offers
-    flags, and no values.
+    Also None without a verb: invoke handles --list and --help VERB. Completion is handled here: invoke offers flags
+    only, no values.
     """
     program = getattr(sys.modules.get("invoke.main"), "program", None)
     if program is None or not program.argv:
@@ -63,13 +63,13 @@ def typed_to_invoke() -> list[str] | None:
     if not unparsed or unparsed[0].startswith("-"):
         return unparsed or None
     words: list[str] = program.argv[1:]
-    # invoke keeps words behind -- as one text; so they are taken from what was typed.
+    # invoke joins the words after -- into one text, so they are taken from argv.
     body = words.index("--") if "--" in words else len(words)
     return words[body - len(unparsed) :]
 
 
 def _run(tasks: Tasks, words: Sequence[str]) -> None:
-    """Run one verb; or handle flags before it, or a missing verb."""
+    """Run one verb with its words; or show help, the list or the version."""
     verbs: dict[str, Verb] = {name: task.verb for name, task in tasks.items()}
     if words[:2] == _COMPLETE:
         return written("".join(f"{each}\n" for each in completion.candidates(words[2:], verbs, list(_FLAGS))))
@@ -93,7 +93,7 @@ def _run_verb(tasks: Tasks, name: str, *words: str, explain: bool) -> None:
     task = tasks[name]
     if explain or _asks_help(task.verb, words):
         return written(_help_of(task))
-    # A context, as every task takes one; lazy, so that no configuration file is read for it.
+    # Every task takes a context; a lazy one reads no configuration file.
     task(Context(Config(lazy=True)), **parse(task.verb, words))
     return None
 
@@ -102,26 +102,26 @@ def _print_script(words: Sequence[str]) -> None:
     flag, _, shell = words[0].partition("=")
     shell = shell or "".join(words[1:2])
     if shell not in _SHELLS:
-        raise InputError(Problem("", f"{flag} {shell}".strip(), "names no shell", did_you_mean(shell, _SHELLS)))
+        raise InputError(Problem("", f"{flag} {shell}".strip(), "names no known shell", did_you_mean(shell, _SHELLS)))
     written(completion.script(shell))
 
 
 def _flag(word: str, verbs: Mapping[str, Verb]) -> str:
-    """A flag without a verb, in its long form; InputError with what is meant when it is none."""
+    """A flag without a verb, in its long form; InputError with a suggestion when there is no such flag."""
     flag = _SHORT.get(word, word)
     if flag in _FLAGS:
         return flag
     name = word.partition("=")[0]
     after = sorted(verb.name for verb in verbs.values() if name in verb.flags)
     near = nearest(name, [*_FLAGS, *_SHORT, _COMPLETION])
-    hint = f"did you mean {near}?" if near else "./inv --help shows what there is"
+    hint = f"did you mean {near}?" if near else "./inv --help lists the flags"
     if after:
-        hint = f"flags of a verb stand after it: ./inv {after[0] if len(after) == 1 else 'VERB'} {name}"
+        hint = f"write flags of a verb after it: ./inv {after[0] if len(after) == 1 else 'VERB'} {name}"
     raise InputError(Problem("", word if name in _FLAGS else name, "is not a flag of ./inv", hint))
 
 
 def _asks_help(verb: Verb, words: Sequence[str]) -> bool:
-    """--help among our own words; not among those of a command that `exec` is to run."""
+    """Whether --help is among Heddle's words; not among the words of a command for `exec`."""
     for word in words:
         if word in ("--help", "-h"):
             return True
@@ -138,14 +138,14 @@ def _help(tasks: Tasks) -> str:
 
 
 def _listed(tasks: Tasks) -> str:
-    """Verbs in the order in which one needs them: the order of tasks.py. Those for a checkout are listed only there."""
+    """Verbs in the order of tasks.py, the order of use. Verbs for a checkout are listed only in one."""
     shown = {name: task for name, task in tasks.items() if HERE.is_checkout or not task.verb.checkout}
     rows = [(f"  {name}", (inspect.getdoc(task) or "").split("\n")[0]) for name, task in shown.items()]
     return table(["Verbs", ""], rows) + "\n"
 
 
 def _help_of(task: Any) -> str:
-    """A verb's usage, what its docstring says, and its words and flags."""
+    """A verb's usage, its docstring, and its words and flags."""
     verb: Verb = task.verb
     rows = []
     for p in verb.parameters:
@@ -155,5 +155,5 @@ def _help_of(task: Any) -> str:
         elif not p.positional and p.name != verb.rest:
             shown += f" {p.value}"
         told = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
-        rows.append((f"  {shown}", p.help + listed(p) + (f" (default {p.default})" if told else "")))
-    return f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n{table(['Words and flags', ''], rows)}\n"
+        rows.append((f"  {shown}", p.help + listed(p) + (f" (default: {p.default})" if told else "")))
+    return f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n{table(['Arguments and flags', ''], rows)}\n"

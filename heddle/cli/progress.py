@@ -1,4 +1,4 @@
-"""Progress of long work: a live display on a terminal, plain lines elsewhere. Both listen to the same events."""
+"""Progress of long steps: a live display on a terminal, plain lines elsewhere. Both receive the same events."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from heddle.base.progname import as_started
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-# Seconds without a line, after which a log gets one: about a step that goes on or waits for something else, and about
-# a step where nothing has changed. Both show that the process is running.
+# Seconds without output, after which a log gets a line: QUIET for a step that progresses or has a new reason to wait,
+# UNCHANGED for a step without a change. Both show that the process is running.
 QUIET: Final = 5.0
 UNCHANGED: Final = 30.0
 
 
 class ClosingObserver(Observer, Protocol):
-    """An observer that holds the terminal until it is closed."""
+    """An observer that uses the terminal until it is closed."""
 
     def aside(self, write: Callable[[], None]) -> None:
-        """Let `write` print to the terminal while steps are under way."""
+        """Let `write` print to the terminal while steps are in progress."""
 
     def close(self) -> None:
-        """Give the terminal back; more events may follow, and open it again."""
+        """Release the terminal; later events open the display again."""
 
 
 def observer_for(stream: TextIO) -> ClosingObserver:
-    """The live one on a terminal that can move its cursor, else the plain one."""
+    """The live observer on a terminal that can move its cursor, else the plain one."""
     live = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("CI")
     return RichObserver(stream) if live else PlainObserver(stream)
 
 
 class PlainObserver:
-    """One line a finished step, with its time; a line now and then from a long one."""
+    """One line per finished step, with its time; for a long step a line from time to time."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._lock = threading.Lock()
         self._began: dict[str, tuple[float, int | None]] = {}
         self._said = time.monotonic()
-        self._last = ""  # the last line of a step that goes on
+        self._last = ""  # the last line of a step in progress
         self._done: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
 
@@ -56,16 +56,16 @@ class PlainObserver:
             self.stream.flush()
 
     def begin(self, step: str, total: int | None = None) -> None:
-        """Remember when it began."""
+        """Record the start time."""
         self._began[step] = (time.monotonic(), total)
 
     def advance(self, step: str, done: int) -> None:
-        """Say so when nothing was said for a while."""
+        """Print a line when there was no output for some time."""
         self._done[step] = done
         self._tell(step)
 
     def waiting(self, step: str, reason: str) -> None:
-        """A line when the reason is another one, but not too often."""
+        """Print a line when the reason has changed, but not too often."""
         self._reasons[step] = reason
         self._tell(step)
 
@@ -79,18 +79,18 @@ class PlainObserver:
             self._line(line)
 
     def drop(self, step: str) -> None:
-        """Forget it."""
+        """Forget the step."""
         self._began.pop(step, None)
         self._done.pop(step, None)
         self._reasons.pop(step, None)
 
     def aside(self, write: Callable[[], None]) -> None:
-        """Between two lines."""
+        """Write between two lines."""
         with self._lock:
             write()
 
     def end(self, step: str, note: str = "") -> None:
-        """`links: 48 made (0.4 s)`."""
+        """Print `links: 48 made (0.4 s)`."""
         began, _ = self._began.get(step, (time.monotonic(), None))
         self.drop(step)
         self._line(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)")
@@ -100,15 +100,15 @@ class PlainObserver:
         self._line(text)
 
     def warn(self, text: str) -> None:
-        """A line that cannot be overlooked."""
+        """Print a line that begins with `warning`."""
         self._line(f"warning: {text}")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: plain lines need no terminal."""
 
 
 class RichObserver:
-    """A live display: a spinner and a bar for each step under way, a tick for each that is done."""
+    """A live display: a spinner and a bar for each step in progress, a tick for each finished step."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -129,7 +129,7 @@ class RichObserver:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                # Takes what is left of the line, and is cut there: a second line would make the rows jump.
+                # Takes the rest of the line and is cut there: a second line would move the rows.
                 TextColumn(
                     "{task.fields[reason]}",
                     style="dim",
@@ -142,7 +142,7 @@ class RichObserver:
         return self._progress
 
     def begin(self, step: str, total: int | None = None) -> None:
-        """A row with a bar."""
+        """Add a row with a bar."""
         with self._lock:
             self._tasks[step] = (self._open().add_task(step, total=total, reason=""), time.monotonic())
 
@@ -153,20 +153,20 @@ class RichObserver:
                 self._progress.update(self._tasks[step][0], completed=done)
 
     def waiting(self, step: str, reason: str) -> None:
-        """Beside the bar."""
+        """Show the reason beside the bar."""
         with self._lock:
             if step in self._tasks and self._progress is not None:
                 self._progress.update(self._tasks[step][0], reason=as_started(reason))
 
     def drop(self, step: str) -> None:
-        """Its row goes."""
+        """Remove the step's row."""
         with self._lock:
             task, _ = self._tasks.pop(step, (None, 0.0))
             if task is not None and self._progress is not None:
                 self._progress.remove_task(task)
 
     def aside(self, write: Callable[[], None]) -> None:
-        """Where the rows were; they are drawn again below it."""
+        """Write above the rows: they are removed, and drawn again below the text."""
         with self._lock:
             if self._progress is not None:
                 self._progress.stop()
@@ -177,18 +177,18 @@ class RichObserver:
                     self._progress.start()
 
     def end(self, step: str, note: str = "") -> None:
-        """The row becomes a line that stays."""
+        """Replace the row by a permanent line."""
         with self._lock:
             _, began = self._tasks.get(step, (None, time.monotonic()))
             self.drop(step)
             self._print(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)", "green", "✓ ")
 
     def say(self, text: str) -> None:
-        """A line above the rows."""
+        """Print a line above the rows."""
         self._print(text)
 
     def warn(self, text: str) -> None:
-        """A yellow line above the rows."""
+        """Print a yellow line above the rows."""
         self._print(f"warning: {text}", "yellow")
 
     def _print(self, text: str, style: str = "", mark: str = "") -> None:

@@ -1,4 +1,4 @@
-"""`./inv queues --watch`: a table that is drawn over itself on a terminal, and one after another elsewhere."""
+"""`./inv queues --watch`: a table that is redrawn in place on a terminal; elsewhere one table after the other."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from heddle.cli.console import Console
     from heddle.lab.queuestatus import QueueRow, QueuesResult, SwitchRow
 
-_AROUND: Final = 6  # lines that stand round the rows: title, header, rules, what is left out
+_AROUND: Final = 6  # lines around the rows: title, header, blank lines, number of hidden rows
 _FEWEST: Final = 3
 _GAP: Final = 2  # characters between two columns
-_NOTHING: Final = ("-", "ok")  # cells that say that nothing happened
-# Columns that a narrow terminal can do without, by their places in PORTS: what there was goes before what there is.
+_NOTHING: Final = ("-", "ok")  # cells without an event
+# Columns (indexes in PORTS) that a narrow terminal leaves out, in this order: history first, current state last.
 _DISPENSABLE: Final = (10, 11, 7, 5, 3, 4, 6, 1, 8)
 
 
 class Screen:
-    """Where readings are drawn, for the length of a with block."""
+    """The output of readings, for a with block."""
 
     def __init__(self, stream: TextIO, out: Console) -> None:
         self._live: Live | None = None
@@ -36,7 +36,7 @@ class Screen:
         if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             from rich.live import Live
 
-            # On the other screen, as `top` and `less` do it: what stood in the terminal stands there again afterwards.
+            # On the alternate screen, as in `top` and `less`: the terminal's text is restored at the end.
             self._live = Live(console=out.rich, auto_refresh=False, screen=True)
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class Screen:
             self._live.stop()
 
     def draw(self, result: QueuesResult, rows: Sequence[QueueRow], switches: Sequence[SwitchRow], hidden: int) -> None:
-        """One reading."""
+        """Draw one reading."""
         self._readings += 1
         passed = time.monotonic() - self._began
         if self._live is None:
@@ -72,9 +72,9 @@ def page(
     width: int,
     height: int,
 ) -> RenderableType:
-    """A terminal's page of `height` lines: rows that are paused or deep now first, and as many as there is room for.
+    """A terminal's page of `height` lines. When not all rows fit, paused rows and deep queues are shown first.
 
-    On a narrow one columns are left out whole, those first in which nothing stands out, so that no number is cut.
+    On a narrow terminal whole columns are left out, empty ones first, so that no number is cut.
     """
     from rich.console import Group
     from rich.table import Table
@@ -84,8 +84,8 @@ def page(
     lines += [(line, "bold red") for line in agent_lines(result)]
     below = [Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in lines]
     room = max(_FEWEST, height - _AROUND - len(below))
-    first = sorted(rows, key=lambda row: (not row.paused, -max(row.depth, row.occupancy), -row.high_water))[:room]
-    shown = [row for row in rows if row in first]  # in the fabric's order, so that a row stays where it is
+    first = sorted(rows, key=lambda row: (not row.paused, -max(row.depth, row.held), -row.high_water))[:room]
+    shown = [row for row in rows if row in first]  # in the fabric's order, so that rows do not move
     table = Table(box=None, pad_edge=False, header_style="bold")
     cells = [port_cells(row) for row in shown]
     columns = _columns(cells, width)
@@ -98,14 +98,14 @@ def page(
     more = len(rows) - len(shown)
     hid = len(PORTS) - len(columns)
     wider = f"too narrow for {hid} column{'' if hid == 1 else 's'}" if hid else ""
-    said = [f"{more} more rows than fit" if more else "", f"{hidden} quiet" if hidden else "", wider]
+    said = [f"{more} rows do not fit" if more else "", f"{hidden} quiet" if hidden else "", wider]
     rest = Text(", ".join(each for each in said if each), style="dim", no_wrap=True, overflow="ellipsis")
     title = f"{result.lab}: queues, {passed:.1f} s; Ctrl-C ends"
     return Group(Text(title, style="bold"), table, *([rest] if rest else []), Text(""), *below)
 
 
 def _columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Places in PORTS of those columns that `width` characters have room for."""
+    """Indexes in PORTS of the columns that fit into `width` characters."""
     widths = [max(map(len, column)) for column in zip(PORTS, *cells, strict=True)]
     kept = list(range(len(PORTS)))
     empty = [at for at in _DISPENSABLE if all(words[at] in _NOTHING for words in cells)]
@@ -117,8 +117,8 @@ def _columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _styles(row: QueueRow) -> tuple[str, ...]:
-    """A style a cell of `port_cells`: what is going on now, and what must not be, stands out."""
-    busy = {"depth": "cyan" if row.depth else "dim", "held": "cyan" if row.occupancy else "dim"}
+    """One style per cell of `port_cells`: current activity and faults are highlighted."""
+    busy = {"depth": "cyan" if row.depth else "dim", "held": "cyan" if row.held else "dim"}
     styles: dict[str, Any] = {
         **busy,
         "marks": "yellow" if row.marks else "dim",
@@ -131,7 +131,7 @@ def _styles(row: QueueRow) -> tuple[str, ...]:
 
 
 def _buffers(switches: Sequence[SwitchRow]) -> list[str]:
-    """The fullest switches, in a line."""
+    """The switches with the fullest buffers, on one line."""
     fullest = sorted(switches, key=lambda each: -each.used / max(1, each.buffer))[:4]
     words = [f"{each.switch} {amount(each.used)} of {amount(each.buffer)}" for each in fullest if each.used]
     return [f"buffers: {', '.join(words)}"] if words else []

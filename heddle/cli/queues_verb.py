@@ -1,4 +1,4 @@
-"""The verb `queues`: what every queue does, once or live, and how thresholds of a running lab are set."""
+"""The verb `queues`: show all queues, once or live, and set thresholds of a running lab."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def queues(
     seconds: float = 3600.0,
     lab: str | None = None,
 ) -> None:
-    """Depth, marks, drops and pauses of every port and class; thresholds of a running lab are set with `queues set`.
+    """Show depth, marks, drops and pauses of every port and class; or set thresholds of a running lab.
 
-    ./inv queues set ecn.kmax=800KB pfc.xoff=80KB --switch 'ctsw*': paths as below `queues` of the fabric file, all of
-    them at once, and no packet is lost. Names may be patterns. ./inv queues --watch redraws until Ctrl-C; ./inv queues
-    reset sets all counters to 0.
+    ./inv queues set ecn.kmax=800KB pfc.xoff=80KB --switch 'ctsw*' sets keys below `queues` of the fabric file, without
+    packet loss. Names can be patterns. ./inv queues --watch redraws until Ctrl-C. ./inv queues reset sets all counters
+    to 0.
     """
     from heddle.lab.opening import open_lab
 
     if action is not None and action not in _ACTIONS:
         near = did_you_mean(action, _ACTIONS)
         hint = near if near.startswith("did") else f"set, reset, or ./inv queues --lab {action}"
-        raise InputError(Problem("", f"queues {action}", "is not something that queues does", hint))
+        raise InputError(Problem("", f"queues {action}", "is not an action of queues", hint))
     where = open_lab(lab)
     wanted = _wanted(where, switch, port, class_, all_)
     if action == "set":
         _set(where, setting, switch, watch)
     elif setting:
-        raise InputError(Problem("", setting[0], "is one word too many", "./inv queues set PATH=VALUE"))
+        raise InputError(Problem("", setting[0], "is an unexpected word", "./inv queues set PATH=VALUE"))
     if action == "reset":
         _reset(where)
     if watch:
@@ -64,7 +64,7 @@ def queues(
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Which rows are shown: patterns of switches and ports, classes; without any, all. every: quiet ones, too."""
+    """The rows to show: patterns of switches and ports, classes; empty: all. every: show quiet rows, too."""
 
     nodes: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class RowFilter:
     every: bool = False
 
     def has_row(self, row: QueueRow) -> bool:
-        """Whether a row is meant, quiet or not."""
+        """Whether a row matches, quiet or not."""
         return (
             self.has_node(row.port.partition(":")[0])
             and (not self.ports or any(fnmatchcase(row.port, each) for each in self.ports))
@@ -80,23 +80,23 @@ class RowFilter:
         )
 
     def has_node(self, name: str) -> bool:
-        """Whether a node is meant."""
+        """Whether a node matches."""
         return not self.nodes or any(fnmatchcase(name, each) for each in self.nodes)
 
     def rows(self, result: QueuesResult) -> tuple[list[QueueRow], int]:
-        """Those that are shown, and how many more there are that are quiet."""
+        """The rows to show, and the number of quiet rows that match."""
         meant = [row for row in result.rows if self.has_row(row)]
         loud = [row for row in meant if self.every or not row.quiet]
         return loud, len(meant) - len(loud)
 
     def switches(self, result: QueuesResult) -> list[SwitchRow]:
-        """Switches that are shown: all that are meant and ever held anything."""
+        """The switches to show: all that match and ever held a packet."""
         some = [row for row in result.switches if self.has_node(row.switch) and not self.ports]
         return [row for row in some if self.every or row.high_water]
 
 
 def matching(port: Sequence[str], class_: Sequence[str]) -> Callable[[str, int], bool] | None:
-    """What tells whether (port, class) is meant by patterns that were typed; None when none were."""
+    """A function that tells whether (port, class) matches the typed patterns; None without patterns."""
     ports, classes = _ports(_split(port)), _split(class_)
     if not ports and not classes:
         return None
@@ -110,7 +110,7 @@ def _split(typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequence[str], every: bool) -> RowFilter:
-    """What was typed, checked against the lab: a pattern that means nothing is a mistake, and no empty table."""
+    """The typed patterns, checked against the lab: InputError for a pattern that matches nothing."""
     problems: list[Problem] = []
     nodes = [node.name for node in lab.fabric.nodes]
     refs = [each.ref for node in lab.fabric.nodes for each in node.ports]
@@ -119,7 +119,7 @@ def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequen
         ("--port", _ports(_split(port)), refs, "port"),
     ):
         problems += [
-            Problem(flag, each.removesuffix(":*"), f"is no {kind} of {lab.name}", did_you_mean(each, names))
+            Problem(flag, each.removesuffix(":*"), f"is not a {kind} of {lab.name}", did_you_mean(each, names))
             for each in patterns
             if not any(fnmatchcase(name, each) for name in names)
         ]
@@ -127,14 +127,16 @@ def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequen
     some = "classes in use: " + ", ".join(str(number) for number in numbers)
     known = {str(number): number for number in numbers}
     classes = _split(class_)
-    problems += [Problem("--class", each, f"is no class of {lab.name}", some) for each in classes if each not in known]
+    problems += [
+        Problem("--class", each, f"is not a class of {lab.name}", some) for each in classes if each not in known
+    ]
     if problems:
         raise InputError(*problems)
     return RowFilter(_split(switch), _ports(_split(port)), tuple(known[each] for each in classes), every)
 
 
 def _ports(typed: Sequence[str]) -> tuple[str, ...]:
-    """A node alone means every port of it, as for `capture`."""
+    """A node without a port means all its ports, as for `capture`."""
     return tuple(each if ":" in each else f"{each}:*" for each in typed)
 
 
@@ -146,7 +148,7 @@ def _set(lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool
         raise InputError(Problem("", "queues set", "needs a PATH=VALUE", hint))
     if watch:
         raise InputError(
-            Problem("", "queues set and --watch", "are two things", "first set, then ./inv queues --watch")
+            Problem("", "queues set and --watch", "exclude each other", "first set, then run ./inv queues --watch")
         )
     set_queues(lab, settings, _split(switches))
 
@@ -168,7 +170,7 @@ def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
     rows, hidden = wanted.rows(result)
     switches = wanted.switches(result)
     data = result.to_json()
-    # Programs count rows themselves, so that they get quiet ones too.
+    # JSON always has the quiet rows: programs can filter them.
     data["ports"] = [row.to_json() for row in result.rows if wanted.has_row(row)]
     data["switches"] = [row.to_json() for row in result.switches if wanted.has_node(row.switch)]
     out.result(data, queues_text(result, rows, switches, hidden))
@@ -179,20 +181,26 @@ def _check_watch(out: Console, every: float, seconds: float) -> None:
 
     problems = []
     if out.json:
-        hint = "./inv queues --format json gives one reading"
+        hint = "./inv queues --format json prints one reading"
         problems.append(Problem("", "--watch and --format json", "exclude each other", hint))
     if not _SHORTEST <= every <= _LONGEST:
-        problems.append(Problem("", f"--every {every:g}", f"is outside {_SHORTEST:g} to {_LONGEST:g}", "seconds"))
+        problems.append(
+            Problem(
+                "", f"--every {every:g}", f"is outside {_SHORTEST:g} to {_LONGEST:g} seconds", "for example --every 1"
+            )
+        )
     if not 0 < seconds <= MOST_SECONDS:
-        problems.append(Problem("", f"--seconds {seconds:g}", f"is outside 0 to {MOST_SECONDS:g}", "as --seconds 60"))
+        problems.append(
+            Problem("", f"--seconds {seconds:g}", f"is outside 0 to {MOST_SECONDS:g}", "for example --seconds 60")
+        )
     if problems:
         raise InputError(*problems)
 
 
 def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: float) -> None:
-    """Redraw in place on a terminal, else a table each time; until Ctrl-C or the end of `seconds`, or of the lab.
+    """Redraw in place on a terminal, else print a table each time; until Ctrl-C, the end of `seconds` or of the lab.
 
-    Open maps outlive their lab, so a node's namespace tells whether the lab still exists.
+    BPF maps stay readable after their lab is gone while they are open, so a node's namespace is checked.
     """
     from heddle.cli.queuelive import Screen
     from heddle.lab.queuestatus import QueueWatch
@@ -211,13 +219,13 @@ def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: flo
                 if left <= 0:
                     return
                 time.sleep(min(every, left))
-        except KeyboardInterrupt:  # which is how one leaves it
+        except KeyboardInterrupt:  # the usual end
             return
 
 
 def _reading(watch: QueueWatch, lab: Lab, namespace: int | None) -> QueuesResult:
-    """One reading; InputError when the lab has gone, before it or meanwhile."""
-    gone = InputError(Problem("", f"lab {lab.name}", "has been taken down", "up brings it up again"))
+    """One reading; InputError when the lab was taken down before it or during it."""
+    gone = InputError(Problem("", f"lab {lab.name}", "was taken down", "./inv up brings it up again"))
     if namespace is None or _namespace(lab) != namespace:
         raise gone
     try:
@@ -229,8 +237,8 @@ def _reading(watch: QueueWatch, lab: Lab, namespace: int | None) -> QueuesResult
 
 
 def _namespace(lab: Lab) -> int | None:
-    """The inode of the first node's namespace, which no other that lives has; None when it is gone."""
+    """The inode of the first node's namespace, unique among existing ones; None when it is gone."""
     try:
         return lab.handle(lab.fabric.nodes[0].name).netns.stat().st_ino
-    except (OSError, HeddleError):  # its files may go at any moment, too
+    except (OSError, HeddleError):  # its files can disappear at any moment, too
         return None

@@ -1,4 +1,4 @@
-"""The verb `run`: which lab a collective runs on; with --fabric, one that exists for the length of the run."""
+"""The verb `run`: run a collective on a lab; with --fabric, on a lab that exists only for this run."""
 
 from __future__ import annotations
 
@@ -26,23 +26,21 @@ def lab_for_run(
     runtime: str | None,
     check: Callable[[Fabric], object],
 ) -> Iterator[Lab]:
-    """The running lab; or, for `--fabric`, one that is brought up now and taken down at the end, however that comes.
+    """The running lab; or, for `--fabric`, a lab that is brought up now and taken down at the end, also after an error.
 
-    check: raises what is wrong with the run on such a fabric, before anything is brought up for it.
+    check: raises an error if the run cannot work on this fabric, before anything is brought up.
     """
     if fabric is None:
         for flag, given in (("--set", overrides), ("--runtime", runtime)):
             if given:
-                hint = (
-                    f"a running lab is what it is: ./inv run --fabric FABRIC {flag} ..., or ./inv up FABRIC {flag} ..."
-                )
-                raise InputError(Problem("", flag, "has no meaning without --fabric", hint))
+                hint = f"a running lab keeps its settings; use --fabric FABRIC, or ./inv up FABRIC {flag} ..."
+                raise InputError(Problem("", flag, "needs --fabric", hint))
         from heddle.lab.opening import open_lab
 
         yield open_lab(lab)
         return
     if lab is not None:
-        hint = "--lab takes a running one, --fabric brings one up for the run"
+        hint = "use --lab for a running lab, or --fabric to bring one up for this run"
         raise InputError(Problem("", "--lab and --fabric", "exclude each other", hint))
     from heddle.fabric.fabricfile import load_fabric
     from heddle.lab import lifecycle as labs
@@ -87,10 +85,10 @@ def run(
     runtime: str | None = None,
     set_: Sequence[str] = (),
 ) -> None:
-    """Run one collective with real data in real packets, and print nccl-tests' table. Bandwidths are emulated.
+    """Run a collective with real data in real packets, and print the table of nccl-tests. Bandwidths are emulated.
 
-    Each row is printed when its size is measured. Ctrl-C ends the run and keeps the rows that are there (./inv runs
-    lists it as partial); the run before stays the last one.
+    Each row is printed when its size is measured. Ctrl-C ends the run and keeps the measured rows (./inv runs lists it
+    as partial); the previous run stays the last one for other verbs.
     """
     from heddle.cli.livetable import LiveTable
     from heddle.endpoints.transports import find_transport

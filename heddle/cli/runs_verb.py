@@ -1,4 +1,4 @@
-"""The verb `runs`: which runs of a lab are kept, and their removal."""
+"""The verb `runs`: list the kept runs of labs, and remove some."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heddle.cli.verbs import verb
 
 @verb(help=words.RUNS, positional=["lab"])
 def runs(out: Console, lab: str | None = None, remove: Sequence[str] = ()) -> None:
-    """List the runs of a lab that are kept: options, bandwidth, wrong elements, and whether their paths were proven.
+    """List the kept runs of a lab: options, bandwidth, wrong elements, and whether all paths were proven.
 
     paths, plot, graph and hashing --explain take --run ID; without it they read the last run. The newest 50 runs of a
     lab are kept, at most 200 MB; HEDDLE_KEEP_RUNS and HEDDLE_KEEP_BYTES set other limits. `down` removes the runs with
@@ -25,8 +25,8 @@ def runs(out: Console, lab: str | None = None, remove: Sequence[str] = ()) -> No
     keep = limits()
     known = state.labs()
     if lab is not None and lab not in known:
-        hint = did_you_mean(lab, known) if known else "no lab exists; ./inv up zone starts one"
-        raise InputError(Problem("", f"lab {lab}", "does not exist, and runs are removed with their lab", hint))
+        hint = did_you_mean(lab, known) if known else "no lab exists; run ./inv up zone to start one"
+        raise InputError(Problem("", f"lab {lab}", "does not exist; runs are removed with their lab", hint))
     names = known if lab is None else [lab]
     removed: list[str] = []
     if remove:
@@ -36,10 +36,12 @@ def runs(out: Console, lab: str | None = None, remove: Sequence[str] = ()) -> No
 
 
 def _one(names: Sequence[str]) -> str:
-    """The lab that --remove is about: an ID alone says nothing where several labs have runs."""
+    """The lab of --remove: an ID alone is not enough when there are several labs."""
     if not names:
-        raise InputError(Problem("", "--remove", "has nothing to remove", "no lab exists; ./inv up zone starts one"))
+        raise InputError(
+            Problem("", "--remove", "has no run to remove: no lab exists", "run ./inv up zone to start a lab")
+        )
     if len(names) > 1:
         hint = f"name one of them: ./inv runs {names[0]} --remove ..."
-        raise InputError(Problem("", "--remove", f"needs a LAB, since there are {', '.join(names)}", hint))
+        raise InputError(Problem("", "--remove", f"needs a LAB, because there are {', '.join(names)}", hint))
     return names[0]

@@ -1,4 +1,4 @@
-"""The verb `setup`: what the runtimes need of this machine."""
+"""The verb `setup`: install what the runtimes need on this machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from heddle.cli.verbs import verb
 @verb(
     help={
         "what": "containerlab; or fabric: FRR and the other system packages of runtime netns",
-        "stop": "end the engine that Heddle started by hand, and do nothing else",
-        "yes": "install missing system packages unasked",
+        "stop": "stop the container engine that Heddle started, and do nothing else",
+        "yes": "install missing system packages without asking",
     },
     positional=["what"],
     root=True,
     lasting=True,
 )
 def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: bool = False) -> None:
-    """Install what runtime containerlab needs and is not there: Docker, its daemon, containerlab, images.
+    """Install the missing parts of runtime containerlab: Docker, its daemon, containerlab, images.
 
-    ./inv setup fabric installs the system packages that `up` needs without containers. Both ask first.
+    ./inv setup fabric installs the system packages that `up` needs without containers. Both ask before they install.
     """
     from heddle.base.problems import InputError, Problem
     from heddle.host.engine import setup as engine
@@ -28,7 +28,7 @@ def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: boo
     engine.check_what(what)
     if what == engine.FABRIC:
         if stop:
-            raise InputError(Problem("", "--stop", "is for the engine of containerlab", "run ./inv setup --stop"))
+            raise InputError(Problem("", "--stop", "is only for containerlab", "run ./inv setup --stop"))
         done = engine.setup_fabric(out.observer, yes=yes, ask=out.confirm)
         return out.result({"steps": [each.to_json() for each in done]}, views.steps_text(done))
     steps = [engine.stop_engine()] if stop else engine.setup_containerlab(out.observer, yes=yes, ask=out.confirm)

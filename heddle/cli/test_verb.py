@@ -1,7 +1,7 @@
 """The verb `test`: pytest over one suite or several, with our exit codes.
 
-Without a word: what a newcomer runs to see that all works here. Every feature is touched once on a live fabric. Tests
-with the mark `deep` go further into a feature; suite `netns` and `all` have them, too.
+Without an argument: a new user runs it to check this machine. Every feature is tested once on a live fabric. Tests
+with the mark `deep` test a feature in detail; suites `netns` and `all` include them.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ _USAGE: Final = 4
 
 
 def needs_root(typed: Mapping[str, Any]) -> bool:
-    """True for suites that make namespaces; a wrong word is told before anything else is asked of the machine."""
+    """Whether a suite makes namespaces. InputError for an unknown suite, before anything of the machine is checked."""
     check_suite(typed["suite"])
     return typed["suite"] in _AS_ROOT
 
 
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
-    """What the chosen tests need of the system: every program that they start."""
+    """The system packages that the chosen tests need: every program that they start."""
     needed: Sequence[str] = packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS
     if typed["suite"] == "clab":
         needed = (*needed, *packages.ENGINE, *packages.IMAGE)
     if typed["build"]:
         needed = (*needed, *packages.BUILD)
-    absent = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
-    # pytest is asked only where it matters: on a machine that has all of them there is nothing to choose.
-    chosen = marked_needs(typed["suite"], typed.get("args") or ()) if absent else frozenset()
-    return (*needed, *(name for name in absent if name in chosen))
+    lacking = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
+    # pytest collects tests only when needed: on a machine with all packages there is nothing to choose.
+    chosen = marked_needs(typed["suite"], typed.get("args") or ()) if lacking else frozenset()
+    return (*needed, *(name for name in lacking if name in chosen))
 
 
 def marked_needs(suite: str, extra: Sequence[str]) -> frozenset[str]:
-    """The parts in marks `needs` of the tests that these words choose; pytest collects them and runs none."""
+    """The packages in marks `needs` of the tests that these words select; pytest collects them and runs none."""
     root = resources.HERE.checkout("./inv test")
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch, "needs")
         argv = [*_pytest(root, suite, extra), "--collect-only", "-q", "--needs-to", str(found)]
         subprocess.run(argv, cwd=root, capture_output=True, check=False)
-        # Words that pytest does not understand choose nothing: the run itself says what is wrong with them.
+        # Words that pytest does not understand select nothing: the run itself reports the error.
         return frozenset(found.read_text(encoding="utf-8").split()) if found.exists() else frozenset()
 
 
 def _pytest(root: Path, suite: str, extra: Sequence[str]) -> list[str]:
-    """The command line: files that were typed take the place of the suite's folders."""
+    """The command line of pytest: typed files replace the folders of the suite."""
     chosen = ALL if suite in (QUICK, "all") else (suite,)
     where = [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (root / place).is_dir()]
     if any(word.startswith("tests/") and (root / word.partition("::")[0]).exists() for word in extra):
@@ -82,17 +82,17 @@ def check_suite(suite: str) -> None:
 def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     """pytest over one suite or several; CheckError when a test fails."""
     root = resources.HERE.checkout("./inv test")
-    # pytest's own text is the result for people; for programs it is progress.
+    # pytest's text is the result; with --format json it is progress.
     argv = _pytest(root, suite, extra)
     env = {**os.environ, "HEDDLE_SUITE": suite}
     with _engine(out) if suite == "clab" else nullcontext():
         out.close()
         done = subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, env=env, check=False)
     if done.returncode == _NO_TESTS:
-        hint = "look at what follows --" + ("; ./inv test all has more tests" if suite == QUICK else "")
+        hint = "check the words after --" + ("; ./inv test all has more tests" if suite == QUICK else "")
         raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", hint))
     if done.returncode == _USAGE:
-        raise InputError(Problem("", " ".join(extra) or suite, "is nothing that pytest understands", "see above"))
+        raise InputError(Problem("", " ".join(extra) or suite, "is not understood by pytest", "see its output above"))
     if out.json:
         out.result({"ok": done.returncode == 0, "suite": suite, "pytest_exit_code": done.returncode})
     out.exit_code = 1 if done.returncode == 1 else done.returncode
@@ -100,7 +100,7 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
 
 @contextmanager
 def _engine(out: Console) -> Iterator[None]:
-    """An engine and a containerlab for the length of the tests; an engine that was started for them ends with them."""
+    """A container engine and containerlab during the tests; an engine that was started for them is stopped."""
     from heddle.host.engine.setup import engine_running, setup_containerlab
 
     with engine_running(out.observer):
@@ -110,9 +110,9 @@ def _engine(out: Console) -> Iterator[None]:
 
 @verb(
     help={
-        "suite": "quick (each feature once), unit, golden, netns; all is these three; clab runs labs in containers",
-        "build": "see to it that clang is there, so that the BPF programs are rebuilt and compared",
-        "args": "words for pytest: ./inv test unit -- -k load -x",
+        "suite": "quick (each feature once), unit, golden, netns, all (these three), or clab (labs in containers)",
+        "build": "also install clang, so that the BPF programs are rebuilt and compared",
+        "args": "arguments for pytest: ./inv test unit -- -k load -x",
     },
     positional=["suite"],
     rest="args",
@@ -121,5 +121,5 @@ def _engine(out: Console) -> Iterator[None]:
     checkout=True,
 )
 def test(out: Console, suite: str = QUICK, build: bool = False, args: Sequence[str] = ()) -> None:
-    """Run the tests: without a suite, those that touch every feature once; `all` runs everything but clab."""
+    """Run the tests: by default those that test each feature once; `all` runs everything except clab."""
     run_tests(out, suite, args)

@@ -1,4 +1,4 @@
-"""The verb `up`: a fabric or a topology brought up, or a running lab repaired."""
+"""The verb `up`: bring up a fabric or a topology, or repair a running lab."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def up(
     rollback: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Bring a fabric up, or a containerlab topology of your own, and wait until every route is in every kernel.
+    """Bring up a fabric, or your own containerlab topology, and wait until all routes are in all kernels.
 
-    When the lab runs already, exit code 1 reports what is wrong with it. --repair repairs that: it sets links up that
-    were not taken down on purpose, starts dead daemons again, and installs missing queues and programs.
-    ./inv up --repair needs no fabric: it takes the only running lab, or --name LAB.
+    If the lab is already running and has faults, they are reported with exit code 1. --repair repairs them: it sets
+    links up that were not taken down on purpose, restarts dead daemons, and installs missing queues and BPF programs.
+    ./inv up --repair needs no fabric: it repairs the only running lab, or --name LAB.
     """
     from heddle.host.engine.binary import installed_version
     from heddle.lab import lifecycle as lab
@@ -53,15 +53,15 @@ def up(
     from heddle.views import labtext as views
 
     if timeout is not None and timeout <= 0:
-        hint = "name seconds, as --timeout 60"
+        hint = "use a positive number of seconds, for example --timeout 60"
         raise InputError(Problem("", f"--timeout {timeout:g}", "leaves no time to converge", hint))
     if repair and explain:
-        hint = "./inv status LAB and ./inv validate show what is wrong"
+        hint = "./inv status LAB and ./inv validate show the faults"
         raise InputError(Problem("", "--repair and --explain", "exclude each other", hint))
     if repair and fabric is None and topology is None:
         if set_:
-            hint = "leave it out, or name the fabric"
-            raise InputError(Problem("", "--set", "has no meaning for a lab that is only repaired", hint))
+            hint = "remove it, or name the fabric"
+            raise InputError(Problem("", "--set", "cannot change a lab that is only repaired", hint))
         done = lab.repair_lab(name, out.observer, timeout)
         return out.result(views.up_json(done), views.up_text(done))
     options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)

@@ -1,8 +1,8 @@
-"""`@verb`: a function becomes an invoke task with the manners that every verb has.
+"""`@verb`: make an invoke task of a function, with the common behaviour of all verbs.
 
-A verb's function gets a Console first, then what was typed. The decorator adds `--format` and `--place`; and, where the
-verb needs the machine, root (through sudo) and system packages (`--yes` installs them). A verb whose place is another
-machine is sent there as it was typed, before anything is asked of this one.
+A verb's function gets a Console first, then the typed values. The decorator adds `--format` and `--place`. If the
+verb needs them, it also gets root (through sudo) and system packages (`--yes` installs them). A verb for another
+place is sent there as it was typed; then nothing of this machine is checked.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from heddle.places.call import Call
 from heddle.places.choice import place_for
 
 Arguments = Mapping[str, Any]
-# A need is known at once, or depends on what was typed (`up --explain` needs no root).
+# A need is constant, or depends on the typed values (`up --explain` needs no root).
 Need = bool | Callable[[Arguments], bool]
 Packages = Sequence[str] | Callable[[Arguments], Sequence[str]]
 Extras = Sequence[str] | Callable[[Arguments], Sequence[str]]
 
-_FORMAT: Final = Parameter("format", "str", "text", positional=False, help="text for people, json for programs")
-_PLACE: Final = Parameter("place", "str", None, positional=False, help="where to run: here, or ssh:user@host[:port]")
-_YES: Final = Parameter("yes", "bool", default=False, positional=False, help="install missing system packages unasked")
+_FORMAT: Final = Parameter("format", "str", "text", positional=False, help="output format: text or json")
+_PLACE: Final = Parameter(
+    "place", "str", None, positional=False, help="where to run the verb: here, or ssh:user@host[:port]"
+)
+_YES: Final = Parameter(
+    "yes", "bool", default=False, positional=False, help="install missing system packages without asking"
+)
 
 
 def verb(
@@ -52,13 +56,13 @@ def verb(
 ) -> Callable[[Callable[..., None]], Any]:
     """Make a task of a function `(console, **typed)`.
 
-    positional: parameters that may be typed without their flag although they have a default. rest: the parameter that
-    takes all other words. root, packages, extras: what the verb needs of the machine; packages are names of
-    packages.py, extras those of base/extras.py. checkout: it works on Heddle itself, which a wheel has not all of.
+    positional: parameters with a default that can be typed without their flag. rest: the parameter that gets all
+    other words. root, packages, extras: what the verb needs on this machine; packages are names of packages.py,
+    extras those of base/extras.py. checkout: it works on Heddle's own source, which a wheel does not contain.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
-    files_in may be a function instead, from what was typed to the files' names, for files that name others.
-    endings_here: those of files that it writes to the working directory when no name was typed.
-    lasting: on another machine it goes on when the connection breaks. typed_in: it reads stdin.
+    files_in can be a function from the typed values to file names, for files that name other files.
+    endings_here: suffixes of files that it writes to the working directory when no name was typed.
+    lasting: on another machine it continues when the connection breaks. typed_in: it reads stdin.
     """
 
     def decorate(function: Callable[..., None]) -> Any:
@@ -105,15 +109,15 @@ def verb(
                     out.exit_code = place.run(call_of(typed), out)
                 else:
                     typed.pop("format", None)
-                    yes = typed.pop("yes", False) if packages else False  # else it is the function's own
+                    yes = typed.pop("yes", False) if packages else False  # else it belongs to the function
                     here(out, yes, typed)
             finally:
                 out.close()
             if out.exit_code:
                 raise SystemExit(out.exit_code)
 
-        # `invoke --help VERB` and its completion read flags from the signature: the console stands for invoke's
-        # context, and ours come at the end.
+        # `invoke --help VERB` and its completion read flags from the signature: the console takes the place of
+        # invoke's context, and the common flags come at the end.
         signature = inspect.signature(function)
         extra = [inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default) for p in common]
         plain = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]

@@ -3,17 +3,17 @@
 In:  what was typed, and the user's config file.
 Out: None (here), or a Place that runs the same verb elsewhere and returns its exit code.
 
-call.py         a verb that is to run elsewhere, and what a place is
+call.py         a verb to run in another place, and the protocol of places
 kinds.py        the kinds of places, one line each
 choice.py       the place that the user chose
-address.py      the text of a place -> Address, or what is wrong with it
+address.py      the text of a place -> Address, or the mistake in it
 config.py       ~/.config/heddle/config.yml
-known_hosts.py  is this the server that it says it is
+known_hosts.py  check the server's host key
 ssh.py          connect and authenticate
-sync.py         what of the project is brought over
-session.py      one verb over there: its streams, its signals, its files, its end
-channel.py      the frames between here and there
-server.py       what runs there; it is sent along with each call
+sync.py         the files of the project that are copied to the server
+session.py      one verb on a server: its streams, signals, files and exit code
+channel.py      the frames between this machine and the server
+server.py       the agent: it runs on the server and is sent with each call
 
 A new kind of place: one file, one line in kinds.py.
 """

@@ -1,4 +1,4 @@
-"""`ssh:user@host:port` -> Address, or what is wrong with it."""
+"""`ssh:user@host:port` -> Address, or the mistake in it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Final
 from heddle.base.problems import InputError, Problem, nearest
 
 EXAMPLE: Final = "write it as ssh:user@host or ssh:user@host:2222, or here for this machine"
-# Names are also aliases of ~/.ssh/config; nothing that a shell or ssh could take for a flag or a command.
+# Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server as the user named it; user and port are None where ~/.ssh/config, or a default, has the word."""
+    """A server as the user named it; user and port are None when ~/.ssh/config or a default decides."""
 
     host: str
     user: str | None = None
     port: int | None = None
 
     def __str__(self) -> str:
-        """`ssh:user@host:2222`, as one types it."""
+        """`ssh:user@host:2222`, as the user types it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         user = f"{self.user}@" if self.user else ""
         return f"ssh:{user}{host}" + (f":{self.port}" if self.port else "")
@@ -39,20 +39,20 @@ def check_kind(text: str, where: str, kinds: Iterable[str]) -> str:
         return kind
     what = _what(text, where)
     if not text:
-        raise InputError(Problem(where, what, "names no place", EXAMPLE))
+        raise InputError(Problem(where, what, "is empty", EXAMPLE))
     if not colon and (near := nearest(text, ["here", *known])):
         hint = "did you mean here?" if near == "here" else EXAMPLE
-        raise InputError(Problem(where, what, "is no place", hint))
+        raise InputError(Problem(where, what, "is not a place", hint))
     if colon and (near := nearest(kind, known)):
-        raise InputError(Problem(where, what, f"is no place: {kind} is not known", f"did you mean {near}:{rest}?"))
+        raise InputError(Problem(where, what, f"is not a place: {kind} is not known", f"did you mean {near}:{rest}?"))
     if "@" in text or (not colon and "." in text):
-        raise InputError(Problem(where, what, "does not say how to get there", f"did you mean ssh:{text}?"))
-    raise InputError(Problem(where, what, "is no place", EXAMPLE))
+        raise InputError(Problem(where, what, "does not name the kind of place", f"did you mean ssh:{text}?"))
+    raise InputError(Problem(where, what, "is not a place", EXAMPLE))
 
 
 def parse_address(text: str, where: str = "") -> Address:
-    """Read `ssh:[user@]host[:port]`; IPv6 addresses stand in brackets. InputError says what is wrong."""
-    what = _what(text, where)  # read when something is wrong
+    """Read `ssh:[user@]host[:port]`; IPv6 addresses are in brackets. InputError names the mistake."""
+    what = _what(text, where)  # used by wrong()
 
     def wrong(why: str, hint: str = EXAMPLE) -> InputError:
         return InputError(Problem(where, what, why, hint))
@@ -62,15 +62,15 @@ def parse_address(text: str, where: str = "") -> Address:
         raise wrong("has slashes", f"did you mean ssh:{rest.strip('/')}?")
     user, at, host = rest.rpartition("@")
     if at and not _USER.fullmatch(user):
-        if ":" in user:  # not shown again: what is printed ends in logs
+        if ":" in user:  # the password is not printed: output ends up in logs
             what = _what(f"ssh:{user.partition(':')[0]}:...@{host}", where)
-            raise wrong("has a password in it", "none is taken; log in with a key: ssh-copy-id puts it there")
-        raise wrong("names no user" if not user else f"has a user that is no name: {user[:60]!r}")
+            raise wrong("contains a password", "remove it; log in with a key, which ssh-copy-id installs")
+        raise wrong("names no user" if not user else f"has an invalid user name: {user[:60]!r}")
     host, port = _split(host, wrong)
     if not host:
         raise wrong("names no host")
     if ":" not in host and not _HOST.fullmatch(host):
-        raise wrong(f"has a host that is no name: {host[:60]!r}")
+        raise wrong(f"has an invalid host name: {host[:60]!r}")
     return Address(host, user or None, port)
 
 
@@ -81,20 +81,20 @@ def _split(host: str, wrong: Callable[..., InputError]) -> tuple[str, int | None
         if not bracket:
             raise wrong("has a bracket that is not closed", "write it as ssh:user@[::1]:22")
         if tail and not tail.startswith(":"):
-            raise wrong("has something after its bracket", "write it as ssh:user@[::1]:22")
+            raise wrong("has text after its bracket", "write it as ssh:user@[::1]:22")
         try:
             IPv6Address(host)
         except AddressValueError:
-            raise wrong(f"has no IPv6 address in its brackets: {host[:60]!r}") from None
+            raise wrong(f"has an invalid IPv6 address in its brackets: {host[:60]!r}") from None
         colon, port = tail[:1], tail[1:]
     elif host.count(":") > 1:
-        raise wrong("has many colons", f"an IPv6 address stands in brackets: ssh:[{host}]")
+        raise wrong("has several colons", f"write an IPv6 address in brackets: ssh:[{host}]")
     else:
         host, colon, port = host.partition(":")
     if not colon:
         return host, None
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise wrong(f"has a port that is none: {port[:20]!r}", "ports are whole numbers from 1 to 65535")
+        raise wrong(f"has an invalid port: {port[:20]!r}", "use a number from 1 to 65535")
     return host, int(port)
 
 

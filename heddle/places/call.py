@@ -1,4 +1,4 @@
-"""A verb that is to run elsewhere, and what a place is."""
+"""A verb to run in another place, and the protocol of places."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One verb as it is to run elsewhere.
+    """One verb to run in another place.
 
-    words:     the verb and all that was typed, but for --place.
-    files_in:  names of files, as typed, that it reads; files_out: of files or directories that it writes.
-    endings_here: those of the files that it may write to its working directory without having been told a name.
-    lasting:   it goes on to its end when the connection breaks; else it is hung up on, and undoes what is half made.
-    typed_in:  it is for people at a terminal, or reads stdin (exec).
+    words:     the verb and its words, without --place.
+    files_in:  files that the verb reads, as typed. files_out: files or directories that it writes.
+    endings_here: suffixes of files that it may write to its working directory under names of its choice.
+    lasting:   it continues when the connection breaks; else it gets SIGHUP and undoes unfinished work.
+    typed_in:  it reads stdin or a terminal (exec).
     """
 
     words: Sequence[str]
@@ -32,7 +32,7 @@ class Call:
 
 
 class Output(Protocol):
-    """What a place needs of the verb's console: results go through to stdout as they come, remarks to stderr."""
+    """The part of the verb's console that a place uses: results go to stdout as they come, remarks to stderr."""
 
     @property
     def json(self) -> bool:
@@ -42,11 +42,11 @@ class Output(Protocol):
         """A remark on stderr."""
 
     def close(self) -> None:
-        """End the live display, so that nothing is drawn over what follows."""
+        """End the live display, so that it does not overwrite later output."""
 
 
 class Place(Protocol):
     """Somewhere that verbs can run."""
 
     def run(self, call: Call, out: Output) -> int:
-        """Run the verb there and return its exit code; MachineError when there is no way."""
+        """Run the verb there and return its exit code; MachineError when that is not possible."""

@@ -1,6 +1,6 @@
-"""Frames between here and the agent on a lab server: see agent.py, whose text is sent first.
+"""Frames between this machine and the agent on a lab server: see server.py, whose source text is sent first.
 
-One channel, one command for the server's shell, and nothing of what a user typed is in it: all that follows is framed.
+One channel and one command for the server's shell. The command contains no user input: that is sent in frames.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from heddle.places.server import HELLO, SILENCE
 
 Frame = tuple[bytes, bytes]
 ALIVE: Final = 5.0  # seconds between signs of life; both sides give up after SILENCE without one
-PATIENCE: Final = 60.0  # seconds that one step of setting out may take without a word from there
+PATIENCE: Final = 60.0  # seconds to wait for the answer to one step before the verb starts
 _NOISE: Final = 1 << 20  # bytes that a login may print before the agent speaks
-_LARGEST: Final = 1 << 24  # bytes of a frame; the agent's own are far below
-_OLD: Final = 65  # how the loader ends where Python is too old
+_LARGEST: Final = 1 << 24  # bytes of a frame; the agent's frames are much smaller
+_OLD: Final = 65  # the loader's exit code when Python is too old
 _LAST_WORDS: Final = 10.0  # seconds for an exit code that follows the end of the output, on a busy server
-_NOT_FOUND: Final = 127  # how a shell ends when there is no such command
+_NOT_FOUND: Final = 127  # a shell's exit code when there is no such command
 _LOADER: Final = """\
 import sys, types
 if sys.version_info < (3, 9):
@@ -37,54 +37,54 @@ for name, text in {sources!r}:
     exec(compile(text, name, "exec"), module.__dict__)
 sys.modules["heddle.places.server"].run()
 """
-# The buffered reader must be the one that the agent goes on with: it may have read ahead.
+# The agent must use the same buffered reader: it may have read ahead.
 _BOOT: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 COMMAND: Final = f"exec python3 -c {shlex.quote(_BOOT)}"
 
 
 def program() -> bytes:
-    """What is sent first: the agent's text and its length."""
+    """The first bytes to send: the length of the agent's source text, and the text."""
     here = Path(__file__).resolve().parent
     sources = [(f"heddle.places.{name}", (here / f"{name}.py").read_text()) for name in ("store", "server")]
     text = _LOADER.format(old=_OLD, sources=sources).encode()
     return b"%d\n" % len(text) + text
 
 
-# How paramiko says that there is no connection any more.
+# Exceptions of paramiko when the connection has ended.
 _ENDED: Final = (OSError, EOFError, paramiko.SSHException)
 
 
 def _size(rest: bytes) -> int:
-    """The length of the next frame's content; EOFError when that is no agent's."""
+    """The length of the next frame's content; EOFError when it does not come from an agent."""
     size: int = struct.unpack(">I", rest[1:5])[0]
     if size > _LARGEST:
         raise EOFError
     return size
 
 
-class Broken(Exception):  # noqa: N818  (told to the user by the one who knows what was under way)
+class Broken(Exception):  # noqa: N818  (the caller, which knows the current step, reports it to the user)
     """The connection ended before the agent did."""
 
 
 def open_link(transport: paramiko.Transport, what: str) -> AgentConnection:
-    """Start the agent at the other end of a connection; MachineError when no command can be run there."""
+    """Start the agent on the server; MachineError when the server runs no commands."""
     try:
         return AgentConnection(transport.open_session(timeout=15), what)
     except _ENDED as error:
         said = str(error) or type(error).__name__
-        hint = "the account must be allowed to run commands: see ForceCommand and MaxSessions in its sshd_config"
-        raise MachineError(Problem("", what, f"does not allow commands: {said}", hint)) from None
+        hint = "allow the account to run commands: see ForceCommand and MaxSessions in the server's sshd_config"
+        raise MachineError(Problem("", what, f"does not run commands: {said}", hint)) from None
     except Broken:
-        raise MachineError(Problem("", what, "closed the connection at once", "see what its sshd says of it")) from None
+        raise MachineError(Problem("", what, "closed the connection at once", "see the log of its sshd")) from None
 
 
 class AgentConnection:
-    """The near end of the wire. `what` is the place, for messages."""
+    """This machine's end of the connection. `what` names the place in messages."""
 
     def __init__(self, channel: paramiko.Channel, what: str) -> None:
         self.channel, self.what = channel, what
         self.frames: queue.Queue[Frame | None] = queue.Queue(64)
-        self.said = b""  # what the server printed before, or beside, the agent
+        self.said = b""  # output of the server before the agent started, and its stderr
         self.greeted = self.noisy = False
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -95,15 +95,15 @@ class AgentConnection:
         self._put(program())
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
-        """One frame; Broken when there is no connection any more."""
+        """Send one frame; Broken when the connection has ended."""
         self._put(kind + struct.pack(">I", len(data)) + data)
 
     def say(self, kind: bytes, data: Any) -> None:
-        """One frame of JSON."""
+        """Send one frame of JSON."""
         self.send(kind, json.dumps(data).encode())
 
     def expect(self, kind: bytes) -> Any:
-        """The content of the next frame, which must be of this kind; MachineError with what went wrong there."""
+        """The content of the next frame, which must be of this kind; MachineError when the agent reports a problem."""
         try:
             frame = self.frames.get(timeout=PATIENCE)
         except queue.Empty:
@@ -137,7 +137,7 @@ class AgentConnection:
             except _ENDED:
                 if self.greeted:
                     raise Broken from None
-                # Where no agent began, the other end may close before all is sent: what it said tells why.
+                # When no agent started, the server may close before all is sent: its output gives the reason.
                 self._over.wait(_LAST_WORDS)
                 raise self._not_begun() from None
 
@@ -154,7 +154,7 @@ class AgentConnection:
                     noise, hello, after = rest.partition(HELLO)
                     if not hello:
                         continue
-                    # A login that prints something (`echo` in .bashrc) prints it before.
+                    # Output of the login (`echo` in .bashrc) comes first.
                     self.greeted, self.said, rest = True, noise, after
                 while len(rest) >= 5 and len(rest) >= 5 + (size := _size(rest)):
                     if rest[:1] != b"k":
@@ -180,39 +180,39 @@ class AgentConnection:
                 self.send(b"K")
             except Broken:
                 return
-            # Not when it is us who do not read on.
+            # Not when the queue is full: then this side is the slow one.
             if time.monotonic() - self._heard > SILENCE and not self.frames.full():
                 self.channel.close()
                 return
 
     def _not_begun(self) -> MachineError | Broken:
-        """Why there is no agent: no Python, an old one, or a login without commands."""
+        """Why the agent did not start: no Python, an old one, or a login that runs no commands."""
         if self.noisy:
-            why = f"does not run commands: its login prints more than {_NOISE >> 20} MiB first"
-            return MachineError(Problem("", self.what, why, "see what it prints to: ssh HOST true"))
+            why = f"does not run commands: its login printed more than {_NOISE >> 20} MiB first"
+            return MachineError(Problem("", self.what, why, "see the output of ssh HOST true"))
         if not self.channel.status_event.wait(_LAST_WORDS) or (code := self.channel.exit_status) < 0:
             return Broken()
         if code == _NOT_FOUND:
-            hint = "install it there: apt-get install python3 python3-venv"
+            hint = "install it on the server: apt-get install python3 python3-venv"
             return MachineError(Problem("", self.what, "has no python3", hint))
         if code == _OLD:
-            hint = "install python3.11 there, or take a newer system"
+            hint = "install python3.11 on the server, or use a newer system"
             return MachineError(Problem("", self.what, "has a python3 that is too old: Heddle needs 3.11", hint))
         lines = [line.strip() for line in self.said.decode(errors="replace").splitlines() if line.strip()]
         said = "".join(c for c in lines[-1] if c.isprintable())[:200] if lines else "it printed nothing"
-        why = f"does not run commands: python3 ended with {code}: {said}"
-        return MachineError(Problem("", self.what, why, "see what it says to: ssh HOST python3 -V"))
+        why = f"does not run commands: python3 ended with exit code {code}: {said}"
+        return MachineError(Problem("", self.what, why, "see the output of ssh HOST python3 -V"))
 
     def problem(self, told: dict[str, Any]) -> MachineError:
-        """What the agent could not do, in the words of the house."""
+        """A problem of the agent as an error with a hint."""
         import errno
 
         from heddle.base.problems import trouble
 
         if told.get("errno") in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT):
             error = trouble(
-                OSError(told["errno"], told["why"]), told["what"] or "the project", "see df -h and ls -ld there"
+                OSError(told["errno"], told["why"]), told["what"] or "the project", "run df -h and ls -ld on the server"
             )
             return MachineError(*[Problem(self.what, p.what, p.why, p.hint) for p in error.problems])
         what = told["what"] or "the project"
-        return MachineError(Problem(self.what, what, f"could not be brought over: {told['why']}", "try again"))
+        return MachineError(Problem(self.what, what, f"could not be copied to the server: {told['why']}", "try again"))

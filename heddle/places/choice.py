@@ -1,4 +1,4 @@
-"""Which place the user chose: `--place`, else the config file's, else here."""
+"""The place that the user chose: `--place`, else the config file's, else this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heddle.places.kinds import place_named
 
 
 def place_for(typed: str | None) -> Place | None:
-    """The place that was typed, else that of the config file; None is here.
+    """The place that was typed, else that of the config file; None: this machine.
 
     Raises InputError when the text names no place, or the config file is wrong.
     """

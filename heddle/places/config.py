@@ -1,6 +1,6 @@
-"""The user's own settings: ~/.config/heddle/config.yml, or $HEDDLE_CONFIG. Strict, as a fabric file is.
+"""The user's settings: ~/.config/heddle/config.yml, or $HEDDLE_CONFIG. Unknown keys are errors, as in a fabric file.
 
-place: ssh:me@lab.example.org    # where verbs run when no --place says otherwise
+place: ssh:me@lab.example.org    # where verbs run without --place
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEYS: Final = {"place": "here, or ssh:user@host[:port]"}
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the file says; `wheres` has the file and line of each key."""
+    """The settings; `wheres` has the file and line of each key."""
 
     place: str = "here"
     wheres: dict[str, str] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class Config:
 
 
 def config_path() -> Path | None:
-    """The config file, or None where there is none. An empty $HEDDLE_CONFIG says that none is to be read.
+    """The config file; None when there is none, or when $HEDDLE_CONFIG is empty.
 
-    InputError when $HEDDLE_CONFIG names a file that is not there.
+    InputError when $HEDDLE_CONFIG names a file that does not exist.
     """
     named = os.environ.get(VARIABLE)
     if named is not None:
@@ -40,7 +40,7 @@ def config_path() -> Path | None:
         path = Path(named).expanduser()
         if not path.exists():
             hint = f"write it, or unset {VARIABLE}"
-            raise InputError(Problem("", f"{VARIABLE}={named}", "names no file", hint))
+            raise InputError(Problem("", f"{VARIABLE}={named}", "is not an existing file", hint))
         return path
     path = _home() / "heddle" / "config.yml"
     try:
@@ -51,7 +51,7 @@ def config_path() -> Path | None:
 
 def _home() -> Path:
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    try:  # the XDG specification: a path that is not absolute is to be ignored
+    try:  # XDG Base Directory Specification: ignore a path that is not absolute
         return Path(base) if base.startswith("/") else Path.home() / ".config"
     except RuntimeError:  # no HOME, and no such user
         return Path("/nonexistent")
@@ -71,7 +71,7 @@ def read_config(path: Path) -> Config:
         where = document.where((key,))
         if key not in _KEYS:
             near = nearest(key, _KEYS)
-            hint = f"did you mean {near}?" if near else f"legal here: {', '.join(_KEYS)}"
+            hint = f"did you mean {near}?" if near else f"known keys: {', '.join(_KEYS)}"
             problems.add(where=where, what=key, why="is not a key of the config file", hint=hint)
         elif not isinstance(value, str):
             shown = f"{key}: {document.text((key,))}".rstrip(": ")
@@ -84,14 +84,16 @@ def read_config(path: Path) -> Config:
 
 
 def _says_something(text: str) -> bool:
-    """Comments alone are a file without a word, and no mistake."""
+    """False for a file with comments only, which is valid."""
     return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
 def _not_a_word(value: Any) -> str:
     if value is None:
         return "has no value"
-    return "is a list" if isinstance(value, list) else "is a group" if isinstance(value, dict) else "is not a text"
+    return (
+        "is a list" if isinstance(value, list) else "is a group of keys" if isinstance(value, dict) else "is not a text"
+    )
 
 
 def _try_place(text: str, where: str, problems: Problems) -> None:

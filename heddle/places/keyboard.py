@@ -1,4 +1,4 @@
-"""What is typed here, or comes in through a pipe, for a verb that runs elsewhere."""
+"""Stdin of this machine, typed or from a pipe, for a verb that runs on a server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from heddle.places.channel import Broken
 if TYPE_CHECKING:
     from heddle.places.channel import AgentConnection
 
-_AHEAD: Final = 1 << 20  # bytes that may be under way: more wait here until the verb has taken some
+_AHEAD: Final = 1 << 20  # largest number of bytes sent that the verb has not read yet
 
 
 class Keyboard:
-    """Passes stdin on for the length of a verb.
+    """Send stdin to a verb while it runs.
 
-    wanted: the verb reads stdin at all. typed: it is a terminal, whose every key goes there as it is, Ctrl-C too; its
-    size goes along when it changes.
+    wanted: the verb reads stdin. typed: stdin is a terminal; every key is sent unchanged, Ctrl-C too, and so are
+    changes of its size.
     """
 
     def __init__(self, link: AgentConnection, *, typed: bool, wanted: bool) -> None:
@@ -52,7 +52,7 @@ class Keyboard:
             termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
 
     def taken(self, count: int) -> None:
-        """So many bytes have reached the verb."""
+        """Note that the verb has read so many bytes."""
         with self._room:
             self._ahead -= count
             self._room.notify()
@@ -70,10 +70,10 @@ class Keyboard:
                     self._ahead += len(data)
                 self.link.send(b"I", data)
         except (Broken, OSError):
-            return  # the main thread sees the same
+            return  # the main thread sees the same error
 
     def _size(self, number: int, frame: object) -> None:
-        # Not from within the handler: the main thread may just be sending.
+        # Not in the handler itself: the main thread may hold the lock of the channel.
         threading.Thread(target=self._resize, daemon=True).start()
 
     def _resize(self) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of places: a new one is its own file, and one line here."""
+"""The kinds of places. A new kind needs a file and one line here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE: Final = "here"
 def _ssh(text: str, where: str) -> Place:
     from heddle.places.address import parse_address
 
-    address = parse_address(text, where)  # what is wrong with it is reported first
+    address = parse_address(text, where)  # mistakes in the address are reported first
     require(SSH)
     from heddle.places.session import SshPlace
 
@@ -26,7 +26,7 @@ KINDS: Final[Mapping[str, Callable[[str, str], Place]]] = {"ssh": _ssh}
 
 
 def place_named(text: str, where: str) -> Place | None:
-    """The place that a text names, None for here; InputError when it names none. where: of the text, for problems."""
+    """The place that a text names, None for `here`; InputError for any other text. where: its file and line."""
     if text == HERE:
         return None
     return KINDS[check_kind(text, where, KINDS)](text, where)

@@ -1,9 +1,9 @@
-"""Is this the server that it says it is? OpenSSH's known_hosts files, read as OpenSSH reads them.
+"""Check a server's host key against OpenSSH's known_hosts files, with OpenSSH's rules.
 
-In:  the text of known_hosts files, the name under which a server was called, and the key that it showed.
-Out: a HostKeyState. Nothing is ever added to a file from here: an unknown key is for people to judge.
+In:  the text of known_hosts files, the server's name, and the key that it presented.
+Out: a HostKeyState. This module never adds a key to a file: the user must verify an unknown key.
 Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": plain names, [name]:port, patterns, hashed names, @revoked.
-Certificate authorities (@cert-authority) are passed over, since certificates of hosts are not asked for.
+Certificate authorities (@cert-authority) are ignored, because Heddle does not request host certificates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RSA: Final = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 class HostKeyState(Enum):
-    """What the files say of a key."""
+    """The state of a key according to the files."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"  # no key of this server is known
@@ -35,7 +35,7 @@ class HostKeyState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a file. `where` is file and line; `key` the public key as it goes over the wire."""
+    """One line of a file. `where` is file and line; `key` the public key in wire format."""
 
     where: str
     marker: str
@@ -44,7 +44,7 @@ class Entry:
     key: bytes
 
     def means(self, name: str) -> bool:
-        """True when the line is about this server."""
+        """Whether the line is about this server."""
         if self.names.startswith("|1|"):
             return _hashed(self.names, name)
         found = False
@@ -57,14 +57,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict, and the line that it rests on (empty when no line speaks of the server)."""
+    """The verdict, and the line that decides it (empty when no line names the server)."""
 
     verdict: HostKeyState
     where: str = ""
 
 
 def read_entries(files: Iterable[Path]) -> list[Entry]:
-    """All lines of the files that hold a key; what cannot be read, or is no such line, is passed over as ssh does."""
+    """All lines of the files that hold a key; other lines and unreadable files are ignored, as in ssh."""
     entries = []
     for file in files:
         try:
@@ -100,9 +100,9 @@ def called(host: str, port: int) -> str:
 
 
 def judge(entries: Sequence[Entry], host: str, port: int, key: bytes) -> Judgement:
-    """What the entries say of a key that the server at host and port showed.
+    """Judge a key that the server at host and port presented.
 
-    As in OpenSSH, a key known for the host at its usual port is good at any other, when nothing is known of that port.
+    As in OpenSSH, a key for the host at the default port is valid at another port that has no key of its own.
     """
     names = [called(host, port)] + ([called(host, DEFAULT_PORT)] if port != DEFAULT_PORT else [])
     for at_port, name in enumerate(names):
@@ -120,10 +120,10 @@ def judge(entries: Sequence[Entry], host: str, port: int, key: bytes) -> Judgeme
 
 
 def algorithms(entries: Sequence[Entry], host: str, port: int, offered: Sequence[str]) -> list[str]:
-    """`offered` (signature algorithms, best first) with those of the keys that are known put to the front.
+    """`offered` (signature algorithms, best first) with the algorithms of known keys first.
 
-    A server shows one key, of the first type that the client asks for and it has: asked for another type than the
-    one in known_hosts, a server that is known would look like one that is not.
+    A server presents one key: the first type of the client's list that it has. With another type first than the
+    one in known_hosts, a known server would look unknown.
     """
     types: set[str] = set()
     for name in (called(host, port), called(host, DEFAULT_PORT)):

@@ -1,7 +1,7 @@
-"""What runs on the lab server: it takes the project and a verb from its stdin, and gives back what the verb says.
+"""The agent on the lab server: it reads the project and a verb from its stdin, and returns the verb's output.
 
-This file and store.py are sent along with every call and run by the server's python3, so they need nothing but the
-standard library, and keep to what Python 3.9 knows: that `./inv` asks for a newer one is for `./inv` to say.
+This file and store.py are sent with every call and run by the server's python3. So they use the standard library only,
+and the syntax of Python 3.9: `./inv` itself reports that it needs a newer one.
 
 Frames go both ways: a letter, four bytes of length, and the content.
     to here:    R request, M manifest, T tar of changed files, F tar of the verb's files, G go,
@@ -9,9 +9,9 @@ Frames go both ways: a letter, four bytes of length, and the content.
     from here:  q answer, n needed paths, o stdout, e stderr, a input taken, t tar of written files, x end, p problem,
                 k alive
 
-The verb stands in a process group of its own, in the foreground of a terminal that this process made and leads. So
-Ctrl-C is what it is at a keyboard: the kernel's SIGINT to the verb and all its children, also those that sudo made
-root's, which this process could not signal. When this process is killed, the kernel sends all of them SIGHUP.
+The verb has its own process group, in the foreground of a terminal that this process made and leads. So Ctrl-C works
+as at a keyboard: the kernel sends SIGINT to the verb and all its children. This includes children that run as root
+through sudo, which this process may not signal. When this process is killed, the kernel sends SIGHUP to all of them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HELLO = b"\0heddle agent 1\n"
-SILENCE = 30.0  # seconds without a frame after which the other side is taken to be gone
-GRACE = 60.0  # seconds that a verb has for taking back what it did, once it was hung up on
+SILENCE = 30.0  # seconds without a frame after which the connection counts as ended
+GRACE = 60.0  # seconds that a verb has to undo its work after SIGHUP
 
 
-class Gone(Exception):  # noqa: N818  (no error: the other side has left)
-    """The other end has closed the connection."""
+class Gone(Exception):  # noqa: N818  (not an error: the caller has disconnected)
+    """The caller has disconnected."""
 
 
 class Wire:
-    """Frames to and from the one who called."""
+    """Frames to and from the caller."""
 
     def __init__(self) -> None:
         self.gone = threading.Event()
@@ -61,7 +61,7 @@ class Wire:
         self._lock, self._begun = threading.Lock(), threading.Lock()
 
     def listen(self) -> None:
-        """Take frames in until there are no more: those of a running verb at once, the others in turn."""
+        """Read frames until the end: frames for a running verb are passed on at once, the others are queued."""
         try:
             while True:
                 head = sys.stdin.buffer.read(5)
@@ -90,7 +90,7 @@ class Wire:
                 self._live(kind, data)
 
     def go_live(self, live: Callable[[bytes, bytes], None]) -> None:
-        """Give a running verb its frames, with those that came before it ran."""
+        """Pass frames to a running verb from now on, first those that came before it ran."""
         with self._begun:
             for kind, data in self._early:
                 live(kind, data)
@@ -107,7 +107,7 @@ class Wire:
         return frame[1]
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
-        """Write one frame; do nothing if the reader is gone."""
+        """Write one frame; do nothing when the caller has disconnected."""
         with self._lock:
             self._write(kind + struct.pack(">I", len(data)) + data)
 
@@ -119,7 +119,7 @@ class Wire:
         view = memoryview(data)
         while view and not self.gone.is_set():
             try:
-                # A reader that is slow is waited for; one that is gone is noticed by its silence.
+                # Wait for a slow reader. A reader that is gone is detected by SILENCE.
                 if select.select([], [1], [], 1.0)[1]:
                     view = view[os.write(1, view[:4096]) :]
             except OSError:
@@ -127,7 +127,7 @@ class Wire:
 
 
 class Chunks:
-    """Frames of one kind as a file, up to an empty one: what tarfile reads; and the same for writing."""
+    """Frames of one kind as a file that tarfile reads or writes. An empty frame is the end."""
 
     def __init__(self, wire: Wire, kind: bytes) -> None:
         self.wire, self.kind, self.rest, self.ended = wire, kind, b"", False
@@ -152,7 +152,7 @@ class Terminal:
     def __init__(self, size: list[int] | None) -> None:
         self.master, self.slave = pty.openpty()
         modes = termios.tcgetattr(self.slave)
-        if size is None:  # no terminal at the client: input must not be echoed
+        if size is None:  # no user types at this terminal: input must not be echoed
             modes[3] &= ~termios.ECHO
             termios.tcsetattr(self.slave, termios.TCSANOW, modes)
         else:
@@ -162,27 +162,27 @@ class Terminal:
         fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
 
     def resize(self, size: list[int]) -> None:
-        """Rows and columns."""
+        """Set rows and columns."""
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size[:2], 0, 0))
 
     def enter(self) -> None:
-        """In the child: a process group of its own, in the foreground."""
+        """In the child: make a process group and put it in the foreground."""
         os.setpgid(0, 0)
         os.tcsetpgrp(self.slave, os.getpid())
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTOU):
             signal.signal(number, signal.SIG_DFL)
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Send Ctrl-C."""
         os.write(self.master, b"\x03")
 
     def leave(self) -> None:
-        """Be in the foreground again: what a verb leaves running gets no SIGHUP when this process ends."""
+        """Return to the foreground: then processes that a verb left running get no SIGHUP when this process ends."""
         os.tcsetpgrp(self.slave, os.getpgrp())
 
 
 class RunningVerb:
-    """One verb under way."""
+    """A running verb."""
 
     def __init__(self, wire: Wire, store: Store, session: Path, order: dict[str, Any]) -> None:
         self.wire, self.order = wire, order
@@ -197,7 +197,7 @@ class RunningVerb:
             stdin=self.terminal.slave if typed else pipe if order["input"] else subprocess.DEVNULL,
             stdout=self.terminal.slave if typed else pipe,
             stderr=self.terminal.slave if typed else pipe,
-            preexec_fn=self.terminal.enter,  # noqa: PLW1509  (no thread of this process holds a lock that it takes)
+            preexec_fn=self.terminal.enter,  # noqa: PLW1509  (it takes no lock that a thread could hold)
         )
         self.ended = threading.Event()
         self.input: queue.Queue[bytes] = queue.Queue()
@@ -212,16 +212,16 @@ class RunningVerb:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self) -> None:
-        """Wait for the end of it."""
+        """Wait for its end."""
         self.child.wait()
         self.ended.set()
 
     def pump(self, source: int, kind: bytes) -> None:
-        """Pass on what the verb says. It never blocks for want of a reader that has left."""
+        """Send the verb's output to the caller. It does not block when the caller has disconnected."""
         try:
             while True:
                 if not select.select([source], [], [], 0.1)[0]:
-                    if self.ended.is_set():  # what the verb left running may hold its stdout open
+                    if self.ended.is_set():  # processes that the verb left running may hold its stdout open
                         return
                     continue
                 data = os.read(source, 1 << 15)
@@ -229,11 +229,11 @@ class RunningVerb:
                     return
                 if kind:
                     self.wire.send(kind, data)
-        except OSError:  # EIO: the terminal has no one on it any more
+        except OSError:  # EIO: no process uses the terminal any more
             return
 
     def feed(self) -> None:
-        """Give the verb its input, and say how much of it was taken."""
+        """Write input to the verb, and report how much it has read."""
         typed = self.order["terminal"] is not None
         into = self.terminal.master if typed else self.child.stdin.fileno() if self.child.stdin else -1
         while data := self.input.get():
@@ -242,13 +242,13 @@ class RunningVerb:
                 while view:
                     view = view[os.write(into, view) :]
             except OSError:
-                pass  # the verb does not read on
+                pass  # the verb has closed its stdin
             self.wire.say(b"a", len(data))
         if self.child.stdin:
             self.child.stdin.close()
 
     def take(self, kind: bytes, data: bytes) -> None:
-        """One frame for the running verb."""
+        """Handle one frame for the running verb."""
         try:
             if kind in (b"I", b"Z"):
                 self.input.put(data if kind == b"I" else b"")
@@ -262,14 +262,14 @@ class RunningVerb:
             pass  # it has just ended
 
     def hang_up(self) -> None:
-        """SIGHUP, as when a terminal is closed: a verb takes back what is half made."""
+        """Send SIGHUP, as when a terminal is closed: a verb then undoes unfinished work."""
         try:
             os.killpg(self.child.pid, signal.SIGHUP)
-        except PermissionError:  # sudo made it root's; only the terminal reaches it then
+        except PermissionError:  # it runs as root through sudo; only the terminal can signal it
             self.terminal.interrupt()
 
     def wait(self) -> int:
-        """The verb's exit code, as a shell says it. A caller who is gone is outlived by lasting verbs only."""
+        """The verb's exit code, as a shell reports it. Only lasting verbs outlive the connection."""
         until = float("inf")
         while not self.ended.wait(0.5) and time.monotonic() < until:
             if time.monotonic() - self.wire.heard > SILENCE:
@@ -285,7 +285,7 @@ class RunningVerb:
 
 
 def main(wire: Wire) -> None:
-    """One call from its first frame to its last."""
+    """Serve one call, from its first frame to its last."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTOU, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     wire._write(HELLO)
@@ -309,7 +309,7 @@ def main(wire: Wire) -> None:
                 unpack(Chunks(wire, b"T"), store.project)
             wire.say(b"q", {"whole": store.finish(manifest)})
     session = base / f"s{os.getpid()}-{secrets.token_hex(4)}"
-    for old in base.glob("s[0-9]*-*"):  # left by one that was killed
+    for old in base.glob("s[0-9]*-*"):  # left by a killed agent
         if not Path("/proc", old.name[1:].partition("-")[0]).exists():
             shutil.rmtree(old, ignore_errors=True)
     session.mkdir(mode=0o700)
@@ -324,7 +324,7 @@ def serve(wire: Wire, store: Store, session: Path, request: dict[str, Any]) -> N
     if request["files"]:
         unpack(Chunks(wire, b"F"), session)
     order = json.loads(wire.take(b"G"))
-    here = session / "here"  # what a verb writes without having been told where, it writes to where it stands
+    here = session / "here"  # the verb's working directory: files without a path of the user's go here
     here.mkdir()
     outs = [here, *[inside(session, name) for name in order["outs"].values()]]
     for path in outs:
@@ -339,7 +339,7 @@ def serve(wire: Wire, store: Store, session: Path, request: dict[str, Any]) -> N
 
 
 def run() -> None:
-    """What is called once this text has arrived."""
+    """The loader calls this when the source text has arrived."""
     wire = Wire()
     threading.Thread(target=wire.listen, daemon=True).start()
     try:

@@ -1,9 +1,9 @@
-"""One verb on a lab server: the project brought over, the verb run, what it says passed on, what it wrote brought back.
+"""Run one verb on a lab server: copy the project there, run the verb, show its output, copy its files back.
 
 In:  a Call, and the Console that called.
 Out: the verb's exit code. MachineError when the server cannot be used, or the connection breaks.
-A lasting verb (`up`, `down`) goes on to its end there when the connection breaks, so that what it leaves is whole; any
-other is hung up on, and takes back what was half made.
+When the connection breaks, a lasting verb (`up`, `down`) continues on the server, so that its result is complete. Any
+other verb gets SIGHUP and undoes unfinished work.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from heddle.places.channel import AgentConnection, Broken, open_link
 from heddle.places.keyboard import Keyboard
 from heddle.places.store import digest_of, unpack
 
-# What makes a difference to how a verb speaks.
+# Variables that change the output or the limits of a verb.
 _PASSED: Final = ("CI", "HEDDLE_DEBUG", "HEDDLE_KEEP_BYTES", "HEDDLE_KEEP_RUNS", "NO_COLOR", "TERM")
-_MOST: Final = 64 * 1024 * 1024  # bytes of a file that a verb is to read
+_MOST: Final = 64 * 1024 * 1024  # largest size of an input file, bytes
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file that goes along with a verb: the path that it has in the tar, what is in it, and its mode."""
+    """A file that is sent with a verb: its path in the tar, its content, and its mode."""
 
     path: str
     content: bytes
@@ -50,7 +50,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class SshPlace:
-    """A server that verbs run on."""
+    """A lab server on which verbs run."""
 
     address: Address
 
@@ -73,7 +73,7 @@ class SshPlace:
 
 
 def _read(names: Sequence[str]) -> dict[str, InputFile]:
-    """What is at these names. A preset's name is no file, and goes as it is."""
+    """The files with these names. The name of a preset is not a file and is sent unchanged."""
     from heddle.spec.load import find_fabric, presets
 
     found = {}
@@ -83,11 +83,11 @@ def _read(names: Sequence[str]) -> dict[str, InputFile]:
         path, _ = find_fabric(name)
         if path.is_dir():
             raise InputError(Problem("", name, "is a directory", "name the .yml file in it"))
-        with machine_errors(name, "take a copy of it that this user can read"), path.open("rb") as file:
+        with machine_errors(name, "make the file readable for this user"), path.open("rb") as file:
             content = file.read(_MOST + 1)
         if len(content) > _MOST:
-            raise InputError(Problem("", name, f"is larger than {_MOST >> 20} MiB", "no file for Heddle needs that"))
-        # The whole path is kept, so that files that name each other still find each other.
+            raise InputError(Problem("", name, f"is larger than {_MOST >> 20} MiB", "check the name"))
+        # The whole path is kept, so that relative paths between files stay valid.
         there = "in" + str(Path(os.path.abspath(path)))  # noqa: PTH100  (not through links)
         found[name] = InputFile(there, content, 0o755 if os.access(path, os.X_OK) else 0o644)
     return found
@@ -111,9 +111,9 @@ class _Session:
     call: Call
     out: Output
     link: AgentConnection
-    printed: bytearray = field(default_factory=bytearray)  # with --format json: one document, or none
+    printed: bytearray = field(default_factory=bytearray)  # with --format json: one document, or nothing
     interrupts: int = 0
-    ending: int = 0  # SIGTERM or SIGHUP, when one came
+    ending: int = 0  # SIGTERM or SIGHUP, if one came
 
     def run(self, manifest: dict[str, list[str]], files: dict[str, InputFile]) -> int:
         try:
@@ -121,14 +121,14 @@ class _Session:
         except Broken:
             if (told := self.link.last_words()) is not None:
                 raise told from None
-            hint = "run the same line again: it goes on where it stopped"
-            why = "broke the connection while the project was brought over"
+            hint = "run the same line again: files already copied are not sent again"
+            why = "lost the connection while the project was copied there"
             raise MachineError(Problem("", str(self.address), why, hint)) from None
         try:
             return self._perform(files)
         except Broken:
-            after = "goes on there" if self.call.lasting else "was hung up on there"
-            why = f"is not connected any more: the connection broke during {self.call.verb}"
+            after = "continues there" if self.call.lasting else "was ended there"
+            why = f"lost the connection during {self.call.verb}"
             hint = f"{self.call.verb} {after}; ./inv status --place {self.address} shows what is there"
             raise MachineError(Problem("", str(self.address), why, hint)) from None
 
@@ -145,9 +145,10 @@ class _Session:
             sink = _Frames(self.link, b"T")
             sync.send(sync.project(), needed, sink)
             self.link.send(b"T")
-            self.out.say(f"{self.address}: {len(needed)} files brought over ({sink.count / 1000:.0f} kB)")
+            files_text = f"{len(needed)} file{'' if len(needed) == 1 else 's'}"
+            self.out.say(f"{self.address}: {files_text} copied ({sink.count / 1000:.0f} kB)")
         if not self.link.expect(b"q")["whole"]:
-            self.out.say(f"{self.address}: files changed while they were brought over")
+            self.out.say(f"{self.address}: files changed while they were copied")
 
     def _perform(self, files: dict[str, InputFile]) -> int:
         if files:
@@ -177,7 +178,7 @@ class _Session:
         return 128 + self.ending if self.ending else code
 
     def _follow(self, keyboard: Keyboard, outs: dict[str, str]) -> int:
-        """Pass on what the verb says until it has ended, and what happens here to it."""
+        """Show the verb's output until it ends, and send it the signals of this process."""
         told = 0
         with tempfile.TemporaryFile() as tar:
             while True:
@@ -188,7 +189,7 @@ class _Session:
                 if self.interrupts + self.ending and not told:
                     told = 1
                     self.link.send(b"H" if self.ending else b"C")
-                    print(f"{self.call.verb} is being ended there; Ctrl-C again leaves at once", file=sys.stderr)
+                    print(f"ending {self.call.verb} there; press Ctrl-C again to leave at once", file=sys.stderr)
                 if frame is None:
                     raise Broken
                 kind, data = frame
@@ -207,7 +208,7 @@ class _Session:
                 elif kind == b"t":
                     tar.seek(0)
                     for name in land(tar, outs, self.call.endings_here):
-                        print(f"{name}: written there and not brought back, as no --out names it", file=sys.stderr)
+                        print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
 
     def _print(self, data: bytes) -> None:
         if self.out.json:
@@ -219,12 +220,12 @@ class _Session:
             raise
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            hint = "free some space where the output goes"
+            hint = "check that the disk of the output file is not full"
             raise MachineError(Problem("", "stdout", f"cannot be written: {error.strerror}", hint)) from None
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Signals are passed on, and the verb's end is waited for; a second Ctrl-C leaves at once."""
+        """Send signals to the verb and wait for its end; a second Ctrl-C leaves at once."""
 
         def come(number: int, frame: object) -> None:
             if number != signal.SIGINT:
@@ -233,7 +234,7 @@ class _Session:
             self.interrupts += 1
             if self.interrupts > 1:
                 where = progname.as_started(f"./inv status --place {self.address}")
-                print(f"left; {self.call.verb} may still be ending there: {where} shows it", file=sys.stderr)
+                print(f"left; {self.call.verb} may still be running there: {where} shows the labs", file=sys.stderr)
                 raise KeyboardInterrupt
 
         before = {n: signal.signal(n, come) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -257,16 +258,16 @@ def _write(stream: Any, data: bytes) -> None:
 
 
 def _last(name: str) -> str:
-    """The last part of a path: verbs look at endings (`.svg`)."""
+    """The last part of a path: verbs read its suffix (`.svg`)."""
     last = Path(name).name
     return "out" if last in ("", ".", "..") else last
 
 
 def land(tar: IO[bytes], outs: Mapping[str, str], endings: Sequence[str]) -> list[str]:
-    """Write the verb's files to the paths named; returns the names of files that were not requested, which are refused.
+    """Copy the files that the verb wrote to the paths that the user named. Returns the names of other files.
 
-    A server is not trusted with more than that: no link of its making comes here, nor any file in the working directory
-    (which may be a home, or a checkout) but a plain one with one of these endings.
+    The server is not trusted: links are refused. The working directory, which may be a home or a checkout, gets plain
+    files with one of these suffixes only.
     """
     unasked = []
     with tempfile.TemporaryDirectory(prefix="heddle-") as spot, machine_errors():
@@ -274,7 +275,9 @@ def land(tar: IO[bytes], outs: Mapping[str, str], endings: Sequence[str]) -> lis
             unpack(tar, Path(spot), links=False)
         except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
             names = ", ".join(outs) or "what it wrote"
-            raise MachineError(Problem("", names, f"did not come back whole: {error}", "try again")) from None
+            raise MachineError(
+                Problem("", names, f"could not be copied back: {error}", "run the same line again")
+            ) from None
         here = Path(spot, "here")
         for source in sorted(here.iterdir()) if here.is_dir() else ():
             if source.is_file() and source.suffix in endings and not source.name.startswith("."):

@@ -1,7 +1,7 @@
-"""Connect to a lab server and log in: OpenSSH's settings, its known hosts and its keys, through paramiko.
+"""Connect to a lab server and log in through paramiko, with OpenSSH's settings, known hosts and keys.
 
 In:  an Address, and ~/.ssh.
-Out: a Transport that is logged in; MachineError says which step failed and what mends it. Every step is bounded.
+Out: a Transport that is logged in; MachineError names the failed step and a fix. Every step has a time limit.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     import paramiko
 
 TIMEOUT: Final = 10.0  # seconds for each of: the TCP connection, the banner, the key exchange
-_DEAD: Final = 20  # seconds after which TCP gives up a peer that does not answer
+_DEAD: Final = 20  # seconds after which TCP closes a connection whose peer does not answer
 _USUAL: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
-_ASKED: Final = 3  # times that a passphrase may be typed wrong
+_ASKED: Final = 3  # attempts for a passphrase
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server as ~/.ssh/config completes it. `name` is what known_hosts calls it; `keys` are files, in order."""
+    """A server with the settings of ~/.ssh/config. `name` is its name in known_hosts; `keys` are files, in order."""
 
     host: str
     name: str
@@ -50,17 +50,17 @@ class Target:
 
 
 def target_of(address: Address) -> Target:
-    """What the address does not say comes from ~/.ssh/config, then from OpenSSH's defaults."""
+    """The address, completed from ~/.ssh/config, then from OpenSSH's defaults."""
     home = Path.home() / ".ssh"
     said = _settings(home / "config", address)
     for key in ("proxyjump", "proxycommand"):
         if said.get(key, "none").lower() != "none":
             far = f"{said.get('hostname', address.host)}:{address.port or said.get('port', 22)}"
             hint = (
-                f"open a tunnel, as ssh -N -L 2222:{far} {said[key].split(',')[-1] if key == 'proxyjump' else 'JUMP'}, "
-                "and name that: --place ssh:user@localhost:2222"
+                f"open a tunnel: ssh -N -L 2222:{far} {said[key].split(',')[-1] if key == 'proxyjump' else 'JUMP'}; "
+                "then use --place ssh:user@localhost:2222"
             )
-            why = f"is behind a jump host ({said[key][:60]}), which --place does not go through"
+            why = f"is behind a jump host ({said[key][:60]}), which --place does not support"
             raise MachineError(Problem("~/.ssh/config", str(address), why, hint))
     host = said.get("hostname", address.host)
     files = said.get("userknownhostsfile", "").split() or [str(home / "known_hosts"), str(home / "known_hosts2")]
@@ -90,15 +90,15 @@ def _settings(path: Path, address: Address) -> dict[str, Any]:
     except OSError as error:
         raise trouble(error, "~/.ssh/config") from None
     except (paramiko.SSHException, UnicodeDecodeError, ValueError) as error:
-        hint = "ssh -G HOST shows what OpenSSH makes of it"
+        hint = "run ssh -G HOST: it shows how OpenSSH reads the file"
         raise InputError(Problem("", "~/.ssh/config", f"cannot be read: {error}", hint)) from None
 
 
 def connect(address: Address) -> tuple[paramiko.Transport, Target]:
-    """A connection that is logged in; the caller closes it. MachineError when there is no way."""
+    """A connection that is logged in; the caller closes it. MachineError when a step fails."""
     import paramiko
 
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # what goes wrong is told below, once
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # errors are reported below, once
     target = target_of(address)
     sock = _dial(address, target)
     transport = paramiko.Transport(sock)
@@ -117,21 +117,21 @@ def _dial(address: Address, target: Target) -> socket.socket:
         sock = socket.create_connection((target.host, target.port), timeout=TIMEOUT)
     except (socket.gaierror, UnicodeError) as error:
         said = getattr(error, "strerror", None) or str(error)
-        hint = "check the name; names of ~/.ssh/config are known, too"
-        raise MachineError(Problem("", what, f"is not known here: {target.host}: {said}", hint)) from None
+        hint = "check the name; a Host of ~/.ssh/config can be used, too"
+        raise MachineError(Problem("", what, f"cannot be resolved: {target.host}: {said}", hint)) from None
     except ConnectionRefusedError:
-        hint = "start sshd there, or name the port that it listens at: ssh:user@host:PORT"
+        hint = "start sshd on the server, or name its port: ssh:user@host:PORT"
         raise MachineError(Problem("", what, f"refuses connections at {where}", hint)) from None
     except TimeoutError:
-        hint = "see whether it runs, and whether a firewall stands in between"
+        hint = "check that the server is running and that no firewall blocks the port"
         raise MachineError(Problem("", what, f"does not answer at {where} within {TIMEOUT:g} s", hint)) from None
     except OSError as error:
-        hint = "see whether this machine has a way there: ip route get ADDRESS"
+        hint = "check that this machine has a route: ip route get ADDRESS"
         raise MachineError(
             Problem("", what, f"cannot be reached at {where}: {error.strerror or error}", hint)
         ) from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A peer that is gone without a word is noticed, also while nothing is sent.
+    # Keepalives detect a peer that has disappeared, even while nothing is sent.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", 5),
@@ -145,7 +145,7 @@ def _dial(address: Address, target: Target) -> socket.socket:
 
 
 def _greet(transport: paramiko.Transport, address: Address, target: Target) -> None:
-    """Exchange keys, and make sure that this is the server that it says it is."""
+    """Exchange keys, and check the server's host key."""
     import paramiko
 
     entries = known_hosts.read_entries(target.known_hosts)
@@ -157,26 +157,26 @@ def _greet(transport: paramiko.Transport, address: Address, target: Target) -> N
         key = transport.get_remote_server_key()
     except (paramiko.SSHException, EOFError, OSError) as error:
         said = str(error) or type(error).__name__
-        hint = f"see what ssh -v {target.login} says; is it sshd that listens there?"
-        why = f"does not speak SSH as it should at port {target.port}: {said}"
+        hint = f"run ssh -v {target.login}, and check that sshd listens at this port"
+        why = f"does not speak SSH correctly at port {target.port}: {said}"
         raise MachineError(Problem("", str(address), why, hint)) from None
     raw = key.asbytes()
     judged = known_hosts.judge(entries, target.name, target.port, raw)
     if judged.verdict is not HostKeyState.KNOWN:
-        raise MachineError(_stranger(address, target, key.get_name(), raw, judged))
+        raise MachineError(_bad_host_key(address, target, key.get_name(), raw, judged))
 
 
-def _stranger(address: Address, target: Target, kind: str, raw: bytes, judged: known_hosts.Judgement) -> Problem:
+def _bad_host_key(address: Address, target: Target, kind: str, raw: bytes, judged: known_hosts.Judgement) -> Problem:
     shown = f"{kind} {known_hosts.fingerprint(raw)}"
     name = known_hosts.called(target.name, target.port)
     file = shlex.quote(str(target.known_hosts[0]))
     if judged.verdict is HostKeyState.REVOKED:
-        hint = "this key must not be trusted any more: ask whoever runs the server"
-        return Problem(judged.where, str(address), f"SHOWS A REVOKED KEY: {shown}", hint)
+        hint = "do not trust this key: ask the administrator of the server"
+        return Problem(judged.where, str(address), f"PRESENTS A REVOKED HOST KEY: {shown}", hint)
     if judged.verdict is HostKeyState.CHANGED:
-        why = f"SHOWS ANOTHER KEY THAN THE ONE KNOWN: {shown}. This may be a man-in-the-middle attack"
+        why = f"PRESENTS A HOST KEY THAT DIFFERS FROM THE KNOWN ONE: {shown}. This may be a man-in-the-middle attack"
         hint = (
-            f"ask whoever runs the server whether its key is new. Only if it is, forget the old one:\n"
+            f"ask the administrator of the server whether its key is new. Only if it is, remove the old one:\n"
             f"ssh-keygen -f {file} -R {shlex.quote(name)}"
         )
         return Problem(judged.where, str(address), why, hint)
@@ -184,19 +184,19 @@ def _stranger(address: Address, target: Target, kind: str, raw: bytes, judged: k
     port = f"-p {target.port} " if target.port != known_hosts.DEFAULT_PORT else ""
     host = shlex.quote(target.host)
     hint = (
-        f"compare it with ssh-keygen -lf /etc/ssh/ssh_host_{word}_key.pub on the server itself; if it is the same:\n"
+        f"on the server, run ssh-keygen -lf /etc/ssh/ssh_host_{word}_key.pub; if it prints the same key, run here:\n"
         + (
             f"ssh-keyscan {port}-t {word} {host} >> {file}"
             if target.name == target.host
             else f"ssh {target.login}, and answer yes"
         )
     )
-    return Problem("", str(address), f"is not a known host; it shows {shown}", hint)
+    return Problem("", str(address), f"is not a known host; it presents {shown}", hint)
 
 
 @dataclass(slots=True)
 class _Tried:
-    """Keys that the server did not take, and those that could not be tried."""
+    """Keys that the server refused, and keys that could not be tried."""
 
     refused: list[str] = field(default_factory=list)
     locked: list[Path] = field(default_factory=list)
@@ -212,8 +212,8 @@ def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> 
         try:
             more = transport.auth_publickey(target.user, key)
         except paramiko.BadAuthenticationType as error:
-            why = f"does not take keys from {target.user}, only: {', '.join(error.allowed_types)}"
-            hint = "PubkeyAuthentication yes in its sshd_config"
+            why = f"does not accept keys from {target.user}, only: {', '.join(error.allowed_types)}"
+            hint = "set PubkeyAuthentication yes in its sshd_config"
             raise MachineError(Problem("", str(address), why, hint)) from None
         except paramiko.AuthenticationException:
             tried.refused.append(name)
@@ -226,28 +226,28 @@ def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> 
                 break
             continue
         if more:
-            why = f"wants more than a key: {', '.join(more)}"
-            raise MachineError(Problem("", str(address), why, "a login by key alone is needed"))
+            why = f"requires more than a key: {', '.join(more)}"
+            raise MachineError(Problem("", str(address), why, "allow this user to log in with a key alone"))
         return
-    raise MachineError(_kept_out(address, target, tried))
+    raise MachineError(_refused(address, target, tried))
 
 
-def _kept_out(address: Address, target: Target, tried: _Tried) -> Problem:
-    here = [f"ssh-add {_typed(path)}, for {_short(path)} needs its passphrase" for path in tried.locked]
+def _refused(address: Address, target: Target, tried: _Tried) -> Problem:
+    here = [f"run ssh-add {_typed(path)}, because {_short(path)} needs its passphrase" for path in tried.locked]
     here += tried.broken
-    copy = f"ssh-copy-id {target.login} puts a key there"
+    copy = f"run ssh-copy-id {target.login} to install your key"
     if tried.refused:
-        why = f"does not let {target.user} in; tried: {', '.join(tried.refused)}"
+        why = f"refuses the login of {target.user}; keys tried: {', '.join(tried.refused)}"
         return Problem("", str(address), why, "\n".join([*here, copy]))
     if here:
-        return Problem("", str(address), "cannot be logged in to: no key here can be used", "\n".join(here))
+        return Problem("", str(address), "refuses the login: no key of this machine can be used", "\n".join(here))
     looked = ", ".join(_short(path) for path in target.keys)
-    hint = f"ssh-keygen -t ed25519 makes one, {copy}"
-    return Problem("", str(address), f"cannot be logged in to: there is no key in an agent, nor at {looked}", hint)
+    hint = f"run ssh-keygen -t ed25519 to make a key, then {copy}"
+    return Problem("", str(address), f"refuses the login: there is no key in an SSH agent, nor at {looked}", hint)
 
 
 def _keys(target: Target, tried: _Tried) -> Iterator[tuple[Any, str]]:
-    """Keys to try, with their names: those of the agent, files, and files that need a passphrase last."""
+    """Keys to try, with their names: first those of the agent, then files, last files that need a passphrase."""
     import paramiko
 
     offered = set()
@@ -268,7 +268,7 @@ def _keys(target: Target, tried: _Tried) -> Iterator[tuple[Any, str]]:
             yield load(None), _short(path)
         except FileNotFoundError:
             continue
-        except (paramiko.PasswordRequiredException, TypeError):  # cryptography's TypeError: no password was given
+        except (paramiko.PasswordRequiredException, TypeError):  # cryptography's TypeError: the passphrase is missing
             tried.locked.append(path)
         except (paramiko.SSHException, paramiko.UnknownKeyType, ValueError, OSError) as error:
             tried.broken.append(f"{_short(path)} cannot be used: {getattr(error, 'strerror', None) or error}")
@@ -285,7 +285,7 @@ def _loader(path: Path) -> Callable[[str | None], Any]:
 
 
 def _unlocked(path: Path, tried: _Tried) -> Any:
-    """The key, if the user types the right passphrase on a terminal."""
+    """The key, when a user at a terminal types its correct passphrase; else None."""
     import paramiko
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -304,7 +304,7 @@ def _unlocked(path: Path, tried: _Tried) -> Any:
 
 
 def _public(path: Path) -> Sequence[bytes]:
-    """The public half of a key file, where it lies beside."""
+    """The public half of a key file, if KEY.pub exists."""
     try:
         entries = known_hosts.parse_entries("- " + Path(f"{path}.pub").read_text(), str(path))
     except (OSError, UnicodeDecodeError):
@@ -313,7 +313,7 @@ def _public(path: Path) -> Sequence[bytes]:
 
 
 def _typed(path: Path) -> str:
-    """A path as a word for a shell, which must still see ~."""
+    """A path as a word for a shell, with ~ unquoted."""
     home, tilde, rest = _short(path).partition("~/")
     return f"~/{shlex.quote(rest)}" if tilde and not home else shlex.quote(str(path))
 

@@ -1,7 +1,7 @@
-"""Files as content hashes: what a project is, what of it has changed, and how it is written down whole.
+"""The project as content hashes: its manifest, the files that changed, and tars of files.
 
-Used on both sides: here to say what the project is, and on the lab server, where this file is sent along with
-agent.py, to see what is missing. So: the standard library only, and what Python 3.9 knows.
+Used on both sides: here to make the manifest; on the lab server, where this file is sent with server.py, to find the
+missing files. So it uses the standard library only, and the syntax of Python 3.9.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ import tarfile
 from pathlib import Path
 from typing import IO, Protocol, cast
 
-# What tools keep in a checkout for themselves; it is neither brought over nor removed there.
+# Directories of tools in a checkout. They are neither copied nor removed on the server.
 KEPT = frozenset({".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
 Manifest = dict[str, list[str]]  # path -> ["f" or "x", SHA-256] or ["l", target]
 
 
 class Source(Protocol):
-    """What a tar is read from."""
+    """The source that a tar is read from."""
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end."""
 
 
 class Sink(Protocol):
-    """What a tar is written to."""
+    """The target that a tar is written to."""
 
     def write(self, data: bytes) -> int:
-        """Take a piece."""
+        """Write a piece."""
 
 
 def inside(root: Path, name: str) -> Path:
-    """A path below `root`; ValueError for one that leads out of it."""
+    """A path below `root`; ValueError when it is outside `root`."""
     parts = name.split("/")
     if not name or name.startswith("/") or any(p in ("", ".", "..") for p in parts):
-        raise ValueError(f"{name} leads out of {root}")
+        raise ValueError(f"{name} is outside {root}")
     return root.joinpath(*parts)
 
 
 def look(path: Path) -> list[str]:
-    """What a manifest says of a file."""
+    """A file's entry in a manifest."""
     if path.is_symlink():
         return ["l", str(path.readlink())]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -53,13 +53,13 @@ def look(path: Path) -> list[str]:
 
 
 def is_kept(name: str) -> bool:
-    """True for what tools keep in a checkout, by any part of its relative path."""
+    """Whether a relative path belongs to a tool (see KEPT), by any of its parts."""
     parts = name.split("/")
     return name.endswith(".pyc") or any(part in KEPT or part.endswith(".egg-info") for part in parts)
 
 
 def walk(root: Path) -> list[str]:
-    """All files and links below `root` but for what tools keep there, relative, sorted."""
+    """All files and links below `root` except those of tools, as relative paths, sorted."""
     found = []
     for here, directories, files in os.walk(root):
         links = [d for d in directories if Path(here, d).is_symlink()]
@@ -74,12 +74,12 @@ def digest_of(manifest: Manifest) -> str:
 
 
 def stamps(project: Path, names: list[str]) -> dict[str, list[int]]:
-    """Size, time and mode of every file: if none has changed, the files have not changed."""
+    """Size, time and mode of every file: when they are equal, no file has changed."""
     return {n: [s.st_size, s.st_mtime_ns, s.st_mode] for n in names for s in [os.lstat(project / n)]}
 
 
 class Store:
-    """The project on this machine, and the record of what was brought last."""
+    """The project on this machine, and the record of the last copy."""
 
     def __init__(self, base: Path) -> None:
         self.base, self.project, self.record = base, base / "project", base / "record.json"
@@ -87,7 +87,7 @@ class Store:
             own(directory)
 
     def is_at(self, wanted: str) -> bool:
-        """True when the project is what this hash says, as far as sizes and times tell."""
+        """Whether the project has this hash, judged by the recorded sizes, times and modes."""
         try:
             said = json.loads(self.record.read_text())
             known = said["stamps"]
@@ -96,9 +96,9 @@ class Store:
             return False
 
     def needs(self, manifest: Manifest) -> list[str]:
-        """Make room for the manifest: remove what is not in it, and name what is to be sent.
+        """Remove files that are not in the manifest, and name the files to send.
 
-        The record is removed first: after an interruption every file is checked again next time.
+        The record is removed first: after an interruption, the next call compares file by file again.
         """
         self.record.unlink() if self.record.exists() else None
         for name in walk(self.project):
@@ -112,7 +112,7 @@ class Store:
         return sorted(n for n, what in manifest.items() if n not in there or look(inside(self.project, n)) != what)
 
     def finish(self, manifest: Manifest) -> bool:
-        """Note that the project is complete; False when it is not what the manifest says."""
+        """Record that the project is complete; False when it differs from the manifest."""
         names = walk(self.project)
         now = {n: look(self.project / n) for n in names}
         data = {"hash": digest_of(now), "stamps": stamps(self.project, names)}
@@ -123,7 +123,7 @@ class Store:
 
 
 def own(directory: Path) -> None:
-    """Make a directory that only this user may write to, whatever the umask is: what stands in it will run as root.
+    """Make a directory that only this user can write to, whatever the umask is: its files will run as root.
 
     PermissionError when it is another user's, or a link.
     """
@@ -136,9 +136,9 @@ def own(directory: Path) -> None:
 
 
 def pack(files: list[tuple[Path, str]], sink: Sink, runnable: str = "") -> None:
-    """Write files (where they stand, their names in there) as a compressed tar; directories with all in them.
+    """Write files (path, name in the tar) as a compressed tar; directories with their content.
 
-    runnable: the name of one that is a program, whatever its mode is here.
+    runnable: the name of a file that becomes executable, whatever its mode is here.
     """
 
     def marked(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -152,9 +152,9 @@ def pack(files: list[tuple[Path, str]], sink: Sink, runnable: str = "") -> None:
 
 
 def unpack(source: Source, root: Path, *, links: bool = True) -> list[str]:
-    """Write every file and link of a tar below `root`, and name them: each is there whole, or not at all.
+    """Write every file and link of a tar below `root`; return their names. Each is written completely or not at all.
 
-    ValueError for a member that leads out of `root`, and for a link where there are to be none.
+    ValueError for a member outside `root`, and for a link when `links` is false.
     """
     written = []
     with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|gz") as tar:
@@ -181,13 +181,13 @@ def unpack(source: Source, root: Path, *, links: bool = True) -> list[str]:
             finally:
                 if os.path.lexists(fresh):
                     fresh.unlink()
-    while source.read(1 << 16):  # skip the rest of the stream
+    while source.read(1 << 16):  # tarfile stops before the last frames of the tar
         pass
     return written
 
 
 def clear(root: Path, path: Path) -> None:
-    """Take away what stands where a file, or a directory on the way to it, is to be."""
+    """Remove whatever is in place of a file, or of a directory of its path."""
     for parent in reversed(path.relative_to(root).parents[:-1]):
         if (root / parent).is_symlink() or (root / parent).is_file():
             (root / parent).unlink()

@@ -1,10 +1,10 @@
-"""What of the project is brought to a lab server: every file that git knows or does not ignore, by its content.
+"""The files of the project that are copied to a lab server: every file that git tracks or does not ignore.
 
-The files of an installed wheel make a checkout there: `./inv`, the lock file, the verbs, the package, the content. So a
-lab server is set up in one way only.
+The files of an installed wheel become a checkout there: `./inv`, the lock file, the verbs, the package, the content.
+So a lab server is set up in one way only.
 
 In:  the root of this checkout, or of the wheel's content.
-Out: its Manifest, and a tar of the files that the server asks for. Without git all files count but what tools keep.
+Out: its Manifest, and a tar of the files that the server requests. Without git: all files except those of tools.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from heddle.places.store import Manifest, Sink, is_kept, look, pack, walk
 
 
 def project() -> Path:
-    """The root of this checkout, or of the content of the wheel that is installed: what is brought over."""
+    """The root of the files to copy: this checkout, or the content of the installed wheel."""
     return resources.HERE.root
 
 
 def checkout_id(root: Path) -> str:
-    """A name for this checkout that no other one has on the lab server, whoever it belongs to."""
+    """A name for this checkout that is unique on the lab server, also among checkouts of other users and machines."""
     try:
         machine = Path("/etc/machine-id").read_text().strip()
     except OSError:
@@ -45,7 +45,7 @@ def manifest_of(root: Path) -> Manifest:
                 manifest[name] = look(path)
             except OSError as error:
                 raise trouble(error, str(path)) from None
-    # An installer of wheels need not keep the mode of files.
+    # An installer of wheels may drop the mode of files.
     return {**manifest, resources.FRONT_DOOR: ["x", manifest[resources.FRONT_DOOR][1]]} if _is_wheel(root) else manifest
 
 
@@ -74,14 +74,14 @@ def _files(root: Path) -> dict[str, Path]:
 
 def _names(root: Path) -> list[str]:
     known = _git(root)
-    # A checkout inside a repository that ignores it: git then does not list its files.
+    # A checkout inside another repository that ignores it: git does not list its files.
     if known is None or resources.FRONT_DOOR not in known:
         return [n for n in walk(root) if n.split("/")[0] != "out"]
     return sorted(name for name in known if not is_kept(name))
 
 
 def _git(root: Path) -> set[str] | None:
-    """Files that git knows, and those it does not but would not ignore; None where there is no git to ask."""
+    """Files that git tracks, and untracked files that it does not ignore; None without git."""
     argv = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:

@@ -1,4 +1,4 @@
-"""A prediction for people: tables of at most 100 columns."""
+"""A prediction as text: tables of at most 100 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heddle.forecast.result import ModeResult, Prediction
 from heddle.forecast.wires import Wires
 from heddle.views.style import WIDTH
 
-_LINKS = 8  # of the busiest, that are listed
+_LINKS = 8  # rows in the table of the busiest links
 
 
 def render(result: Prediction) -> str:
@@ -26,13 +26,12 @@ def render(result: Prediction) -> str:
 
 
 def _pathless(result: Prediction) -> Iterator[str]:
-    """Flows that BGP has no path for, with the NICs at their ends."""
+    """Flows without a path in BGP, with the NICs at their ends."""
     if result.unreachable:
         some = ", ".join(result.named)
         count, total = result.unreachable, result.traffic.connections.flows
         yield from _wrapped(
-            f"{count:,} of {total:,} flows have no path and are left out of all figures: {some}"
-            f"{', ...' * _more(result)}"
+            f"{count:,} of {total:,} flows have no path; all figures leave them out: {some}{', ...' * _more(result)}"
         )
 
 
@@ -41,7 +40,7 @@ def _head(result: Prediction) -> Iterator[str]:
     counts = Counter(fabric.level_of(node).title for node in fabric.switches)
     switches = " x ".join(f"{count:,} {title}" for title, count in counts.items())
     nics = sum(len(host.ports) for host in fabric.hosts)
-    yield f"{fabric.name} on paper: {switches}, {nics:,} NICs"
+    yield f"prediction for {fabric.name}: {switches}, {nics:,} NICs"
     what = f"matrix {spec.matrix}" if spec.matrix else " ".join(reversed(spec.pattern))
     size = "" if spec.file else f" of {format_size(spec.size)}"
     count = result.traffic.connections
@@ -57,13 +56,13 @@ def _head(result: Prediction) -> Iterator[str]:
         yield "; ".join(words)
     if result.idle:
         yield from _wrapped(result.idle)
-    yield f"times are emulated: rates are 1/{result.k} of the hardware's, so compare within a table"
+    yield f"times are emulated, at 1/{result.k} of the hardware's rates: compare figures within one table only"
     roofline = result.roofline
     if not roofline.seconds:
         yield "no flow that carries bytes has a path"
         return
     yield f"roofline {_seconds(roofline.seconds)}: {roofline.what}" + (
-        "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC alone: {_seconds(roofline.nic_s)})"
+        "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC needs {_seconds(roofline.nic_s)})"
     )
 
 
@@ -81,7 +80,7 @@ def _modes(result: Prediction) -> Iterator[str]:
     names = [result.wires.direction_name(d).split(" to ") for d in between]
     width = 11
     if between:
-        yield f"{'':46}MMR, bytes, over links above ranks"
+        yield f"{'':46}MMR of bytes, over links with ranks below"
     yield (
         f"{'mode':<12}{'completion':>11}{'/roofline':>10}  {'busiest link':<14}"
         + "".join(f"{f'{a}>{b}':>{width}}" for a, b in names)
@@ -100,7 +99,7 @@ def _trials(result: Prediction) -> Iterator[str]:
         return
     between = [d for d in _between(result.wires, result.modes[0]) if d in result.wires.upward]
     heads = ["completion/roofline", *(f"MMR {result.wires.direction_name(d)}" for d in between)]
-    yield f"over {result.trials} other draw{'' if result.trials == 1 else 's'} of seeds"
+    yield f"over {result.trials} other set{'' if result.trials == 1 else 's'} of hash seeds"
     yield f"{'':12}" + "".join(f"{head:^26}" for head in heads).rstrip()
     yield (f"{'mode':<12}" + f"{'mean':>8}{'p5':>8}{'p95':>8}  " * len(heads)).rstrip()
     for mode in result.modes:
@@ -113,10 +112,10 @@ def _trials(result: Prediction) -> Iterator[str]:
 def _moved(result: Prediction) -> Iterator[str]:
     if result.moved is not None:
         m = result.moved
-        yield f"flows that take another path now, of {m.flows:,} under {result.modes[0].mode}"
-        yield f"{'next hops':<14}{'moved':>12}{'had to':>12}{'share moved':>14}"
+        yield f"flows whose path changes, of {m.flows:,} under {result.modes[0].mode}"
+        yield f"{'next hops':<14}{'moved':>12}{'unavoidable':>13}{'share moved':>14}"
         for name, count in m.moved.items():
-            yield f"{name:<14}{count:>12,}{m.lost[name]:>12,}{m.share(name):>14.1%}"
+            yield f"{name:<14}{count:>12,}{m.lost[name]:>13,}{m.share(name):>14.1%}"
 
 
 def _more(result: Prediction) -> bool:
@@ -124,7 +123,7 @@ def _more(result: Prediction) -> bool:
 
 
 def _busiest(result: Prediction) -> Iterator[str]:
-    """The links that need most time under the first mode, so the first row is that mode's `busiest link`.
+    """The links that need most time under the first mode; the first row is that mode's `busiest link`.
 
     All links between switches are candidates, and of each direction from or to NICs only the busiest link: NICs often
     need the same time, and would fill the table.
@@ -174,7 +173,7 @@ def _two(value: float | None) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Three digits that count: `0.0123 s`, `12.3 s`, `1,230 s`; below a millisecond `6.56e-06 s`."""
+    """Three significant digits: `0.0123 s`, `12.3 s`, `1,230 s`; below a millisecond `6.56e-06 s`."""
     if value == 0 or value >= 1000:
         return f"{value:,.0f} s"
     if value < 1e-3:

@@ -1,8 +1,8 @@
-"""`./inv graph`: a fabric drawn, as text by containerlab (mermaid, dot, drawio) or as a picture by us (svg, png, pdf).
+"""`./inv graph`: draw a fabric: text by containerlab (mermaid, dot, drawio), or a picture by Heddle (svg, png, pdf).
 
-In:  Fabric, and the loads of a run where there was one.
-Out: the drawing, as a file's bytes.
-containerlab draws what is rendered, so it is given a rendered topology in a directory of its own; it starts nothing.
+In:  Fabric, and the link loads of a run if there is one.
+Out: the drawing as bytes of a file.
+containerlab draws a rendered topology, so it gets one in a temporary directory. It starts nothing.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ _SECONDS: Final = 120.0  # drawio pulls an image of some hundred megabytes first
 
 
 def kind_of(word: str | None, file: str | None = None) -> Kind:
-    """The kind of that name, else of the file's ending, else svg; InputError for no kind, and for two.
+    """The kind by its name, else by the file's suffix, else svg. InputError when there is no such kind, or both differ.
 
-    A file without an ending is an svg; with an ending that is no kind, the kind has to be named.
+    A file without a suffix is an svg. With an unknown suffix, `word` must name the kind.
     """
     ending = Path(file or "").suffix.removeprefix(".")
     named = next((kind for kind in KINDS if kind == ending), None)
     if word is None:
         if ending and named is None:
-            hint = f"endings are {', '.join(f'.{kind}' for kind in KINDS)}; or name the kind with --kind"
-            raise InputError(Problem("", f"--out {file}", "ends in no kind of drawing", hint))
+            hint = f"use one of {', '.join(f'.{kind}' for kind in KINDS)}, or add --kind"
+            raise InputError(Problem("", f"--out {file}", "has an unknown suffix", hint))
         return named or "svg"
     for kind in KINDS:
         if kind == word:
             if named not in (None, kind):
-                hint = f"--kind {named}, or another name for the file"
+                hint = f"use --kind {named}, or another file name"
                 raise InputError(
-                    Problem("", f"--out {file}", f"has the ending of another kind than --kind {kind}", hint)
+                    Problem("", f"--out {file}", f"has the suffix of another kind than --kind {kind}", hint)
                 )
             return kind
-    raise InputError(Problem("", f"--kind {word}", "is no kind of drawing", did_you_mean(word, KINDS)))
+    raise InputError(Problem("", f"--kind {word}", "is not a kind of drawing", did_you_mean(word, KINDS)))
 
 
 def drawing(
     kind: Kind, fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "", topology: Path | None = None
 ) -> bytes:
-    """The fabric drawn. MachineError when containerlab is needed and cannot.
+    """The drawing. MachineError when containerlab is needed and cannot draw.
 
-    loads, caption: of the run that a picture shows. topology: what containerlab draws; rendered when there is none yet.
+    loads, caption: of the run that a picture shows. topology: the file that containerlab draws; None: render one.
     """
     if kind == "svg" or kind == "png" or kind == "pdf":  # noqa: PLR1714 - the type checker narrows this one
         from heddle.views.picture import draw
@@ -68,20 +68,21 @@ def drawing(
 
 
 def write_file(path: Path, content: bytes, shown: str, flag: str = "--out") -> None:
-    """Write a drawing as the caller's own file; InputError when there is no place for one.
+    """Write a drawing as a file of the calling user. InputError when the path cannot be written.
 
-    shown: the file as the caller called it, which is another name where it was brought over from another machine.
-    flag: what it was named by.
+    shown: the path as the user typed it. It differs from `path` when the verb runs on another machine.
+    flag: the flag that named it.
     """
     from heddle.base import state
 
     if path.is_dir():
-        raise InputError(Problem("", f"{flag} {shown}", "is a directory", f"name a file, as {flag} {shown}/zone"))
+        hint = f"name a file in it, for example {flag} {shown}/zone.{'csv' if flag == '--csv' else 'svg'}"
+        raise InputError(Problem("", f"{flag} {shown}", "is a directory", hint))
     try:
         path.write_bytes(content)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         why = f"cannot be written: {error.strerror}"
-        raise InputError(Problem("", f"{flag} {shown}", why, "name another file")) from None
+        raise InputError(Problem("", f"{flag} {shown}", why, "use another file name")) from None
     except OSError as error:
         raise trouble(error, shown) from None
     state.give_to_caller(path)
@@ -92,15 +93,15 @@ def _by_containerlab(kind: Kind, fabric: Fabric, ready: Path | None) -> bytes:
     from heddle.render.dialects import RenderOptions
     from heddle.render.render import render
 
-    program = binary.find() or binary.require()  # one that cannot deploy on this kernel can draw
-    wrong = docker.trouble()  # containerlab asks the engine before anything else, if only to draw
+    program = binary.find() or binary.require()  # it can draw even where it cannot deploy on this kernel
+    wrong = docker.trouble()  # containerlab connects to the engine first, even to draw
     if wrong is not None:
-        raise MachineError(replace(wrong, why=f"{wrong.why} (containerlab draws {kind} only where an engine answers)"))
+        raise MachineError(replace(wrong, why=f"{wrong.why} (containerlab needs a running engine to draw {kind})"))
     with tempfile.TemporaryDirectory(prefix="heddle-graph-") as scratch, machine_errors():
         place = Path(scratch, "topology")
         if ready is None:
             topology = render(fabric, place, RenderOptions())
-        else:  # drawio writes beside what it reads, so it gets a copy
+        else:  # drawio writes beside its input, so it gets a copy
             topology = Path(shutil.copytree(ready.parent, place, symlinks=True), ready.name)
         done = run(
             [
@@ -118,7 +119,7 @@ def _by_containerlab(kind: Kind, fabric: Fabric, ready: Path | None) -> bytes:
 
 
 def _drawio_version(kind: Kind) -> list[str]:
-    """An image that is here already, if there is one: with its own default, `latest`, containerlab always pulls."""
+    """A local image, if there is one: containerlab's default tag, `latest`, is always pulled."""
     if kind != "drawio":
         return []
     from heddle.host.engine.docker import docker
@@ -129,24 +130,24 @@ def _drawio_version(kind: Kind) -> list[str]:
 
 
 def _failed(kind: Kind, said: str) -> Problem:
-    """What containerlab says in a box of its own, as one line; and for drawio, what it is that it wants."""
+    """containerlab's error box as one line; for drawio with a hint about its image."""
     words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", said).split()).partition("ERROR ")
     why = words[2] or words[0] or "it printed nothing"
     if kind == "drawio":
         return Problem(
             "",
             "--kind drawio",
-            f"needs the image {DRAWIO_IMAGE}, in which containerlab draws it, and that did not work: {why}",
-            f"where {DRAWIO_IMAGE.partition('/')[0]} is out of reach, docker load an image of it with a tag other than "
-            "latest (that one is always pulled); --kind svg and --kind mermaid need none",
+            f"needs the image {DRAWIO_IMAGE}, and containerlab could not use it: {why}",
+            f"without access to {DRAWIO_IMAGE.partition('/')[0]}, docker load this image with a tag other than latest "
+            "(latest is always pulled), or use --kind svg or --kind mermaid",
         )
     return Problem(
-        "", f"containerlab graph --{kind}", f"failed: {why}", "./inv doctor looks at containerlab and its engine"
+        "", f"containerlab graph --{kind}", f"failed: {why}", "./inv doctor checks containerlab and its engine"
     )
 
 
 def _ordered(text: str) -> str:
-    """Mermaid's lines in the order of names: containerlab writes links as its map has them, another way each time."""
+    """Mermaid's lines sorted by name: containerlab writes links in the random order of a Go map."""
     lines = text.splitlines()
     links = [line for line in lines if "---" in line.strip("-")]
     rest = [line for line in lines if "---" not in line.strip("-")]

@@ -1,8 +1,8 @@
-"""A picture of a prediction: what every link between switches carries, a square each, in both directions.
+"""A picture of a prediction: the load of every link between switches, one square per link and direction.
 
 In:  Prediction. Out: SVG, PNG or PDF of its first mode; the same input gives the same bytes.
-Rows are switches of one level, columns the switches above them; where rows have different switches above them, a column
-is the place of a switch in its area. Colour is the time that a link needs, as a multiple of the roofline's. Links that
+Rows are switches of one level, columns the switches above them. When rows have different switches above them, a column
+is the index of a switch in its area. Colour is the time that a link needs, as a multiple of the roofline. Links that
 are down are black, links of drained switches are hatched; the legend names both.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
     from matplotlib.patches import Patch, Rectangle
 
-_SHORT: Final = 3.2  # inches of a panel at least, and at most: then a row of 2,016 is still a pixel
+_SHORT: Final = 3.2  # least height of a panel, inches; _TALL the largest: a row of 2,016 is still a pixel
 _TALL: Final = 14.0
-_WRITTEN: Final = 20  # rows and columns up to which numbers stand in the squares
+_WRITTEN: Final = 20  # numbers are written in the squares up to so many rows and columns
 _TICKS: Final = 24
 _NAMED: Final = 6  # names in a line of the legend
 _DEAD: Final[Mapping[str, Any]] = {"facecolor": INK, "edgecolor": INK, "linewidth": 0.0}
@@ -38,7 +38,7 @@ _DRAINED: Final[Mapping[str, Any]] = {"facecolor": "none", "edgecolor": "#c2185b
 
 @dataclass(frozen=True)
 class _Panel:
-    """One direction between two levels. values: (rows, columns), nan where there is no link or a dead one.
+    """One direction between two levels. values: (rows, columns), nan where there is no link or it is down.
 
     dead, drained: (rows, columns), the links that are down and those of drained switches.
     """
@@ -97,7 +97,7 @@ def _panels(result: Prediction) -> list[_Panel]:
 
 
 def _cuts(wires: Wires, owners: I32) -> list[int]:
-    """Rows before which another area begins, or another box of several rows where areas do not follow each other."""
+    """Rows before which a new area begins; or a new box of several rows, when rows are not sorted by area."""
     for word in (wires.fabric.area, wires.fabric.box):
         number = wires.groups(word)[owners]
         groups = len(np.unique(number))
@@ -113,7 +113,7 @@ def _figure(result: Prediction) -> Figure:
     panels = _panels(result)
     if not panels:
         why = f"has nothing to draw: {result.wires.fabric.name} has no link between switches"
-        raise InputError(Problem("", "--heatmap", why, "leave it out: the table names the links of hosts"))
+        raise InputError(Problem("", "--heatmap", why, "remove --heatmap: the table names the links of hosts"))
     rows = max(len(panel.rows) for panel in panels)
     height = min(_TALL, max(_SHORT, 0.3 * rows))
     widths = [max(1.9, min(5.0, 0.42 * len(panel.columns))) for panel in panels]
@@ -127,12 +127,12 @@ def _figure(result: Prediction) -> Figure:
     x = left
     image = None
     for panel, width in zip(panels, widths, strict=True):
-        # A level with fewer rows is drawn as far as its rows go.
+        # A level with fewer rows gets a lower panel.
         tall = min(height, max(_SHORT, height * len(panel.rows) / rows))
         axes = figure.add_axes((x / across, (bottom + height - tall) / down, width / across, tall / down))
         image = _panel(axes, panel, most, width, tall)
         x += width + gap
-    assert image is not None  # noqa: S101  (a fabric has uplinks)
+    assert image is not None  # noqa: S101  (there is at least one panel)
     bar = figure.add_axes(((x - gap + 0.25) / across, (bottom + height - _SHORT) / down, 0.16 / across, _SHORT / down))
     figure.colorbar(image, cax=bar, label="time / roofline")
     bar.tick_params(labelsize=8)
@@ -141,7 +141,7 @@ def _figure(result: Prediction) -> Figure:
                       frameon=False, borderpad=0, labelcolor=INK)  # fmt: skip
     mode = result.modes[0]
     figure.text(
-        0.2 / across, 1 - 0.3 / down, f"{result.wires.fabric.name} on paper: {mode.mode}", fontsize=13, color=INK
+        0.2 / across, 1 - 0.3 / down, f"{result.wires.fabric.name}, predicted: {mode.mode}", fontsize=13, color=INK
     )
     ratio = (
         "" if mode.ratio is None else f"busiest link {result.wires.ports[mode.busiest]}, {mode.ratio:.2f} x roofline; "
@@ -153,7 +153,7 @@ def _figure(result: Prediction) -> Figure:
 
 def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) -> AxesImage:
     image = axes.imshow(panel.values, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, interpolation="nearest")
-    axes.set_facecolor("#d8dce1")  # where no link is
+    axes.set_facecolor("#d8dce1")  # squares without a link
     for mask, look in ((panel.dead, _DEAD), (panel.drained, _DRAINED)):
         cells = [_cell(int(row), int(column)) for row, column in np.argwhere(mask)]
         if cells:
@@ -179,7 +179,7 @@ def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) ->
 
 
 def _legend(result: Prediction, panels: Sequence[_Panel]) -> list[Patch]:
-    """What --down and --drain named, with the look of their links."""
+    """The nodes and ports of --down and --drain, with the pattern of their links."""
     from matplotlib.patches import Patch
 
     rows = (

@@ -1,4 +1,4 @@
-"""`./inv inspect` for people: a row a node for a lab, and of single nodes a row a port."""
+"""`./inv inspect` as text: one row per node of a lab; for single nodes one row per port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def lab_text(found: LabInventory) -> str:
-    """A table of all nodes. `address` is a switch's loopback, or that of a host's only NIC."""
+    """A table of all nodes. `address` is a switch's loopback, or the address of a host's only NIC."""
     rows = [
         (
             node.name,
@@ -35,7 +35,7 @@ def lab_text(found: LabInventory) -> str:
 
 
 def nodes_text(found: LabInventory) -> str:
-    """Each of the nodes in detail."""
+    """The details of each node."""
     return "\n\n\n".join(_node_text(found.lab, node) for node in found.nodes)
 
 
@@ -77,7 +77,7 @@ def _state(port: PortEntry) -> str:
 
 
 def _link(node: NodeEntry, port: PortEntry) -> str:
-    """`eth1->ctsw1:eth1`; of a host with several NICs `eth1(10.0.0.2/24)->rtsw1:eth3`."""
+    """`eth1->ctsw1:eth1`; for a host with several NICs `eth1(10.0.0.2/24)->rtsw1:eth3`."""
     own = f"({' '.join(port.addresses)})" if node.role == "host" and len(node.ports) > 1 and port.addresses else ""
     return f"{port.name}{own}->{port.peer}{' (down)' if port.up is False else ''}"
 
@@ -90,5 +90,5 @@ def _address(node: NodeEntry) -> str:
 
 
 def _is_loopback(node: NodeEntry, rows: tuple[str, ...]) -> bool:
-    """Whether these addresses are the loopback that is shown already."""
+    """Whether these addresses are the loopback, which has a row of its own."""
     return {row.partition("/")[0] for row in rows} == {node.loopback}

@@ -1,4 +1,4 @@
-"""What a run sent over each link, as values for pictures: LinkLoad; and how evenly each direction was used: Spread.
+"""The load of each link in a run, as values for pictures: LinkLoad; and how even each direction was: Spread.
 
 In:  packets and bytes by port (usage.py). Out: rows for JSON, lines for a legend.
 """
@@ -15,10 +15,10 @@ from heddle.fabric.model import Fabric
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """What a run sent over one link, by which end sent it.
+    """Packets and bytes that a run sent over one link, by sending end.
 
-    a, b: the ports, `a` on the lower level. share: the link's part of all bytes between the same levels, 0 to 1.
-    rate_bps: of both directions. run_s: seconds of the run; None where they are not known. ranked: ranks are below it.
+    a, b: the ports, `a` on the lower level. share: the link's bytes over all bytes between the same levels, 0 to 1.
+    rate_bps: of each direction. run_s: seconds of the run; None when not known. ranked: ranks are below the link.
     """
 
     a: str
@@ -54,7 +54,7 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How evenly one direction between two levels was used, over the ports of links that ranks are below.
+    """How even the load of one direction between two levels was, over the ports of links with ranks below.
 
     most, mean: bytes of the port with most, and over all ports. busiest, used: the port with the highest use, in words.
     left_out: ports of links without ranks.
@@ -83,7 +83,7 @@ class Spread:
 
 
 def use_text(seconds: float, run_s: float | None) -> str:
-    """The use of a port for a picture: `83 %` of the run, or `0.32 s` at its rate where the run's time is not known."""
+    """The use of a port for a picture: `83 %` of the run, or `0.32 s` at its rate when the run's time is not known."""
     return f"{seconds / run_s:.0%}" if run_s else f"{seconds:.3g} s"
 
 
@@ -96,7 +96,7 @@ def amount(count: float) -> str:
 
 
 def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
-    """Every direction between two levels, from the hosts up and down again."""
+    """Every direction between two levels: first from the hosts up, then down."""
     sent: dict[tuple[int, int], list[tuple[int, float, str, LinkLoad]]] = {}
     for load in loads:
         low, high = (fabric.by_name[ref.partition(":")[0]].level for ref in (load.a, load.b))

@@ -1,4 +1,4 @@
-"""Paths for people: verdict, how the links were used, and the QPs. Plain text of at most 100 columns."""
+"""Paths as text of at most 100 columns: verdict, use of the links, QPs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 _BAR: Final = 30
 _BARS: Final = "share of the busiest, by time"
 _HEADING: Final = f"{{:<15}} {'flows':>6} {'packets':>10} {'bytes':>15} {'seconds':>9} {'use':>5}  {_BARS}"
-_PORTS: Final = 8  # of each other direction
+_PORTS: Final = 8  # rows of each direction other than uplinks
 _ROWS: Final = 16
-_END: Final = 9  # letters of a host's name, at least
+_END: Final = 9  # least width of a host's name
 _WHO: Final = {
-    "kernel": "by the kernels of the switches",
-    "program": "by the programs of the switches",
-    "packet": "by packets through a router of the same hash",
+    "kernel": "by the switches' kernels",
+    "program": "by the switches' BPF programs",
+    "packet": "by packets through a router with the same hash",
     "route": "spread over all next hops of the route",
-    "arithmetic": "by arithmetic that the prediction shares",
+    "arithmetic": "by the same arithmetic as the prediction",
 }
 _MOVED: Final = 8
 
 
 def paths_text(result: PathsResult, chosen: QpSelection | None = None, rows: int | None = _ROWS) -> str:
-    """Verdict, bars of links, then QPs: at most `rows` that are proven and as many that are not, these first.
+    """Verdict, bars of links, then QPs: at most `rows` that are not proven, then at most `rows` that are.
 
-    chosen: with a selection, the verdict and all QPs that it chooses, without the use of links. rows: None for all.
+    chosen: show the verdict and the QPs of this selection, without the use of links. rows: None for all.
     """
     if chosen:
         return "\n".join([*_verdict(result), "", *_chosen(result, chosen)])
@@ -54,11 +54,11 @@ def paths_text(result: PathsResult, chosen: QpSelection | None = None, rows: int
 
 
 def now_text(now: Now, chosen: QpSelection | None = None, rows: int | None = _ROWS) -> str:
-    """How many QPs of the last run moved, where to, and the paths as they are now. chosen, rows: as in paths_text."""
+    """How many QPs of the last run moved, where to, and their current paths. chosen, rows: as in paths_text."""
     selection = chosen or QpSelection()
     lines = [
         f"  {' to '.join(now.result.ends(proof))}, QP {proof.flow.qpn}: {' '.join(was)} -> "
-        + (" ".join(proof.expected) or "nowhere")
+        + (" ".join(proof.expected) or "no path")
         for proof, was, wanted in zip(now.result.flows, now.was, selection.mask(now.result), strict=True)
         if wanted and not proof.spread and not spreads(was) and proof.expected != was
     ]
@@ -68,17 +68,17 @@ def now_text(now: Now, chosen: QpSelection | None = None, rows: int | None = _RO
 
 
 def _chosen(result: PathsResult, selection: QpSelection) -> list[str]:
-    """The QPs of a selection, how many of how many they are, and what there is when there are none."""
+    """The QPs of a selection and their number; when none match, the QPs, hosts and ports that exist."""
     flows = selection.shown(result)
     match = "matches" if len(flows) == 1 else "match"
     head = f"{len(flows)} of {len(result.flows)} QPs {match} {selection.text()}"
-    lines = _wrapped(head if flows else f"{head}; there are")
+    lines = _wrapped(head if flows else f"{head}; the run has")
     if not flows:
         lines += [line for each in selection.present(result) for line in _wrapped(f"  {each}")]
     hidden = sum(bool(proof.why) for proof in result.flows) - sum(bool(proof.why) for proof in flows)
     if hidden:
-        lines.append(f"{hidden} QPs that are not proven are not among them" if hidden > 1 else
-                     "1 QP that is not proven is not among them")  # fmt: skip
+        lines.append(f"{hidden} QPs that are not proven are not shown" if hidden > 1 else
+                     "1 QP that is not proven is not shown")  # fmt: skip
     return [*lines, *([""] if flows else []), *_flows(result, flows, None)]
 
 
@@ -89,7 +89,7 @@ def _verdict(result: PathsResult) -> list[str]:
         lines = [f"{result.source_names} agree on the paths of all {total} QPs"]
     elif wrong:
         lines = [f"NOT PROVEN: {result.source_names} do not agree on {wrong} of {total} QPs"]
-    else:  # the notes say why
+    else:  # the notes give the reason
         lines = [f"NOT PROVEN: the paths of {total} QPs"]
     return lines + [
         line for note in (*_delivery(result), *_choices(result), *result.notes) for line in _wrapped(f"  {note}")
@@ -97,26 +97,26 @@ def _verdict(result: PathsResult) -> list[str]:
 
 
 def _delivery(result: PathsResult) -> list[str]:
-    """What the NICs took beside what the last ports counted."""
+    """Packets that the NICs received, and packets that the last ports counted."""
     found = result.delivery
     if found is None or not found.qps:
         return []
     if found.received is None:
-        return [f"the last ports counted {found.counted:,} packets; what the receiving NICs took is not known"]
-    return [f"the receiving NICs took {found.received:,} of the {found.counted:,} packets that the last ports counted"]
+        return [f"the last ports counted {found.counted:,} packets; how many the receiving NICs got is not known"]
+    return [f"the receiving NICs got {found.received:,} of the {found.counted:,} packets that the last ports counted"]
 
 
 def _choices(result: PathsResult) -> list[str]:
-    """Who made the oracle's choices: what rests on the prediction's own arithmetic is named."""
+    """The source of the oracle's choices. Choices that use the prediction's own arithmetic are named."""
     said = [f"{result.choices[who]:,} {words}" for who, words in _WHO.items() if result.choices.get(who)]
     return [f"the oracle's choices: {', '.join(said)}"] if said else []
 
 
 def uplinks(result: PathsResult) -> list[str]:
-    """A bar for each uplink of a leaf: the time of its bytes, or flows where nothing was sent yet; then the MMR."""
+    """A bar for each uplink of a leaf: the time of its bytes, or flows when nothing was sent yet; then the MMR."""
     links = [link for link in result.links if link.uplink]
     if not links:
-        return ["no switch has uplinks: a path is one port"]
+        return ["no switch has uplinks: every path is one port"]
     over = result.uplinks
     count, title = len(over.switches), links[0].direction.partition(" to ")[0] or "switch"
     ranks = f"of {count} {title}{'' if count == 1 else 's'} with ranks" + (
@@ -132,7 +132,7 @@ def uplinks(result: PathsResult) -> list[str]:
 
 
 def _other_levels(result: PathsResult) -> list[str]:
-    """The busiest links of every other direction between two levels, by the same measure."""
+    """The busiest links of every other direction between two levels, measured in the same way."""
     most = _most(result.links)
     directions: dict[str, list[LinkUse]] = {}
     for link in result.links:
@@ -149,7 +149,7 @@ def _other_levels(result: PathsResult) -> list[str]:
 
 
 def _measure(link: LinkUse) -> float:
-    """What bars compare: the time of its bytes, or flows where nothing was sent yet."""
+    """The value of a bar: the time of the link's bytes, or flows when nothing was sent yet."""
     return link.seconds or (0.0 if link.bytes else float(link.flows))
 
 
@@ -171,7 +171,7 @@ def _bars(links: Sequence[LinkUse], most: float) -> list[str]:
 
 
 def _entropy(result: PathsResult) -> list[str]:
-    """How many of the QPs a hash of 5-tuples can tell apart."""
+    """How many of the QPs a hash of 5-tuples can distinguish."""
     found = result.entropy
     if not found.flows:
         return []
@@ -184,7 +184,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _flows(result: PathsResult, flows: Sequence[FlowProof], rows: int | None) -> list[str]:
-    """A row for each QP: those that are not proven, then those with the longest paths. rows: of each, None for all."""
+    """A row for each QP: those not proven, then the others, longest paths first. rows: of each, None for all."""
     wrong = [proof for proof in flows if proof.why]
     right = sorted((p for p in flows if not p.why), key=lambda p: -len(p.expected))
     shown = [*wrong[:rows], *right[:rows]]
@@ -198,7 +198,9 @@ def _flows(result: PathsResult, flows: Sequence[FlowProof], rows: int | None) ->
         lines += _wrapped(_row_text(cells, widths), "  " if proof.why else "    ")
         lines += _disagreement(proof) if proof.why else []
     if len(shown) < len(flows):
-        lines.append(f"{len(shown)} of {len(flows)} QPs are shown; use --all for all, or --qp, --host, --port")
+        lines.append(
+            f"{len(shown)} of {len(flows)} QPs are shown; --all shows all, and --qp, --host, --port select some"
+        )
     return lines
 
 
@@ -208,7 +210,7 @@ def _row_text(cells: tuple[str, str, str, str, str, str], widths: Sequence[int])
 
 
 def _disagreement(proof: FlowProof) -> list[str]:
-    """The path of a QP that is not proven, by each source."""
+    """The path of a QP that is not proven, from each source."""
     paths = [("oracle", proof.oracle), ("measured", proof.measured)]
     if proof.predicted is not None:
         paths.insert(0, ("predicted", proof.predicted))

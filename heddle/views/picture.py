@@ -1,10 +1,10 @@
-"""Heddle's own picture of a fabric: levels in rows, boxes of racks or pods, what a run sent over each link.
+"""Heddle's own picture of a fabric: levels in rows, boxes of racks or pods, the load of each link.
 
-In:  Fabric, and (where there was a run) LinkLoads.
+In:  Fabric, and the LinkLoads of a run if there is one.
 Out: SVG, PNG or PDF; the same input gives the same bytes.
-Each link is two halves, as in a weather map of a network: the half at a node is what that node sent. Width and colour
+Each link has two halves, as in a network weather map: the half at a node shows what that node sent. Width and colour
 show the use: the time of the bytes at the link's rate, relative to the busiest port. So a slow link is darker than a
-fast one with as many bytes. The colours differ in lightness too, so they also do for the colour-blind.
+fast one with as many bytes. The colours also differ in lightness, so colour-blind people can tell them apart.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Point = tuple[float, float]
-_WIDEST: Final = 26.0  # inches; what would be wider gets fewer labels instead
+_WIDEST: Final = 26.0  # inches; a larger fabric gets fewer labels
 _FILL: Final = ("#ffffff", "#dfe5ec", "#c5cfdb", "#abb9c9")  # by level, hosts first
-_QUIET: Final = "#b8c0c9"  # links that carried nothing, or of which nothing is known
+_QUIET: Final = "#b8c0c9"  # links that carried nothing, or whose load is not known
 _HOST_SIZE: Final[Point] = (0.62, 0.3)
 _SWITCH_SIZE: Final[Point] = (0.86, 0.36)
-_LEAF: Final = 1  # the level that stands in boxes, with its hosts; those above stand over the boxes
+_LEAF: Final = 1  # this level and its hosts are in boxes; levels above are drawn above the boxes
 
 
 def draw(kind: PictureKind, fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "") -> bytes:
-    """The picture as a file's bytes. loads: empty where nothing ran; caption: which run they are of."""
+    """The picture as a file's bytes. loads: empty when nothing ran; caption: the run of these loads."""
     return saved(kind, fabric.name, lambda: _figure(fabric, loads, caption))
 
 
@@ -60,13 +60,13 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
 
 
 class _PictureLayout:
-    """Where everything stands, in inches; how wide a box is decides which labels there is room for."""
+    """The position of each node and box, in inches. The width of a box decides which labels fit."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.up = {link.a for link in fabric.links}  # ports whose links leave upwards
+        self.up = {link.a for link in fabric.links}  # ports with links to the level above
         self.members: dict[int, list[Node]] = {level: [] for level in range(len(fabric.levels))}
-        self.boxes: dict[int, list[Node]] = {}  # 0: what is in no box, as an imported lab may have it
+        self.boxes: dict[int, list[Node]] = {}  # 0: nodes without a box, as in some imported labs
         for node in fabric.nodes:
             self.members[node.level].append(node)
             if node.level <= _LEAF:
@@ -84,11 +84,11 @@ class _PictureLayout:
         for place, (box, nodes) in enumerate(sorted(self.boxes.items())):
             self._box(box, nodes, place * self.box_width)
         self.pitch = {0: self.slot, _LEAF: self.box_width / leaves}
-        # Area -> left edge, width, whether it frames the boxes below too; empty where there is but one area.
+        # Area -> left edge, width, whether it also frames the boxes below; empty when there is only one area.
         self.areas: dict[int, tuple[float, float, bool]] = {}
         for level, nodes in tops.items():
             if nodes or level == _LEAF + 1:
-                # Rows stand further apart where many links cross between them.
+                # Rows are further apart when many links cross between them.
                 self.rows[level] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
             self._top(level, nodes)
         self.crowd = {level: self._crowd(level) for level in self.members}
@@ -96,7 +96,7 @@ class _PictureLayout:
         self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
 
     def _top(self, level: int, members: Sequence[Node]) -> None:
-        """A row above the boxes: over its area's boxes; over all of them where areas do not part them."""
+        """A row above the boxes: over the boxes of its area, or over all boxes when there are no areas."""
         areas = sorted({node.group(self.fabric.area) or 0 for node in members})
         for turn, area in enumerate(areas):
             nodes = [node for node in members if (node.group(self.fabric.area) or 0) == area]
@@ -117,7 +117,7 @@ class _PictureLayout:
         self.pitch.setdefault(level, self.width)
 
     def _area_of(self, nodes: Sequence[Node]) -> int | None:
-        """The area that all of a box is in; None where it is in several, or in none."""
+        """The area of all nodes of a box; None when they are in several areas, or in none."""
         numbers = {node.group(self.fabric.area) for node in nodes}
         return numbers.pop() if len(numbers) == 1 else None
 
@@ -132,24 +132,24 @@ class _PictureLayout:
                 self.at[node.name] = (x + self.box_width / 2 + offset, self.rows[node.level])
 
     def size(self, level: int) -> Point:
-        """Width and height of a node: its usual one, more where many links end at it, or what its neighbours leave."""
+        """Width and height of a node: wider when many links end at it, but it never overlaps its neighbours."""
         width, height = _SWITCH_SIZE if level else _HOST_SIZE
         return min(max(width, 0.09 * self.crowd[level]), 0.82 * self.pitch[level]), height
 
     def _crowd(self, level: int) -> int:
-        """The most links that end at one side of a node."""
+        """The largest number of links that end at one side of a node."""
         nodes = self.members[level]
         ups = [(sum((node.name, port.name) in self.up for port in node.ports), len(node.ports)) for node in nodes]
         return max((max(up, every - up) for up, every in ups), default=1)
 
     def font(self, level: int) -> float:
-        """Points in which the level's longest name fits its box; 0 where that would be too small to read."""
+        """The font size in points at which the level's longest name fits its box; 0 when that is too small to read."""
         longest = max(len(node.name) for node in self.members[level])
         fits = self.size(level)[0] * 72 / (0.66 * longest)
         return min(9.0, fits) if fits >= 5.5 else 0.0
 
     def ends(self, link: Link) -> tuple[Point, Point]:
-        """Where a link leaves its nodes; links of one pair of nodes lie side by side."""
+        """The two ends of a link, at the edges of its nodes; links of one pair of nodes are side by side."""
         return self._end(*link.a), self._end(*link.b)
 
     def _end(self, name: str, port: str) -> Point:
@@ -174,7 +174,7 @@ def _heading(axes: Axes, fabric: Fabric, caption: str, at: Point) -> None:
     )
     size = ", ".join(f"{count} {word}{'' if count == 1 else more}" for count, word, more in counts)
     axes.text(*at, f"{fabric.name}: {size}", fontsize=13, weight="bold", color=INK, gid="title")
-    text = caption or "no run yet: links carry no numbers"
+    text = caption or "no run yet: links have no load"
     axes.text(at[0], at[1] - 0.24, text, fontsize=9, color=INK, gid="caption")
 
 
@@ -213,7 +213,7 @@ def _frames(axes: Axes, layout: _PictureLayout) -> None:
 
 
 def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], LinkLoad], most: float) -> None:
-    """Two halves a link, heavy ones above light ones."""
+    """Two halves per link; halves with more load are drawn above the others."""
     thickest = _thickest(layout.fabric)
     colours = _colours()
     for link in layout.fabric.links:
@@ -232,19 +232,19 @@ def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], L
 
 
 def _thickest(fabric: Fabric) -> float:
-    """Points of the busiest port's half: less where many links cross."""
+    """Line width of the busiest port's half, in points: thinner when many links cross."""
     crossing = sum(1 for link in fabric.links if fabric.by_name[link.a[0]].role is Role.SWITCH)
     return max(1.6, min(7.0, 7.0 * math.pow(16 / max(1, crossing), 0.4)))
 
 
 def _width(part: float, thickest: float) -> float:
-    """Points; what carried little is thin, and still there."""
+    """Line width in points; a port with little load is thin but visible."""
     thinnest = 0.12 * thickest
     return thinnest + part * (thickest - thinnest)
 
 
 def _colours() -> Colormap:
-    """Light for little, dark for much: viridis without its palest end, which white paper swallows."""
+    """Light for low load, dark for high load: viridis without its lightest colours, which white paper hides."""
     import matplotlib as mpl
     from matplotlib.colors import ListedColormap
 
@@ -253,7 +253,7 @@ def _colours() -> Colormap:
 
 
 def _nodes(axes: Axes, layout: _PictureLayout) -> None:
-    """Boxes with names; where names do not fit, the first and every so many more, beside their box."""
+    """Boxes with names. When names do not fit, only some nodes are named, beside their boxes."""
     from matplotlib.patches import Rectangle
 
     for level, members in layout.members.items():
@@ -281,14 +281,14 @@ def _nodes(axes: Axes, layout: _PictureLayout) -> None:
 
 
 def _thinned(members: int, width: float) -> int:
-    """Every how manieth node is named when there is room for a name every 0.8 inches."""
+    """n, where every n-th node is named: a name needs 0.8 inches."""
     return max(2, -(-members // max(1, int(width / 0.8))))
 
 
 def _legend(axes: Axes, lines: Sequence[str], scale: tuple[float, float | None], at: Point) -> None:
-    """A bar whose width and colour are those of the links, with numbers; then how even each direction was.
+    """The scale of width and colour of the links, with numbers; then how even the load of each direction was.
 
-    scale: seconds of the busiest port, and of the run where they are known.
+    scale: seconds of the busiest port, and seconds of the run (None when not known).
     """
     from matplotlib.patches import Polygon
 

@@ -1,9 +1,9 @@
-"""A picture of a run's queues over time: the egress queues and ingress buffers that held most, a panel each.
+"""A picture of a run's queues over time: a panel for each of the fullest egress queues and ingress buffers.
 
-In:  Recorded (see seriesfile.py), and which of its rows.
+In:  Recorded (see seriesfile.py), and the rows to draw.
 Out: SVG, PNG or PDF; the same input gives the same bytes.
-Depth is a filled step at each bucket's end, with the most in the bucket as a line above it. Below it, in lanes of their
-own, stand what share of the time the port's gate was closed, and marks, drops and pause frames.
+Depth is a filled step: the value at each bucket's end. The line above it is the bucket's maximum. Below it are lanes:
+the share of time that the port's gate was closed, marks, drops, and pause frames.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-PORTS: Final = 4  # panels of egress queues, and of ingress buffers, when none are named
-INGRESS: Final = 2
-MOST: Final = 12  # panels that a page has room for
+PORTS: Final = 4  # panels of egress queues when the user names none
+INGRESS: Final = 2  # the same for ingress buffers
+MOST: Final = 12  # panels that fit on a page
 _STEPS: Final = 600
 _WIDTH, _PANEL, _LANE, _GAP = 10.5, 1.5, 0.26, 0.42  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.85, 1.25, 0.95, 0.75
@@ -38,7 +38,7 @@ _LINES: Final = {"kmin": ":", "kmax": "--", "xon": ":", "xoff": "--"}
 
 @dataclass(frozen=True)
 class Panel:
-    """A row of the series, by its egress queue or by its ingress buffer; level and peak in bytes, by bucket."""
+    """The egress queue or the ingress buffer of one row of the series; level and peak in bytes, by bucket."""
 
     label: RowLabel
     side: Literal["egress", "ingress"]
@@ -48,7 +48,7 @@ class Panel:
 
     @property
     def most(self) -> float:
-        """The most it ever held, bytes."""
+        """The maximum over the run, bytes."""
         return float(self.peak.max(initial=0.0))
 
     def to_json(self) -> dict[str, Any]:
@@ -60,9 +60,9 @@ class Panel:
 def panels(
     recorded: Recorded, wanted: Callable[[RowLabel], bool] | None = None, most: int | None = None
 ) -> list[Panel]:
-    """What is drawn: the egress queues that held most, and behind them the ingress buffers of lossless classes.
+    """The panels to draw: the fullest egress queues, then the fullest ingress buffers of lossless classes.
 
-    wanted: of all rows these, however little they held; most: so many panels of each side at most.
+    wanted: draw these rows, however little they held. most: the largest number of panels of each side.
     """
     found: list[Panel] = []
     for side, level, peak, usual in (
@@ -77,13 +77,13 @@ def panels(
         held = [panel for panel in rows if panel.most > 0]
         held.sort(key=lambda panel: (panel.label.host, -panel.most, panel.row))
         if wanted is None:
-            held = [panel for panel in held if _telling(recorded, panel)] or held
+            held = [panel for panel in held if _by_default(recorded, panel)] or held
         found += held[: most if most is not None else MOST // 2 if wanted is not None else usual]
     return found
 
 
-def _telling(recorded: Recorded, panel: Panel) -> bool:
-    """Whether a queue is drawn unasked: not what control says, nor what a host's own sockets keep ready unpaused."""
+def _by_default(recorded: Recorded, panel: Panel) -> bool:
+    """Whether a queue is drawn when the user names none: not class control, and a host's queues only if paused."""
     paused = recorded.series.columns["paused_ns"][panel.row].any()
     return panel.label.kind != "control" and bool(paused or not panel.label.host)
 
@@ -91,7 +91,7 @@ def _telling(recorded: Recorded, panel: Panel) -> bool:
 def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel]) -> bytes:
     """The picture as a file's bytes. shown: at least one panel.
 
-    A run of many buckets is drawn in fewer, since what is thinner than a pixel shows nothing.
+    A run with many buckets is drawn with fewer: a bucket must not be thinner than a pixel.
     """
     drawn = replace(recorded, series=recorded.series.coarser(_STEPS))
     again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
@@ -124,7 +124,7 @@ def _figure(recorded: Recorded, shown: Sequence[Panel]) -> Figure:
 
 
 def _lane_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
-    """What is counted below a panel, where there was any of it."""
+    """The lanes below a panel, without those that are zero."""
     columns = recorded.series.columns
     wanted: Mapping[str, tuple[str, str]] = (
         {"paused": ("paused_ns", _PAUSED), "marks": ("marks", _MARKS), "drops": ("drops", _DROPS)}
@@ -136,7 +136,7 @@ def _lane_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
 
 
 def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
-    """One queue over time, with its thresholds and the time its gate was closed."""
+    """One queue over time, with its thresholds."""
     series, label = recorded.series, panel.label
     edges = np.concatenate([[0.0], series.ends_s])
     colour = _DEPTH if panel.side == "egress" else _HELD
@@ -184,9 +184,9 @@ def _title(panel: Panel) -> str:
 
 
 def _counts(axes: Axes, recorded: Recorded, name: str, colour: str, values: F64) -> None:
-    """A lane: so many in each bucket, as a bar as high as the most of any; all of them stand at the right.
+    """A lane: a bar for the count of each bucket, scaled to the largest; the sum of all buckets is at the right.
 
-    Of the time that a gate was closed a bar is the share of its bucket.
+    For the time that a gate was closed, a bar is the share of its bucket.
     """
     series = recorded.series
     edges = np.concatenate([[0.0], series.ends_s])
@@ -194,7 +194,7 @@ def _counts(axes: Axes, recorded: Recorded, name: str, colour: str, values: F64)
     if name == "paused":
         top, total = 1.0, f"{values.sum() / 1e6:,.0f} ms"
         values = np.clip(values / 1e9 / np.maximum(series.ends_s - series.starts_s, 1e-9), 0, 1)
-    # With an edge, since a single one in thousands of buckets would be thinner than a pixel; none where there is none.
+    # With an edge line: without one, a single bar among thousands of buckets is thinner than a pixel.
     for start, end, value in zip(edges[:-1], edges[1:], values, strict=True):
         if value:
             axes.add_patch(_bar(start, end, value, colour))
@@ -216,7 +216,7 @@ def _bar(start: float, end: float, value: float, colour: str) -> Rectangle:
 
 
 def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: float) -> None:
-    """The axis of time, below the last lane."""
+    """The time axis, below the last lane."""
     axes = figure.add_axes((_LEFT / _WIDTH, at - 0.02 / tall, inner, 0.001))
     axes.set_xlim(0, _last(recorded))
     axes.set_yticks([])
@@ -231,7 +231,7 @@ def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: flo
 
 
 def _on_hardware(k: int) -> str:
-    """How long hardware, whose rates are k times higher, takes for the bytes of a millisecond here."""
+    """The time that hardware, whose rates are k times higher, needs for the bytes of one millisecond here."""
     ns = 1e6 / k
     return f"{ns / 1e3:.3g} us" if ns >= 1e3 else f"{ns:.3g} ns"
 
@@ -240,7 +240,7 @@ def _heading(figure: Figure, recorded: Recorded, tall: float) -> None:
     series = recorded.series
     x = 0.25 / _WIDTH
     figure.text(x, 1 - 0.32 / tall, f"{recorded.lab}: queues over time", fontsize=13, weight="bold", color=INK)
-    said = f"{recorded.what}; fill: at a bucket's end ({series.bucket_s * 1e3:.2g} ms), line: the most within it"
+    said = f"{recorded.what}; fill: at a bucket's end ({series.bucket_s * 1e3:.2g} ms), line: the bucket's maximum"
     figure.text(x, 1 - 0.55 / tall, said, fontsize=8.5, color=INK)
 
 

@@ -1,4 +1,4 @@
-"""How queues look to people: tables of ports and switches, and what is to be said of headroom and of pauses."""
+"""Queues as text: tables of ports and switches, then lines about headroom, reaction times and the PFC agent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CE: Final = "marks: packets that this queue set to CE; CE in: packets that an e
 
 
 def queues_text(result: QueuesResult, rows: Sequence[QueueRow], switches: Sequence[SwitchRow], hidden: int) -> str:
-    """The whole: ports, switches, headroom, agent. hidden: rows that were left out since nothing ever waited there."""
+    """The whole output: ports, switches, headroom, agent. hidden: the number of quiet rows that are left out."""
     parts = [ports_table(rows)] if rows else []
     if any(row.ce_in for row in rows):
         parts.append(_CE)
@@ -45,12 +45,12 @@ def queues_text(result: QueuesResult, rows: Sequence[QueueRow], switches: Sequen
 
 
 def ports_table(rows: Sequence[QueueRow]) -> str:
-    """A line a port and class; what there is none of is a dash, so that the rest is seen."""
+    """One line per port and class. Zero is a dash, so that other values are easy to see."""
     return table(PORTS, [port_cells(row) for row in rows])
 
 
 def port_cells(row: QueueRow) -> tuple[str, ...]:
-    """One line of it. depth, most: of the egress queue; held, most: of what came in here and has not left yet."""
+    """The cells of one row, as in PORTS: the egress queue and its maximum, ingress occupancy and its maximum."""
     drops = ", ".join(f"{count:,} {cause}" for cause, count in row.drops.items())
     pauses = f"{row.pfc_sent:,}/{row.pfc_received:,}" if row.pfc_sent or row.pfc_received else _NONE
     storms = f" ({row.storms} storm{'' if row.storms == 1 else 's'})" if row.storms else ""
@@ -77,29 +77,30 @@ def _switch_cells(row: SwitchRow) -> tuple[str, ...]:
 
 def _hidden(hidden: int, some: bool) -> str:
     if not hidden:
-        return "no port and class is meant by that"
+        return "no port or class matches"
     queues = f"{hidden} {'more ' if some else ''}queue{'' if hidden == 1 else 's'}"
-    return f"{queues} never held more than two packets, and marked, dropped and paused nothing; --all shows them"
+    return f"{queues} never held more than two packets, without marks, drops or pauses; --all shows them"
 
 
 def headroom_lines(result: QueuesResult) -> list[str]:
-    """Headroom by rate: how it comes about, what was measured, and by how much it was too small."""
+    """Headroom by link rate: how it is computed, the maximum used, and by how much it was too small."""
     if not result.headroom:
-        return ["headroom: none, since no class is both lossless and paused by PFC"]
+        return ["headroom: none, because no class is lossless with PFC enabled"]
     lines: list[str] = []
     for each in result.headroom:
         ports = f"{each.ports} port{'' if each.ports == 1 else 's'}"
         lines.append(f"headroom of {ports} at {format_rate(each.rate_bps)}: {_assumed(each)}")
         lines.append(
-            f"  most needed {amount(each.highest)} at {each.highest_at}" if each.highest else "  none needed yet"
+            f"  maximum used {amount(each.highest)} at {each.highest_at}" if each.highest else "  not used yet"
         )
         if each.drops:
             lines.append(_undersized(each))
     lines.append(f"reaction: {_measured(result.reactions)}")
     late = [each for each in result.headroom if _late(each, result.reactions)]
+    slowest = result.reactions.max_ns
     lines += [
-        f"  the slowest asks for {amount(each.needed_for(result.reactions.max_ns))} at {format_rate(each.rate_bps)}, "
-        f"more than the {amount(each.bytes)} there is"
+        f"  the slowest reaction needs {amount(each.needed_for(slowest))} at {format_rate(each.rate_bps)}, "
+        f"but the headroom is {amount(each.bytes)}"
         for each in late
     ]
     return lines
@@ -115,18 +116,18 @@ def _assumed(each: Headroom) -> str:
 
 def _undersized(each: Headroom) -> str:
     packets = f"{each.drops:,} packet{'' if each.drops == 1 else 's'}"
-    lacked = f", {amount(each.missing_bytes)} more than there was" if each.missing_bytes else ""
-    if each.missing_bytes and each.highest <= each.bytes:
-        past = f"{amount(each.missing_bytes)} too little; ./inv queues reset sets the counters to 0"
-        return f"  {packets} dropped when there was less, {past}"
+    short = f", {amount(each.lacking)} more was needed" if each.lacking else ""
+    if each.lacking and each.highest <= each.bytes:
+        past = f"{amount(each.lacking)} too little; ./inv queues reset sets the counters to 0"
+        return f"  {packets} dropped while the headroom was smaller, {past}"
     hint = round_up(max(each.highest, each.bytes + each.mtu))
-    return f"  UNDERSIZED: {packets} dropped for want of it{lacked}; try pfc.headroom={hint}"
+    return f"  UNDERSIZED: {packets} dropped because the headroom was full{short}; try pfc.headroom={hint}"
 
 
 def _measured(seen: Reactions) -> str:
     if not seen.count:
-        return "none measured yet: no port was paused while it sent"
-    times = f"{seen.count:,} measured, median {seen.median_ns / 1e6:.2f} ms, at most {seen.max_ns / 1e6:.2f} ms"
+        return "not measured yet: no port was paused while it sent"
+    times = f"{seen.count:,} measured, median {seen.median_ns / 1e6:.2f} ms, maximum {seen.max_ns / 1e6:.2f} ms"
     return f"{times} from pause frame to last packet"
 
 
@@ -135,16 +136,16 @@ def _late(each: Headroom, seen: Reactions) -> bool:
 
 
 def agent_lines(result: QueuesResult) -> list[str]:
-    """The processes that send and obey pauses; a line for each that is not running."""
+    """A line when the PFC agent, which sends and obeys pauses, or its keeper is not running."""
     if result.agent.alive or not result.headroom:
         return []
     if result.agent.agent is None:
-        return ["agent: does not run, so pauses are neither sent nor obeyed; ./inv run starts it again"]
-    return ["keeper: does not run, so gates would stay closed if the agent ended; ./inv run starts it again"]
+        return ["agent: not running, so pauses are neither sent nor obeyed; ./inv run restarts it"]
+    return ["keeper: not running, so gates would stay closed if the agent ended; ./inv run restarts it"]
 
 
 def set_lines(settings: Mapping[str, Mapping[str, QueueSetting]]) -> list[str]:
-    """What was set while the lab ran, with the nodes that have it."""
+    """Settings that were changed while the lab ran, with their nodes."""
     groups: dict[tuple[tuple[str, QueueSetting], ...], list[str]] = {}
     for node, values in settings.items():
         if values:
@@ -164,5 +165,5 @@ def _value(value: QueueSetting) -> str:
 
 
 def amount(count: int) -> str:
-    """Bytes in the powers of ten that a fabric file is written in, and a dash for none."""
+    """Bytes in powers of ten, as in a fabric file; a dash for 0."""
     return format_bytes(count) if count else _NONE

@@ -1,7 +1,7 @@
 """The runs of labs as a table of at most 100 columns, and as JSON.
 
 In:  for each lab its kept runs, oldest first, and the limits.
-Out: a table a lab; below it the reasons of runs that failed, were interrupted or cannot be read.
+Out: one table per lab; below it why runs failed, were interrupted or cannot be read.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _HEADER: Final = (
 _RIGHT: Final = ("ranks", "qps", "busbw", "wrong", "bytes")
 _ALGORITHM, _HASHING = _HEADER.index("collective"), _HEADER.index("hashing")
 UNKNOWN: Final = "-"
-_MOST: Final = {_ALGORITHM: 20, _HASHING: 11}  # columns of words that can be long
+_MOST: Final = {_ALGORITHM: 20, _HASHING: 11}  # largest width of columns with long words
 
 
 def runs_json(kept: Mapping[str, Sequence[KeptRun]], keep: Limits, removed: Sequence[str]) -> dict[str, Any]:
-    """`runs`, oldest first, and `keep`: the limits. busbw is that of the largest size, GB/s, emulated."""
+    """`runs`, oldest first, and `keep`: the limits. busbw is of the largest size, in GB/s, emulated."""
     rows = [_row(run, last=run is _last(runs)) for runs in kept.values() for run in runs]
     return {"runs": rows, "keep": {"runs": keep.runs, "bytes": keep.bytes}, "removed": list(removed)}
 
 
 def _last(runs: Sequence[KeptRun]) -> KeptRun | None:
-    """The run that verbs read when none is named."""
+    """The run that verbs read when the user names none."""
     return next((run for run in reversed(runs) if not run.interrupted), None)
 
 
@@ -65,15 +65,15 @@ def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
 
 
 def runs_text(kept: Mapping[str, Sequence[KeptRun]], keep: Limits, removed: Sequence[str]) -> str:
-    """A block a lab, one after the other."""
+    """One block per lab."""
     parts = [f"removed run {', '.join(removed)}"] if removed else []
     parts += [_block(lab, runs, keep) for lab, runs in kept.items()]
-    return "\n\n".join(parts) or "no lab exists, so there are no runs; ./inv up zone starts one"
+    return "\n\n".join(parts) or "no lab exists, so there are no runs; run ./inv up zone to start one"
 
 
 def _block(lab: str, runs: Sequence[KeptRun], keep: Limits) -> str:
     if not runs:
-        return f"lab {lab}: no run yet; ./inv run --lab {lab} --collective all-reduce makes one"
+        return f"lab {lab}: no run yet; run ./inv run --lab {lab} --collective all-reduce"
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
     total = format_bytes(sum(run.bytes for run in runs))
     most = f"{keep.runs} run{'' if keep.runs == 1 else 's'}, {format_bytes(keep.bytes)}"
@@ -92,7 +92,7 @@ def _reasons(run: KeptRun) -> list[str]:
         said = f"{run.id} cannot be read: {run.damage}"
     elif run.record.interrupted:
         largest = max(run.record.rows, key=lambda row: row.size)
-        said = f"{run.id} partial: {'; '.join(run.record.failure)}, so busbw is that of {_size(largest.size)}"
+        said = f"{run.id} partial: {'; '.join(run.record.failure)}, so busbw is of size {_size(largest.size)}"
     elif run.record.outcome is None:
         said = f"{run.id} failed: {'; '.join(each.partition(chr(10))[0] for each in run.record.failure)}"
     else:
@@ -124,12 +124,12 @@ def _results(record: RunRecord) -> tuple[str, str, str]:
 
 
 def _limited(record: RunRecord | None) -> bool:
-    """Whether the host, not the fabric, may have been the limit."""
+    """Whether the host CPU may have been the bottleneck, not the fabric."""
     return record is not None and record.outcome is not None and record.outcome.machine.limited
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    """`64K`, or `64K:16M` for several, as they are typed."""
+    """`64K`, or `64K:16M` for several, as the user types them."""
     return ":".join(_size(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
 
 
@@ -141,7 +141,7 @@ def _size(size: int) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns; with one space between them where two would be too wide."""
+    """Aligned columns, with two spaces between them; one where two would be too wide."""
     cut = [[_short(text, _MOST.get(at, WIDTH)) for at, text in enumerate(row)] for row in rows]
     cells = [list(_HEADER), *cut]
     sizes = [max(len(row[at]) for row in cells) for at in range(len(_HEADER))]

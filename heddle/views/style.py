@@ -1,4 +1,4 @@
-"""What all pictures and tables have in common."""
+"""Settings that all pictures and tables share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PictureKind = Literal["svg", "png", "pdf"]
 PICTURES: Final[tuple[PictureKind, ...]] = ("svg", "png", "pdf")
 DPI: Final = 150  # of a PNG
 INK: Final = "#1f2933"
-# It warns where it cannot keep its caches, as in a read-only home; a picture needs none.
+# It warns when it cannot write its caches, as in a read-only home; a picture needs no cache.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
-WIDTH: Final = 100  # letters of a line, where a table is drawn
+WIDTH: Final = 100  # characters of a line in tables
 # Metadata without a time, so that the same input gives the same bytes.
 _ABOUT: Final[dict[PictureKind, dict[str, Any]]] = {
     "svg": {"Date": None, "Creator": "Heddle"},
@@ -28,26 +28,26 @@ _ABOUT: Final[dict[PictureKind, dict[str, Any]]] = {
 
 
 def picture_kind(flag: str, file: str) -> PictureKind:
-    """The kind of picture by the file's ending; InputError with the endings that there are. flag: for the error."""
+    """The kind of picture by the file's suffix; InputError lists the suffixes. flag: for the error."""
     ending = Path(file).suffix.removeprefix(".")
     for kind in PICTURES:
         if kind == ending:
             return kind
     stem = Path(file).stem or "name"
-    hint = f"name it {', '.join(f'{stem}.{kind}' for kind in PICTURES[:-1])} or {stem}.{PICTURES[-1]}"
-    raise InputError(Problem("", f"{flag} {file}", "ends in no kind of picture", hint))
+    hint = f"use {', '.join(f'{stem}.{kind}' for kind in PICTURES[:-1])} or {stem}.{PICTURES[-1]}"
+    raise InputError(Problem("", f"{flag} {file}", "has no suffix of a picture", hint))
 
 
 def saved(kind: PictureKind, title: str, make: Callable[[], Figure]) -> bytes:
-    """A figure as a file's bytes; the same figure gives the same bytes. make: called where Heddle's settings hold."""
+    """A figure as a file's bytes; the same figure gives the same bytes. make: called with Heddle's settings."""
     import io
 
     import matplotlib as mpl
 
     file = io.BytesIO()
     with mpl.rc_context():
-        mpl.rcdefaults()  # not those of a matplotlibrc
-        mpl.rcParams["svg.hashsalt"] = "heddle"  # for ids within the file, random ones otherwise
-        mpl.rcParams["svg.fonttype"] = "none"  # text stays text: to be searched, and read aloud
+        mpl.rcdefaults()  # not the settings of a matplotlibrc file
+        mpl.rcParams["svg.hashsalt"] = "heddle"  # for ids in the file, which are random by default
+        mpl.rcParams["svg.fonttype"] = "none"  # text stays text, for search and for screen readers
         make().savefig(file, format=kind, metadata={**_ABOUT[kind], "Title": title})
     return file.getvalue()

@@ -1,8 +1,8 @@
-"""How much of a run went over each link, in both directions.
+"""The load of each link in a run, in both directions.
 
-In:  what every sender sent, the counters of the switches' ports (PathsResult.links), and the seconds of the run.
+In:  packets and bytes of every sender, the counters of the switches' ports (PathsResult.links), the run's seconds.
 Out: LinkLoads, in the order of the fabric's links, for the picture and `./inv graph --format json`.
-What a host sent is what its NIC says it sent; everything else was counted at the port that it left by.
+Traffic of hosts is what their NICs report; all other traffic was counted at the switches' egress ports.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Usage:
 
 
 def usage_of(lab: Lab, run: str | None = None) -> Usage | None:
-    """The loads of a run. run: as typed after --run; without it the last one, and None when that has no paths."""
+    """The loads of a run. run: the value of --run; None: the last run, and the result is None when it has no paths."""
     from heddle.base.problems import InputError
     from heddle.runs.past import load, proven
 
@@ -75,7 +75,7 @@ def link_loads(
 
 
 def _level(fabric: Fabric, ref: str) -> int:
-    """The level of a link's lower end: links of hosts are one set, those between switches another."""
+    """The level of a link's lower end: it groups links of hosts, and links between each pair of levels."""
     return fabric.by_name[ref.partition(":")[0]].level
 
 

@@ -44,14 +44,14 @@ def changed(path: Path, text: str | None) -> Iterator[None]:
 def test_a_wrong_key_is_refused_with_its_name(server: SshServer) -> None:
     with changed(server.spot / "authorized_keys", ""):
         said = refused(server)
-    assert f"does not let {server.user} in; tried: ~/.ssh/id_ed25519\n" in said
-    assert f"ssh-copy-id -p {server.port} {server.user}@127.0.0.1 puts a key there" in said
+    assert f"refuses the login of {server.user}; keys tried: ~/.ssh/id_ed25519\n" in said
+    assert f"run ssh-copy-id -p {server.port} {server.user}@127.0.0.1 to install your key" in said
 
 
 @pytest.mark.deep
 def test_without_a_key_it_is_said_where_keys_are_looked_for(server: SshServer) -> None:
     with changed(server.client_ssh / "id_ed25519", None):
-        assert "no key in an agent, nor at ~/.ssh/id_ed25519, ~/.ssh/id_ecdsa, ~/.ssh/id_rsa" in refused(server)
+        assert "no key in an SSH agent, nor at ~/.ssh/id_ed25519, ~/.ssh/id_ecdsa, ~/.ssh/id_rsa" in refused(server)
 
 
 @pytest.mark.deep
@@ -62,7 +62,7 @@ def test_a_key_with_a_passphrase_is_named(server: SshServer) -> None:
         assert server.inv("status").returncode == 0  # the other key does
         with changed(server.client_ssh / "id_ed25519", None):
             said = refused(server)
-        assert "ssh-add ~/.ssh/id_ecdsa, for ~/.ssh/id_ecdsa needs its passphrase" in said
+        assert "run ssh-add ~/.ssh/id_ecdsa, because ~/.ssh/id_ecdsa needs its passphrase" in said
     finally:
         locked.unlink()
 
@@ -90,7 +90,7 @@ def test_an_unknown_host_is_refused_with_its_fingerprint_and_how_to_accept_it(se
     ).stdout.split()[1]
     with changed(known, ""):
         said = refused(server)
-        assert f"is not a known host; it shows ssh-ed25519 {shown}" in said
+        assert f"is not a known host; it presents ssh-ed25519 {shown}" in said
         command = next(line.strip() for line in said.splitlines() if "ssh-keyscan" in line)
         subprocess.run(["sh", "-c", command], env=server.env, check=True, capture_output=True)
         assert server.inv("status").returncode == 0, "the hint does what it says"
@@ -111,7 +111,7 @@ def test_a_changed_host_key_is_refused_with_a_stronger_warning(server: SshServer
     other = key(server.spot / "other_host").split()
     with changed(known, f"[127.0.0.1]:{server.port} {other[0]} {other[1]}\n"):
         said = refused(server)
-        assert f"{known}:1  {server.place} SHOWS ANOTHER KEY THAN THE ONE KNOWN" in said
+        assert f"{known}:1  {server.place} PRESENTS A HOST KEY THAT DIFFERS FROM THE KNOWN ONE" in said
         command = next(line.strip() for line in said.splitlines() if "ssh-keygen" in line)
         subprocess.run(["sh", "-c", command], env=server.env, check=True, capture_output=True)
         assert "is not a known host" in refused(server)
@@ -156,13 +156,13 @@ def test_a_server_that_does_not_answer_is_reported(server: SshServer) -> None:
         port = closed.getsockname()[1]
         assert f"refuses connections at port {port}" in refused(server, place=f"ssh:127.0.0.1:{port}")
         closed.listen()  # and says nothing
-        assert "does not speak SSH as it should" in refused(server, place=f"ssh:127.0.0.1:{port}")
+        assert "does not speak SSH correctly" in refused(server, place=f"ssh:127.0.0.1:{port}")
     assert "cannot be reached at port 22: Network is unreachable" in alone(server, "true")
     wall = "ip link add wall0 type veth peer name wall1 && ip link set wall0 up && ip link set wall1 up"
     wall += " && ip address add 198.51.100.1/24 dev wall0"
     neighbour = "ip neighbour add 198.51.100.2 dev wall0 lladdr 02:00:00:00:00:02"
     assert "does not answer at port 22 within 10 s" in alone(server, f"{wall} && {neighbour}")
-    assert "is not known here: no.such.host.invalid" in refused(server, place="ssh:no.such.host.invalid")
+    assert "cannot be resolved: no.such.host.invalid" in refused(server, place="ssh:no.such.host.invalid")
 
 
 def alone(server: SshServer, prepared: str) -> str:
@@ -191,9 +191,11 @@ def test_a_server_without_disk_space_or_python_is_reported(server: SshServer) ->
     with changed(keys, 'command="exit 127" ' + keys.read_text()):
         assert "has no python3" in refused(server)
     with changed(keys, 'command="echo This account is not available.; exit 1" ' + keys.read_text()):
-        assert "does not run commands: python3 ended with 1: This account is not available." in refused(server)
+        assert "does not run commands: python3 ended with exit code 1: This account is not available." in refused(
+            server
+        )
     with changed(keys, 'command="yes" ' + keys.read_text()):
-        assert "does not run commands: its login prints more than 1 MiB first" in refused(server)
+        assert "does not run commands: its login printed more than 1 MiB first" in refused(server)
     with changed(keys, 'command="echo welcome; eval \\"$SSH_ORIGINAL_COMMAND\\"" ' + keys.read_text()):
         assert server.inv("status").stdout.startswith("no lab is running"), "what a login prints is passed over"
 
@@ -203,7 +205,7 @@ def test_the_first_verb_sets_the_project_up(tmp_path: Path) -> None:
     with ssh_server(tmp_path, set_up=False) as server:
         done = server.inv("render", "tiny", "--out", "o", timeout=280)
         assert done.returncode == 0, done.stderr
-        assert "files brought over" in done.stderr
+        assert "files copied" in done.stderr
         assert "setting up Heddle's Python packages in .venv (once; it takes a while)" in done.stderr
         assert (server.spot / "o" / "tiny.clab.yml").exists()
 
@@ -222,8 +224,8 @@ def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
 def test_an_account_that_may_not_run_commands_is_reported(server: SshServer) -> None:
     config = server.spot / "sshd_config"
     with changed(config, config.read_text() + "MaxSessions 0\n"):
-        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings again
-        assert until(lambda: "does not allow commands" in server.inv("status").stderr, 20)
+        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings anew
+        assert until(lambda: "does not run commands" in server.inv("status").stderr, 20)
         assert "see ForceCommand and MaxSessions" in refused(server)
     os.kill(server.process.pid, signal.SIGHUP)
     assert until(lambda: server.inv("status").returncode == 0, 20)

@@ -111,7 +111,7 @@ def left_at_once(server: SshServer, name: str) -> None:
     line_with(inv, "Ctrl-C again leaves at once")
     inv.send_signal(signal.SIGINT)
     _, said = inv.communicate(timeout=20)
-    assert (inv.returncode, f"./inv status --place {server.place} shows it" in said) == (130, True)
+    assert (inv.returncode, f"./inv status --place {server.place} shows the labs" in said) == (130, True)
     assert until(lambda: not sleepers("4321"), 20)
 
 
@@ -151,7 +151,7 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
     cut(server)
     document, said = inv.communicate(timeout=20)
     assert (inv.returncode, json.loads(document)["error"]["exit_code"]) == (3, 3)
-    assert "the connection broke during up" in said
+    assert "lost the connection during up" in said
     assert f"./inv status --place {server.place} shows" in said
 
     def is_up() -> bool:
@@ -167,10 +167,10 @@ def test_only_what_changed_is_sent(server: SshServer) -> None:
     here, there = server.project, server.brought()
     (here / "docs/new file.md").write_text("new\n")
     (here / "docs/link.md").symlink_to("new file.md")
-    assert " 2 files brought over" in server.inv("doctor").stderr
+    assert " 2 files copied" in server.inv("doctor").stderr
     assert (there / "docs/link.md").readlink() == Path("new file.md")
     (here / "docs/new file.md").chmod(0o755)
-    assert " 1 files brought over" in server.inv("doctor").stderr
+    assert " 1 file copied" in server.inv("doctor").stderr
     assert os.access(there / "docs/link.md", os.X_OK)
     (here / "docs/new file.md").unlink()
     (here / "docs/link.md").unlink()
@@ -185,10 +185,10 @@ def test_damaged_and_incomplete_files_on_the_server_are_repaired(server: SshServ
     there = server.brought()
     (there / "README.md").write_text("spoilt\n")
     (there / "docs" / "fabric-file.md").unlink()
-    assert " 2 files brought over" in server.inv("doctor").stderr
+    assert " 2 files copied" in server.inv("doctor").stderr
     (there.parent / "record.json").unlink()  # as a sync leaves it that was cut
     (there / "tasks.py").write_text("half of i")
-    assert " 1 files brought over" in server.inv("doctor").stderr
+    assert " 1 file copied" in server.inv("doctor").stderr
     assert server.inv("doctor").stderr == ""
 
 

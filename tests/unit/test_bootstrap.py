@@ -117,15 +117,15 @@ def test_a_python_too_old_is_named(clone: Path, tmp_path: Path) -> None:
         (old / name).chmod(0o755)
     done = inv(clone, PATH=f"{old}:/usr/bin:/bin")
     assert done.returncode == 3
-    assert "Python is 3.9.2, and 3.11 or newer is needed" in done.stderr
+    assert "Python is 3.9.2, but 3.11 or newer is needed" in done.stderr
 
 
 @pytest.mark.parametrize("named", ["/nowhere/python3", "/bin/true", "no-such-python"])
 def test_an_interpreter_that_is_none_is_not_passed_over(clone: Path, named: str) -> None:
     done = inv(clone, "status", "--format=json", HEDDLE_PYTHON=named)
     assert done.returncode == 3
-    assert f"HEDDLE_PYTHON={named} is no Python of 3.11 or newer" in done.stderr
-    assert json.loads(done.stdout)["error"]["problems"][0]["hint"] == "name another one, or unset HEDDLE_PYTHON"
+    assert f"HEDDLE_PYTHON={named} is not a Python 3.11 or newer" in done.stderr
+    assert json.loads(done.stdout)["error"]["problems"][0]["hint"] == "use another one, or unset HEDDLE_PYTHON"
 
 
 def test_venv_missing_from_python_names_its_package(clone: Path, tmp_path: Path) -> None:

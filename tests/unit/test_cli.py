@@ -70,8 +70,8 @@ def test_a_positional_list_takes_all_words_that_are_left() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "up needs FABRIC and none was given"),
-        ("a b", "b is one word too many for up"),
+        ("", "up FABRIC is missing"),
+        ("a b", "b is an unexpected word for up"),
         ("a --nmae x", "did you mean --name?"),
         ("a --n many", "--n many is not a whole number"),
         ("a --n", "--n needs a value"),
@@ -256,7 +256,7 @@ def test_there_is_a_completion_script_for_each_shell(capsys: pytest.CaptureFixtu
         assert ended("--print-completion-script", shell) == 0
         assert "--complete -- " in capsys.readouterr().out
     assert ended("--print-completion-script", "csh") == 2
-    assert "csh names no shell\n  hint: did you mean zsh?" in capsys.readouterr().err
+    assert "csh names no known shell\n  hint: did you mean zsh?" in capsys.readouterr().err
     assert ended("--print-completion-script") == 2
     assert "<Argument" not in capsys.readouterr().err
 
@@ -299,7 +299,7 @@ def test_help_before_a_verb_is_about_that_verb(capsys: pytest.CaptureFixture[str
     [
         (["--lsit"], "--lsit is not a flag of ./inv\n  hint: did you mean --list?"),
         (["--list=x"], "--list=x is not a flag of ./inv\n  hint: did you mean --list?"),
-        (["--word", "x", "work"], "--word is not a flag of ./inv\n  hint: flags of a verb stand after it: ./inv work"),
+        (["--word", "x", "work"], "--word is not a flag of ./inv\n  hint: write flags of a verb after it: ./inv work"),
     ],
 )
 def test_a_flag_before_the_verb_is_one_of_inv(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +327,7 @@ def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setitem(TRANSPORTS, "added", Rc)
     for name, said in {
         "run": [
-            f"; one of {', '.join(TRANSPORTS)} (default rc)",
+            f"; one of {', '.join(TRANSPORTS)} (default: rc)",
             "; one of all-reduce, all-to-all, incast",
             "; one of ring, staggered",
         ],
@@ -377,7 +377,7 @@ def test_a_working_directory_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
     argv = ["sh", "-c", line, sys.executable, str(ROOT / "tasks.py"), str(gone)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "the working directory is not there any more" in done.stderr
+    assert "the working directory no longer exists" in done.stderr
 
 
 def test_a_run_that_cannot_be_brings_no_fabric_up(capsys: pytest.CaptureFixture[str]) -> None:

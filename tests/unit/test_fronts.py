@@ -42,11 +42,11 @@ def test_every_front_lists_and_explains_the_verbs(typed_to: Typed) -> None:
     assert listed.returncode == 0
     assert {"demo", "up", "paths", "exec"} <= {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}
     for words in (("--help", "up"), ("up", "--help")):
-        output = typed_to(*words)
-        assert (output.returncode, output.stderr) == (0, "")
-        assert "Bring a fabric up" in output.stdout
-        assert "--runtime" in output.stdout
-        assert "where nodes run" in output.stdout
+        told = typed_to(*words)
+        assert (told.returncode, told.stderr) == (0, "")
+        assert "Bring up a fabric" in told.stdout
+        assert "--runtime" in told.stdout
+        assert "where nodes run" in told.stdout
 
 
 def test_every_front_runs_a_verb_and_ends_alike(typed_to: Typed) -> None:

@@ -32,15 +32,15 @@ def test_a_key_is_its_last_word_or_its_path_in_the_fabric_file(key: str) -> None
 @pytest.mark.parametrize(
     ("mode", "setting", "said"),
     [
-        ("flowlet", "gpa=5ms", "gpa is no key of hashing\n       hint: did you mean gap?"),
-        ("flow", "ucmp=true", "ucmp is no key of hashing\n       hint: legal here: policy, "),
-        ("flow", "ecmp=spray", "ecmp is no key of hashing\n       hint: the mode stands before it"),
-        ("flow", "gap=5ms", "gap has no effect under flow\n       hint: it counts in flowlet, adaptive"),
+        ("flowlet", "gpa=5ms", "gpa is not a key of hashing\n       hint: did you mean gap?"),
+        ("flow", "ucmp=true", "ucmp is not a key of hashing\n       hint: legal here: policy, "),
+        ("flow", "ecmp=spray", "ecmp is not a key of hashing\n       hint: write the mode as a word"),
+        ("flow", "gap=5ms", "gap has no effect under flow\n       hint: use it with flowlet or adaptive"),
         ("spray", "first=load", "first has no effect under spray"),
         ("flowlet", "choice=random", "choice has no effect under flowlet"),
         ("e-ecmp", "policy=l3", "policy has no effect under e-ecmp"),
-        ("flow", "udf.bytes=2", "udf has no effect under flow\n       hint: it counts in e-ecmp, flowlet, spray"),
-        ("e-ecmp", "buckets=64", "buckets has no effect under e-ecmp\n       hint: it counts with --set resilient"),
+        ("flow", "udf.bytes=2", "udf has no effect under flow\n       hint: use it with e-ecmp or flowlet or spray"),
+        ("e-ecmp", "buckets=64", "buckets has no effect under e-ecmp\n       hint: add --set resilient"),
     ],
 )
 def test_an_option_that_does_nothing_is_refused_and_says_where_it_would(mode: str, setting: str, said: str) -> None:
@@ -66,7 +66,7 @@ def test_switches_that_are_none_are_not_all() -> None:
 def test_a_port_number_is_written_with_digits_of_ascii() -> None:
     rows = ExactRows()
     rows.add(entry_rows(["rtsw1 \u0663 10.0.1.0/24 eth1", "rtsw1,4,10.0.1.0/24,eth1"]))
-    assert [problem.why for problem in rows.problems.found] == ["is no port number"]
+    assert [problem.why for problem in rows.problems.found] == ["is not a port number"]
     assert list(rows.tables) == ["rtsw1"]
 
 

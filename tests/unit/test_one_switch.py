@@ -60,7 +60,7 @@ def test_a_heatmap_has_nothing_to_draw() -> None:
 
 def test_no_table_of_uplinks_is_there() -> None:
     result = PathsResult(True, (), (), Mmr(None, None), {}, "hub", {}, ())
-    assert uplinks(result) == ["no switch has uplinks: a path is one port"]
+    assert uplinks(result) == ["no switch has uplinks: every path is one port"]
 
 
 def test_seconds_fit_their_column() -> None:

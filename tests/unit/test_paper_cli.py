@@ -78,7 +78,7 @@ def test_flows_without_a_path_come_first_and_give_exit_code_1(inv: Inv, capsys: 
     assert (code, said["unreachable"]["flows"]) == (1, 2)
     assert main(vars(tasks), ["inv", *words]) == 1
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("2 of 4 flows have no path and are left out of all figures: host1:eth1 to host2:eth1")
+    assert first.startswith("2 of 4 flows have no path; all figures leave them out: host1:eth1 to host2:eth1")
     assert main(vars(tasks), ["inv", *words[:-2]]) == 0
     assert "no path" not in capsys.readouterr().out
 
@@ -122,9 +122,9 @@ def test_a_plan_that_does_not_fit_is_an_input_error(inv: Inv) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--plan", "m.csv", "--csv", "./m.csv"), "--csv ./m.csv is what the prediction reads"),
-        (("--plan", "p.yml", "--csv", "m.csv"), "--csv m.csv is what the prediction reads"),
-        (("--plan", "ring", "--csv", "l.svg", "--heatmap", "./l.svg"), "--heatmap ./l.svg is the file of --csv, too"),
+        (("--plan", "m.csv", "--csv", "./m.csv"), "--csv ./m.csv is an input file of the prediction"),
+        (("--plan", "p.yml", "--csv", "m.csv"), "--csv m.csv is an input file of the prediction"),
+        (("--plan", "ring", "--csv", "l.svg", "--heatmap", "./l.svg"), "--heatmap ./l.svg is also the file of --csv"),
     ],
 )
 def test_no_file_is_written_over_one_that_was_read(
@@ -182,7 +182,7 @@ def test_a_heat_map_names_its_tiers_and_its_busiest_link() -> None:
 
 
 def test_a_heat_map_is_a_picture() -> None:
-    with pytest.raises(InputError, match=r"--heatmap load\.txt ends in no kind of picture"):
+    with pytest.raises(InputError, match=r"--heatmap load\.txt has no suffix of a picture"):
         picture_kind("--heatmap", "load.txt")
 
 

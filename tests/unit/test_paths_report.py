@@ -251,7 +251,7 @@ def test_mmr_counts_idle_uplinks_and_links_tell_ours_from_the_rest() -> None:
     assert sum(link.packets for link in uplinks.values()) == 320
     text = paths_text(result)
     assert max(len(line) for line in text.splitlines()) <= 100
-    assert "16 of 32 QPs are shown; use --all for all, or --qp, --host, --port" in text
+    assert "16 of 32 QPs are shown; --all shows all, and --qp, --host, --port select some" in text
 
 
 def test_what_a_hash_of_5_tuples_can_tell_apart_is_said() -> None:
@@ -407,7 +407,7 @@ def test_packets_of_the_receiving_nic_are_compared_with_the_last_port(taken: int
     assert result.flows[0].why == why
     assert result.to_json()["flows"][0]["received"] == taken
     assert result.to_json()["delivery"] == {"qps": 1, "counted": 10, "received": taken}
-    assert f"the receiving NICs took {taken} of the 10 packets that the last ports counted" in paths_text(result)
+    assert f"the receiving NICs got {taken} of the 10 packets that the last ports counted" in paths_text(result)
 
 
 def test_a_loss_behind_the_last_counter_that_its_queue_dropped_is_explained() -> None:
@@ -418,7 +418,7 @@ def test_a_loss_behind_the_last_counter_that_its_queue_dropped_is_explained() ->
 def test_runs_without_the_reports_of_nics_say_so() -> None:
     result = judge(SENT, evidence(SENT))
     assert result.to_json()["delivery"] == {"qps": 1, "counted": 10, "received": None}
-    assert "what the receiving NICs took is not known" in paths_text(result)
+    assert "how many the receiving NICs got is not known" in paths_text(result)
 
 
 def test_under_another_policy_the_kernel_does_not_heed_the_program() -> None:

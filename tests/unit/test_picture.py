@@ -191,7 +191,7 @@ def test_a_slow_link_is_darker_than_a_fast_one_with_more_bytes() -> None:
 
 def test_without_a_run_the_picture_says_so() -> None:
     drawn = Drawn(drawing("svg", FABRICS["tiny"]))
-    assert "no run yet: links carry no numbers" in drawn.texts
+    assert "no run yet: links have no load" in drawn.texts
     assert drawn.named("spread-") == set()
     assert len({drawn.half(port).colour for port in drawn.named("sent-")}) == 1
 
@@ -266,9 +266,9 @@ def test_the_kind_follows_the_files_ending_and_never_contradicts_it() -> None:
         "svg", "svg", "png", "pdf", "dot",
     ]  # fmt: skip
     assert kind_of("mermaid", "notes.md") == "mermaid"
-    with pytest.raises(InputError, match=r"--out x\.txt ends in no kind of drawing\n.*\.dot, \.svg, \.png, \.pdf"):
+    with pytest.raises(InputError, match=r"--out x\.txt has an unknown suffix\n.*\.dot, \.svg, \.png, \.pdf"):
         kind_of(None, "x.txt")
-    with pytest.raises(InputError, match=r"--out x\.png has the ending of another kind than --kind svg"):
+    with pytest.raises(InputError, match=r"--out x\.png has the suffix of another kind than --kind svg"):
         kind_of("svg", "x.png")
 
 

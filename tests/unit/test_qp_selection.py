@@ -51,7 +51,7 @@ def rail_result(*ends: tuple[str, str]) -> PathsResult:
 
 def test_sixteen_of_many_are_shown_and_the_text_says_how_to_see_the_rest() -> None:
     text = paths_text(result())
-    assert "16 of 40 QPs are shown; use --all for all, or --qp, --host, --port" in text
+    assert "16 of 40 QPs are shown; --all shows all, and --qp, --host, --port select some" in text
     assert sum(line.startswith("host1 ") for line in text.splitlines()) == 16
     everything = paths_text(result(), rows=None)
     assert sum(line.startswith("host1 ") for line in everything.splitlines()) == 40
@@ -107,10 +107,10 @@ def test_nics_of_hosts_with_several_are_named_everywhere() -> None:
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        (lambda: select(qp="99"), ["0 of 40 QPs match --qp 99; there are", "  QP numbers: 256 to 295"]),
+        (lambda: select(qp="99"), ["0 of 40 QPs match --qp 99; the run has", "  QP numbers: 256 to 295"]),
         (
             lambda: select(qp="99", port="rtsw2:eth1"),
-            ["0 of 40 QPs match --qp 99 --port rtsw2:eth1; there are", "  QP numbers: 256 to 295",
+            ["0 of 40 QPs match --qp 99 --port rtsw2:eth1; the run has", "  QP numbers: 256 to 295",
              "  ports that QPs leave by: ctsw1:eth2, ctsw2:eth2, rtsw1:eth1, rtsw1:eth2, rtsw2:eth3"],
         ),
     ],
@@ -143,7 +143,7 @@ def test_qps_that_are_not_proven_come_first_and_are_not_hidden_by_a_selection() 
     wrong = [proof for proof in judged.flows if proof.why]
     assert len(wrong) == 40
     text = paths_text(judged, select(qp="256"))
-    assert "39 QPs that are not proven are not among them" in text
+    assert "39 QPs that are not proven are not shown" in text
     assert "10 packets were sent, the first hop counted 9" in text
 
 

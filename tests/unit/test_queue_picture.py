@@ -93,5 +93,5 @@ def test_the_same_run_gives_the_same_bytes() -> None:
 def test_a_file_is_of_a_kind_that_its_name_ends_in() -> None:
     names = ("a.svg", "b/c.png", "b.x/c.pdf")
     assert [picture_kind("--out", name) for name in names] == ["svg", "png", "pdf"]
-    with pytest.raises(InputError, match=r"--out q\.txt ends in no kind of picture\n.*q\.svg, q\.png or q\.pdf"):
+    with pytest.raises(InputError, match=r"--out q\.txt has no suffix of a picture\n.*q\.svg, q\.png or q\.pdf"):
         picture_kind("--out", "q.txt")

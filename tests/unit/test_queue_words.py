@@ -72,11 +72,11 @@ def words_of(line: str) -> list[str]:
 def test_a_lab_at_rest_is_said_to_be_quiet_and_its_headroom_is_a_sum(maps: Maps) -> None:
     said = text(maps.result())
     assert said.splitlines() == [
-        "48 queues never held more than two packets, and marked, dropped and paused nothing; --all shows them",
+        "48 queues never held more than two packets, without marks, drops or pauses; --all shows them",
         "",
         "headroom of 12 ports at 100mbit: 100mbit x 10 ms assumed + 2 packets of 4214 B = 133 KB each",
-        "  none needed yet",
-        "reaction: none measured yet: no port was paused while it sent",
+        "  not used yet",
+        "reaction: not measured yet: no port was paused while it sent",
     ]
 
 
@@ -115,16 +115,22 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
     (headroom,) = result.headroom
     assert (headroom.highest, headroom.highest_at, headroom.missing_bytes) == (130_000 + 40_000, "rtsw1:eth1", 40_000)
     said = text(result)
-    assert "most needed 170 KB at rtsw1:eth1" in said
-    assert "UNDERSIZED: 12 packets dropped for want of it, 40 KB more than there was; try pfc.headroom=170KB" in said
+    assert "maximum used 170 KB at rtsw1:eth1" in said
+    assert (
+        "UNDERSIZED: 12 packets dropped because the headroom was full, 40 KB more was needed; try pfc.headroom=170KB"
+        in said
+    )
     assert result.to_json()["headroom"][0]["lacking"] == 40_000
     inward["headroom_high"] = 133_428 + 4214  # with the first that was dropped, which is counted once
     (headroom,) = maps.result().headroom
     assert headroom.highest == 133_428 + 40_000
     inward["headroom_high"] = 8_000  # all there was then: it has been set to more since
     said = text(maps.result())
-    assert "most needed 48 KB at rtsw1:eth1" in said
-    assert "12 packets dropped when there was less, 40 KB too little; ./inv queues reset sets the counters to 0" in said
+    assert "maximum used 48 KB at rtsw1:eth1" in said
+    assert (
+        "12 packets dropped while the headroom was smaller, 40 KB too little; ./inv queues reset sets the counters to 0"
+        in said
+    )
     assert "UNDERSIZED" not in said
 
 
@@ -143,8 +149,8 @@ def test_a_reaction_slower_than_assumed_asks_for_more_than_there_is(maps: Maps) 
     for reaction_ns in (100_000, 100_000, 25_000_000):
         bins[at, reaction_bin(reaction_ns)] += 1
     said = text(maps.result())
-    assert "reaction: 3 measured, median 0.11 ms, at most 25.00 ms from pause frame to last packet" in said
-    assert "the slowest asks for 321 KB at 100mbit, more than the 133 KB there is" in said
+    assert "reaction: 3 measured, median 0.11 ms, maximum 25.00 ms from pause frame to last packet" in said
+    assert "the slowest reaction needs 321 KB at 100mbit, but the headroom is 133 KB" in said
 
 
 def test_headroom_shows_the_reaction_time_set_on_its_node(maps: Maps) -> None:
@@ -201,9 +207,9 @@ def test_the_median_of_a_histogram_is_in_the_bin_of_the_true_one(seed: int) -> N
 def test_stopped_processes_and_changed_settings_are_reported(maps: Maps) -> None:
     settings = {"ctsw1": {"ecn.kmax": 800_000}, "ctsw2": {"ecn.kmax": 800_000}, "rtsw1": {}}
     said = text(maps.result(AgentRow(None, None), settings))
-    assert "agent: does not run, so pauses are neither sent nor obeyed" in said
+    assert "agent: not running, so pauses are neither sent nor obeyed" in said
     assert said.endswith("set: ecn.kmax=800KB on ctsw1, ctsw2")
-    assert "keeper: does not run" in text(maps.result(AgentRow(100, None)))
+    assert "keeper: not running" in text(maps.result(AgentRow(100, None)))
     assert maps.result(AgentRow(None, None)).to_json()["agent"] == {"agent": None, "keeper": None, "alive": False}
 
 

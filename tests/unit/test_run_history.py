@@ -431,7 +431,7 @@ def test_the_verb_lists_and_removes_without_a_running_lab(
         ("one", "0001", False), ("one", "0002", True), ("two", "0001", False), ("two", "0002", True),
     ]  # fmt: skip
     code, said = inv("--remove", "1")
-    assert (code, said["error"]["problems"][0]["why"]) == (2, "needs a LAB, since there are one, two")
+    assert (code, said["error"]["problems"][0]["why"]) == (2, "needs a LAB, because there are one, two")
     code, said = inv("one", "--remove", "1,last")
     assert (code, said["removed"], said["runs"]) == (0, ["0001", "0002"], [])
     assert History.named("two").ids() == ["0001", "0002"], "no file of another lab is touched"

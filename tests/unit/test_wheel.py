@@ -97,7 +97,7 @@ def test_texts_name_the_program_that_was_started(installed: InstalledWheel, tmp_
     for line, hint in {
         "status zone": "no lab is running; heddle up zone brings one up",
         "upp": "did you mean up?",
-        "up tiny x": "heddle up [FABRIC] [flags]; heddle up --help says more",
+        "up tiny x": "heddle up [FABRIC] [flags]; heddle up --help explains it",
         "test": "heddle test needs a checkout of Heddle, and this one is installed",
         "lint --format json": "clone Heddle's repository",
     }.items():
