@@ -84,7 +84,7 @@ def page(
     lines += [(line, "bold red") for line in agent_lines(result)]
     below = [Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in lines]
     room = max(_FEWEST, height - _AROUND - len(below))
-    first = sorted(rows, key=lambda row: (not row.paused, -max(row.depth, row.held), -row.high_water))[:room]
+    first = sorted(rows, key=lambda row: (not row.paused, -max(row.depth, row.occupancy), -row.high_water))[:room]
     shown = [row for row in rows if row in first]  # in the fabric's order, so that rows do not move
     table = Table(box=None, pad_edge=False, header_style="bold")
     cells = [port_cells(row) for row in shown]
@@ -118,7 +118,7 @@ def _columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
 
 def _styles(row: QueueRow) -> tuple[str, ...]:
     """One style per cell of `port_cells`: current activity and faults are highlighted."""
-    busy = {"depth": "cyan" if row.depth else "dim", "held": "cyan" if row.held else "dim"}
+    busy = {"depth": "cyan" if row.depth else "dim", "held": "cyan" if row.occupancy else "dim"}
     styles: dict[str, Any] = {
         **busy,
         "marks": "yellow" if row.marks else "dim",

@@ -47,10 +47,10 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
         needed = (*needed, *packages.ENGINE, *packages.IMAGE)
     if typed["build"]:
         needed = (*needed, *packages.BUILD)
-    lacking = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
+    absent = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
     # pytest collects tests only when needed: on a machine with all packages there is nothing to choose.
-    chosen = marked_needs(typed["suite"], typed.get("args") or ()) if lacking else frozenset()
-    return (*needed, *(name for name in lacking if name in chosen))
+    chosen = marked_needs(typed["suite"], typed.get("args") or ()) if absent else frozenset()
+    return (*needed, *(name for name in absent if name in chosen))
 
 
 def marked_needs(suite: str, extra: Sequence[str]) -> frozenset[str]:

@@ -83,7 +83,7 @@ class State:
         down = {ref: (ports[ref], here) for ref, here in now.down.items() if ref in ports}
         dead = []
         for ref, (port, here) in down.items():
-            # A link is named by the end where it was taken down. Hosts are not read: their end follows from the switch's.
+            # A link is named by the end that was taken down. Hosts are not read: their end follows from the switch's.
             there = port.peer_ref in down and down[port.peer_ref][1]
             if here or not there:
                 dead.append(ref if here or fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)

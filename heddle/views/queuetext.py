@@ -116,9 +116,9 @@ def _assumed(each: Headroom) -> str:
 
 def _undersized(each: Headroom) -> str:
     packets = f"{each.drops:,} packet{'' if each.drops == 1 else 's'}"
-    short = f", {amount(each.lacking)} more was needed" if each.lacking else ""
-    if each.lacking and each.highest <= each.bytes:
-        past = f"{amount(each.lacking)} too little; ./inv queues reset sets the counters to 0"
+    short = f", {amount(each.missing_bytes)} more was needed" if each.missing_bytes else ""
+    if each.missing_bytes and each.highest <= each.bytes:
+        past = f"{amount(each.missing_bytes)} too little; ./inv queues reset sets the counters to 0"
         return f"  {packets} dropped while the headroom was smaller, {past}"
     hint = round_up(max(each.highest, each.bytes + each.mtu))
     return f"  UNDERSIZED: {packets} dropped because the headroom was full{short}; try pfc.headroom={hint}"

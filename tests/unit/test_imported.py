@@ -254,7 +254,7 @@ def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> N
     own = str(mini_clos(tmp_path))
     with pytest.raises(InputError, match="needs a fabric or a containerlab topology"):
         blueprint_of(None, None, "netns")
-    with pytest.raises(InputError, match="zone is a fabric, and --topology"):
+    with pytest.raises(InputError, match="zone is a fabric, and cannot be combined with --topology"):
         blueprint_of("zone", own, "netns")
     with pytest.raises(InputError, match="changes a key of a fabric file"):
         blueprint_of(None, own, "netns", overrides=["racks=3"])
