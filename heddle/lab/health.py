@@ -60,7 +60,7 @@ def _root(kind: str) -> tuple[str, str]:
     """(what, why) of a Problem for a port without Heddle's root qdisc."""
     if not kind:
         return "the port", "is missing: it was removed"
-    return "the root qdisc", f"is not Heddle's: found {kind}"
+    return "the root qdisc", "is missing" if kind == "nothing" else f"is not Heddle's, but {kind}"
 
 
 def lost_agent(lab: Lab) -> list[Problem]:

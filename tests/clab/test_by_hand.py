@@ -99,8 +99,8 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     containerlab("start", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
     assert not row.converged
-    assert "rtsw1:eth1  the root qdisc is not Heddle's: found nothing" in row.faults
-    with pytest.raises(CheckError, match=r"not Heddle's: found nothing\n.*\./inv up --repair"):
+    assert "rtsw1:eth1  the root qdisc is missing" in row.faults
+    with pytest.raises(CheckError, match=r"the root qdisc is missing\n.*\./inv up --repair"):
         up(lab.name)
 
 
@@ -164,10 +164,10 @@ def test_a_foreign_root_qdisc_is_named_and_no_run_is_measured_over_it(lab: Lab) 
     netns = lab.handle("rtsw1").netns
     replace = ["tc", "qdisc", "replace", "dev", "eth2", "root", "tbf", "rate", "1mbit", "burst", "10k", "limit", "90k"]
     subprocess.run(["nsenter", f"--net={netns}", *replace], check=True)
-    said = "rtsw1:eth2  the root qdisc is not Heddle's: found tbf"
+    said = "rtsw1:eth2  the root qdisc is not Heddle's, but tbf"
     (row,) = status(lab.name)
     assert (row.converged, row.faults) == (False, (said,))
-    with pytest.raises(CheckError, match="found tbf"):
+    with pytest.raises(CheckError, match="but tbf"):
         run(lab, run_options(size="8"), Silent())
 
 

@@ -64,9 +64,7 @@ def frames_of(lab: StaticLab, qpns: Sequence[int], tos: int = DATA, flow: Flow |
     return made
 
 
-def test_new_bursts_take_the_way_with_the_least_of_their_own_class_before_them(
-    lab: StaticLab, queues: LabQueues
-) -> None:
+def test_new_bursts_take_the_path_with_the_shortest_queue_of_their_class(lab: StaticLab, queues: LabQueues) -> None:
     set_mode(lab, "adaptive", gap_ns=LONG_NS)
     for turn, best in enumerate(UPLINKS):
         other = UPLINKS[(turn + 1) % 4]
@@ -80,7 +78,7 @@ def test_new_bursts_take_the_way_with_the_least_of_their_own_class_before_them(
         assert set(ports(lab, frames_of(lab, [qpn + 500 for qpn in qpns], PLAIN))) == {other}
 
 
-def test_ways_of_the_same_depth_share_new_bursts(lab: StaticLab, queues: LabQueues) -> None:
+def test_paths_of_equal_depth_share_new_bursts(lab: StaticLab, queues: LabQueues) -> None:
     set_mode(lab, "adaptive", gap_ns=LONG_NS)
     depths(lab, queues, {3: (4000, 4000, 9000, 4000)})
     found = Counter(ports(lab, frames_of(lab, range(300))))
@@ -114,7 +112,7 @@ def test_a_dead_next_hop_is_not_chosen_even_with_an_empty_queue(lab: StaticLab, 
         link(lab, "up")
 
 
-def test_a_new_rule_forgets_the_ways_of_the_one_before(lab: StaticLab, queues: LabQueues) -> None:
+def test_a_new_rule_forgets_the_paths_of_the_previous_one(lab: StaticLab, queues: LabQueues) -> None:
     (frame,) = frames_of(lab, [3])
     for best in ("eth3", "eth1"):
         set_mode(lab, "adaptive", gap_ns=LONG_NS)
@@ -141,7 +139,7 @@ def test_every_port_of_every_switch_is_read_under_its_own_number() -> None:
 
 
 @pytest.mark.parametrize("mode", ["adaptive", deep("flowlet")])
-def test_bursts_keep_away_from_a_slow_way_by_depth_and_not_by_hash(mode: str) -> None:
+def test_bursts_avoid_a_slow_path_by_depth_but_not_by_hash(mode: str) -> None:
     """One of two uplinks has a tenth of the rate. What is steered is charged to where it came in, as what is routed."""
     link_rates = {"host": "40mbit", "fabric": "40mbit", "exceptions": {"rtsw1:eth1": "4mbit"}}
     routing = {"ecmp": mode, "hash": {"gap": "5s"}}

@@ -260,7 +260,7 @@ def test_exact_match_takes_what_the_table_says_and_hashes_the_rest(lab: StaticLa
     assert statistics(lab) - before == {"steered": 2, "misses": 2}
 
 
-def test_spray_takes_each_way_in_turn_or_by_chance(lab: StaticLab) -> None:
+def test_spray_takes_paths_round_robin_or_at_random(lab: StaticLab) -> None:
     frame = frame_of(lab, flows_of(lab, 1)[0])
     set_mode(lab, "spray", choice="round-robin")
     taken = ports(lab, [frame] * 40)
@@ -271,7 +271,7 @@ def test_spray_takes_each_way_in_turn_or_by_chance(lab: StaticLab) -> None:
     assert np.bincount([value >> 30 for value in chance], minlength=4).min() > 50
 
 
-def test_a_flowlet_keeps_its_way_until_it_was_silent(lab: StaticLab) -> None:
+def test_a_flowlet_keeps_its_path_until_a_gap(lab: StaticLab) -> None:
     flow = flows_of(lab, 1)[0]
     frame = frame_of(lab, flow)
     seed = set_mode(lab, "flowlet", gap_ns=500_000_000)  # a busy machine is never silent for so long
@@ -317,7 +317,7 @@ def test_a_flowlet_by_load_leaves_a_dead_port_for_a_live_one(lab: StaticLab) -> 
 
 
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
-def test_slices_go_round_a_number_of_ways_that_is_no_power_of_two(family: str) -> None:
+def test_slices_are_dealt_over_next_hops_whose_number_is_no_power_of_two(family: str) -> None:
     with static_fabric("pinned", weights=(1, 1, 1), racks=3, hosts_per_rack=4, family=family) as made:
         handle = made.handle("rtsw1")
         indexes = {name: index for index, name in port_names(handle).items()}
@@ -341,7 +341,7 @@ def test_bytes_of_long_ago_do_not_count_as_load(lab: StaticLab) -> None:
     assert Counter(ports(lab, [frame_of(lab, each) for each in others])) == dict.fromkeys(UPLINKS, 1)
 
 
-def test_a_new_rule_forgets_the_flowlets_of_the_one_before(lab: StaticLab) -> None:
+def test_a_new_rule_forgets_the_flowlets_of_the_previous_one(lab: StaticLab) -> None:
     flow = flows_of(lab, 1)[0]
     seed = set_mode(lab, "flowlet", gap_ns=50_000_000)
     (value,) = values(lab, [flow], seed)

@@ -100,7 +100,7 @@ def test_everything_about_it_validates(clos: Lab) -> None:
     assert [check.name for check in checks if check.skipped] == ["links", "polarisation"]
 
 
-def test_opened_again_it_is_the_same(clos: Lab) -> None:
+def test_a_reopened_lab_is_the_same(clos: Lab) -> None:
     again = open_lab(clos.name)
     assert again.fabric == clos.fabric
     assert json.loads((clos.dir / "lab.json").read_text())["imported"]["owners"]["10.255.0.1"] == "leaf-1"

@@ -24,7 +24,7 @@ ON_ITS_WAY = (
 SLOW = {"host": "40mbit", "fabric": "40mbit", "exceptions": {"host3:eth1": "8mbit"}}
 
 
-def test_depth_lies_between_two_readings_of_tc_and_returns_to_0() -> None:
+def test_depth_is_between_two_readings_of_tc_and_returns_to_0() -> None:
     with rack(link=SLOW, queues={"buffer": {"rtsw": "8MB"}}) as made:
         thread = threading.Thread(target=send_from, args=(made, (0, 1), 600))
         thread.start()

@@ -239,7 +239,7 @@ def test_an_undone_fault_is_not_undone_again(dc: Lab) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(("make", "where"), [(link_down, "rtsw1:eth1"), (switch_down, "ctsw1"), (drain, "ctsw2")])
 @pytest.mark.parametrize("error", [CheckError, KeyboardInterrupt])
-def test_a_fault_that_comes_too_late_or_is_interrupted_is_put_back(
+def test_a_fault_that_times_out_or_is_interrupted_is_undone(
     dc: Lab, make: Callable[..., Fault], where: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ends_early(*_: object) -> None:

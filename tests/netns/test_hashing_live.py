@@ -100,7 +100,7 @@ def ways(found: dict[str, Counter[Flow | str]], flow: Flow) -> set[str]:
 
 @pytest.mark.parametrize("mode", ["flow", "e-ecmp", "pinned", "exact-match"])
 @pytest.mark.parametrize("resilient", [False, True])
-def test_a_queue_pair_keeps_to_one_way_where_the_mode_says_so(lab: StaticLab, mode: str, resilient: bool) -> None:
+def test_a_queue_pair_uses_one_path_in_modes_that_require_it(lab: StaticLab, mode: str, resilient: bool) -> None:
     flows = flows_of(lab, 24)
     prefix = next(iter(row_of(lab, mode).steering.prefixes))
     exact = {(flows[0].sport, prefix): "eth4", (flows[1].sport, prefix): "eth1"}
@@ -128,7 +128,7 @@ def test_policies_of_flow_hash_what_they_say(lab: StaticLab, policy: str) -> Non
     assert sum(total > 0 for total in totals(found)) == (1 if policy == "l3" else 4)
 
 
-def test_spray_in_turn_loads_every_way_alike_and_by_chance_about_so(lab: StaticLab) -> None:
+def test_round_robin_spray_loads_all_paths_equally_and_random_spray_nearly_so(lab: StaticLab) -> None:
     (flow,) = flows_of(lab, 1)
     set_hashing_of(lab, row_of(lab, "spray", choice="round-robin"))
     with counted(lab, 400) as found:
@@ -141,7 +141,7 @@ def test_spray_in_turn_loads_every_way_alike_and_by_chance_about_so(lab: StaticL
 
 
 @pytest.mark.parametrize("first", ["hash", "load"])
-def test_a_flowlet_changes_its_way_after_silence_only(lab: StaticLab, first: str) -> None:
+def test_a_flowlet_changes_its_path_only_after_a_gap(lab: StaticLab, first: str) -> None:
     flows = flows_of(lab, 8)
     gap_s = 0.3  # what one round takes is a small part of it, on a busy machine, too
     set_hashing_of(lab, row_of(lab, "flowlet", gap_ns=round(gap_s * 1e9), first=first))

@@ -84,7 +84,7 @@ def test_a_lab_that_is_switched_goes_by_the_new_rule_and_knows_it(lab: Lab, mode
 
 
 @pytest.mark.parametrize("choice", ["random", deep("round-robin")])
-def test_sprayed_packets_take_many_ways_and_the_sums_are_right_all_the_same(lab: Lab, choice: Any) -> None:
+def test_sprayed_packets_take_many_paths_and_the_sums_are_right(lab: Lab, choice: Any) -> None:
     rehash.set_hashing(lab, "spray", HashOptions(choice=choice))
     result, paths = ran(lab, qps=2)
     assert result.ecmp == "spray" and healthy(lab)

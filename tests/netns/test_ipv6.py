@@ -170,7 +170,7 @@ def test_every_mode_steers_ipv6_as_predicted(six: Lab) -> None:
     assert [check.name for check in validate(six) if not check.ok] == []
 
 
-def test_an_exact_match_on_an_ipv6_prefix_sends_a_flow_another_way(six: Lab) -> None:
+def test_an_exact_match_on_an_ipv6_prefix_sends_a_flow_over_another_path(six: Lab) -> None:
     try:
         set_hashing(six, "exact-match", HashOptions())
         all_reduce(six, placement="cyclic")
@@ -186,7 +186,7 @@ def test_an_exact_match_on_an_ipv6_prefix_sends_a_flow_another_way(six: Lab) -> 
 
 
 @pytest.mark.deep
-def test_three_tiers_and_a_pool_of_ones_own_are_proven_too(name: str) -> None:
+def test_three_tiers_and_a_user_defined_pool_are_proven_too(name: str) -> None:
     tiers = ["racks=2", "ctsw=2", "zones=2", "atsw=2", "hosts_per_rack=1", "nics_per_host=2"]
     overrides = ["family=ipv6", "routing.ecmp=e-ecmp", "addressing.pool=fd12:3456:789a::/48", *tiers]
     lab = life.up(load_fabric("tiny", name=name, overrides=overrides)).lab

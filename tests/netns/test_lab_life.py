@@ -378,7 +378,7 @@ def test_exec_says_where_a_command_that_is_missing_comes_from(
     run_inside(out, tiny.name, "host1", ["no-such-command"])
     assert out.exit_code == 127
     here = tiny.runtime.daemons_here
-    said = "and no-such-command is not " + ("installed here" if here else "among them")
+    said = "install no-such-command on this machine" if here else "does not contain no-such-command"
     assert said in capfd.readouterr().err
     run_inside(out, tiny.name, "host1", ["sh", "-c", "exit 127"])
     assert capfd.readouterr().err == "", "a command's own exit code"
@@ -387,5 +387,5 @@ def test_exec_says_where_a_command_that_is_missing_comes_from(
         monkeypatch.setattr("heddle.cli.exec_verb.find_program", lambda *_: None)
         wanted = "ping"  # which does not start: nothing is found
         run_inside(out, tiny.name, "host1", [wanted])
-        said = "hint: apt-get install iputils-ping brings ping: nodes have the programs of this machine"
+        said = "hint: run apt-get install iputils-ping to get ping: nodes use the programs of this machine"
         assert said in capfd.readouterr().err

@@ -74,9 +74,7 @@ def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int,
 
 
 @pytest.mark.parametrize("keys", [deep(each) if "zones" in each else each for each in FABRICS.values()], ids=FABRICS)
-def test_ports_carry_to_the_byte_what_was_predicted_without_a_lab(
-    keys: dict[str, Any], lab_of: Callable[..., Lab]
-) -> None:
+def test_ports_carry_exactly_the_bytes_predicted_offline(keys: dict[str, Any], lab_of: Callable[..., Lab]) -> None:
     lab = lab_of(**keys)
     assert kernels_differ(lab) == []
     compare(lab, lab.fabric.policy.routing.ecmp)
@@ -104,7 +102,7 @@ def compare(lab: Lab, mode_name: str) -> None:
 
 
 @pytest.mark.deep
-def test_next_hops_on_paper_are_the_kernels_when_links_are_down_and_switches_drained(
+def test_predicted_next_hops_are_the_kernels_when_links_are_down_and_switches_drained(
     lab_of: Callable[..., Lab],
 ) -> None:
     lab = lab_of(**FABRICS["three tiers, flow"])
@@ -123,7 +121,7 @@ def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[.
 
 
 @pytest.mark.deep
-def test_weighted_next_hops_on_paper_are_the_kernels(lab_of: Callable[..., Lab]) -> None:
+def test_predicted_weighted_next_hops_are_the_kernels(lab_of: Callable[..., Lab]) -> None:
     link = {**LINK, "exceptions": {"ctsw2": "5mbit", "rtsw3:eth1": "10mbit"}}
     lab = lab_of(racks=3, ctsw=3, hosts_per_rack=1, link=link, routing={"ucmp": True})
     assert kernels_differ(lab, release=frr_release()) == []

@@ -79,7 +79,7 @@ def test_prediction_kernels_and_counters_agree_in_every_mode(lab: StaticLab, mod
     assert {proof.spread for proof in result.flows if len(proof.expected) > 1} == {mode in hashmodes.SPREADING}
 
 
-def test_pinned_follows_the_destination_alone_and_falls_back_when_its_way_is_gone(lab: StaticLab) -> None:
+def test_pinned_depends_only_on_the_destination_and_falls_back_when_its_path_fails(lab: StaticLab) -> None:
     choose_by(lab, "pinned")
     flows = some_flows(lab.fabric, 48)
     ours = upward(flows)
@@ -127,7 +127,7 @@ def test_exact_entries_go_before_the_hash_and_a_dead_one_is_not_followed(lab: St
 
 
 @pytest.mark.parametrize("choice", ["random", "round-robin"])
-def test_sprayed_packets_stay_within_the_ways_and_every_step_sums(lab: StaticLab, choice: str) -> None:
+def test_sprayed_packets_stay_within_the_next_hops_and_counts_add_up_at_every_step(lab: StaticLab, choice: str) -> None:
     choose_by(lab, "spray", HashOptions(choice=choice))  # type: ignore[arg-type]
     flows = some_flows(lab.fabric, 12)
     result = proven(lab, flows, 64)
@@ -144,7 +144,7 @@ def test_sprayed_packets_stay_within_the_ways_and_every_step_sums(lab: StaticLab
 
 
 @pytest.mark.parametrize("first", ["hash", "load"])
-def test_flowlets_stay_within_the_ways(lab: StaticLab, first: str) -> None:
+def test_flowlets_stay_within_the_next_hops(lab: StaticLab, first: str) -> None:
     choose_by(lab, "flowlet", HashOptions(gap_ns=1_000, first=first))  # type: ignore[arg-type]
     result = proven(lab, some_flows(lab.fabric, 24), 32)
     assert result.agree, paths_text(result)
@@ -152,7 +152,7 @@ def test_flowlets_stay_within_the_ways(lab: StaticLab, first: str) -> None:
     assert any(len(ports_of(proof.measured[0])) > 1 for proof in result.flows)
 
 
-def test_adaptive_bursts_stay_within_the_ways(lab: StaticLab) -> None:
+def test_adaptive_bursts_stay_within_the_next_hops(lab: StaticLab) -> None:
     choose_by(lab, "adaptive", HashOptions(gap_ns=1_000))
     result = proven(lab, some_flows(lab.fabric, 24), 32)
     assert result.agree, paths_text(result)

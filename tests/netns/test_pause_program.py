@@ -133,7 +133,7 @@ def test_a_pause_frame_is_reported_with_its_classes_and_times_and_not_forwarded(
     assert [event.quanta[3] for event in port.queues.events().read()] == [1003, 0]
 
 
-def test_a_class_that_does_not_pause_here_is_taken_out_of_the_frame(port: Bench) -> None:
+def test_a_class_that_is_not_lossless_here_is_removed_from_the_frame(port: Bench) -> None:
     port.policy(LOSSY)
     assert port.dequeue(pause_frame(0xFF, (9,) * 8)).retval == SHOT
     assert kinds(port) == [] and not port.queues.gates["pfc_received"].any()

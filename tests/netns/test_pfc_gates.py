@@ -86,7 +86,7 @@ def test_all_packets_behind_a_gate_leave_when_it_opens(pair: PortPair, gates: Ga
     assert len(got.times(LOSSLESS)) == sent[LOSSLESS] > 0
 
 
-def test_a_gate_that_was_closed_and_opened_is_as_it_was_made(pair: PortPair, gates: Gates) -> None:
+def test_a_gate_that_was_closed_and_opened_has_its_original_settings(pair: PortPair, gates: Gates) -> None:
     def said() -> str:
         return run(["tc", "-n", pair.a.name, "qdisc", "show", "dev", "pa"]).out
 

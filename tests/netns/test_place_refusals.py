@@ -224,7 +224,7 @@ def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
 def test_an_account_that_may_not_run_commands_is_reported(server: SshServer) -> None:
     config = server.spot / "sshd_config"
     with changed(config, config.read_text() + "MaxSessions 0\n"):
-        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings anew
+        os.kill(server.process.pid, signal.SIGHUP)  # sshd reads its settings again
         assert until(lambda: "does not run commands" in server.inv("status").stderr, 20)
         assert "see ForceCommand and MaxSessions" in refused(server)
     os.kill(server.process.pid, signal.SIGHUP)

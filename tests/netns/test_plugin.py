@@ -211,7 +211,7 @@ def test_mistake(heddle_lab):
 
 
 @pytest.mark.needs("tcpdump")
-def test_of_a_failed_test_the_lab_and_the_capture_stay_and_how_to_look_is_said(
+def test_a_failed_test_keeps_lab_and_capture_and_prints_how_to_inspect_them(
     place: UserPlace, leftovers: Leftovers
 ) -> None:
     place.write(test_looks=FAILING, conftest=NOTE_NAMES)

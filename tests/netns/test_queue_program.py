@@ -153,7 +153,7 @@ def fill(port: Bench, frame: bytes, came_in_by: int = 0) -> int:
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 8.0])
-def test_a_lone_queue_grows_to_alpha_of_what_it_leaves_free(port: Bench, alpha: float) -> None:
+def test_a_single_queue_grows_to_alpha_times_the_free_buffer(port: Bench, alpha: float) -> None:
     port.policy(replace(LOSSY, alpha=alpha, ecn=False))
     taken = fill(port, ipv4(0, 1000))
     held = taken * 1000
@@ -163,7 +163,7 @@ def test_a_lone_queue_grows_to_alpha_of_what_it_leaves_free(port: Bench, alpha: 
     assert port.queues.switches["drops"][0] == 1
 
 
-def test_a_reserve_is_there_when_others_hold_all_that_is_shared(port: Bench) -> None:
+def test_a_reserve_is_available_when_others_use_the_whole_shared_buffer(port: Bench) -> None:
     port.policy(replace(LOSSY, ecn=False))
     port.queues.switches["shared_used"][0] = LOSSY.shared
     port.queues.switches["used"][0] = LOSSY.shared
@@ -243,7 +243,7 @@ def test_shared_and_headroom_bytes_are_the_sums_over_a_switchs_queues(port: Benc
         assert not port.queues.transit.any() and not port.queues.cells["strays"].any()
 
 
-def test_an_empty_switch_forgets_what_was_left_charged(port: Bench) -> None:
+def test_an_empty_switch_resets_remaining_charges(port: Bench) -> None:
     port.policy(LOSSY)
     node = port.queues.switches
     for drift in (70_000, 2**64 - 70_000):

@@ -208,7 +208,7 @@ def test_an_invalid_setting_changes_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.deep
-def test_queues_of_a_run_that_failed_are_kept_and_named_as_that(lab: Lab) -> None:
+def test_queues_of_a_failed_run_are_kept_and_labelled(lab: Lab) -> None:
     def link(state_of_it: str) -> None:
         netns = lab.handle("rtsw1").netns
         command(["nsenter", f"--net={netns}", "ip", "link", "set", "eth3", state_of_it])

@@ -65,7 +65,7 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "root")
         found = failed(tiny)
         assert set(found) == {"queues"}
-        assert found["queues"].detail == f"{port.ref}: the root qdisc is not Heddle's: found nothing"
+        assert found["queues"].detail == f"{port.ref}: the root qdisc is missing"
     finally:
         repair(tiny, Silent())
     assert failed(tiny) == {}

@@ -209,7 +209,7 @@ def test_setup_fabric_finds_what_is_installed(installed: InstalledWheel, empty: 
     assert installed.heddle("setup", "fabric", "--stop", cwd=empty).returncode == 2
 
 
-def test_without_root_and_sudo_the_way_to_root_is_named(wheel: Path, name: str) -> None:
+def test_without_root_and_sudo_the_error_says_how_to_become_root(wheel: Path, name: str) -> None:
     python = python_of_others()
     with tempfile.TemporaryDirectory(prefix="heddle test ") as spot:
         Path(spot).chmod(0o755)

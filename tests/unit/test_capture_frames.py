@@ -24,7 +24,7 @@ from tests.unit.roce_samples import DQPN, DST_IP, DST_IP6, SAMPLES, SAMPLES6, SP
 
 
 @pytest.mark.parametrize("sample", [*SAMPLES, *SAMPLES6], ids=lambda s: s.name)
-def test_a_line_says_of_a_roce_packet_what_scapy_says(sample: Sample) -> None:
+def test_a_line_for_a_roce_packet_agrees_with_scapy(sample: Sample) -> None:
     frame = sample.frame()
     what, bth = dissect(frame), Ether(frame)[roce.BTH]
     assert (what.src, what.dst) == ((SRC_IP, DST_IP) if sample.version == 4 else (SRC_IP6, DST_IP6))

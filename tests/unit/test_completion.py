@@ -41,7 +41,7 @@ def test_values_of_other_verbs_are_offered() -> None:
     assert "gap=" in offered("hashing", "flowlet", "--set", "")
 
 
-def test_nodes_and_ports_of_a_fabric_on_paper_are_offered() -> None:
+def test_nodes_and_ports_of_an_offline_fabric_are_offered() -> None:
     assert offered("paths", "--predict", "tiny", "--drain", "") == ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]
     assert offered("paths", "--predict", "tiny", "--down", "ctsw2,rtsw1:") == [
         f"ctsw2,rtsw1:eth{n}" for n in range(1, 5)

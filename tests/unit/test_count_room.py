@@ -50,7 +50,7 @@ def test_a_plan_needs_a_row_at_each_port_of_each_path_and_as_many_for_the_answer
 
 
 @pytest.mark.parametrize("preset", ["tiny", "demo", "zone", "rail"])
-def test_a_lab_has_room_for_the_most_queue_pairs_between_all_its_nics_in_every_mode(preset: str) -> None:
+def test_a_lab_has_room_for_the_maximum_of_queue_pairs_in_every_mode(preset: str) -> None:
     fabric = fabric_of(preset)
     for modes in ({"e-ecmp"}, {"flow", "spray"}):
         assert refusal(fabric, plan_of(fabric, 128), modes, rows_for(fabric)) is None

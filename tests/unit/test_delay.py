@@ -148,7 +148,7 @@ def test_windows_have_room_for_what_travels_and_stay_the_same_over_qps() -> None
     assert {qp.window for qp in planned("tiny", SHAPE, window=3).qps} == {3}
 
 
-def test_a_packet_that_travels_is_not_taken_for_lost() -> None:
+def test_a_packet_in_flight_is_not_counted_as_lost() -> None:
     near, far = planned("tiny"), planned("tiny", "link.delay=1ms")
     assert far.qps[0].delay_s == pytest.approx(2 * 1e-3 * 4000)
     assert far.timeout_s > near.timeout_s + 2 * max(qp.delay_s for qp in far.qps)

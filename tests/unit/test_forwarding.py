@@ -96,7 +96,7 @@ def test_work_grows_with_the_flows_and_with_nothing_else(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("mode", ["spray", "flowlet", "adaptive"])
-def test_a_fan_spreads_by_weight_and_comes_together_again(mode: str) -> None:
+def test_a_fan_spreads_by_weight_and_merges_again(mode: str) -> None:
     forwarding = clos((1, 2, 5))
     hops = go(forwarding, HashingRule(mode, 1), 40)
     assert hops.fan[:, 0].all() and hops.fan[:, 1].all() and not hops.fan[:, 2].any()

@@ -104,7 +104,7 @@ def test_a_fabric_of_64_racks_needs_more_than_the_defaults(machine: Machine) -> 
     assert [each.limit for each in machine.limits.shortages("big", BIG)] == [NDISC, limits.PACKETS]
 
 
-def test_up_raises_what_is_too_low_says_so_and_down_restores_it(machine: Machine) -> None:
+def test_up_raises_low_limits_and_reports_it_and_down_restores_them(machine: Machine) -> None:
     script = machine.up("big")
     assert machine.now() == DEFAULTS | {
         "net.ipv6.neigh.default.gc_thresh1": 512,

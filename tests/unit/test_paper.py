@@ -235,7 +235,7 @@ def test_a_rule_is_that_of_a_live_switch() -> None:
         assert rule_of(fabric.policy, mode) == live(hashing_of(fabric, node, mode))
 
 
-def test_shared_seeds_polarise_on_paper_too() -> None:
+def test_shared_seeds_polarise_in_a_prediction_too() -> None:
     shared = changed("three", routing={"seed": "shared", "ecmp": "e-ecmp"}, ctsw=2, atsw=2)
     found = forecast(shared, load_plan("all-to-all,qps=16"), Ask(), Silent())
     flows = found.modes[0].flows

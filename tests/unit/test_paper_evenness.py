@@ -35,7 +35,7 @@ def predicted(shape: dict[str, object], seed: str | int, *, ucmp: bool) -> Predi
 
 
 @pytest.mark.parametrize("seed", ["per-switch", 7, 8])
-def test_a_fair_hash_over_weighted_ways_is_even_though_weights_differ_from_rack_to_rack(seed: str | int) -> None:
+def test_a_fair_hash_over_weighted_paths_is_even_if_weights_differ_between_racks(seed: str | int) -> None:
     found = predicted(TWO, seed, ucmp=True).evenness[1]
     assert found.verdict == EVEN
     assert found.degrees == 8 * 3

@@ -56,7 +56,7 @@ def test_a_plan_by_word_is_any_collective_or_the_matrix_of_that_name(collective:
 @pytest.mark.parametrize("sport", SPORTS)
 @pytest.mark.parametrize("qps", [1, 3, 16])
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
-def test_a_plan_on_paper_has_the_queue_pairs_of_a_run(
+def test_an_offline_plan_has_the_queue_pairs_of_a_run(
     placement: str, sport: str, qps: int, family: str, tmp_path: Path
 ) -> None:
     built = fabric(nics_per_host=2, family=family)
@@ -142,7 +142,7 @@ def test_bytes_of_a_matrix_are_those_of_its_messages(qp_mode: str) -> None:
 @pytest.mark.parametrize(
     ("collective", "sent"), [("all-reduce", 300_000), ("incast", 299_776), ("all-to-all", 299_776)]
 )
-def test_a_size_on_paper_is_rounded_as_in_a_run(collective: str, sent: int, tmp_path: Path) -> None:
+def test_an_offline_size_is_rounded_as_in_a_run(collective: str, sent: int, tmp_path: Path) -> None:
     def payload(size: int) -> list[list[int]]:
         plan = plan_file(tmp_path / f"{size}.yml", f"collective: {collective}\nranks: 16\nsize: {size}\n")
         found: list[list[int]] = traffic(plan, hosts_per_rack=4, racks=4).volume.payload.tolist()

@@ -50,7 +50,7 @@ def judge(found: Evidence) -> PathsResult:
     return prove(FABRIC, found)
 
 
-def test_packets_that_stay_within_the_ways_and_sum_are_a_proof() -> None:
+def test_packets_within_the_next_hops_with_matching_sums_are_a_proof() -> None:
     result = judge(sprayed(WHOLE))
     assert result.agree, paths_text(result)
     proof = result.flows[0]
@@ -61,7 +61,7 @@ def test_packets_that_stay_within_the_ways_and_sum_are_a_proof() -> None:
     assert "1 QP is spread" in paths_text(result) and max(map(len, paths_text(result).splitlines())) <= 100
 
 
-def test_a_fan_of_which_one_port_alone_was_used_is_a_proof_too() -> None:
+def test_a_fan_with_a_single_used_port_is_a_proof() -> None:
     one: Counts = {"rtsw1": (("eth2", 10),), "ctsw1": (), "ctsw2": (("eth2", 10),), "rtsw2": (("eth3", 10),)}
     result = judge(sprayed(one))
     assert result.agree and result.flows[0].measured == ("rtsw1:eth2", "ctsw2:eth2", "rtsw2:eth3")
@@ -79,7 +79,7 @@ def test_a_fan_of_which_one_port_alone_was_used_is_a_proof_too() -> None:
         ({"rtsw2": ()}, "the counters saw another path"),
     ],
 )
-def test_packets_off_the_paths_or_wrong_sums_are_no_proof(changed: Counts, why: str) -> None:
+def test_packets_outside_the_next_hops_or_wrong_sums_are_no_proof(changed: Counts, why: str) -> None:
     result = judge(sprayed({**WHOLE, **changed}))
     assert not result.agree
     assert why in result.flows[0].why

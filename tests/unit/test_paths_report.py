@@ -221,7 +221,7 @@ def test_the_same_qp_number_with_another_source_port_is_another_flow() -> None:
         )
 
 
-def test_a_flow_whose_source_port_changed_on_the_way_is_not_proven() -> None:
+def test_a_flow_whose_source_port_changed_in_transit_is_not_proven() -> None:
     found = evidence(SENT)
     f = SENT[0].flow
     wrong = {

@@ -67,7 +67,7 @@ def test_an_earlier_deadline_that_is_added_later_comes_first() -> None:
     timers.close()
 
 
-def test_the_layout_says_again_what_the_fabric_says() -> None:
+def test_the_layout_agrees_with_the_fabric() -> None:
     fabric = clos.build(ClosSpec(name="lay", racks=2, ctsw=2, hosts_per_rack=2))
     spaces = {node.name: Path("/run/netns", node.name) for node in fabric.nodes}
     layout = world.AgentConfig(Path("/somewhere"), spaces, fabric)

@@ -69,7 +69,7 @@ def words_of(line: str) -> list[str]:
     return [word for word in line.split("  ") if word.strip()]
 
 
-def test_a_lab_at_rest_is_said_to_be_quiet_and_its_headroom_is_a_sum(maps: Maps) -> None:
+def test_a_lab_without_traffic_is_reported_as_quiet_and_headroom_is_a_sum(maps: Maps) -> None:
     said = text(maps.result())
     assert said.splitlines() == [
         "48 queues never held more than two packets, without marks, drops or pauses; --all shows them",

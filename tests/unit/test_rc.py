@@ -112,7 +112,7 @@ def test_the_window_bounds_what_is_under_way() -> None:
     assert requester.ready == 4
 
 
-def test_a_gap_gives_one_nak_until_what_is_missing_comes() -> None:
+def test_a_gap_causes_one_nak_until_the_missing_packet_arrives() -> None:
     memory = Memory(bytearray(256 * 8))
     requester, responder = Requester(PARAMS, 5), Responder(PARAMS, 5, memory)
     requester.post(Message(memoryview(bytes(range(256)) * 8), 0, RKEY, 0))

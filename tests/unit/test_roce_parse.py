@@ -64,7 +64,7 @@ def test_a_written_record_is_read_back(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_arrays_say_what_the_lists_say(version: int) -> None:
+def test_arrays_agree_with_the_lists(version: int) -> None:
     got = read(*(sample.frame() for sample in (SAMPLES6 if version == 6 else SAMPLES)), version=version)
     assert got.sound.all()
     assert got.opcode.tolist() == [sample.opcode for sample in SAMPLES]
@@ -96,7 +96,7 @@ def test_a_run_is_one_span_and_one_block() -> None:
     assert read(frames[0], SAMPLES[-1].frame(), frames[1]).runs() == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_marks_and_hops_on_the_way_are_seen_and_do_no_harm() -> None:
+def test_marks_and_hops_in_transit_are_seen_and_do_no_harm() -> None:
     frame = bytearray(SAMPLES[3].frame())
     frame[wire.IP_AT + 8] -= 3
     frame[wire.IP_AT + 1] |= wire.ECN_CE
@@ -195,7 +195,7 @@ def test_headers_of_ipv6_that_contradict_each_other_are_bad(fault: str) -> None:
     assert (got.oks, got.kinds) == ([False], [NO_KIND])
 
 
-def test_the_way_may_change_class_label_and_hop_limit_and_nothing_else_of_ipv6() -> None:
+def test_routers_may_change_only_class_label_and_hop_limit_of_ipv6() -> None:
     frame = bytearray(SAMPLES6[3].frame())
     frame[14:18] = (6 << 28 | (TOS | wire.ECN_CE) << 20 | 0xABCDE).to_bytes(4, "big")
     frame[21] -= 3

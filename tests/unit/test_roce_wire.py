@@ -186,7 +186,7 @@ assert ack.hex() == "1100ffff" + "00" * 8 + "00000005" + "00" * 4
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_theirs_and_ours_agree_on_the_icrc() -> None:
+def test_scapy_and_heddle_agree_on_the_icrc() -> None:
     from scapy.contrib.roce import BTH as THEIRS
 
     for sample in (*SAMPLES, *SAMPLES6):

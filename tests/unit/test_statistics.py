@@ -124,7 +124,7 @@ def test_too_few_flows_are_neither_even_nor_uneven(counts: list[int]) -> None:
     assert evenness(counts).verdict == TOO_FEW
 
 
-def test_a_verdict_is_wrong_about_as_often_as_it_says() -> None:
+def test_the_error_rate_of_a_verdict_is_as_stated() -> None:
     random = np.random.default_rng(3)
     wrong = sum(evenness(random.multinomial(400, [1 / 8] * 8), alpha=0.05).verdict == UNEVEN for _ in range(2000))
     assert 60 < wrong < 140

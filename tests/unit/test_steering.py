@@ -69,7 +69,7 @@ def test_links_that_are_not_one_after_the_other_have_a_rule_each() -> None:
     assert [rules[link] for link in links] == [PrefixRule(0, 0), PrefixRule(0, 1), PrefixRule(0, 2)]
 
 
-def test_at_a_ctsw_a_racks_number_is_added_so_that_it_uses_all_of_its_ways() -> None:
+def test_at_a_ctsw_the_rack_number_is_added_so_that_all_next_hops_are_used() -> None:
     dc = load_fabric("dc").fabric
     steering = steering_of(dc, dc.by_name["ctsw1"], DEFAULT_OPTIONS)
     racks = {dc.by_name[owner].prefix: dc.by_name[owner].group("rack") for owner in dc.edge_prefixes.values()}

@@ -151,7 +151,7 @@ def test_parts_of_marks_are_those_that_suites_do_not_install_anyway() -> None:
     [
         (
             QUICK,
-            ["-k", "test_an_offload_and or test_a_lab_lives_on"],
+            ["-k", "test_an_offload_and or test_a_lab_runs_on"],
             {"ethtool", "openssh-server", "openssh-client", "git"},
         ),
         ("netns", ["tests/netns/test_lab_life.py"], set()),

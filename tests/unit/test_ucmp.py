@@ -30,7 +30,7 @@ def bandwidths(fabric: Fabric, switch: str, rack: int, dead: tuple[str, ...] = (
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2}
 
 
-def test_without_exceptions_all_ways_are_worth_the_same() -> None:
+def test_without_exceptions_all_paths_have_the_same_weight() -> None:
     assert bandwidths(fabric_of(), "rtsw1", 2) == (100, 100, 100, 100)
     fabric = fabric_of(**THREE)
     assert bandwidths(fabric, "rtsw1", 2) == (100, 100, 100)
@@ -45,7 +45,7 @@ def test_a_narrow_link_counts_at_both_ends_and_once() -> None:
     assert bandwidths(fabric, "rtsw2", 3) == (100, 50, 100, 100)
 
 
-def test_a_wide_link_is_worth_no_more_than_what_lies_behind_it() -> None:
+def test_a_wide_link_counts_no_more_than_the_links_behind_it() -> None:
     fabric = fabric_of({"rtsw1:eth1": "400mbit", "ctsw4": "200mbit"})
     assert bandwidths(fabric, "rtsw1", 2) == (100, 100, 100, 200)
     assert bandwidths(fabric, "rtsw2", 1) == (100, 100, 100, 200)
@@ -89,7 +89,7 @@ def test_equal_bandwidths_have_equal_weights_of_each_release_s_own() -> None:
     assert found == [(50, 50), (255, 255), (254, 254), (255, 255)]
 
 
-def test_no_weight_is_zero_and_one_way_has_none() -> None:
+def test_no_weight_is_zero_and_a_single_next_hop_has_none() -> None:
     assert weights_of((1000, 1), (8, 4)) == (99, 1)
     assert weights_of((1000, 1), (10, 3)) == (254, 1)
     assert weights_of((7,), (8, 4)) == (1,)

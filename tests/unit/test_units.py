@@ -34,14 +34,14 @@ def test_a_rate_with_a_decimal_point_is_the_number_that_is_written(text: str, bp
 
 
 @pytest.mark.parametrize(("text", "size"), [("4.1MB", 4_100_000), ("16.1KB", 16_100), ("0.1GB", 10**8), ("1.5K", 1536)])
-def test_so_is_a_size(text: str, size: int) -> None:
+def test_a_size_is_parsed(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(
     ("text", "ns"), [("4.1us", 4_100), ("33.3ms", 33_300_000), ("0.001us", 1), ("1.1s", 11 * 10**8)]
 )
-def test_so_is_a_duration(text: str, ns: int) -> None:
+def test_a_duration_is_parsed(text: str, ns: int) -> None:
     assert parse_duration(text) == ns
 
 

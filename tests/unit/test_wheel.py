@@ -145,7 +145,7 @@ def test_a_verb_that_needs_a_missing_extra_says_which(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_else_works_without_extras(bare: InstalledWheel, tmp_path: Path) -> None:
+def test_all_other_verbs_work_without_extras(bare: InstalledWheel, tmp_path: Path) -> None:
     for words in (
         ["--list"], ["up", "tiny", "--explain"], ["paths", "--predict", "tiny", "--plan", "ring"], ["render", "tiny"],
     ):  # fmt: skip
