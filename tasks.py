@@ -323,6 +323,9 @@ from heddle.cli.queues_verb import queues  # noqa: E402, F401
 from heddle.cli.runs_verb import runs  # noqa: E402, F401
 
 # isort: split
+from heddle.cli.explain_verb import explain as explain  # noqa: E402, PLC0414
+
+# isort: split
 from heddle.cli.image_verb import image  # noqa: E402, F401
 from heddle.cli.setup_verb import setup  # noqa: E402, F401
 from heddle.cli.test_verb import test  # noqa: E402, F401

@@ -105,6 +105,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("runs", "list the runs of all labs"),
         ("runs zone --remove 1", "remove the first run of lab zone"),
     ),
+    "explain": _examples(
+        ("explain MMR", "explain a term: what, why, how to see it, where to read more"),
+        ("explain", "list all terms"),
+    ),
     "image": _examples(
         ("image", "build the container images that are missing"),
         ("image --prune", "remove older images that no lab uses"),

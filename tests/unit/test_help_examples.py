@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 from invoke import Task
 
-from heddle.base.resources import HERE
 from heddle.cli.argv import Verb, parse
 from heddle.cli.examples import EXAMPLES, Example, examples_text
 from heddle.fabric.fabricfile import load_fabric
@@ -25,12 +23,9 @@ LINES = [example for examples in EXAMPLES.values() for example in examples]
 @cache
 def verbs() -> dict[str, Verb]:
     """The verbs of tasks.py, by name."""
-    found = importlib.util.spec_from_file_location("tasks_of_test_help", HERE.verbs)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
-    return {task.verb.name: task.verb for task in vars(module).values() if isinstance(task, Task)}
+    import tasks
+
+    return {task.verb.name: task.verb for task in vars(tasks).values() if isinstance(task, Task)}
 
 
 def test_each_verb_has_two_examples_and_each_example_a_verb() -> None:
