@@ -44,6 +44,9 @@ def demo(out: Console) -> None:
     out.fail(*result.problems)
 
 
+from heddle.cli.tour_verb import tour as tour  # noqa: E402, PLC0414 - at its place in the list of verbs
+
+
 @verb()
 def doctor(out: Console) -> None:
     """Check what this machine can run and how to fix what is missing.

@@ -35,6 +35,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("demo", "run all three parts and print a table that compares them"),
         ("demo --format json", "print the same result as one JSON document"),
     ),
+    "tour": _examples(
+        ("tour", "go through the main commands, one Enter each"),
+        ("tour --yes", "watch it run through without questions"),
+    ),
     "doctor": _examples(
         ("doctor", "check this machine, and print the command that installs what is missing"),
         ("doctor --place ssh:root@server1", "check a lab server"),
