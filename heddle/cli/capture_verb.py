@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from heddle.base.files import real, result_name
+from heddle.base.problems import InputError, Problem
 from heddle.base.tables import table
 from heddle.cli.console import Console
 from heddle.lab.capture import Bounds, Captured, Ended, capture, find_ports, read_filter
@@ -30,6 +31,14 @@ _WHY: Final[Mapping[Ended, str]] = {
 def bounds_of(count: int | None, seconds: float, file: str | None) -> Bounds:
     """When a capture ends. Lines that people read have a default count; a file takes all that passes in its time."""
     return Bounds(LINES if count is None and file is None else count, seconds)
+
+
+def needs_port(port: str | None) -> str:
+    """The port; InputError when none was typed."""
+    if port is None:
+        hint = "name a port, as rtsw1:eth1, or a file: --read FILE"
+        raise InputError(Problem("", "capture", "needs a PORT or --read FILE, and none was given", hint))
+    return port
 
 
 def run_capture(
@@ -98,9 +107,12 @@ class _Seen:
             self.packets[what.kind, frame.outgoing] += 1
             self.bytes[what.kind] += frame.wire_bytes
         if self._lines and self._out.json:
-            self.frames += [_frame_json(frame, what) for frame, what in read]
+            self.frames += [
+                frame_json(frame.port, frame.seconds, _way(frame), frame.wire_bytes, what) for frame, what in read
+            ]
         elif self._lines:
-            self._out.show("\n".join(_line(frame, what) for frame, what in read))
+            lines = [packet_line(frame.seconds, frame.port, _way(frame), what) for frame, what in read]
+            self._out.show("\n".join(lines))
 
     def kinds(self) -> list[dict[str, Any]]:
         """Packets and bytes of each kind, most packets first."""
@@ -112,20 +124,27 @@ class _Seen:
         ]
 
 
-def _line(frame: Frame, what: Dissected) -> str:
+def _way(frame: Frame) -> str:
+    return "out" if frame.outgoing else "in"
+
+
+def packet_line(seconds: float, port: str, direction: str, what: Dissected, notes: str = "") -> str:
+    """A packet on one line. direction: out, in, or empty where it is not known; notes: what else is known of it."""
     way = f"{what.src} -> {what.dst}"
-    said = f"{what.kind:<9}  {what.text}"
-    return f"{frame.seconds:10.6f}  {frame.port:<11} {'out' if frame.outgoing else 'in':<3} {way:<38}  {said}".rstrip()
+    head = f"{port:<11} {direction:<3} " if port or direction else ""
+    text = f"{what.text}  {notes}" if notes else what.text
+    return f"{seconds:10.6f}  {head}{way:<38}  {what.kind:<9}  {text}".rstrip()
 
 
-def _frame_json(frame: Frame, what: Dissected) -> dict[str, Any]:
+def frame_json(port: str, seconds: float, direction: str, wire_bytes: int, what: Dissected) -> dict[str, Any]:
+    """A packet as data."""
     return {
-        "port": frame.port,
-        "time_s": round(frame.seconds, 9),
-        "direction": "out" if frame.outgoing else "in",
+        "port": port,
+        "time_s": round(seconds, 9),
+        "direction": direction,
         "src": what.src,
         "dst": what.dst,
-        "bytes": frame.wire_bytes,
+        "bytes": wire_bytes,
         "kind": what.kind,
         "text": what.text,
         **what.fields,

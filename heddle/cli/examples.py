@@ -65,6 +65,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "capture": _examples(
         ("capture rtsw1:eth1 --filter roce --count 20", "print 20 RoCE packets of one port, a line each"),
         ("capture rtsw1,ctsw1 --seconds 5 --out two.pcapng", "merge the ports of two switches into one file"),
+        ("capture --read two.pcapng", "check its ICRCs; list queue pairs, gaps, retransmissions, marks, pauses"),
     ),
     "run": _examples(
         ("run --collective all-reduce --size 64K:1M:x2", "run a ring all-reduce of several sizes"),

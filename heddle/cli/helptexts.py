@@ -104,6 +104,16 @@ PLOT: Final = {
     "lab": LAB,
 }
 
+CAPTURE: Final = {
+    "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
+    "read": "dissect a capture file (pcap or pcapng, also gzip) instead of capturing at a port",
+    "count": "end after so many packets (default: 1000; with --out no limit); with --read, lines to print (default: 10)",
+    "seconds": "end after so many seconds",
+    "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
+    "out": "write a capture file (pcapng) instead of printing one line per packet",
+    "lab": LAB,
+}
+
 RUNS: Final = {
     "lab": "runs of this lab (default: of all labs)",
     "remove": "remove a run by its ID or number; can be repeated",
