@@ -113,6 +113,7 @@ def capture(
     out: Console,
     port: str | None = None,
     read: str | None = None,
+    live: bool = False,
     count: int | None = None,
     seconds: float = 10.0,
     filter_: str = "all",
@@ -124,6 +125,7 @@ def capture(
     ./inv capture rtsw1:eth1 --filter roce --count 20. It ends by count or time, whichever is first, or by Ctrl-C, and
     keeps its packets. Outgoing packets are seen after the port's queue, incoming ones before any BPF program: see
     docs/capture.md.
+    --live adds to each line the predicted path of its queue pair, and the bytes that wait in the packet's queue.
     --read FILE dissects a pcap or pcapng file from anywhere: it checks every ICRC, and lists queue pairs with PSNs,
     gaps, retransmissions, marks, NAKs and CNPs, pauses, and what is not RoCEv2. It needs no lab and no root.
     """
@@ -133,9 +135,9 @@ def capture(
         from heddle.cli.capture_read import check_alone, read_capture
 
         filtered = f"--filter {filter_}" if filter_ != "all" else ""
-        check_alone({str(port): port, f"--out {out_}": out_, f"--lab {lab}": lab, filtered: filtered})
+        check_alone({str(port): port, "--live": live, f"--out {out_}": out_, f"--lab {lab}": lab, filtered: filtered})
         return read_capture(out, read, count)
-    return run_capture(out, lab, needs_port(port), bounds_of(count, seconds, out_), filter_, out_)
+    return run_capture(out, lab, needs_port(port), bounds_of(count, seconds, out_), filter_, out_, live=live)
 
 
 from heddle.cli.run_verb import run as run  # noqa: E402, PLC0414 - at its place in the list of verbs

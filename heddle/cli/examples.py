@@ -65,6 +65,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "capture": _examples(
         ("capture rtsw1:eth1 --filter roce --count 20", "print 20 RoCE packets of one port, a line each"),
         ("capture rtsw1,ctsw1 --seconds 5 --out two.pcapng", "merge the ports of two switches into one file"),
+        (
+            "capture rtsw1:eth1 --live --filter roce",
+            "print each packet with the path of its QP and the depth of its queue",
+        ),
         ("capture --read two.pcapng", "check its ICRCs; list queue pairs, gaps, retransmissions, marks, pauses"),
     ),
     "run": _examples(

@@ -24,6 +24,7 @@ from heddle.base.progname import as_started, program
 from heddle.base.resources import HERE
 from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
+from heddle.cli.helptexts import EXAMPLE_PORT
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -106,7 +107,7 @@ STEPS: Final = (
 )
 _NEXT: Final = (
     "Next: `./inv up zone` starts a larger fabric, `./inv queues --watch` shows its queues while a run goes on, and "
-    "`./inv capture rtsw1:eth1` its packets. `./inv --help` lists all verbs, `./inv VERB --help` has examples."
+    f"`./inv capture {EXAMPLE_PORT}` its packets. `./inv --help` lists all verbs, `./inv VERB --help` has examples."
 )
 
 
