@@ -332,6 +332,9 @@ from heddle.cli.queues_verb import queues  # noqa: E402, F401
 from heddle.cli.runs_verb import runs  # noqa: E402, F401
 
 # isort: split
+from heddle.cli.mcp_verb import mcp  # noqa: E402, F401
+
+# isort: split
 from heddle.cli.explain_verb import explain as explain  # noqa: E402, PLC0414
 
 # isort: split

@@ -114,6 +114,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("runs", "list the runs of all labs"),
         ("runs zone --remove 1", "remove the first run of lab zone"),
     ),
+    "mcp": _examples(
+        ("mcp", "serve an assistant that started this line: tools that only read"),
+        ("mcp --allow-run", "also let it run collectives"),
+    ),
     "explain": _examples(
         ("explain MMR", "explain a term: what, why, how to see it, where to read more"),
         ("explain", "list all terms"),
