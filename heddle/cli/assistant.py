@@ -8,14 +8,14 @@ write files or change the lab. What changes the lab is not offered unless the us
 
 from __future__ import annotations
 
+import asyncio
 import json
-import sys
+import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from subprocess import DEVNULL, PIPE
 from typing import Any, Final
 
-import anyio
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
@@ -182,30 +182,24 @@ def _result(document: Mapping[str, Any], text: str, *, failed: bool = False) -> 
 
 async def _ran(argv: Sequence[str]) -> tuple[int, bytes]:
     """Exit code and stdout of a child; its progress goes to our stderr. A call that is cancelled ends it."""
-    child = await anyio.open_process(list(argv), stdin=DEVNULL, stdout=PIPE, stderr=sys.stderr)
-    data = bytearray()
+    child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
-        assert child.stdout is not None  # noqa: S101  (a pipe was asked for)
-        async for piece in child.stdout:
-            if len(data) <= _MOST_BYTES:
-                data += piece
-        return await child.wait(), bytes(data)
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await _end(child)
+        data, _ = await asyncio.to_thread(child.communicate)
+    except asyncio.CancelledError:
+        # Not awaited: a cancelled task cannot wait. The server's process waits for the thread before it ends.
+        threading.Thread(target=_end, args=(child,)).start()
         raise
+    return child.returncode, data
 
 
-async def _end(child: anyio.abc.Process) -> None:
-    """Ask the child to end, as Ctrl-C does; kill it when it does not."""
-    if child.returncode is not None:
-        return
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask the child to end; kill it when it does not."""
     child.terminate()
-    with anyio.move_on_after(_END_S):
-        await child.wait()
-        return
-    child.kill()
-    await child.wait()
+    try:
+        child.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def serve(verbs: Mapping[str, Verb], *, changing: bool) -> None:
@@ -227,4 +221,4 @@ def serve(verbs: Mapping[str, Verb], *, changing: bool) -> None:
         async with stdio_server() as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
-    anyio.run(run)
+    asyncio.run(run())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Final
 
@@ -137,7 +138,7 @@ def _ipv6(frame: bytes, at: int) -> Dissected:
     ip_at, at = at, at + IPV6_HEADER.size
     while protocol in _IPV6_EXTENSIONS:
         protocol, at = frame[at], at + 8 * (frame[at + 1] + 1)
-    packet = _Packet(frame, ip_at, at, str(IPv6Address(src)), str(IPv6Address(dst)), head >> 20 & 0xFF)
+    packet = _Packet(frame, ip_at, at, _ipv6_text(src), _ipv6_text(dst), head >> 20 & 0xFF)
     if protocol == _IPV6_FRAGMENT:
         return packet.described("other", "IPv6 fragment")
     return _transport(packet, protocol)
@@ -270,6 +271,12 @@ _WITHOUT_IP: Final[Mapping[int, Callable[[bytes, int, str, str], Dissected]]] = 
 }
 
 
+@lru_cache(maxsize=4096)  # formatting an address takes longer than parsing the rest of its packet
+def _ipv6_text(address: bytes) -> str:
+    return str(IPv6Address(address))
+
+
+@lru_cache(maxsize=4096)
 def _dotted(address: bytes) -> str:
     return f"{address[0]}.{address[1]}.{address[2]}.{address[3]}"
 

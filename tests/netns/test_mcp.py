@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 from mcp import Client, StdioServerParameters
 
 from heddle.lab.lab import Lab
@@ -27,11 +27,11 @@ def talk(work: Callable[[Client], Awaitable[None]], *flags: str) -> None:
     server = StdioServerParameters(command=SERVER[0], args=[*SERVER[1:], *flags], cwd=ROOT, env=dict(os.environ))
 
     async def main() -> None:
-        with anyio.fail_after(200):
+        async with asyncio.timeout(200):
             async with Client(server) as client:
                 await work(client)
 
-    anyio.run(main)
+    asyncio.run(main())
 
 
 async def asked(client: Client, tool: str, **arguments: Any) -> Document:
