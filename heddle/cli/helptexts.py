@@ -109,7 +109,7 @@ CAPTURE: Final = {
     "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
     "live": "print one line per packet with notes on path and queue, also with --out",
     "read": "dissect a capture file (pcap or pcapng, also gzip) instead of capturing at a port",
-    "count": "end after so many packets (default: 1000; with --out no limit); with --read, lines to print (default: 10)",
+    "count": "end after so many packets (default: 1000; with --out no limit); with --read: lines to print (default 10)",
     "seconds": "end after so many seconds",
     "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
     "out": "write a capture file (pcapng) instead of printing one line per packet",
