@@ -44,6 +44,9 @@ def demo(out: Console) -> None:
     out.fail(*result.problems)
 
 
+from heddle.cli.tour_verb import tour as tour  # noqa: E402, PLC0414 - at its place in the list of verbs
+
+
 @verb()
 def doctor(out: Console) -> None:
     """Check what this machine can run and how to fix what is missing.
@@ -99,36 +102,42 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 
 
 @verb(
-    help={
-        "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
-        "count": "end after so many packets (default: 1000; with --out no limit)",
-        "seconds": "end after so many seconds",
-        "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
-        "out": "write a capture file (pcapng) instead of printing one line per packet",
-        "lab": words.LAB,
-    },
-    packages=packages.CAPTURE,
-    root=True,
+    help=words.CAPTURE,
+    positional=["port"],
+    packages=lambda typed: () if typed["read"] else packages.CAPTURE,
+    root=lambda typed: not typed["read"],
+    files_in=["read"],
     files_out=["out_"],
 )
 def capture(
     out: Console,
-    port: str,
+    port: str | None = None,
+    read: str | None = None,
+    live: bool = False,
     count: int | None = None,
     seconds: float = 10.0,
     filter_: str = "all",
     out_: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """Show the packets at a port, one line each with the fields of RoCE; or write a file for Wireshark and tshark.
+    """Show the packets at a port, one line each with the fields of RoCE; or write a file; or dissect a file.
 
     ./inv capture rtsw1:eth1 --filter roce --count 20. It ends by count or time, whichever is first, or by Ctrl-C, and
     keeps its packets. Outgoing packets are seen after the port's queue, incoming ones before any BPF program: see
     docs/capture.md.
+    --live adds to each line the predicted path of its queue pair, and the bytes that wait in the packet's queue.
+    --read FILE dissects a pcap or pcapng file from anywhere: it checks every ICRC, and lists queue pairs with PSNs,
+    gaps, retransmissions, marks, NAKs and CNPs, pauses, and what is not RoCEv2. It needs no lab and no root.
     """
-    from heddle.cli.capture_verb import bounds_of, run_capture
+    from heddle.cli.capture_verb import bounds_of, needs_port, run_capture
 
-    run_capture(out, lab, port, bounds_of(count, seconds, out_), filter_, out_)
+    if read is not None:
+        from heddle.cli.capture_read import check_alone, read_capture
+
+        filtered = f"--filter {filter_}" if filter_ != "all" else ""
+        check_alone({str(port): port, "--live": live, f"--out {out_}": out_, f"--lab {lab}": lab, filtered: filtered})
+        return read_capture(out, read, count)
+    return run_capture(out, lab, needs_port(port), bounds_of(count, seconds, out_), filter_, out_, live=live)
 
 
 from heddle.cli.run_verb import run as run  # noqa: E402, PLC0414 - at its place in the list of verbs
@@ -321,6 +330,12 @@ def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
 from heddle.cli.plot_verb import plot  # noqa: E402, F401
 from heddle.cli.queues_verb import queues  # noqa: E402, F401
 from heddle.cli.runs_verb import runs  # noqa: E402, F401
+
+# isort: split
+from heddle.cli.mcp_verb import mcp  # noqa: E402, F401
+
+# isort: split
+from heddle.cli.explain_verb import explain as explain  # noqa: E402, PLC0414
 
 # isort: split
 from heddle.cli.image_verb import image  # noqa: E402, F401

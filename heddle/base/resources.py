@@ -28,8 +28,9 @@ CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC)
 _BUNDLED: Final = "_content"
 _VERBS: Final = "tasks.py"
 FRONT_DOOR: Final = "inv"
+GLOSSARY: Final = "docs/glossary.md"
 # With these, the content and the package, a wheel makes a checkout on a lab server (heddle/places/sync.py).
-BESIDE: Final = (_VERBS, FRONT_DOOR, "requirements.lock", "LICENSE")
+BESIDE: Final = (_VERBS, FRONT_DOOR, "requirements.lock", "LICENSE", GLOSSARY)
 _REINSTALL: Final = "install Heddle again, or use a complete checkout"
 
 
@@ -58,6 +59,10 @@ class Installation:
     def verbs(self) -> Path:
         """tasks.py, which has the verbs. MachineError when it is missing."""
         return self._there(self.root / _VERBS)
+
+    def beside(self, name: str) -> Path:
+        """One of the files of BESIDE. MachineError when it is missing."""
+        return self._there(self.root / name)
 
     def content(self, folder: str) -> Path:
         """The directory of one content folder, as `topologies`. MachineError when it is missing."""

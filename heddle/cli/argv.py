@@ -38,7 +38,7 @@ _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
 _VALUES: Final = {
     "set": "PATH=VALUE", "qp-mode": "MODE", "run": "ID", "remove": "ID", "qp": "N", "explain": "FLOW",
     "predict": "FABRIC", "csv": "FILE", "heatmap": "FILE", "table": "FILE", "topology": "FILE", "entry": "ROW",
-    "timeout": "N",
+    "timeout": "N", "read": "FILE",
 }  # fmt: skip
 
 

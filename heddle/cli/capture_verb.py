@@ -7,15 +7,21 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import real, result_name
+from heddle.base.problems import InputError, Problem
 from heddle.base.tables import table
 from heddle.cli.console import Console
+from heddle.cli.helptexts import EXAMPLE_PORT
 from heddle.lab.capture import Bounds, Captured, Ended, capture, find_ports, read_filter
 from heddle.lab.opening import open_lab
 from heddle.wire.dissect import Dissected, dissect
 from heddle.wire.pcapng import Frame, PcapngFile
+
+if TYPE_CHECKING:
+    from heddle.cli.capturenotes import LiveNotes
+    from heddle.lab.lab import Lab
 
 LINES: Final = 1000  # packets that are printed where no count is given
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,16 +38,35 @@ def bounds_of(count: int | None, seconds: float, file: str | None) -> Bounds:
     return Bounds(LINES if count is None and file is None else count, seconds)
 
 
+def needs_port(port: str | None) -> str:
+    """The port; InputError when none was typed."""
+    if port is None:
+        hint = f"name a port, as {EXAMPLE_PORT}, or a file: --read FILE"
+        raise InputError(Problem("", "capture", "needs a PORT or --read FILE, and none was given", hint))
+    return port
+
+
 def run_capture(
-    out: Console, lab: str | None, port: str, bounds: Bounds, filter_: str, file: str | None = None
+    out: Console,
+    lab: str | None,
+    port: str,
+    bounds: Bounds,
+    filter_: str,
+    file: str | None = None,
+    *,
+    live: bool = False,
 ) -> None:
-    """Capture at a lab's ports, print what passes or write it to a file, and the sums at the end."""
+    """Capture at a lab's ports, print what passes or write it to a file, and the sums at the end.
+
+    live: lines have notes on path and queue, and are printed beside a file, too.
+    """
     where = open_lab(lab)
     taps = find_ports(where, port)
     expression = read_filter(filter_)
     refs = [tap.ref for tap in taps]
-    seen = _Seen(out, lines=file is None)
     with ExitStack() as stack:
+        notes = stack.enter_context(_notes_of(where)) if live else None
+        seen = _Seen(out, lines=file is None or live, notes=notes)
         sink: Callable[[Sequence[Frame]], None] = seen.take
         kept = stack.enter_context(PcapngFile(real(file), refs, expression)) if file is not None else None
         if kept is not None:
@@ -53,12 +78,23 @@ def run_capture(
             many = f"{bounds.packets:,} packets or " if bounds.packets is not None else ""
             out.say(f"capturing at {what}: {many}{bounds.seconds:g} s; Ctrl-C ends it")
 
-        done = capture(taps, expression, bounds, sink, whole=file is not None, stop=stop, listening=listening)
+        done = capture(
+            taps, expression, bounds, sink,
+            whole=file is not None, stop=stop, listening=listening, arrived=seen.arrived,
+        )  # fmt: skip
         if kept is not None:
             kept.keep(done.ended_ns, done.dropped)
+        for trouble in notes.troubles if notes is not None else ():
+            out.say(trouble)
     path = result_name(file) if file is not None else None
     out.result(_json(where.name, refs, done, seen, path), _text(refs, done, seen, path))
     out.fail(*done.problems)
+
+
+def _notes_of(lab: Lab) -> LiveNotes:
+    from heddle.cli.capturenotes import LiveNotes
+
+    return LiveNotes(lab)
 
 
 def _both(first: Callable[[Sequence[Frame]], None], then: Callable[[Sequence[Frame]], None]) -> Any:
@@ -84,9 +120,10 @@ def _until_told() -> Iterator[Callable[[], bool]]:
 class _Seen:
     """What passed: lines as it comes, sums by kind, and with JSON every frame."""
 
-    def __init__(self, out: Console, *, lines: bool) -> None:
+    def __init__(self, out: Console, *, lines: bool, notes: LiveNotes | None = None) -> None:
         self._out = out
-        self._lines = lines
+        self.lines = lines
+        self._notes = notes
         self.packets: Counter[tuple[str, bool]] = Counter()  # by kind and direction
         self.bytes: Counter[str] = Counter()
         self.frames: list[dict[str, Any]] = []
@@ -97,10 +134,24 @@ class _Seen:
         for frame, what in read:
             self.packets[what.kind, frame.outgoing] += 1
             self.bytes[what.kind] += frame.wire_bytes
-        if self._lines and self._out.json:
-            self.frames += [_frame_json(frame, what) for frame, what in read]
-        elif self._lines:
-            self._out.show("\n".join(_line(frame, what) for frame, what in read))
+        if self.lines and self._out.json:
+            self.frames += [
+                frame_json(frame.port, frame.seconds, _way(frame), frame.wire_bytes, what)
+                | (self._notes.of(frame, what).to_json() if self._notes else {})
+                for frame, what in read
+            ]
+        elif self.lines:
+            lines = [packet_line(frame.seconds, frame.port, _way(frame), what, self._said(frame, what))
+                     for frame, what in read]  # fmt: skip
+            self._out.show("\n".join(lines))
+
+    def arrived(self, frame: Frame) -> None:
+        """Note what the lab knows of a frame that has just come."""
+        if self._notes is not None:
+            self._notes.arrived(frame, dissect(frame.data))
+
+    def _said(self, frame: Frame, what: Dissected) -> str:
+        return self._notes.of(frame, what).text() if self._notes is not None else ""
 
     def kinds(self) -> list[dict[str, Any]]:
         """Packets and bytes of each kind, most packets first."""
@@ -112,20 +163,27 @@ class _Seen:
         ]
 
 
-def _line(frame: Frame, what: Dissected) -> str:
+def _way(frame: Frame) -> str:
+    return "out" if frame.outgoing else "in"
+
+
+def packet_line(seconds: float, port: str, direction: str, what: Dissected, notes: str = "") -> str:
+    """A packet on one line. direction: out, in, or empty where it is not known; notes: what else is known of it."""
     way = f"{what.src} -> {what.dst}"
-    said = f"{what.kind:<9}  {what.text}"
-    return f"{frame.seconds:10.6f}  {frame.port:<11} {'out' if frame.outgoing else 'in':<3} {way:<38}  {said}".rstrip()
+    head = f"{port:<11} {direction:<3} " if port or direction else ""
+    text = f"{what.text}  {notes}" if notes else what.text
+    return f"{seconds:10.6f}  {head}{way:<38}  {what.kind:<9}  {text}".rstrip()
 
 
-def _frame_json(frame: Frame, what: Dissected) -> dict[str, Any]:
+def frame_json(port: str, seconds: float, direction: str, wire_bytes: int, what: Dissected) -> dict[str, Any]:
+    """A packet as data."""
     return {
-        "port": frame.port,
-        "time_s": round(frame.seconds, 9),
-        "direction": "out" if frame.outgoing else "in",
+        "port": port,
+        "time_s": round(seconds, 9),
+        "direction": direction,
         "src": what.src,
         "dst": what.dst,
-        "bytes": frame.wire_bytes,
+        "bytes": wire_bytes,
         "kind": what.kind,
         "text": what.text,
         **what.fields,
@@ -148,7 +206,7 @@ def _json(lab: str, refs: list[str], done: Captured, seen: _Seen, file: str | No
         "dropped": _dropped(done, refs),
         "kinds": seen.kinds(),
     }
-    return data | ({"frames": seen.frames, "file": None} if file is None else {"file": file})
+    return data | ({"frames": seen.frames} if seen.lines else {}) | {"file": file}
 
 
 def _text(refs: Sequence[str], done: Captured, seen: _Seen, file: str | None) -> str:

@@ -139,7 +139,7 @@ def demo(observer: Observer, show: Callable[[str], None], name: str | None = Non
     """
     began = time.monotonic()
     played: list[Played] = []
-    name = name or _free_name()
+    name = name or free_name("demo")
     for ecmp, acts in groupby(ACTS, key=lambda act: act.ecmp):
         loaded = load_fabric("demo", name=name, overrides=[f"routing.ecmp={ecmp}"])
         with _running(loaded, observer) as lab:
@@ -150,14 +150,14 @@ def demo(observer: Observer, show: Callable[[str], None], name: str | None = Non
     return DemoResult(tuple(played), time.monotonic() - began)
 
 
-def _free_name() -> str:
+def free_name(stem: str) -> str:
     """`demo`, or the first free name of demo2, demo3, ...: a lab of the user is never touched."""
     runtime = get_runtime("netns")
-    return next(name for name in _names() if state.read_record(name) is None and not runtime.exists(name))
+    return next(name for name in _names(stem) if state.read_record(name) is None and not runtime.exists(name))
 
 
-def _names() -> Iterator[str]:
-    return ("demo" if i == 1 else f"demo{i}" for i in count(1))
+def _names(stem: str) -> Iterator[str]:
+    return (stem if i == 1 else f"{stem}{i}" for i in count(1))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Final
 # Names of nodes of the presets, for examples in hints and in the texts below.
 EXAMPLE_SWITCH: Final = "ctsw1"
 EXAMPLE_SWITCHES: Final = "rtsw1,rtsw2"
+EXAMPLE_PORT: Final = "rtsw1:eth1"
 EXAMPLE_ROW: Final = "rtsw1 50001 10.0.1.0/24 eth3"
 FABRIC: Final = "preset name or fabric file"
 LAB: Final = "name of a running lab; not needed when only one is running"
@@ -101,6 +102,17 @@ PLOT: Final = {
     "class": "these classes only: 3,6",
     "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg)",
     "run": RUN_ID,
+    "lab": LAB,
+}
+
+CAPTURE: Final = {
+    "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
+    "live": "print one line per packet with notes on path and queue, also with --out",
+    "read": "dissect a capture file (pcap or pcapng, also gzip) instead of capturing at a port",
+    "count": "end after so many packets (default: 1000; with --out no limit); with --read: lines to print (default 10)",
+    "seconds": "end after so many seconds",
+    "filter": "roce, bgp, all, or a pcap-filter expression in quotes",
+    "out": "write a capture file (pcapng) instead of printing one line per packet",
     "lab": LAB,
 }
 

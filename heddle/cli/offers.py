@@ -138,6 +138,12 @@ def _suites() -> list[str]:
     return [*SUITES, "all"]
 
 
+def _terms() -> list[str]:
+    from heddle.cli.glossary import glossary
+
+    return [entry.word for entry in glossary()]
+
+
 def _labs() -> list[str]:
     from heddle.base.state import labs
 
@@ -281,6 +287,7 @@ _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "split": lambda: ["auto"],
     "sport": lambda: ["qpn", "fixed", "fixed:", "list:"],
     "suite": _suites,
+    "term": _terms,
     "transport": _transports,
 }
 # Words that depend on the lab or fabric.

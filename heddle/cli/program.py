@@ -24,6 +24,7 @@ from heddle.base.tables import table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings
 from heddle.cli.argv import Verb, parse, wants_json
+from heddle.cli.examples import examples_text
 from heddle.cli.hints import verb_hint
 from heddle.cli.offers import listed
 
@@ -145,7 +146,7 @@ def _listed(tasks: Tasks) -> str:
 
 
 def _help_of(task: Any) -> str:
-    """A verb's usage, its docstring, and its words and flags."""
+    """A verb's usage, its docstring, its words and flags, and examples."""
     verb: Verb = task.verb
     rows = []
     for p in verb.parameters:
@@ -156,4 +157,5 @@ def _help_of(task: Any) -> str:
             shown += f" {p.value}"
         told = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
         rows.append((f"  {shown}", p.help + listed(p) + (f" (default: {p.default})" if told else "")))
-    return f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n{table(['Arguments and flags', ''], rows)}\n"
+    flags = table(["Arguments and flags", ""], rows)
+    return f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n{flags}\n{examples_text(verb.name)}"

@@ -50,6 +50,8 @@ _DROPPED = re.compile(r"^(\d+) packets? dropped by kernel", re.MULTILINE)
 
 Ended = Literal["count", "time", "asked", "lost"]
 Sink = Callable[[Sequence[Frame]], None]
+Stop = Callable[[], bool]
+Arrived = Callable[[Frame], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +172,15 @@ def capture(
     sink: Sink,
     *,
     whole: bool = False,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     listening: Callable[[], None] = lambda: None,
+    arrived: Arrived = lambda frame: None,
 ) -> Captured:
     """Capture at these ports until a bound is reached, `stop` says so, or a port is lost.
 
     sink: gets the frames, a few at a time, in the order of their time. whole: keep all bytes of a frame, else those
     that its headers are in. listening: called when every port is listened at, which is when the time begins to run.
+    arrived: gets each frame as soon as tcpdump hands it on, before frames of several ports are put in order.
     MachineError when tcpdump cannot be started.
     """
     with ExitStack() as stack:
@@ -185,7 +189,7 @@ def capture(
             children.append(_Child(tap, expression, SNAP_BYTES if whole else _HEAD_BYTES, _RING_KIB // len(taps)))
             stack.callback(children[-1].close)
         _await_start(children)
-        work = _Work(children, bounds, sink, stop)
+        work = _Work(children, bounds, sink, stop, arrived)
         listening()
         return work.run()
 
@@ -278,8 +282,8 @@ def _await_start(children: Sequence[_Child]) -> None:
 class _Work:
     """One capture under way."""
 
-    def __init__(self, children: Sequence[_Child], bounds: Bounds, sink: Sink, stop: Callable[[], bool]) -> None:
-        self._children, self._bounds, self._sink, self._stop = children, bounds, sink, stop
+    def __init__(self, children: Sequence[_Child], bounds: Bounds, sink: Sink, stop: Stop, arrived: Arrived) -> None:
+        self._children, self._bounds, self._sink, self._stop, self._tell = children, bounds, sink, stop, arrived
         self._waiting: list[tuple[int, int, Frame]] = []  # a heap: time, order of arrival
         self._arrived = 0
         self._packets = self._bytes = 0
@@ -338,6 +342,7 @@ class _Work:
                 ended.append(child)
                 continue
             for frame in self._frames(child.tap, records):
+                self._tell(frame)
                 heapq.heappush(self._waiting, (frame.time_ns, self._arrived, frame))
                 self._arrived += 1
         return ended

@@ -8,8 +8,9 @@ Made for thousands of frames a second. scapy (heddle/wire/roce.py) reads every f
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Final
 
@@ -18,6 +19,7 @@ from heddle.wire.layout import (
     BTH_BYTES,
     CNP,
     ECN_MASK,
+    ETHERTYPE_ROCE_V1,
     EXTENSIONS,
     EXTRA_BYTES,
     ICRC_BYTES,
@@ -35,6 +37,7 @@ from heddle.wire.layout import (
     WORD,
 )
 
+ROCE_V1: Final = "RoCE v1"  # the kind of its packets
 _BGP_PORT: Final = 179
 _BGP_MARKER: Final = b"\xff" * 16
 _BGP_TYPES: Final = {1: "OPEN", 2: "UPDATE", 3: "NOTIFICATION", 4: "KEEPALIVE", 5: "ROUTE-REFRESH"}
@@ -67,7 +70,8 @@ class Dissected:
     kind:   the protocol under which it is counted: `RoCE data`, `RoCE ACK`, `BGP`, ...
     text:   the rest of its line.
     fields: of RoCE packets: opcode, qpn (of the destination), psn, ack_request, payload_bytes, sport, ecn, fecn, becn;
-            ACKs and NAKs also have syndrome and msn.
+            ACKs and NAKs also have syndrome and msn. RoCE v1 has opcode, qpn and psn.
+    ip_at:  of RoCEv2 packets: the offset of the IP header; 0 of all others.
     """
 
     kind: str
@@ -75,20 +79,22 @@ class Dissected:
     dst: str
     text: str = ""
     fields: Mapping[str, Field] = field(default_factory=dict)
+    ip_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Packet:
-    """An IP packet: its addresses, and the offset of its payload."""
+    """An IP packet: its addresses, and the offsets of its header and its payload."""
 
     data: bytes
+    ip_at: int
     at: int
     src: str
     dst: str
     tos: int
 
     def described(self, kind: str, text: str = "", fields: Mapping[str, Field] | None = None) -> Dissected:
-        return Dissected(kind, self.src, self.dst, text, fields or {})
+        return Dissected(kind, self.src, self.dst, text, fields or {}, self.ip_at if fields else 0)
 
 
 def dissect(frame: bytes) -> Dissected:
@@ -110,10 +116,8 @@ def _ethernet(frame: bytes) -> Dissected:
     if ethertype == 0x86DD:
         return _ipv6(frame, at)
     src, dst = _mac(frame[6:12]), _mac(frame[:6])
-    if ethertype == 0x0806:
-        return _arp(frame, at, src, dst)
-    if ethertype == 0x8808:
-        return _pause(frame, at, src, dst)
+    if ethertype in _WITHOUT_IP:
+        return _WITHOUT_IP[ethertype](frame, at, src, dst)
     if ethertype == 0x88CC:
         return Dissected("LLDP", src, dst)
     if len(frame) < 14:
@@ -123,7 +127,7 @@ def _ethernet(frame: bytes) -> Dissected:
 
 def _ipv4(frame: bytes, at: int) -> Dissected:
     head, tos, _, _, fragment, _, protocol, _, src, dst = IPV4_HEADER.unpack_from(frame, at)
-    packet = _Packet(frame, at + 4 * (head & 0x0F), _dotted(src), _dotted(dst), tos)
+    packet = _Packet(frame, at, at + 4 * (head & 0x0F), _dotted(src), _dotted(dst), tos)
     if fragment & 0x1FFF:
         return packet.described("other", f"IPv4 fragment at byte {8 * (fragment & 0x1FFF)}")
     return _transport(packet, protocol)
@@ -131,10 +135,10 @@ def _ipv4(frame: bytes, at: int) -> Dissected:
 
 def _ipv6(frame: bytes, at: int) -> Dissected:
     head, _, protocol, _, src, dst = IPV6_HEADER.unpack_from(frame, at)
-    at += IPV6_HEADER.size
+    ip_at, at = at, at + IPV6_HEADER.size
     while protocol in _IPV6_EXTENSIONS:
         protocol, at = frame[at], at + 8 * (frame[at + 1] + 1)
-    packet = _Packet(frame, at, str(IPv6Address(src)), str(IPv6Address(dst)), head >> 20 & 0xFF)
+    packet = _Packet(frame, ip_at, at, _ipv6_text(src), _ipv6_text(dst), head >> 20 & 0xFF)
     if protocol == _IPV6_FRAGMENT:
         return packet.described("other", "IPv6 fragment")
     return _transport(packet, protocol)
@@ -191,6 +195,25 @@ def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
     return packet.described(kind, "  ".join(words), fields)
 
 
+def _roce_v1(frame: bytes, at: int, src: str, dst: str) -> Dissected:
+    """InfiniBand's transport behind a global route header (GRH) of 40 bytes, which has IPv6's layout."""
+    *_, source, destination = IPV6_HEADER.unpack_from(frame, at)
+    opcode, _, _, qpn_word, psn_word = _BTH.unpack_from(frame, at + IPV6_HEADER.size)
+    fields: dict[str, Field] = {
+        "opcode": OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"),
+        "qpn": qpn_word & QPN_MASK,
+        "psn": psn_word & PSN_MASK,
+    }
+    text = f"qp {fields['qpn']:<8} psn {fields['psn']:<8} {fields['opcode']}"
+    return Dissected(ROCE_V1, _gid(source), _gid(destination), text, fields)
+
+
+def _gid(address: bytes) -> str:
+    """A global identifier (GID): an IPv6 address, or an IPv4 address that is mapped into one."""
+    gid = IPv6Address(address)
+    return str(gid.ipv4_mapped or gid)
+
+
 _ANSWERS: Final = {0x00: "RoCE ACK", RNR_NAK: "RoCE RNR", NAK_SEQUENCE & SYNDROME_KIND: "RoCE NAK"}
 
 
@@ -240,6 +263,20 @@ def _pause(frame: bytes, at: int, src: str, dst: str) -> Dissected:
     return Dissected("other", src, dst, f"MAC control {operation:#06x}")
 
 
+# What is parsed of the frames without an IP header, by Ethernet type.
+_WITHOUT_IP: Final[Mapping[int, Callable[[bytes, int, str, str], Dissected]]] = {
+    0x0806: _arp,
+    0x8808: _pause,
+    ETHERTYPE_ROCE_V1: _roce_v1,
+}
+
+
+@lru_cache(maxsize=4096)  # formatting an address takes longer than parsing the rest of its packet
+def _ipv6_text(address: bytes) -> str:
+    return str(IPv6Address(address))
+
+
+@lru_cache(maxsize=4096)
 def _dotted(address: bytes) -> str:
     return f"{address[0]}.{address[1]}.{address[2]}.{address[3]}"
 

@@ -10,7 +10,7 @@ sender keeps the state of `prefix_state` per header and needs one zlib call per 
 from __future__ import annotations
 
 import zlib
-from typing import Final
+from typing import Final, Literal
 
 from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV4_BYTES, IPV6_BYTES, PROTO_UDP, UDP_BYTES
 
@@ -58,3 +58,33 @@ def icrc(packet: bytes | bytearray | memoryview) -> bytes:
     """
     state, covered = prefix_state(packet)
     return zlib.crc32(packet[covered:-ICRC_BYTES], state).to_bytes(ICRC_BYTES, "little")
+
+
+IcrcVerdict = Literal["right", "wrong", "zero", "cut", "unchecked"]
+
+
+def verdict(frame: bytes, ip_at: int) -> IcrcVerdict:
+    """Whether the ICRC of a captured RoCEv2 packet is right. ip_at: the offset of its IP header in `frame`.
+
+    The IP header has the packet's length, so padding and a frame check sequence behind it do not matter. zero: wrong,
+    and all four bytes are 0, as in a capture on the sender where the NIC adds them. cut: the capture has not all bytes
+    of the packet. unchecked: options, extension headers or a fragment.
+    """
+    packet = memoryview(frame)[ip_at:]
+    if len(packet) < IPV4_BYTES:
+        return "cut"
+    if packet[0] >> 4 == 4:
+        size, extra = int.from_bytes(packet[2:4], "big"), packet[0] & 0x0F != 5 or packet[6] & 0x3F or packet[7]
+    else:
+        size, extra = IPV6_BYTES + int.from_bytes(packet[4:6], "big"), packet[6] != PROTO_UDP
+    if extra:
+        return "unchecked"
+    if len(packet) < size:
+        return "cut"
+    try:
+        state, covered = prefix_state(packet[:size])
+    except ValueError:
+        return "unchecked"
+    if zlib.crc32(packet[covered:size], state) == RESIDUE:
+        return "right"
+    return "wrong" if any(packet[size - ICRC_BYTES : size]) else "zero"

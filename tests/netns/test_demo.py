@@ -49,5 +49,5 @@ def test_a_running_lab_called_demo_is_left_alone(
     fabric_lab: FabricLab, lab_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = fabric_lab(racks=1, ctsw=1, hosts_per_rack=1).name, lab_name()
-    monkeypatch.setattr(stage, "_names", lambda: iter([mine, other]))
-    assert stage._free_name() == other
+    monkeypatch.setattr(stage, "_names", lambda stem: iter([mine, other]))
+    assert stage.free_name("demo") == other

@@ -33,6 +33,7 @@ def wheel(root: Path) -> Installation:
     for folder in FOLDERS:
         (root / "heddle" / "_content" / folder).mkdir(parents=True)
     for name in resources.BESIDE:
+        (root / "heddle" / "_content" / name).parent.mkdir(exist_ok=True)
         (root / "heddle" / "_content" / name).touch()
     return _package(root)
 

@@ -1,0 +1,224 @@
+"""An MCP server on stdin and stdout: verbs as tools for an assistant (Model Context Protocol, SDK `mcp`).
+
+In:  tool calls. Out: the JSON document of the verb as structured result; problems as the house prints them.
+Each call runs this program as a child with `--format json`. So a tool does what the verb does, and nothing of a verb
+can reach stdout, which carries the protocol alone. A tool's parameters are those of its verb, but for the ones that
+write files or change the lab. What changes the lab is not offered unless the user has allowed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.base.progname import as_started
+from heddle.base.resources import HERE
+from heddle.base.version import VERSION
+from heddle.cli.argv import Parameter, Verb, words_of
+from heddle.cli.console import problems_json
+from heddle.cli.endings import DEFECT
+
+_MOST_BYTES: Final = 1_000_000  # of a result: more does not fit into an assistant's context
+_END_S: Final = 20.0  # for a cancelled run to end its workers
+_INSTRUCTIONS: Final = (
+    "Heddle emulates an AI-training fabric: FRR switches, real queues, RoCEv2 hosts. Start with `status`: it lists the "
+    "running labs. `paths` shows which path each queue pair (QP) of a run took, `queues` shows depth, marks, drops and "
+    "pauses, `validate` checks the lab, `explain` defines a term. Bandwidths are emulated: compare ratios only."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A verb as a tool. parameters: of the verb, those that are offered; changes: it changes the lab."""
+
+    verb: str
+    does: str
+    parameters: tuple[str, ...]
+    changes: bool = False
+
+
+TOOLS: Final = (
+    OfferedTool("status", "List all running labs, or show one in detail: convergence, BGP sessions, faults.", ("lab",)),
+    OfferedTool("inspect", "Show nodes of a running lab: role, AS number, addresses, ports, peers.", ("lab", "node")),
+    OfferedTool("runs", "List the stored runs of all labs, or of one: options, busbw, MMR, paths proven.", ("lab",)),
+    OfferedTool(
+        "paths",
+        "Show the path of each QP of a run from three sources (prediction, kernels, counters), the use of the links, "
+        "MMR. In a large run, choose QPs by qp, host or port.",
+        ("lab", "run", "now", "qp", "host", "port"),
+    ),
+    OfferedTool(
+        "queues",
+        "Show depth, high water, ECN marks, drops, PFC pauses of each port and class of a running lab.",
+        ("port", "class", "switch", "all", "lab"),
+    ),
+    OfferedTool("hashing", "Show the hashing mode, seed and counters of each switch of a lab.", ("lab", "switch")),
+    OfferedTool("validate", "Run every check on a running lab. `ok` is false if one fails.", ("lab",)),
+    OfferedTool("explain", "Explain a term of AI fabrics; without a term, list all terms.", ("term",)),
+    OfferedTool(
+        "run",
+        "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
+        ("collective", "algorithm", "ranks", "size", "qps", "qp-mode", "iters", "warmup", "sport", "chunk", "window",
+         "placement", "split", "transport", "lab"),
+        changes=True,
+    ),
+)  # fmt: skip
+_TYPES: Final[Mapping[str, tuple[dict[str, Any], type | tuple[type, ...]]]] = {
+    "int": ({"type": "integer"}, int),
+    "float": ({"type": "number"}, (int, float)),
+    "bool": ({"type": "boolean"}, bool),
+    "list": ({"type": "array", "items": {"type": "string"}}, list),
+    "str": ({"type": "string"}, str),
+}
+
+
+class Assistant:
+    """The tools of one server. verbs: by name, of tasks.py; changing: whether tools that change a lab are offered."""
+
+    def __init__(self, verbs: Mapping[str, Verb], *, changing: bool) -> None:
+        self._verbs = verbs
+        self.offered = {tool.verb: tool for tool in TOOLS if changing or not tool.changes}
+
+    def tools(self) -> list[Tool]:
+        """As a client lists them."""
+        return [self._tool(tool) for tool in self.offered.values()]
+
+    def _tool(self, tool: OfferedTool) -> Tool:
+        fields = {key: {**_TYPES[p.kind][0], "description": as_started(p.help)} for key, p in self._keys(tool).items()}
+        return Tool(
+            name=tool.verb,
+            description=tool.does,
+            input_schema={"type": "object", "properties": fields, "additionalProperties": False},
+            annotations=ToolAnnotations(read_only_hint=not tool.changes, destructive_hint=False, open_world_hint=False),
+        )
+
+    def _keys(self, tool: OfferedTool) -> dict[str, Parameter]:
+        """Names of arguments, and the parameters of the verb that they are."""
+        known = {p.word: p for p in self._verbs[tool.verb].parameters}
+        return {word.replace("-", "_"): known[word] for word in tool.parameters}
+
+    def words(self, name: str, arguments: Mapping[str, Any]) -> list[str]:
+        """The command line of a call. InputError for a tool or argument that is not offered, or has another type."""
+        tool = self.offered.get(name)
+        if tool is None:
+            hint = did_you_mean(name, self.offered)
+            if any(each.verb == name for each in TOOLS):
+                hint = "the user starts the server with ./inv mcp --allow-run to offer it"
+            raise InputError(Problem("", f"tool {name}", "is not offered", hint))
+        keys, problems, values = self._keys(tool), Problems(), dict[str, Any]()
+        for key, value in arguments.items():
+            parameter = keys.get(key)
+            if parameter is not None and parameter.kind == "list" and isinstance(value, str):
+                value = [value]  # noqa: PLW2901  (what an assistant writes often enough for a list of one)
+            if parameter is None:
+                problems.add(where=name, what=key, why="is no argument of this tool", hint=did_you_mean(key, keys))
+            elif not _fits(parameter, value):
+                why = f"is not of type {_TYPES[parameter.kind][0]['type']}"
+                problems.add(where=name, what=f"{key}: {json.dumps(value)}", why=why)
+            else:
+                values[parameter.name] = value
+        problems.raise_if_any()
+        # As `--flag=value`, so that no value can be taken for a flag.
+        return [*words_of(self._verbs[name], values), "--format=json"]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        """Run a tool."""
+        try:
+            words = self.words(name, arguments)
+        except InputError as error:
+            return _failed(problems_json("InputError", error.exit_code, error.problems))
+        code, data = await _ran([*HERE.command(), *words])
+        if len(data) > _MOST_BYTES:
+            why = f"has {len(data):,} bytes, and at most {_MOST_BYTES:,} are returned"
+            hint = "choose less: arguments qp, host, port or class"
+            return _failed(problems_json("InputError", 2, [Problem(name, "the result", why, hint)]))
+        try:
+            document = json.loads(data)
+        except ValueError:
+            why = f"ended with exit code {code} and without a result"
+            return _failed(problems_json("Defect", DEFECT, [Problem("", f"./inv {name}", why, "see its stderr")]))
+        return _failed(document) if "error" in document else _result(document, json.dumps(document))
+
+
+def _fits(parameter: Parameter, value: Any) -> bool:
+    if isinstance(value, bool) != (parameter.kind == "bool"):
+        return False
+    if parameter.kind == "list" and not all(isinstance(each, str) for each in value or []):
+        return False
+    return isinstance(value, _TYPES[parameter.kind][1])
+
+
+def _failed(document: Mapping[str, Any]) -> CallToolResult:
+    """An error document as an assistant reads it: the house's lines as text, the problems as data."""
+    rows = document["error"]["problems"]
+    text = "\n".join(str(Problem(row["where"], row["what"], row["why"], row["hint"])) for row in rows)
+    return _result(document, text, failed=True)
+
+
+def _result(document: Mapping[str, Any], text: str, *, failed: bool = False) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=dict(document), is_error=failed
+    )
+
+
+async def _ran(argv: Sequence[str]) -> tuple[int, bytes]:
+    """Exit code and stdout of a child; its progress goes to our stderr. A call that is cancelled ends it."""
+    child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        data, _ = await asyncio.to_thread(child.communicate)
+    except asyncio.CancelledError:
+        # Not awaited: a cancelled task cannot wait. The server's process waits for the thread before it ends.
+        threading.Thread(target=_end, args=(child,)).start()
+        raise
+    return child.returncode, data
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask the child to end; kill it when it does not."""
+    child.terminate()
+    try:
+        child.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def serve(verbs: Mapping[str, Verb], *, changing: bool) -> None:
+    """Serve one client on stdin and stdout, until it closes stdin."""
+    assistant = Assistant(verbs, changing=changing)
+
+    async def listed(context: ServerRequestContext[Any], params: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(tools=assistant.tools())
+
+    async def called(context: ServerRequestContext[Any], params: CallToolRequestParams) -> CallToolResult:
+        return await assistant.call(params.name, params.arguments or {})
+
+    server: Server[Any] = Server(
+        "heddle", version=VERSION, title="Heddle", instructions=_INSTRUCTIONS,
+        on_list_tools=listed, on_call_tool=called,
+    )  # fmt: skip
+
+    async def run() -> None:
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    asyncio.run(run())

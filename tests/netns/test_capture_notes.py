@@ -1,0 +1,159 @@
+"""`capture --live` on a running lab: its notes are those of `paths` and `queues`; and tshark agrees with `--read`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.base.process import run
+from heddle.cli.capturenotes import LiveNotes
+from heddle.lab.lab import Lab
+from heddle.lab.rehash import set_hashing
+from heddle.runs.past import paths_of
+from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.portids import row
+from heddle.wire import layout as wire
+from heddle.wire.dissect import dissect
+from heddle.wire.pcapng import Frame
+from tests.unit.roce_samples import SAMPLES
+
+pytestmark = pytest.mark.needs("tcpdump", "tshark")
+
+ROOT = Path(__file__).resolve().parents[2]
+INV = (sys.executable, str(ROOT / "tasks.py"))
+KEYS = ("src", "dst", "qpn", "sport")
+
+
+@contextmanager
+def capturing(lab: Lab, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`./inv capture`, once it listens."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    argv = [*INV, "capture", *words, "--lab", lab.name]
+    proc = subprocess.Popen(argv, cwd=ROOT, env={**os.environ, "CI": "true"}, **pipes)
+    try:
+        assert proc.stderr is not None
+        line = proc.stderr.readline()
+        assert line.startswith("capturing at"), line + proc.stderr.read()
+        yield proc
+    finally:
+        proc.kill()
+        proc.communicate()
+
+
+def incast(lab: Lab) -> None:
+    words = ["run", "--lab", lab.name, "--collective", "incast", "--size", "256K", "--iters", "2", "--qps", "2"]
+    subprocess.run([*INV, *words], cwd=ROOT, check=True, capture_output=True, timeout=120)
+
+
+def test_the_path_in_a_packets_line_is_the_one_that_is_proven(tiny: Lab) -> None:
+    words = ["rtsw1,ctsw1", "--live", "--filter", "roce", "--format", "json", "--count", "100000", "--seconds", "60"]
+    with capturing(tiny, *words) as proc:
+        incast(tiny)
+        proc.send_signal(2)
+        data = json.loads(proc.communicate(timeout=60)[0])
+    proven = {(p.flow.src_ip, p.flow.dst_ip, p.flow.qpn, p.flow.sport): p.measured for p in paths_of(tiny).flows}
+    frames = [frame for frame in data["frames"] if frame["kind"] == "RoCE data"]
+    noted = {tuple(frame[key] for key in KEYS): tuple(frame["path"]) for frame in frames}
+    assert noted == {key: path for key, path in proven.items() if key in noted} and len(noted) > 1
+    assert all(frame["on_path"] for frame in data["frames"])
+    assert {(frame["kind"], frame["class"]) for frame in data["frames"]} >= {("RoCE data", 3), ("RoCE ACK", 6)}
+    assert any(frame["queue_bytes"] for frame in frames if frame["port"] == "rtsw1:eth3"), "an incast waits there"
+
+
+def test_notes_are_printed_beside_a_file_whose_packets_tshark_counts_alike(tiny: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "two switches.pcapng"
+    words = ["rtsw1,ctsw1", "--live", "--out", str(path), "--seconds", "60"]
+    with capturing(tiny, *words) as proc:
+        incast(tiny)
+        proc.send_signal(2)
+        text = proc.communicate(timeout=60)[0]
+    line = next(line for line in text.splitlines() if "RoCE data" in line and "rtsw1:eth3  out" in line)
+    assert "queue[3] " in line and "  path rtsw" in line
+    assert f"wrote {path}" in text
+
+    done = subprocess.run(
+        [*INV, "capture", "--read", str(path), "--format", "json"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    data = json.loads(done.stdout)
+    names = ("frame.interface_name", "ip.src", "ip.dst", "infiniband.bth.destqp", "infiniband.bth.opcode",
+             "infiniband.bth.psn", "ip.dsfield.ecn", "udp.dstport")  # fmt: skip
+    wanted = [word for name in names for word in ("-e", name)]
+    said = run(["tshark", "-n", "-r", str(path), "--disable-heuristic", "rpcrdma_infiniband", "-T", "fields",
+                "-E", "separator=|", *wanted])  # fmt: skip
+    rows = [line.split("|") for line in said.out.splitlines()]
+    theirs = [each for each in rows if each[7] == "4791"]
+    assert data["packets"] == len(rows)
+    assert data["opcodes"] == Counter(wire.OPCODE_NAMES[int(each[4])] for each in theirs)
+    assert data["ecn"].get("ce", 0) == sum(each[6] == "3" for each in theirs)
+    assert data["icrc"]["right"] == len(theirs), data["icrc"]
+    ours = Counter({(qp["port"], qp["src"], qp["dst"], qp["qpn"]): qp["packets"] for qp in data["qps"]})
+    assert ours == Counter((each[0], each[1], each[2], int(each[3], 0)) for each in theirs)
+    for qp in data["qps"]:
+        if qp["data"] and not qp["psn"]["restarts"]:
+            key = [qp["port"], qp["src"], qp["dst"], qp["qpn"]]
+            psns = [int(e[5]) for e in theirs if [e[0], e[1], e[2], int(e[3], 0)] == key and int(e[4]) < wire.ACK]
+            assert (qp["psn"]["first"], qp["data"]) == (psns[0], len(psns))
+            span = (qp["psn"]["last"] - qp["psn"]["first"] & wire.PSN_MASK) + 1
+            assert qp["psn"]["repeated"] == len(psns) - len(set(psns))
+            assert qp["psn"]["missing"] == span - len(set(psns))
+
+
+def frame_of(lab: Lab, port: str, src: str, dst: str, *, outgoing: bool) -> Frame:
+    """A frame of a sample with the addresses of two hosts of the lab."""
+    data = bytearray(SAMPLES[0].frame())
+    for at, name in ((26, src), (30, dst)):
+        address = lab.fabric.by_name[name].ports[0].address
+        assert address is not None
+        data[at : at + 4] = address.ip.packed
+    return Frame(port, 0, 0.0, outgoing, len(data), bytes(data))
+
+
+def test_a_packet_off_its_path_and_a_paused_queue_are_said(tiny: Lab) -> None:
+    with LiveNotes(tiny) as notes, LabQueues.pinned(tiny.fabric) as queues:
+        frame = frame_of(tiny, "rtsw1:eth1", "host1", "host3", outgoing=True)
+        what = dissect(frame.data)
+        notes.arrived(frame, what)
+        path = notes.of(frame, what).path
+        assert path[0] in ("rtsw1:eth1", "rtsw1:eth2") and len(path) == 3
+        wrong = "rtsw1:eth2" if path[0] == "rtsw1:eth1" else "rtsw1:eth1"
+        stray = frame_of(tiny, wrong, "host1", "host3", outgoing=True)
+        cell = queues.agent[row(queues.ids["rtsw1", wrong.partition(":")[2]], 3)]
+        before = int(cell["closed_since_ns"])
+        cell["closed_since_ns"] = 1
+        try:
+            notes.arrived(stray, what)
+        finally:
+            cell["closed_since_ns"] = before
+        found = notes.of(stray, what)
+        assert (found.path, found.on_path, found.paused) == (path, False, True)
+        assert found.text() == f"queue[3] 0  PAUSED  path {' '.join(path)}  OFF ITS PATH"
+        assert notes.of(stray, what).text() == "", "a frame is asked about once"
+        assert notes.troubles == []
+
+
+def test_notes_follow_a_change_of_hashing(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heddle.cli.capturenotes._REFRESH_S", 0.0)
+    monkeypatch.setattr("heddle.cli.capturenotes._SHARE", 0)
+    frame = frame_of(tiny, "rtsw1:eth1", "host1", "host3", outgoing=True)
+    what = dissect(frame.data)
+    mode = tiny.fabric.policy.routing.ecmp
+    with LiveNotes(tiny) as notes:
+        notes.arrived(frame, what)
+        before = notes.of(frame, what).path
+        try:
+            set_hashing(tiny, "spray")
+            notes.arrived(frame, what)
+            after = notes.of(frame, what)
+        finally:
+            set_hashing(tiny, mode)
+    assert len(before) == 3 and "{" not in before[0]
+    assert after.path[0] == "rtsw1:{eth1,eth2}" and after.on_path

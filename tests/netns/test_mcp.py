@@ -1,0 +1,172 @@
+"""The MCP server over stdio, with the SDK's own client, beside a live lab."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from mcp import Client, StdioServerParameters
+
+from heddle.lab.lab import Lab
+from heddle.runs.history import History
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = [sys.executable, "tasks.py", "mcp"]
+Document = dict[str, Any]
+
+
+def talk(work: Callable[[Client], Awaitable[None]], *flags: str) -> None:
+    """Start a server, do the work as its client, and end it."""
+    server = StdioServerParameters(command=SERVER[0], args=[*SERVER[1:], *flags], cwd=ROOT, env=dict(os.environ))
+
+    async def main() -> None:
+        async with asyncio.timeout(200):
+            async with Client(server) as client:
+                await work(client)
+
+    asyncio.run(main())
+
+
+async def asked(client: Client, tool: str, **arguments: Any) -> Document:
+    """The structured result of a tool; the text has the same JSON."""
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result
+    (content,) = result.content
+    assert json.loads(getattr(content, "text", "")) == result.structured_content
+    document: Document = result.structured_content
+    return document
+
+
+def printed(*words: str) -> Document:
+    """The document of a verb, as a user gets it."""
+    argv = [sys.executable, "tasks.py", *words, "--format", "json"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    document: Document = json.loads(done.stdout)
+    return document
+
+
+def test_an_assistant_reads_a_lab_and_gets_the_documents_of_the_verbs(tiny: Lab) -> None:
+    name = tiny.name
+    subprocess.run(
+        [sys.executable, "tasks.py", "run", "--lab", name, "--size", "16K", "--iters", "1"],
+        cwd=ROOT, check=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+
+    async def work(client: Client) -> None:
+        tools = {tool.name for tool in (await client.list_tools()).tools}
+        assert {"status", "paths", "queues", "validate", "runs"} <= tools and "run" not in tools
+        assert name in [lab["lab"] for lab in (await asked(client, "status"))["labs"]]
+        assert await asked(client, "paths", lab=name) == printed("paths", "--lab", name)
+        assert (await asked(client, "runs", lab=name))["runs"] == printed("runs", name)["runs"]
+        ports = (await asked(client, "queues", lab=name, port="rtsw1:eth1", all=True))["ports"]
+        assert {port["port"] for port in ports} == {"rtsw1:eth1"}
+        checks = await asked(client, "validate", lab=name)
+        assert checks["ok"] is True and "paths" in {check["name"] for check in checks["checks"]}
+
+    talk(work)
+
+
+def test_errors_are_the_problems_of_the_house_and_nothing_is_changed(tiny: Lab) -> None:
+    async def work(client: Client) -> None:
+        for tool, arguments, said in (
+            ("status", {"lab": "nope"}, "lab nope is not running"),
+            ("paths", {"lab": tiny.name, "run": "999"}, "run 999 is not a run of lab"),
+            ("paths", {"lab": tiny.name, "host": ["hst1"]}, "hint: did you mean host1?"),
+            ("run", {"lab": tiny.name}, "tool run is not offered"),
+            ("queues", {"action": "reset"}, "action is no argument of this tool"),
+        ):
+            result = await client.call_tool(tool, arguments)
+            assert result.is_error
+            assert said in getattr(result.content[0], "text", ""), result
+            assert set(result.structured_content["error"]) == {"exit_code", "kind", "problems"}
+            assert result.structured_content["error"]["exit_code"] == 2
+
+    before = History.of(tiny).ids()
+    talk(work)
+    assert History.of(tiny).ids() == before
+
+
+def test_run_is_a_tool_where_it_is_allowed(tiny: Lab) -> None:
+    async def work(client: Client) -> None:
+        result = await asked(client, "run", lab=tiny.name, size="16K", iters=1, qps=2)
+        assert [row["wrong"] for row in result["results"]] == [0]
+        runs = (await asked(client, "runs", lab=tiny.name))["runs"]
+        assert runs[-1]["qps"] == 2 and runs[-1]["last"]
+
+    talk(work, "--allow-run")
+
+
+class Wire:
+    """The protocol by hand: one JSON document a line."""
+
+    def __init__(self, *flags: str) -> None:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.proc = subprocess.Popen([*SERVER, *flags], cwd=ROOT, text=True, **pipes)
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        self.send("initialize", hello, id=1)
+        self.answers = [self.read()]
+        self.send("notifications/initialized", {})
+
+    def send(self, method: str, params: Document, **more: Any) -> None:
+        assert self.proc.stdin is not None
+        self.proc.stdin.write(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}) + "\n")
+        self.proc.stdin.flush()
+
+    def read(self) -> Document:
+        assert self.proc.stdout is not None
+        answer: Document = json.loads(self.proc.stdout.readline())
+        return answer
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_stdout_has_the_protocol_alone_and_closing_stdin_ends_the_server(tiny: Lab) -> None:
+    wire = Wire()
+    wire.send("tools/call", {"name": "paths", "arguments": {"lab": "nope"}}, id=2)
+    wire.send("tools/call", {"name": "status", "arguments": {}}, id=3)
+    wire.answers += [wire.read(), wire.read()]
+    out, err = wire.proc.communicate(timeout=60)
+    assert (wire.proc.returncode, out) == (0, "")
+    assert all(answer["jsonrpc"] == "2.0" for answer in wire.answers)
+    assert {answer["id"] for answer in wire.answers} == {1, 2, 3}
+    assert "lab nope is not running" in err and "Traceback" not in err
+
+
+def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
+    wire = Wire("--allow-run")
+    arguments = {"lab": tiny.name, "size": "1M", "iters": 1000}
+    wire.send("tools/call", {"name": "run", "arguments": arguments}, id=2)
+    deadline = time.monotonic() + 60
+    while not (found := children(wire.proc.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (run,) = found
+    while not children(run) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children(run), "the workers of the run"
+    wire.proc.communicate(timeout=120)
+    assert not Path(f"/proc/{run}").exists()
+    argv = [sys.executable, "tasks.py", "run", "--lab", tiny.name, "--size", "16K", "--iters", "1"]
+    again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert again.returncode == 0, again.stderr
+
+
+def test_at_a_terminal_it_says_what_it_is_for() -> None:
+    import pty
+
+    parent, child = pty.openpty()
+    try:
+        done = subprocess.run(SERVER, cwd=ROOT, stdin=child, capture_output=True, text=True, check=False, timeout=60)
+    finally:
+        os.close(parent)
+        os.close(child)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "speaks a protocol on stdin" in done.stderr and "docs/assistants.md" in done.stderr

@@ -1,0 +1,134 @@
+"""The tour on a terminal: it explains, waits, runs real commands, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.cli.tour_verb import STEPS
+
+ROOT = Path(__file__).resolve().parents[2]
+TOUR = [sys.executable, "tasks.py", "tour"]
+Leftovers = Callable[[str], list[str]]
+
+
+class Typing:
+    """The tour on a terminal of 80 columns, and someone who types there."""
+
+    def __init__(self) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(ROOT)
+            os.execve(sys.executable, TOUR, {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"})
+        self.said, self._at = "", 0
+
+    def until(self, text: str, seconds: float = 120.0) -> None:
+        """Read until the terminal shows this, behind what was waited for before."""
+        deadline = time.monotonic() + seconds
+        while (found := self.said.find(text, self._at)) < 0:
+            left = deadline - time.monotonic()
+            assert left > 0, self.said
+            if select.select([self.fd], [], [], left)[0] and not self._read():
+                raise AssertionError(self.said)
+        self._at = found + len(text)
+
+    def _read(self) -> bool:
+        try:
+            piece = os.read(self.fd, 1 << 16).decode(errors="replace")
+        except OSError:  # EIO: no process has the terminal open
+            return False
+        self.said += piece
+        return bool(piece)
+
+    def type(self, keys: str) -> None:
+        os.write(self.fd, keys.encode())
+
+    def code(self) -> int:
+        """Read to the end; the exit code."""
+        while self._read():
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    @property
+    def lab(self) -> str:
+        """The name of the tour's lab."""
+        found = re.search(r"up demo --name (\w+)", self.said)
+        assert found is not None
+        return found[1]
+
+
+@pytest.fixture
+def typing() -> Typing:
+    return Typing()
+
+
+def test_q_ends_the_tour_and_takes_its_lab_down(typing: Typing, leftovers: Leftovers) -> None:
+    typing.until("[1 of 7]")
+    typing.until("q ends the tour:")
+    assert "up demo --name tour" in typing.said
+    typing.type("\n")
+    typing.until("[2 of 7]")
+    assert "converged in" in typing.said and leftovers(typing.lab)
+    typing.until("q ends the tour:")
+    typing.type("q\n")
+    assert typing.code() == 0
+    assert "The tour ends here." in typing.said and "[3 of 7]" not in typing.said
+    assert leftovers(typing.lab) == []
+
+
+@pytest.mark.parametrize("begun", ["create: ", "converged in"], ids=["in the middle of up", "at the prompt"])
+def test_ctrl_c_leaves_nothing_behind(begun: str, typing: Typing, leftovers: Leftovers) -> None:
+    typing.until("q ends the tour:")
+    typing.type("\n")
+    typing.until(begun)
+    if begun == "converged in":
+        typing.until("q ends the tour:")
+    typing.type("\x03")
+    assert typing.code() == 130
+    assert "Traceback" not in typing.said and "[3 of 7]" not in typing.said
+    assert leftovers(typing.lab) == []
+
+
+@pytest.mark.deep
+def test_the_whole_tour_runs_through_and_compares(leftovers: Leftovers) -> None:
+    argv = [*TOUR, "--yes", "--format", "json"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout)
+    assert [step["title"] for step in result["steps"]] == [step.title for step in STEPS]
+    assert leftovers(result["lab"]) == []
+
+
+@pytest.mark.deep
+def test_the_text_has_explanations_commands_and_the_gain(leftovers: Leftovers) -> None:
+    env = {**os.environ, "HEDDLE_PROGRAM": "heddle"}
+    done = subprocess.run([*TOUR, "--yes"], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    words = " ".join(done.stdout.split())
+    for number, step in enumerate(STEPS, 1):
+        assert f"[{number} of 7] {step.title}" in done.stdout
+        assert step.before.replace("./inv", "heddle") in words
+    gain = re.search(r"busbw of the second run is ([0-9.]+) times that of the first\.", words)
+    assert gain is not None and float(gain[1]) > 1.1
+    assert "./inv" not in done.stdout and "\n  heddle run --lab tour" in done.stdout
+    (lab,) = set(re.findall(r"up demo --name (\w+)", words))
+    assert leftovers(lab) == []
+
+
+def test_without_a_terminal_it_says_what_to_do() -> None:
+    done = subprocess.run(
+        TOUR, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "./inv tour waits for Enter, and there is no terminal" in done.stderr
+    assert "hint: use ./inv tour --yes" in done.stderr

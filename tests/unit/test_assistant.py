@@ -1,0 +1,97 @@
+"""Tools of the MCP server: which are offered, what they take, and what can never be typed through them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.cli.argv import parse
+from heddle.cli.assistant import TOOLS, Assistant
+from tests.unit.test_help_examples import verbs
+
+ROOT = Path(__file__).resolve().parents[2]
+READS, ALL = Assistant(verbs(), changing=False), Assistant(verbs(), changing=True)
+# What changes a lab or writes a file, of the verbs that are tools.
+NEVER = {"action", "setting", "remove", "mode", "set", "table", "entry", "clear", "csv", "heatmap", "out", "fabric",
+         "place", "format", "yes", "watch"}  # fmt: skip
+
+
+def test_run_is_offered_only_when_it_is_allowed() -> None:
+    assert {tool.name for tool in ALL.tools()} - {tool.name for tool in READS.tools()} == {"run"}
+    assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in READS.tools())
+    hints = {tool.name: tool.annotations.read_only_hint for tool in ALL.tools() if tool.annotations}
+    assert hints["run"] is False
+    with pytest.raises(InputError, match="tool run is not offered") as caught:
+        READS.words("run", {})
+    assert "--allow-run" in str(caught.value)
+
+
+def test_arguments_are_parameters_of_the_verbs_and_none_that_changes_anything() -> None:
+    for tool in TOOLS:
+        known = {p.word for p in verbs()[tool.verb].parameters}
+        assert set(tool.parameters) <= known
+        assert set(tool.parameters) & NEVER == set()
+    for listed in ALL.tools():
+        assert listed.input_schema["additionalProperties"] is False
+        assert all(field["type"] and field["description"] for field in listed.input_schema["properties"].values())
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "typed"),
+    [
+        ("status", {}, {"format": "json"}),
+        ("status", {"lab": "zone"}, {"lab": "zone", "format": "json"}),
+        ("paths", {"qp": ["17", "0x12"], "now": True}, {"qp": ["17", "0x12"], "now": True, "format": "json"}),
+        ("paths", {"now": False}, {"format": "json"}),
+        ("run", {"qps": 4, "qp_mode": "split", "size": "64K"}, {"qps": 4, "size": "64K", "format": "json"}),
+        ("queues", {"class": "3", "all": True}, {"class_": ["3"], "all_": True, "format": "json"}),
+        ("explain", {"term": ["queue", "pair"]}, {"term": ["queue", "pair"], "format": "json"}),
+        # Values that look like flags stay values.
+        ("status", {"lab": "--all"}, {"lab": "--all", "format": "json"}),
+        ("explain", {"term": ["--place=ssh:a@b"]}, {"term": ["--place=ssh:a@b"], "format": "json"}),
+    ],
+)  # fmt: skip
+def test_a_call_becomes_the_line_of_the_verb(tool: str, arguments: dict[str, Any], typed: dict[str, Any]) -> None:
+    name, *words = ALL.words(tool, arguments)
+    assert name == tool
+    assert parse(verbs()[tool], words) == typed
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("pahts", {}, "did you mean paths?"),
+        ("paths", {"qps": ["1"]}, "did you mean qp?"),
+        ("queues", {"action": "set"}, "action is no argument of this tool"),
+        ("hashing", {"mode": "spray"}, "mode is no argument of this tool"),
+        ("runs", {"remove": ["1"]}, "remove is no argument of this tool"),
+        ("run", {"fabric": "zone"}, "fabric is no argument of this tool"),
+        ("run", {"qps": "4"}, 'qps: "4" is not of type integer'),
+        ("run", {"qps": True}, "qps: true is not of type integer"),
+        ("paths", {"now": 1}, "now: 1 is not of type boolean"),
+        ("paths", {"qp": [17]}, "qp: [17] is not of type array"),
+        ("status", {"lab": None}, "lab: null is not of type string"),
+    ],
+)
+def test_what_does_not_fit_is_named(tool: str, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ALL.words(tool, arguments)
+    assert said in str(caught.value)
+
+
+def test_the_page_lists_the_tools() -> None:
+    page = (ROOT / "docs" / "assistants.md").read_text()
+    for tool in TOOLS:
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `{tool.verb}` |")]
+        if not tool.changes:
+            assert {word.strip(" `") for word in line.split("|")[2].split(",")} == set(tool.parameters)
+
+
+def test_listing_the_verbs_does_not_import_the_sdk() -> None:
+    code = "import sys, tasks; assert 'mcp' not in sys.modules and 'anyio' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
