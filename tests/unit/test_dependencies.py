@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # pytest loads them by their entry points, or tests start them as programs; no module imports them.
 PLUGINS = {"pytest-timeout", "hatchling"}
 # pydantic's documentation says to import some names from here; its own version decides which one is installed.
-PARTS = {"pydantic-core": "pydantic"}
+# jinja2's says the same of markupsafe.
+PARTS = {"pydantic-core": "pydantic", "markupsafe": "jinja2"}
 # tests/browser/axe.py reads the JavaScript in it, and imports nothing of it.
 CARRIERS = {"axe-playwright-python"}
 OURS = {"heddle", "tests", "tasks"}
