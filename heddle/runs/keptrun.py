@@ -132,7 +132,7 @@ class WholeRun:
 
 def open_runs(words: Sequence[str], lab: str | None = None) -> list[WholeRun]:
     """The runs that some words mean, each once, in the order typed; without a word the last one."""
-    found = [_opened(word, lab) for word in words or [None]]
+    found = [_opened(word, lab) for word in (*words,) or (None,)]
     return list({run.kept.path: run for run in found}.values())
 
 

@@ -21,6 +21,7 @@ from heddle.views.linkloads import LinkLoad, amount, use_text
 from heddle.views.picturelayout import LEAF, PictureLayout, thickest_of, thinned, width_of
 
 STEPS: Final = 10  # classes of use, u0 to u9
+_THINNEST: Final = 1.8  # in the same units; a thinner line would vanish on a small screen
 _UNIT: Final = 100  # of the picture, an inch
 # viridis, without the end that the page's colour swallows: light for little on paper, bright for much on a dark screen.
 _LIGHT: Final = (
@@ -163,7 +164,7 @@ def _link(
     label = f"link {refs[0]} to {refs[1]}" + (f": {load_text(load)}" if load else "")
     halves = [
         Markup('<line class="half {}" x1="{}" y1="{}" x2="{}" y2="{}" stroke-width="{:.1f}"/>').format(
-            use_class(part) if part else "idle", *one, *other, width_of(part, thickest)
+            use_class(part) if part else "idle", *one, *other, max(_THINNEST, width_of(part, thickest))
         )
         for part, (one, other) in zip(parts, pairwise(points), strict=True)
     ]
