@@ -13,21 +13,24 @@ counts (marks, drops, pauses), which are counted once a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_size
+from heddle.base.valuetext import flat, value_text
 from heddle.fabric.policydata import dump_policy
 
 if TYPE_CHECKING:
     from heddle.runs.keptrun import WholeRun
     from heddle.runs.runtable import SizeRow
+    from heddle.runs.surroundings import Surroundings
 
 Verdict = Literal["same", "noise", "differs", "unknown"]
 STEADY: Final = 0.03  # of tests/bench/steady.py: what two identical runs may differ by
+_SHOWN: Final = 4  # nodes that a setting names
 LEAST: Final = 3  # iterations of each run; fewer have no spread worth the name
 # Quantiles of Student's t, 97.5 %, by degrees of freedom: NIST/SEMATECH e-Handbook, 1.3.6.7.2.
 _T: Final = (
@@ -37,7 +40,7 @@ _T: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingDifference:
     """A setting that differs, in words."""
 
     name: str
@@ -65,7 +68,7 @@ class Comparison:
 
     a: WholeRun
     b: WholeRun
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingDifference, ...]
     ratios: tuple[Ratio, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
@@ -128,38 +131,52 @@ def _rows(run: WholeRun) -> dict[int, SizeRow]:
     return {row.size: row for row in rows}
 
 
-def _settings(a: WholeRun, b: WholeRun) -> tuple[Setting, ...]:
-    """Options, what is around the run, and the fabric's policy, where they differ."""
-    told = [_told(run) for run in (a, b)]
+def _settings(a: WholeRun, b: WholeRun) -> tuple[SettingDifference, ...]:
+    """Options, the fabric's policy, and what is around the run, where they differ. What one run misses is no row."""
+    fabrics = a.fabric is not None and b.fabric is not None
+    around = a.surroundings is not None and b.surroundings is not None
+    told = [_told(run, fabrics, around) for run in (a, b)]
     names = dict.fromkeys((*told[0], *told[1]))
     pairs = ((name, told[0].get(name, "-"), told[1].get(name, "-")) for name in names)
-    return tuple(Setting(name, one, other) for name, one, other in pairs if one != other)
+    return tuple(SettingDifference(name, one, other) for name, one, other in pairs if one != other)
 
 
-def _told(run: WholeRun) -> dict[str, str]:
-    header, around = run.record.header, run.surroundings
-    told = {f"run.{name}": str(value) for name, value in _flat(asdict(header.options)).items() if name != "sizes"}
+def _told(run: WholeRun, with_fabric: bool, with_around: bool) -> dict[str, str]:
+    """Every setting of a run in words."""
+    header, built, around = run.record.header, run.fabric, run.surroundings
+    told = {f"run.{name}": value_text(each) for name, each in flat(asdict(header.options)).items() if name != "sizes"}
     told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
-    told["placement of ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
+    told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
     told["Heddle"] = run.record.heddle
-    if run.fabric is not None:
-        told |= {f"fabric.{name}": str(value) for name, value in _flat(dump_policy(run.fabric.policy)).items()}
-        told["fabric.switches, hosts, links"] = ", ".join(
-            str(len(each)) for each in (run.fabric.switches, run.fabric.hosts, run.fabric.links)
+    if built is not None and with_fabric:
+        told |= {f"fabric.{name}": value_text(each) for name, each in flat(dump_policy(built.policy)).items()}
+        sizes = (built.switches, built.hosts, built.links)
+        told["switches, hosts, links"] = ", ".join(str(len(each)) for each in sizes)
+        told["rates of links (bit/s)"] = ", ".join(
+            f"{rate:,}" for rate in sorted({link.rate_bps for link in built.links})
         )
-        told["fabric.rates of links (bit/s)"] = " ".join(map(str, sorted({link.rate_bps for link in run.fabric.links})))
-    if around is not None:
+    if around is not None and with_around:
         told |= {f"version of {name}": version for name, version in around.versions.items() if name != "Heddle"}
         told |= {"runtime": around.runtime, "processors": f"{around.processors} x {around.processor}"}
-        told["queues set live"] = " ".join(around.queues) or "none"
+        told |= _live(around)
     return told
 
 
-def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) and value else {f"{before}{key}": value}
-    return found
+def _live(around: Surroundings) -> dict[str, str]:
+    """What was set while the lab ran."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for node, settings in around.queues.items():
+        for path, value in settings.items():
+            found.setdefault(f"live queues.{path}", {}).setdefault(value_text(value), []).append(node)
+    for switch, rule in around.hashing.items():
+        for path, value in flat(rule).items():
+            if path not in ("mode", "seed"):  # the mode is in `hashing`; seeds differ from switch to switch
+                found.setdefault(f"live hashing.{path}", {}).setdefault(value_text(value), []).append(switch)
+    return {name: "; ".join(f"{value} on {_some(at)}" for value, at in each.items()) for name, each in found.items()}
+
+
+def _some(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes) if len(nodes) <= _SHOWN else f"{len(nodes)} nodes"
 
 
 def _of_size(a: WholeRun, b: WholeRun, one: SizeRow, other: SizeRow) -> list[Ratio]:

@@ -168,9 +168,12 @@ def _lab_of(name: str | None) -> str:
             return name
         hint = did_you_mean(name, known) if known else "no lab exists; ./inv up zone starts one"
         raise InputError(Problem("", f"lab {name}", "does not exist, and runs are removed with their lab", hint))
-    having = [each for each in known if History.named(each).ids()] or known
+    having = [each for each in known if History.named(each).ids()]
     if len(having) == 1:
         return having[0]
+    if known and not having:
+        hint = f"./inv run --lab {known[0]} makes one; or name the directory of a run that was copied"
+        raise InputError(Problem("", "no run", f"was made yet in {', '.join(known)}", hint))
     if not having:
         hint = "./inv up zone starts a lab, and ./inv run makes a run; or name the directory of a run that was copied"
         raise InputError(Problem("", "no lab", "exists, and runs are removed with their lab", hint))

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from heddle.base import state
 from heddle.base.version import VERSION
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
+from heddle.lab.requeue import own_settings
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.runs.readable import UnreadableError, read_object
 
@@ -34,7 +35,8 @@ _CPUINFO: Final = Path("/proc/cpuinfo")
 class Surroundings:
     """Of one run. spec: the fabric file, empty for an imported topology. hashing: switch -> rule that was set live.
 
-    queues: nodes whose thresholds were set live. versions: part -> version. processor: its name; memory in bytes.
+    queues: node -> path below `queues` -> value that was set live. versions: part -> version. processor: its name.
+    memory: bytes.
     """
 
     fabric: Fabric
@@ -42,7 +44,7 @@ class Surroundings:
     selftest: SelfTest
     spec: Mapping[str, Any] = field(default_factory=dict)
     hashing: Mapping[str, Any] = field(default_factory=dict)
-    queues: tuple[str, ...] = ()
+    queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     processors: int = 0
     processor: str = ""
@@ -58,7 +60,7 @@ class Surroundings:
             selftest=verdict(),
             spec=dict(record.spec) if record else {},
             hashing=dict(record.hashing) if record else {},
-            queues=tuple(record.queues) if record else (),
+            queues=own_settings(lab),
             versions=_versions(lab.runtime.name),
             processors=os.cpu_count() or 0,
             processor=_processor(),
@@ -75,7 +77,7 @@ def write_surroundings(directory: Path, found: Surroundings) -> None:
         "machine": {"processors": found.processors, "processor": found.processor, "memory": found.memory},
         "selftest": found.selftest.to_json(),
         "hashing": dict(found.hashing),
-        "queues": list(found.queues),
+        "queues": {node: dict(settings) for node, settings in found.queues.items()},
         "spec": dict(found.spec),
         "fabric": fabric_to_json(found.fabric),
     }
@@ -99,7 +101,7 @@ def read_surroundings(directory: Path) -> Surroundings:
             selftest=SelfTest(**data["selftest"]),
             spec=dict(data["spec"]),
             hashing=dict(data["hashing"]),
-            queues=tuple(str(each) for each in data["queues"]),
+            queues={str(node): dict(settings) for node, settings in data["queues"].items()},
             versions={str(name): str(version) for name, version in data["versions"].items()},
             processors=int(machine["processors"]),
             processor=str(machine["processor"]),

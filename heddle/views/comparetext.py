@@ -27,7 +27,7 @@ def number_text(value: float | None) -> str:
     """A figure of a run."""
     if value is None:
         return "-"
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"
 
 
 def how_judged() -> str:

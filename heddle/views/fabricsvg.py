@@ -20,7 +20,7 @@ from heddle.fabric.model import Fabric, Link
 from heddle.views.linkloads import LinkLoad, amount, use_text
 from heddle.views.picturelayout import LEAF, PictureLayout, thickest_of, thinned, width_of
 
-STEPS: Final = 10  # classes of use, u0 to u9
+USE_STEPS: Final = 10  # classes of use, u0 to u9
 _THINNEST: Final = 1.8  # in the same units; a thinner line would vanish on a small screen
 _UNIT: Final = 100  # of the picture, an inch
 # viridis, without the end that the page's colour swallows: light for little on paper, bright for much on a dark screen.
@@ -54,7 +54,7 @@ svg.fabric .reach {{ stroke: transparent; stroke-width: 12; }}
 svg.fabric .link {{ cursor: pointer; outline: none; }}
 svg.fabric .link:hover .reach, svg.fabric .link:focus .reach, svg.fabric .link.chosen .reach {{
   stroke: var(--mark); stroke-opacity: 0.45; }}
-{" ".join(f"svg.fabric .u{step} {{ stroke: var(--use-{step}); }}" for step in range(STEPS))}
+{" ".join(f"svg.fabric .u{step} {{ stroke: var(--use-{step}); }}" for step in range(USE_STEPS))}
 {" ".join(f"svg.fabric .level-{level} rect {{ fill: var(--node-{level}); }}" for level in range(4))}
 """
 
@@ -77,7 +77,7 @@ def load_text(load: LinkLoad) -> str:
 
 def use_class(part: float) -> str:
     """The class of a half by its use relative to the busiest port, 0 to 1."""
-    return f"u{min(STEPS - 1, int(part * STEPS))}"
+    return f"u{min(USE_STEPS - 1, int(part * USE_STEPS))}"
 
 
 def fabric_svg(fabric: Fabric, loads: Sequence[LinkLoad] = (), *, title: str = "", prefix: str = "") -> Markup:
@@ -200,5 +200,5 @@ def legend(loads: Sequence[LinkLoad]) -> list[tuple[str, str]]:
     if not most:
         return []
     run_s = loads[0].run_s
-    steps = [(f"u{step}", f"up to {use_text(most * (step + 1) / STEPS, run_s)}") for step in range(STEPS)]
+    steps = [(f"u{step}", f"up to {use_text(most * (step + 1) / USE_STEPS, run_s)}") for step in range(USE_STEPS)]
     return [("idle", "nothing"), *steps]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PORTS: Final = 4  # panels of egress queues when the user names none
 INGRESS: Final = 2  # the same for ingress buffers
 MOST: Final = 12  # panels that fit on a page
-_STEPS: Final = 600
+STEPS: Final = 600  # buckets drawn: a bucket must not be thinner than a pixel
 _WIDTH, _PANEL, _LANE, _GAP = 10.5, 1.5, 0.26, 0.42  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.85, 1.25, 0.95, 0.75
 _LINES: Final = {"kmin": ":", "kmax": "--", "xon": ":", "xoff": "--"}
@@ -91,7 +91,7 @@ def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel]) -> bytes
 
     A run with many buckets is drawn with fewer: a bucket must not be thinner than a pixel.
     """
-    drawn = replace(recorded, series=recorded.series.coarser(_STEPS))
+    drawn = replace(recorded, series=recorded.series.coarser(STEPS))
     again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
     figure = partial(_figure, drawn, [again[each.side, each.row] for each in shown])
     return saved(kind, f"queues of {recorded.lab}", figure)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.base.units import format_bytes, format_size
-from heddle.views.queuepicture import Panel, panels
+from heddle.views.queuepicture import STEPS, Panel, panels
 from heddle.views.style import DEPTH, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, QUIET
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from heddle.runs.runtable import SizeRow
     from heddle.runs.seriesfile import Recorded
 
-_STEPS: Final = 600  # buckets; what is thinner than a pixel shows nothing
 _FONT: Final = "system-ui, sans-serif"
 _DASH: Final = {"kmin": "dot", "kmax": "dash", "xon": "dot", "xoff": "dash"}
 SERIES_OF_RUNS: Final = (DEPTH, MARKED, HELD, PAUSES, DROPPED, PAUSED)
@@ -105,7 +104,7 @@ def iterations(rows: Sequence[SizeRow]) -> Chart | None:
 def queues(recorded: Recorded) -> list[tuple[Panel, Chart]]:
     """The queues and buffers that held most, over time."""
     shown = panels(recorded)
-    drawn = replace(recorded, series=recorded.series.coarser(_STEPS))
+    drawn = replace(recorded, series=recorded.series.coarser(STEPS))
     again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
     return [(panel, _queue(drawn, again[panel.side, panel.row], at)) for at, panel in enumerate(shown)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.units import emulated_words, format_bytes
+from heddle.base.valuetext import flat, value_text
 from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.policydata import dump_policy
 from heddle.traffic.options import RunOptions, parse_sizes
@@ -33,9 +35,12 @@ def parameters(run: WholeRun) -> Values:
         rows = tuple((name, value_text(value)) for name, value in outcome.transport.parameters.items())
         tables.append(Table(f"Transport {outcome.transport.name}", ("parameter", "value"), rows))
     if run.fabric is not None:
-        rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(run.fabric.policy)))
+        rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(run.fabric.policy)).items())
         note = "sizes in bytes, durations in nanoseconds, rates are those of the fabric file"
         tables.append(Table("Policy of the fabric", ("key", "value"), rows, note))
+    if around is not None and around.queues:
+        heads = ("key", "value", "nodes")
+        tables.append(Table("Queues that were set while the lab ran", heads, _live_rows(around.queues)))
     if around is not None:
         machine = {
             "processors": f"{around.processors} x {around.processor}", "memory": format_bytes(around.memory),
@@ -44,6 +49,15 @@ def parameters(run: WholeRun) -> Values:
         tables.append(Table("Versions and machine", ("what", "value"), (*around.versions.items(), *machine.items())))
     why = "" if around is not None else f"Versions and machine: {run.why('surroundings')}."
     return {"tables": tables, "without": why}
+
+
+def _live_rows(live: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """Key, value and nodes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node, settings in live.items():
+        for path, value in settings.items():
+            found.setdefault((f"queues.{path}", value_text(value)), []).append(node)
+    return tuple((path, value, ", ".join(nodes)) for (path, value), nodes in found.items())
 
 
 def _run_table(run: WholeRun) -> Table:
@@ -62,30 +76,6 @@ def _run_table(run: WholeRun) -> Table:
     return Table("The run", ("what", "value"), rows)
 
 
-def flat(data: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    """`queues.ecn.kmin`, 40000, and so on."""
-    rows: list[tuple[str, Any]] = []
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            rows += flat(value, f"{before}{key}.")
-        else:
-            rows.append((f"{before}{key}", value))
-    return rows
-
-
-def value_text(value: Any) -> str:
-    """A value for a table."""
-    if value is None:
-        return "default"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {value_text(each)}" for key, each in value.items()) or "none"
-    if isinstance(value, list | tuple):
-        return ", ".join(value_text(each) for each in value) or "none"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def reproduce(run: WholeRun) -> Values:
     """The commands, and the fabric file where the run carries it."""
     header, around = run.record.header, run.surroundings
@@ -94,8 +84,7 @@ def reproduce(run: WholeRun) -> Values:
     live = []
     if around is not None:
         live += _hashing(around.hashing)
-        if around.queues:
-            live.append(f"# queues were set while the lab ran, on: {', '.join(around.queues)}; see the policy above")
+        live += _queues(around.queues, len(around.fabric.nodes))
     lines = [f"./inv up {shlex.quote(file)}", *live, *run_commands(header.options, header.lab), "./inv paths"]
     import yaml
 
@@ -118,6 +107,24 @@ def _hashing(live: Mapping[str, Any]) -> list[str]:
         if options[mode] and options[mode] != DEFAULT_OPTIONS.to_json():
             lines.append(f"# with options (--set): {value_text(options[mode])}")
     return lines
+
+
+def _queues(live: Mapping[str, Mapping[str, Any]], every: int) -> list[str]:
+    """A command for each set of thresholds that nodes were given while the lab ran. every: how many nodes there are."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for node, settings in live.items():
+        words = tuple(shlex.quote(f"{path}={_plain(value)}") for path, value in settings.items())
+        groups.setdefault(words, []).append(node)
+    return [
+        " ".join(["./inv queues set", *words, *([] if len(nodes) == every else [f"--switch {','.join(nodes)}"])])
+        for words, nodes in groups.items()
+        if words
+    ]
+
+
+def _plain(value: Any) -> str:
+    """A value as --set and `queues set` read it."""
+    return json.dumps(value) if isinstance(value, bool | list | None) else str(value)
 
 
 def run_commands(options: RunOptions, lab: str) -> list[str]:
