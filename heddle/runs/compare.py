@@ -168,9 +168,11 @@ def _live(around: Surroundings) -> dict[str, str]:
     for node, settings in around.queues.items():
         for path, value in settings.items():
             found.setdefault(f"live queues.{path}", {}).setdefault(value_text(value), []).append(node)
+    usual = flat({"options": around.fabric.policy.routing.hash.to_json(), "exact": []})
     for switch, rule in around.hashing.items():
         for path, value in flat(rule).items():
-            if path not in ("mode", "seed"):  # the mode is in `hashing`; seeds differ from switch to switch
+            # The mode is in `hashing`; seeds differ from switch to switch.
+            if path not in ("mode", "seed") and usual.get(path) != value:
                 found.setdefault(f"live hashing.{path}", {}).setdefault(value_text(value), []).append(switch)
     return {name: "; ".join(f"{value} on {_some(at)}" for value, at in each.items()) for name, each in found.items()}
 

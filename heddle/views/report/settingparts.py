@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.units import emulated_words, format_bytes
 from heddle.base.valuetext import flat, value_text
-from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.policydata import dump_policy
 from heddle.traffic.options import RunOptions, parse_sizes
 from heddle.views.report.section import Table, Values
@@ -83,7 +82,7 @@ def reproduce(run: WholeRun) -> Values:
     file = f"{header.lab}.yml" if spec else header.fabric
     live = []
     if around is not None:
-        live += _hashing(around.hashing)
+        live += _hashing(around.hashing, around.fabric.policy.routing.hash.to_json())
         live += _queues(around.queues, len(around.fabric.nodes))
     lines = [f"./inv up {shlex.quote(file)}", *live, *run_commands(header.options, header.lab), "./inv paths"]
     import yaml
@@ -93,8 +92,8 @@ def reproduce(run: WholeRun) -> Values:
     return {"commands": "\n".join(lines), "file": file if spec else "", "yaml": text, "note": note}
 
 
-def _hashing(live: Mapping[str, Any]) -> list[str]:
-    """A command for each mode that was set while the lab ran."""
+def _hashing(live: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """A command for each mode that was set while the lab ran. usual: options of the fabric file."""
     modes: dict[str, list[str]] = {}
     options: dict[str, Any] = {}
     for switch, rule in live.items():
@@ -104,8 +103,9 @@ def _hashing(live: Mapping[str, Any]) -> list[str]:
     lines = []
     for mode, switches in modes.items():
         lines.append(f"./inv hashing {shlex.quote(mode)} --switch {','.join(switches)}")
-        if options[mode] and options[mode] != DEFAULT_OPTIONS.to_json():
-            lines.append(f"# with options (--set): {value_text(options[mode])}")
+        own = {path: value for path, value in flat(options[mode] or {}).items() if flat(usual).get(path) != value}
+        if own:
+            lines.append(f"# with options (--set): {value_text(own)}")
     return lines
 
 
