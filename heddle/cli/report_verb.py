@@ -1,4 +1,4 @@
-"""The verbs `report` and `compare`: runs as one HTML file, and two runs side by side."""
+"""The verbs `report` (runs as one HTML file) and `compare` (two runs)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     rows = [_row(run) for run in found]
     missing = [f"run {run.id}: {text}" for run in found for text in _missing(run)]
     data = {"report": name, "bytes": size, "runs": rows, "missing": missing}
-    lines = [f"wrote {name}: {format_bytes(size)}, {_named(found)}", *(f"not in it: {each}" for each in missing)]
+    lines = [f"wrote {name}: {format_bytes(size)}, {_named(found)}", *(f"missing: {each}" for each in missing)]
     out.result(data, "\n".join(lines))
 
 

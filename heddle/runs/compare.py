@@ -1,13 +1,13 @@
-"""Two runs side by side: the settings that differ, ratios of what was measured, and which of them noise explains.
+"""Compare two runs: settings that differ, ratios of the figures, and which differences noise explains.
 
-In:  WholeRun A and B. Out: Comparison. InputError when their figures have no common ground.
-How noise is judged, for times and bandwidths of one size:
-- each run measures its iterations one by one. A difference of the means inside the 95 % interval of Welch's test (B. L.
-  Welch, Biometrika 34, 1947) is noise: repeating the iterations could turn its sign;
-- a difference up to STEADY is noise in any case. Two identical runs on an idle machine differ by up to that much
-  (`./inv bench steady`); iterations of one run are no repeated runs, and know nothing of it.
-Not known: the noise of runs on a machine whose processors were the bottleneck, of runs that kept no iterations, and of
-counts (marks, drops, pauses), which are counted once a run.
+In:  WholeRun A and B. Out: Comparison. InputError when the runs are not comparable.
+Noise of times and bandwidths of one size:
+- Each run measures every iteration. A difference of the means inside the 95 % interval of Welch's test (B. L. Welch,
+  Biometrika 34, 1947) is noise: with other iterations its sign could change.
+- A difference up to STEADY is always noise. Two identical runs on an idle machine differ by up to STEADY
+  (`./inv bench steady`). The iterations of one run do not show this.
+Not known: noise when the host CPU was the bottleneck, noise of runs without recorded iterations, and noise of counts
+(marks, drops, pauses): there is one count per run.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def compare(a: WholeRun, b: WholeRun) -> Comparison:
     rows = [_rows(run) for run in (a, b)]
     one, other = a.record.header, b.record.header
     if one.options.collective != other.options.collective:
-        names = f"{one.options.collective} and of {other.options.collective}"
-        why = f"are of {names}, whose times and busbw mean different work"
-        raise _refused(a, b, why, "compare runs of one collective")
+        names = f"{one.options.collective}, {other.options.collective}"
+        why = f"have different collectives ({names}): their times and busbw are not comparable"
+        raise _refused(a, b, why, "compare two runs of the same collective")
     if one.k != other.k:
-        why = f"have k = {one.k} and k = {other.k}: bandwidths emulated at two scales have no common unit"
-        raise _refused(a, b, why, "run both at one scale")
+        why = f"have different scales (k = {one.k}, k = {other.k}): their emulated bandwidths are not comparable"
+        raise _refused(a, b, why, "compare two runs with the same k")
     common = [size for size in rows[0] if size in rows[1]]
     if not common:
         said = " and ".join(", ".join(format_size(size) for size in each) for each in rows)
@@ -132,7 +132,7 @@ def _rows(run: WholeRun) -> dict[int, SizeRow]:
 
 
 def _settings(a: WholeRun, b: WholeRun) -> tuple[SettingDifference, ...]:
-    """Options, the fabric's policy, and what is around the run, where they differ. What one run misses is no row."""
+    """Options, policy of the fabric, versions and machine, if they differ. A part that one run misses gives no row."""
     fabrics = a.fabric is not None and b.fabric is not None
     around = a.surroundings is not None and b.surroundings is not None
     told = [_told(run, fabrics, around) for run in (a, b)]
@@ -182,7 +182,7 @@ def _some(nodes: Sequence[str]) -> str:
 
 
 def _of_size(a: WholeRun, b: WholeRun, one: SizeRow, other: SizeRow) -> list[Ratio]:
-    """Time and busbw of one size; with another number of ranks the time is of other work."""
+    """Time and busbw of one size; only busbw if the number of ranks differs: the time is then of different work."""
     verdict, why = judged(one, other, _unreliable(a, one.size) or _unreliable(b, one.size))
     same_work = len(a.record.header.ranks) == len(b.record.header.ranks)
     found = [_ratio("busbw", "GB/s emulated", one.size, one.busbw, other.busbw, verdict, why)]
@@ -192,7 +192,7 @@ def _of_size(a: WholeRun, b: WholeRun, one: SizeRow, other: SizeRow) -> list[Rat
 
 
 def judged(one: SizeRow, other: SizeRow, unreliable: bool = False) -> tuple[Verdict, str]:
-    """Whether noise explains the difference of the times of one size, and why."""
+    """Decide whether noise explains the difference of the times of one size; the reason in words."""
     if unreliable:
         return "unknown", "the host CPU was or may have been the bottleneck of a run"
     share = abs(other.time_us / one.time_us - 1)
@@ -200,7 +200,7 @@ def judged(one: SizeRow, other: SizeRow, unreliable: bool = False) -> tuple[Verd
         return "noise", f"{share:.1%}: two identical runs differ by up to {STEADY:.0%}"
     counts = [len(row.iteration_us) for row in (one, other)]
     if min(counts) < LEAST:
-        return "unknown", f"more than {STEADY:.0%}, and {min(counts)} iterations are too few to know their noise"
+        return "unknown", f"more than {STEADY:.0%}; {min(counts)} iterations are too few to estimate noise"
     half = interval(one.iteration_us, other.iteration_us)
     apart = abs(fmean(other.iteration_us) - fmean(one.iteration_us))
     said = f"means are {apart:,.0f} us apart, the 95 % interval is +-{half:,.0f} us"
@@ -235,21 +235,21 @@ def _ratio(
 
 
 def _of_run(a: WholeRun, b: WholeRun) -> list[Ratio]:
-    """What is counted once a run. The ratio of counts means something when both ran the same sizes and iterations."""
+    """Figures of the whole run: one count per run. Ratios of counts need equal sizes and iterations."""
     one, other = a.record.outcome, b.record.outcome
     if one is None or other is None:
         return []
-    once = "counted once a run, so its noise is not known"
+    once = "one count per run: its noise is not known"
     options = [run.record.header.options for run in (a, b)]
     if (options[0].sizes, options[0].iters, options[0].warmup) != (
         options[1].sizes,
         options[1].iters,
         options[1].warmup,
     ):
-        once += "; the runs have other sizes or iterations"
+        once += "; sizes or iterations differ"
     found = []
     if one.proof is not None and other.proof is not None:
-        exact = "follows from the paths: a second run of the same fabric and settings takes the same ones"
+        exact = "determined by the paths: the same fabric and settings give the same paths"
         found += [
             _ratio("MMR of flows", "max/mean", None, one.proof.mmr_flows, other.proof.mmr_flows, "differs", exact),
             _ratio("MMR of bytes", "max/mean", None, one.proof.mmr_bytes, other.proof.mmr_bytes, "differs", exact),
@@ -271,7 +271,7 @@ def _of_run(a: WholeRun, b: WholeRun) -> list[Ratio]:
             found.append(
                 _ratio(text, "count", None, float(one.counters[key]), float(other.counters[key]), "unknown", once)
             )
-    why = "a mean over each run; its noise is not known"
+    why = "one mean per run: its noise is not known"
     found.append(
         _ratio("processors busy", "share", None, one.machine.cpu_share, other.machine.cpu_share, "unknown", why)
     )
@@ -296,5 +296,5 @@ def _notes(a: WholeRun, b: WholeRun) -> tuple[str, ...]:
         if run.fabric is None:
             notes.append(f"{name}: settings of its fabric are not compared: {run.why('fabric')}")
     if len(a.record.header.ranks) != len(b.record.header.ranks):
-        notes.append("the runs have different numbers of ranks: times are of different work and are left out")
+        notes.append("the numbers of ranks differ: times are of different work and are not compared")
     return tuple(notes)

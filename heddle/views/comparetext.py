@@ -1,4 +1,4 @@
-"""Two runs side by side as text of at most 100 columns: settings that differ, then ratios, then what is not known."""
+"""A comparison of two runs as text of at most 100 columns: settings that differ, ratios with verdicts, notes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.units import emulated_words, format_size
-from heddle.runs.compare import STEADY
+from heddle.runs.compare import LEAST, STEADY
 from heddle.views.style import WIDTH
 from heddle.views.usage import describe_run
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from heddle.runs.keptrun import WholeRun
 
 _CELL: Final = 32  # letters of a setting's value
-VERDICTS: Final = {"same": "same", "noise": "noise", "differs": "differs", "unknown": "?"}
+VERDICTS: Final = {"same": "same", "noise": "noise", "differs": "differs", "unknown": "not known"}
 
 
 def ratio_name(ratio: Ratio) -> str:
@@ -33,9 +33,10 @@ def number_text(value: float | None) -> str:
 def how_judged() -> str:
     """How noise is judged, in sentences."""
     return (
-        f"noise: up to {STEADY:.0%}, which two identical runs differ by, or within the 95 % interval of the iterations "
-        "of both runs (Welch's test); ?: not known, because a run counts it once, has too few iterations, or was "
-        "limited by the host CPU. Iterations of one run do not tell how much repeated runs differ."
+        f"noise: the difference is at most {STEADY:.0%} (two identical runs can differ by that), or inside the 95 % "
+        "interval of the iterations of both runs (Welch's test). not known: one count per run, fewer than "
+        f"{LEAST} iterations, or the host CPU was the bottleneck. Repeat a run to see how much repeated runs differ: "
+        "its iterations do not show that."
     )
 
 
@@ -47,16 +48,16 @@ def compare_text(found: Comparison) -> str:
         lines += [f"{row.name:<34.34} {_short(row.a):<{_CELL}} {_short(row.b)}".rstrip() for row in found.settings]
     else:
         lines.append("no setting differs")
-    lines += ["", f"{'figure':<26} {'unit':<16} {'A':>14} {'B':>14} {'B/A':>8}  verdict"]
+    lines += ["", f"{'figure':<24} {'unit':<15} {'A':>14} {'B':>14} {'B/A':>8}  verdict"]
     for row in found.ratios:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         values = f"{number_text(row.a):>14} {number_text(row.b):>14} {ratio:>8}"
-        lines.append(f"{ratio_name(row):<26.26} {row.unit:<16.16} {values}  {VERDICTS[row.verdict]}")
+        lines.append(f"{ratio_name(row):<24.24} {row.unit:<15.15} {values}  {VERDICTS[row.verdict]}")
     lines.append("")
     k = found.a.record.header.k
     said = [f"emulated, k = {k}: {emulated_words(k)}", how_judged()]
     if found.left_out:
-        said.append(f"not compared, since only one run has them: {', '.join(found.left_out)}")
+        said.append(f"not compared, because only one run has them: {', '.join(found.left_out)}")
     for line in (*said, *(f"note: {note}" for note in found.notes)):
         lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
     return "\n".join(lines)

@@ -102,10 +102,13 @@ def test_sizes_that_only_one_has_are_left_out_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("b", "why"),
     [
-        (record((1 << 16, (1.0,)), options=RunOptions(collective="incast")), "are of all-reduce and of incast"),
+        (
+            record((1 << 16, (1.0,)), options=RunOptions(collective="incast")),
+            r"different collectives \(all-reduce, incast\)",
+        ),
         (
             replace(record((1 << 16, (1.0,))), header=replace(record((8, (1.0,))).header, k=8000)),
-            "k = 4000 and k = 8000",
+            "k = 4000, k = 8000",
         ),
         (record((1 << 17, (1.0,))), "have no size in common: 64 KiB and 128 KiB"),
         (samples.failed(), "failed and has no figures: rank 1 on host2:eth1"),

@@ -83,7 +83,7 @@ def test_a_run_that_did_not_end_well_has_what_it_has(tmp_path: Path, record: Run
     text = page_without_plotly(report_html([keep(tmp_path, record=record)]))
     assert said in text
     assert "so it has no paths" in text
-    assert "This run did not come to its end" in text
+    assert "This run did not finish" in text
 
 
 def test_the_range_of_iterations_is_in_the_table_where_it_is_known(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _queue(recorded: Recorded, panel: Panel, number: int) -> Chart:
     figure = _figure(f"seconds since the run began, emulated (k = {recorded.k})", "bytes", height=240 + 62 * len(lanes))
     for name, values, style in (
         ("at the bucket's end", panel.level, {"fill": "tozeroy", "line": {"color": colour, "width": 0, "shape": "vh"}}),
-        ("most within it", panel.peak, {"line": {"color": colour, "width": 1.4, "shape": "vh"}}),
+        ("maximum within it", panel.peak, {"line": {"color": colour, "width": 1.4, "shape": "vh"}}),
     ):
         figure.add_trace(
             go.Scatter(

@@ -157,12 +157,12 @@ def _sources(proof: PathsResult) -> Table:
         taken = proof.delivery.received
         nics = "what the NICs took is not known" if taken is None else f"the receiving NICs took {taken:,} of them"
         delivered = f"the last ports counted {proof.delivery.counted:,} packets; {nics}"
-    used = "used" if "prediction" in proof.sources else "not used: it is wrong on that kernel"
+    used = "used" if "prediction" in proof.sources else "not used: wrong on that kernel"
     return Table(
         "Three sources", ("source", "what it is", "here"),
         (
             ("prediction", "hash and FIBs of the switches, computed before the packets", f"{used}; {selftest}"),
-            ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices: {made}"),
+            ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices made: {made}"),
             ("counters", "packets of each QP at each port, counted on the way", delivered),
         ),
     )  # fmt: skip
