@@ -194,3 +194,30 @@ def test_what_was_set_while_the_lab_ran_is_a_command(tmp_path: Path) -> None:
     )
     assert "./inv queues set pfc.xoff=90000 ecn.kmax=800000 --switch rtsw1\n" in text
     assert "./inv hashing e-ecmp --switch rtsw1,rtsw2\n# with options (--set): resilient: yes\n" in text
+
+
+def test_the_file_has_a_short_flag_too() -> None:
+    from heddle.cli.argv import Verb
+    from heddle.cli.report_verb import compare, report
+    from heddle.cli.runs_verb import runs
+
+    verbs: list[Verb] = [report.verb, compare.verb]
+    for verb in verbs:
+        assert parse(verb, ["1", "2", "-o", "x.html"])["out_"] == "x.html"
+        assert parse(verb, ["1", "2", "-o=x.html"])["out_"] == "x.html"
+    with pytest.raises(InputError, match="-o is not a flag of runs"):
+        parse(runs.verb, ["-o", "x"])
+
+
+def test_runs_are_offered_where_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from heddle.base import state
+    from heddle.cli.offers import Typed, offered
+    from heddle.cli.report_verb import compare, report
+
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    state.lab_dir("zone").mkdir(parents=True)
+    state.write_record(state.Record("zone", "netns", "running", {"name": "zone"}))
+    keep(state.lab_dir("zone") / "runs", 1)
+    for verb in (report.verb, compare.verb):
+        for parameter in verb.positionals:
+            assert offered(Typed(verb, parameter, (), "")) == ["0001", "last"]
