@@ -29,6 +29,7 @@ Scheme = Literal["light", "dark"]
 DESKTOP: Final = (1280, 900)
 PHONE: Final = (390, 844)
 PATIENCE: Final = 20.0  # seconds that a wait may take; a page of the suite is there in one
+_MARGIN: Final = 10  # CSS pixels around an element in its screenshot
 _HOME: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _INSIDE: Final = frozenset({"file", "data", "blob", "about", "chrome"})
 _ARGUMENTS: Final = (
@@ -158,9 +159,9 @@ class Browser:
         """
         box = self.run("return [0, 0, document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
         if css:
-            script = "const r = arguments[0].getBoundingClientRect();"
-            script += "return [r.x + scrollX, r.y + scrollY, r.width, r.height]"
-            box = self.run(script, self.one(css))
+            script = "const r = arguments[0].getBoundingClientRect(); const m = arguments[1];"
+            script += "return [r.x + scrollX - m, r.y + scrollY - m, r.width + 2 * m, r.height + 2 * m]"
+            box = self.run(script, self.one(css), _MARGIN)
         clip = dict(zip(("x", "y", "width", "height"), box, strict=True), scale=1)
         words = {"format": "png", "captureBeyondViewport": True, "clip": clip}
         found = self.driver.execute_cdp_cmd("Page.captureScreenshot", words)
