@@ -56,9 +56,9 @@ def doctor(out: Console) -> None:
     from heddle.host.doctor import examine
     from heddle.predict.selftest import doctor_check
 
-    report = examine({"prediction": doctor_check})
-    out.result(report.to_json(), report.text())
-    out.exit_code = 0 if report.ok else 3
+    found = examine({"prediction": doctor_check})
+    out.result(found.to_json(), found.text())
+    out.exit_code = 0 if found.ok else 3
 
 
 from heddle.cli.up_verb import up as up  # noqa: E402, PLC0414 - at its place in the list of verbs
@@ -329,6 +329,7 @@ def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
 # In the order of the list of verbs.
 from heddle.cli.plot_verb import plot  # noqa: E402, F401
 from heddle.cli.queues_verb import queues  # noqa: E402, F401
+from heddle.cli.report_verb import compare, report  # noqa: E402, F401
 from heddle.cli.runs_verb import runs  # noqa: E402, F401
 
 # isort: split

@@ -60,6 +60,7 @@ Up = Callable[..., life.UpResult]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen-goldens", action="store_true", help="rewrite tests/golden instead of comparing with it")
+    parser.addoption("--screenshots", metavar="DIR", help="where tests/browser writes its screenshots of pages")
     parser.addoption("--needs-to", metavar="FILE", help="write the parts that marks `needs` of the chosen tests name")
 
 

@@ -182,6 +182,7 @@ class _Parse:
 
     def _flag(self, word: str, words: list[str]) -> None:
         flag, equals, value = word.partition("=")
+        flag = "--out" if flag == "-o" and "--out" in self.verb.flags else flag
         parameter = self.verb.flags.get(flag)
         if parameter is None:
             near = nearest(flag, self.verb.flags)

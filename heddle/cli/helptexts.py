@@ -121,6 +121,20 @@ RUNS: Final = {
     "remove": "remove a run by its ID or number; can be repeated",
 }
 
+REPORT: Final = {
+    "runs": "which runs: IDs or numbers that ./inv runs lists, last, LAB:ID, or directories; otherwise the last",
+    "out": "file to write to (also -o); otherwise report-RUN.html here",
+    "lab": "whose runs, up or not; not needed while only one lab has runs",
+}
+
+COMPARE: Final = {
+    "a": "a run: an ID or number that ./inv runs lists, last, LAB:ID, or the directory of a run",
+    "b": "the run to compare with it",
+    "report": "write the comparison and both runs as an HTML file",
+    "out": "the HTML file (also -o); otherwise compare-A-B.html here",
+    "lab": "whose runs, up or not; not needed while only one lab has runs",
+}
+
 RUN: Final = {
     "collective": "the collective (incast: all ranks send to rank 0)",
     "algorithm": "the algorithm (default: the collective's first)",

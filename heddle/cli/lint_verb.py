@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 from heddle.base import resources
-from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.base.problems import CheckError, Problem
 from heddle.cli.console import Console
+from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
 
 _LINTERS: Final = (
@@ -28,7 +28,7 @@ def lint(out: Console) -> None:
 def run_linters(out: Console) -> None:
     """Run ruff and mypy over the whole tree; CheckError names those that failed."""
     root = resources.HERE.checkout("./inv lint")
-    _dev_tools(out, root)
+    ensure_tools(out, root / "requirements-dev.lock", ("mypy", "ruff", "types-PyYAML"), "the linters")
     out.close()
     complained = []
     for tool in _LINTERS:
@@ -39,19 +39,3 @@ def run_linters(out: Console) -> None:
     if complained:
         raise CheckError(*[Problem("", name, "failed", "see its output above") for name in complained])
     out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "all linters passed")
-
-
-def _dev_tools(out: Console, root: Path) -> None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        if all(version(tool) for tool in ("mypy", "ruff", "types-PyYAML")):
-            return
-    except PackageNotFoundError:
-        pass
-    out.say("installing the linters of requirements-dev.lock")
-    argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
-    argv += ["--require-hashes", "-r", str(root / "requirements-dev.lock")]
-    if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
-        hint = "this needs the network once; run the same line again"
-        raise MachineError(Problem("", "requirements-dev.lock", "could not be installed", hint))

@@ -305,6 +305,9 @@ _OF_LAB: Final[Mapping[str, Callable[[Typed], list[str]]]] = {
 _OF_VERBS: Final[Mapping[tuple[str, str], Callable[[Typed], list[str]]]] = {
     ("run", "algorithm"): _algorithms_of,
     ("runs", "remove"): _runs,
+    ("report", "runs"): _runs,
+    ("compare", "a"): _runs,
+    ("compare", "b"): _runs,
     ("hashing", "set"): lambda _: _hash_settings(),
     ("plot", "what"): lambda _: ["queues"],
     ("setup", "what"): lambda _: ["containerlab"],

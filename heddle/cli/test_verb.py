@@ -18,15 +18,17 @@ from typing import Any, Final
 from heddle.base import resources
 from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
 from heddle.cli.console import Console
+from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
-# Cheap to expensive. `quick` and `all` are for every machine; clab needs a container engine and containerlab besides.
-SUITES: Final = ("unit", "golden", "netns", "clab")
+# Cheap to expensive. `quick` and `all` are for every machine; clab needs a container engine and containerlab besides,
+# browser needs Chromium.
+SUITES: Final = ("unit", "golden", "netns", "clab", "browser")
 ALL: Final = ("unit", "golden", "netns")
 QUICK: Final = "quick"
 WORDS: Final = (QUICK, *SUITES, "all")
-_AS_ROOT: Final = frozenset({"netns", "clab", QUICK, "all"})
+_AS_ROOT: Final = frozenset({"netns", "clab", "browser", QUICK, "all"})
 # Tests below tests/netns with the mark `containers` run in containers, too: there each is a test of suite clab.
 _WHERE: Final[Mapping[str, tuple[str, ...]]] = {"clab": ("tests/clab", "tests/netns")}
 _MARKS: Final[Mapping[str, str]] = {"clab": "clab", QUICK: "not clab and not deep"}
@@ -45,6 +47,8 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     needed: Sequence[str] = packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS
     if typed["suite"] == "clab":
         needed = (*needed, *packages.ENGINE, *packages.IMAGE)
+    if typed["suite"] == "browser":
+        needed = (*needed, *packages.BROWSER)
     if typed["build"]:
         needed = (*needed, *packages.BUILD)
     absent = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
@@ -82,6 +86,10 @@ def check_suite(suite: str) -> None:
 def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     """pytest over one suite or several; CheckError when a test fails."""
     root = resources.HERE.checkout("./inv test")
+    if suite == "browser":
+        ensure_tools(
+            out, root / "requirements-browser.lock", ("axe-playwright-python", "selenium"), "the browser's driver"
+        )
     # pytest's text is the result; with --format json it is progress.
     argv = _pytest(root, suite, extra)
     env = {**os.environ, "HEDDLE_SUITE": suite}
@@ -110,7 +118,8 @@ def _engine(out: Console) -> Iterator[None]:
 
 @verb(
     help={
-        "suite": "quick (each feature once), unit, golden, netns, all (these three), or clab (labs in containers)",
+        "suite": "quick (each feature once), unit, golden, netns, all (these three), clab (labs in containers), "
+        "or browser (pages in Chromium)",
         "build": "also install clang, so that the BPF programs are rebuilt and compared",
         "args": "arguments for pytest: ./inv test unit -- -k load -x",
     },
@@ -121,5 +130,5 @@ def _engine(out: Console) -> Iterator[None]:
     checkout=True,
 )
 def test(out: Console, suite: str = QUICK, build: bool = False, args: Sequence[str] = ()) -> None:
-    """Run the tests: by default those that test each feature once; `all` runs everything except clab."""
+    """Run the tests: by default those that test each feature once; `all` runs unit, golden and netns."""
     run_tests(out, suite, args)

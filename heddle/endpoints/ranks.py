@@ -48,11 +48,13 @@ class SizeResult:
     """One rank's result for one size: seconds for all timed iterations together, and the number of errors.
 
     wrong: wrong elements of the last iteration, plus wrong blocks of all earlier ones, warm-up included.
+    iterations: seconds of each timed iteration, in order; their sum is `seconds`.
     """
 
     size: int
     seconds: float
     wrong: int
+    iterations: tuple[float, ...] = ()
 
 
 class Places(Protocol):
@@ -118,7 +120,7 @@ class Rank:
         self._missing = 0
         self._needs: list[int] = []
         self._began = 0.0
-        self._seconds = 0.0
+        self._ends: list[float] = []  # of the timed iterations of this size
         self.size_done = True  # waits for `next_size` and `begin`
         self.finished = False
         if places is not None:
@@ -159,7 +161,12 @@ class Rank:
     def check(self) -> None:
         """Compare the last iteration's array with the expected one, and record the result of this size."""
         last = self._expected.wrong_elements(self._work[self._epoch & 1], self._epoch)
-        self.results.append(SizeResult(self.size, self._seconds, self._wrong + last))
+        self.results.append(self._result(self._wrong + last))
+
+    def _result(self, wrong: int) -> SizeResult:
+        starts = [self._began, *self._ends]
+        lengths = tuple(end - start for start, end in zip(starts, self._ends, strict=False))
+        return SizeResult(self.size, self._ends[-1] - self._began, wrong, lengths)
 
     # called by receiving ends of queue pairs
 
@@ -226,7 +233,7 @@ class Rank:
         self._needs = [len(send.needs) for send in schedule.sends]
         self._missing = len(schedule.receives)
         if self._iteration == self._options.warmup:
-            self._began = self._clock()
+            self._began, self._ends = self._clock(), []
         for index, needs in enumerate(self._needs):
             if needs == 0:
                 self._post(schedule, index)
@@ -257,12 +264,13 @@ class Rank:
 
     def _end_epoch(self) -> None:
         self._iteration += 1
+        if self._iteration > self._options.warmup:
+            self._ends.append(self._clock())
         if self._iteration < self._options.warmup + self._options.iters:
             # The array is overwritten soon, so this check must run inside the timed part; expected.py states its cost.
             self._wrong += self._expected.wrong_blocks(self._work[self._epoch & 1], self._epoch)
             self._begin_epoch()
             return
-        self._seconds = self._clock() - self._began
         self.size_done = True
 
     def _post(self, schedule: Schedule, index: int) -> None:

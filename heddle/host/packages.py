@@ -110,6 +110,8 @@ _ALL: Final = (
     _tool("openssh-client", "tests of --place make keys for it", "ssh-keygen", "ssh-agent", "ssh-add"),
     _tool("clang", "rebuilds the BPF programs and the NICs' fast path", "clang", "readelf"),
     _tool("lld", "links the NICs' fast path for two kinds of processor", "ld.lld"),
+    _tool("chromium", "tests look at pages in it"),
+    _tool("chromium-driver", "tests steer Chromium with it", "chromedriver"),
     _tool("mmdebstrap", "creates the base image where no registry answers"),
     Part(
         "debian-archive-keyring",
@@ -150,6 +152,7 @@ TEST_EXTRAS: Final = (
     "tcpdump",
     "tshark",
 )
+BROWSER: Final = ("chromium", "chromium-driver")
 BUILD: Final = ("clang", "libbpf-dev", "lld")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")

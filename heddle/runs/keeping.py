@@ -21,6 +21,7 @@ from heddle.proof.verdict import prove
 from heddle.runs.history import Draft, History
 from heddle.runs.runevidence import write_evidence
 from heddle.runs.runrecord import ProofSummary, RunHeader, RunOutcome, RunRecord
+from heddle.runs.surroundings import Surroundings, write_surroundings
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -45,6 +46,7 @@ class Keeper:
         self.draft = draft
         self.rows: list[SizeRow] = []
         self._lab = lab
+        write_surroundings(draft.path, Surroundings.of(lab))
         self._began = time.monotonic()
         record = state.read_record(lab.name)
         self._header = RunHeader(

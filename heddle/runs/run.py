@@ -181,7 +181,8 @@ def _row(plan: Plan, size: int, results: Mapping[int, SizeResult]) -> SizeRow:
     """One line of the table from what each rank measured."""
     factor = _pattern(plan).busbw_factor(plan.size)
     seconds = [each.seconds for each in results.values()]
-    return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()))
+    iterations = [each.iterations for each in results.values()]
+    return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)
 
 
 def _result(

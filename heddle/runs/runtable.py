@@ -31,13 +31,17 @@ _IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """One line of the table: bytes, microseconds per iteration, GB/s, wrong elements over all ranks."""
+    """One line of the table: bytes, microseconds per iteration, GB/s, wrong elements over all ranks.
+
+    iteration_us: of each timed iteration, the mean over ranks, whose mean is time_us; empty in older runs.
+    """
 
     size: int
     time_us: float
     algbw: float
     busbw: float
     wrong: int
+    iteration_us: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +140,15 @@ def degraded_line(when: str, fabric: FabricReading) -> str:
     return f"#fabric   : degraded {when} this run ({what}): do not compare it with a converged fabric"
 
 
-def size_row(size: int, iters: int, factor: float, seconds: Sequence[float], wrong: int) -> SizeRow:
-    """One row from each rank's seconds for `iters` iterations."""
+def size_row(
+    size: int, iters: int, factor: float, seconds: Sequence[float], wrong: int,
+    iterations: Sequence[Sequence[float]] = (),
+) -> SizeRow:  # fmt: skip
+    """One row from each rank's seconds for `iters` iterations. iterations: each rank's seconds of each of them."""
     time_s = sum(seconds) / len(seconds) / iters
     algbw = size / time_s / 1e9
-    return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong)
+    each = tuple(round(sum(ranks) / len(ranks) * 1e6, 3) for ranks in zip(*iterations, strict=True))
+    return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong, each)
 
 
 def _rank_lines(endpoints: Sequence[Endpoint], communicators: Communicators) -> list[str]:

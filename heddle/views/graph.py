@@ -7,6 +7,7 @@ containerlab draws a rendered topology, so it gets one in a temporary directory.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -79,13 +80,37 @@ def write_file(path: Path, content: bytes, shown: str, flag: str = "--out") -> N
         hint = f"name a file in it, for example {flag} {shown}/zone.{'csv' if flag == '--csv' else 'svg'}"
         raise InputError(Problem("", f"{flag} {shown}", "is a directory", hint))
     try:
-        path.write_bytes(content)
+        _replace(path, content)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         why = f"cannot be written: {error.strerror}"
         raise InputError(Problem("", f"{flag} {shown}", why, "use another file name")) from None
     except OSError as error:
         raise trouble(error, shown) from None
     state.give_to_caller(path)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write the whole file or none of it. What is no file (a pipe, /dev/stdout) is written to."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
+    place = path.resolve()  # a link stays one
+    mode = place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask()
+    fd, name = tempfile.mkstemp(prefix=f".{place.name[:40]}.", dir=place.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            os.fchmod(fd, mode)
+        Path(name).replace(place)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    before = os.umask(0o077)
+    os.umask(before)
+    return before
 
 
 def _by_containerlab(kind: Kind, fabric: Fabric, ready: Path | None) -> bytes:

@@ -9,26 +9,20 @@ fast one with as many bytes. The colours also differ in lightness, so colour-bli
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from heddle.fabric.model import Fabric, Link, Node, Role
+from heddle.fabric.model import Fabric
 from heddle.views.linkloads import LinkLoad, spreads, use_text
-from heddle.views.style import DPI, INK, PictureKind, saved
+from heddle.views.picturelayout import LEAF, PictureLayout, Point, thickest_of, thinned, width_of
+from heddle.views.style import DPI, INK, QUIET, PictureKind, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-Point = tuple[float, float]
-_WIDEST: Final = 26.0  # inches; a larger fabric gets fewer labels
 _FILL: Final = ("#ffffff", "#dfe5ec", "#c5cfdb", "#abb9c9")  # by level, hosts first
-_QUIET: Final = "#b8c0c9"  # links that carried nothing, or whose load is not known
-_HOST_SIZE: Final[Point] = (0.62, 0.3)
-_SWITCH_SIZE: Final[Point] = (0.86, 0.36)
-_LEAF: Final = 1  # this level and its hosts are in boxes; levels above are drawn above the boxes
 
 
 def draw(kind: PictureKind, fabric: Fabric, loads: Sequence[LinkLoad] = (), caption: str = "") -> bytes:
@@ -40,7 +34,7 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
     """The whole page: heading, fabric, legend. One unit of the axes is an inch."""
     from matplotlib.figure import Figure
 
-    layout = _PictureLayout(fabric)
+    layout = PictureLayout(fabric)
     lines = [spread.text() for spread in spreads(fabric, loads)]
     legend = 0.9 + 0.2 * len(lines) if loads else 0.15
     left, right, bottom, top = layout.left, layout.right, layout.bottom - legend, layout.top + 0.75
@@ -59,113 +53,6 @@ def _figure(fabric: Fabric, loads: Sequence[LinkLoad], caption: str) -> Figure:
     return figure
 
 
-class _PictureLayout:
-    """The position of each node and box, in inches. The width of a box decides which labels fit."""
-
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric = fabric
-        self.up = {link.a for link in fabric.links}  # ports with links to the level above
-        self.members: dict[int, list[Node]] = {level: [] for level in range(len(fabric.levels))}
-        self.boxes: dict[int, list[Node]] = {}  # 0: nodes without a box, as in some imported labs
-        for node in fabric.nodes:
-            self.members[node.level].append(node)
-            if node.level <= _LEAF:
-                self.boxes.setdefault(node.group(fabric.box) or 0, []).append(node)
-        hosts = max((_count(nodes, 0) for nodes in self.boxes.values()), default=1) or 1
-        leaves = max((_count(nodes, _LEAF) for nodes in self.boxes.values()), default=1) or 1
-        tops = {level: nodes for level, nodes in self.members.items() if level > _LEAF}
-        wanted = len(self.boxes) * max(1.25, 0.78 * hosts + 0.3, 1.1 * leaves)
-        self.width = min(_WIDEST, max(wanted, *(1.1 * len(nodes) for nodes in tops.values()), 6.8))
-        self.box_width = self.width / max(1, len(self.boxes))
-        self.slot = (self.box_width - 0.12 * self.box_width) / hosts
-        self.at: dict[str, Point] = {}
-        self.box: dict[int, tuple[float, float]] = {}  # box -> left edge, width
-        self.rows = {0: 0.0, _LEAF: 1.5}
-        for place, (box, nodes) in enumerate(sorted(self.boxes.items())):
-            self._box(box, nodes, place * self.box_width)
-        self.pitch = {0: self.slot, _LEAF: self.box_width / leaves}
-        # Area -> left edge, width, whether it also frames the boxes below; empty when there is only one area.
-        self.areas: dict[int, tuple[float, float, bool]] = {}
-        for level, nodes in tops.items():
-            if nodes or level == _LEAF + 1:
-                # Rows are further apart when many links cross between them.
-                self.rows[level] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
-            self._top(level, nodes)
-        self.crowd = {level: self._crowd(level) for level in self.members}
-        self.left, self.right = -0.75, self.width + 0.25
-        self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
-
-    def _top(self, level: int, members: Sequence[Node]) -> None:
-        """A row above the boxes: over the boxes of its area, or over all boxes when there are no areas."""
-        areas = sorted({node.group(self.fabric.area) or 0 for node in members})
-        for turn, area in enumerate(areas):
-            nodes = [node for node in members if (node.group(self.fabric.area) or 0) == area]
-            left, width = 0.0, self.width
-            if len(areas) > 1:
-                inside = [self.box[box] for box, nodes in self.boxes.items() if self._area_of(nodes) == area]
-                width = self.width / len(areas)
-                left = turn * width
-                if inside:
-                    left = min(x for x, _ in inside)
-                    width = max(x + w for x, w in inside) - left
-                self.areas[area] = (left, width, bool(inside))
-            span = min(width, max(0.7 * width, 1.1 * len(nodes)))
-            for place, node in enumerate(nodes):
-                x = left + (width - span) / 2 + (place + 0.5) * span / len(nodes)
-                self.at[node.name] = (x, self.rows[level])
-            self.pitch[level] = min(self.pitch.get(level, span), span / len(nodes))
-        self.pitch.setdefault(level, self.width)
-
-    def _area_of(self, nodes: Sequence[Node]) -> int | None:
-        """The area of all nodes of a box; None when they are in several areas, or in none."""
-        numbers = {node.group(self.fabric.area) for node in nodes}
-        return numbers.pop() if len(numbers) == 1 else None
-
-    def _box(self, box: int, nodes: Sequence[Node], x: float) -> None:
-        margin = 0.06 * self.box_width
-        self.box[box] = (x + margin / 2, self.box_width - margin)
-        hosts = [node for node in nodes if node.level == 0]
-        leaves = [node for node in nodes if node.level == _LEAF]
-        for members, step in ((hosts, self.slot), (leaves, (self.box_width - margin) / max(1, len(leaves)))):
-            for place, node in enumerate(members):
-                offset = (place - (len(members) - 1) / 2) * step
-                self.at[node.name] = (x + self.box_width / 2 + offset, self.rows[node.level])
-
-    def size(self, level: int) -> Point:
-        """Width and height of a node: wider when many links end at it, but it never overlaps its neighbours."""
-        width, height = _SWITCH_SIZE if level else _HOST_SIZE
-        return min(max(width, 0.09 * self.crowd[level]), 0.82 * self.pitch[level]), height
-
-    def _crowd(self, level: int) -> int:
-        """The largest number of links that end at one side of a node."""
-        nodes = self.members[level]
-        ups = [(sum((node.name, port.name) in self.up for port in node.ports), len(node.ports)) for node in nodes]
-        return max((max(up, every - up) for up, every in ups), default=1)
-
-    def font(self, level: int) -> float:
-        """The font size in points at which the level's longest name fits its box; 0 when that is too small to read."""
-        longest = max(len(node.name) for node in self.members[level])
-        fits = self.size(level)[0] * 72 / (0.66 * longest)
-        return min(9.0, fits) if fits >= 5.5 else 0.0
-
-    def ends(self, link: Link) -> tuple[Point, Point]:
-        """The two ends of a link, at the edges of its nodes; links of one pair of nodes are side by side."""
-        return self._end(*link.a), self._end(*link.b)
-
-    def _end(self, name: str, port: str) -> Point:
-        node, up = self.fabric.by_name[name], (name, port) in self.up
-        x, y = self.at[name]
-        width, height = self.size(node.level)
-        ports = [p.name for p in node.ports if ((name, p.name) in self.up) == up]
-        spread = 0.72 * width / max(1, len(ports))
-        x += (ports.index(port) - (len(ports) - 1) / 2) * spread
-        return x, y + height / 2 * (1 if up else -1)
-
-
-def _count(nodes: Sequence[Node], level: int) -> int:
-    return sum(node.level == level for node in nodes)
-
-
 def _heading(axes: Axes, fabric: Fabric, caption: str, at: Point) -> None:
     counts = (
         (len(fabric.switches), "switch", "es"),
@@ -178,12 +65,12 @@ def _heading(axes: Axes, fabric: Fabric, caption: str, at: Point) -> None:
     axes.text(at[0], at[1] - 0.24, text, fontsize=9, color=INK, gid="caption")
 
 
-def _frames(axes: Axes, layout: _PictureLayout) -> None:
+def _frames(axes: Axes, layout: PictureLayout) -> None:
     """A box for each rack, with its number below, and a frame for each area; the levels' names at the left."""
     from matplotlib.patches import FancyBboxPatch
 
     word, area_word = layout.fabric.box, layout.fabric.area
-    top = layout.rows[_LEAF] + 0.32
+    top = layout.rows[LEAF] + 0.32
     named = layout.box_width * 72 / (0.62 * 7.5 * len(f"{word} {len(layout.box)}"))  # labels that a box has room for
     step = 1 if named >= 1 else 4
     for number, (x, width) in layout.box.items():
@@ -196,7 +83,7 @@ def _frames(axes: Axes, layout: _PictureLayout) -> None:
             text = f"{word} {number}" if number else f"in no {word}"
             axes.text(x + width / 2, layout.bottom + 0.1, text, fontsize=7.5, color=INK, ha="center", va="center")
     for number, (x, width, whole) in layout.areas.items():
-        above, beside = layout.rows[_LEAF + 1], 0.04 if whole else -0.08
+        above, beside = layout.rows[LEAF + 1], 0.04 if whole else -0.08
         low, high = layout.bottom + 0.22 if whole else above - 0.42, above + 0.42
         box = FancyBboxPatch(
             (x - beside, low), width + 2 * beside, high - low, boxstyle="round,pad=0,rounding_size=0.08",
@@ -212,9 +99,9 @@ def _frames(axes: Axes, layout: _PictureLayout) -> None:
             axes.text(layout.left + 0.2, y, title, fontsize=8, color=INK, ha="left", va="center", style="italic")
 
 
-def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], LinkLoad], most: float) -> None:
+def _links(axes: Axes, layout: PictureLayout, loads: Mapping[tuple[str, str], LinkLoad], most: float) -> None:
     """Two halves per link; halves with more load are drawn above the others."""
-    thickest = _thickest(layout.fabric)
+    thickest = thickest_of(layout.fabric)
     colours = _colours()
     for link in layout.fabric.links:
         refs = (":".join(link.a), ":".join(link.b))
@@ -226,21 +113,9 @@ def _links(axes: Axes, layout: _PictureLayout, loads: Mapping[tuple[str, str], L
             part = seconds / most if most else 0.0
             axes.plot(
                 (end[0], middle[0]), (end[1], middle[1]), solid_capstyle="butt",
-                color=colours(part) if seconds else _QUIET, linewidth=_width(part, thickest),
+                color=colours(part) if seconds else QUIET, linewidth=width_of(part, thickest),
                 zorder=1 + part, gid=f"sent-{ref}",
             )  # fmt: skip
-
-
-def _thickest(fabric: Fabric) -> float:
-    """Line width of the busiest port's half, in points: thinner when many links cross."""
-    crossing = sum(1 for link in fabric.links if fabric.by_name[link.a[0]].role is Role.SWITCH)
-    return max(1.6, min(7.0, 7.0 * math.pow(16 / max(1, crossing), 0.4)))
-
-
-def _width(part: float, thickest: float) -> float:
-    """Line width in points; a port with little load is thin but visible."""
-    thinnest = 0.12 * thickest
-    return thinnest + part * (thickest - thinnest)
 
 
 def _colours() -> Colormap:
@@ -252,7 +127,7 @@ def _colours() -> Colormap:
     return ListedColormap([whole(0.12 + 0.88 * step / 255) for step in range(256)], name="heddle")
 
 
-def _nodes(axes: Axes, layout: _PictureLayout) -> None:
+def _nodes(axes: Axes, layout: PictureLayout) -> None:
     """Boxes with names. When names do not fit, only some nodes are named, beside their boxes."""
     from matplotlib.patches import Rectangle
 
@@ -261,7 +136,7 @@ def _nodes(axes: Axes, layout: _PictureLayout) -> None:
             continue
         width, height = layout.size(level)
         font = layout.font(level)
-        step = 1 if font else _thinned(len(members), layout.width)
+        step = 1 if font else thinned(len(members), layout.width)
         for place, node in enumerate(members):
             x, y = layout.at[node.name]
             patch = Rectangle(
@@ -278,11 +153,6 @@ def _nodes(axes: Axes, layout: _PictureLayout) -> None:
                     va="center" if level else "top", zorder=4,
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6} if level else None,
                 )  # fmt: skip
-
-
-def _thinned(members: int, width: float) -> int:
-    """n, where every n-th node is named: a name needs 0.8 inches."""
-    return max(2, -(-members // max(1, int(width / 0.8))))
 
 
 def _legend(axes: Axes, lines: Sequence[str], scale: tuple[float, float | None], at: Point) -> None:
@@ -312,7 +182,7 @@ def _legend(axes: Axes, lines: Sequence[str], scale: tuple[float, float | None],
     for part in (0.0, 0.5, 1.0):
         text = use_text(part * most, run_s) + (" (max)" if part == 1.0 else "")
         axes.text(x + part * length, y - 0.13, text, fontsize=7.5, color=INK, ha="center" if part else "left", va="top")
-    axes.plot((x + length + 0.9, x + length + 1.3), (y, y), color=_QUIET, linewidth=1.2, gid="legend-idle")
+    axes.plot((x + length + 0.9, x + length + 1.3), (y, y), color=QUIET, linewidth=1.2, gid="legend-idle")
     axes.text(x + length + 1.38, y, "nothing", fontsize=7.5, color=INK, va="center")
     for number, line in enumerate(lines):
         axes.text(x, y - 0.42 - 0.2 * number, line, fontsize=8.5, color=INK, va="center", gid=f"spread-{number}")

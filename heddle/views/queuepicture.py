@@ -18,7 +18,7 @@ import numpy as np
 from heddle.base.arrays import F64
 from heddle.base.units import format_bytes
 from heddle.runs.seriesfile import Recorded, RowLabel
-from heddle.views.style import DPI, INK, PictureKind, saved
+from heddle.views.style import DEPTH, DPI, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, PictureKind, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 PORTS: Final = 4  # panels of egress queues when the user names none
 INGRESS: Final = 2  # the same for ingress buffers
 MOST: Final = 12  # panels that fit on a page
-_STEPS: Final = 600
+STEPS: Final = 600  # buckets drawn: a bucket must not be thinner than a pixel
 _WIDTH, _PANEL, _LANE, _GAP = 10.5, 1.5, 0.26, 0.42  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.85, 1.25, 0.95, 0.75
-_DEPTH, _HELD = "#3b74b4", "#5d8f5f"  # egress blue, ingress green: they differ in lightness too
-_MARKS, _DROPS, _PAUSES, _PAUSED = "#d98200", "#b3123c", "#6b3fa0", "#5c6670"
 _LINES: Final = {"kmin": ":", "kmax": "--", "xon": ":", "xoff": "--"}
 
 
@@ -93,7 +91,7 @@ def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel]) -> bytes
 
     A run with many buckets is drawn with fewer: a bucket must not be thinner than a pixel.
     """
-    drawn = replace(recorded, series=recorded.series.coarser(_STEPS))
+    drawn = replace(recorded, series=recorded.series.coarser(STEPS))
     again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
     figure = partial(_figure, drawn, [again[each.side, each.row] for each in shown])
     return saved(kind, f"queues of {recorded.lab}", figure)
@@ -127,9 +125,9 @@ def _lane_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
     """The lanes below a panel, without those that are zero."""
     columns = recorded.series.columns
     wanted: Mapping[str, tuple[str, str]] = (
-        {"paused": ("paused_ns", _PAUSED), "marks": ("marks", _MARKS), "drops": ("drops", _DROPS)}
+        {"paused": ("paused_ns", PAUSED), "marks": ("marks", MARKED), "drops": ("drops", DROPPED)}
         if panel.side == "egress"
-        else {"pauses": ("pfc_sent", _PAUSES)}
+        else {"pauses": ("pfc_sent", PAUSES)}
     )
     found = {name: (colour, columns[key][panel.row].astype(np.float64)) for name, (key, colour) in wanted.items()}
     return {name: lane for name, lane in found.items() if lane[1].any()}
@@ -139,7 +137,7 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
     """One queue over time, with its thresholds."""
     series, label = recorded.series, panel.label
     edges = np.concatenate([[0.0], series.ends_s])
-    colour = _DEPTH if panel.side == "egress" else _HELD
+    colour = DEPTH if panel.side == "egress" else HELD
     top = max(most, 1.0) * 1.12
     axes.stairs(panel.level, edges, fill=True, color=colour, alpha=0.45, linewidth=0, zorder=2)
     axes.stairs(panel.peak, edges, color=colour, linewidth=0.8, zorder=3, baseline=None)

@@ -143,7 +143,7 @@ def test_venv_missing_from_python_names_its_package(clone: Path, tmp_path: Path)
 
 
 def test_the_lock_files_hold_no_address() -> None:
-    for name in ("requirements.lock", "requirements-dev.lock"):
+    for name in ("requirements.lock", "requirements-dev.lock", "requirements-browser.lock"):
         text = (ROOT / name).read_text()
         assert "://" not in text
         assert "--index" not in text

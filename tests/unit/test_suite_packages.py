@@ -33,7 +33,13 @@ DATA: Final = {"": frozenset({"no-such-command"}), "unit": frozenset({"a", "bgpd
 # Functions whose first list of words is a command. `docker` and `ask` take words of the engine's own.
 RUNNERS: Final = frozenset({"run", "Popen", "call", "check_call", "check_output", "command", "exec", "capture"})
 ENGINE: Final = frozenset({"docker", "ask"})
-FOLDERS: Final = {"unit": ("unit",), "golden": ("golden",), "netns": ("netns", "."), "clab": ("clab", "netns", ".")}
+FOLDERS: Final = {
+    "unit": ("unit",),
+    "golden": ("golden",),
+    "netns": ("netns", "."),
+    "clab": ("clab", "netns", "."),
+    "browser": ("browser",),
+}
 _COMMAND: Final = re.compile(r"(?:^|[;&|(]|\bdo\b|\bthen\b)\s*(?:exec\s+)?([a-z][a-z0-9-]*)(?=\s)")
 _PROGRAM: Final = re.compile(r"[a-z][a-z0-9_.+-]*")
 

@@ -1,0 +1,131 @@
+"""What surrounded a run: `fabric.json` in the run's directory, so that the run can be read without its lab.
+
+In:  a running lab. Out: Surroundings: its fabric, the fabric file and what was changed live, versions, the machine, and
+the self-test of the prediction on the kernel that forwarded. UnreadableError with the reason where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from heddle.base import state
+from heddle.base.version import VERSION
+from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
+from heddle.lab.requeue import own_settings
+from heddle.predict.selftest import SelfTest, verdict
+from heddle.runs.readable import UnreadableError, read_object
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
+    from heddle.lab.lab import Lab
+
+SURROUNDINGS: Final = "fabric.json"
+_FORMAT: Final = 1
+_CPUINFO: Final = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Of one run. spec: the fabric file, empty for an imported topology. hashing: switch -> rule that was set live.
+
+    queues: node -> path below `queues` -> value that was set live. versions: part -> version. processor: its name.
+    memory: bytes.
+    """
+
+    fabric: Fabric
+    runtime: str
+    selftest: SelfTest
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    hashing: Mapping[str, Any] = field(default_factory=dict)
+    queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    processors: int = 0
+    processor: str = ""
+    memory: int = 0
+
+    @classmethod
+    def of(cls, lab: Lab) -> Surroundings:
+        """Of a lab that runs, now."""
+        record = state.read_record(lab.name)
+        return cls(
+            fabric=lab.fabric,
+            runtime=lab.runtime.name,
+            selftest=verdict(),
+            spec=dict(record.spec) if record else {},
+            hashing=dict(record.hashing) if record else {},
+            queues=own_settings(lab),
+            versions=_versions(lab.runtime.name),
+            processors=os.cpu_count() or 0,
+            processor=_processor(),
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        )
+
+
+def write_surroundings(directory: Path, found: Surroundings) -> None:
+    """Write fabric.json, as a whole or not at all."""
+    data = {
+        "format": _FORMAT,
+        "runtime": found.runtime,
+        "versions": dict(found.versions),
+        "machine": {"processors": found.processors, "processor": found.processor, "memory": found.memory},
+        "selftest": found.selftest.to_json(),
+        "hashing": dict(found.hashing),
+        "queues": {node: dict(settings) for node, settings in found.queues.items()},
+        "spec": dict(found.spec),
+        "fabric": fabric_to_json(found.fabric),
+    }
+    state.write_json(directory / SURROUNDINGS, data)
+
+
+def read_surroundings(directory: Path) -> Surroundings:
+    """Read fabric.json. UnreadableError with the reason when that is not possible."""
+    if not (directory / SURROUNDINGS).exists():
+        raise UnreadableError(f"{SURROUNDINGS} is missing: the Heddle that made this run did not write it")
+    data = read_object(directory / SURROUNDINGS)
+    if data.get("format") != _FORMAT:
+        raise UnreadableError(
+            f"{SURROUNDINGS} has format {data.get('format')!r}, and this Heddle reads format {_FORMAT}"
+        )
+    try:
+        machine = data["machine"]
+        return Surroundings(
+            fabric=fabric_from_json(data["fabric"]),
+            runtime=str(data["runtime"]),
+            selftest=SelfTest(**data["selftest"]),
+            spec=dict(data["spec"]),
+            hashing=dict(data["hashing"]),
+            queues={str(node): dict(settings) for node, settings in data["queues"].items()},
+            versions={str(name): str(version) for name, version in data["versions"].items()},
+            processors=int(machine["processors"]),
+            processor=str(machine["processor"]),
+            memory=int(machine["memory"]),
+        )
+    except (ValidationError, ValueError, LookupError, TypeError, AttributeError):
+        raise UnreadableError(f"{SURROUNDINGS} is damaged, or of another version of Heddle") from None
+
+
+def _versions(runtime: str) -> dict[str, str]:
+    """Heddle, Python, the kernel, and the FRR of switches that are namespaces; containers have that of their image."""
+    from heddle.host.preflight import frr_release
+
+    found = {"Heddle": VERSION, "Linux": platform.release(), "Python": platform.python_version()}
+    if runtime == "netns" and (frr := frr_release()):
+        found["FRR"] = ".".join(str(part) for part in frr)
+    return found
+
+
+def _processor() -> str:
+    """The name of the first processor, as the kernel reports it; else the architecture."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part")))
+    return next(named, platform.machine())

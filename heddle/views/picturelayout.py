@@ -1,0 +1,142 @@
+"""Where the parts of a fabric's picture stand: levels in rows, boxes of racks or pods, areas around them.
+
+In:  Fabric. Out: PictureLayout, in inches; y grows upwards. picture.py draws it by matplotlib, fabricsvg.py as SVG.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from heddle.fabric.model import Fabric, Link, Node, Role
+
+Point = tuple[float, float]
+WIDEST: Final = 26.0  # inches; a larger fabric gets fewer labels
+_HOST_SIZE: Final[Point] = (0.62, 0.3)
+_SWITCH_SIZE: Final[Point] = (0.86, 0.36)
+LEAF: Final = 1  # this level and its hosts are in boxes; levels above are drawn above the boxes
+
+
+class PictureLayout:
+    """The position of each node and box, in inches. The width of a box decides which labels fit."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self.up = {link.a for link in fabric.links}  # ports with links to the level above
+        self.members: dict[int, list[Node]] = {level: [] for level in range(len(fabric.levels))}
+        self.boxes: dict[int, list[Node]] = {}  # 0: nodes without a box, as in some imported labs
+        for node in fabric.nodes:
+            self.members[node.level].append(node)
+            if node.level <= LEAF:
+                self.boxes.setdefault(node.group(fabric.box) or 0, []).append(node)
+        hosts = max((_count(nodes, 0) for nodes in self.boxes.values()), default=1) or 1
+        leaves = max((_count(nodes, LEAF) for nodes in self.boxes.values()), default=1) or 1
+        tops = {level: nodes for level, nodes in self.members.items() if level > LEAF}
+        wanted = len(self.boxes) * max(1.25, 0.78 * hosts + 0.3, 1.1 * leaves)
+        self.width = min(WIDEST, max(wanted, *(1.1 * len(nodes) for nodes in tops.values()), 6.8))
+        self.box_width = self.width / max(1, len(self.boxes))
+        self.slot = (self.box_width - 0.12 * self.box_width) / hosts
+        self.at: dict[str, Point] = {}
+        self.box: dict[int, tuple[float, float]] = {}  # box -> left edge, width
+        self.rows = {0: 0.0, LEAF: 1.5}
+        for place, (box, nodes) in enumerate(sorted(self.boxes.items())):
+            self._box(box, nodes, place * self.box_width)
+        self.pitch = {0: self.slot, LEAF: self.box_width / leaves}
+        # Area -> left edge, width, whether it also frames the boxes below; empty when there is only one area.
+        self.areas: dict[int, tuple[float, float, bool]] = {}
+        for level, nodes in tops.items():
+            if nodes or level == LEAF + 1:
+                # Rows are further apart when many links cross between them.
+                self.rows[level] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
+            self._top(level, nodes)
+        self.crowd = {level: self._crowd(level) for level in self.members}
+        self.left, self.right = -0.75, self.width + 0.25
+        self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
+
+    def _top(self, level: int, members: Sequence[Node]) -> None:
+        """A row above the boxes: over the boxes of its area, or over all boxes when there are no areas."""
+        areas = sorted({node.group(self.fabric.area) or 0 for node in members})
+        for turn, area in enumerate(areas):
+            nodes = [node for node in members if (node.group(self.fabric.area) or 0) == area]
+            left, width = 0.0, self.width
+            if len(areas) > 1:
+                inside = [self.box[box] for box, nodes in self.boxes.items() if self._area_of(nodes) == area]
+                width = self.width / len(areas)
+                left = turn * width
+                if inside:
+                    left = min(x for x, _ in inside)
+                    width = max(x + w for x, w in inside) - left
+                self.areas[area] = (left, width, bool(inside))
+            span = min(width, max(0.7 * width, 1.1 * len(nodes)))
+            for place, node in enumerate(nodes):
+                x = left + (width - span) / 2 + (place + 0.5) * span / len(nodes)
+                self.at[node.name] = (x, self.rows[level])
+            self.pitch[level] = min(self.pitch.get(level, span), span / len(nodes))
+        self.pitch.setdefault(level, self.width)
+
+    def _area_of(self, nodes: Sequence[Node]) -> int | None:
+        """The area of all nodes of a box; None when they are in several areas, or in none."""
+        numbers = {node.group(self.fabric.area) for node in nodes}
+        return numbers.pop() if len(numbers) == 1 else None
+
+    def _box(self, box: int, nodes: Sequence[Node], x: float) -> None:
+        margin = 0.06 * self.box_width
+        self.box[box] = (x + margin / 2, self.box_width - margin)
+        hosts = [node for node in nodes if node.level == 0]
+        leaves = [node for node in nodes if node.level == LEAF]
+        for members, step in ((hosts, self.slot), (leaves, (self.box_width - margin) / max(1, len(leaves)))):
+            for place, node in enumerate(members):
+                offset = (place - (len(members) - 1) / 2) * step
+                self.at[node.name] = (x + self.box_width / 2 + offset, self.rows[node.level])
+
+    def size(self, level: int) -> Point:
+        """Width and height of a node: wider when many links end at it, but it never overlaps its neighbours."""
+        width, height = _SWITCH_SIZE if level else _HOST_SIZE
+        return min(max(width, 0.09 * self.crowd[level]), 0.82 * self.pitch[level]), height
+
+    def _crowd(self, level: int) -> int:
+        """The largest number of links that end at one side of a node."""
+        nodes = self.members[level]
+        ups = [(sum((node.name, port.name) in self.up for port in node.ports), len(node.ports)) for node in nodes]
+        return max((max(up, every - up) for up, every in ups), default=1)
+
+    def font(self, level: int) -> float:
+        """The font size in points at which the level's longest name fits its box; 0 when that is too small to read."""
+        longest = max(len(node.name) for node in self.members[level])
+        fits = self.size(level)[0] * 72 / (0.66 * longest)
+        return min(9.0, fits) if fits >= 5.5 else 0.0
+
+    def ends(self, link: Link) -> tuple[Point, Point]:
+        """The two ends of a link, at the edges of its nodes; links of one pair of nodes are side by side."""
+        return self._end(*link.a), self._end(*link.b)
+
+    def _end(self, name: str, port: str) -> Point:
+        node, up = self.fabric.by_name[name], (name, port) in self.up
+        x, y = self.at[name]
+        width, height = self.size(node.level)
+        ports = [p.name for p in node.ports if ((name, p.name) in self.up) == up]
+        spread = 0.72 * width / max(1, len(ports))
+        x += (ports.index(port) - (len(ports) - 1) / 2) * spread
+        return x, y + height / 2 * (1 if up else -1)
+
+
+def _count(nodes: Sequence[Node], level: int) -> int:
+    return sum(node.level == level for node in nodes)
+
+
+def thinned(members: int, width: float) -> int:
+    """n, where every n-th node is named: a name needs 0.8 inches."""
+    return max(2, -(-members // max(1, int(width / 0.8))))
+
+
+def thickest_of(fabric: Fabric) -> float:
+    """Line width of the busiest port's half, in points: thinner when many links cross."""
+    crossing = sum(1 for link in fabric.links if fabric.by_name[link.a[0]].role is Role.SWITCH)
+    return max(1.6, min(7.0, 7.0 * math.pow(16 / max(1, crossing), 0.4)))
+
+
+def width_of(part: float, thickest: float) -> float:
+    """Line width in points; a port with little load is thin but visible."""
+    thinnest = 0.12 * thickest
+    return thinnest + part * (thickest - thinnest)

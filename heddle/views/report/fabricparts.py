@@ -1,0 +1,205 @@
+"""Sections of what the fabric did in a run: use of links, queues over time, proof of paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.units import format_bytes, format_rate
+from heddle.views.fabricsvg import fabric_svg, legend
+from heddle.views.linkloads import LinkLoad, amount, spreads
+from heddle.views.report import charts
+from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
+from heddle.views.usage import describe_run, link_loads
+
+if TYPE_CHECKING:
+    from heddle.proof.verdict import FlowProof, PathsResult
+    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.seriesfile import Recorded
+
+ROWS: Final = 200  # of QPs; those that are not proven come first
+_CHOSEN: Final = {
+    "kernel": "by the kernels of the switches",
+    "program": "by the programs of the switches",
+    "packet": "by packets through a router of the same hash",
+    "route": "spread over all next hops of the route",
+    "arithmetic": "by arithmetic that the prediction shares",
+}
+
+
+def loads_of(run: WholeRun) -> Sequence[LinkLoad]:
+    """What the run put on each link; empty where it has no paths."""
+    if run.fabric is None or run.evidence is None or run.proof is None:
+        return ()
+    return link_loads(run.fabric, run.evidence.sent, run.proof.links, run.evidence.seconds)
+
+
+def fabric(run: WholeRun) -> Values:
+    """The drawing with the use of links, and the same as a table."""
+    built = run.fabric
+    if built is None:
+        raise NotCarriedError(run.why("fabric"))
+    loads = loads_of(run)
+    title = f"Fabric {built.name}: {len(built.switches)} switches, {len(built.hosts)} hosts, {len(built.links)} links"
+    rows = tuple(
+        (load.a, load.b, format_rate(load.rate_bps), *_end(load, 0), *_end(load, 1))
+        for load in sorted(loads, key=lambda load: -max(load.seconds))
+    )
+    columns = (
+        "lower port",
+        "upper port",
+        ">rate (emulated)",
+        ">sent up",
+        ">packets",
+        ">use",
+        ">sent down",
+        ">packets",
+        ">use",
+    )
+    note = "use: the time that the bytes need at the link's rate, as a share of the run"
+    return {
+        "title": title,
+        "caption": describe_run(run.record.header),
+        "svg": fabric_svg(built, loads, title=f"{title}; {describe_run(run.record.header)}", prefix=f"{run.name}-"),
+        "legend": legend(loads),
+        "spreads": [spread.text() for spread in spreads(built, loads)],
+        "without": "" if loads else run.why("proof"),
+        "links": Table("Every link, the busiest first", columns, rows, note) if rows else None,
+    }  # fmt: skip
+
+
+def _end(load: LinkLoad, side: int) -> tuple[str, str, str]:
+    packets, size = ((load.a_packets, load.a_bytes), (load.b_packets, load.b_bytes))[side]
+    use = f"{load.seconds[side] / load.run_s:.1%}" if load.run_s else f"{load.seconds[side]:.3g} s"
+    return amount(size), counted(packets), use
+
+
+def queues(run: WholeRun) -> Values:
+    """The queues that held most, over time; all that were used, as a table."""
+    recorded = run.recorded
+    if recorded is None:
+        raise NotCarriedError(run.why("recorded"))
+    drawn = charts.queues(recorded)
+    if not drawn:
+        raise NotCarriedError("no queue ever held a packet")
+    bucket = f"{recorded.series.bucket_s * 1e3:.2g} ms"
+    return {"charts": [chart for _, chart in drawn], "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
+
+
+def _queue_table(recorded: Recorded) -> Table:
+    columns = recorded.series.columns
+    rows = []
+    for at, label in enumerate(recorded.labels):
+        total = {
+            name: int(columns[name][at].sum()) for name in ("marks", "drops", "pfc_sent", "pfc_received", "paused_ns")
+        }
+        deepest, held = int(columns["peak"][at].max(initial=0)), int(columns["occupancy_peak"][at].max(initial=0))
+        rows.append((deepest, (
+            label.port, str(label.traffic_class), label.kind, format_bytes(deepest), format_bytes(held),
+            counted(total["marks"]), counted(total["drops"]), counted(total["pfc_sent"]),
+            counted(total["pfc_received"]), f"{total['paused_ns'] / 1e6:,.1f}",
+        )))  # fmt: skip
+    rows.sort(key=lambda row: -row[0])
+    heads = (
+        "port", ">class", "kind", ">deepest egress queue", ">most in ingress buffer", ">marks", ">drops",
+        ">pauses sent", ">pauses received", ">paused (ms)",
+    )  # fmt: skip
+    return Table("Every port and class that was used, the deepest first", heads, tuple(row for _, row in rows))
+
+
+def paths(run: WholeRun) -> Values:
+    """Verdict, the three sources, and the path of every QP by each of them."""
+    proof = run.proof
+    if proof is None:
+        raise NotCarriedError(run.why("proof"))
+    wrong = [each for each in proof.flows if each.why]
+    shown = [*wrong, *(each for each in proof.flows if not each.why)][:ROWS]
+    title = f"QPs: {len(shown)} of {len(proof.flows)}" + (", those that are not proven first" if wrong else "")
+    columns = (
+        "from",
+        "to",
+        ">QPN",
+        ">UDP source port",
+        ">packets",
+        "predicted",
+        "kernel lookup (oracle)",
+        "counted",
+        "verdict",
+    )
+    note = "" if len(shown) == len(proof.flows) else f"./inv paths --run {run.id} --all prints every QP."
+    return {
+        "agree": proof.agree,
+        "verdict": _verdict(proof, len(wrong)),
+        "sources": _sources(proof),
+        "notes": proof.notes,
+        "uplinks": _uplinks(proof),
+        "flows": Table(title, columns, tuple(_flow(proof, each) for each in shown), note),
+        "entropy": _entropy(proof),
+    }
+
+
+def _verdict(proof: PathsResult, wrong: int) -> str:
+    total = len(proof.flows)
+    if proof.agree:
+        return f"Proven: {proof.source_names} agree on the paths of all {total} QPs."
+    if wrong:
+        return f"NOT PROVEN: {proof.source_names} do not agree on {wrong} of {total} QPs."
+    return f"NOT PROVEN: the paths of {total} QPs. The notes say why."
+
+
+def _sources(proof: PathsResult) -> Table:
+    """What each source is, and how far it can be trusted here."""
+    chosen = [f"{proof.choices[who]:,} {words}" for who, words in _CHOSEN.items() if proof.choices.get(who)]
+    made = ", ".join(chosen) or "-"
+    selftest = proof.selftest.text() if proof.selftest else "-"
+    delivered = "-"
+    if proof.delivery is not None:
+        taken = proof.delivery.received
+        nics = "what the NICs took is not known" if taken is None else f"the receiving NICs took {taken:,} of them"
+        delivered = f"the last ports counted {proof.delivery.counted:,} packets; {nics}"
+    used = "used" if "prediction" in proof.sources else "not used: wrong on that kernel"
+    return Table(
+        "Three sources", ("source", "what it is", "here"),
+        (
+            ("prediction", "hash and FIBs of the switches, computed before the packets", f"{used}; {selftest}"),
+            ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices made: {made}"),
+            ("counters", "packets of each QP at each port, counted on the way", delivered),
+        ),
+    )  # fmt: skip
+
+
+def _uplinks(proof: PathsResult) -> Table | None:
+    links = [link for link in proof.links if link.uplink]
+    if not links:
+        return None
+    rows = tuple(
+        (
+            link.port, counted(link.flows), counted(link.packets), amount(link.bytes), f"{link.seconds:.3g}",
+            "-" if link.utilisation is None else f"{link.utilisation:.1%}",
+        )
+        for link in links
+    )  # fmt: skip
+    over = proof.uplinks
+    note = (
+        f"MMR (max/mean over {len(over.links)} uplinks of switches with ranks): flows {figure(proof.mmr.flows, 3)}, "
+        f"bytes {figure(proof.mmr.bytes, 3)}. Links without ranks below them, left out: {over.left_out}."
+    )
+    return Table("Uplinks", ("uplink", ">QPs", ">packets", ">bytes", ">seconds at its rate", ">use"), rows, note)
+
+
+def _flow(proof: PathsResult, each: FlowProof) -> tuple[str, ...]:
+    src, dst = proof.ends(each)
+    predicted = "-" if each.predicted is None else " ".join(each.predicted)
+    return (
+        src, dst, str(each.flow.qpn), str(each.flow.sport), counted(each.sent.packets), predicted,
+        " ".join(each.oracle) or "-", " ".join(each.measured) or "-", each.why or "agree",
+    )  # fmt: skip
+
+
+def _entropy(proof: PathsResult) -> str:
+    found = proof.entropy
+    return (
+        f"5-tuples: {found.distinct:,} distinct of {found.flows:,}; entropy {found.bits:.2f} bits."
+        if found.flows
+        else ""
+    )

@@ -1,0 +1,100 @@
+"""The report: one HTML file with all that it needs, for runs that need not be of a lab that is up.
+
+In:  WholeRuns; for a comparison, Comparison.
+Out: the page. It asks for nothing: styles, scripts, plotly.js and drawings are in it, and its Content-Security-Policy
+forbids the browser everything else. Jinja escapes every value; what is not escaped is SVG of fabricsvg.py, plotly's
+script, and JSON (`_json`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from heddle.base import resources
+from heddle.base.progname import as_started
+from heddle.base.version import VERSION
+from heddle.views.fabricsvg import STYLE
+from heddle.views.report import comparepart, fabricparts, runparts, settingparts
+from heddle.views.report.section import NotCarriedError, Section
+from heddle.views.style import ON_DARK
+from heddle.views.usage import describe_run
+
+if TYPE_CHECKING:
+    from heddle.runs.compare import Comparison
+    from heddle.runs.keptrun import WholeRun
+
+# The sections of a run, in the order of the page. A new one is a line here.
+SECTIONS: Final = (
+    Section("summary", "At a glance", "summary", runparts.summary),
+    Section("fabric", "Fabric and use of links", "fabric", fabricparts.fabric),
+    Section("results", "Results", "tables", runparts.results),
+    Section("bandwidth", "Bandwidth and iterations", "charts", runparts.bandwidth),
+    Section("queues", "Queues and pauses over time", "queues", fabricparts.queues),
+    Section("paths", "Proof of paths", "paths", fabricparts.paths),
+    Section("parameters", "Parameters and versions", "parameters", settingparts.parameters),
+    Section("reproduce", "How to reproduce it", "reproduce", settingparts.reproduce),
+)
+
+
+def report_html(runs: Sequence[WholeRun], comparison: Comparison | None = None) -> str:
+    """The whole page. comparison: stands above the runs."""
+    from plotly.offline import get_plotlyjs
+
+    page = _environment().get_template("page.html.j2")
+    return page.render(
+        title=_title(runs, comparison),
+        version=VERSION,
+        runs=[_run(run) for run in runs],
+        comparison=None if comparison is None else comparepart.comparison(comparison),
+        fabric_style=Markup(STYLE),  # noqa: S704 - Heddle's own
+        plotly=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own
+        colours=_json(dict(ON_DARK)),
+    )
+
+
+def _title(runs: Sequence[WholeRun], comparison: Comparison | None) -> str:
+    names = [f"run {run.id} of {run.record.header.lab}" for run in runs]
+    if comparison is not None:
+        return f"Heddle: {names[0]} against {names[1]}"
+    return f"Heddle: {names[0]}" if len(names) == 1 else f"Heddle: {len(names)} runs"
+
+
+def _run(run: WholeRun) -> Mapping[str, Any]:
+    """A run's part: its heading, and its sections with their values, or the reason why one is not there."""
+    sections = []
+    for section in SECTIONS:
+        try:
+            values, why = section.values(run), ""
+        except NotCarriedError as error:
+            values, why = {}, str(error)
+        sections.append({"section": section, "values": values, "why": why})
+    header = run.record.header
+    state = "interrupted" if run.record.interrupted else "failed" if run.record.outcome is None else ""
+    return {
+        "name": run.name, "heading": f"Run {run.id} of lab {header.lab}", "when": header.when, "k": header.k,
+        "described": describe_run(header), "state": state, "sections": sections,
+    }  # fmt: skip
+
+
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(resources.HERE.content("templates") / "report"),
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    found.filters["data"] = _embedded
+    found.filters["command"] = as_started
+    return found
+
+
+def _json(data: Any) -> Markup:
+    return _embedded(json.dumps(data))
+
+
+def _embedded(text: str) -> Markup:
+    """JSON for a script element: no `<` that could end it, no `&` that a reader could take for an entity."""
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))  # noqa: S704 - JSON

@@ -1,0 +1,146 @@
+"""Sections of what a run measured: its figures at a glance, its table in nccl-tests' form, its bandwidth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from heddle.base.units import format_bytes, format_size
+from heddle.runs.machineuse import MARK
+from heddle.runs.runtable import SizeRow
+from heddle.traffic.collectives import find_pattern
+from heddle.traffic.options import ELEMENT_BYTES
+from heddle.views.report import charts
+from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
+
+if TYPE_CHECKING:
+    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.runrecord import RunOutcome
+
+Card = tuple[str, str, str]  # name, value, what it means or whether it is good
+
+
+def rows_of(run: WholeRun) -> tuple[SizeRow, ...]:
+    """The sizes that were measured; also those of a run that was interrupted."""
+    outcome = run.record.outcome
+    return run.record.rows if outcome is None else outcome.rows
+
+
+def summary(run: WholeRun) -> Values:
+    """What came of the run, in cards; and everything that makes its figures doubtful."""
+    record, outcome = run.record, run.record.outcome
+    rows = rows_of(run)
+    cards: list[Card] = []
+    scale = f"emulated, k = {record.header.k}"
+    if rows:
+        largest = max(rows, key=lambda row: row.size)
+        wrong = sum(row.wrong for row in rows)
+        size, time = format_size(largest.size), f"{figure(largest.time_us / 1e3)} ms"
+        cards += [
+            (f"busbw at {size}", f"{figure(largest.busbw)} GB/s", scale),
+            (f"time at {size}", time, "an iteration, mean over ranks; emulated"),
+            ("wrong elements", counted(wrong), "every array was checked" if not wrong else "the result is wrong"),
+        ]  # fmt: skip
+    if outcome is not None:
+        cards += _counted(outcome)
+    return {"cards": cards, "doubts": _doubts(run), "failure": "\n".join(record.failure)}
+
+
+def _counted(outcome: RunOutcome) -> list[Card]:
+    cards: list[Card] = []
+    if (proof := outcome.proof) is not None:
+        names = " and ".join(filter(None, (", ".join(proof.sources[:-1]), proof.sources[-1])))
+        said = f"{names} agree" if proof.agree else f"{proof.unproven} QPs are not proven"
+        cards.append(("paths", f"{proof.qps - proof.unproven} of {proof.qps} QPs proven", said))
+        cards.append(
+            (
+                "MMR of the uplinks",
+                figure(proof.mmr_bytes, 3),
+                f"bytes, max/mean; of flows {figure(proof.mmr_flows, 3)}",
+            )
+        )
+    if (queues := outcome.queues) is not None:
+        at = f"at {queues.deepest_at}" if queues.deepest_at else "no packet ever waited"
+        cards.append(("deepest queue", format_bytes(queues.deepest), at))
+        cards.append(("marked", f"{queues.marks:,}", f"{queues.dropped:,} dropped, {queues.pauses:,} pause frames"))
+    cards.append(("processors busy", f"{outcome.machine.cpu_share:.0%}", "of this machine, mean over the run"))
+    return cards
+
+
+def _doubts(run: WholeRun) -> list[str]:
+    outcome = run.record.outcome
+    if outcome is None:
+        return []
+    found = [line.removeprefix(MARK).strip() for line in outcome.machine.lines()]
+    if outcome.icrc_errors:
+        found.append(f"{outcome.icrc_errors:,} packets arrived with a wrong ICRC")
+    state = outcome.fabric_state
+    if state is not None and state.word != "converged":
+        found.append(f"the fabric was {state.word} during this run")
+    return [*found, *outcome.warnings]
+
+
+def results(run: WholeRun) -> Values:
+    """The table of nccl-tests, with the range of single iterations; the transport's counters."""
+    rows, options = rows_of(run), run.record.header.options
+    if not rows:
+        raise NotCarriedError("no size was measured")
+    pattern = find_pattern(options.collective, options.algorithm)
+    spread = any(row.iteration_us for row in rows)
+    columns = (
+        ">size (B)",
+        ">count (elements)",
+        "type",
+        "redop",
+        ">root",
+        ">time (us)",
+        ">algbw (GB/s)",
+        ">busbw (GB/s)",
+        ">#wrong",
+    )
+    lines = []
+    for row in rows:
+        common = (
+            counted(row.size), counted(row.size // ELEMENT_BYTES), "float", pattern.redop, str(pattern.root),
+            figure(row.time_us, 6), figure(row.algbw), figure(row.busbw), counted(row.wrong),
+        )  # fmt: skip
+        lines.append((*common, _range(row)) if spread else common)
+    k = run.record.header.k
+    table = Table(
+        f"Results, out of place. Bandwidths are emulated: rates are 1/{k} of the hardware's (k = {k}).",
+        (*columns, ">iterations (us)") if spread else columns, tuple(lines),
+        "time is the mean over ranks and iterations. algbw = size / time; busbw = algbw x the factor of nccl-tests "
+        f"for this collective. Average busbw: {figure(sum(row.busbw for row in rows) / len(rows))} GB/s, emulated.",
+    )  # fmt: skip
+    return {"tables": [table, *_transport(run)]}
+
+
+def _range(row: SizeRow) -> str:
+    if not row.iteration_us:
+        return "-"
+    return f"{figure(min(row.iteration_us), 6)} to {figure(max(row.iteration_us), 6)} ({len(row.iteration_us)})"
+
+
+def _transport(run: WholeRun) -> list[Table]:
+    outcome = run.record.outcome
+    if outcome is None or not outcome.transport.columns:
+        return []
+    rows = [(c.text, c.unit, counted(outcome.counters.get(c.key, 0))) for c in outcome.transport.columns]
+    more = [
+        ("with a wrong ICRC", "packets", counted(outcome.icrc_errors)),
+        ("stray", "packets", counted(outcome.stray)),
+    ]
+    caption = f"Transport {outcome.transport.name}, all queue pairs together"
+    return [Table(caption, ("what", "unit", ">count"), (*rows, *more))]
+
+
+def bandwidth(run: WholeRun) -> Values:
+    """busbw by size, and the time of each iteration."""
+    rows = rows_of(run)
+    if not rows:
+        raise NotCarriedError("no size was measured")
+    found = [charts.bandwidth(rows, run.record.header.k)] if len(rows) > 1 else []
+    if (each := charts.iterations(rows)) is not None:
+        found.append(each)
+    if not found:
+        raise NotCarriedError("the run has one size, and did not keep the time of each iteration")
+    return {"charts": found}

@@ -1,0 +1,166 @@
+"""Sections of how a run was made: every parameter and version, and the commands that make it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.units import emulated_words, format_bytes
+from heddle.base.valuetext import flat, value_text
+from heddle.fabric.policydata import dump_policy
+from heddle.traffic.options import RunOptions, parse_sizes
+from heddle.views.report.section import Table, Values
+
+if TYPE_CHECKING:
+    from heddle.runs.keptrun import WholeRun
+
+_FLAGS: Final = {"sizes": "size", "source_ports": "sport", "bucket_ns": "bucket"}
+_KEPT_BY: Final = frozenset({"retries"})  # no flag sets it
+
+
+def parameters(run: WholeRun) -> Values:
+    """Tables of all of them."""
+    header, outcome, around = run.record.header, run.record.outcome, run.surroundings
+    options = [(_FLAGS.get(name, name), value_text(value)) for name, value in asdict(header.options).items()]
+    tables = [
+        _run_table(run),
+        Table("Options of the run", ("option", "value"), tuple(options)),
+    ]
+    if outcome is not None and outcome.transport.parameters:
+        rows = tuple((name, value_text(value)) for name, value in outcome.transport.parameters.items())
+        tables.append(Table(f"Transport {outcome.transport.name}", ("parameter", "value"), rows))
+    if run.fabric is not None:
+        rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(run.fabric.policy)).items())
+        note = "sizes in bytes, durations in nanoseconds, rates are those of the fabric file"
+        tables.append(Table("Policy of the fabric", ("key", "value"), rows, note))
+    if around is not None and around.queues:
+        heads = ("key", "value", "nodes")
+        tables.append(Table("Queues that were set while the lab ran", heads, _live_rows(around.queues)))
+    if around is not None:
+        machine = {
+            "processors": f"{around.processors} x {around.processor}", "memory": format_bytes(around.memory),
+            "runtime": around.runtime, "prediction": around.selftest.text(),
+        }  # fmt: skip
+        tables.append(Table("Versions and machine", ("what", "value"), (*around.versions.items(), *machine.items())))
+    why = "" if around is not None else f"Versions and machine: {run.why('surroundings')}."
+    return {"tables": tables, "without": why}
+
+
+def _live_rows(live: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """Key, value and nodes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node, settings in live.items():
+        for path, value in settings.items():
+            found.setdefault((f"queues.{path}", value_text(value)), []).append(node)
+    return tuple((path, value, ", ".join(nodes)) for (path, value), nodes in found.items())
+
+
+def _run_table(run: WholeRun) -> Table:
+    header = run.record.header
+    rows = (
+        ("run", f"{run.id} of lab {header.lab}"),
+        ("made from", header.fabric),
+        ("started (UTC)", header.when),
+        ("wall time", f"{run.record.seconds:g} s"),
+        ("k", f"{header.k}: {emulated_words(header.k)}"),
+        ("hashing", header.ecmp),
+        ("ranks", ", ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)),
+        ("queue pairs", f"{header.qps:,}"),
+        ("Heddle", run.record.heddle),
+    )
+    return Table("The run", ("what", "value"), rows)
+
+
+def reproduce(run: WholeRun) -> Values:
+    """The commands, and the fabric file where the run carries it."""
+    header, around = run.record.header, run.surroundings
+    spec = around.spec if around is not None else {}
+    file = f"{header.lab}.yml" if spec else header.fabric
+    live = []
+    if around is not None:
+        live += _hashing(around.hashing, around.fabric.policy.routing.hash.to_json())
+        live += _queues(around.queues, len(around.fabric.nodes))
+    lines = [f"./inv up {shlex.quote(file)}", *live, *run_commands(header.options, header.lab), "./inv paths"]
+    import yaml
+
+    text = yaml.safe_dump(dict(spec), sort_keys=False, default_flow_style=None, width=100) if spec else ""
+    note = "" if around is not None else f"The fabric file is not here: {run.why('surroundings')}."
+    return {"commands": "\n".join(lines), "file": file if spec else "", "yaml": text, "note": note}
+
+
+def _hashing(live: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """A command for each mode that was set while the lab ran. usual: options of the fabric file."""
+    modes: dict[str, list[str]] = {}
+    options: dict[str, Any] = {}
+    for switch, rule in live.items():
+        mode = str(rule.get("mode", ""))
+        modes.setdefault(mode, []).append(switch)
+        options[mode] = rule.get("options")
+    lines = []
+    for mode, switches in modes.items():
+        lines.append(f"./inv hashing {shlex.quote(mode)} --switch {','.join(switches)}")
+        own = {path: value for path, value in flat(options[mode] or {}).items() if flat(usual).get(path) != value}
+        if own:
+            lines.append(f"# with options (--set): {value_text(own)}")
+    return lines
+
+
+def _queues(live: Mapping[str, Mapping[str, Any]], every: int) -> list[str]:
+    """A command for each set of thresholds that nodes were given while the lab ran. every: how many nodes there are."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for node, settings in live.items():
+        words = tuple(shlex.quote(f"{path}={_plain(value)}") for path, value in settings.items())
+        groups.setdefault(words, []).append(node)
+    return [
+        " ".join(["./inv queues set", *words, *([] if len(nodes) == every else [f"--switch {','.join(nodes)}"])])
+        for words, nodes in groups.items()
+        if words
+    ]
+
+
+def _plain(value: Any) -> str:
+    """A value as --set and `queues set` read it."""
+    return json.dumps(value) if isinstance(value, bool | list | None) else str(value)
+
+
+def run_commands(options: RunOptions, lab: str) -> list[str]:
+    """`./inv run` with every option that is not the default; once for each size where no range has exactly these."""
+    if (sizes := _range_of(options.sizes)) is not None:
+        return [_run_command(options, lab, sizes)]
+    return [_run_command(options, lab, str(size)) for size in options.sizes]
+
+
+def _run_command(options: RunOptions, lab: str, sizes: str) -> str:
+    usual = RunOptions(collective=options.collective)
+    words = ["./inv", "run", "--lab", lab, "--collective", options.collective]
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name == "collective" or each.name in _KEPT_BY or value == getattr(usual, each.name):
+            continue
+        typed = sizes if each.name == "sizes" else _typed(each.name, value)
+        words += [f"--{_FLAGS.get(each.name, each.name).replace('_', '-')}", typed]
+    return shlex.join(words)
+
+
+def _typed(name: str, value: Any) -> str:
+    """A value as it is typed."""
+    if name == "source_ports":
+        return value.mode if not value.ports else f"{value.mode}:{','.join(map(str, value.ports))}"
+    return f"{value / 1e6:g}ms" if name == "bucket_ns" else str(value)
+
+
+def _range_of(sizes: Sequence[int]) -> str | None:
+    """`65536:1048576:x2` for these sizes; None where no such range has them."""
+    if len(sizes) == 1:
+        return str(sizes[0])
+    ends = f"{sizes[0]}:{sizes[-1]}"
+    steps = (f"x{sizes[1] // max(1, sizes[0])}", str(sizes[1] - sizes[0]))
+    for step in steps:
+        with suppress(ValueError):
+            if parse_sizes(f"{ends}:{step}") == tuple(sizes):
+                return f"{ends}:{step}"
+    return None

@@ -1,0 +1,151 @@
+"""Two runs side by side: what is refused, which settings differ, and which differences noise explains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
+from heddle.host.saturation import Cause
+from heddle.runs.compare import Comparison, Ratio, compare, interval, judged
+from heddle.runs.runrecord import RunRecord
+from heddle.traffic.options import RunOptions
+from tests.unit import run_samples as samples
+from tests.unit.kept_runs import AROUND, keep, row, with_rows
+
+OPTIONS = RunOptions(sizes=(1 << 16, 1 << 20), qps=4)
+STEADY_A = row(1 << 16, 1000, 1010, 990, 1005, 995)
+
+
+def record(*rows_us: tuple[int, tuple[float, ...]], options: RunOptions = OPTIONS, ecmp: str = "flow") -> RunRecord:
+    return with_rows(samples.record(options, ecmp=ecmp), *(row(size, *each) for size, each in rows_us))
+
+
+def both(place: Path, a: RunRecord, b: RunRecord) -> Comparison:
+    return compare(keep(place, 1, a), keep(place, 2, b))
+
+
+def of(found: Comparison, figure: str, size: int | None = None) -> Ratio:
+    return next(each for each in found.ratios if each.figure == figure and each.size == size)
+
+
+def test_ratios_are_b_over_a_and_settings_that_differ_stand_on_top(tmp_path: Path) -> None:
+    a = record((1 << 16, (1000, 1010, 990)), (1 << 20, (9000, 9100, 8900)))
+    b = record(
+        (1 << 16, (500, 505, 495)), (1 << 20, (9010, 9110, 8910)), options=replace(OPTIONS, qps=16), ecmp="e-ecmp"
+    )
+    found = both(tmp_path, a, b)
+    assert {each.name: (each.a, each.b) for each in found.settings} == {
+        "run.qps": ("4", "16"), "hashing": ("flow", "e-ecmp"),
+    }  # fmt: skip
+    quick = of(found, "busbw", 1 << 16)
+    assert quick.ratio == pytest.approx(2.0)
+    assert quick.verdict == "differs"
+    assert of(found, "time", 1 << 16).ratio == pytest.approx(0.5)
+    assert of(found, "busbw", 1 << 20).verdict == "noise"
+    assert of(found, "MMR of flows").verdict == "same"
+    assert of(found, "marks").verdict == "same"
+    assert of(found, "processors busy").ratio == pytest.approx(1.0)
+
+
+def test_what_two_identical_runs_differ_by_is_noise_however_steady_their_iterations() -> None:
+    assert judged(STEADY_A, row(1 << 16, 1020, 1020, 1020, 1020, 1020))[0] == "noise"
+    assert judged(STEADY_A, row(1 << 16, 1040, 1040, 1040, 1040, 1040))[0] == "differs"
+
+
+def test_iterations_that_differ_much_explain_a_difference() -> None:
+    wild = row(1 << 16, 700, 1500, 900, 1600, 1000)
+    assert judged(STEADY_A, wild)[0] == "noise"
+    verdict, why = judged(STEADY_A, row(1 << 16, 1130, 1140, 1150, 1135, 1145))
+    assert verdict == "differs"
+    assert "140 us apart" in why
+
+
+@pytest.mark.parametrize("times", [(1200.0,), (1200.0, 1201.0)])
+def test_with_few_iterations_the_noise_is_not_known(times: tuple[float, ...]) -> None:
+    verdict, why = judged(STEADY_A, row(1 << 16, *times))
+    assert verdict == "unknown"
+    assert "too few" in why
+
+
+def test_a_run_that_the_processors_limited_is_not_judged(tmp_path: Path) -> None:
+    a, b = (record((1 << 16, (us, us + 1, us + 2)), (1 << 20, (us, us + 1, us + 2))) for us in (1000.0, 2000.0))
+    assert b.outcome is not None
+    cause = Cause("processor", 1 << 16, 1, sure=False, text="processor 1: 99% busy")
+    b = replace(b, outcome=replace(b.outcome, machine=replace(b.outcome.machine, unreliable=(cause,))))
+    found = both(tmp_path, a, b)
+    assert of(found, "busbw", 1 << 16).verdict == "unknown"
+    assert of(found, "busbw", 1 << 20).verdict == "differs"
+    assert any("bottleneck" in note for note in found.notes)
+
+
+def test_the_interval_is_welchs() -> None:
+    """NIST/SEMATECH e-Handbook 1.3.5.3 has the arithmetic; here by hand: s2/n of both, 1.96 at many degrees."""
+    one, other = [0.0, 2.0] * 500, [10.0, 14.0] * 500
+    by_hand = 1.980 * math.sqrt(1.001001 / 1000 + 4.004004 / 1000)  # the table's next smaller step below 1468 is 120
+    assert interval(one, other) == pytest.approx(by_hand, rel=1e-4)
+    assert interval([1.0, 1.0, 1.0], [2.0, 2.0, 2.0]) == 0.0
+
+
+def test_sizes_that_only_one_has_are_left_out_and_named(tmp_path: Path) -> None:
+    a = record((1 << 16, (1000, 1001, 1002)), (1 << 20, (9000, 9001, 9002)))
+    b = record((1 << 16, (1000, 1001, 1002)), (1 << 18, (3000, 3001, 3002)))
+    found = both(tmp_path, a, b)
+    assert {each.size for each in found.ratios} == {1 << 16, None}
+    assert found.left_out == ("1 MiB (only A)", "256 KiB (only B)")
+
+
+@pytest.mark.parametrize(
+    ("b", "why"),
+    [
+        (
+            record((1 << 16, (1.0,)), options=RunOptions(collective="incast")),
+            r"different collectives \(all-reduce, incast\)",
+        ),
+        (
+            replace(record((1 << 16, (1.0,))), header=replace(record((8, (1.0,))).header, k=8000)),
+            "k = 4000, k = 8000",
+        ),
+        (record((1 << 17, (1.0,))), "have no size in common: 64 KiB and 128 KiB"),
+        (samples.failed(), "failed and has no figures: rank 1 on host2:eth1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path: Path, b: RunRecord, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        both(tmp_path, record((1 << 16, (1.0,))), b)
+
+
+def test_an_interrupted_run_is_compared_by_the_sizes_that_it_has(tmp_path: Path) -> None:
+    a = samples.record()
+    found = both(tmp_path, a, samples.interrupted())
+    assert [each.figure for each in found.ratios] == ["busbw", "time"]
+    assert any("B was interrupted" in note for note in found.notes)
+
+
+def test_a_setting_of_the_fabric_is_named_by_its_key(tmp_path: Path) -> None:
+    other = load_fabric("tiny", overrides=["queues.ecn.kmax=200KB", "link.fabric=50mbit"]).fabric
+    one = keep(tmp_path, 1, samples.record())
+    found = compare(one, keep(tmp_path, 2, samples.record(), around=replace(AROUND, fabric=other)))
+    names = {each.name for each in found.settings}
+    assert {"fabric.queues.ecn.kmax", "rates of links (bit/s)"} <= names
+
+
+def test_a_run_without_its_fabric_says_that_its_settings_are_not_compared(tmp_path: Path) -> None:
+    found = compare(keep(tmp_path, 1), keep(tmp_path, 2, around=None))
+    assert any(
+        note.startswith("B: settings of its fabric are not compared: fabric.json is missing") for note in found.notes
+    )
+
+
+def test_what_was_set_while_the_lab_ran_differs(tmp_path: Path) -> None:
+    rule = {"mode": "e-ecmp", "seed": 7, "options": {"resilient": True}, "exact": []}
+    live = replace(AROUND, queues={"rtsw1": {"ecn.kmax": 800_000}}, hashing={"ctsw1": rule})
+    found = compare(keep(tmp_path, 1), keep(tmp_path, 2, around=live))
+    told = {each.name: (each.a, each.b) for each in found.settings}
+    assert told["live queues.ecn.kmax"] == ("-", "800,000 on rtsw1")
+    assert told["live hashing.options.resilient"] == ("-", "yes on ctsw1")
+    assert "live hashing.seed" not in told

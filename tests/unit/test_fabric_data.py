@@ -1,0 +1,35 @@
+"""A fabric as plain data and back is the same fabric."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
+from heddle.fabric.fabricfile import load_fabric
+from heddle.spec.load import presets
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_comes_back_as_it_was(name: str) -> None:
+    fabric = load_fabric(name).fabric
+    again = fabric_from_json(json.loads(json.dumps(fabric_to_json(fabric))))
+    assert again == fabric
+    assert again.next_hop_groups == fabric.next_hop_groups
+
+
+@pytest.mark.parametrize(
+    "setting", ["family=ipv6", "routing.ecmp=flowlet", "queues.ecn.enabled=false", "queues.weights={3: 2, 4: 1}"]
+)
+def test_settings_come_back(setting: str) -> None:
+    fabric = load_fabric("tiny", overrides=[setting]).fabric
+    assert fabric_from_json(json.loads(json.dumps(fabric_to_json(fabric)))) == fabric
+
+
+def test_data_of_another_version_is_refused() -> None:
+    data = fabric_to_json(load_fabric("tiny").fabric)
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        fabric_from_json({**data, "nodes": [{"name": "rtsw1"}]})
+    with pytest.raises(LookupError):
+        fabric_from_json({key: value for key, value in data.items() if key != "policy"})

@@ -1,0 +1,223 @@
+"""The report as text: sections, what a run does not carry, escaping, nothing from a network, one write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from heddle.base.problems import InputError
+from heddle.cli.argv import parse
+from heddle.cli.run_verb import run as run_task
+from heddle.endpoints.transports import find_transport
+from heddle.fabric.fabricfile import load_fabric
+from heddle.lab.rendered import Rendered
+from heddle.runs.keptrun import open_runs
+from heddle.runs.runrecord import RunRecord
+from heddle.traffic.options import RunOptions, parse_source_ports, run_options
+from heddle.views.graph import write_file
+from heddle.views.report.page import SECTIONS, report_html
+from heddle.views.report.settingparts import run_commands
+from tests.unit import run_samples as samples
+from tests.unit.kept_runs import AROUND, LABELS, keep, refused, row, with_rows
+
+HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
+
+
+def page_without_plotly(html: str) -> str:
+    """The page without plotly's own script, which is large and has addresses that only its buttons use."""
+    return re.sub(r"<script>/\*\*\s*\* plotly\.js.*?</script>", "", html, flags=re.DOTALL)
+
+
+def test_every_section_stands_in_the_page_in_its_order(tmp_path: Path) -> None:
+    run = keep(tmp_path)
+    html = report_html([run])
+    places = [html.index(f'id="{run.name}-{section.key}"') for section in SECTIONS]
+    assert places == sorted(places)
+    text = page_without_plotly(html)
+    assert len(text) < 700_000
+    for said in ("k = 4000", "emulated", "8.4.4", "A Processor", "queues.ecn.kmin", "./inv run --lab zone"):
+        assert said in text, said
+
+
+def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
+    html = report_html([keep(tmp_path)])
+    text = page_without_plotly(html)
+    assert "default-src 'none'" in text
+    assert html.count("<script>") == 2  # plotly, once, and ours
+    found = re.findall(r"(?:src|href|url\()=?[\"']?([^\"' )>]+)", text)
+    assert found
+    assert [each for each in found if not each.startswith(("#", "data:"))] == []
+
+
+def test_hostile_texts_are_text(tmp_path: Path) -> None:
+    record = samples.record()
+    assert record.outcome is not None
+    header = replace(record.header, fabric=HOSTILE)
+    record = replace(record, header=header, outcome=replace(record.outcome, warnings=(HOSTILE,)))
+    fabric = samples.FABRIC
+    nodes = tuple(replace(node, name=HOSTILE) if node.name == "host4" else node for node in fabric.nodes)
+    links = tuple(replace(link, a=(HOSTILE, link.a[1])) if link.a[0] == "host4" else link for link in fabric.links)
+    around = replace(AROUND, fabric=replace(fabric, nodes=nodes, links=links), versions={HOSTILE: HOSTILE})
+    text = page_without_plotly(report_html([keep(tmp_path, record=record, around=around)]))
+    assert "onerror" in text
+    assert "<img" not in text
+    assert text.count("</script>") == text.count("<script")
+
+
+def test_a_run_of_an_older_heddle_says_what_it_does_not_carry(tmp_path: Path) -> None:
+    run = keep(tmp_path, around=None)
+    (run.kept.path / "series.npz").unlink()
+    text = page_without_plotly(report_html(open_runs([str(run.kept.path)])))
+    missing = "fabric.json is missing: the Heddle that made this run did not write it, and its lab is gone"
+    assert text.count(f"Not shown: {missing}.") == 2  # the fabric and the paths
+    assert "Not shown: series.npz is missing, so its queues were not recorded." in text
+    assert "The fabric file is not here: fabric.json is missing" in text
+
+
+@pytest.mark.parametrize(("record", "said"), [(samples.failed(), "(failed)"), (samples.interrupted(), "(interrupted)")])
+def test_a_run_that_did_not_end_well_has_what_it_has(tmp_path: Path, record: RunRecord, said: str) -> None:
+    text = page_without_plotly(report_html([keep(tmp_path, record=record)]))
+    assert said in text
+    assert "so it has no paths" in text
+    assert "This run did not finish" in text
+
+
+def test_the_range_of_iterations_is_in_the_table_where_it_is_known(tmp_path: Path) -> None:
+    record = with_rows(samples.record(), row(1 << 16, 1000, 1500, 1250), row(1 << 22, 9000, 9500, 9250))
+    text = report_html([keep(tmp_path, record=record)])
+    assert "1000 to 1500 (3)" in text
+    assert 'data-plot="zone-0001-bandwidth-iterations"' in text
+    old = report_html([keep(tmp_path, 2)])
+    assert "iterations (us)" not in old
+    assert 'data-plot="zone-0002-bandwidth-iterations"' not in old
+
+
+def test_damaged_surroundings_are_named(tmp_path: Path) -> None:
+    run = keep(tmp_path)
+    (run.kept.path / "fabric.json").write_text('{"format": 1, "fabric": {}}')
+    assert open_runs([str(run.kept.path)])[0].why("fabric").startswith("fabric.json is damaged")
+    (run.kept.path / "fabric.json").write_text('{"format": 2}')
+    again = open_runs([str(run.kept.path)])[0]
+    assert again.why("surroundings") == "fabric.json has format 2, and this Heddle reads format 1"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RunOptions(),
+        RunOptions(collective="incast", sizes=(1 << 16, 1 << 18, 1 << 20), qps=16, iters=3, bucket_ns=10**6),
+        RunOptions(sizes=(64, 128, 192, 256), window=8, source_ports=parse_source_ports("list:50000,50001")),
+        RunOptions(qp_mode="round-robin", placement="host1,host3", timeout=20, split="MOD 2", ranks=4),
+    ],
+)
+def test_the_commands_of_a_run_mean_the_same_options(options: RunOptions) -> None:
+    (line,) = run_commands(options, "zone")
+    import shlex
+
+    words = shlex.split(line)
+    assert words[:4] == ["./inv", "run", "--lab", "zone"]
+    typed = parse(run_task.verb, words[2:])
+    typed.pop("lab")
+    usual = {"collective": "all-reduce", "size": "1M", "find_transport": find_transport, "transport": "rc"}
+    defaults = {p.name: p.default for p in run_task.verb.parameters if p.name in run_options.__code__.co_varnames}
+    assert run_options(**{**usual, **defaults, **typed}) == options
+
+
+def test_sizes_that_no_range_has_are_a_command_each() -> None:
+    lines = run_commands(RunOptions(sizes=(8, 64, 100)), "zone")
+    assert [re.search(r"--size (\d+)$", line + "").group(1) for line in lines] == ["8", "64", "100"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("overrides", [(), ("routing.ecmp=e-ecmp", "queues.ecn.kmax=200KB", "link.fabric=50mbit")])
+def test_the_fabric_file_in_the_report_makes_the_same_fabric(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    loaded = load_fabric("zone", overrides=overrides)
+    spec = Rendered(loaded.spec, loaded.fabric).spec_data()
+    path = tmp_path / "zone.yml"
+    path.write_text(yaml.safe_dump(dict(spec), sort_keys=False, default_flow_style=None, width=100))
+    assert load_fabric(str(path)).fabric == loaded.fabric
+
+
+def test_words_that_mean_no_run(tmp_path: Path) -> None:
+    assert "is not the directory of a run: it has no run.json" in refused(f"{tmp_path}/nothing")
+    run = keep(tmp_path)
+    (run.kept.path / "run.json").write_text("{")
+    assert "run.json is damaged" in refused(str(run.kept.path))
+
+
+def test_a_run_that_is_named_twice_is_reported_once(tmp_path: Path) -> None:
+    path = str(keep(tmp_path).kept.path)
+    assert len(open_runs([path, f"{path}/."])) == 1
+
+
+def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("before")
+    path.chmod(0o640)
+    with pytest.raises(TypeError):
+        write_file(path, "text, no bytes", "report.html")  # type: ignore[arg-type]
+    assert path.read_text() == "before"
+    write_file(path, b"after", "report.html")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("after", 0o640)
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+    link = tmp_path / "link.html"
+    link.symlink_to(path)
+    write_file(link, b"through", "link.html")
+    assert link.is_symlink()
+    assert path.read_text() == "through"
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--out no/x.html cannot be written: No such file or directory"):
+        write_file(tmp_path / "no" / "x.html", b"", "no/x.html")
+    with pytest.raises(InputError, match="is a directory"):
+        write_file(tmp_path, b"", str(tmp_path))
+
+
+def test_labels_of_queues_stand_in_the_table(tmp_path: Path) -> None:
+    text = report_html([keep(tmp_path)])
+    for label in LABELS:
+        assert f">{label.port}</th>" in text
+
+
+def test_what_was_set_while_the_lab_ran_is_a_command(tmp_path: Path) -> None:
+    every = {node.name: {"pfc.xoff": 90_000} for node in samples.FABRIC.nodes}
+    rule = {"mode": "e-ecmp", "seed": 7, "options": {"resilient": True}, "exact": []}
+    some = {**every, "rtsw1": {"pfc.xoff": 90_000, "ecn.kmax": 800_000}}
+    one = page_without_plotly(report_html([keep(tmp_path, 1, around=replace(AROUND, queues=every))]))
+    assert "./inv queues set pfc.xoff=90000\n" in one
+    text = page_without_plotly(
+        report_html([keep(tmp_path, 2, around=replace(AROUND, queues=some, hashing={"rtsw1": rule, "rtsw2": rule}))])
+    )
+    assert "./inv queues set pfc.xoff=90000 ecn.kmax=800000 --switch rtsw1\n" in text
+    assert "./inv hashing e-ecmp --switch rtsw1,rtsw2\n# with options (--set): resilient: yes\n" in text
+
+
+def test_the_file_has_a_short_flag_too() -> None:
+    from heddle.cli.argv import Verb
+    from heddle.cli.report_verb import compare, report
+    from heddle.cli.runs_verb import runs
+
+    verbs: list[Verb] = [report.verb, compare.verb]
+    for verb in verbs:
+        assert parse(verb, ["1", "2", "-o", "x.html"])["out_"] == "x.html"
+        assert parse(verb, ["1", "2", "-o=x.html"])["out_"] == "x.html"
+    with pytest.raises(InputError, match="-o is not a flag of runs"):
+        parse(runs.verb, ["-o", "x"])
+
+
+def test_runs_are_offered_where_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from heddle.base import state
+    from heddle.cli.offers import Typed, offered
+    from heddle.cli.report_verb import compare, report
+
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    state.lab_dir("zone").mkdir(parents=True)
+    state.write_record(state.Record("zone", "netns", "running", {"name": "zone"}))
+    keep(state.lab_dir("zone") / "runs", 1)
+    for verb in (report.verb, compare.verb):
+        for parameter in verb.positionals:
+            assert offered(Typed(verb, parameter, (), "")) == ["0001", "last"]
