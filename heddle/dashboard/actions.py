@@ -110,7 +110,7 @@ class Actions:
         try:
             do(action)
         except HeddleError as error:
-            action.text, action.state = as_started(str(error)), "failed"
+            action.text, action.state = f"{action.what}: {as_started(str(error))}", "failed"
         if action.state == "running":
             action.state = "done"
         self._tell(action)
@@ -130,9 +130,10 @@ class Actions:
             with self._lock:
                 self._group = None
         if done.code == 0:
-            action.text = f"done in {done.seconds:.1f} s"
+            action.text = f"{action.what}: done in {done.seconds:.1f} s"
         else:
-            action.text, action.state = f"ended with exit code {done.code} after {done.seconds:.1f} s", "failed"
+            action.text = f"{action.what}: exit code {done.code} after {done.seconds:.1f} s"
+            action.state = "failed"
 
 
 def _run_flags(asked: Mapping[str, object]) -> list[str]:

@@ -72,7 +72,7 @@ class LabDesk:
                 viewers.send("action", json.dumps(action.to_json()))
                 if action.state != "running":
                     good = action.state == "done"
-                    viewers.watch.tell(NewsItem(time.time(), "action", f"{action.what}: {action.text}", good))
+                    viewers.watch.tell(NewsItem(time.time(), "action", action.text, good))
                     viewers.watch.look()
 
             self._actions[lab] = Actions(lab, tell)

@@ -21,9 +21,10 @@ _LEAF: Final = 1
 _NODE: Final = 10.0  # width of a switch
 _HEIGHT: Final = 5.0
 _HOST_WIDTH: Final = 9.0
+_LETTER: Final = 1.55  # width of a letter of a name
 _GAP: Final = 2.0
 _BOX_GAP: Final = 4.0
-_PITCHES: Final = (0.0, 22.0)  # of the rows of hosts and of leaves
+_PITCH: Final = 22.0  # between hosts and leaves
 _SMALLEST: Final = 90.0
 _PER_PORT: Final = 1.3  # width of a switch for each port at its most crowded side
 _STEEP: Final = 0.16  # height between two higher rows, by the fabric's width: many links cross there
@@ -66,9 +67,9 @@ def plan_page(fabric: Fabric, ports: Sequence[Port]) -> PagePlan:
     widths = {node.name: _width(node, up) for node in fabric.nodes}
     frames: list[tuple[float, float, str]] = []
     for number, nodes in sorted(boxes.items()):
-        rows = [[n for n in nodes if n.level == level] for level in (0, _LEAF)]
-        span = max(_row_width(row, widths) for row in rows)
-        for row in rows:
+        members = [[n for n in nodes if n.level == level] for level in (0, _LEAF)]
+        span = max(_row_width(row, widths) for row in members)
+        for row in members:
             _place(row, widths, x + span / 2, _GAP, middles)
         frames.append((x - _GAP / 2, span + _GAP, f"{fabric.box} {number}" if number and fabric.box else ""))
         x += span + _BOX_GAP
@@ -80,22 +81,24 @@ def plan_page(fabric: Fabric, ports: Sequence[Port]) -> PagePlan:
     for nodes in higher.values():
         free = width * 0.8 - sum(widths[node.name] for node in nodes)
         _place(nodes, widths, width / 2, max(_GAP, free / max(1, len(nodes))), middles)
-    steps = [*_PITCHES, *(max(26.0, min(160.0, _STEEP * width)) for _ in range(len(fabric.levels) - 2))]
-    heights = {level: sum(steps[1 : level + 1]) for level in range(len(fabric.levels))}
+    levels = sorted({node.level for node in fabric.nodes})
+    steps = [_PITCH if level <= _LEAF else max(26.0, min(160.0, _STEEP * width)) for level in levels[1:]]
+    heights = {level: sum(steps[:at]) for at, level in enumerate(levels)}
     bottom = max(heights.values()) + 2 * _HEIGHT
     spots = {
         node.name: Spot(middles[node.name], bottom - heights[node.level] - _HEIGHT, widths[node.name], _HEIGHT)
         for node in fabric.nodes
     }
-    rows_of = tuple((bottom - heights[level] - _HEIGHT, each.title) for level, each in enumerate(fabric.levels))
+    titles = {level: each.title for level, each in enumerate(fabric.levels)}
+    rows = tuple((bottom - heights[level] - _HEIGHT, titles.get(level, "")) for level in levels)
     ends = tuple(_end(spots[port.node], fabric.by_name[port.node], port, up) for port in ports)
-    return PagePlan(width, bottom + 6, spots, ends, tuple(frames), rows_of)
+    return PagePlan(width, bottom + 6, spots, ends, tuple(frames), rows)
 
 
 def _width(node: Node, up: set[tuple[str, str]]) -> float:
     ups = sum((node.name, port.name) in up for port in node.ports)
     least = _NODE if node.level else _HOST_WIDTH
-    return max(least, _PER_PORT * max(ups, len(node.ports) - ups))
+    return max(least, _LETTER * len(node.name) + 1, _PER_PORT * max(ups, len(node.ports) - ups))
 
 
 def _row_width(nodes: Sequence[Node], widths: Mapping[str, float]) -> float:

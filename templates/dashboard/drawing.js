@@ -46,7 +46,7 @@ export class Drawing {
     const top = svg("svg", { viewBox: `-9 0 ${plan.width + 10} ${plan.height}`, role: "img", "aria-label":
       `Fabric ${plan.lab}: ${plan.nodes.length} nodes, ${plan.links.length} links` });
     top.setAttribute("width", Math.max(900, plan.width * 6));
-    const [hosts, leaves] = plan.rows;
+    const [hosts, leaves] = plan.rows; // hosts and the switches that they are connected to
     for (const [left, width, label] of plan.boxes) {
       const y = (leaves || hosts)[0] - 4.5, end = hosts[0] + 8;
       top.append(svg("rect", { class: "box", x: left, y, width, height: end - y, rx: 1 }));

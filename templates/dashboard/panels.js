@@ -43,29 +43,29 @@ export function totals(found) {
   show("total-bgp", `${found.established} of ${found.expected}`, found.established < found.expected);
   show("total-down", found.links_down, found.links_down > 0);
   show("total-bits", bits(found.bits_s));
-  show("total-marks", `${found.marks_s}/s`);
-  show("total-pauses", `${found.pauses_s}/s${found.paused_ports ? `, ${found.paused_ports} ports paused` : ""}`);
-  show("total-drops", `${found.drops_s}/s`, found.drops_s > 0);
+  show("total-marks", `${Math.round(found.marks_s)}/s`);
+  show("total-pauses", `${Math.round(found.pauses_s)}/s${found.paused_ports ? `, ${found.paused_ports} ports paused` : ""}`);
+  show("total-drops", `${Math.round(found.drops_s)}/s`, found.drops_s > 0);
 }
 
 export function chart(history, scale) { // use above, queue below, pauses as a band between
-  const wide = 600, high = 74, now = history.when[history.when.length - 1] || 0, span = 120;
+  const wide = 600, high = 84, now = history.when[history.when.length - 1] || 0, span = 120;
   const x = (when) => wide - (now - when) / span * wide;
   const most = Math.max(scale, ...history.depth, 1);
-  const top = svg("svg", { class: "chart", viewBox: `0 0 ${wide} ${2 * high + 46}`, role: "img" });
-  const use = history.use.map((value, at) => `${x(history.when[at]).toFixed(1)},${(16 + high - Math.min(1050, value) / 1050 * high).toFixed(1)}`);
-  const base = 36 + 2 * high;
+  const top = svg("svg", { class: "chart", viewBox: `0 0 ${wide} ${2 * high + 72}`, role: "img" });
+  const use = history.use.map((value, at) => `${x(history.when[at]).toFixed(1)},${(22 + high - Math.min(1050, value) / 1050 * high).toFixed(1)}`);
+  const base = 48 + 2 * high;
   const depth = history.depth.map((value, at) => `${x(history.when[at]).toFixed(1)},${(base - value / most * high).toFixed(1)}`);
-  top.append(svg("text", { x: 2, y: 11 }, "use of the link, 0 to 100 %"), svg("rect", { class: "frame", x: 0, y: 16, width: wide, height: high }));
+  top.append(svg("text", { x: 2, y: 16 }, "use of the link, 0 to 100 %"), svg("rect", { class: "frame", x: 0, y: 22, width: wide, height: high }));
   top.append(svg("polyline", { class: "value", points: use.join(" ") }));
-  top.append(svg("text", { x: 2, y: 31 + high }, `queue, 0 to ${bytes(most)}; dashed: its threshold`), svg("rect", { class: "frame", x: 0, y: 36 + high, width: wide, height: high }));
+  top.append(svg("text", { x: 2, y: 42 + high }, `queue, 0 to ${bytes(most)}; dashed: its threshold`), svg("rect", { class: "frame", x: 0, y: 48 + high, width: wide, height: high }));
   if (depth.length) top.append(svg("polygon", { class: "area", points: `${x(history.when[0]).toFixed(1)},${base} ${depth.join(" ")} ${wide},${base}` }));
   const limit = base - scale / most * high;
   top.append(svg("line", { class: "limit", x1: 0, x2: wide, y1: limit, y2: limit }));
   history.flags.forEach((flags, at) => {
     if (flags & 17) top.append(svg("rect", { class: "pause", x: x(history.when[at]) - 2.5, y: base - 4, width: 2.5, height: 4 }));
   });
-  top.append(svg("text", { x: 2, y: base + 10 }, "2 min ago"), svg("text", { class: "end", x: wide - 2, y: base + 10 }, "now; red: paused"));
+  top.append(svg("text", { x: 2, y: base + 18 }, "2 min ago"), svg("text", { class: "end", x: wide - 2, y: base + 18 }, "now; red: paused"));
   const last = history.use.length - 1;
   top.setAttribute("aria-label", last < 0 ? "nothing read yet" :
     `Last two minutes: use now ${(history.use[last] / 10).toFixed(0)} %, highest ${(Math.max(...history.use) / 10).toFixed(0)} %; queue now ${bytes(history.depth[last])}, deepest ${bytes(Math.max(...history.depth))}`);
@@ -111,7 +111,7 @@ export function runs(found) {
     return [run.id, run.what, best ? best[3].toPrecision(3) : "-", best ? `${(best[1] / 1000).toPrecision(3)}` : "-",
       run.wrong ?? "-", verdict, run.mmr ? run.mmr.toFixed(2) : "-", run.why || (run.ok ? "done" : "")];
   });
-  $("runs").replaceChildren(...table(["run", "what", "busbw GB/s (emulated)", "ms", "wrong", "paths", "MMR", ""],
+  $("runs").replaceChildren(...table(["run", "what", "busbw GB/s (emulated)", "ms", "wrong", "paths", "MMR", "outcome"],
     rows.length ? rows : [["no run yet", "", "", "", "", "", "", ""]]));
 }
 
@@ -119,10 +119,11 @@ export function action(found) {
   const busy = found.state === "running";
   const out = found.kind === "run" ? $("run-outcome") : $("link-outcome");
   out.className = found.state === "failed" ? "bad" : found.state === "done" ? "good" : "";
-  out.textContent = busy ? `${found.what}: in progress` : `${found.what}: ${found.text}`;
+  out.textContent = busy ? `${found.what}: in progress` : found.text;
   if (found.kind === "run") {
     $("run-output").hidden = !found.lines.length;
     $("run-output").textContent = found.lines.join("\n");
+    $("run-output").scrollTop = $("run-output").scrollHeight; // the table is below the list of ranks
     $("start").disabled = busy;
     $("stop").disabled = !busy;
   }
