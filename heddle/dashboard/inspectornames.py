@@ -25,6 +25,7 @@ _LABELS: Final = (
 )  # fmt: skip
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")  # powers of 1024 there
 _ALL: Final = "all"
+_NAMES: Final = {"all-to-all": "AlltoAll"}
 
 
 def inspector_families(runs: Iterable[RunRecord]) -> Iterator[Metric]:
@@ -47,7 +48,7 @@ def inspector_families(runs: Iterable[RunRecord]) -> Iterator[Metric]:
 
 def collective_name(collective: str) -> str:
     """`all-reduce` as NCCL writes it: `AllReduce`."""
-    return "".join(word.title() for word in collective.split("-"))
+    return _NAMES.get(collective) or "".join(word.title() for word in collective.split("-"))
 
 
 def message_size(count: int) -> str:

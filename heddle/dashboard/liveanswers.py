@@ -60,7 +60,10 @@ class PathsOfRuns:
 
 
 def paths_json(run: str, found: PathsResult) -> dict[str, Any]:
-    """The verdict and a row a QP: its ends, its path as counted (where it was spread, as predicted), or why not."""
+    """The verdict and a row a QP: its ends, its path, or why it is not proven.
+
+    counted: False for a QP that sent no packet; its path is then the one that it would take.
+    """
     return {
         "run": run,
         "agree": found.agree,
@@ -75,6 +78,6 @@ def _qp(found: PathsResult, proof: FlowProof) -> dict[str, Any]:
     flow = proof.flow
     return {
         "src": src, "dst": dst, "qpn": flow.qpn, "sport": flow.sport, "packets": proof.sent.packets,
-        "path": list(proof.measured or proof.expected), "why": proof.why, "spread": proof.spread,
+        "path": list(proof.measured or proof.expected), "counted": bool(proof.measured), "why": proof.why,
         "ports": sorted({port for step in (proof.measured or proof.expected) for port in ports_of(step)}),
     }  # fmt: skip

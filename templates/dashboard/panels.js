@@ -134,14 +134,15 @@ export function qps(found, filter, choose) {
   const name = (qp) => `${qp.src} ${qp.dst} 0x${qp.qpn.toString(16)} ${qp.sport} ${qp.path.join(" ")}`.toLowerCase();
   const all = found.qps.filter((qp) => words.every((word) => name(qp).includes(word)));
   const rows = all.slice(0, SHOWN_QPS).map((qp) => [button(`0x${qp.qpn.toString(16)}`, () => choose(qp)), qp.src, qp.dst, qp.sport,
-    qp.packets, qp.why ? "not proven" : "agree"]);
+    qp.packets, qp.why ? "not proven" : qp.counted ? "agree" : "no packets"]);
   $("qps").replaceChildren(...table(["QP", "from", "to", "UDP port", "packets", "path"], rows));
   const more = all.length > SHOWN_QPS ? `; the first ${SHOWN_QPS} are shown` : "";
   $("qp-note").textContent = `Run ${found.run}: ${found.agree ? "all paths agree" : "not all paths agree"}. ${all.length} of ${found.qps.length} QPs${more}.`;
 }
 
 export function qpPath(qp) {
-  const text = `QP 0x${qp.qpn.toString(16)} from ${qp.src} to ${qp.dst}: ${qp.path.join(" > ") || "no packets"}`;
+  const idle = qp.counted ? "" : " (predicted: it sent no packet)";
+  const text = `QP 0x${qp.qpn.toString(16)} from ${qp.src} to ${qp.dst}: ${qp.path.join(" > ")}${idle}`;
   $("qp-path").textContent = qp.why ? `${text}\n${qp.why}` : text;
 }
 
