@@ -12,7 +12,7 @@ from heddle.cli.verbs import verb
         "lab": "which lab the address opens; the page can change to any other one",
         "port": "of the page; by default a free one is chosen",
         "bind": "address to listen on; beyond this machine every request needs the token",
-        "token-file": "file with the token, readable for its owner only; by default a token is made and printed",
+        "token_file": "file with the token, readable for its owner only; by default a token is made and printed",
     },
     positional=["lab"],
     extras=[DASHBOARD],

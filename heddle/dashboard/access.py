@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Access:
+class PageAccess:
     """The rules of one server. bind: the address it listens on. token: None where none is needed."""
 
     def __init__(self, bind: str, port: int, token: str | None) -> None:

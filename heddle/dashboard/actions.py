@@ -73,9 +73,7 @@ class Actions:
     def link(self, port: object, state: object) -> Action:
         """Take a link down or up. port: `rtsw1:eth3`, either end. InputError for anything else."""
         if not isinstance(port, str) or state not in ("down", "up"):
-            raise InputError(
-                Problem("", "port and state", "are needed", 'send {"port": "rtsw1:eth1", "state": "down"}')
-            )
+            raise InputError(Problem("", "port and state", "are needed", 'send {"port": "NODE:PORT", "state": "down"}'))
         do = _down if state == "down" else _up
         return self._start("link", f"{port} {state}", lambda action: do(action, open_lab(self._lab), port))
 

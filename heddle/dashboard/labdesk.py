@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -23,7 +23,6 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.base.progname import as_started
 from heddle.dashboard.actions import Action, Actions
-from heddle.dashboard.labwatch import EVERY_S
 from heddle.dashboard.liveanswers import PathsOfRuns
 from heddle.dashboard.livenews import NewsItem
 from heddle.dashboard.livesource import LiveSource
@@ -33,8 +32,6 @@ from heddle.dashboard.viewers import Viewers
 from heddle.lab.opening import check_version, open_lab
 from heddle.runs.history import History
 from heddle.runs.runrecord import RunRecord
-
-_FRESH_S: Final = 3 * EVERY_S  # a reading for viewers that is not older serves a scrape
 
 
 class LabDesk:
@@ -46,6 +43,7 @@ class LabDesk:
         self._viewers: dict[str, Viewers] = {}
         self._actions: dict[str, Actions] = {}
         self._counters = MonotonicCounters()
+        self._ended = False
         self._scraping = threading.Lock()
         self._scraped: dict[str, int] = {}  # readings that were made for scrapes alone
 
@@ -61,6 +59,8 @@ class LabDesk:
                 hint = did_you_mean(lab, names) if names else "./inv up zone brings one up"
                 raise InputError(Problem("", f"lab {lab}", "is not running", hint))
             self._viewers[lab] = Viewers(lab, self._loop)
+            if self._ended:  # a page that connects again while the server ends
+                self._viewers[lab].end_streams()
         return self._viewers[lab]
 
     def actions(self, lab: str) -> Actions:
@@ -79,7 +79,8 @@ class LabDesk:
         return self._actions[lab]
 
     def end_streams(self) -> None:
-        """End the streams of all viewers, so that the server can stop."""
+        """End the streams of all viewers, and those that still come, so that the server can stop."""
+        self._ended = True
         for each in self._viewers.values():
             each.end_streams()
 
@@ -100,13 +101,13 @@ class LabDesk:
             return encoder(registry), kind
 
     def _scraped_lab(self, name: str, stack: ExitStack) -> ScrapedLab:
-        """The last reading of a lab's reader where that is fresh, else one now. The caller closes the stack."""
+        """The last reading of a lab's reader where it runs, else one now. The caller closes the stack."""
         viewers = self._viewers.get(name)
         opened = viewers.watch.opened() if viewers is not None and viewers.watch.running else None
         seen = viewers.watch if viewers is not None else None
         source, reading, run = None, None, None
         try:
-            if opened is not None and opened.last is not None and time.time() - opened.last.when < _FRESH_S:
+            if opened is not None and opened.last is not None:
                 source, reading = opened.source, opened.last
             else:
                 source = stack.enter_context(LiveSource(open_lab(name)))

@@ -18,7 +18,7 @@ from typing import Final
 import uvicorn
 
 from heddle.base.problems import InputError, Problem, trouble
-from heddle.dashboard.access import Access, is_loopback
+from heddle.dashboard.access import PageAccess, is_loopback
 from heddle.dashboard.labdesk import LabDesk
 from heddle.dashboard.site import site
 
@@ -110,7 +110,7 @@ class Serving:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, stop.set)
         desk = LabDesk(loop)
-        access = Access(self.where.bind, self.where.port, self.where.token)
+        access = PageAccess(self.where.bind, self.where.port, self.where.token)
         config = uvicorn.Config(
             site(desk, access), log_level="warning", access_log=False, lifespan="off", server_header=False,
             timeout_graceful_shutdown=_ENDING_S, ws="none", proxy_headers=False,

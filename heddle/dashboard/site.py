@@ -1,6 +1,6 @@
 """The addresses of the dashboard: the page and its files, what it asks, its buttons, /metrics.
 
-In:  a LabDesk, the Access rules. Out: an ASGI application (starlette).
+In:  a LabDesk, the rules of PageAccess. Out: an ASGI application (starlette).
 
     GET  /, /assets/FILE                    the page; shows no lab, so it needs no token
     POST /api/login                         {"token": "..."} -> the cookie
@@ -30,7 +30,7 @@ from starlette.routing import Route
 from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.version import VERSION
-from heddle.dashboard.access import HEADERS, Access
+from heddle.dashboard.access import HEADERS, PageAccess
 from heddle.dashboard.labdesk import LabDesk, problems_of
 from heddle.dashboard.liveanswers import port_answer
 
@@ -58,7 +58,7 @@ def asset(name: str) -> bytes:
     return (resources.HERE.content(resources.TEMPLATES) / "dashboard" / name).read_bytes()
 
 
-def site(desk: LabDesk, access: Access) -> ASGIApp:
+def site(desk: LabDesk, access: PageAccess) -> ASGIApp:
     """The application, behind its rules."""
     routes = [
         Route("/", _page),
@@ -82,7 +82,7 @@ def site(desk: LabDesk, access: Access) -> ASGIApp:
 class Guard:
     """Checks every request before the site gets it, and puts the security headers on every answer."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: PageAccess) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +131,7 @@ async def _asset(request: Request) -> Response:
     return Response(asset(name), media_type=ASSETS[name])
 
 
-def _login(access: Access) -> Handler:
+def _login(access: PageAccess) -> Handler:
     async def login(request: Request) -> Response:
         try:
             token = (await _body(request)).get("token")

@@ -146,7 +146,7 @@ async function press(name, body, out) {
 function change(ref, wanted) { return press("link", { port: ref, state: wanted }, $("link-outcome")); }
 
 function chooseQp(qp) {
-  drawing.mark([...qp.ports, qp.src]);
+  drawing.mark([...qp.ports, qp.src], true);
   panels.qpPath(qp);
 }
 

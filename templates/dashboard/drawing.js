@@ -91,10 +91,10 @@ export class Drawing {
     }
   }
 
-  mark(refs) { // show these ports as chosen
+  mark(refs, whole = false) { // show these ports as chosen; whole: with the other halves of their links
     const before = this.marked;
     const wanted = new Set(refs);
-    this.marked = new Set(this.ports.flatMap((port, at) => wanted.has(port.ref) ? [at + 1] : []));
+    this.marked = new Set(this.ports.flatMap((port, at) => wanted.has(port.ref) ? (whole ? [at + 1, port.peer] : [at + 1]) : []));
     for (const id of new Set([...before, ...this.marked])) {
       this.halves[id].classList.toggle("chosen", this.marked.has(id));
     }

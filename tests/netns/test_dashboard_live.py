@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -139,13 +140,17 @@ def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab
     assert busbw == pytest.approx(record.outcome.rows[0].busbw)
 
 
-def test_promtool_accepts_the_metrics(page: WebClient) -> None:
+def test_promtool_finds_no_fault_but_in_the_names_of_nccl_inspector(page: WebClient) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool (apt-get install prometheus)")
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=page.get("/metrics"), text=True, capture_output=True, check=False
     )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    # 3: remarks on style. Inspector's time is in microseconds, and its name has to stay.
+    remarks = [
+        line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("nccl_collective_exec_time")
+    ]
+    assert (remarks, done.returncode in (0, 3)) == ([], True)
 
 
 def test_counters_do_not_go_back_when_a_user_resets_them(page: WebClient, lab: Lab) -> None:
@@ -235,6 +240,14 @@ def readings_of(page: WebClient, lab: Lab) -> float:
     return metrics_of(page)["heddle_dashboard_readings_total", frozenset({("lab", lab.name)})]
 
 
+def _later(when: float, found: dict[str, float]) -> bool:
+    return found["when"] > when
+
+
+def _at(when: float, found: dict[str, float]) -> bool:
+    return found["when"] == when
+
+
 def test_a_second_viewer_costs_no_second_reading(page: WebClient, viewer: EventStream, lab: Lab) -> None:
     second = EventStream(page.port, lab.name)
     try:
@@ -243,13 +256,16 @@ def test_a_second_viewer_costs_no_second_reading(page: WebClient, viewer: EventS
         assert watching == [f"watch-{lab.name}"]
         for stream in (viewer, second):
             stream.forget()
-        first = readings_of(page, lab)  # fresh readings are there: a scrape makes none
-        whens = [viewer.wait_for("update")["when"]]
-        for _ in range(5):
-            whens.append(viewer.wait_for("update", lambda found: found["when"] > whens[-1])["when"])
-        assert readings_of(page, lab) - first <= len(whens) + 2
-        for when in whens[1:]:
-            second.wait_for("update", lambda found, when=when: found["when"] == when)  # the same reading
+        first = readings_of(page, lab)
+        last = 0.0
+        for _ in range(6):
+            last = viewer.wait_for("update", partial(_later, last))["when"]
+        made = readings_of(page, lab) - first  # scrapes make none while the reader runs
+        viewer.wait_for("update", partial(_later, last))
+        whens = [data["when"] for kind, data in viewer.events if kind == "update"]
+        assert 5 <= made <= len(whens) + 1
+        for when in whens[:6]:
+            second.wait_for("update", partial(_at, when))  # the same reading
         viewers = metrics_of(page)["heddle_dashboard_viewers", frozenset({("lab", lab.name)})]
         assert viewers == 2
     finally:

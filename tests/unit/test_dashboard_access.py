@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.dashboard.access import HEADERS, Access, make_token, read_token
+from heddle.dashboard.access import HEADERS, PageAccess, make_token, read_token
 from heddle.dashboard.serving import LOOPBACK, listen
 from heddle.dashboard.site import ASSETS
 from tests.webclient import WebClient, dashboard
@@ -140,7 +140,7 @@ def test_a_login_gives_a_cookie_that_scripts_and_other_sites_do_not_get(locked: 
 
 
 def test_beyond_loopback_names_of_this_machine_are_answered_and_others_refused() -> None:
-    access = Access("0.0.0.0", 80, TOKEN)
+    access = PageAccess("0.0.0.0", 80, TOKEN)
     for host, ours in {
         socket.gethostname(): True,
         "192.0.2.7:80": True,
@@ -198,7 +198,8 @@ def test_a_token_file_is_long_enough_and_private(tmp_path: Path) -> None:
 
 
 def test_a_request_that_is_no_object_or_too_long_is_refused(page: WebClient) -> None:
-    for body in ([], "x", 3, None, {"x": "y" * 5000}):
+    bodies: list[object] = [[], "x", 3, None, {"x": "y" * 5000}]
+    for body in bodies:
         status, _, found = page.post("/api/login", body)
         assert (status, bool(found.get("error"))) in {(400, True), (403, True)}, body
 
