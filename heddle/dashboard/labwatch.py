@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 EVERY_S: Final = 0.5  # between two readings
 LINGER_S: Final = 10.0  # reading goes on for so long after the last viewer: pages are loaded again
+NOT_READ: Final = "not read yet"
 _NEWS: Final = 100  # lines that a new viewer gets
 Send = Callable[[str, str], None]  # kind of message, JSON text
 
@@ -44,7 +45,7 @@ class LiveView:
     """What the page shows at one moment. plan: a number that changes with the drawing. trouble: why nothing is read."""
 
     plan: int = 0
-    trouble: str = "not read yet"
+    trouble: str = NOT_READ
     up: bool = False
     rows: Sequence[Sequence[int]] = ()
     totals: Mapping[str, float] | None = None
@@ -74,6 +75,7 @@ class LabWatch:
         self._news: deque[NewsItem] = deque(maxlen=_NEWS)
         self._opened: OpenedLab | None = None
         self._closing = False
+        self._gone = False  # the lab was up, and viewers were told that it is not
 
     @property
     def view(self) -> LiveView:
@@ -115,7 +117,7 @@ class LabWatch:
 
     def hello(self) -> str:
         """The messages for a new viewer: all figures, and the latest news."""
-        news = [item.to_json() for item in self._news]
+        news = [item.to_json() for item in tuple(self._news)]
         return json.dumps({**self._view.to_json(), "news": news})
 
     def tell(self, item: NewsItem) -> None:
@@ -143,16 +145,22 @@ class LabWatch:
             raise
         finally:
             with self._lock:
-                self._shut()
-                self._thread = None
+                if self._thread is threading.current_thread():
+                    self._end()
 
     def _wanted(self) -> bool:
-        """Whether the reader goes on; with the lock held it ends, so that no viewer comes in between."""
+        """Whether the reader goes on. It ends with the lock held, so that no viewer comes in between."""
         with self._lock:
             if self._closing or (not self._viewers and time.monotonic() - self._left > LINGER_S):
-                self._thread = None
+                self._end()
                 return False
             return True
+
+    def _end(self) -> None:
+        """Leave everything as it was before the first viewer, for the next reader. The caller holds the lock."""
+        self._shut()
+        self._thread = None
+        self._view = replace(self._view, up=False, rows=(), trouble=self._view.trouble or NOT_READ)
 
     def _step(self) -> None:
         """One reading, or the reason why there is none."""
@@ -173,11 +181,9 @@ class LabWatch:
         self._shut()
         lab = open_lab(self.name)
         self._opened = OpenedLab(lab, mark, self._view.plan + 1)
-        self._tell_lab(up=True)
-
-    def _tell_lab(self, *, up: bool) -> None:
-        if up != self._view.up and self._view.plan:
-            self.tell(NewsItem(time.time(), "lab", f"{self.name} is {'up again' if up else 'not up'}", good=up))
+        if self._gone:
+            self._gone = False
+            self.tell(NewsItem(time.time(), "lab", f"{self.name} is up again", good=True))
 
     def _shut(self) -> None:
         if self._opened is not None:
@@ -189,7 +195,9 @@ class LabWatch:
             self._shut()
         text = as_started(text)
         if text != self._view.trouble or self._view.up:
-            self._tell_lab(up=False)
+            if self._view.up:
+                self._gone = True
+                self.tell(NewsItem(time.time(), "lab", f"{self.name} is not up"))
             self._view = LiveView(self._view.plan, text)
             self._send("state", json.dumps(self._view.to_json()))
 

@@ -43,6 +43,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
         lab = labs.up(load_fabric("zone", name=_LAB, overrides=overrides), observer=observer, rollback=True).lab
         with _dashboard() as (pid, page):
             yield at_most("64 x 8, nobody looks: dashboard", 100 * _share([pid]), "%", 0.5, "a processor")
+            yield Figure("64 x 8, nobody looks: bgpd of all switches", 100 * _share(_bgpds(lab)), "%")
             yield from _viewed("one viewer", lab, pid, page, 1)
             yield from _viewed(f"{_MANY} viewers", lab, pid, page, _MANY)
             with _running(lab):
