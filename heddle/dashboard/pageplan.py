@@ -27,7 +27,8 @@ _BOX_GAP: Final = 4.0
 _PITCH: Final = 22.0  # between hosts and leaves
 _SMALLEST: Final = 90.0
 _PER_PORT: Final = 1.3  # width of a switch for each port at its most crowded side
-_STEEP: Final = 0.16  # height between two higher rows, by the fabric's width: many links cross there
+_STEEP: Final = 0.2  # height between two higher rows, by the fabric's width: many links cross there
+_LARGE: Final = 400.0  # a wider fabric has taller rows and higher switches, so that both are seen when it fits a screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,18 @@ def plan_page(fabric: Fabric, ports: Sequence[Port]) -> PagePlan:
         free = width * 0.8 - sum(widths[node.name] for node in nodes)
         _place(nodes, widths, width / 2, max(_GAP, free / max(1, len(nodes))), middles)
     levels = sorted({node.level for node in fabric.nodes})
-    steps = [_PITCH if level <= _LEAF else max(26.0, min(160.0, _STEEP * width)) for level in levels[1:]]
+    grown = max(1.0, width / _LARGE)
+    steps = [_PITCH * grown**0.5 if level <= _LEAF else max(26.0, _STEEP * width) for level in levels[1:]]
     heights = {level: sum(steps[:at]) for at, level in enumerate(levels)}
-    bottom = max(heights.values()) + 2 * _HEIGHT
+    tall = _HEIGHT * grown
+    bottom = max(heights.values()) + tall + _HEIGHT
     spots = {
-        node.name: Spot(middles[node.name], bottom - heights[node.level] - _HEIGHT, widths[node.name], _HEIGHT)
+        node.name: Spot(
+            middles[node.name], bottom - heights[node.level] - _HEIGHT, widths[node.name],
+            tall if node.level > _LEAF else _HEIGHT,
+        )
         for node in fabric.nodes
-    }
+    }  # fmt: skip
     titles = {level: each.title for level, each in enumerate(fabric.levels)}
     rows = tuple((bottom - heights[level] - _HEIGHT, titles.get(level, "")) for level in levels)
     ends = tuple(_end(spots[port.node], fabric.by_name[port.node], port, up) for port in ports)

@@ -43,16 +43,18 @@ export class Drawing {
   plan(plan) {
     this.ports = plan.ports;
     this.halves = [null]; this.dots = [null]; this.titles = [null]; this.rows = []; this.marked = new Set();
-    const top = svg("svg", { viewBox: `-9 0 ${plan.width + 10} ${plan.height}`, role: "img", "aria-label":
+    this.grow = Math.max(1, plan.width / 400); // queues and names of a large fabric, so that they are seen
+    const room = 9 * this.grow;
+    const top = svg("svg", { viewBox: `${-room} 0 ${plan.width + room + 1} ${plan.height}`, role: "img", "aria-label":
       `Fabric ${plan.lab}: ${plan.nodes.length} nodes, ${plan.links.length} links` });
-    top.setAttribute("width", Math.max(900, plan.width * 6));
+    top.setAttribute("width", Math.max(900, plan.width * (plan.width > 400 ? 3.5 : 6)));
     const [hosts, leaves] = plan.rows; // hosts and the switches that they are connected to
     for (const [left, width, label] of plan.boxes) {
       const y = (leaves || hosts)[0] - 4.5, end = hosts[0] + 8;
       top.append(svg("rect", { class: "box", x: left, y, width, height: end - y, rx: 1 }));
-      if (label) top.append(svg("text", { class: "label", x: left + width / 2, y: end - 2 }, label));
+      if (label) top.append(svg("text", { class: "label", x: left + width / 2, y: end - 2, "font-size": 2.2 }, label));
     }
-    for (const [y, title] of plan.rows) top.append(svg("text", { class: "row", x: -8, y }, title));
+    for (const [y, title] of plan.rows) top.append(svg("text", { class: "row", x: 1 - room, y, "font-size": (2.2 * this.grow).toFixed(2) }, title));
     const lines = svg("g"), hits = svg("g"), dots = svg("g");
     for (const port of plan.ports) {
       const far = plan.ports[port.peer - 1], middle = { x: (port.x + far.x) / 2, y: (port.y + far.y) / 2 };
@@ -70,7 +72,8 @@ export class Drawing {
     for (const node of plan.nodes) {
       top.append(svg("rect", { class: `node ${node.role}`, x: node.x - node.width / 2, y: node.y - node.height / 2,
         width: node.width, height: node.height, rx: .6 }));
-      top.append(svg("text", { x: node.x, y: node.y }, node.name));
+      const font = Math.min(.52 * node.height, 1.5 * node.width / node.name.length);
+      top.append(svg("text", { x: node.x, y: node.y, "font-size": font.toFixed(2) }, node.name));
     }
     top.append(dots);
     this.box.replaceChildren(top);
@@ -84,7 +87,7 @@ export class Drawing {
       const chosen = this.marked.has(Number(id)) ? " chosen" : "";
       this.halves[id].setAttribute("class", `half ${flags & DOWN ? "down" : level(use)}${chosen}`);
       const dot = this.dots[id];
-      dot.setAttribute("r", depth || flags & PAUSED ? (.5 + 1.3 * Math.min(1, depth / port.scale)).toFixed(2) : 0);
+      dot.setAttribute("r", depth || flags & PAUSED ? (this.grow * (.5 + 1.3 * Math.min(1, depth / port.scale))).toFixed(2) : 0);
       dot.setAttribute("class", flags & PAUSED ? "queue paused" : "queue");
       this.titles[id].textContent = `${port.ref} to ${this.ports[port.peer - 1].ref}: ${flags & DOWN ? "down" :
         `${(use / 10).toFixed(0)} % of ${bits(port.rate)}`}, queue ${bytes(depth)}${flags & PAUSED ? ", paused" : ""}`;
@@ -97,6 +100,11 @@ export class Drawing {
     this.marked = new Set(this.ports.flatMap((port, at) => wanted.has(port.ref) ? (whole ? [at + 1, port.peer] : [at + 1]) : []));
     for (const id of new Set([...before, ...this.marked])) {
       this.halves[id].classList.toggle("chosen", this.marked.has(id));
+    }
+    const [first] = this.marked;
+    if (first && !this.box.classList.contains("fit")) { // bring it into sight, without moving the page
+      const half = this.halves[first].getBoundingClientRect(), box = this.box.getBoundingClientRect();
+      this.box.scrollBy(half.x + half.width / 2 - box.x - box.width / 2, half.y + half.height / 2 - box.y - box.height / 2);
     }
   }
 

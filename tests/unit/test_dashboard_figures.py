@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,11 @@ def test_names_of_metrics_follow_the_conventions_of_prometheus() -> None:
         assert not spec.name.endswith(("_total", "_count", "_sum", "_ms", "_ns", "_kb", "_percent"))
         assert spec.shown.endswith("_total") == spec.counter
         assert not set(spec.labels) & set(spec.name.split("_")) - {"run", "lab", "port"}
+
+
+def test_every_metric_is_in_the_page_about_it() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize(
