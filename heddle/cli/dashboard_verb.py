@@ -52,7 +52,7 @@ def dashboard(
         out.show(f"dashboard: {url}\nmetrics:   {page}metrics")
         out.say("Ctrl-C ends it; labs keep running")
         if token is not None:
-            out.say("the address contains the token: whoever has it can run collectives and take links down")
+            out.say("the address contains the token: anyone with it can run collectives and take links down")
         return None
 
     if not out.json and not state.labs():

@@ -1,7 +1,7 @@
 """All labs of the dashboard: which there are, their viewers, their buttons, their metrics.
 
 In:  the event loop of the server. Out: what the site's addresses answer with. A lab gets a reader when its first viewer
-comes; a scrape takes the reader's last reading, or reads once itself where nobody looks.
+comes; a scrape takes the reader's last reading, or reads once itself where no viewer is connected.
 """
 
 from __future__ import annotations

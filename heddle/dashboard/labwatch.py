@@ -1,4 +1,4 @@
-"""One reader for each lab, however many people look: it reads twice a second while somebody does, and then stops.
+"""One reader for each lab, for any number of viewers: it reads twice a second while there is a viewer.
 
 In:  a lab's name; viewers come and go.
 Out: messages for all viewers, as text made once: `state` (the lab, or why it cannot be read), `update` (figures that
@@ -42,7 +42,7 @@ Send = Callable[[str, str], None]  # kind of message, JSON text
 
 @dataclass(frozen=True)
 class LiveView:
-    """What the page shows at one moment. plan: a number that changes with the drawing. trouble: why nothing is read."""
+    """The content of the page at one moment. plan: changes with the drawing. trouble: why the lab is not read."""
 
     plan: int = 0
     trouble: str = NOT_READ
@@ -75,7 +75,7 @@ class LabWatch:
         self._news: deque[NewsItem] = deque(maxlen=_NEWS)
         self._opened: OpenedLab | None = None
         self._closing = False
-        self._gone = False  # the lab was up, and viewers were told that it is not
+        self._gone = False  # viewers know that the lab is not up any more
 
     @property
     def view(self) -> LiveView:
@@ -130,7 +130,7 @@ class LabWatch:
         self._wake.set()
 
     def opened(self) -> OpenedLab | None:
-        """The lab as it is open now, for questions about its ports; None while it is not read."""
+        """The open lab, for questions about its ports; None while it is not read."""
         return self._opened
 
     def _run(self) -> None:

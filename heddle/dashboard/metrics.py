@@ -2,7 +2,7 @@
 
 In:  readings of labs. Out: metric families of prometheus-client; METRICS is the list of all of them.
 Labels: lab, node, port, class (traffic class). `node` and `port` are the end that sends. Rates are emulated: bytes a
-second times heddle_scale_factor are those of the hardware that the lab stands for.
+second times heddle_scale_factor are those of the emulated hardware.
 """
 
 from __future__ import annotations

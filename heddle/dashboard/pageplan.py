@@ -1,7 +1,7 @@
 """Where every node and link is drawn on the live page, as plain numbers; the page draws them as SVG.
 
 In:  Fabric. Out: PagePlan, in units of which a switch is 10 wide.
-Levels are rows, hosts at the bottom. Boxes (racks, pods) stand side by side, their hosts below their leaves; switches
+Levels are rows, hosts at the bottom. Boxes (racks, pods) are side by side, their hosts below their leaves; switches
 of higher levels are spread over the width. A fabric wider than the page is scrolled, and can be made to fit.
 """
 
@@ -122,7 +122,7 @@ def _place(
 
 
 def _end(spot: Spot, node: Node, port: Port, up: set[tuple[str, str]]) -> tuple[float, float]:
-    """Where a port's link leaves its node: the ports of one side stand side by side."""
+    """Where a port's link leaves its node: the ports of one side are placed side by side."""
     upwards = (node.name, port.name) in up
     side = [each.name for each in node.ports if ((node.name, each.name) in up) == upwards]
     step = 0.86 * spot.width / len(side)

@@ -1,6 +1,6 @@
 """The dashboard as a server: its socket, its token, its life from start to Ctrl-C.
 
-In:  address, port, token. Out: nothing; returns when it is told to end. InputError for an unusable address or port.
+In:  address, port, token. Out: nothing; returns after SIGINT, SIGTERM or `stop`. InputError for an unusable address or port.
 """
 
 from __future__ import annotations

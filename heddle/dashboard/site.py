@@ -64,14 +64,14 @@ def site(desk: LabDesk, access: PageAccess) -> ASGIApp:
         Route("/", _page),
         Route("/assets/{name}", _asset),
         Route("/api/login", _login(access), methods=["POST"]),
-        Route("/api/labs", _told(_labs), methods=["GET"]),
-        Route("/api/labs/{lab}/plan", _told(_plan), methods=["GET"]),
-        Route("/api/labs/{lab}/events", _told(_events), methods=["GET"]),
-        Route("/api/labs/{lab}/ports/{port}", _told(_port), methods=["GET"]),
-        Route("/api/labs/{lab}/qps", _told(_qps), methods=["GET"]),
-        Route("/api/labs/{lab}/run", _told(_run), methods=["POST"]),
-        Route("/api/labs/{lab}/link", _told(_link), methods=["POST"]),
-        Route("/api/labs/{lab}/stop", _told(_stop), methods=["POST"]),
+        Route("/api/labs", _answered(_labs), methods=["GET"]),
+        Route("/api/labs/{lab}/plan", _answered(_plan), methods=["GET"]),
+        Route("/api/labs/{lab}/events", _answered(_events), methods=["GET"]),
+        Route("/api/labs/{lab}/ports/{port}", _answered(_port), methods=["GET"]),
+        Route("/api/labs/{lab}/qps", _answered(_qps), methods=["GET"]),
+        Route("/api/labs/{lab}/run", _answered(_run), methods=["POST"]),
+        Route("/api/labs/{lab}/link", _answered(_link), methods=["POST"]),
+        Route("/api/labs/{lab}/stop", _answered(_stop), methods=["POST"]),
         Route("/metrics", _metrics, methods=["GET"]),
     ]
     app = Starlette(routes=routes)
@@ -107,17 +107,17 @@ class Guard:
         return await answer(scope, receive, guarded)
 
 
-def _told(handler: Handler) -> Handler:
+def _answered(handler: Handler) -> Handler:
     """A handler whose HeddleErrors become answers."""
 
-    async def told(request: Request) -> Response:
+    async def answered(request: Request) -> Response:
         try:
             return await handler(request)
         except HeddleError as error:
             status = 400 if isinstance(error, InputError) else 503
             return JSONResponse(problems_of(error), status)
 
-    return told
+    return answered
 
 
 async def _page(request: Request) -> Response:

@@ -36,14 +36,14 @@ _WIDE: Final = ("racks=64", "ctsw=8")
 
 
 def figures(observer: Observer) -> Iterator[Figure]:
-    """Nobody looks, one viewer, several, a run; scrapes."""
+    """No viewer, one viewer, several, a run; scrapes."""
     rate = f"{wide_rate(budget_pps(compiled=True), 128)}bit"  # a run leaves processor time for others
     overrides = (*_WIDE, f"link.host={rate}", f"link.fabric={rate}")
     try:
         lab = labs.up(load_fabric("zone", name=_LAB, overrides=overrides), observer=observer, rollback=True).lab
         with _dashboard() as (pid, page):
-            yield at_most("64 x 8, nobody looks: dashboard", 100 * _share([pid]), "%", 0.5, "a processor")
-            yield Figure("64 x 8, nobody looks: bgpd of all switches", 100 * _share(_bgpds(lab)), "%")
+            yield at_most("64 x 8, no viewer: dashboard", 100 * _share([pid]), "%", 0.5, "a processor")
+            yield Figure("64 x 8, no viewer: bgpd of all switches", 100 * _share(_bgpds(lab)), "%")
             yield from _viewed("one viewer", lab, pid, page, 1)
             yield from _viewed(f"{_MANY} viewers", lab, pid, page, _MANY)
             with _running(lab):

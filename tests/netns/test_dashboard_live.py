@@ -58,7 +58,7 @@ def page(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebClient]:
 
 @pytest.fixture
 def viewer(page: WebClient, lab: Lab) -> Iterator[EventStream]:
-    """Somebody who looks at the lab."""
+    """A viewer of the lab."""
     stream = EventStream(page.port, lab.name)
     stream.wait_for("state", lambda found: found["up"])
     yield stream
@@ -177,8 +177,8 @@ def test_a_link_that_a_button_takes_down_is_down_in_frr_and_comes_back(
         assert (done["state"], done["text"][:18]) == ("done", "ctsw1:eth1 is down")
         assert (lab.neighbours("ctsw1") or {})["eth1"] != ESTABLISHED
         assert state_of(lab).dead == ("ctsw1:eth1",)
-        told = viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 3)
-        assert told["totals"]["links_down"] == 1
+        found = viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 3)
+        assert found["totals"]["links_down"] == 1
         port = page.get(f"/api/labs/{lab.name}/ports/rtsw1:eth1")
         assert (port["down"], port["bgp"] == ESTABLISHED) == (True, False)
         viewer.wait_for("news", lambda items: any(item["text"] == "ctsw1:eth1 down" for item in items))
@@ -272,7 +272,7 @@ def test_a_second_viewer_costs_no_second_reading(page: WebClient, viewer: EventS
         second.close()
 
 
-def test_nothing_is_read_while_nobody_looks(page: WebClient, lab: Lab) -> None:
+def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
     stream = EventStream(page.port, lab.name)
     stream.wait_for("update")
     stream.close()
@@ -327,8 +327,8 @@ def test_a_lab_of_another_version_is_named_and_not_read(page: WebClient, lab_nam
         (mine,) = [each for each in page.get("/api/labs")["labs"] if each["lab"] == name]
         assert (mine["state"], "Heddle 0.0.9" in mine["trouble"]) == ("unreadable", True)
         stream = EventStream(page.port, name)
-        told = stream.wait_for("state", lambda found: "Heddle 0.0.9" in found["trouble"])
-        assert "hint:" in told["trouble"]
+        found = stream.wait_for("state", lambda found: "Heddle 0.0.9" in found["trouble"])
+        assert "hint:" in found["trouble"]
         stream.close()
         assert metrics_of(page)["heddle_lab_up", frozenset({("lab", name)})] == 0
         path.write_text(json.dumps(record))
