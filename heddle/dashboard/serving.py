@@ -1,6 +1,7 @@
 """The dashboard as a server: its socket, its token, its life from start to Ctrl-C.
 
-In:  address, port, token. Out: nothing; returns after SIGINT, SIGTERM or `stop`. InputError for an unusable address or port.
+In:  address, port, token. Out: nothing; `serve` returns after SIGINT, SIGTERM or `stop`. InputError for an address or a
+port that cannot be used.
 """
 
 from __future__ import annotations
