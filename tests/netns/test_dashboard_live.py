@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from heddle.base import state
 from heddle.base.events import Silent
+from heddle.base.process import run as command
 from heddle.base.resources import HERE
 from heddle.dashboard import labwatch
 from heddle.dashboard.grafana import dashboard_json
@@ -28,6 +29,8 @@ from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.faults import state_of, undo_all
 from heddle.lab.lab import Lab
 from heddle.lab.queuestatus import read_queues
+from heddle.lab.repair import repair
+from heddle.lab.requeue import set_queues
 from heddle.lab.status import status
 from heddle.runs.history import History
 from heddle.runs.past import paths_of
@@ -315,6 +318,27 @@ def test_a_lab_that_goes_and_comes_again_is_told_and_shown(page: WebClient, lab_
         if stream is not None:
             stream.close()
         life.down(name)
+
+
+def test_a_lab_that_is_repaired_or_changed_goes_on(page: WebClient, viewer: EventStream, lab: Lab) -> None:
+    first = viewer.wait_for("state", lambda found: found["up"])
+    command(["ip", "-n", lab.handle("rtsw1").netns.name, "link", "set", "eth1", "down"])  # by hand, not on purpose
+    lost = viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 3)
+    assert lost["totals"]["links_down"] == 1
+    viewer.forget()
+    repair(lab, Silent())
+    viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 4)
+    scale = {each["ref"]: each["scale"] for each in plan_of(page, lab)["ports"]}
+    viewer.forget()
+    try:
+        set_queues(lab, ["ecn.kmax=321KB"], ["ctsw1"])
+        changed = viewer.wait_for("state", lambda found: found["up"] and found["plan"] > first["plan"])
+        now = {each["ref"]: each["scale"] for each in plan_of(page, lab)["ports"]}
+        assert changed["totals"]["established"] == 4
+        assert {ref for ref in now if now[ref] != scale[ref]} == {p.ref for p in lab.fabric.by_name["ctsw1"].ports}
+        assert now["ctsw1:eth1"] == 321_000
+    finally:
+        set_queues(lab, ["ecn.kmax=160KB"], ["ctsw1"])
 
 
 def test_a_lab_of_another_version_is_named_and_not_read(page: WebClient, lab_name: Callable[[], str]) -> None:
