@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -127,6 +128,8 @@ class Serving:
             stopped.cancel()
         finally:
             desk.end_streams()
+            # uvicorn logs a traceback for each request that it cancels now, as a scrape of a large fabric.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             server.should_exit = True
             await running
             await asyncio.to_thread(desk.close)
