@@ -119,10 +119,18 @@ def left_to_child(number: signal.Signals) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, journal: Journal | None = None) -> Done:
+def follow(
+    argv: Sequence[str],
+    line: Callable[[str], None],
+    *,
+    timeout: float,
+    journal: Journal | None = None,
+    started: Callable[[int], None] | None = None,
+) -> Done:
     """Run a long command and pass each output line to `line` at once, stderr too. The exit code is not checked.
 
-    timeout: seconds. Ctrl-C and the timeout end the command first. `err` has the last lines.
+    timeout: seconds. Ctrl-C and the timeout end the command first. `err` has the last lines. started: gets the ID of
+    the command's process group, for a caller that ends it earlier.
     MachineError when the command is missing or takes too long.
     """
     if journal is not None:
@@ -144,6 +152,8 @@ def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float, 
         raise MachineError(Problem("", argv[0], "is not installed", "./inv doctor names the package")) from None
     except OSError as error:
         raise trouble(error, argv[0]) from None
+    if started is not None:
+        started(proc.pid)
     late = threading.Event()
 
     def too_late() -> None:

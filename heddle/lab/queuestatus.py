@@ -222,12 +222,8 @@ def result_of(
     settings: Mapping[str, Mapping[str, QueueSetting]],
 ) -> QueuesResult:
     """The result for given map contents. It depends only on its arguments."""
-    rows = tuple(
-        _queue_row(queues, number, port, traffic_class, policy)
-        for number, port in numbered_ports(fabric)
-        for traffic_class, policy in enumerate(policies[port.node, port.name])
-        if policy.kind != "unused"
-    )
+    ports = numbered_ports(fabric)
+    rows = tuple(each for number, port in ports for each in rows_of_port(queues, number, port, policies))
     switches = tuple(
         _switch_row(queues, index, node.name, policies[node.name, node.ports[0].name])
         for index, node in enumerate(fabric.nodes)
@@ -242,6 +238,15 @@ def result_of(
     headroom = _headroom(fabric, policies, rows, lost, settings)
     return QueuesResult(
         fabric.name, fabric.policy.k, rows, switches, headroom, reactions_of(queues.agent), agent, settings
+    )
+
+
+def rows_of_port(queues: QueueState, number: int, port: Port, policies: Policies) -> tuple[QueueRow, ...]:
+    """The rows of one port, by class. number: its port id."""
+    return tuple(
+        _queue_row(queues, number, port, traffic_class, policy)
+        for traffic_class, policy in enumerate(policies[port.node, port.name])
+        if policy.kind != "unused"
     )
 
 

@@ -148,6 +148,30 @@ class History:
         """All runs with their records, oldest first; damaged ones included, with the reason."""
         return [self.read(each) for each in self.ids()]
 
+    def newest(self, count: int) -> list[KeptRun]:
+        """The latest runs, oldest first."""
+        return [self.read(each) for each in self.ids()[-count:]]
+
+    def changed_ns(self) -> int:
+        """When a run was added or removed, in ns since the epoch; 0 without any. A run that is measured counts too."""
+        try:
+            return self.directory.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def writing(self) -> bool:
+        """Whether a run is being measured now: its directory is locked by the process that writes it."""
+        for path in self.directory.glob(f"{_NEW}*"):
+            with suppress(OSError):
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+                finally:
+                    os.close(fd)
+        return False
+
     def read(self, run_id: str) -> KeptRun:
         """One run by its whole ID."""
         path = self.directory / run_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,10 @@ from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.report.page import report_html
 from tests.browser.chromium import Browser, start
+from tests.webclient import dashboard
 
 _LAB: Final = "picture"
+_PLAY_S: Final = 6.0  # of a run, so that there is a history to see
 
 
 def report(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
@@ -39,7 +42,24 @@ def report(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
     yield browser.screenshot("report-queue", f"#{whole.name}-queues figure.chart:first-of-type")
 
 
-PAGES: Final[tuple[Callable[[Lab, Browser, Path], Iterator[Path]], ...]] = (report,)
+def live_page(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
+    """The dashboard during an all-to-all, with a port chosen."""
+    with dashboard() as server:
+        browser.size(1600, 1000)
+        browser.open(f"http://127.0.0.1:{server.port}/?lab={lab.name}")
+        browser.wait_for("document.querySelectorAll('#drawing .half').length > 0")
+        link = "document.querySelector('.hit[data-port=\"rtsw1:eth1\"]')"
+        browser.run(f"{link}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+        asked = {"collective": "all-to-all", "size": "4M", "iters": 8}
+        assert server.post(f"/api/labs/{lab.name}/run", asked)[0] == 202
+        browser.wait_for("document.querySelectorAll('#drawing .use3').length > 4")
+        time.sleep(_PLAY_S)
+        yield browser.screenshot("dashboard")
+        server.post(f"/api/labs/{lab.name}/stop", {})
+        browser.open("about:blank")
+
+
+PAGES: Final[tuple[Callable[[Lab, Browser, Path], Iterator[Path]], ...]] = (report, live_page)
 
 
 def main(out: Path) -> None:

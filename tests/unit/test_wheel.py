@@ -129,6 +129,7 @@ def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tm
         (["graph", "--fabric", "tiny"], "plot"),
         (["graph", "--fabric", "tiny", "--out", "x.png"], "plot"),
         (["paths", "--predict", "tiny", "--plan", "ring", "--heatmap", "x.svg"], "plot"),
+        (["dashboard"], "dashboard"),
         (["status", "--place", "ssh:lab.example.org"], "ssh"),
     ],
 )

@@ -1,0 +1,60 @@
+"""The verb `dashboard`: the live page of labs, and their metrics for Prometheus."""
+
+from __future__ import annotations
+
+from heddle.base.extras import DASHBOARD
+from heddle.cli.console import Console
+from heddle.cli.verbs import verb
+
+
+@verb(
+    help={
+        "lab": "which lab the address opens; the page can change to any other one",
+        "port": "of the page; by default a free one is chosen",
+        "bind": "address to listen on; beyond this machine every request needs the token",
+        "token_file": "file with the token, readable for its owner only; by default a token is made and printed",
+    },
+    positional=["lab"],
+    extras=[DASHBOARD],
+    root=True,
+    files_in=["token_file"],
+)
+def dashboard(
+    out: Console,
+    lab: str | None = None,
+    port: int = 0,
+    bind: str = "127.0.0.1",
+    token_file: str | None = None,
+) -> None:
+    """Serve a live page of the running labs, and their metrics for Prometheus at /metrics, until Ctrl-C.
+
+    The page shows use, queues, pauses and BGP of every link, runs and events; it runs collectives and takes links down
+    and up. ./inv dashboard --port 8080 prints its address. Others reach it with --bind 0.0.0.0 and the token.
+    """
+    from heddle.base import state
+    from heddle.base.files import real
+    from heddle.dashboard.access import is_loopback, make_token, read_token
+    from heddle.dashboard.serving import Serving, listen
+    from heddle.lab.opening import open_lab
+
+    if lab is not None and state.check_name(lab) not in state.labs():
+        open_lab(lab)  # says why, and what to do
+    token = read_token(real(token_file), token_file) if token_file is not None else None
+    if token is None and not is_loopback(bind):
+        token = make_token()
+    where = listen(bind, port, token)
+    page, fragment, rest = where.url.partition("#")
+    url = page + (f"?lab={lab}" if lab else "") + fragment + rest
+
+    def ready() -> None:
+        if out.json:
+            return out.result({"url": url, "metrics": f"{page}metrics", "token": token is not None})
+        out.show(f"dashboard: {url}\nmetrics:   {page}metrics")
+        out.say("Ctrl-C ends it; labs keep running")
+        if token is not None:
+            out.say("the address contains the token: anyone with it can run collectives and take links down")
+        return None
+
+    if not out.json and not state.labs():
+        out.say("no lab is running yet: the page shows one as soon as ./inv up has started it")
+    Serving(where).serve(ready)

@@ -1,0 +1,153 @@
+"""Who may use the live page: names under which it answers, requests of other sites, and the token.
+
+In:  the headers of a request. Out: None, or the reason why it is refused.
+
+Three attacks are met here. DNS rebinding: another site's name resolves to this machine, so the name in Host must be one
+of ours. Cross-site requests: browsers tell the origin of a request (Origin, Sec-Fetch-Site), and a request that changes
+something must come from this page. Users of other machines: beyond loopback every request that shows or changes a lab
+needs the token, as a cookie that scripts cannot read, or as `Authorization: Bearer` (Prometheus).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import InputError, Problem, machine_errors
+
+SHORTEST: Final = 16  # characters of a user's token
+SAFE_METHODS: Final = ("GET", "HEAD")
+# The page loads its own files and talks to its own server, and nothing else; no script in the page's text runs.
+HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is refused. status: of HTTP."""
+
+    status: int
+    why: str
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is of this machine alone; `localhost` counts."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class PageAccess:
+    """The rules of one server. bind: the address it listens on. token: None where none is needed."""
+
+    def __init__(self, bind: str, port: int, token: str | None) -> None:
+        self.token = token
+        self._names = {"localhost", bind.lower()}
+        if not is_loopback(bind):
+            self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._loopback = is_loopback(bind)
+        self._secret = secrets.token_bytes(32)
+        self.cookie = f"heddle-{port}"
+
+    def refusal(self, method: str, path: str, headers: Mapping[str, str], *, open_to_all: bool) -> Refusal | None:
+        """Why this request is refused, or None. headers: names in lower case. open_to_all: it shows no lab."""
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            return Refusal(421, "this name is not one of the dashboard's: use the address that it printed")
+        if foreign := _foreign(method, path, headers, host):
+            return Refusal(403, foreign)
+        if self.token is not None and not open_to_all and not self._knows(headers):
+            return Refusal(401, "a token is needed: use the address that the dashboard printed, with #token=...")
+        return None
+
+    def matches(self, token: str) -> bool:
+        """Whether this is the token. The comparison takes the same time wherever the two differ."""
+        return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+
+    def session(self) -> str:
+        """The value of the cookie: it shows that its owner knew the token, and ends with this server."""
+        return hmac.new(self._secret, (self.token or "").encode(), hashlib.sha256).hexdigest()
+
+    def set_cookie(self) -> str:
+        """The header Set-Cookie of a login."""
+        return f"{self.cookie}={self.session()}; HttpOnly; SameSite=Strict; Path=/"
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a Host header has a name of this server. An IP address cannot be rebound, so it is one."""
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        name = name.removeprefix("[").removesuffix("]").lower()
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._names
+        return address.is_loopback or not self._loopback
+
+    def _knows(self, headers: Mapping[str, str]) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return self.matches(given.strip())
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return False
+        return found is not None and hmac.compare_digest(found.value.encode(), self.session().encode())
+
+
+def _foreign(method: str, path: str, headers: Mapping[str, str], host: str) -> str:
+    """Why a request is not one of this page's own; empty when it may be.
+
+    A browser sends Origin with every request that can change something. A program (curl, Prometheus) sends none of
+    these headers; what it changes is sent as JSON, which another site's form cannot send.
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    link = headers.get("sec-fetch-mode") == "navigate" and method in SAFE_METHODS and path == "/"
+    if site not in (None, "same-origin", "none") and not link:
+        return "requests of other sites are refused"
+    if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+        return "requests of other sites are refused: Origin is not this page"
+    if method not in SAFE_METHODS:
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            return "send JSON (Content-Type: application/json)"
+        if site is not None and origin is None:
+            return "Origin is missing"
+    return ""
+
+
+def make_token() -> str:
+    """A new token: 256 bits."""
+    return secrets.token_urlsafe(32)
+
+
+def read_token(path: Path, shown: str) -> str:
+    """The token in a file, without white space at its ends. InputError when it is too short, or others can read it."""
+    flag = f"--token-file {shown}"
+    if not path.is_file():
+        raise InputError(Problem("", flag, "is not a file", f"make one: (umask 077; openssl rand -hex 32 > {shown})"))
+    with machine_errors(shown):
+        if path.stat().st_mode & 0o077:
+            raise InputError(Problem("", flag, "can be read by other users", f"chmod 600 {shown}"))
+        token = path.read_text(encoding="utf-8", errors="replace").strip()
+    if len(token) < SHORTEST or not token.isascii() or any(each.isspace() for each in token):
+        why = f"has no token of {SHORTEST} or more characters (ASCII, no spaces)"
+        raise InputError(Problem("", flag, why, f"make one: (umask 077; openssl rand -hex 32 > {shown})"))
+    return token

@@ -1,0 +1,164 @@
+"""What the buttons of the live page do: run a collective, take a link down, set it up again.
+
+In:  a lab's name and what was chosen, from the browser: nothing in it is trusted.
+Out: an Action that ends with an outcome in words. A run is the verb `run` in a process of its own; links go through
+heddle/lab/faults.py. Both take the lab's lock, so that they are refused while another command works on the lab.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from heddle.base import resources
+from heddle.base.problems import HeddleError, InputError, Problem
+from heddle.base.process import follow
+from heddle.base.progname import as_started
+from heddle.lab import faults
+from heddle.lab.lab import Lab
+from heddle.lab.opening import open_lab
+from heddle.traffic.options import run_options
+
+MOST_S: Final = 3600.0  # of a run
+_LINES: Final = 200
+State = Literal["running", "done", "failed"]
+# What a browser may choose of a run, and of which type it is.
+RUN_KEYS: Final[Mapping[str, type]] = {"collective": str, "size": str, "qps": int, "iters": int, "ranks": int}
+
+
+@dataclass
+class Action:
+    """One press of a button. text: its outcome, in a sentence. lines: what the verb has printed so far."""
+
+    number: int
+    kind: str  # run, link
+    what: str
+    state: State = "running"
+    text: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The message `action`."""
+        return {"number": self.number, "kind": self.kind, "what": self.what, "state": self.state, "text": self.text,
+                "lines": list(self.lines)}  # fmt: skip
+
+
+class Actions:
+    """The actions of one lab, one at a time. tell: called at each change, by the thread of the action."""
+
+    def __init__(self, lab: str, tell: Callable[[Action], None]) -> None:
+        self._lab, self._tell = lab, tell
+        self._lock = threading.Lock()
+        self._current: Action | None = None
+        self._thread: threading.Thread | None = None
+        self._group: int | None = None  # process group of the run
+        self._count = 0
+
+    @property
+    def current(self) -> Action | None:
+        """The action that goes on, or the last one."""
+        return self._current
+
+    def run(self, asked: Mapping[str, object]) -> Action:
+        """Start a run. InputError for options that are not possible, and while another action goes on."""
+        argv = [*resources.HERE.command(), "run", f"--lab={self._lab}", *_run_flags(asked)]
+        return self._start("run", " ".join(["run", *_run_flags(asked)]), lambda action: self._run(action, argv))
+
+    def link(self, port: object, state: object) -> Action:
+        """Take a link down or up. port: `rtsw1:eth3`, either end. InputError for anything else."""
+        if not isinstance(port, str) or state not in ("down", "up"):
+            raise InputError(Problem("", "port and state", "are needed", 'send {"port": "NODE:PORT", "state": "down"}'))
+        do = _down if state == "down" else _up
+        return self._start("link", f"{port} {state}", lambda action: do(action, open_lab(self._lab), port))
+
+    def stop(self) -> bool:
+        """Interrupt the run that goes on, as Ctrl-C does; False when there is none."""
+        with self._lock:
+            if self._group is None:
+                return False
+            with suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGINT)
+            return True
+
+    def close(self) -> None:
+        """Stop a run, and wait for what goes on: a link that is half changed is worse than a second of waiting."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self, kind: str, what: str, do: Callable[[Action], None]) -> Action:
+        with self._lock:
+            if self._current is not None and self._current.state == "running":
+                why = f"is busy: {self._current.what} has not ended"
+                raise InputError(Problem("", f"lab {self._lab}", why, "wait until it ends, or stop it"))
+            self._count += 1
+            action = self._current = Action(self._count, kind, what)
+            self._thread = threading.Thread(target=self._work, args=(action, do), name=f"action-{self._lab}")
+            self._thread.start()
+        self._tell(action)
+        return action
+
+    def _work(self, action: Action, do: Callable[[Action], None]) -> None:
+        try:
+            do(action)
+        except HeddleError as error:
+            action.text, action.state = f"{action.what}: {as_started(str(error))}", "failed"
+        if action.state == "running":
+            action.state = "done"
+        self._tell(action)
+
+    def _run(self, action: Action, argv: list[str]) -> None:
+        def line(text: str) -> None:
+            action.lines = [*action.lines, text][-_LINES:]
+            self._tell(action)
+
+        def started(group: int) -> None:
+            with self._lock:
+                self._group = group
+
+        try:
+            done = follow(argv, line, timeout=MOST_S, started=started)
+        finally:
+            with self._lock:
+                self._group = None
+        if done.code == 0:
+            action.text = f"{action.what}: done in {done.seconds:.1f} s"
+        else:
+            action.text = f"{action.what}: exit code {done.code} after {done.seconds:.1f} s"
+            action.state = "failed"
+
+
+def _run_flags(asked: Mapping[str, object]) -> list[str]:
+    """The flags of a run. Each is one word with its value in it, so that no value can become a flag."""
+    values: dict[str, Any] = {}
+    for name, value in asked.items():
+        kind = RUN_KEYS.get(name)
+        if kind is None or not isinstance(value, kind) or isinstance(value, bool):
+            why = "cannot be chosen here" if kind is None else f"is not {'a whole number' if kind is int else 'a text'}"
+            raise InputError(Problem("", name, why, f"choose {', '.join(RUN_KEYS)}"))
+        values[name] = value
+    run_options(**values)
+    return [f"--{name}={value}" for name, value in values.items()]
+
+
+def _down(action: Action, lab: Lab, port: str) -> None:
+    began = time.monotonic()
+    faults.link_down(lab, port)
+    action.text = f"{port} is down; BGP and all kernels followed in {time.monotonic() - began:.1f} s"
+
+
+def _up(action: Action, lab: Lab, port: str) -> None:
+    began = time.monotonic()
+    ends = {port}
+    if found := [each for node in lab.fabric.nodes for each in node.ports if each.ref == port]:
+        ends.add(found[0].peer_ref)
+    # The end where it was taken down; where it is up already, link_up waits for nothing and reports a wrong name.
+    for end in [ref for ref in faults.state_of(lab).dead if ref in ends] or [port]:
+        faults.link_up(lab, end)
+    action.text = f"{port} is up; BGP and all kernels followed in {time.monotonic() - began:.1f} s"

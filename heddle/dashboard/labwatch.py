@@ -1,0 +1,266 @@
+"""One reader for each lab, for any number of viewers: it reads twice a second while there is a viewer.
+
+In:  a lab's name; viewers come and go.
+Out: messages for all viewers, as text made once: `state` (the lab, or why it cannot be read), `update` (figures that
+have changed) and `news`. The reader is a thread, because threads can enter namespaces.
+A lab that goes down, comes up again, is repaired or changed is opened again: its record and its pins tell.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base import state
+from heddle.base.problems import HeddleError, trouble
+from heddle.base.progname import as_started
+from heddle.dashboard.livefigures import LiveTotals, PortFigures
+from heddle.dashboard.livehistory import LiveHistory
+from heddle.dashboard.livenews import NewsDesk, NewsItem
+from heddle.dashboard.livesource import LiveReading, LiveSource
+from heddle.dashboard.pageplan import plan_json
+from heddle.dashboard.runlist import RunList
+from heddle.lab.opening import open_lab
+from heddle.switch.hashing.hashing import pin_dir
+from heddle.switch.queues.portids import OWNER
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+EVERY_S: Final = 0.5  # between two readings
+LINGER_S: Final = 10.0  # reading goes on for so long after the last viewer: pages are loaded again
+NOT_READ: Final = "not read yet"
+_NEWS: Final = 100  # lines that a new viewer gets
+Send = Callable[[str, str], None]  # kind of message, JSON text
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """The content of the page at one moment. plan: changes with the drawing. trouble: why the lab is not read."""
+
+    plan: int = 0
+    trouble: str = NOT_READ
+    up: bool = False
+    rows: Sequence[Sequence[int]] = ()
+    totals: Mapping[str, float] | None = None
+    missing: tuple[str, ...] = ()  # BGP sessions, in words
+    runs: Mapping[str, Any] | None = None
+    when: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The message `state`: everything."""
+        return {name: getattr(self, name) for name in ("plan", "trouble", "up", "rows", "totals", "missing", "runs",
+                                                       "when")}  # fmt: skip
+
+
+class LabWatch:
+    """The reader of one lab. `send` is called by the reader's thread."""
+
+    def __init__(self, name: str, send: Send) -> None:
+        self.name = name
+        self.readings = 0  # of the lab's maps, for viewers and for scrapes
+        self._send = send
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._viewers = 0
+        self._left = 0.0  # when the last viewer left
+        self._view = LiveView()
+        self._news: deque[NewsItem] = deque(maxlen=_NEWS)
+        self._opened: OpenedLab | None = None
+        self._closing = False
+        self._gone = False  # viewers know that the lab is not up any more
+
+    @property
+    def view(self) -> LiveView:
+        """The last view."""
+        return self._view
+
+    @property
+    def viewers(self) -> int:
+        """How many people look now."""
+        return self._viewers
+
+    @property
+    def running(self) -> bool:
+        """Whether the reader runs now."""
+        return self._thread is not None
+
+    def join(self) -> None:
+        """A viewer comes; the reader starts if it does not run."""
+        with self._lock:
+            self._viewers += 1
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name=f"watch-{self.name}", daemon=True)
+                self._thread.start()
+
+    def leave(self) -> None:
+        """A viewer goes."""
+        with self._lock:
+            self._viewers -= 1
+            self._left = time.monotonic()
+
+    def close(self) -> None:
+        """End the reader, and return when it has ended."""
+        with self._lock:
+            self._closing = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None:
+            thread.join()
+
+    def hello(self) -> str:
+        """The messages for a new viewer: all figures, and the latest news."""
+        news = [item.to_json() for item in tuple(self._news)]
+        return json.dumps({**self._view.to_json(), "news": news})
+
+    def tell(self, item: NewsItem) -> None:
+        """Add a line of news from elsewhere, as the outcome of a button."""
+        self._news.append(item)
+        self._send("news", json.dumps([item.to_json()]))
+
+    def look(self) -> None:
+        """Read soon: something has just been changed."""
+        self._wake.set()
+
+    def opened(self) -> OpenedLab | None:
+        """The open lab, for questions about its ports; None while it is not read."""
+        return self._opened
+
+    def _run(self) -> None:
+        try:
+            while self._wanted():
+                began = time.monotonic()
+                self._step()
+                self._wake.wait(max(0.05, EVERY_S - (time.monotonic() - began)))
+                self._wake.clear()
+        except Exception as error:
+            self._trouble(f"the reader has ended by a defect of Heddle: {type(error).__name__}: {error}")
+            raise
+        finally:
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._end()
+
+    def _wanted(self) -> bool:
+        """Whether the reader goes on. It ends with the lock held, so that no viewer comes in between."""
+        with self._lock:
+            if self._closing or (not self._viewers and time.monotonic() - self._left > LINGER_S):
+                self._end()
+                return False
+            return True
+
+    def _end(self) -> None:
+        """Leave everything as it was before the first viewer, for the next reader. The caller holds the lock."""
+        self._shut()
+        self._thread = None
+        self._view = replace(self._view, up=False, rows=(), trouble=self._view.trouble or NOT_READ)
+
+    def _step(self) -> None:
+        """One reading, or the reason why there is none."""
+        try:
+            self._reopen()
+            if self._opened is not None:
+                self._read(self._opened)
+        except HeddleError as error:
+            self._trouble(str(error))
+        except OSError as error:  # a namespace or a map that goes away while it is read
+            self._trouble(str(trouble(error)))
+
+    def _reopen(self) -> None:
+        """Open the lab when it was not open, or is another one now. HeddleError when it is not up."""
+        mark = mark_of(self.name)
+        if self._opened is not None and self._opened.mark == mark:
+            return
+        self._shut()
+        lab = open_lab(self.name)
+        self._opened = OpenedLab(lab, mark, self._view.plan + 1)
+        if self._gone:
+            self._gone = False
+            self.tell(NewsItem(time.time(), "lab", f"{self.name} is up again", good=True))
+
+    def _shut(self) -> None:
+        if self._opened is not None:
+            self._opened.source.close()
+            self._opened = None
+
+    def _trouble(self, text: str) -> None:
+        with suppress(OSError):
+            self._shut()
+        text = as_started(text)
+        if text != self._view.trouble or self._view.up:
+            if self._view.up:
+                self._gone = True
+                self.tell(NewsItem(time.time(), "lab", f"{self.name} is not up"))
+            self._view = LiveView(self._view.plan, text)
+            self._send("state", json.dumps(self._view.to_json()))
+
+    def _read(self, opened: OpenedLab) -> None:
+        before, now = opened.last, opened.source.read()
+        opened.last = now
+        self.readings += 1
+        figures = PortFigures.of(opened.source.ports, before, now)
+        opened.history.add(now, figures)
+        rows = figures.rows()
+        totals = LiveTotals.of(opened.lab, before, now, figures)
+        missing = self._view.missing
+        if before is None or now.slow.sessions != before.slow.sessions:
+            missing = tuple(each.text() for each in opened.lab.made.missing_sessions(now.slow))
+        runs = opened.runs.read()
+        view = LiveView(opened.plan, "", True, rows, totals.to_json(), missing, runs, now.when)
+        old, self._view = self._view, view
+        if not old.up or old.plan != view.plan:
+            self._send("state", json.dumps(view.to_json()))
+        else:
+            self._send("update", json.dumps(_difference(old, view), separators=(",", ":")))
+        if news := [*opened.desk.compare(before, now, figures), *opened.runs.news()]:
+            self._news.extend(news)
+            self._send("news", json.dumps([item.to_json() for item in news]))
+
+
+class OpenedLab:
+    """A lab that is open: what is known of it between two readings."""
+
+    def __init__(self, lab: Lab, mark: object, plan: int) -> None:
+        self.lab, self.mark, self.plan = lab, mark, plan
+        self.source = LiveSource(lab)
+        self.history = LiveHistory(len(self.source.ports))
+        self.desk = NewsDesk(self.source.ports)
+        self.runs = RunList(lab)
+        self.last: LiveReading | None = None
+
+    def plan_json(self) -> dict[str, Any]:
+        """The drawing, with its number."""
+        return {"plan": self.plan, **plan_json(self.lab.fabric, self.source.ports, self.source.policies)}
+
+
+def mark_of(lab: str) -> tuple[tuple[int, int], ...]:
+    """What changes when a lab is taken down, brought up again, or changed: its record, and the pin of its queues.
+
+    Empty parts where they do not exist.
+    """
+    found = []
+    for path in (state.lab_dir(lab) / "lab.json", pin_dir(lab, OWNER) / "cells"):
+        try:
+            status = path.stat()
+        except OSError:
+            found.append((0, 0))
+        else:
+            found.append((status.st_ino, status.st_mtime_ns))
+    return tuple(found)
+
+
+def _difference(old: LiveView, new: LiveView) -> dict[str, Any]:
+    """What has changed: rows by port id, and parts of the view that are not the same."""
+    rows = {number: row for number, row in enumerate(new.rows) if row != old.rows[number]}
+    same = replace(new, rows=())
+    parts = {
+        name: getattr(same, name) for name in ("totals", "missing", "runs") if getattr(same, name) != getattr(old, name)
+    }
+    return {"when": round(new.when, 3), "rows": rows, **parts}

@@ -1,0 +1,216 @@
+"""The metrics of running labs for Prometheus, by its conventions: base units, `_total` for counters, HELP texts.
+
+In:  readings of labs. Out: metric families of prometheus-client; METRICS is the list of all of them.
+Labels: lab, node, port, class (traffic class). `node` and `port` are the end that sends. Rates are emulated: bytes a
+second times heddle_scale_factor are those of the emulated hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from heddle.base.ethernet import CLASSES
+from heddle.base.version import VERSION
+from heddle.dashboard.inspectornames import INSPECTOR, inspector_families
+from heddle.dashboard.livesource import LiveReading, LiveSource
+from heddle.dashboard.monotonic import MonotonicCounters
+from heddle.lab.daemons import ESTABLISHED
+from heddle.switch.pfc import control as pfc
+
+if TYPE_CHECKING:
+    from heddle.base.arrays import I64
+    from heddle.fabric.model import Port
+    from heddle.runs.runrecord import RunRecord
+
+_LAB: Final = ("lab",)
+_NODE: Final = ("lab", "node")
+_PORT: Final = ("lab", "node", "port")
+_QUEUE: Final = ("lab", "node", "port", "class")
+_RUN: Final = ("lab", "run", "collective", "algorithm", "ranks", "qps", "size_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric: its name (a counter's without `_total`), HELP text and labels."""
+
+    name: str
+    help: str
+    labels: Sequence[str]
+    counter: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The name of its samples."""
+        return f"{self.name}_total" if self.counter else self.name
+
+    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
+        """An empty family."""
+        kind = CounterMetricFamily if self.counter else GaugeMetricFamily
+        return kind(self.name, self.help, labels=self.labels)
+
+
+def _counter(name: str, text: str) -> MetricSpec:
+    return MetricSpec(name, text, _QUEUE, counter=True)
+
+
+# Column of LiveReading -> the counter of each queue, and what its value is divided by.
+COUNTERS: Final[Mapping[str, tuple[MetricSpec, int]]] = {
+    "bytes": (_counter("heddle_link_bytes", "Bytes of frames that this port has sent over its link."), 1),
+    "packets": (_counter("heddle_link_packets", "Packets that this port has sent over its link."), 1),
+    "marks": (_counter("heddle_ecn_marked_packets", "Packets that this queue has marked CE (ECN)."), 1),
+    "dropped": (_counter("heddle_queue_dropped_packets", "Packets that this queue has dropped, of all causes."), 1),
+    "pfc_received": (_counter("heddle_pfc_pauses", "PFC pause frames that this port has received for the class."), 1),
+    "pfc_sent": (_counter("heddle_pfc_pauses_sent", "PFC pause frames that this port has sent for the class."), 1),
+    "paused_ns": (_counter("heddle_pfc_paused_seconds", "Time that this queue was paused by PFC."), 10**9),
+    "storms": (_counter("heddle_pfc_storms", "PFC storms that the watchdog has found at this queue."), 1),
+}  # fmt: skip
+LEVELS: Final[Mapping[str, MetricSpec]] = {
+    "depth": MetricSpec("heddle_queue_depth_bytes", "Bytes of frames that wait in this queue now.", _QUEUE),
+    "high_water": MetricSpec("heddle_queue_high_water_bytes", "Most bytes that this queue has held.", _QUEUE),
+    "held": MetricSpec(
+        "heddle_ingress_occupancy_bytes", "Bytes that came in by this port and have not left the switch.", _QUEUE
+    ),
+}
+_BUILD: Final = MetricSpec("heddle_build_info", "The version of Heddle; the value is 1.", ("version",))
+_UP: Final = MetricSpec("heddle_lab_up", "1 if the lab runs and can be read.", _LAB)
+_SCALE: Final = MetricSpec("heddle_scale_factor", "k: rates of the lab times k are those of the hardware.", _LAB)
+_SPEED: Final = MetricSpec("heddle_link_speed_bytes", "Rate of the link, in bytes a second (emulated).", _PORT)
+_LINK: Final = MetricSpec("heddle_link_up", "1 if the link carries packets, 0 if an end of it is down.", _PORT)
+_BGP: Final = MetricSpec(
+    "heddle_bgp_session_up", "1 if this end's bgpd reports the session as Established.", ("lab", "node", "port", "peer")
+)
+_SESSIONS: Final = MetricSpec("heddle_bgp_sessions_established", "BGP sessions established at both ends.", _LAB)
+_EXPECTED: Final = MetricSpec("heddle_bgp_sessions_expected", "BGP sessions that the lab should have.", _LAB)
+_USED: Final = MetricSpec("heddle_switch_buffer_used_bytes", "Bytes of the switch's packet buffer in use.", _NODE)
+_SIZE: Final = MetricSpec("heddle_switch_buffer_size_bytes", "Size of the switch's packet buffer.", _NODE)
+_AGENT: Final = MetricSpec("heddle_pfc_agent_up", "1 if the processes that carry out PFC run.", _LAB)
+_BUSBW: Final = MetricSpec(
+    "heddle_run_bus_bandwidth_bytes_per_second", "Bus bandwidth of the last run (nccl-tests' busbw), emulated.", _RUN
+)
+_SECONDS: Final = MetricSpec(
+    "heddle_run_time_seconds", "Time of one iteration of the last run, mean over its ranks.", _RUN
+)
+_WRONG: Final = MetricSpec("heddle_run_wrong_elements", "Wrong elements in the results of the last run.", _RUN)
+_READINGS: Final = MetricSpec(
+    "heddle_dashboard_readings",
+    "Readings of the lab by the dashboard, for viewers and for scrapes.",
+    _LAB,
+    counter=True,
+)
+_VIEWERS: Final = MetricSpec("heddle_dashboard_viewers", "Pages that show the lab now.", _LAB)
+METRICS: Final = (
+    _BUILD, _UP, _SCALE, _SPEED, _LINK, _BGP, _SESSIONS, _EXPECTED, _USED, _SIZE, _AGENT, _BUSBW, _SECONDS, _WRONG,
+    _READINGS, _VIEWERS, *LEVELS.values(), *(spec for spec, _ in COUNTERS.values()),
+)  # fmt: skip
+NAMES: Final = (*(spec.shown for spec in METRICS), *INSPECTOR)
+
+
+@dataclass(frozen=True, eq=False)
+class ScrapedLab:
+    """One lab for a scrape. source, reading: None where it cannot be read. run: the last one that ended well."""
+
+    name: str
+    source: LiveSource | None
+    reading: LiveReading | None
+    run: RunRecord | None
+    readings: int
+    viewers: int
+
+
+class _Families:
+    """Families by their specs, made when their first sample comes."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, CounterMetricFamily | GaugeMetricFamily] = {spec.name: spec.family() for spec in METRICS}
+
+    def add(self, spec: MetricSpec, labels: Sequence[str], value: float) -> None:
+        """One sample."""
+        self._made[spec.name].add_metric(labels, value)
+
+    def all(self) -> Iterator[Metric]:
+        """Those that have samples."""
+        return (family for family in self._made.values() if family.samples)
+
+
+def families(labs: Iterable[ScrapedLab], counters: MonotonicCounters) -> Iterator[Metric]:
+    """All metrics of some labs."""
+    made = _Families()
+    made.add(_BUILD, [VERSION], 1)
+    runs: list[RunRecord] = []
+    for lab in labs:
+        made.add(_UP, [lab.name], lab.reading is not None)
+        made.add(_READINGS, [lab.name], lab.readings)
+        made.add(_VIEWERS, [lab.name], lab.viewers)
+        if lab.source is not None and lab.reading is not None:
+            _add_fabric(made, lab.source, lab.reading)
+            _add_queues(made, lab.source, lab.reading, counters)
+        if lab.run is not None and lab.run.outcome is not None:
+            runs.append(lab.run)
+            _add_run(made, lab.run)
+    yield from made.all()
+    yield from inspector_families(runs)
+
+
+def _add_fabric(made: _Families, source: LiveSource, now: LiveReading) -> None:
+    """Links, sessions, buffers and PFC's processes."""
+    lab = source.lab
+    made.add(_SCALE, [lab.name], lab.fabric.policy.k)
+    dead = now.slow.down
+    peers = {(port.node, port.name): port.peer_ref for port in source.ports}
+    for port in source.ports:
+        made.add(_SPEED, [lab.name, port.node, port.name], port.rate_bps / 8)
+        made.add(_LINK, [lab.name, port.node, port.name], port.ref not in dead and port.peer_ref not in dead)
+    for switch, sessions in now.slow.sessions.items():
+        for peer, state in (sessions or {}).items():
+            # An unnumbered session is named by its port, any other by the peer's address.
+            other = peers.get((switch, peer))
+            name = [peer, other] if other is not None else ["", peer]
+            made.add(_BGP, [lab.name, switch, *name], state == ESTABLISHED)
+    established, expected = lab.made.sessions(now.slow)
+    made.add(_SESSIONS, [lab.name], established)
+    made.add(_EXPECTED, [lab.name], expected)
+    used = now.queues.switches["used"]
+    for index, node in enumerate(lab.fabric.nodes):
+        if node in lab.fabric.switches and node.ports:
+            policy = next(each for each in source.policies[node.name, node.ports[0].name] if each.kind != "unused")
+            made.add(_USED, [lab.name, node.name], int(used[index]))
+            made.add(_SIZE, [lab.name, node.name], policy.buffer)
+    processes = pfc.alive(lab.name)
+    made.add(_AGENT, [lab.name], processes.agent is not None and processes.keeper is not None)
+
+
+def _add_queues(made: _Families, source: LiveSource, now: LiveReading, counters: MonotonicCounters) -> None:
+    """Every queue of a class that is in use. Counters are those of the reading, or larger where one was reset."""
+    lab = source.lab.name
+    names = tuple(port.ref for port in source.ports)
+    grown = counters.of(lab, names, {name: now.columns[name] for name in COUNTERS})
+    tables: list[tuple[MetricSpec, I64, int]] = [(spec, now.columns[name], 1) for name, spec in LEVELS.items()]
+    tables += [(spec, grown[name], unit) for name, (spec, unit) in COUNTERS.items()]
+    rows = [(row, labels) for row, labels in _queue_labels(lab, source.ports, source)]
+    at = np.array([row for row, _ in rows])
+    for spec, values, unit in tables:
+        for (_, labels), value in zip(rows, values[at].tolist(), strict=True):
+            made.add(spec, labels, value / unit if unit != 1 else value)
+
+
+def _queue_labels(lab: str, ports: Sequence[Port], source: LiveSource) -> Iterator[tuple[int, list[str]]]:
+    """Row and labels of every queue whose class is in use."""
+    for number, port in enumerate(ports, 1):
+        for traffic_class, policy in enumerate(source.policies[port.node, port.name]):
+            if policy.kind != "unused":
+                yield number * CLASSES + traffic_class, [lab, port.node, port.name, str(traffic_class)]
+
+
+def _add_run(made: _Families, run: RunRecord) -> None:
+    o: Any = run.header.options
+    about = [run.header.lab, run.id, o.collective, o.algorithm, str(len(run.header.ranks)), str(o.qps)]
+    for row in run.outcome.rows if run.outcome else ():
+        labels = [*about, str(row.size)]
+        made.add(_BUSBW, labels, row.busbw * 1e9)
+        made.add(_SECONDS, labels, row.time_us / 1e6)
+        made.add(_WRONG, labels, row.wrong)

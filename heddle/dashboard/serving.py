@@ -1,0 +1,135 @@
+"""The dashboard as a server: its socket, its token, its life from start to Ctrl-C.
+
+In:  address, port, token. Out: nothing; `serve` returns after SIGINT, SIGTERM or `stop`. InputError for an address or a
+port that cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import uvicorn
+
+from heddle.base.problems import InputError, Problem, trouble
+from heddle.dashboard.access import PageAccess, is_loopback
+from heddle.dashboard.labdesk import LabDesk
+from heddle.dashboard.site import site
+
+LOOPBACK: Final = "127.0.0.1"
+_ENDING_S: Final = 3  # for connections that are open when the server ends
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A socket that is bound, and its rules. token: None where none is needed."""
+
+    socket: socket.socket
+    bind: str
+    port: int
+    token: str | None
+
+    @property
+    def url(self) -> str:
+        """The page's address, with the token in its fragment: browsers do not send that part, so no log has it."""
+        host = f"[{self.bind}]" if ":" in self.bind else self.bind
+        if ipaddress.ip_address(self.bind).is_unspecified:
+            host = socket.gethostname()
+        return f"http://{host}:{self.port}/" + (f"#token={self.token}" if self.token else "")
+
+
+def listen(bind: str, port: int, token: str | None) -> Listening:
+    """Bind the socket. port: 0 for a free one. The caller has made sure that there is a token beyond loopback."""
+    address = LOOPBACK if bind == "localhost" else bind
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:
+        hint = "use an IP address of this machine, or 0.0.0.0 for all of them"
+        raise InputError(Problem("", f"--bind {bind}", "is not an IP address", hint)) from None
+    if token is None and not is_loopback(address):
+        raise ValueError("a dashboard beyond loopback has a token")
+    if not 0 <= port <= 65535:
+        raise InputError(Problem("", f"--port {port}", "is outside 0 to 65535", "leave it out: a free one is chosen"))
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, port))
+        made.listen(128)
+    except OSError as error:
+        made.close()
+        reasons = {
+            errno.EADDRINUSE: ("is used by another process", "leave it out: a free port is chosen"),
+            errno.EACCES: ("needs root", "use a port above 1023"),
+        }
+        if error.errno in reasons:
+            why, hint = reasons[error.errno]
+            raise InputError(Problem("", f"--port {port}", why, hint)) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            hint = "use one of `ip -brief address`, or 0.0.0.0 for all"
+            raise InputError(Problem("", f"--bind {bind}", "is not an address of this machine", hint)) from None
+        raise trouble(error, f"--bind {bind}") from None
+    return Listening(made, address, made.getsockname()[1], token)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals to `serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class Serving:
+    """One server, in one event loop."""
+
+    def __init__(self, where: Listening) -> None:
+        self.where = where
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Answer requests until SIGINT, SIGTERM or `stop`. ready: called once the server answers."""
+        asyncio.run(self._serve(ready))
+
+    def stop(self) -> None:
+        """End it, from any thread."""
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        stop = self._stop = asyncio.Event()
+        with contextlib.suppress(ValueError, RuntimeError):  # in a thread that is not the main one
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, stop.set)
+        desk = LabDesk(loop)
+        access = PageAccess(self.where.bind, self.where.port, self.where.token)
+        config = uvicorn.Config(
+            site(desk, access), log_level="warning", access_log=False, lifespan="off", server_header=False,
+            timeout_graceful_shutdown=_ENDING_S, ws="none", proxy_headers=False,
+        )  # fmt: skip
+        server = _Server(config)
+        running = asyncio.create_task(server.serve(sockets=[self.where.socket]))
+        try:
+            while not server.started and not running.done():
+                await asyncio.sleep(0.01)
+            ready()
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+        finally:
+            desk.end_streams()
+            # uvicorn logs a traceback for each request that it cancels now, as a scrape of a large fabric.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            server.should_exit = True
+            await running
+            await asyncio.to_thread(desk.close)

@@ -1,0 +1,199 @@
+"""The dashboard's page in a browser: a live lab drawn, its buttons, its looks, its keyboard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.lab.daemons import ESTABLISHED
+from heddle.lab.faults import state_of, undo_all
+from heddle.lab.lab import Lab
+from heddle.lab.queuestatus import read_queues
+from heddle.runs.run import run
+from heddle.traffic.options import RunOptions
+from tests.conftest import Lend
+from tests.webclient import WebClient, dashboard
+
+if TYPE_CHECKING:
+    from tests.browser.chromium import Browser
+
+TOKEN = "a-token-of-the-tests"
+
+
+@pytest.fixture(scope="module")
+def lab(lent: Lend) -> Lab:
+    """Preset zone, slow enough for the page to be seen at work, after a run."""
+    lab = lent("zone", "link.host=20mbit", "link.fabric=20mbit")
+    run(lab, RunOptions(collective="incast", ranks=4, sizes=(1 << 16,), iters=1, warmup=0), Silent())
+    return lab
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[WebClient]:
+    with dashboard() as found:
+        yield found
+
+
+def opened(browser: Browser, server: WebClient, lab: Lab) -> None:
+    """The page, drawn and with figures."""
+    browser.open(f"http://127.0.0.1:{server.port}/?lab={lab.name}")
+    browser.wait_for("document.querySelectorAll('#drawing .half').length > 0")
+    browser.wait_for("document.querySelector('#total-bgp').textContent.includes('of')")
+
+
+def wait_long(browser: Browser, script: str, seconds: float = 120) -> None:
+    """Wait for what a busy machine may need long for: a run, BGP."""
+    end = time.monotonic() + seconds
+    while not browser.run(f"return {script}"):
+        assert time.monotonic() < end, script
+        time.sleep(0.1)
+
+
+def text(browser: Browser, css: str) -> str:
+    return str(browser.one(css).text)
+
+
+def show(browser: Browser, port: str) -> None:
+    """Type a port's name, as a user of the keyboard does."""
+    browser.run(f"document.querySelector('#pick-port').value = '{port}'")
+    browser.run("document.querySelector('#pick-port').focus()")
+    browser.press("ENTER")
+    browser.wait_for(f"document.querySelector('#port-title').textContent.startsWith('Link {port} ')")
+
+
+@pytest.mark.root
+def test_a_lab_is_drawn_in_light_and_dark_without_a_fault(browser: Browser, server: WebClient, lab: Lab) -> None:
+    opened(browser, server, lab)
+    assert len(browser.all("#drawing .half")) == 2 * len(lab.fabric.links)
+    assert len(browser.all("#drawing .node")) == len(lab.fabric.nodes)
+    assert text(browser, "#total-bgp") == "32 of 32"
+    assert text(browser, "#total-down") == "0"
+    assert f"emulated: k = {lab.fabric.policy.k}" in text(browser, "#scale")
+    show(browser, "rtsw1:eth1")
+    browser.wait_for("document.querySelectorAll('#port-queues tbody tr').length === 3")
+    browser.assert_accessible()
+    browser.screenshot("dashboard-light")
+    light = browser.style("body", "background-color")
+    browser.one("#theme").click()
+    assert browser.style("body", "background-color") != light
+    time.sleep(0.5)  # colours of links change in 0.3 s, and axe judges what it sees
+    browser.assert_accessible()
+    browser.screenshot("dashboard-dark")
+    browser.one("#large").click()
+    assert browser.style("html", "font-size") == "22px"
+    browser.screenshot("dashboard-large")
+    browser.one("#large").click()
+    browser.one("#theme").click()
+    browser.size(390, 844)
+    wide = (
+        "return [...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1"
+    )
+    wide += " && !e.closest('.scroll, #drawing, pre, .skip')).map((e) => e.tagName + '#' + e.id)"
+    assert browser.run(wide) == []
+    browser.screenshot("dashboard-narrow")
+    browser.size(1280, 900)
+
+
+@pytest.mark.root
+def test_a_run_is_started_shown_and_its_qps_have_paths(browser: Browser, server: WebClient, lab: Lab) -> None:
+    opened(browser, server, lab)
+    browser.run("document.querySelector('#size').value = '1M'; document.querySelector('#qps-count').value = 2;")
+    browser.one("#start").click()
+    browser.wait_for(
+        "[...document.querySelectorAll('#drawing .half')].some((e) => /use[1-6]/.test(e.className.baseVal))"
+    )
+    browser.wait_for("document.querySelector('#run-output').textContent.includes('Collective test starting')")
+    browser.screenshot("dashboard-run")
+    wait_long(browser, "document.querySelector('#run-outcome').textContent.includes('done in')")
+    browser.wait_for("document.querySelector('#runs tbody').textContent.includes('all-reduce')")
+    browser.wait_for("document.querySelector('#news').textContent.includes('all-reduce')")
+    browser.one("#qp-form button").click()
+    browser.wait_for("document.querySelectorAll('#qps tbody button').length === 32")
+    assert "all paths agree" in text(browser, "#qp-note")
+    browser.all("#qps tbody button")[3].click()
+    path = text(browser, "#qp-path")
+    marked = browser.run("return document.querySelectorAll('#drawing .half.chosen').length")
+    assert marked == 2 * (path.count(" > ") + 2)  # both halves of each link, and of the host's
+    browser.assert_accessible()
+    browser.screenshot("dashboard-path")
+    high = {each.port: each.high_water for each in read_queues(lab).rows if each.kind == "lossless"}
+    deepest = max(high, key=lambda port: high[port])
+    show(browser, deepest)
+    browser.wait_for("document.querySelectorAll('#port-queues tbody tr').length === 3")
+    shown = browser.run("return document.querySelectorAll('#port-queues tbody tr')[1].children[4].textContent")
+    (row,) = [each for each in read_queues(lab).rows if each.port == deepest and each.kind == "lossless"]
+    assert int(str(shown)) == row.packets
+
+
+@pytest.mark.root
+def test_a_link_goes_down_and_up_by_the_keyboard(browser: Browser, server: WebClient, lab: Lab) -> None:
+    opened(browser, server, lab)
+    try:
+        show(browser, "rtsw2:eth3")
+        browser.wait_for("document.querySelector('#link-button')")
+        browser.run("document.querySelector('#link-button').focus()")
+        browser.press("ENTER")
+        wait_long(browser, "document.querySelector('#link-outcome').textContent.includes('rtsw2:eth3 is down')")
+        assert state_of(lab).dead == ("rtsw2:eth3",)
+        assert (lab.neighbours("rtsw2") or {})["eth3"] != ESTABLISHED
+        browser.wait_for("document.querySelectorAll('#drawing .half.down').length === 2")
+        browser.wait_for("document.querySelector('#total-bgp').textContent === '31 of 32'")
+        browser.wait_for("document.querySelector('#link-button').textContent === 'Set link up'")
+        browser.assert_accessible()
+        browser.screenshot("dashboard-down")
+        browser.run("document.querySelector('#link-button').focus()")
+        browser.press("ENTER")
+        wait_long(browser, "document.querySelector('#link-outcome').textContent.includes('rtsw2:eth3 is up')")
+        browser.wait_for("document.querySelector('#total-bgp').textContent === '32 of 32'")
+        assert state_of(lab).dead == ()
+    finally:
+        undo_all(lab, 60)
+
+
+@pytest.mark.root
+def test_a_click_on_a_link_shows_it(browser: Browser, server: WebClient, lab: Lab) -> None:
+    opened(browser, server, lab)
+    link = "document.querySelector('.hit[data-port=\"ctsw1:eth1\"]')"
+    browser.run(f"{link}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+    browser.wait_for("document.querySelector('#port-title').textContent === 'Link ctsw1:eth1 to rtsw1:eth1'")
+    browser.wait_for("document.querySelector('#port-body svg.chart')")
+    assert "Last two minutes" in str(browser.run("return document.querySelector('.chart').getAttribute('aria-label')"))
+
+
+def test_without_a_lab_the_page_says_what_to_do(
+    browser: Browser, server: WebClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    browser.open(f"http://127.0.0.1:{server.port}/")
+    browser.wait_for("document.querySelector('#trouble').textContent.includes('./inv up zone')")
+    assert text(browser, "#trouble").startswith("No lab is running.")
+    browser.assert_accessible()
+
+
+def test_the_token_of_the_address_opens_the_page_and_leaves_the_address(browser: Browser) -> None:
+    with dashboard(TOKEN) as locked:
+        browser.open(f"http://127.0.0.1:{locked.port}/#token={TOKEN}")
+        browser.wait_for("!location.hash")
+        browser.wait_for("document.querySelector('#login').hidden")
+        assert browser.run("return fetch('/api/labs').then((answer) => answer.status)") == 200
+        browser.open("about:blank")  # before its server ends
+
+
+def test_without_the_token_the_page_asks_for_it(browser: Browser) -> None:
+    with dashboard(TOKEN) as locked:
+        browser.open(f"http://127.0.0.1:{locked.port}/")
+        browser.wait_for("!document.querySelector('#login').hidden")
+        browser.assert_accessible()
+        browser.run("document.querySelector('#token').focus()")
+        browser.press("x", "ENTER")
+        browser.wait_for("document.querySelector('#login-outcome').textContent.includes('not the token')")
+        browser.run("document.querySelector('#token').value = ''")
+        browser.press(*TOKEN, "ENTER")
+        browser.wait_for("document.querySelector('#login').hidden")
+        assert all("401" in each for each in browser.console())
+        browser.open("about:blank")

@@ -1,0 +1,388 @@
+"""The dashboard over live labs: its numbers, its buttons, its readers, its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.base.process import run as command
+from heddle.base.resources import HERE
+from heddle.dashboard import labwatch
+from heddle.dashboard.grafana import dashboard_json
+from heddle.dashboard.metrics import NAMES
+from heddle.fabric.fabricfile import load_fabric
+from heddle.lab import lifecycle as life
+from heddle.lab.daemons import ESTABLISHED
+from heddle.lab.faults import state_of, undo_all
+from heddle.lab.lab import Lab
+from heddle.lab.queuestatus import read_queues
+from heddle.lab.repair import repair
+from heddle.lab.requeue import set_queues
+from heddle.lab.status import status
+from heddle.runs.history import History
+from heddle.runs.past import paths_of
+from heddle.runs.run import run
+from heddle.switch.queues.cells import LabQueues
+from heddle.traffic.options import RunOptions
+from tests.conftest import Lend
+from tests.webclient import EventStream, WebClient, dashboard
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def lab(lent: Lend) -> Lab:
+    """Preset tiny, after a run that fills queues: three hosts to one."""
+    lab = lent("tiny", "link.host=50mbit", "link.fabric=50mbit")
+    run(lab, RunOptions(collective="incast", sizes=(1 << 19,), iters=2, warmup=0, qps=2), Silent())
+    return lab
+
+
+@pytest.fixture
+def page(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebClient]:
+    """A dashboard whose readers end soon after their last viewer."""
+    monkeypatch.setattr(labwatch, "LINGER_S", 0.2)
+    with dashboard() as found:
+        yield found
+
+
+@pytest.fixture
+def viewer(page: WebClient, lab: Lab) -> Iterator[EventStream]:
+    """A viewer of the lab."""
+    stream = EventStream(page.port, lab.name)
+    stream.wait_for("state", lambda found: found["up"])
+    yield stream
+    stream.close()
+
+
+def plan_of(page: WebClient, lab: Lab) -> dict[str, Any]:
+    found: dict[str, Any] = page.get(f"/api/labs/{lab.name}/plan")
+    return found
+
+
+def metrics_of(page: WebClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of /metrics by its name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page.get("/metrics"))
+        for sample in family.samples
+    }
+
+
+def test_numbers_of_the_page_are_those_of_the_verbs(page: WebClient, viewer: EventStream, lab: Lab) -> None:
+    first = viewer.wait_for("state", lambda found: found["up"])
+    (wanted,) = status(lab.name)
+    assert (first["totals"]["established"], first["totals"]["expected"]) == (
+        wanted.bgp.established,
+        wanted.bgp.expected,
+    )
+    assert first["missing"] == []
+    rows = [each.to_json() for each in read_queues(lab).rows if each.kind == "lossless"]
+    assert any(row["pfc_received"] for row in rows)
+    assert any(row["marks"] for row in rows)
+    plan = plan_of(page, lab)
+    assert plan["plan"] == first["plan"]
+    for row in rows:
+        found = page.get(f"/api/labs/{lab.name}/ports/{row['port']}")
+        assert row in found["rows"]
+    by_ref = {each["ref"]: number for number, each in enumerate(plan["ports"], 1)}
+    for row in rows:  # the queue of highest level decides, and no other class had more than the incast's
+        assert first["rows"][by_ref[row["port"]]][2] >= row["high_water"]
+    paths = paths_of(lab)
+    qps = page.get(f"/api/labs/{lab.name}/qps")
+    assert (qps["agree"], qps["run"]) == (paths.agree, History.of(lab).find())
+    assert {(q["qpn"], q["sport"], q["src"], tuple(q["path"])) for q in qps["qps"]} == {
+        (p.flow.qpn, p.flow.sport, paths.nics_of(p)[0], p.measured or p.expected) for p in paths.flows
+    }
+    record = History.of(lab).newest(1)[0].record
+    assert record is not None
+    assert record.outcome is not None
+    shown = first["runs"]["last"][0]
+    assert (shown["id"], shown["rows"][0][3]) == (record.id, record.outcome.rows[0].busbw)
+
+
+def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab: Lab) -> None:
+    found = metrics_of(page)
+    names = {name for name, _ in found}
+    ours = {name for name in names if name.startswith(("heddle_", "nccl_"))}
+    assert ours == set(NAMES)
+    columns = {"bytes": "heddle_link_bytes_total", "marks": "heddle_ecn_marked_packets_total",
+               "drops": "heddle_queue_dropped_packets_total", "pfc_received": "heddle_pfc_pauses_total",
+               "pfc_sent": "heddle_pfc_pauses_sent_total", "high_water": "heddle_queue_high_water_bytes",
+               "depth": "heddle_queue_depth_bytes", "occupancy": "heddle_ingress_occupancy_bytes"}  # fmt: skip
+    for row in (each.to_json() for each in read_queues(lab).rows if each.kind == "lossless"):
+        node, _, port = row["port"].partition(":")
+        labels = frozenset({"lab": lab.name, "node": node, "port": port, "class": str(row["class"])}.items())
+        for column, name in columns.items():
+            assert found[name, labels] == row[column], (name, row["port"])
+        assert found["heddle_pfc_paused_seconds_total", labels] == pytest.approx(row["paused_ms"] / 1e3, abs=1e-3)
+    panels = json.loads(dashboard_json())["panels"]
+    queries = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    used = set(re.findall(r"\b(?:heddle|nccl)_[a-z_]+", queries))
+    assert used
+    assert used <= ours
+    sessions = [value for (name, _), value in found.items() if name == "heddle_bgp_session_up"]
+    assert sessions == [1.0] * 8
+    (busbw,) = [value for (name, _), value in found.items() if name == "nccl_bus_bandwidth_gbs"]
+    record = History.of(lab).newest(1)[0].record
+    assert record is not None
+    assert record.outcome is not None
+    assert busbw == pytest.approx(record.outcome.rows[0].busbw)
+
+
+@pytest.mark.parametrize("checker", ["promtool"])
+def test_prometheus_finds_no_fault_but_in_the_names_of_nccl_inspector(page: WebClient, checker: str) -> None:
+    """Where promtool is installed: the package would start a server of its own, so suites do not install it."""
+    if shutil.which(checker) is None:
+        pytest.skip(f"{checker} is not installed (Debian's package prometheus has it)")
+    text = page.get("/metrics")
+    done = subprocess.run([checker, "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    # 3: remarks on style. Inspector's time is in microseconds, and its name has to stay.
+    lines = (done.stdout + done.stderr).splitlines()
+    assert [line for line in lines if not line.startswith("nccl_collective_exec_time")] == []
+    assert done.returncode in (0, 3)
+
+
+def test_counters_do_not_go_back_when_a_user_resets_them(page: WebClient, lab: Lab) -> None:
+    before = metrics_of(page)
+    with LabQueues.pinned(lab.fabric) as live:
+        live.forget()
+    after = metrics_of(page)
+    marks = {key: value for key, value in after.items() if key[0] == "heddle_ecn_marked_packets_total"}
+    assert sum(marks.values()) > 0
+    assert sum(row.marks for row in read_queues(lab).rows) == 0
+    for key, value in before.items():
+        if key[0].endswith("_total"):
+            assert after[key] >= value, key
+
+
+def test_a_link_that_a_button_takes_down_is_down_in_frr_and_comes_back(
+    page: WebClient, viewer: EventStream, lab: Lab
+) -> None:
+    link = f"/api/labs/{lab.name}/link"
+    try:
+        status_code, _, action = page.post(link, {"port": "ctsw1:eth1", "state": "down"})
+        assert (status_code, action["state"]) == (202, "running")
+        done = viewer.wait_for("action", lambda found: found["state"] != "running")
+        assert (done["state"], done["text"][:18]) == ("done", "ctsw1:eth1 is down")
+        assert (lab.neighbours("ctsw1") or {})["eth1"] != ESTABLISHED
+        assert state_of(lab).dead == ("ctsw1:eth1",)
+        found = viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 3)
+        assert found["totals"]["links_down"] == 1
+        port = page.get(f"/api/labs/{lab.name}/ports/rtsw1:eth1")
+        assert (port["down"], port["bgp"] == ESTABLISHED) == (True, False)
+        viewer.wait_for("news", lambda items: any(item["text"] == "ctsw1:eth1 down" for item in items))
+        viewer.forget()
+        # By the other end: the end where it was taken down is set up.
+        assert page.post(link, {"port": "rtsw1:eth1", "state": "up"})[0] == 202
+        done = viewer.wait_for("action", lambda found: found["state"] != "running")
+        assert done["state"] == "done"
+        viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 4)
+        assert state_of(lab).dead == ()
+        assert (lab.neighbours("ctsw1") or {})["eth1"] == ESTABLISHED
+    finally:
+        undo_all(lab, 60)
+
+
+def test_a_button_that_cannot_be_carried_out_says_why(page: WebClient, viewer: EventStream, lab: Lab) -> None:
+    link = f"/api/labs/{lab.name}/link"
+    assert page.post(link, {"port": "rtsw9:eth1", "state": "down"})[0] == 202
+    done = viewer.wait_for("action", lambda found: found["state"] != "running")
+    assert (done["state"], "is no port" in done["text"]) == ("failed", True)
+    for wrong in ({}, {"port": 1, "state": "down"}, {"port": "rtsw1:eth1", "state": "sideways"}):
+        assert page.post(link, wrong)[0] == 400
+    viewer.forget()
+    with state.lock(lab.name):  # as another command holds it
+        assert page.post(link, {"port": "rtsw1:eth1", "state": "down"})[0] == 202
+        done = viewer.wait_for("action", lambda found: found["state"] != "running")
+    assert "is being worked on by another Heddle" in done["text"]
+    assert state_of(lab).dead == ()
+
+
+def test_a_run_of_the_page_is_a_run_of_the_verb_and_is_shown(page: WebClient, viewer: EventStream, lab: Lab) -> None:
+    before = History.of(lab).find()
+    asked = {"collective": "all-reduce", "size": "256K", "qps": 2, "iters": 2}
+    assert page.post(f"/api/labs/{lab.name}/run", asked)[0] == 202
+    assert page.post(f"/api/labs/{lab.name}/run", asked)[0] == 400  # one at a time
+    done = viewer.wait_for("action", lambda found: found["state"] != "running", 120)
+    assert done["state"] == "done", done
+    assert any("all-reduce" in line for line in done["lines"])
+    kept = History.of(lab).newest(1)[0]
+    assert int(kept.id) == int(before) + 1
+    assert kept.record is not None
+    assert (kept.record.header.options.qps, kept.record.header.options.sizes) == (2, (262144,))
+    viewer.wait_for("update", lambda found: found.get("runs", {}).get("last", [{}])[0].get("id") == kept.id)
+    assert page.get(f"/api/labs/{lab.name}/qps")["run"] == kept.id
+
+
+def test_a_run_is_stopped_as_by_ctrl_c(page: WebClient, viewer: EventStream, lab: Lab) -> None:
+    asked = {"collective": "all-reduce", "size": "4M", "iters": 500}
+    assert page.post(f"/api/labs/{lab.name}/run", asked)[0] == 202
+    viewer.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
+    assert page.post(f"/api/labs/{lab.name}/stop", {})[2] == {"stopped": True}
+    done = viewer.wait_for("action", lambda found: found["state"] != "running", 60)
+    assert (done["state"], "exit code 130" in done["text"]) == ("failed", True)
+    with state.lock(lab.name):
+        pass  # free again
+
+
+def readings_of(page: WebClient, lab: Lab) -> float:
+    return metrics_of(page)["heddle_dashboard_readings_total", frozenset({("lab", lab.name)})]
+
+
+def _later(when: float, found: dict[str, float]) -> bool:
+    return found["when"] > when
+
+
+def _at(when: float, found: dict[str, float]) -> bool:
+    return found["when"] == when
+
+
+def test_a_second_viewer_costs_no_second_reading(page: WebClient, viewer: EventStream, lab: Lab) -> None:
+    second = EventStream(page.port, lab.name)
+    try:
+        second.wait_for("hello", lambda found: found["up"])
+        watching = [each.name for each in threading.enumerate() if each.name == f"watch-{lab.name}"]
+        assert watching == [f"watch-{lab.name}"]
+        for stream in (viewer, second):
+            stream.forget()
+        first = readings_of(page, lab)
+        last = 0.0
+        for _ in range(6):
+            last = viewer.wait_for("update", partial(_later, last))["when"]
+        made = readings_of(page, lab) - first  # scrapes make none while the reader runs
+        viewer.wait_for("update", partial(_later, last))
+        whens = [data["when"] for kind, data in viewer.events if kind == "update"]
+        assert 5 <= made <= len(whens) + 1
+        for when in whens[:6]:
+            second.wait_for("update", partial(_at, when))  # the same reading
+        viewers = metrics_of(page)["heddle_dashboard_viewers", frozenset({("lab", lab.name)})]
+        assert viewers == 2
+    finally:
+        second.close()
+
+
+def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
+    stream = EventStream(page.port, lab.name)
+    stream.wait_for("update")
+    stream.close()
+
+    def watched() -> bool:
+        return any(each.name == f"watch-{lab.name}" for each in threading.enumerate())
+
+    end = time.monotonic() + 60
+    while watched():
+        assert time.monotonic() < end, "the reader goes on without viewers"
+        time.sleep(0.05)
+    before = readings_of(page, lab)  # this scrape reads once itself
+    assert readings_of(page, lab) == before + 1
+    again = EventStream(page.port, lab.name)
+    again.wait_for("update")
+    again.close()
+
+
+def test_a_lab_that_goes_and_comes_again_is_told_and_shown(page: WebClient, lab_name: Callable[[], str]) -> None:
+    name = lab_name()
+    loaded = load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1", "hosts_per_rack=1"])
+    assert page.ask("GET", f"/api/labs/{name}/events")[0] == 400
+    stream = None
+    try:
+        life.up(loaded)
+        assert name in [each["lab"] for each in page.get("/api/labs")["labs"]]
+        stream = EventStream(page.port, name)
+        first = stream.wait_for("state", lambda found: found["up"])
+        life.down(name)
+        gone = stream.wait_for("state", lambda found: not found["up"] and found["trouble"] != "not read yet")
+        assert "is not running" in gone["trouble"]
+        assert "Traceback" not in gone["trouble"]
+        stream.forget()
+        life.up(load_fabric("tiny", name=name, overrides=["racks=2", "ctsw=1", "hosts_per_rack=1"]))
+        back = stream.wait_for("state", lambda found: found["up"], 60)
+        assert back["plan"] > first["plan"]
+        assert len(page.get(f"/api/labs/{name}/plan")["nodes"]) == 5
+        assert back["totals"]["expected"] == 2
+    finally:
+        if stream is not None:
+            stream.close()
+        life.down(name)
+
+
+def test_a_lab_that_is_repaired_or_changed_goes_on(page: WebClient, viewer: EventStream, lab: Lab) -> None:
+    first = viewer.wait_for("state", lambda found: found["up"])
+    command(["ip", "-n", lab.handle("rtsw1").netns.name, "link", "set", "eth1", "down"])  # by hand, not on purpose
+    lost = viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 3)
+    assert lost["totals"]["links_down"] == 1
+    viewer.forget()
+    repair(lab, Silent())
+    viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 4)
+    scale = {each["ref"]: each["scale"] for each in plan_of(page, lab)["ports"]}
+    viewer.forget()
+    try:
+        set_queues(lab, ["ecn.kmax=321KB"], ["ctsw1"])
+        changed = viewer.wait_for("state", lambda found: found["up"] and found["plan"] > first["plan"])
+        now = {each["ref"]: each["scale"] for each in plan_of(page, lab)["ports"]}
+        assert changed["totals"]["established"] == 4
+        assert {ref for ref in now if now[ref] != scale[ref]} == {p.ref for p in lab.fabric.by_name["ctsw1"].ports}
+        assert now["ctsw1:eth1"] == 321_000
+    finally:
+        set_queues(lab, ["ecn.kmax=160KB"], ["ctsw1"])
+
+
+def test_a_lab_of_another_version_is_named_and_not_read(page: WebClient, lab_name: Callable[[], str]) -> None:
+    name = lab_name()
+    try:
+        life.up(load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1", "hosts_per_rack=1"]))
+        path = state.lab_dir(name) / "lab.json"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"version": "0.0.9"}))
+        (mine,) = [each for each in page.get("/api/labs")["labs"] if each["lab"] == name]
+        assert (mine["state"], "Heddle 0.0.9" in mine["trouble"]) == ("unreadable", True)
+        stream = EventStream(page.port, name)
+        found = stream.wait_for("state", lambda found: "Heddle 0.0.9" in found["trouble"])
+        assert "hint:" in found["trouble"]
+        stream.close()
+        assert metrics_of(page)["heddle_lab_up", frozenset({("lab", name)})] == 0
+        path.write_text(json.dumps(record))
+    finally:
+        life.down(name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab, number: signal.Signals) -> None:
+    argv = [*HERE.command(), "dashboard", lab.name, "--format=json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as proc:
+        assert proc.stdout is not None
+        text = ""
+        while not text.endswith("}\n"):
+            line = proc.stdout.readline()
+            assert line, proc.stderr and proc.stderr.read()
+            text += line
+        url = json.loads(text)["url"]
+        assert url.endswith(f"/?lab={lab.name}")
+        page = WebClient(int(re.findall(r":(\d+)/", url)[0]))
+        stream = EventStream(page.port, lab.name)
+        stream.wait_for("update")
+        assert page.post(f"/api/labs/{lab.name}/run", {"size": "4M", "iters": 500})[0] == 202
+        stream.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
+        proc.send_signal(number)
+        out, err = proc.communicate(timeout=60)
+    assert stream.ended.wait(10)
+    stream.close()
+    assert (proc.returncode, out) == (0, "")
+    assert "Traceback" not in err
+    with state.lock(lab.name):
+        pass  # the run that it had started has ended
+    assert not History.of(lab).writing()

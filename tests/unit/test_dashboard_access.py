@@ -1,0 +1,212 @@
+"""Who may use the dashboard: its names, other sites, the token, and the headers of every answer."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.dashboard.access import HEADERS, PageAccess, make_token, read_token
+from heddle.dashboard.serving import LOOPBACK, listen
+from heddle.dashboard.site import ASSETS
+from tests.webclient import WebClient, dashboard
+
+TOKEN = "0123456789abcdefghij"
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[WebClient]:
+    """A dashboard without labs, which needs no root."""
+    with dashboard() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[WebClient]:
+    """The same with a token."""
+    with dashboard(TOKEN) as found:
+        yield found
+
+
+def test_every_answer_has_the_security_headers(page: WebClient) -> None:
+    asked = [("GET", "/"), *(("GET", f"/assets/{name}") for name in ASSETS), ("GET", "/api/labs"), ("GET", "/metrics"),
+             ("GET", "/nothing"), ("GET", "/assets/..%2f..%2fREADME.md"), ("POST", "/api/labs/zone/run")]  # fmt: skip
+    for method, path in asked:
+        _, headers, _ = page.ask(method, path)
+        assert {name: headers.get(name) for name in HEADERS} == HEADERS, path
+    policy = HEADERS["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+def test_the_page_has_no_script_and_no_style_in_its_text(page: WebClient) -> None:
+    text = page.get("/")
+    assert "<style" not in text
+    assert "style=" not in text
+    assert " on" + "click=" not in text
+    assert text.count("<script") == text.count('<script type="module" src="/assets/dashboard.js"></script>') == 1
+    for name in ASSETS:
+        found = page.get(f"/assets/{name}")
+        assert "://" not in str(found).replace("http://www.w3.org/", ""), f"{name} names another machine"
+
+
+def test_a_file_that_is_not_the_pages_is_not_sent(page: WebClient) -> None:
+    for name in ("..%2f..%2fREADME.md", "%2e%2e/index.html", "grafana", "index.html.bak"):
+        assert page.ask("GET", f"/assets/{name}")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "localhost.evil.example:{port}", "", "192.0.2.7"]
+)
+def test_another_name_for_this_machine_is_refused(page: WebClient, host: str) -> None:
+    for path in ("/", "/api/labs", "/metrics", "/assets/dashboard.js"):
+        status, _, found = page.ask("GET", path, headers={"Host": host.format(port=page.port)})
+        assert status in (400, 421), path  # 400: the server itself, for no Host at all
+        assert "labs" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:{port}", "127.0.0.1", "[::1]:{port}", "LOCALHOST:{port}", "localhost:9000"]
+)
+def test_names_of_loopback_are_answered_also_behind_a_forwarded_port(page: WebClient, host: str) -> None:
+    assert page.ask("GET", "/api/labs", headers={"Host": host.format(port=page.port)})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},  # another server of this machine
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "same-origin"},  # a browser sends Origin with a POST
+        {"Content-Type": "text/plain"},  # as a form of another site can send it
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": ""},
+    ],
+)
+def test_a_button_pressed_by_another_site_is_refused(page: WebClient, headers: dict[str, str]) -> None:
+    for path in ("/api/labs/zone/link", "/api/labs/zone/run", "/api/labs/zone/stop", "/api/login"):
+        status, _, found = page.ask("POST", path, {"port": "rtsw1:eth1", "state": "down"}, headers)
+        assert status == 403, (path, found)
+
+
+def test_a_button_of_the_page_and_a_program_get_through(page: WebClient) -> None:
+    status, _, found = page.post("/api/labs/nolab/link", {"port": "rtsw1:eth1", "state": "down"})
+    assert (status, found["problems"][0]["why"]) == (400, "is not running")
+    assert page.ask("POST", "/api/labs/nolab/link", {"port": "rtsw1:eth1", "state": "down"})[0] == 400
+
+
+def test_reading_from_another_site_is_refused_but_a_link_to_the_page_works(page: WebClient) -> None:
+    foreign = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    for path in ("/api/labs", "/metrics", "/api/labs/zone/events"):
+        assert page.ask("GET", path, headers=foreign)[0] == 403
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert page.ask("GET", "/?lab=zone", headers=link)[0] == 200
+    assert page.ask("GET", "/api/labs", headers=link)[0] == 403
+
+
+def test_the_token_is_needed_for_all_that_shows_or_changes_a_lab(locked: WebClient) -> None:
+    assert locked.ask("GET", "/")[0] == 200
+    for path in ("/api/labs", "/metrics", "/api/labs/zone/events", "/api/labs/zone/plan", "/api/labs/zone/qps"):
+        status, headers, _ = locked.ask("GET", path)
+        assert (status, headers.get("www-authenticate")) == (401, "Bearer"), path
+    for path in ("run", "link", "stop"):
+        assert locked.post(f"/api/labs/zone/{path}", {})[0] == 401
+    for wrong in ("", "x", TOKEN[:-1], TOKEN + "x", "ä" * 20):
+        assert locked.post("/api/login", {"token": wrong})[0] == 401
+        assert (
+            locked.ask("GET", "/metrics", headers={"Authorization": f"Bearer {wrong}".encode().decode("latin-1")})[0]
+            == 401
+        )
+    assert locked.ask("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
+
+
+def test_a_login_gives_a_cookie_that_scripts_and_other_sites_do_not_get(locked: WebClient) -> None:
+    status, headers, _ = locked.post("/api/login", {"token": TOKEN})
+    assert status == 200
+    value, _, flags = headers["set-cookie"].partition("; ")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(flags.split("; "))
+    assert TOKEN not in value
+    assert locked.ask("GET", "/api/labs", headers={"Cookie": value})[0] == 200
+    assert locked.ask("GET", "/api/labs", headers={"Cookie": value[:-1] + ("0" if value[-1] != "0" else "1")})[0] == 401
+    name = value.partition("=")[0]
+    assert locked.ask("GET", "/api/labs", headers={"Cookie": f"{name}={TOKEN}"})[0] == 401
+
+
+def test_beyond_loopback_names_of_this_machine_are_answered_and_others_refused() -> None:
+    access = PageAccess("0.0.0.0", 80, TOKEN)
+    for host, ours in {
+        socket.gethostname(): True,
+        "192.0.2.7:80": True,
+        "[2001:db8::1]:80": True,
+        "evil.example": False,
+    }.items():
+        refused = access.refusal("GET", "/", {"host": host}, open_to_all=True)
+        assert (refused is None) == ours, host
+
+
+def test_a_server_beyond_loopback_has_a_token() -> None:
+    with pytest.raises(ValueError, match="token"):
+        listen("0.0.0.0", 0, None)
+    first, second = make_token(), make_token()
+    assert first != second
+    assert len(first) >= 43
+
+
+@pytest.mark.parametrize(
+    ("bind", "port", "said"),
+    [
+        ("zone", 0, "is not an IP address"),
+        ("192.0.2.77", 0, "is not an address of this machine"),
+        (LOOPBACK, 70000, "outside 0 to 65535"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_named(bind: str, port: int, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        listen(bind, port, TOKEN)
+
+
+def test_a_port_in_use_is_named() -> None:
+    first = listen(LOOPBACK, 0, None)
+    try:
+        with pytest.raises(InputError, match=f"--port {first.port} is used by another process"):
+            listen(LOOPBACK, first.port, None)
+    finally:
+        first.socket.close()
+
+
+def test_a_token_file_is_long_enough_and_private(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(InputError, match="is not a file"):
+        read_token(file, "token")
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o644)
+    with pytest.raises(InputError, match="can be read by other users"):
+        read_token(file, "token")
+    file.chmod(0o600)
+    assert read_token(file, "token") == TOKEN
+    for short in ("", "short", "two words of a token", "\x00" * 3, "ä" * 40):
+        file.write_text(short)
+        with pytest.raises(InputError, match="16 or more characters"):
+            read_token(file, "token")
+
+
+def test_a_request_that_is_no_object_or_too_long_is_refused(page: WebClient) -> None:
+    bodies: list[object] = [[], "x", 3, None, {"x": "y" * 5000}]
+    for body in bodies:
+        status, _, found = page.post("/api/login", body)
+        assert (status, bool(found.get("error"))) in {(400, True), (403, True)}, body
+
+
+def test_the_token_is_not_printed_to_a_log_of_requests() -> None:
+    where = listen(LOOPBACK, 0, TOKEN)
+    where.socket.close()
+    address, _, fragment = where.url.partition("#")
+    assert TOKEN not in address
+    assert fragment == f"token={TOKEN}"

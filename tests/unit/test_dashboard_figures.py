@@ -1,0 +1,289 @@
+"""What the live page and /metrics make of readings: differences, use, events, counters over resets, the drawing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heddle.base.ethernet import CLASSES
+from heddle.base.problems import InputError
+from heddle.dashboard.actions import Actions, _run_flags
+from heddle.dashboard.inspectornames import collective_name, message_size
+from heddle.dashboard.livefigures import PortFigures, PortFlag, added
+from heddle.dashboard.livehistory import KEPT, LiveHistory
+from heddle.dashboard.livenews import NewsDesk
+from heddle.dashboard.livesource import LiveReading
+from heddle.dashboard.metrics import METRICS, NAMES
+from heddle.dashboard.monotonic import MonotonicCounters
+from heddle.dashboard.pageplan import plan_json, plan_page
+from heddle.dashboard.viewers import Viewers, message
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.model import Fabric, Port
+from heddle.lab.daemons import ESTABLISHED
+from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
+from heddle.switch.queues.cells import AGENT, CELL, GATE, INGRESS, NODE
+from heddle.switch.queues.classes import policies_of
+from heddle.switch.queues.portids import numbered_ports, row
+from heddle.switch.queues.queuestate import QueueState
+
+Cells = Mapping[tuple[str, str, int, str], int]  # map, port, class, field -> value
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Fabric:
+    return load_fabric("tiny").fabric
+
+
+@pytest.fixture(scope="module")
+def ports(fabric: Fabric) -> tuple[Port, ...]:
+    return tuple(port for _, port in numbered_ports(fabric))
+
+
+def reading(
+    fabric: Fabric,
+    at_s: float,
+    cells: Cells | None = None,
+    down: Mapping[str, bool] | None = None,
+    lost: Sequence[str] = (),
+    silent: Sequence[str] = (),
+) -> LiveReading:
+    """A reading in which nothing has happened but these. lost: ends of BGP sessions that are not established."""
+    ids = {port.ref: number for number, port in numbered_ports(fabric)}
+    rows = (len(ids) + 1) * CLASSES
+    maps = {"cells": np.zeros(rows, CELL), "ingress": np.zeros(rows, INGRESS), "gates": np.zeros(rows, GATE),
+            "agent": np.zeros(rows, AGENT), "switches": np.zeros(len(fabric.nodes), NODE)}  # fmt: skip
+    for (name, port, traffic_class, field), value in (cells or {}).items():
+        maps[name][field][row(ids[port], traffic_class)] = value
+    nodes = {}
+    for node in fabric.switches:
+        mine = {ref.partition(":")[2]: here for ref, here in (down or {}).items() if ref.partition(":")[0] == node.name}
+        states = {
+            port.name: "Active" if port.ref in lost else ESTABLISHED
+            for port in node.ports
+            if not fabric.leads_to_host(port)
+        }
+        nodes[node.name] = NodeSnapshot(node.name, down=mine, sessions=None if node.name in silent else states)
+    slow = Snapshot(fabric.name, LabPart.CARRIER | LabPart.SESSIONS, nodes)
+    return LiveReading(1000 + at_s, QueueState(round(at_s * 1e9), **maps), np.zeros(len(ids) + 1, bool), slow)
+
+
+def figures(
+    fabric: Fabric, ports: Sequence[Port], before: LiveReading, after: LiveReading
+) -> dict[str, dict[str, Any]]:
+    """By port, what is not zero."""
+    found = PortFigures.of(ports, before, after)
+    names = ("use", "depth", "high_water", "marks", "drops", "pauses", "flags")
+    return {
+        port.ref: values
+        for number, port in enumerate(ports, 1)
+        if (values := {name: getattr(found, name)[number] for name in names if getattr(found, name)[number]})
+    }
+
+
+def test_a_counter_that_went_back_was_reset_and_all_it_has_is_new() -> None:
+    assert added(np.array([5, 9, 3]), np.array([7, 9, 2])).tolist() == [2, 0, 2]
+
+
+def test_use_is_the_bytes_of_all_classes_over_the_rate_and_the_time(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    rate = ports[0].rate_bps
+    sent = rate // 8 // 4  # of half a second half of the rate
+    before = reading(fabric, 1, {("cells", "rtsw1:eth1", 3, "out_bytes"): 1000})
+    after = reading(fabric, 1.5, {("cells", "rtsw1:eth1", 3, "out_bytes"): 1000 + sent // 2,
+                                  ("cells", "rtsw1:eth1", 0, "out_bytes"): sent - sent // 2})  # fmt: skip
+    found = figures(fabric, ports, before, after)
+    assert list(found) == ["rtsw1:eth1"]
+    assert found["rtsw1:eth1"]["use"] == pytest.approx(0.5)
+
+
+def test_levels_are_those_of_now_and_counts_those_of_the_interval(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    before = reading(fabric, 1, {("cells", "ctsw1:eth2", 3, "marks"): 7, ("gates", "ctsw1:eth2", 3, "pfc_received"): 5})
+    after = reading(fabric, 2, {
+        ("cells", "ctsw1:eth2", 3, "marks"): 9, ("gates", "ctsw1:eth2", 3, "pfc_received"): 6,
+        ("cells", "ctsw1:eth2", 3, "depth"): 4000, ("cells", "ctsw1:eth2", 0, "depth"): 100,
+        ("cells", "ctsw1:eth2", 3, "high_water"): 9000, ("cells", "ctsw1:eth2", 3, "drops"): 1,
+        ("agent", "ctsw1:eth2", 3, "closed_since_ns"): 10**9,
+    })  # fmt: skip
+    flags = PortFlag.PAUSED | PortFlag.MARKED | PortFlag.DROPPED | PortFlag.PAUSES
+    wanted = {"depth": 4100, "high_water": 9000, "marks": 2, "drops": 5, "pauses": 1, "flags": flags}
+    assert figures(fabric, ports, before, after) == {"ctsw1:eth2": wanted}
+    assert after.columns["paused_ns"][row([port.ref for port in ports].index("ctsw1:eth2") + 1, 3)] == 10**9
+
+
+def test_both_ends_of_a_link_that_is_down_are_down(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    peer = fabric.by_name["rtsw1"].port("eth1").peer_ref
+    found = figures(fabric, ports, reading(fabric, 1), reading(fabric, 2, down={"rtsw1:eth1": True, peer: False}))
+    assert found == {"rtsw1:eth1": {"flags": PortFlag.DOWN}, peer: {"flags": PortFlag.DOWN}}
+
+
+def lines(desk: NewsDesk, fabric: Fabric, ports: Sequence[Port], *readings: LiveReading) -> list[str]:
+    """The texts of all news of some readings in order."""
+    found: list[str] = []
+    for before, after in pairwise(readings):
+        found += [item.text for item in desk.compare(before, after, PortFigures.of(ports, before, after))]
+    return found
+
+
+def test_links_and_sessions_are_told_when_they_change(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    peer = fabric.by_name["rtsw1"].port("eth1").peer_ref
+    host = fabric.by_name["host1"].ports[0].peer_ref
+    usual, cut = (
+        reading(fabric, 1),
+        reading(fabric, 2, down={"rtsw1:eth1": True, peer: False}, lost=["rtsw1:eth1", peer]),
+    )
+    without = reading(fabric, 4, down={host: False})
+    silent = reading(fabric, 6, silent=["ctsw2"])
+    ends = ", ".join(sorted(["rtsw1:eth1", peer]))
+    assert lines(NewsDesk(ports), fabric, ports, usual, cut, cut, usual, without, usual, silent) == [
+        "rtsw1:eth1 down", f"BGP lost at {ends}",
+        "rtsw1:eth1 up", f"BGP established at {ends}",
+        f"{host} down", f"{host} up", "bgpd of ctsw2 does not answer",
+    ]  # fmt: skip
+    assert NewsDesk(ports).compare(None, cut, PortFigures.of(ports, None, cut)) == []
+
+
+def test_many_pauses_are_two_lines(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    def paused(at: float, one: int, other: int) -> LiveReading:
+        cells = {("gates", "rtsw1:eth1", 3, "pfc_received"): one, ("gates", "ctsw1:eth1", 3, "pfc_received"): other}
+        return reading(fabric, at, cells)
+
+    steps = [paused(0, 0, 0), paused(1, 5, 0), paused(2, 9, 1), paused(3, 9, 1), paused(4, 9, 1), paused(5, 9, 1)]
+    assert lines(NewsDesk(ports), fabric, ports, *steps) == [
+        "pause frames began at rtsw1:eth1",
+        "pause frames ended: 10 in 1.0 s at 2 ports, most at rtsw1:eth1",
+    ]
+
+
+def test_counters_of_metrics_never_go_back() -> None:
+    counters = MonotonicCounters()
+    values = [counters.of("zone", ("a", "b"), {"bytes": np.array(each)})["bytes"].tolist() for each in
+              ([5, 1], [9, 1], [2, 4], [3, 4], [0, 0])]  # fmt: skip
+    assert values == [[5, 1], [9, 1], [11, 4], [12, 4], [12, 4]]
+    assert counters.of("other", ("a",), {"bytes": np.array([1])})["bytes"].tolist() == [1]
+    assert counters.of("zone", ("a", "c"), {"bytes": np.array([1, 1])})["bytes"].tolist() == [1, 1]
+
+
+def test_names_of_metrics_follow_the_conventions_of_prometheus() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    for spec in METRICS:
+        assert spec.name.startswith("heddle_")
+        assert spec.help.endswith(".")
+        assert not spec.name.endswith(("_total", "_count", "_sum", "_ms", "_ns", "_kb", "_percent"))
+        assert spec.shown.endswith("_total") == spec.counter
+        assert not set(spec.labels) & set(spec.name.split("_")) - {"run", "lab", "port"}
+
+
+def test_every_metric_is_in_the_page_about_it() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("count", "bucket"),
+    [
+        (0, "0B"),
+        (1, "1-2B"),
+        (1023, "1023-1024B"),
+        (1024, "1-2KB"),
+        (1 << 20, "1-2MB"),
+        ((5 << 20) - 1, "4-5MB"),
+        (4 << 30, "4-5GB"),
+    ],
+)
+def test_message_sizes_are_the_buckets_of_nccl_inspector(count: int, bucket: str) -> None:
+    assert message_size(count) == bucket
+
+
+def test_collectives_have_the_names_of_nccl() -> None:
+    names = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
+    assert [collective_name(name) for name in names] == ["AllReduce", "ReduceScatter", "AllGather", "AlltoAll"]
+
+
+@pytest.mark.parametrize("preset", ["tiny", "zone", "rail", "dc"])
+def test_nothing_is_drawn_over_something_else(preset: str) -> None:
+    fabric = load_fabric(preset).fabric
+    plan = plan_page(fabric, tuple(port for _, port in numbered_ports(fabric)))
+    assert set(plan.spots) == {node.name for node in fabric.nodes}
+    spots = list(plan.spots.values())
+    for at, one in enumerate(spots):
+        assert one.width / 2 <= one.x <= plan.width - one.width / 2
+        assert one.height / 2 <= one.y <= plan.height - one.height / 2
+        for other in spots[at + 1 :]:
+            apart = abs(one.x - other.x) >= (one.width + other.width) / 2 or abs(one.y - other.y) >= one.height
+            assert apart, (one, other)
+    assert len(set(plan.ends)) == len(plan.ends)
+
+
+def test_the_drawing_is_plain_data_with_every_port(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    found = json.loads(json.dumps(plan_json(fabric, ports, policies_of(fabric))))
+    assert [each["ref"] for each in found["ports"]] == [port.ref for port in ports]
+    for each, port in zip(found["ports"], ports, strict=True):
+        assert found["ports"][each["peer"] - 1]["ref"] == port.peer_ref
+        assert each["scale"] > 0
+    assert len(found["links"]) == len(fabric.links)
+    assert [title for _, title in found["rows"]] == ["hosts", *(level.title for level in fabric.levels[1:3])]
+
+
+def test_history_keeps_two_minutes(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    history = LiveHistory(len(ports))
+    before = None
+    for at in range(KEPT + 5):
+        now = reading(fabric, at / 2, {("cells", "rtsw1:eth1", 3, "depth"): at})
+        history.add(now, PortFigures.of(ports, before, now))
+        before = now
+    found = history.of([port.ref for port in ports].index("rtsw1:eth1") + 1)
+    assert {len(values) for values in found.values()} == {KEPT}
+    assert found["depth"][-1] == KEPT + 4
+    assert found["when"][-1] - found["when"][0] == (KEPT - 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"lab": "other"}, "cannot be chosen here"),
+        ({"collective": "--fabric=zone"}, "is not a supported collective"),
+        ({"size": ["1M"]}, "is not a text"),
+        ({"qps": "1"}, "is not a whole number"),
+        ({"qps": True}, "is not a whole number"),
+        ({"qps": 10**6}, "is outside 1 to 128"),
+        ({"size": "1M --all"}, "--size"),
+    ],
+)
+def test_what_a_browser_asks_of_a_run_is_checked(asked: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        _run_flags(asked)
+    with pytest.raises(InputError):
+        Actions("nolab", lambda _: None).run(asked)
+
+
+def test_flags_of_a_run_are_one_word_each() -> None:
+    flags = _run_flags({"collective": "all-reduce", "size": "64K:1M:x2", "qps": 4})
+    assert flags == ["--collective=all-reduce", "--size=64K:1M:x2", "--qps=4"]
+
+
+def test_a_viewer_that_is_too_slow_gets_the_whole_state_instead_of_what_it_missed() -> None:
+    async def story() -> tuple[list[bytes], bytes]:
+        viewers = Viewers("nolab", asyncio.get_running_loop())
+        stream = viewers.stream()
+        first = await anext(stream)
+        for number in range(100):
+            viewers.send("update", str(number))
+        await asyncio.sleep(0.2)
+        got = [await anext(stream)]
+        while len(got) < 50 and not got[-1].startswith(b"event: hello"):
+            got.append(await anext(stream))
+        viewers.end_streams()
+        await asyncio.to_thread(viewers.watch.close)
+        await stream.aclose()  # type: ignore[attr-defined]
+        return got, first
+
+    got, first = asyncio.run(story())
+    assert first.startswith(b"event: hello\ndata: {")
+    assert len(got) < 50, "the newest state has to come soon"
+    assert message("update", "1") == b"event: update\ndata: 1\n\n"
