@@ -128,7 +128,7 @@ def tour(out: Console, yes: bool = False) -> None:
 
     packages.ensure(packages.FABRIC, yes=yes, ask=out.confirm, say=out.say)
     lab = free_name("tour")
-    if 0 < shutil.get_terminal_size().columns < _TABLES:
+    if sys.stdout.isatty() and shutil.get_terminal_size().columns < _TABLES:
         out.say(f"tables are up to {_TABLES} columns wide: a wider terminal shows them without broken lines")
     done: list[dict[str, Any]] = []
     try:
