@@ -91,7 +91,7 @@ def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
         wrong = inv(*verb, *where, "--run", "77")
         assert (wrong.returncode, "run 77 is not a run of lab" in wrong.stderr) == (2, True), wrong.stderr
     useless = inv("hashing", "--lab", tiny.name, "--run", "1")
-    assert (useless.returncode, "has a use with --explain only" in useless.stderr) == (2, True)
+    assert (useless.returncode, "needs --explain" in useless.stderr) == (2, True)
 
 
 def test_a_record_has_what_a_comparison_of_two_runs_needs(tiny: Lab, ran: tuple[RunResult, RunResult]) -> None:

@@ -20,6 +20,7 @@ from heddle.runs import keeping, past
 from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
 from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD, RunRecord
+from heddle.runs.surroundings import read_surroundings
 from heddle.traffic.plan import build_plan
 from tests.unit import run_samples as samples
 
@@ -154,7 +155,8 @@ def test_the_sizes_that_an_interrupted_run_had_measured_are_kept(
 ) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
     monkeypatch.setattr(keeping, "label", lambda lab: "flow")
-    lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC)
+    runtime = SimpleNamespace(name="netns")
+    lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC, runtime=runtime)
     plan = build_plan(samples.FABRIC, samples.OPTIONS)
     with pytest.raises(end) as ended, keeping.keeping(lab, plan):
         raise end  # before the first size: nothing to keep
@@ -163,7 +165,8 @@ def test_the_sizes_that_an_interrupted_run_had_measured_are_kept(
     with pytest.raises(end) as ended, keeping.keeping(lab, plan) as keeper:
         keeper.rows.append(rows[0])
         raise end
-    record = History.of(lab).open("0001")[1]
+    kept, record = History.of(lab).open("0001")
+    assert read_surroundings(kept.path).fabric == samples.FABRIC
     assert (record.interrupted, record.rows, record.outcome) == (True, rows[:1], None)
     assert isinstance(ended.value, keeping.RunInterruptedError) == (end is KeyboardInterrupt)
 
