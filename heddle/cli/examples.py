@@ -110,6 +110,18 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("queues --watch", "show depth, marks and pauses, updated until Ctrl-C"),
         ("queues set ecn.kmin=40KB ecn.kmax=160KB", "change the ECN thresholds of all switches; no packet is lost"),
     ),
+    "dashboard": _examples(
+        ("dashboard", "serve the live page and print its address"),
+        ("dashboard zone --port 9000", "open it at lab zone, on port 9000"),
+    ),
+    "compare": _examples(
+        ("compare 1 2", "compare the first two runs of a lab, and judge noise"),
+        ("compare zone:3 tiny:2 --report", "write the comparison of runs of two labs as an HTML file"),
+    ),
+    "report": _examples(
+        ("report", "write the last run as an HTML file"),
+        ("report 3 5 --out both.html", "write two runs as one file"),
+    ),
     "runs": _examples(
         ("runs", "list the runs of all labs"),
         ("runs zone --remove 1", "remove the first run of lab zone"),

@@ -32,7 +32,7 @@ _FABRIC: Final = "demo"
 _WIDEST: Final = 80
 _TABLES: Final = 118  # columns of the table of `run`
 _END_S: Final = 60.0  # for a command to end after Ctrl-C: `up` and `run` put things in order first
-_RUN: Final = "run --lab LAB --qps 16 --placement cyclic --sport fixed --iters 2"
+_RUN: Final = "run --lab LAB --qps 16 --placement cyclic --sport fixed --iters 3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class TourStep:
     command: str
     before: str
     after: str
-    compares: bool = False  # what to look at ends with the ratio of the two runs
 
     def words(self, lab: str) -> list[str]:
         """The verb and what follows it."""
@@ -93,10 +92,11 @@ STEPS: Final = (
     ),
     TourStep(
         "Compare both runs",
-        "runs LAB",
-        "Each run is kept with its options, its result and the proof of its paths.",
-        "Both runs have the same options but for the hashing mode.",
-        compares=True,
+        "compare 1 2 --lab LAB",
+        "Each run is kept with its options, its result and the proof of its paths. `compare` shows two runs side by "
+        "side.",
+        "The settings that differ come first: only the hashing mode. Then comes B/A of each figure, and whether noise "
+        "explains the difference. MMR is lower in the second run. On a busy machine, bandwidths have no verdict.",
     ),
     TourStep(
         "Take it down",
@@ -138,7 +138,7 @@ def tour(out: Console, yes: bool = False) -> None:
                 _tell(out, "\nThe tour ends here.")
                 break
             done.append(_ran(out, step, lab))
-            _tell(out, "", f"{step.after}{_gain(lab) if step.compares else ''}")
+            _tell(out, "", step.after)
         else:
             _tell(out, "", _NEXT)
     finally:
@@ -162,18 +162,6 @@ def _filled(text: str, columns: int) -> str:
     """The text in lines of that width; a command between backquotes stays on one line."""
     whole = re.sub(r"`[^`]*`", lambda command: command[0].replace(" ", "\0"), as_started(text))
     return textwrap.fill(whole, columns, break_on_hyphens=False).replace("\0", " ")
-
-
-def _gain(lab: str) -> str:
-    """How the bandwidths of the lab's two runs compare, and whether to trust that."""
-    from heddle.runs.history import History, limits
-    from heddle.views.runstext import runs_json
-
-    first, second = runs_json({lab: History.named(lab).runs()}, limits(), [])["runs"]
-    gain = f" busbw of the second run is {second['busbw'] / first['busbw']:.2f} times that of the first."
-    if first["machine_limited"] or second["machine_limited"]:
-        gain += " This machine was busy, so do not trust the ratio: see #UNRELIABLE above."
-    return gain
 
 
 def _goes_on() -> bool:
