@@ -34,7 +34,7 @@ def graph(lab: Lab, where: Path, *words: str) -> subprocess.CompletedProcess[str
 def test_before_a_run_and_after_it(lab: Lab, tmp_path: Path) -> None:
     assert usage_of(lab) is None
     done = graph(lab, tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"wrote {lab.name}.svg: no run yet, so links carry no numbers\n")
+    assert (done.returncode, done.stdout) == (0, f"wrote {lab.name}.svg: no run yet, so links have no load\n")
 
     run(lab, run_options(collective="all-reduce", size="64K", qps=4, iters=2), Silent())
     usage = usage_of(lab)
