@@ -40,7 +40,7 @@ def test_before_a_run_and_after_it(lab: Lab, tmp_path: Path) -> None:
     usage = usage_of(lab)
     assert usage is not None
     loads, caption = usage.loads, usage.caption
-    assert caption.startswith("ring all-reduce of 64 KiB on 4 ranks, 4 QPs a connection")
+    assert caption.startswith("ring all-reduce of 64 KiB on 4 ranks, 4 QPs per connection")
 
     links = {use.port: use for use in paths_of(lab).links}
     for load in loads:
