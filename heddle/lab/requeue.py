@@ -232,7 +232,7 @@ def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
     unknown = [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
     if unknown:
         problems = (
-            Problem("--switch", each, f"is no switch of {lab.name}", did_you_mean(each, names)) for each in unknown
+            Problem("--switch", each, f"is not a switch of {lab.name}", did_you_mean(each, names)) for each in unknown
         )
         raise InputError(*problems)
     return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]

@@ -199,7 +199,7 @@ def test_an_invalid_setting_changes_nothing(lab: Lab) -> None:
         before, half = live.policies().tobytes(), live.half
         with pytest.raises(InputError, match=r"queues\.ecn\.kmin: 40KB is above kmax, 20KB"):
             set_queues(lab, ["pfc.xoff=90KB", "ecn.kmax=20KB"])
-        with pytest.raises(InputError, match="ctsw9 is no switch"):
+        with pytest.raises(InputError, match="ctsw9 is not a switch"):
             set_queues(lab, ["ecn.kmax=500KB"], ["ctsw9"])
         assert (live.policies().tobytes(), live.half) == (before, half)
     wrong = inv(lab, "queues", "set", "scheduler=ets")
