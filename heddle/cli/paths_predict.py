@@ -30,7 +30,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     return [typed["predict"], *files_of(typed["plan"])]
 
 
-def on_paper(
+def wants_prediction(
     typed: Mapping[str, Any], live: Mapping[str, str | bool | None], rows: Mapping[str, bool] | None = None
 ) -> bool:
     """Whether the user requests a prediction. InputError when flags of a running lab (live) or flags that choose QPs
