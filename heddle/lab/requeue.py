@@ -207,7 +207,7 @@ def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
             "queues set", key, "is fixed when a lab is created: recreate the lab", _recreate_hint(f"queues.{key}")
         )
     leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
-    hint = f"did you mean {leaf}?" if leaf else f"legal here: {', '.join(LIVE)}"
+    hint = f"did you mean {leaf}?" if leaf else f"allowed: {', '.join(LIVE)}"
     return Problem("queues set", key, "is no key of queues", hint)
 
 

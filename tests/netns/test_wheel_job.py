@@ -152,7 +152,7 @@ def test_a_lab_server_gets_what_it_needs_from_the_wheel(
         assert "files brought over" in up.stderr
         assert there("run", "--lab", name, "--size", "64K").returncode == 0
         wrong = there("validate", "--lab", "nosuch")
-        assert (wrong.returncode, wrong.stderr) == (2, f"lab nosuch is not running\n  hint: legal here: {name}\n")
+        assert (wrong.returncode, wrong.stderr) == (2, f"lab nosuch is not running\n  hint: allowed: {name}\n")
         again = there("up", "tiny", "--name", name, "--runtime", "containerlab")
         assert f"hint: heddle down {name} first" in again.stderr, "the name that was typed here"
         assert there("down", name).returncode == 0

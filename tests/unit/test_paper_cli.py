@@ -122,6 +122,26 @@ def test_a_plan_that_does_not_fit_is_an_input_error(inv: Inv) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--csv", "d"), "--csv d is a directory"),
+        (("--heatmap", "none/l.svg"), "--heatmap none/l.svg is in a directory that does not exist"),
+    ],
+)
+def test_an_output_file_is_checked_before_the_prediction(
+    inv: Inv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    from heddle.forecast import forecast
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forecast, "forecast", lambda *_: pytest.fail("the prediction ran"))
+    Path("d").mkdir()
+    code, found = inv("paths", "--predict", "tiny", "--plan", "ring", *words)
+    (problem,) = found["error"]["problems"]
+    assert (code, f"{problem['what']} {problem['why']}") == (2, said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (("--plan", "m.csv", "--csv", "./m.csv"), "--csv ./m.csv is an input file of the prediction"),
         (("--plan", "p.yml", "--csv", "m.csv"), "--csv m.csv is an input file of the prediction"),
         (("--plan", "ring", "--csv", "l.svg", "--heatmap", "./l.svg"), "--heatmap ./l.svg is also the file of --csv"),

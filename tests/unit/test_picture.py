@@ -257,7 +257,7 @@ def test_kinds_that_are_none_and_places_that_are_none_are_the_users_mistake(tmp_
         kind_of("pgn")
     with pytest.raises(InputError, match="is a directory"):
         write_file(tmp_path, b"", "x")
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="is in a directory that does not exist"):
         write_file(tmp_path / "none" / "x.svg", b"", "none/x.svg")
 
 
