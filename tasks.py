@@ -172,9 +172,9 @@ def hashing(
     chose the port), fell back (left to the kernel's ECMP), misses (no row, or no space for the flowlet); re-picks: new
     flowlets after a gap.
     """
-    from heddle.cli.hashing_verb import Asked, explain_flow, run_hashing
+    from heddle.cli.hashing_verb import HashingWords, explain_flow, run_hashing
 
-    asked = Asked(mode, switch, set_, table, entry, clear, run)
+    asked = HashingWords(mode, switch, set_, table, entry, clear, run)
     if explain is not None:
         return explain_flow(out, lab, explain, asked)
     return run_hashing(out, lab, asked)
@@ -214,7 +214,7 @@ def paths(
     With --predict FABRIC --plan PLAN nothing runs and no root is needed: it predicts the load of every link, for any
     fabric file and any traffic, and compares the hashing modes (docs/paper.md). Exit 1 when a flow has no path.
     """
-    from heddle.cli.paths_predict import on_paper, predict_paths
+    from heddle.cli.paths_predict import predict_paths, wants_prediction
     from heddle.cli.paths_verb import Shown, paths_now, paths_of_run
 
     asked: dict[str, Any] = {
@@ -222,7 +222,7 @@ def paths(
         "down": down, "drain": drain, "csv": csv, "heatmap": heatmap,
     }  # fmt: skip
     shown = Shown(all_, qp, host, port)
-    if on_paper(asked, {"--lab": lab, "--run": run, "--now": now}, shown.flags()):
+    if wants_prediction(asked, {"--lab": lab, "--run": run, "--now": now}, shown.flags()):
         return predict_paths(out, **asked)
     return paths_now(out, lab, run, shown) if now else paths_of_run(out, lab, run, shown)
 
@@ -304,9 +304,9 @@ def graph(
     out_: str | None = None,
 ) -> None:
     """Draw a lab or a fabric: tiers in rows, and the load of each link in a run (the last, or --run ID)."""
-    from heddle.cli.graph_verb import Drawn, draw_graph
+    from heddle.cli.graph_verb import GraphSubject, draw_graph
 
-    draw_graph(out, Drawn(lab, run, fabric, set_), kind, out_)
+    draw_graph(out, GraphSubject(lab, run, fabric, set_), kind, out_)
 
 
 @verb(

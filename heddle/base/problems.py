@@ -119,7 +119,7 @@ _SOME: Final = 12
 
 
 def nearest(word: str, legal: Iterable[str], likeness: float = 0.6) -> str:
-    """The legal word most similar to `word`, or an empty string when none is similar.
+    """The word most similar to `word`, or an empty string when none is similar.
 
     likeness: the minimum ratio of equal letters, 0 to 1 (difflib.SequenceMatcher.ratio).
     """
@@ -128,10 +128,10 @@ def nearest(word: str, legal: Iterable[str], likeness: float = 0.6) -> str:
 
 
 def did_you_mean(word: str, legal: Iterable[str]) -> str:
-    """A hint with the most similar legal word; if none is similar, the list of words, or the first few of it."""
+    """A hint with the most similar word; if none is similar, the list of words, or the first few of it."""
     words = list(legal)
     near = nearest(word, words)
     if near:
         return f"did you mean {near}?"
     some = words if len(words) <= _MANY else [*words[:_SOME], f"... ({len(words)} in all)"]
-    return "legal here: " + ", ".join(some)
+    return "allowed: " + ", ".join(some)

@@ -83,7 +83,7 @@ def check_name(lab: str) -> str:
     """
     if _NAME.fullmatch(lab) is None:
         hint = "use 1 to 12 lowercase letters and digits, a letter first; ./inv status lists the labs"
-        raise InputError(Problem("", f"lab {lab!r}", "is not a legal name of a lab", hint))
+        raise InputError(Problem("", f"lab {lab!r}", "is not a valid lab name", hint))
     return lab
 
 

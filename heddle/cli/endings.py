@@ -25,7 +25,7 @@ from heddle.cli.console import colour_wanted, problems_json
 DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE: Final = 141  # as a shell reports SIGPIPE
-_NOWHERE: Final = Problem("", "the working directory", "no longer exists", "cd to an existing directory")
+_NO_DIRECTORY: Final = Problem("", "the working directory", "no longer exists", "cd to an existing directory")
 
 
 def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> int:
@@ -40,13 +40,13 @@ def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> i
         work()
         written()
     except BrokenPipeError:
-        return _nobody_reads()
+        return _stdout_closed()
     except SystemExit as end:
         return _flushed(end.code if isinstance(end.code, int) else 0)
     except (HeddleError, KeyboardInterrupt) as error:
         return _ended(error, as_json)
     except FileNotFoundError as error:
-        return _defect(error, words, as_json) if _is_somewhere() else _told("InputError", 2, [_NOWHERE], as_json)
+        return _defect(error, words, as_json) if _has_directory() else _no_directory(as_json)
     except Exception as error:
         return _defect(error, words, as_json)
     return 0
@@ -63,7 +63,11 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def _is_somewhere() -> bool:
+def _no_directory(as_json: bool) -> int:
+    return _report("InputError", 2, [_NO_DIRECTORY], as_json)
+
+
+def _has_directory() -> bool:
     try:
         return Path.cwd().is_dir()
     except FileNotFoundError:
@@ -79,13 +83,13 @@ def _flushed(code: int) -> int:
     try:
         written()
     except BrokenPipeError:
-        return _nobody_reads()
+        return _stdout_closed()
     except MachineError as error:
         return _ended(error, as_json=False)
     return code
 
 
-def _nobody_reads() -> int:
+def _stdout_closed() -> int:
     # Python flushes stdout once more at exit, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return PIPE
@@ -93,12 +97,12 @@ def _nobody_reads() -> int:
 
 def _ended(error: HeddleError | KeyboardInterrupt, as_json: bool) -> int:
     if isinstance(error, HeddleError):
-        return _told(type(error).__name__, error.exit_code, error.problems, as_json)
+        return _report(type(error).__name__, error.exit_code, error.problems, as_json)
     problem = Problem("", "./inv", "was interrupted", "./inv status shows running labs, ./inv down removes one")
-    return _told("Interrupted", INTERRUPTED, [problem], as_json)
+    return _report("Interrupted", INTERRUPTED, [problem], as_json)
 
 
-def _told(kind: str, code: int, problems: Sequence[Problem], as_json: bool) -> int:
+def _report(kind: str, code: int, problems: Sequence[Problem], as_json: bool) -> int:
     try:
         if as_json:
             _print_json(problems_json(kind, code, problems))
@@ -107,7 +111,7 @@ def _told(kind: str, code: int, problems: Sequence[Problem], as_json: bool) -> i
             head, newline, hint = str(problem).partition("\n")
             print(f"{red}{head}{plain}{newline}{hint}", file=sys.stderr)
     except BrokenPipeError:
-        return _nobody_reads()
+        return _stdout_closed()
     return code
 
 
@@ -121,7 +125,7 @@ def _print_json(data: Mapping[str, Any]) -> None:
 def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
     missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
     if missing is not None:  # an extra that the verb did not declare
-        return _told("MachineError", MachineError.exit_code, [missing], as_json)
+        return _report("MachineError", MachineError.exit_code, [missing], as_json)
     if os.environ.get("HEDDLE_DEBUG"):
         traceback.print_exception(error)
         return DEFECT
@@ -136,4 +140,4 @@ def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
         hint = f"please report it, with the file {report}"
     except OSError:
         pass
-    return _told("Defect", DEFECT, [Problem("", said, "is a defect of Heddle, not yours", hint)], as_json)
+    return _report("Defect", DEFECT, [Problem("", said, "is a defect of Heddle, not yours", hint)], as_json)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class GraphSubject:
     """The user's choice: a lab and one of its runs, or a fabric without a lab."""
 
     lab: str | None
@@ -28,7 +28,7 @@ class Drawn:
     settings: Sequence[str]
 
 
-def draw_graph(out: Console, subject: Drawn, kind: str | None, file: str | None) -> None:
+def draw_graph(out: Console, subject: GraphSubject, kind: str | None, file: str | None) -> None:
     """Draw a lab with one of its runs, or a fabric; to `file`, else to the default of its kind."""
     wanted = drawings.kind_of(kind, file)
     built, usage, topology = _drawn(subject)
@@ -47,7 +47,7 @@ def draw_graph(out: Console, subject: Drawn, kind: str | None, file: str | None)
     return out.result(data, f"wrote {path}: {what}")
 
 
-def _drawn(subject: Drawn) -> tuple[Fabric, Usage | None, Path | None]:
+def _drawn(subject: GraphSubject) -> tuple[Fabric, Usage | None, Path | None]:
     """The fabric to draw, the loads of a run, and the topology of a lab."""
     if subject.fabric is not None:
         from heddle.fabric.fabricfile import load_fabric

@@ -47,7 +47,7 @@ _WIDE: Final = 100  # columns
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HashingWords:
     """The words after `./inv hashing`."""
 
     mode: str | None = None
@@ -59,9 +59,9 @@ class Asked:
     run: str | None = None  # of --explain
 
 
-def explain_flow(out: Console, lab: str | None, flow: str, asked: Asked) -> None:
+def explain_flow(out: Console, lab: str | None, flow: str, asked: HashingWords) -> None:
     """`./inv hashing --explain FLOW`. Exit 1 when the computation and a kernel differ."""
-    if asked != Asked(run=asked.run):
+    if asked != HashingWords(run=asked.run):
         hint = "first ./inv hashing MODE, then ./inv hashing --explain FLOW"
         raise InputError(Problem("", "--explain", "takes no mode, and only the flags --run and --lab", hint))
     from heddle.runs.explain import explain
@@ -71,7 +71,7 @@ def explain_flow(out: Console, lab: str | None, flow: str, asked: Asked) -> None
     out.exit_code = 0 if found.agree else 1
 
 
-def run_hashing(out: Console, lab: str | None, asked: Asked) -> None:
+def run_hashing(out: Console, lab: str | None, asked: HashingWords) -> None:
     """Show how a lab's switches hash, or change it, and show that."""
     if asked.run is not None:
         hint = "./inv hashing --explain 266718 --run 3"
@@ -85,7 +85,7 @@ def run_hashing(out: Console, lab: str | None, asked: Asked) -> None:
     out.result({"lab": where.name, "switches": [_json(row, stats) for row, stats in rows]}, _text(where.name, rows))
 
 
-def _check_nothing_else(asked: Asked) -> None:
+def _check_nothing_else(asked: HashingWords) -> None:
     given = {"--set": asked.settings, "--table": asked.table, "--entry": asked.entries, "--clear": asked.clear}
     wrong = [name for name, value in given.items() if value]
     if wrong:
@@ -93,7 +93,7 @@ def _check_nothing_else(asked: Asked) -> None:
         raise InputError(Problem("", wrong[0], "needs a mode before it", hint))
 
 
-def _set(lab: Lab, mode: str, asked: Asked) -> None:
+def _set(lab: Lab, mode: str, asked: HashingWords) -> None:
     if mode not in MODES:
         raise InputError(Problem("", f"mode {mode}", "is not a hashing mode", did_you_mean(mode, MODES)))
     if mode != _EXACT and (asked.table or asked.entries or asked.clear):
@@ -172,7 +172,7 @@ def _meant(key: str) -> str:
     return did_you_mean(key, _LEGAL)
 
 
-def _tables(lab: Lab, asked: Asked) -> tuple[ExactTables, ExactTables]:
+def _tables(lab: Lab, asked: HashingWords) -> tuple[ExactTables, ExactTables]:
     """Switch -> its whole new table; switch -> rows to add or change. A file replaces the tables of its switches."""
     rows, entries = ExactRows(), ExactRows()
     if asked.clear:

@@ -30,7 +30,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     return [typed["predict"], *files_of(typed["plan"])]
 
 
-def on_paper(
+def wants_prediction(
     typed: Mapping[str, Any], live: Mapping[str, str | bool | None], rows: Mapping[str, bool] | None = None
 ) -> bool:
     """Whether the user requests a prediction. InputError when flags of a running lab (live) or flags that choose QPs
@@ -82,13 +82,18 @@ def predict_paths(
 
 
 def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> None:
-    """InputError when an output file would overwrite an input file or the other output file."""
+    """InputError, before the prediction, for an output file that cannot be written, or that would overwrite an input
+    file or the other output file.
+    """
+    from heddle.views.graph import check_target
+
     taken = {real(name).resolve(): "is an input file of the prediction" for name in read}
     for flag, name in (("--csv", csv), ("--heatmap", heatmap)):
         if name is None:
             continue
         if real(name).resolve() in taken:
             raise InputError(Problem("", f"{flag} {name}", taken[real(name).resolve()], "use another file name"))
+        check_target(real(name), name, flag)
         taken[real(name).resolve()] = f"is also the file of {flag}"
 
 

@@ -65,7 +65,7 @@ def plot(
     }  # fmt: skip
     ports = ", ".join(dict.fromkeys(each.label.port for each in shown))
     what = f"run {record.id}, {recorded.what}"
-    out.result(data, f"wrote {path}: {what}; {ports}; {series.bucket_s * 1e3:.2g} ms a bucket")
+    out.result(data, f"wrote {path}: {what}; {ports}; {series.bucket_s * 1e3:.2g} ms per bucket")
 
 
 def _panels(run: str, recorded: Recorded, port: Sequence[str], class_: Sequence[str]) -> list[Panel]:

@@ -118,7 +118,7 @@ def _columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
 
 def _styles(row: QueueRow) -> tuple[str, ...]:
     """One style per cell of `port_cells`: current activity and faults are highlighted."""
-    busy = {"depth": "cyan" if row.depth else "dim", "held": "cyan" if row.occupancy else "dim"}
+    busy = {"depth": "cyan" if row.depth else "dim", "ingress": "cyan" if row.occupancy else "dim"}
     styles: dict[str, Any] = {
         **busy,
         "marks": "yellow" if row.marks else "dim",

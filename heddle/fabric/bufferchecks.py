@@ -54,7 +54,7 @@ def unknown_words(
             continue
         meant = (synonyms or {}).get(word.lower(), "")
         near = meant if meant in legal else nearest(word, legal)
-        hint = f"did you mean {near}?" if near else f"legal keys: {', '.join(legal)}"
+        hint = f"did you mean {near}?" if near else f"allowed keys: {', '.join(legal)}"
         yield Complaint(f"queues.buffer.{word}", "is not a key", hint, valued=False)
 
 

@@ -28,7 +28,7 @@ def is_pattern(word: str) -> bool:
 
 
 def matching_names(words: Sequence[str], names: Iterable[str], what: str, flag: str = "") -> list[str]:
-    """The names that the words mean. what: `is no node of zone`; flag: how the words were given, `--host`.
+    """The names that the words mean. what: `is not a node of zone`; flag: how the words were given, `--host`.
 
     InputError with a hint for each word that matches no name.
     """

@@ -114,7 +114,7 @@ class PlanSpec(BaseModel):
         if found is None or found[1] not in NAMED:
             word = (self.matrix or "").partition(":")[0]
             near = nearest(word, NAMED)
-            hint = f"did you mean {near}?" if near else f"legal here: {', '.join(NAMED)}, or a file that ends in .csv"
+            hint = f"did you mean {near}?" if near else f"allowed: {', '.join(NAMED)}, or a file that ends in .csv"
             raise at("matrix", "is neither a named matrix nor a .csv file", hint)
         name, number = found[1], found[2]
         if NAMED[name] == "" and number is not None:

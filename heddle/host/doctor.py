@@ -68,8 +68,8 @@ class Report:
         absent = [c.name for c in self.checks if c.required and not c.ok]
         verdict = f"Missing on this machine: {', '.join(absent)}." if absent else "This machine can run fabrics."
         if packages.PARTS.keys() & absent:
-            verdict += " ./inv setup fabric installs missing packages, after a question."
-        return table(("check", "state", "what was found"), rows) + "\n\n" + verdict
+            verdict += " ./inv setup fabric installs missing packages after you confirm."
+        return table(("check", "state", "details"), rows) + "\n\n" + verdict
 
 
 def examine(more: Mapping[str, Callable[[], Check]] | None = None) -> Report:
@@ -146,7 +146,7 @@ def _tool(name: str, part: str, *, required: bool) -> Check:
 
 
 def _host_tools() -> Check:
-    """What people type first in a host: in namespaces, hosts have this machine's programs."""
+    """Usual tools for hosts: in namespaces, hosts use this machine's programs."""
     absent = packages.missing(packages.HOST_TOOLS)
     every = [program for name in packages.HOST_TOOLS for program in packages.PARTS[name].programs]
     none = [program for part in absent for program in part.programs]
@@ -235,7 +235,7 @@ def _raising(keys: Iterable[str]) -> str:
 def _order() -> Check:
     wanted = delivery.chosen()
     ok = wanted.delivery is delivery.Delivery.NAPI or any(_DEVICES.glob("*/queues/rx-*/rps_cpus"))
-    detail = f"ports keep packets in order by {wanted.delivery.settings}: {wanted.reason}"
+    detail = f"packets keep their order with {wanted.delivery.settings} ({wanted.reason})"
     return Check("order", ok, detail if ok else f"{detail}, and this kernel has no RPS", "use a kernel with CONFIG_RPS")
 
 

@@ -124,7 +124,7 @@ def find_ports(lab: Lab, text: str) -> list[Tapped]:
 def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
     if not node:
         example = lab.fabric.nodes[0].ports[0].ref
-        raise InputError(Problem("", repr(f"{node}:{name}" if name else ""), "is no port", f"write {example}"))
+        raise InputError(Problem("", repr(f"{node}:{name}" if name else ""), "is not a port", f"write {example}"))
     netns = lab.handle(node).netns
     wanted = [port.name for port in lab.fabric.by_name[node].ports] if node in lab.fabric.by_name else []
     with inside(netns):
@@ -136,7 +136,7 @@ def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
             continue
         if each not in wanted:
             hint = did_you_mean(f"{node}:{each}", [f"{node}:{port}" for port in wanted or there])
-            raise InputError(Problem("", f"{node}:{each}", f"is no port of {node}", hint))
+            raise InputError(Problem("", f"{node}:{each}", f"is not a port of {node}", hint))
         hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, recreates it"
         raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
     return [Tapped(f"{node}:{each}", netns, each, macs[each]) for each in chosen]

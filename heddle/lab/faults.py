@@ -137,7 +137,7 @@ def link_up(lab: Lab, port: str, timeout: float = SECONDS) -> None:
 def switch_down(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
     """Take all links of a switch down at its own end, and wait until no kernel forwards to it.
 
-    InputError for a name that is no switch of the fabric.
+    InputError for a name that is not a switch of the fabric.
     """
     node = _switch(lab, switch)
     return _taken_down(lab, f"{switch} down", node, [port.name for port in node.ports], timeout)
@@ -153,7 +153,7 @@ def switch_up(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
 def drain(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
     """Drain a switch by BGP (RFC 8326), and wait until no kernel uses it as transit. It still forwards packets.
 
-    InputError for a name that is no switch of the fabric. Hosts stay reachable through their own leaf, drained or not.
+    InputError for a name that is not a switch of the fabric. Hosts stay reachable through their own leaf in any case.
     """
     node = _switch(lab, switch)
     _check_rendered(lab)
@@ -284,11 +284,11 @@ def _port(lab: Lab, ref: str) -> tuple[Node, str]:
     name, colon, port = ref.partition(":")
     nodes = lab.fabric.by_name
     if name not in nodes:
-        raise InputError(Problem("", ref, f"is no port: {lab.name} has no {name}", did_you_mean(name, nodes)))
+        raise InputError(Problem("", ref, f"is not a port: {lab.name} has no {name}", did_you_mean(name, nodes)))
     names = [each.name for each in nodes[name].ports]
     if not colon or port not in names:
         hint = f"{name} has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-        raise InputError(Problem("", ref, "is no port", hint))
+        raise InputError(Problem("", ref, "is not a port", hint))
     if nodes[name].role is Role.SWITCH:
         return nodes[name], port
     # A host loses its routes with its port, and nothing restores them, so its link is taken down at the switch.
@@ -300,5 +300,5 @@ def _switch(lab: Lab, name: str) -> Node:
     node = lab.fabric.by_name.get(name)
     if node is None or node.role is Role.HOST:
         names = [each.name for each in lab.fabric.switches]
-        raise InputError(Problem("", name, f"is no switch of {lab.name}", did_you_mean(name, names)))
+        raise InputError(Problem("", name, f"is not a switch of {lab.name}", did_you_mean(name, names)))
     return node

@@ -126,7 +126,7 @@ class Lab:
         """One node's handle; InputError when the lab has no such node."""
         handles = self.handles()
         if node not in handles:
-            raise InputError(Problem("", node, f"is no node of {self.name}", did_you_mean(node, handles)))
+            raise InputError(Problem("", node, f"is not a node of {self.name}", did_you_mean(node, handles)))
         return handles[node]
 
     def exec(self, node: str, argv: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ def open_lab(name: str | None = None) -> Lab:
         name = _only(names)
     record = state.read_record(name)
     if record is None:
-        hint = did_you_mean(name, names) if names else "no lab is running; ./inv up zone brings one up"
+        hint = did_you_mean(name, names) if names else "no lab is running; run ./inv up zone to start one"
         raise InputError(Problem("", f"lab {name}", "is not running", hint))
     lab = lab_of(record)
     if record.phase != "running" or not lab.runtime.exists(name):
@@ -39,7 +39,7 @@ def _only(names: Sequence[str]) -> str:
     running = [name for name, record in records.items() if record is not None and record.phase == "running"]
     candidates = running or names
     if not candidates:
-        raise InputError(Problem("", "no lab", "is running", "./inv up zone brings one up"))
+        raise InputError(Problem("", "no lab", "is running", "run ./inv up zone to start one"))
     if len(candidates) > 1:
         raise InputError(Problem("", "--lab", "is needed, since several labs run", "one of: " + ", ".join(candidates)))
     return candidates[0]

@@ -174,7 +174,7 @@ def check_exact(
         if node is None or node not in lab.fabric.switches:
             names = [each.name for each in lab.fabric.switches]
             place = next((at for (name, *_), at in (where or {}).items() if name == switch), "")
-            problems.append(Problem(place, switch, f"is no switch of {lab.name}", did_you_mean(switch, names)))
+            problems.append(Problem(place, switch, f"is not a switch of {lab.name}", did_you_mean(switch, names)))
             continue
         for (sport, prefix), port in entries.items():
             place = (where or {}).get((switch, sport, prefix), "")
@@ -280,7 +280,10 @@ def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:
     unknown = [name for name in dict.fromkeys(switches) if name not in names]
     if unknown:
         raise InputError(
-            *(Problem("--switch", name, f"is no switch of {lab.name}", did_you_mean(name, names)) for name in unknown)
+            *(
+                Problem("--switch", name, f"is not a switch of {lab.name}", did_you_mean(name, names))
+                for name in unknown
+            )
         )
     return [names[name] for name in dict.fromkeys(switches)]
 

@@ -207,7 +207,7 @@ def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
             "queues set", key, "is fixed when a lab is created: recreate the lab", _recreate_hint(f"queues.{key}")
         )
     leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
-    hint = f"did you mean {leaf}?" if leaf else f"legal here: {', '.join(LIVE)}"
+    hint = f"did you mean {leaf}?" if leaf else f"allowed: {', '.join(LIVE)}"
     return Problem("queues set", key, "is no key of queues", hint)
 
 
@@ -232,7 +232,7 @@ def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
     unknown = [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
     if unknown:
         problems = (
-            Problem("--switch", each, f"is no switch of {lab.name}", did_you_mean(each, names)) for each in unknown
+            Problem("--switch", each, f"is not a switch of {lab.name}", did_you_mean(each, names)) for each in unknown
         )
         raise InputError(*problems)
     return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]

@@ -58,7 +58,7 @@ def status(name: str | None = None) -> list[LabStatus]:
     """All labs that have a record, or the named lab; InputError when it does not exist."""
     names = state.labs()
     if name is not None and name not in names:
-        hint = did_you_mean(name, names) if names else "no lab is running; ./inv up zone brings one up"
+        hint = did_you_mean(name, names) if names else "no lab is running; run ./inv up zone to start one"
         raise InputError(Problem("", f"lab {name}", "is not running", hint))
     return [_status(each) for each in ([name] if name is not None else names)]
 

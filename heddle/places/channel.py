@@ -21,12 +21,12 @@ from heddle.base.problems import MachineError, Problem
 from heddle.places.server import HELLO, SILENCE
 
 Frame = tuple[bytes, bytes]
-ALIVE: Final = 5.0  # seconds between signs of life; both sides give up after SILENCE without one
-PATIENCE: Final = 60.0  # seconds to wait for the answer to one step before the verb starts
+KEEPALIVE_EVERY: Final = 5.0  # seconds between signs of life; both sides give up after SILENCE without one
+STEP_TIMEOUT: Final = 60.0  # seconds to wait for the answer to one step before the verb starts
 _NOISE: Final = 1 << 20  # bytes that a login may print before the agent speaks
 _LARGEST: Final = 1 << 24  # bytes of a frame; the agent's frames are much smaller
 _OLD: Final = 65  # the loader's exit code when Python is too old
-_LAST_WORDS: Final = 10.0  # seconds for an exit code that follows the end of the output, on a busy server
+_END_TIMEOUT: Final = 10.0  # seconds for an exit code that follows the end of the output, on a busy server
 _NOT_FOUND: Final = 127  # a shell's exit code when there is no such command
 _LOADER: Final = """\
 import sys, types
@@ -105,20 +105,20 @@ class AgentConnection:
     def expect(self, kind: bytes) -> Any:
         """The content of the next frame, which must be of this kind; MachineError when the agent reports a problem."""
         try:
-            frame = self.frames.get(timeout=PATIENCE)
+            frame = self.frames.get(timeout=STEP_TIMEOUT)
         except queue.Empty:
             raise Broken from None
         if frame is None:
-            raise self._not_begun() if not self.greeted else Broken
+            raise self._start_failure() if not self.greeted else Broken
         if frame[0] == b"p":
             raise self.problem(json.loads(frame[1]))
         if frame[0] != kind:
             raise Broken
         return json.loads(frame[1])
 
-    def last_words(self) -> MachineError | None:
+    def reported_problem(self) -> MachineError | None:
         """The problem that the agent reported before the connection ended, while this end was still sending."""
-        self._over.wait(_LAST_WORDS)
+        self._over.wait(_END_TIMEOUT)
         with suppress(queue.Empty):
             while (frame := self.frames.get_nowait()) is not None:
                 if frame[0] == b"p":
@@ -138,8 +138,8 @@ class AgentConnection:
                 if self.greeted:
                     raise Broken from None
                 # When no agent started, the server may close before all is sent: its output gives the reason.
-                self._over.wait(_LAST_WORDS)
-                raise self._not_begun() from None
+                self._over.wait(_END_TIMEOUT)
+                raise self._start_failure() from None
 
     def _receive(self) -> None:
         rest = b""
@@ -175,7 +175,7 @@ class AgentConnection:
             pass
 
     def _live(self) -> None:
-        while not self._over.wait(ALIVE):
+        while not self._over.wait(KEEPALIVE_EVERY):
             try:
                 self.send(b"K")
             except Broken:
@@ -185,12 +185,12 @@ class AgentConnection:
                 self.channel.close()
                 return
 
-    def _not_begun(self) -> MachineError | Broken:
+    def _start_failure(self) -> MachineError | Broken:
         """Why the agent did not start: no Python, an old one, or a login that runs no commands."""
         if self.noisy:
             why = f"does not run commands: its login printed more than {_NOISE >> 20} MiB first"
             return MachineError(Problem("", self.what, why, "see the output of ssh HOST true"))
-        if not self.channel.status_event.wait(_LAST_WORDS) or (code := self.channel.exit_status) < 0:
+        if not self.channel.status_event.wait(_END_TIMEOUT) or (code := self.channel.exit_status) < 0:
             return Broken()
         if code == _NOT_FOUND:
             hint = "install it on the server: apt-get install python3 python3-venv"

@@ -43,7 +43,7 @@ class Entry:
     type: str
     key: bytes
 
-    def means(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Whether the line is about this server."""
         if self.names.startswith("|1|"):
             return _hashed(self.names, name)
@@ -93,7 +93,7 @@ def parse_entries(text: str, source: str) -> list[Entry]:
     return entries
 
 
-def called(host: str, port: int) -> str:
+def known_name(host: str, port: int) -> str:
     """The server's name in known_hosts: `host`, or `[host]:port` where the port is not 22."""
     host = host.lower()
     return host if port == DEFAULT_PORT else f"[{host}]:{port}"
@@ -104,9 +104,9 @@ def judge(entries: Sequence[Entry], host: str, port: int, key: bytes) -> Judgeme
 
     As in OpenSSH, a key for the host at the default port is valid at another port that has no key of its own.
     """
-    names = [called(host, port)] + ([called(host, DEFAULT_PORT)] if port != DEFAULT_PORT else [])
+    names = [known_name(host, port)] + ([known_name(host, DEFAULT_PORT)] if port != DEFAULT_PORT else [])
     for at_port, name in enumerate(names):
-        about = [e for e in entries if e.means(name)]
+        about = [e for e in entries if e.matches(name)]
         for entry in about:
             if entry.marker == "@revoked" and entry.key == key:
                 return Judgement(HostKeyState.REVOKED, entry.where)
@@ -126,8 +126,8 @@ def algorithms(entries: Sequence[Entry], host: str, port: int, offered: Sequence
     one in known_hosts, a known server would look unknown.
     """
     types: set[str] = set()
-    for name in (called(host, port), called(host, DEFAULT_PORT)):
-        types |= {e.type for e in entries if not e.marker and e.means(name)}
+    for name in (known_name(host, port), known_name(host, DEFAULT_PORT)):
+        types |= {e.type for e in entries if not e.marker and e.matches(name)}
         if types:
             break
     wanted = {a for t in types for a in (_RSA if t == "ssh-rsa" else (t,))}

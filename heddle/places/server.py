@@ -35,7 +35,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heddle.places.store import Manifest, Store, inside, own, pack, unpack
+from heddle.places.store import Manifest, Store, inside, make_private, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -295,7 +295,7 @@ def main(wire: Wire) -> None:
     root.mkdir(parents=True, exist_ok=True)
     base = root / "heddle/place" / request["id"]
     for directory in (root / "heddle", base.parent):
-        own(directory)
+        make_private(directory)
     store = Store(base)
     with (base / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

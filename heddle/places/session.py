@@ -117,22 +117,22 @@ class _Session:
 
     def run(self, manifest: dict[str, list[str]], files: dict[str, InputFile]) -> int:
         try:
-            self._bring(manifest, bool(files))
+            self._copy_project(manifest, bool(files))
         except Broken:
-            if (told := self.link.last_words()) is not None:
+            if (told := self.link.reported_problem()) is not None:
                 raise told from None
             hint = "run the same line again: files already copied are not sent again"
             why = "lost the connection while the project was copied there"
             raise MachineError(Problem("", str(self.address), why, hint)) from None
         try:
-            return self._perform(files)
+            return self._run_verb(files)
         except Broken:
             after = "continues there" if self.call.lasting else "was ended there"
             why = f"lost the connection during {self.call.verb}"
             hint = f"{self.call.verb} {after}; ./inv status --place {self.address} shows what is there"
             raise MachineError(Problem("", str(self.address), why, hint)) from None
 
-    def _bring(self, manifest: dict[str, list[str]], files: bool) -> None:
+    def _copy_project(self, manifest: dict[str, list[str]], files: bool) -> None:
         from heddle.places import sync
 
         request = {"id": sync.checkout_id(sync.project()), "hash": digest_of(manifest), "files": files}
@@ -150,7 +150,7 @@ class _Session:
         if not self.link.expect(b"q")["whole"]:
             self.out.say(f"{self.address}: files changed while they were copied")
 
-    def _perform(self, files: dict[str, InputFile]) -> int:
+    def _run_verb(self, files: dict[str, InputFile]) -> int:
         if files:
             with tarfile.open(fileobj=_Frames(self.link, b"F"), mode="w|gz") as tar:
                 for file in {file.path: file for file in files.values()}.values():
@@ -207,7 +207,7 @@ class _Session:
                     tar.write(data)
                 elif kind == b"t":
                     tar.seek(0)
-                    for name in land(tar, outs, self.call.endings_here):
+                    for name in copy_back(tar, outs, self.call.endings_here):
                         print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
 
     def _print(self, data: bytes) -> None:
@@ -263,7 +263,7 @@ def _last(name: str) -> str:
     return "out" if last in ("", ".", "..") else last
 
 
-def land(tar: IO[bytes], outs: Mapping[str, str], endings: Sequence[str]) -> list[str]:
+def copy_back(tar: IO[bytes], outs: Mapping[str, str], endings: Sequence[str]) -> list[str]:
     """Copy the files that the verb wrote to the paths that the user named. Returns the names of other files.
 
     The server is not trusted: links are refused. The working directory, which may be a home or a checkout, gets plain

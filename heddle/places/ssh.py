@@ -168,7 +168,7 @@ def _greet(transport: paramiko.Transport, address: Address, target: Target) -> N
 
 def _bad_host_key(address: Address, target: Target, kind: str, raw: bytes, judged: known_hosts.Judgement) -> Problem:
     shown = f"{kind} {known_hosts.fingerprint(raw)}"
-    name = known_hosts.called(target.name, target.port)
+    name = known_hosts.known_name(target.name, target.port)
     file = shlex.quote(str(target.known_hosts[0]))
     if judged.verdict is HostKeyState.REVOKED:
         hint = "do not trust this key: ask the administrator of the server"

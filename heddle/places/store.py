@@ -44,7 +44,7 @@ def inside(root: Path, name: str) -> Path:
     return root.joinpath(*parts)
 
 
-def look(path: Path) -> list[str]:
+def manifest_entry(path: Path) -> list[str]:
     """A file's entry in a manifest."""
     if path.is_symlink():
         return ["l", str(path.readlink())]
@@ -84,7 +84,7 @@ class Store:
     def __init__(self, base: Path) -> None:
         self.base, self.project, self.record = base, base / "project", base / "record.json"
         for directory in (base, self.project):
-            own(directory)
+            make_private(directory)
 
     def is_at(self, wanted: str) -> bool:
         """Whether the project has this hash, judged by the recorded sizes, times and modes."""
@@ -109,12 +109,14 @@ class Store:
             if parts and not KEPT.intersection(parts) and not os.listdir(here):  # noqa: PTH208
                 os.rmdir(here)  # noqa: PTH106
         there = set(walk(self.project))
-        return sorted(n for n, what in manifest.items() if n not in there or look(inside(self.project, n)) != what)
+        return sorted(
+            n for n, what in manifest.items() if n not in there or manifest_entry(inside(self.project, n)) != what
+        )
 
     def finish(self, manifest: Manifest) -> bool:
         """Record that the project is complete; False when it differs from the manifest."""
         names = walk(self.project)
-        now = {n: look(self.project / n) for n in names}
+        now = {n: manifest_entry(self.project / n) for n in names}
         data = {"hash": digest_of(now), "stamps": stamps(self.project, names)}
         fresh = self.record.with_suffix(".new")
         fresh.write_text(json.dumps(data))
@@ -122,7 +124,7 @@ class Store:
         return now == manifest
 
 
-def own(directory: Path) -> None:
+def make_private(directory: Path) -> None:
     """Make a directory that only this user can write to, whatever the umask is: its files will run as root.
 
     PermissionError when it is another user's, or a link.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from heddle.base import resources
 from heddle.base.problems import trouble
-from heddle.places.store import Manifest, Sink, is_kept, look, pack, walk
+from heddle.places.store import Manifest, Sink, is_kept, manifest_entry, pack, walk
 
 
 def project() -> Path:
@@ -42,7 +42,7 @@ def manifest_of(root: Path) -> Manifest:
     for name, path in _files(root).items():
         if path.is_symlink() or path.is_file():  # git also knows files that were deleted here, and submodules
             try:
-                manifest[name] = look(path)
+                manifest[name] = manifest_entry(path)
             except OSError as error:
                 raise trouble(error, str(path)) from None
     # An installer of wheels may drop the mode of files.

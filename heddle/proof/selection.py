@@ -117,7 +117,7 @@ def _hosts(fabric: Fabric, words: Sequence[str]) -> frozenset[str]:
     """NICs of hosts, and single NICs."""
     refs = {host.name: nic_refs(host) for host in fabric.hosts}
     names = [*refs, *(ref for each in refs.values() for ref in each)]
-    chosen = matching_names(words, names, f"is no host of {fabric.name}, and no NIC of one", "--host")
+    chosen = matching_names(words, names, f"is not a host of {fabric.name}, nor one of its NICs", "--host")
     return frozenset(ref for name in chosen for ref in refs.get(name, [name]))
 
 
@@ -127,7 +127,7 @@ def _ends(fabric: Fabric, words: Sequence[str]) -> frozenset[str]:
     nodes = {node.name for node in fabric.nodes}
     known = [word for word in words if word.partition(":")[0] in nodes and ":" not in word]
     wanted = [f"{word}:*" if word in known else word for word in words]
-    chosen = matching_names(wanted, peers, f"is no port of {fabric.name}", "--port")
+    chosen = matching_names(wanted, peers, f"is not a port of {fabric.name}", "--port")
     return frozenset(end for ref in chosen for end in (ref, peers[ref]))
 
 

@@ -55,10 +55,10 @@ def _nic(fabric: Fabric, word: str, name: str) -> tuple[Port, str]:
     node = fabric.by_name.get(host)
     if node is None or node.role is Role.SWITCH:
         hint = did_you_mean(host, [each.name for each in fabric.hosts])
-        raise InputError(Problem("", f"--explain {word}", f"names {host}, which is no host of this lab", hint))
+        raise InputError(Problem("", f"--explain {word}", f"names {host}, which is not a host of this lab", hint))
     ports = [(each, str(each.address.ip)) for each in node.ports if each.address and port in ("", each.name)]
     if not ports:
-        why = f"names {name}, which is no port with an address"
+        why = f"names {name}, which is not a port with an address"
         raise InputError(Problem("", f"--explain {word}", why, f"{host} has {', '.join(p.name for p in node.ports)}"))
     return ports[0]
 

@@ -240,7 +240,7 @@ def _set_sysctls(lab: str, node: NodeDef, journal: Journal) -> None:
             except OSError as error:
                 what, why = f"{key}={value}", f"cannot be set: {error.strerror}"
                 missing = isinstance(error, FileNotFoundError)
-                hint = "run ./inv doctor to see what the kernel does not support" if missing else "use a legal value"
+                hint = "run ./inv doctor to see what the kernel does not support" if missing else "use a valid value"
                 raise MachineError(Problem(node.name, what, why, hint)) from None
 
 

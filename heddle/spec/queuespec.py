@@ -33,7 +33,7 @@ def _size(bounds: tuple[int, int]) -> BeforeValidator:
             raise wrong(why, f"{hint}, or auto") from None
         if not bounds[0] <= size <= bounds[1]:
             side = "is below" if size < bounds[0] else "is above"
-            raise wrong(f"{side} {bounds[size > bounds[1]]}", f"legal here: auto, or {bounds[0]} to {bounds[1]}")
+            raise wrong(f"{side} {bounds[size > bounds[1]]}", f"allowed: auto, or {bounds[0]} to {bounds[1]}")
         return size
 
     return BeforeValidator(read)
@@ -49,7 +49,7 @@ def _quanta(value: Any) -> int | Literal["auto"]:
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong("is not a whole number", "write 1 to 65535, or auto")
     if not 1 <= value <= MAX_QUANTA:
-        raise wrong("is below 1" if value < 1 else f"is above {MAX_QUANTA}", f"legal here: auto, or 1 to {MAX_QUANTA}")
+        raise wrong("is below 1" if value < 1 else f"is above {MAX_QUANTA}", f"allowed: auto, or 1 to {MAX_QUANTA}")
     return value
 
 
@@ -231,7 +231,7 @@ class QueuesSpec(Strict):
                 raise at(path, why, "remove it", given=["queues.control"])
             if not 1 <= weight <= _HEAVIEST:
                 why = "is below 1" if weight < 1 else f"is above {_HEAVIEST}"
-                raise at(path, why, f"legal here: 1 to {_HEAVIEST}, in packets per turn")
+                raise at(path, why, f"allowed: 1 to {_HEAVIEST}, in packets per turn")
         return self
 
     @model_validator(mode="after")

@@ -70,7 +70,7 @@ class AddressingSpec(Strict):
         low, high = family.racks
         if not low <= found.rack_prefix <= high:
             why = f"is below {low}" if found.rack_prefix < low else f"is above {high}"
-            raise at("addressing.rack_prefix", why, f"legal here: {low} to {high}", given=["family"])
+            raise at("addressing.rack_prefix", why, f"allowed: {low} to {high}", given=["family"])
         try:
             pool = found.network
         except ValueError as error:

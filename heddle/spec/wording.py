@@ -210,12 +210,12 @@ def _problem(trail: Trail, details: list[ErrorDetails], document: Document, mode
     return Problem(document.where(trail), what, why, hint)
 
 
-def _legal(group: Model | None, words: str = "legal keys") -> str:
+def _legal(group: Model | None, words: str = "allowed keys") -> str:
     return f"{words}: {', '.join(group.model_fields)}" if group else ""
 
 
 def _key_meant(trail: Trail, model: Model) -> str:
-    """The legal key that the user most likely meant, or an empty string."""
+    """The key that the user most likely meant, or an empty string."""
     key = str(trail[-1])
     legal = list((_group_at(trail[:-1], model) or model).model_fields)
     elsewhere = [p for p in paths_of(model) if p.rpartition(".")[2] == key]
@@ -226,7 +226,7 @@ def _key_meant(trail: Trail, model: Model) -> str:
 
 def _key_hint(trail: Trail, model: Model) -> str:
     near = _key_meant(trail, model)
-    return f"did you mean {near}?" if near else _legal(_group_at(trail[:-1], model) or model, "legal here")
+    return f"did you mean {near}?" if near else _legal(_group_at(trail[:-1], model) or model, "allowed")
 
 
 def _union(details: list[ErrorDetails], text: str) -> tuple[str, str]:
@@ -241,7 +241,7 @@ def _union(details: list[ErrorDetails], text: str) -> tuple[str, str]:
         end = {"is below": "from", "is above": "up to"}.get(why.rpartition(" ")[0], "")
         return (
             why,
-            f"legal here: {', '.join(words)}, or a number {end} {why.rpartition(' ')[2]}" if words and end else "",
+            f"allowed: {', '.join(words)}, or a number {end} {why.rpartition(' ')[2]}" if words and end else "",
         )
     return f"is not one of {', '.join(words)}, or a number", _near(text, words)
 
@@ -287,12 +287,12 @@ def _range(trail: Trail, model: Model, text: str) -> str:
     high = next((m.le for m in field.metadata if hasattr(m, "le")), None)
     if low is None or high is None:
         return ""
-    return f"legal here: {_number(low, text)} to {_number(high, text)}"
+    return f"allowed: {_number(low, text)} to {_number(high, text)}"
 
 
 def _pattern(detail: ErrorDetails, text: str) -> tuple[str, str]:
     pattern = str(detail["ctx"]["pattern"])
-    return "is not a legal name", _PATTERNS.get(pattern, f"use a name that matches {pattern}")
+    return "is not a valid name", _PATTERNS.get(pattern, f"use a name that matches {pattern}")
 
 
 def _ours(detail: ErrorDetails, text: str) -> tuple[str, str]:

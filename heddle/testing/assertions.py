@@ -126,14 +126,14 @@ def _lossless_paths(paths: PathsResult) -> None:
     __tracebackhide__ = True
     found = paths.delivery
     missing = found.counted - found.received if found is not None and found.received is not None else 0
-    lost = dict(paths.lost) | ({"behind the last counters": missing} if missing > 0 else {})
+    lost = dict(paths.lost) | ({"after the last counters": missing} if missing > 0 else {})
     if lost:
         rows = [(port, f"{count:,}") for port, count in sorted(lost.items(), key=lambda each: -each[1])]
         failed(
             "packets were lost between two counters",
-            expected="every packet that one counter saw is seen by the next one",
+            expected="every packet that one counter saw is also seen by the next one",
             observed=f"missing: {many(sum(lost.values()), 'packet')}",
-            where=[*_table(("lost behind", "packets"), rows[:ROWS]), *rest(len(rows) - ROWS, "port")],
+            where=[*_table(("lost after", "packets"), rows[:ROWS]), *rest(len(rows) - ROWS, "port")],
             more=_PATHS,
         )
 
@@ -147,10 +147,10 @@ def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) 
     __tracebackhide__ = True
     wrong = _unconverged(lab, within, degraded=degraded)
     if wrong:
-        as_said = "as a fabric without the links that are down" if degraded else "as configured"
+        how = "as a fabric without the links that are down" if degraded else "as configured"
         failed(
             f"the fabric has not converged within {within:g} s",
-            expected=f"every kernel forwards {as_said}, and every daemon answers",
+            expected=f"every kernel forwards {how}, and every daemon answers",
             observed=many(len(wrong), "fault"),
             where=[*wrong[:ROWS], *rest(len(wrong) - ROWS, "fault")],
             more=_STATUS,
@@ -158,7 +158,7 @@ def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) 
 
 
 def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
-    """What is wrong after the wait, a line each: links, daemons and queues first, since routes follow from these."""
+    """Faults after the wait, one line each: first links, daemons and queues, because routes depend on them."""
     from heddle.lab import faults, health
 
     if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
@@ -197,7 +197,7 @@ def assert_no_wrong(result: RunResult) -> None:
 
 
 def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None = None) -> None:
-    """The bus bandwidth is at least so many GB/s, emulated. size: bytes; the mean over all sizes when None."""
+    """The bus bandwidth is at least `gb_per_s` GB/s, emulated. size: bytes; None: the mean over all sizes."""
     __tracebackhide__ = True
     rows = [row for row in result.rows if size is None or row.size == size]
     if not rows:

@@ -37,7 +37,7 @@ def _field(name: str, text: str) -> list[str]:
 
 
 def rest(count: int, word: str) -> list[str]:
-    """`and 3 more queues`, where a table shows only some."""
+    """`and 3 more queues`, when a table shows only some."""
     return [f"and {many(count, f'more {word}')}"] if count > 0 else []
 
 

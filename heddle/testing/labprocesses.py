@@ -1,6 +1,6 @@
-"""The processes of a running lab: those in its namespaces, but the agent of PFC, which may be started again.
+"""The processes of a running lab: all in its namespaces, except the PFC agent and its keeper, which may be restarted.
 
-In:  a Lab. Out: LabProcess, one a process; a fresh lab's set is what later ones are compared with.
+In:  a Lab. Out: one LabProcess per process. Later sets are compared with the set of the fresh lab.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LabProcess:
 
 
 def processes_of(lab: Lab) -> frozenset[LabProcess]:
-    """All processes in the lab's namespaces, without this one and the agent of PFC."""
+    """All processes in the lab's namespaces, without this one, the PFC agent and its keeper."""
     from heddle.switch.pfc import control as pfc
 
     nodes: dict[tuple[int, int], str] = {}
@@ -71,7 +71,7 @@ def _in_lab(pid: int, nodes: dict[tuple[int, int], str]) -> LabProcess | None:
 
 
 def end_processes(lab: Lab, processes: Collection[LabProcess]) -> None:
-    """SIGTERM to each, SIGKILL to those that stay; one that has left the lab meanwhile is left alone."""
+    """Send SIGTERM to each, then SIGKILL to those that still run; processes that have left the lab are not touched."""
     waiting = list(_opened(processes, processes_of(lab)))
     for number in (signal.SIGTERM, signal.SIGKILL):
         for fd in waiting:
@@ -93,7 +93,7 @@ def _opened(processes: Iterable[LabProcess], now: Collection[LabProcess]) -> Ite
 
 
 def _ended(fd: int) -> bool:
-    """Wait a while for the process behind a pidfd; closes it when that has ended."""
+    """Wait some time for the process of a pidfd; close the pidfd when the process has ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     if not poll.poll(_PATIENCE_MS):

@@ -54,7 +54,7 @@ def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
 
 
 def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
-    """What was destroyed by hand, a line each: the lab, some of its nodes, or processes of a fresh lab."""
+    """Parts that were destroyed by hand, one line each: the lab, some of its nodes, or processes of a fresh lab."""
     from heddle.base import state
 
     record = state.read_record(lab.name)

@@ -1,4 +1,4 @@
-"""Why this machine cannot run a test: what `doctor` finds missing, then what `up` would refuse.
+"""Why this machine cannot run a test: first faults that `doctor` finds, then faults that `up` would report.
 
 In:  a fabric and a runtime. Out: the reason in one line, empty when the machine can run it. Nothing is made.
 """
@@ -61,7 +61,7 @@ def _text(check: Check) -> str:
 
 
 def _refused(fabric: Fabric, runtime: str) -> list[str]:
-    """What `up` would refuse before it makes anything."""
+    """Reasons for which `up` would refuse the fabric before it makes anything."""
     from heddle.host.preflight import preflight
     from heddle.runtimes.registry import get_runtime
     from heddle.switch import install as switch

@@ -50,11 +50,11 @@ class PortsCapture:
         self._thread = threading.Thread(target=self._run, name="heddle-pcap", daemon=True)
 
     def __enter__(self) -> PortsCapture:
-        """Return when all ports are listened at. MachineError when that cannot be."""
+        """Return when the capture listens at all ports. MachineError when it cannot."""
         self._thread.start()
         if not self._listening.wait(_START_S) or self._wrong is not None:
             self._stop.set()
-            late = MachineError(Problem("", "--heddle-pcap", f"does not listen after {_START_S:g} s"))
+            late = MachineError(Problem("", "--heddle-pcap", f"did not start to listen within {_START_S:g} s"))
             raise self._wrong or late
         return self
 
@@ -65,7 +65,7 @@ class PortsCapture:
 
     @property
     def trouble(self) -> str:
-        """What went wrong, in one line; empty when nothing did."""
+        """The error of the capture, in one line; empty when there is none."""
         problems = self._wrong.problems if self._wrong is not None else self.done.problems if self.done else ()
         return "; ".join(str(each).partition("\n")[0] for each in problems)
 

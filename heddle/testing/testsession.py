@@ -34,7 +34,7 @@ FAILED: Final = pytest.StashKey[bool]()
 
 @dataclass(slots=True)
 class LabOfTest:
-    """What a report shows about the lab of one test. runs: of this test, oldest first."""
+    """Facts about the lab of one test for its report. runs: of this test, oldest first."""
 
     lab: Lab
     title: str
@@ -166,7 +166,7 @@ class HeddleSession:
 
 
 def look_at(lab: str) -> str:
-    """The commands that show a lab that was left up, and that remove it."""
+    """The commands that inspect and remove a lab that was left up."""
     place = os.environ.get("HEDDLE_STATE_DIR")
     before = f"HEDDLE_STATE_DIR={shlex.quote(place)} " if place else ""
     commands = (f"{before}./inv {words}" for words in (f"status {lab}", f"paths --lab {lab}", f"down {lab}"))
@@ -174,7 +174,7 @@ def look_at(lab: str) -> str:
 
 
 def leftover_text(left: ResetResult) -> str:
-    """What a test left in its lab, as the rest of a sentence; empty when that was nothing."""
+    """Leftovers of a test in its lab, as the rest of a sentence; empty when there are none."""
     parts = []
     if left.ended:
         parts.append(f"left {', '.join(left.ended)}: ended")
@@ -185,7 +185,7 @@ def leftover_text(left: ResetResult) -> str:
 
 @contextmanager
 def _problems_fail() -> Iterator[None]:
-    """A problem of the user or of the machine fails the test with its text, and no traceback."""
+    """Fail the test with the text of a problem of the user or of the machine, without a traceback."""
     try:
         yield
     except HeddleError as error:

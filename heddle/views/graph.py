@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -68,6 +69,16 @@ def drawing(
     return _by_containerlab(kind, fabric, topology)
 
 
+def check_target(path: Path, shown: str, flag: str = "--out") -> None:
+    """InputError for a path that cannot be a file: a directory, or a path in a directory that does not exist."""
+    if path.is_dir():
+        hint = f"name a file in it, for example {flag} {shown}/zone.{'csv' if flag == '--csv' else 'svg'}"
+        raise InputError(Problem("", f"{flag} {shown}", "is a directory", hint))
+    if not path.parent.is_dir():
+        hint = f"run mkdir -p {shlex.quote(str(Path(shown).parent))}, or use another path"
+        raise InputError(Problem("", f"{flag} {shown}", "is in a directory that does not exist", hint))
+
+
 def write_file(path: Path, content: bytes, shown: str, flag: str = "--out") -> None:
     """Write a drawing as a file of the calling user. InputError when the path cannot be written.
 
@@ -76,9 +87,7 @@ def write_file(path: Path, content: bytes, shown: str, flag: str = "--out") -> N
     """
     from heddle.base import state
 
-    if path.is_dir():
-        hint = f"name a file in it, for example {flag} {shown}/zone.{'csv' if flag == '--csv' else 'svg'}"
-        raise InputError(Problem("", f"{flag} {shown}", "is a directory", hint))
+    check_target(path, shown, flag)
     try:
         _replace(path, content)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:

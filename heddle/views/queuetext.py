@@ -16,9 +16,9 @@ PORTS: Final = (
     "port",
     "class",
     "depth",
-    "most",
-    "held",
-    "most",
+    "max",
+    "ingress",
+    "max",
     "marks",
     "CE in",
     "pauses out/in",
@@ -26,16 +26,21 @@ PORTS: Final = (
     "watchdog",
     "drops",
 )
-SWITCHES: Final = ("switch", "buffer", "in use", "most", "shared in use", "of", "headroom in use")
+SWITCHES: Final = ("switch", "buffer", "in use", "max", "shared in use", "shared pool", "headroom in use")
 _NONE: Final = "-"
+_LEGEND: Final = (
+    "depth: bytes in the egress queue; ingress: bytes that came in by this port and are still in the switch;\n"
+    "max: the largest value since `up` or the last reset"
+)
 _CE: Final = "marks: packets that this queue set to CE; CE in: packets that an earlier queue had set to CE"
 
 
 def queues_text(result: QueuesResult, rows: Sequence[QueueRow], switches: Sequence[SwitchRow], hidden: int) -> str:
     """The whole output: ports, switches, headroom, agent. hidden: the number of quiet rows that are left out."""
-    parts = [ports_table(rows)] if rows else []
-    if any(row.ce_in for row in rows):
-        parts.append(_CE)
+    parts = []
+    if rows:
+        legend = [_LEGEND, *([_CE] if any(row.ce_in for row in rows) else [])]
+        parts = [ports_table(rows), "\n".join(legend)]
     if hidden or not rows:
         parts.append(_hidden(hidden, bool(rows)))
     if switches:

@@ -80,7 +80,7 @@ def _level(fabric: Fabric, ref: str) -> int:
 
 
 def describe_run(run: RunHeader) -> str:
-    """`ring all-reduce of 64 KiB on 4 ranks, 4 QPs a connection, ECMP flow, 5 iterations and 1 of warm-up`."""
+    """`ring all-reduce of 64 KiB on 4 ranks, 4 QPs per connection, ECMP flow, 5 iterations, 1 warm-up`."""
     from heddle.base.units import format_size
 
     options = run.options
@@ -91,6 +91,6 @@ def describe_run(run: RunHeader) -> str:
     qps, iters = options.qps, options.iters
     return (
         f"{options.algorithm} {options.collective} of {size} on {len(run.ranks)} ranks{parts}, "
-        f"{qps} QP{'' if qps == 1 else 's'} a connection, ECMP {run.ecmp}, "
-        f"{iters} iteration{'' if iters == 1 else 's'} and {options.warmup} of warm-up"
+        f"{qps} QP{'' if qps == 1 else 's'} per connection, ECMP {run.ecmp}, "
+        f"{iters} iteration{'' if iters == 1 else 's'}, {options.warmup} warm-up"
     )

@@ -179,12 +179,12 @@ def test_tcpdump_does_not_outlive_a_capture_that_is_killed(tiny: Lab, tmp_path: 
 @pytest.mark.parametrize(
     ("port", "said"),
     [
-        ("rtws1:eth1", r"rtws1 is no node of \w+\n.*did you mean rtsw1\?"),
-        ("rtsw1:et2", r"rtsw1:et2 is no port of rtsw1\n.*did you mean rtsw1:eth2\?"),
-        ("rtsw1:", r"rtsw1: is no port of rtsw1\n.*did you mean rtsw1:eth\d\?"),
-        ("rtsw1:bond7", r"is no port of rtsw1\n.*rtsw1:eth"),
-        (":eth1", "is no port\n.*write "),
-        ("rtsw1,,host9", r"'' is no port[\s\S]*host9 is no node"),
+        ("rtws1:eth1", r"rtws1 is not a node of \w+\n.*did you mean rtsw1\?"),
+        ("rtsw1:et2", r"rtsw1:et2 is not a port of rtsw1\n.*did you mean rtsw1:eth2\?"),
+        ("rtsw1:", r"rtsw1: is not a port of rtsw1\n.*did you mean rtsw1:eth\d\?"),
+        ("rtsw1:bond7", r"is not a port of rtsw1\n.*rtsw1:eth"),
+        (":eth1", "is not a port\n.*write "),
+        ("rtsw1,,host9", r"'' is not a port[\s\S]*host9 is not a node"),
     ],
 )
 def test_a_port_that_is_none_is_named(tiny: Lab, port: str, said: str) -> None:

@@ -206,15 +206,15 @@ def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
 
 
 def test_unknown_ports_and_switches_are_refused(dc: Lab) -> None:
-    with pytest.raises(InputError, match=r"rtsw9:eth1 is no port: .* has no rtsw9"):
+    with pytest.raises(InputError, match=r"rtsw9:eth1 is not a port: .* has no rtsw9"):
         link_down(dc, "rtsw9:eth1")
-    with pytest.raises(InputError, match=r"rtsw1:eth9 is no port\n.*rtsw1 has eth1, eth2, eth3, eth4"):
+    with pytest.raises(InputError, match=r"rtsw1:eth9 is not a port\n.*rtsw1 has eth1, eth2, eth3, eth4"):
         link_down(dc, "rtsw1:eth9")
-    with pytest.raises(InputError, match=r"rtsw1 is no port"):
+    with pytest.raises(InputError, match=r"rtsw1 is not a port"):
         link_down(dc, "rtsw1")
-    with pytest.raises(InputError, match=r"host1 is no switch"):
+    with pytest.raises(InputError, match=r"host1 is not a switch"):
         switch_down(dc, "host1")
-    with pytest.raises(InputError, match=r"(?s)ctws1 is no switch.*did you mean ctsw1"):
+    with pytest.raises(InputError, match=r"(?s)ctws1 is not a switch.*did you mean ctsw1"):
         drain(dc, "ctws1")
 
 

@@ -34,13 +34,13 @@ def graph(lab: Lab, where: Path, *words: str) -> subprocess.CompletedProcess[str
 def test_before_a_run_and_after_it(lab: Lab, tmp_path: Path) -> None:
     assert usage_of(lab) is None
     done = graph(lab, tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"wrote {lab.name}.svg: no run yet, so links carry no numbers\n")
+    assert (done.returncode, done.stdout) == (0, f"wrote {lab.name}.svg: no run yet, so links have no load\n")
 
     run(lab, run_options(collective="all-reduce", size="64K", qps=4, iters=2), Silent())
     usage = usage_of(lab)
     assert usage is not None
     loads, caption = usage.loads, usage.caption
-    assert caption.startswith("ring all-reduce of 64 KiB on 4 ranks, 4 QPs a connection")
+    assert caption.startswith("ring all-reduce of 64 KiB on 4 ranks, 4 QPs per connection")
 
     links = {use.port: use for use in paths_of(lab).links}
     for load in loads:

@@ -160,11 +160,11 @@ def test_all_invalid_entries_are_reported_at_once_and_nothing_changes(lab: Lab) 
         "rtsw1 50003 10.0.1.0/24 eth77 names the port eth77, which rtsw1 does not have",
         "rtsw2 50001 10.0.1.0/24 eth1 names the prefix 10.0.1.0/24, which rtsw2 has no route to",
         "rtsw2 50001 10.9.0.0/24 eth1 names the prefix 10.9.0.0/24, which rtsw2 has no route to",
-        "rtsw9 is no switch of",
+        "rtsw9 is not a switch of",
         "ctsw1 50001 10.0.1.0/24 eth2 has no effect: ctsw1 has only one next hop to 10.0.1.0/24",
     ):
         assert words in said
-    with pytest.raises(InputError, match="rtsw7 is no switch"):
+    with pytest.raises(InputError, match="rtsw7 is not a switch"):
         rehash.set_hashing(lab, "flow", switches=["rtsw1", "rtsw7"])
     assert {name: read_hashing(lab.name, lab.handle(name)) for name in before} == before
     assert healthy(lab)
@@ -200,18 +200,18 @@ def test_the_verb_shows_sets_and_refuses(lab: Lab, tmp_path: Path, capsys: pytes
     table.write_text("switch,sport,prefix,port\nrtsw1,5,10.0.1.0/24,eth1\nrtsw1,5,10.0.1.0/24,eth2\nrtsw1,x,y\n")
     wrong = invoked("exact-match", "--table", str(table), *here)
     assert wrong.returncode == 2
-    assert f"{table}:3  rtsw1 5 10.0.1.0/24 is there twice, first in {table}:2" in wrong.stderr
-    assert f"{table}:4  rtsw1 x y is not switch, sport, prefix, port" in wrong.stderr
+    assert f"{table}:3  rtsw1 5 10.0.1.0/24 is a duplicate of {table}:2" in wrong.stderr
+    assert f"{table}:4  rtsw1 x y is not a row of switch, sport, prefix, port" in wrong.stderr
     for words, said in (
         (("sprey",), "did you mean spray?"),
         (("spray", "--set", "choice=turns"), "--set  routing.hash.choice: turns is not one of random, round-robin"),
-        (("spray", "--entry", "rtsw1 5 10.0.1.0/24 eth1"), "are of mode exact-match, not of spray"),
+        (("spray", "--entry", "rtsw1 5 10.0.1.0/24 eth1"), "are for mode exact-match, not for spray"),
         (("--set", "gap=5ms"), "--set needs a mode before it"),
-        (("flow", "--switch", "rtsw9"), "rtsw9 is no switch of"),
+        (("flow", "--switch", "rtsw9"), "rtsw9 is not a switch of"),
         (("flow", "--switch", ","), "--switch , names no switch"),
         (
             ("exact-match", "--entry", "rtsw1 5 10.0.1.0/24 eth1", "--switch", "rtsw2"),
-            "a row of the table names rtsw1, which --switch does not",
+            "a row of the table names rtsw1, but --switch does not",
         ),
     ):
         refused = invoked(*words, *here)

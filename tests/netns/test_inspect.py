@@ -124,12 +124,12 @@ def test_with_json_each_node_has_its_own_row(inv: Inv) -> None:
 def test_interactive_commands_need_a_single_node(cmd: str, inv: Inv) -> None:
     code, out, err = inv("exec", "rtsw*", *cmd.split())
     assert (code, out) == (2, "")
-    assert f"{cmd} reads a terminal, and several nodes have none" in err
+    assert f"{cmd} needs a terminal, and several nodes cannot share one" in err
 
 
 def test_patterns_that_match_no_node_are_refused(inv: Inv) -> None:
     code, _, err = inv("exec", "rtsw*,hots1", "true")
-    assert (code, "hots1 is no node of" in err, "did you mean host1?" in err) == (2, True, True)
+    assert (code, "hots1 is not a node of" in err, "did you mean host1?" in err) == (2, True, True)
     assert inv("exec", ",", "true")[0] == 2
 
 

@@ -200,7 +200,7 @@ def test_files_go_there_and_come_back(server: SshServer, tmp_path: Path) -> None
         spot = tmp_path / "sub" if typed.startswith("..") else tmp_path
         done = server.inv("render", typed, "--out", out, cwd=spot)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"wrote {out}/mine.clab.yml, and what it binds beside it\n"
+        assert done.stdout == f"wrote {out}/mine.clab.yml, with the files that it binds beside it\n"
         assert (spot / out / "mine.clab.yml").exists()
         assert os.access(spot / out / "rtsw1/start.sh", os.R_OK)
     assert server.inv("render", "my fabric.yml", cwd=tmp_path).returncode == 0

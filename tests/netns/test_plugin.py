@@ -224,7 +224,7 @@ def test_a_failed_test_keeps_lab_and_capture_and_prints_how_to_inspect_them(
         assert "E       AssertionError: the MMR of bytes is above 0.5" in said
         assert f"lab {bad}: tiny, runtime netns\nrun 0001 of lab {bad}: all-reduce, 4 ranks, 1 QP\nlook at it: " in said
         assert '>       link_down(heddle_lab, "rtsw1:eth33")' in said
-        assert "E       heddle.base.problems.InputError: rtsw1:eth33 is no port" in said
+        assert "E       heddle.base.problems.InputError: rtsw1:eth33 is not a port" in said
         assert "faults.py" not in said, "the traceback ends at the test"
         notes = section(done.stdout, "heddle")
         inv = f"HEDDLE_STATE_DIR='{place.state}' ./inv"

@@ -12,7 +12,7 @@ import pytest
 from heddle.base.problems import MachineError
 from heddle.checks.validate import validate
 from heddle.cli.console import Console
-from heddle.cli.hashing_verb import Asked, run_hashing
+from heddle.cli.hashing_verb import HashingWords, run_hashing
 from heddle.kernel import namespace
 from heddle.kernel.fib import read_fib
 from heddle.lab import lab as labs
@@ -108,7 +108,7 @@ def test_each_verb_takes_one_snapshot(tiny: Lab, taken: list[LabPart]) -> None:
     one("validate")
     assert read_queues(tiny).rows
     one("queues")
-    run_hashing(Console("json"), tiny.name, Asked())
+    run_hashing(Console("json"), tiny.name, HashingWords())
     one("hashing")
     assert lookup_paths(tiny, flows).agree
     one("paths --predict")

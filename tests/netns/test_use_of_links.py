@@ -64,7 +64,7 @@ def test_ranks_in_two_racks_of_four(four_racks: Lab) -> None:
     for proof, flow in zip(paths.flows, result.flows, strict=True):
         assert proof.seen.received == flow.received == proof.counted[-1] > 0
     assert paths.delivery is not None and paths.delivery.received == paths.delivery.counted
-    assert f"the receiving NICs took {paths.delivery.counted:,} of the {paths.delivery.counted:,} packets" in text
+    assert f"the receiving NICs got {paths.delivery.counted:,} of the {paths.delivery.counted:,} packets" in text
 
     # The picture goes by the same measure.
     usage = usage_of(lab)

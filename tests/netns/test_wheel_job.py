@@ -75,7 +75,7 @@ def test_the_main_job(
     assert (paths.returncode, json.loads(paths.stdout)["agree"]) == (0, True), paths.stderr
     assert installed.heddle("validate", "--lab", name, cwd=empty, env=env).returncode == 0
     down = installed.heddle("down", name, cwd=empty, env=env)
-    assert (down.returncode, down.stdout) == (0, f"{name}: down, nothing of it is left\n"), down.stderr
+    assert (down.returncode, down.stdout) == (0, f"{name}: removed completely\n"), down.stderr
     assert leftovers(name) == []
     assert list(empty.iterdir()) == []
     for done in (up, run, paths, down):
@@ -104,7 +104,7 @@ def test_the_main_job_through_sudo(wheel: Path, name: str, leftovers: Leftovers)
         argv = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
         done = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert f"{name}: down, nothing of it is left" in done.stdout
+        assert f"{name}: removed completely" in done.stdout
         assert "up needs root: running it again through sudo" in done.stderr
         assert {path.stat().st_uid for path in home.rglob("*")} == {NOBODY}, "what is made there is the user's"
     assert leftovers(name) == []
@@ -152,7 +152,7 @@ def test_a_lab_server_gets_what_it_needs_from_the_wheel(
         assert "files brought over" in up.stderr
         assert there("run", "--lab", name, "--size", "64K").returncode == 0
         wrong = there("validate", "--lab", "nosuch")
-        assert (wrong.returncode, wrong.stderr) == (2, f"lab nosuch is not running\n  hint: legal here: {name}\n")
+        assert (wrong.returncode, wrong.stderr) == (2, f"lab nosuch is not running\n  hint: allowed: {name}\n")
         again = there("up", "tiny", "--name", name, "--runtime", "containerlab")
         assert f"hint: heddle down {name} first" in again.stderr, "the name that was typed here"
         assert there("down", name).returncode == 0

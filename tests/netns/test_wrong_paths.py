@@ -171,7 +171,7 @@ def test_without_the_seed_of_the_kernel_the_choice_is_arithmetic_and_says_so() -
         result = prove(lab.fabric, evidence)
         assert result.agree, paths_text(result)
         assert evidence.choices == {"arithmetic": 150}
-        assert "the oracle's choices: 150 by arithmetic that the prediction shares" in paths_text(result)
+        assert "the oracle's choices: 150 by the same arithmetic as the prediction" in paths_text(result)
 
 
 def lossy_run(lab: StaticLab, flow: Flow, others: int) -> PathsResult:
@@ -253,7 +253,7 @@ def test_losses_after_the_last_counter_are_seen() -> None:
         assert result.flows[0].counted == (8, 8, 8)
         assert not result.agree
         assert result.flows[0].why == f"3 packets vanished after {last}, whose queue dropped 0 of class 3"
-        assert "the receiving NICs took 5 of the 8 packets that the last ports counted" in paths_text(result)
+        assert "the receiving NICs got 5 of the 8 packets that the last ports counted" in paths_text(result)
 
 
 def taken(nic: socket.socket) -> int:

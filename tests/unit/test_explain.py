@@ -50,10 +50,10 @@ def test_a_flow_is_named_by_its_ends_and_what_differs_from_the_usual() -> None:
 @pytest.mark.parametrize(
     ("word", "why"),
     [
-        ("host1,host9", "host9, which is no host"),
-        ("host1,rtsw1", "rtsw1, which is no host"),
+        ("host1,host9", "host9, which is not a host"),
+        ("host1,rtsw1", "rtsw1, which is not a host"),
         ("host1,host1", "has the same NIC at both ends"),
-        ("host1,host2:eth9", "host2:eth9, which is no port"),
+        ("host1,host2:eth9", "host2:eth9, which is not a port"),
         ("host1,host2,host3", "names 3 ends"),
         ("host1,qpn=5", "names 1 ends"),
         ("host1,host2,qp=5", "'qp', which is no key"),

@@ -33,7 +33,7 @@ def test_a_key_is_its_last_word_or_its_path_in_the_fabric_file(key: str) -> None
     ("mode", "setting", "said"),
     [
         ("flowlet", "gpa=5ms", "gpa is not a key of hashing\n       hint: did you mean gap?"),
-        ("flow", "ucmp=true", "ucmp is not a key of hashing\n       hint: legal here: policy, "),
+        ("flow", "ucmp=true", "ucmp is not a key of hashing\n       hint: allowed: policy, "),
         ("flow", "ecmp=spray", "ecmp is not a key of hashing\n       hint: write the mode as a word"),
         ("flow", "gap=5ms", "gap has no effect under flow\n       hint: use it with flowlet or adaptive"),
         ("spray", "first=load", "first has no effect under spray"),

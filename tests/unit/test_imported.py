@@ -260,7 +260,7 @@ def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> N
         blueprint_of(None, own, "netns", overrides=["racks=3"])
     with pytest.raises(InputError, match="this one is user-supplied"):
         blueprint_of(None, own, "netns", dialect="frr")
-    with pytest.raises(InputError, match="is not a legal name of a lab"):
+    with pytest.raises(InputError, match="is not a valid lab name"):
         blueprint_of(None, own, "netns", name="../x")
     with pytest.raises(InputError, match="does not exist"):
         blueprint_of(None, str(tmp_path / "none.yml"), "netns")

@@ -8,7 +8,7 @@ import hmac
 
 import pytest
 
-from heddle.places.known_hosts import HostKeyState, algorithms, called, fingerprint, judge, parse_entries
+from heddle.places.known_hosts import HostKeyState, algorithms, fingerprint, judge, known_name, parse_entries
 
 ONE, TWO = b"key one", b"key two"
 
@@ -91,5 +91,5 @@ def test_the_server_is_asked_first_for_the_key_that_is_known() -> None:
 
 
 def test_names_and_fingerprints_are_written_as_openssh_does() -> None:
-    assert (called("Lab", 22), called("::1", 2222)) == ("lab", "[::1]:2222")
+    assert (known_name("Lab", 22), known_name("::1", 2222)) == ("lab", "[::1]:2222")
     assert fingerprint(b"") == "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"

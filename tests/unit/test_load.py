@@ -51,7 +51,7 @@ def test_overrides_win_over_the_file_and_the_last_wins() -> None:
 
 def test_the_name_can_be_given_apart() -> None:
     assert load_fabric("tiny", name="other").fabric.name == "other"
-    assert problems("tiny", name="Too-Long-A-Name").startswith("--name  name: Too-Long-A-Name is not a legal name")
+    assert problems("tiny", name="Too-Long-A-Name").startswith("--name  name: Too-Long-A-Name is not a valid name")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
-from heddle.cli.paths_predict import FLAGS, files_in, on_paper
+from heddle.cli.paths_predict import FLAGS, files_in, wants_prediction
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
@@ -122,6 +122,26 @@ def test_a_plan_that_does_not_fit_is_an_input_error(inv: Inv) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--csv", "d"), "--csv d is a directory"),
+        (("--heatmap", "none/l.svg"), "--heatmap none/l.svg is in a directory that does not exist"),
+    ],
+)
+def test_an_output_file_is_checked_before_the_prediction(
+    inv: Inv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    from heddle.forecast import forecast
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forecast, "forecast", lambda *_: pytest.fail("the prediction ran"))
+    Path("d").mkdir()
+    code, found = inv("paths", "--predict", "tiny", "--plan", "ring", *words)
+    (problem,) = found["error"]["problems"]
+    assert (code, f"{problem['what']} {problem['why']}") == (2, said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (("--plan", "m.csv", "--csv", "./m.csv"), "--csv ./m.csv is an input file of the prediction"),
         (("--plan", "p.yml", "--csv", "m.csv"), "--csv m.csv is an input file of the prediction"),
         (("--plan", "ring", "--csv", "l.svg", "--heatmap", "./l.svg"), "--heatmap ./l.svg is also the file of --csv"),
@@ -146,13 +166,13 @@ def test_a_list_without_a_name_in_it_is_refused(inv: Inv, flag: str) -> None:
 
 
 def test_flags_of_a_prediction_alone_are_errors() -> None:
-    assert not on_paper(NOTHING, {})
-    assert not on_paper(NOTHING, {"--lab": "zone"})
+    assert not wants_prediction(NOTHING, {})
+    assert not wants_prediction(NOTHING, {"--lab": "zone"})
     with pytest.raises(InputError) as caught:
-        on_paper({**NOTHING, "plan": "ring", "trials": 3, "down": ("ctsw1",)}, {"--lab": None})
+        wants_prediction({**NOTHING, "plan": "ring", "trials": 3, "down": ("ctsw1",)}, {"--lab": None})
     assert [problem.what for problem in caught.value.problems] == ["--plan", "--trials", "--down"]
     with pytest.raises(InputError, match="--predict and --lab"):
-        on_paper({**NOTHING, "predict": "zone"}, {"--lab": "zone"})
+        wants_prediction({**NOTHING, "predict": "zone"}, {"--lab": "zone"})
 
 
 def test_files_of_a_prediction_come_along_to_another_machine(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_run_is_described_in_one_line() -> None:
     run = header(RunOptions(sizes=(8, 65536), ranks=2))
     text = describe_run(run)
     assert text == (
-        "ring all-reduce of 8 B to 64 KiB on 2 ranks, 1 QP a connection, ECMP e-ecmp, 5 iterations and 1 of warm-up"
+        "ring all-reduce of 8 B to 64 KiB on 2 ranks, 1 QP per connection, ECMP e-ecmp, 5 iterations, 1 warm-up"
     )
     split = describe_run(replace(run, ranks=run.ranks * 2, communicators=((0, 2), (1, 3))))
     assert "on 4 ranks in 2 communicators, 1 QP" in split
@@ -257,7 +257,7 @@ def test_kinds_that_are_none_and_places_that_are_none_are_the_users_mistake(tmp_
         kind_of("pgn")
     with pytest.raises(InputError, match="is a directory"):
         write_file(tmp_path, b"", "x")
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="is in a directory that does not exist"):
         write_file(tmp_path / "none" / "x.svg", b"", "none/x.svg")
 
 

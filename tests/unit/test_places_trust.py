@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.places.session import land
+from heddle.places.session import copy_back
 from heddle.places.store import Store
 
 PICTURES = (".svg", ".png")
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_requested_files_are_written_to_the_paths_named(here: Path, tmp_path: Path) -> None:
     outs = {"a/zone.svg": "out/0/zone.svg", str(tmp_path / "all"): "out/1/all"}
     files = {"here/zone.png": "p", "out/0/zone.svg": "s", "out/1/all/x.yml": "x", "out/1/all/rtsw1/frr.conf": "f"}
-    assert land(tar_of(files), outs, PICTURES) == []
+    assert copy_back(tar_of(files), outs, PICTURES) == []
     assert (here / "zone.png").read_text() == "p"
     assert (here / "a/zone.svg").read_text() == "s"
     assert (tmp_path / "all/rtsw1/frr.conf").read_text() == "f"
@@ -52,22 +52,22 @@ def test_requested_files_are_written_to_the_paths_named(here: Path, tmp_path: Pa
 
 def test_a_server_puts_nothing_into_the_working_directory_that_the_verb_does_not_write_there(here: Path) -> None:
     files = {"here/.bashrc": "x", "here/inv": "x", "here/.git/hooks/post-commit": "x", "here/.x.svg": "x"}
-    assert land(tar_of(files), {}, PICTURES) == [".bashrc", ".git", ".x.svg", "inv"]
-    assert land(tar_of({"here/zone.svg": "x"}), {}, ()) == ["zone.svg"]
+    assert copy_back(tar_of(files), {}, PICTURES) == [".bashrc", ".git", ".x.svg", "inv"]
+    assert copy_back(tar_of({"here/zone.svg": "x"}), {}, ()) == ["zone.svg"]
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["here/way.svg", "out/0/all", "out/0/all/way"])
 def test_a_server_cannot_redirect_writes_by_a_link(name: str, here: Path, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="is a link"):
-        land(tar_of({}, {name: str(tmp_path)}), {"all": "out/0/all"}, PICTURES)
+        copy_back(tar_of({}, {name: str(tmp_path)}), {"all": "out/0/all"}, PICTURES)
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "out/0/all/../../../evil"])
 def test_a_server_names_no_file_beyond_what_was_asked_for(name: str, here: Path, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="is outside"):
-        land(tar_of({name: "x"}), {"all": "out/0/all"}, PICTURES)
+        copy_back(tar_of({name: "x"}), {"all": "out/0/all"}, PICTURES)
     assert list(here.iterdir()) == []
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
@@ -75,7 +75,7 @@ def test_a_server_names_no_file_beyond_what_was_asked_for(name: str, here: Path,
 def test_an_incomplete_answer_is_reported_and_leaves_nothing(here: Path) -> None:
     whole = tar_of({"out/0/all/x": os.urandom(5000).hex()}).getvalue()
     with pytest.raises(MachineError, match="could not be copied back"):
-        land(io.BytesIO(whole[:2000]), {"all": "out/0/all"}, ())
+        copy_back(io.BytesIO(whole[:2000]), {"all": "out/0/all"}, ())
     assert list(here.iterdir()) == []
 
 

@@ -126,9 +126,9 @@ def test_a_filter_that_matches_nothing_says_what_exists(chosen: Callable[[], QpS
         ("qp", "x", "--qp x is no QP number and no range"),
         ("qp", "9-3", "--qp 9-3 ends below its start"),
         ("qp", "0x1000000", "is above 16777215, the largest QP number"),
-        ("host", "hots1", "--host hots1 is no host of made, and no NIC of one\n  hint: did you mean host1?"),
-        ("port", "rtsw1:eth9", "--port rtsw1:eth9 is no port of made\n  hint: did you mean rtsw1:eth"),
-        ("port", "rack1", "--port rack1 is no port of made"),
+        ("host", "hots1", "--host hots1 is not a host of made, nor one of its NICs\n  hint: did you mean host1?"),
+        ("port", "rtsw1:eth9", "--port rtsw1:eth9 is not a port of made\n  hint: did you mean rtsw1:eth"),
+        ("port", "rack1", "--port rack1 is not a port of made"),
     ],
 )
 def test_words_that_match_nothing_are_refused(flag: str, word: str, said: str) -> None:

@@ -90,7 +90,7 @@ def test_a_queue_that_filled_has_a_row_with_what_became_of_it(maps: Maps) -> Non
     assert [each.strip() for each in words_of(said[1])[2:]] == [
         "120 KB", "333 KB", "-", "-", "1,234", "505", "-", "-", "ok", "5 threshold, 12 headroom",
     ]  # fmt: skip
-    assert said[3] == "marks: packets that this queue set to CE; CE in: packets that an earlier queue had set to CE"
+    assert said[5] == "marks: packets that this queue set to CE; CE in: packets that an earlier queue had set to CE"
     (row,) = (each for each in maps.result().to_json()["ports"] if each["port"] == "rtsw1:eth3" and each["class"] == 3)
     assert (row["marks"], row["ce_in"]) == (1234, 505)
     assert "47 more queues never held more than two packets" in "\n".join(said)
@@ -168,7 +168,7 @@ def test_headroom_shows_the_reaction_time_set_on_its_node(maps: Maps) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "gone"), [(120, []), (80, ["watchdog", "drops"]), (50, ["watchdog", "drops", "held"])]
+    ("width", "gone"), [(120, []), (80, ["watchdog", "drops", "ingress"]), (50, ["watchdog", "drops", "ingress"])]
 )
 def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(maps: Maps, width: int, gone: list[str]) -> None:
     for ref in ("rtsw1:eth3", "ctsw1:eth1"):
@@ -189,7 +189,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(maps: Maps, wid
     assert not set(gone) & set(table[0].split())
     assert {"port", "depth", "paused"} <= set(table[0].split())
     assert all("120 KB" in line and "2,812.0 ms" in line for line in table[1:])
-    assert (f"too narrow for {4 if width == 80 else 8} columns" in "\n".join(lines)) == bool(gone)
+    assert (f"too narrow for {5 if width == 80 else 8} columns" in "\n".join(lines)) == bool(gone)
 
 
 @pytest.mark.parametrize("seed", range(4))

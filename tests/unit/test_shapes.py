@@ -103,7 +103,7 @@ def test_each_shape_names_its_levels_as_its_builder_does() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("queues: {buffer: {rtsw: 3MB}}", "queues.buffer.rtsw is not a key; legal keys: leaf,"),
+        ("queues: {buffer: {rtsw: 3MB}}", "queues.buffer.rtsw is not a key; allowed keys: leaf,"),
         ("queues: {buffer: {spin: 3MB}}", "queues.buffer.spin is not a key; did you mean spine?"),
         ("queues: {buffer: {tor: 3MB}}", "queues.buffer.tor is not a key; did you mean leaf?"),
         ("queues: {buffer: {spine: 20KB}}", "queues.buffer.spine: 20KB is below 1994498 bytes: headroom 633428 x 3"),
@@ -120,7 +120,7 @@ def test_each_shape_names_its_levels_as_its_builder_does() -> None:
         ("routing: {resilient: true, hash: {buckets: 1}}", "routing.hash.buckets: 1 is less than 2, the next hops"),
         ("routing: {hash: {fields: [flowlabel]}}", "routing.hash.fields has flowlabel, but IPv4 has no flow label"),
         ("queues: {pfc: {quanta: 65535, watchdog: {detect: 10ms}}}", "quanta: 65535 of 512 bits last 335.539 ms"),
-        ("racks: 3", "racks is not a key; legal here: name, shape, family, link, scale, routing"),
+        ("racks: 3", "racks is not a key; allowed: name, shape, family, link, scale, routing"),
         ("rtsw: 3", "rtsw is not a key; did you mean leaves?"),
     ],
 )  # fmt: skip

@@ -95,7 +95,7 @@ def test_texts_name_the_program_that_was_started(installed: InstalledWheel, tmp_
         assert "./inv" not in output.stdout + output.stderr, words
         assert output.stdout.startswith("Usage: heddle "), words
     for line, hint in {
-        "status zone": "no lab is running; heddle up zone brings one up",
+        "status zone": "no lab is running; run heddle up zone to start one",
         "upp": "did you mean up?",
         "up tiny x": "heddle up [FABRIC] [flags]; heddle up --help explains it",
         "test": "heddle test needs a checkout of Heddle, and this one is installed",

@@ -95,10 +95,12 @@ class LinkReader:
             self._add(trail, f"{what}: {raw}", f"{OUTSIDE[node]}, but a link must connect two nodes of the lab")
             return None
         if not node or not interface:
-            self._add(trail, what, "is no node and interface", "leaf1:eth1")
+            self._add(trail, what, "is not a node and an interface", "leaf1:eth1")
             return None
         if node not in self._nodes:
-            self._add(trail, f"{what}: {node}", "is no node of this topology", did_you_mean(node, sorted(self._nodes)))
+            self._add(
+                trail, f"{what}: {node}", "is not a node of this topology", did_you_mean(node, sorted(self._nodes))
+            )
             return None
         if not _INTERFACE.fullmatch(interface) or interface in (".", "..", "lo"):
             why = "is no valid interface name: 15 letters at most, no spaces, / or :"

@@ -155,7 +155,11 @@ def _sources(proof: PathsResult) -> Table:
     delivered = "-"
     if proof.delivery is not None:
         taken = proof.delivery.received
-        nics = "what the NICs took is not known" if taken is None else f"the receiving NICs took {taken:,} of them"
+        nics = (
+            "how many packets the NICs got is not known"
+            if taken is None
+            else f"the receiving NICs got {taken:,} of them"
+        )
         delivered = f"the last ports counted {proof.delivery.counted:,} packets; {nics}"
     used = "used" if "prediction" in proof.sources else "not used: wrong on that kernel"
     return Table(
