@@ -11,17 +11,17 @@ The environment sees the packages that these tests run with, by a .pth file: onl
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
-
-from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 _OTHERS: Final = "packages of the tests"
@@ -123,12 +123,17 @@ def _pip_install(made: InstalledWheel, *words: str) -> None:
 
 
 def _closure(requirements: Sequence[str]) -> list[Distribution]:
-    """The installed distributions that these requirements name, and those that they require in turn."""
+    """The installed distributions that these requirements name, and those that they require in turn.
+
+    Some are for another Python or system, so not installed; pip knows, and complains of what is missing after all.
+    """
     found: dict[str, Distribution] = {}
-    wanted = [Requirement(each) for each in requirements]
+    wanted = list(requirements)
     while wanted:
-        each = wanted.pop()
-        if each.name not in found and (each.marker is None or each.marker.evaluate({"extra": ""})):
-            found[each.name] = distribution(each.name)
-            wanted += map(Requirement, found[each.name].requires or ())
+        requirement = wanted.pop()
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        if name not in found and "extra ==" not in requirement:
+            with suppress(PackageNotFoundError):
+                found[name] = distribution(name)
+                wanted += found[name].requires or ()
     return list(found.values())
