@@ -29,7 +29,7 @@ from heddle.base.resources import FRONT_DOOR, HERE
 
 DISTRIBUTION: Final = "heddle-fabric"
 _NOT_IN_DEBIAN: Final = "install the wheel with pip, pipx or uv: Debian's packages do not have this one"
-Way = Literal["checkout", "pipx", "uv tool", "uv", "debian", "pip"]
+Installer = Literal["checkout", "pipx", "uv tool", "uv", "debian", "pip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class HowInstalled:
     url: str = ""
 
     @property
-    def way(self) -> Way:
+    def installer(self) -> Installer:
         """The installer."""
         if self.checkout is not None:
             return "checkout"
@@ -63,16 +63,16 @@ class HowInstalled:
         wanted = f"{DISTRIBUTION}[{extra}]"
         if self.checkout is not None:
             return self._again(self.checkout)
-        if self.way == "debian":
+        if self.installer == "debian":
             return f"apt-get install {' '.join(debian)}" if debian else _NOT_IN_DEBIAN
-        if self.way == "pip":
+        if self.installer == "pip":
             return f"{self._pip()} install {shlex.quote(wanted)}"
-        if self.way == "uv":
+        if self.installer == "uv":
             python = shlex.quote(str(self.prefix))
             return f"uv pip install --python {python} {shlex.quote(self._located(wanted))}"
         # These two replace the installation: with the extras that are there, and from the same file.
         both = f"{DISTRIBUTION}[{','.join(sorted({extra, *present}))}]"
-        tool = "pipx" if self.way == "pipx" else "uv tool"
+        tool = "pipx" if self.installer == "pipx" else "uv tool"
         return f"{tool} install --force {shlex.quote(self._located(both))}"
 
     def _again(self, checkout: Path) -> str:

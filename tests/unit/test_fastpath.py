@@ -110,7 +110,7 @@ class Bench:
     def __init__(self, params: RcParams, version: int, psn: int, delays: tuple[float, ...] = (0.0,)) -> None:
         self.params, self.version = params, version
         kinds = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
-        # Data, answers, and one that nobody writes to: it would end hd_run.
+        # Data, answers, and a pair without a writer: a byte there would end hd_run.
         self.pairs = [socket.socketpair(socket.AF_UNIX, kinds) for _ in range(3)]
         for pair in self.pairs:
             for sock in pair:

@@ -27,7 +27,7 @@ def prefix(tmp_path: Path) -> Path:
 
 def test_pip_of_that_environment(prefix: Path) -> None:
     how = HowInstalled(prefix, None, pip=True, url=URL)
-    assert how.way == "pip"
+    assert how.installer == "pip"
     assert how.add("plot", ["ssh"], PLOT) == f"'{prefix}/bin/python' -m pip install 'heddle-fabric[plot]'"
     # No pyvenv.cfg: installed for the whole machine, or for a user.
     assert HowInstalled(Path("/usr"), None, pip=True).add("ssh", [], ()) == (
@@ -41,7 +41,7 @@ def test_pip_of_that_environment(prefix: Path) -> None:
 def test_pipx_and_uv_tool_replace_the_installation_and_keep_its_extras(prefix: Path, file: str, tool: str) -> None:
     (prefix / file).write_text("")
     how = HowInstalled(prefix, None, pip=False)
-    assert how.way == tool
+    assert how.installer == tool
     assert how.add("plot", [], PLOT) == f"{tool} install --force 'heddle-fabric[plot]'"
     local = HowInstalled(prefix, None, pip=False, url=URL)
     assert local.add("plot", ["ssh"], PLOT) == f"{tool} install --force 'heddle-fabric[plot,ssh] @ {URL}'"
@@ -58,7 +58,7 @@ def test_the_image_takes_debians_packages(prefix: Path) -> None:
     how = HowInstalled(prefix, None, pip=False)
     assert how.add("plot", [], PLOT) == "apt-get install python3-matplotlib"
     assert how.add("report", [], EXTRAS["report"].debian).startswith("install the wheel with pip, pipx or uv")
-    assert HowInstalled(prefix, None, pip=True).way == "pip"
+    assert HowInstalled(prefix, None, pip=True).installer == "pip"
 
 
 def test_a_checkout_has_all_extras_in_its_own_environment(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_checkout_has_all_extras_in_its_own_environment(tmp_path: Path) -> Non
 
 def test_this_one_is_a_checkout() -> None:
     assert how_installed().checkout == resources.HERE.root
-    assert how_installed().way == "checkout"
+    assert how_installed().installer == "checkout"
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(made: InstalledWheel, cwd: Path) -> tuple[str, str]:
-    """How the installed Heddle finds itself installed: way and URL."""
-    code = "import json; from heddle.base.howinstalled import how_installed as h; print(json.dumps([h().way, h().url]))"
-    way, url = json.loads(subprocess.check_output([str(made.python), "-P", "-c", code], cwd=cwd, text=True))
-    return way, url
+    """How the installed Heddle finds itself installed: installer and URL."""
+    code = "import json; from heddle.base.howinstalled import how_installed as h; print(json.dumps([h().installer, h().url]))"
+    tool, url = json.loads(subprocess.check_output([str(made.python), "-P", "-c", code], cwd=cwd, text=True))
+    return tool, url
 
 
 def test_a_wheel_remembers_its_file_while_it_exists(wheel: Path, tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_wheel_remembers_its_file_while_it_exists(wheel: Path, tmp_path: Path)
     made = install(copy, tmp_path / "env")
     assert asked(made, tmp_path) == ("pip", copy.as_uri())
     (made.place / "pipx_metadata.json").write_text("{}")
-    told = made.heddle("plot", "queues", cwd=tmp_path, env={"HEDDLE_STATE_DIR": str(tmp_path / "state")})
-    assert "no lab is running" in told.stderr, "the tests' packages are all there"
+    output = made.heddle("plot", "queues", cwd=tmp_path, env={"HEDDLE_STATE_DIR": str(tmp_path / "state")})
+    assert "no lab is running" in output.stderr, "the tests' packages are all there"
     copy.unlink()
     assert asked(made, tmp_path) == ("pipx", "")
 
@@ -102,7 +102,7 @@ def test_a_wheel_remembers_its_file_while_it_exists(wheel: Path, tmp_path: Path)
 def test_the_hint_of_a_verb_is_the_command_of_that_installer(wheel: Path, tmp_path: Path) -> None:
     made = install(wheel, tmp_path / "env", without=("matplotlib", "plotly", "starlette", "mcp"))
     (made.place / "uv-receipt.toml").write_text("[tool]\n")
-    told = made.heddle("plot", "queues", cwd=tmp_path)
-    assert (told.returncode, told.stdout) == (3, "")
+    output = made.heddle("plot", "queues", cwd=tmp_path)
+    assert (output.returncode, output.stdout) == (3, "")
     hint = f"hint: uv tool install --force 'heddle-fabric[plot,ssh,test] @ {wheel.as_uri()}'"
-    assert told.stderr.splitlines()[-1].strip() == hint
+    assert output.stderr.splitlines()[-1].strip() == hint

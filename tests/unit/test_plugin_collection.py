@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -158,6 +159,7 @@ def test_without_root_a_test_is_skipped_with_the_reason_or_fails_on_demand(as_us
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("SKIPPED"))
     assert line.startswith("SKIPPED [1] test_mine.py:5: root: network namespaces need root (run pytest as root")
+    assert re.search(r": sudo -E '?/[^ ].* -m pytest\)$", line), "sudo's PATH may have another Python first"
     assert not as_user.state.exists()
     done = as_user.pytest(*PLUGIN, "-q", "--heddle-no-skip")
     assert done.returncode == 1
