@@ -81,7 +81,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(made: InstalledWheel, cwd: Path) -> tuple[str, str]:
     """How the installed Heddle finds itself installed: installer and URL."""
-    code = "import json; from heddle.base.howinstalled import how_installed as h; print(json.dumps([h().installer, h().url]))"
+    code = "import json; from heddle.base.howinstalled import how_installed"
+    code += "; found = how_installed(); print(json.dumps([found.installer, found.url]))"
     tool, url = json.loads(subprocess.check_output([str(made.python), "-P", "-c", code], cwd=cwd, text=True))
     return tool, url
 
