@@ -6,11 +6,12 @@ from heddle.testing import assert_lossless, assert_marked_below, assert_no_pause
 pytestmark = pytest.mark.fabric("../fabrics/training.yml")
 
 
-def test_balanced_traffic_is_neither_marked_nor_paused(all_to_all, heddle_queues):
+def test_balanced_traffic_is_neither_marked_nor_paused(all_to_all, reliable, heddle_queues):
     run = all_to_all()
+    assert_lossless(heddle_queues())
+    reliable(run)
     assert_marked_below(run, 0.02)
     assert_no_pauses(run)
-    assert_lossless(heddle_queues())
 
 
 def test_an_incast_is_marked(incast, heddle_queues, marked):

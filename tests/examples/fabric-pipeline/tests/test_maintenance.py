@@ -7,7 +7,7 @@ from heddle.testing import assert_converged, assert_lossless, assert_no_wrong, a
 pytestmark = pytest.mark.fabric("../fabrics/training.yml")
 
 
-def test_a_drain_costs_no_packet_and_little_bandwidth(heddle_lab, all_to_all, heddle_paths, record_property):
+def test_a_drain_costs_no_packet_and_little_bandwidth(heddle_lab, all_to_all, heddle_paths, reliable, record_property):
     before = all_to_all()
     drain(heddle_lab, "ctsw2")
     assert_converged(heddle_lab, degraded=True)
@@ -17,4 +17,5 @@ def test_a_drain_costs_no_packet_and_little_bandwidth(heddle_lab, all_to_all, he
     assert_paths_agree(heddle_paths())
     ratio = after.busbw / before.busbw
     record_property("busbw.ratio_to_all_switches", f"{ratio:.2f}")
+    reliable(before, after)
     assert ratio >= 0.6, f"without ctsw2 the busbw is {ratio:.2f} of that before; expected at least 0.6"
