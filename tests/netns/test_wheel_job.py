@@ -75,7 +75,7 @@ def test_the_main_job(
     assert (paths.returncode, json.loads(paths.stdout)["agree"]) == (0, True), paths.stderr
     assert installed.heddle("validate", "--lab", name, cwd=empty, env=env).returncode == 0
     down = installed.heddle("down", name, cwd=empty, env=env)
-    assert (down.returncode, down.stdout) == (0, f"{name}: down, nothing of it is left\n"), down.stderr
+    assert (down.returncode, down.stdout) == (0, f"{name}: removed completely\n"), down.stderr
     assert leftovers(name) == []
     assert list(empty.iterdir()) == []
     for done in (up, run, paths, down):
@@ -104,7 +104,7 @@ def test_the_main_job_through_sudo(wheel: Path, name: str, leftovers: Leftovers)
         argv = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
         done = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert f"{name}: down, nothing of it is left" in done.stdout
+        assert f"{name}: removed completely" in done.stdout
         assert "up needs root: running it again through sudo" in done.stderr
         assert {path.stat().st_uid for path in home.rglob("*")} == {NOBODY}, "what is made there is the user's"
     assert leftovers(name) == []
@@ -149,7 +149,7 @@ def test_a_lab_server_gets_what_it_needs_from_the_wheel(
 
         up = there("up", "tiny", "--name", name)
         assert (up.returncode, up.stdout.split()[0]) == (0, name), up.stderr
-        assert "files brought over" in up.stderr
+        assert " files copied (" in up.stderr
         assert there("run", "--lab", name, "--size", "64K").returncode == 0
         wrong = there("validate", "--lab", "nosuch")
         assert (wrong.returncode, wrong.stderr) == (2, f"lab nosuch is not running\n  hint: legal here: {name}\n")
@@ -228,7 +228,7 @@ def test_without_root_and_sudo_the_error_says_how_to_become_root(wheel: Path, na
 
         output = as_nobody("up", "tiny", "--name", name)
         assert output.returncode == 3, output.stderr
-        assert "heddle up needs root, and there is no sudo here" in output.stderr
+        assert "heddle up needs root, but sudo is not installed" in output.stderr
         assert str(made.program) in output.stderr, "root's PATH is another one"
         predicted = as_nobody("paths", "--predict", "tiny", "--plan", "ring")
         assert predicted.returncode == 0, predicted.stderr
