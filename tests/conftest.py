@@ -51,6 +51,7 @@ from heddle.testing.fabricmarker import FabricRequest, request_of
 from heddle.testing.pool import Pool
 
 pytest_plugins = ["heddle.testing.plugin"]
+collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
 
 GOLDEN = Path(__file__).parent / "golden"
 FabricLab = Callable[..., Lab]

@@ -3,6 +3,7 @@
     wheel = build_wheel(tmp_path)
     installed = install(wheel, tmp_path / "an environment")
     installed.heddle("up", "tiny", cwd=tmp_path / "an empty directory")
+    theirs = install_with(["test"], wheel, tmp_path / "another")     # heddle-fabric[test] and nothing else
 
 The environment sees the packages that these tests run with, by a .pth file: only Heddle itself is installed in it.
 """
@@ -10,14 +11,20 @@ The environment sees the packages that these tests run with, by a .pth file: onl
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Final
 
 ROOT = Path(__file__).resolve().parents[1]
+_OTHERS: Final = "packages of the tests"
 # What a test suite, a shell in a checkout, or sudo sets, and what a user who has installed a wheel has not set.
 _NOT_KEPT = ("HEDDLE_", "PYTHON", "VIRTUAL_ENV", "SUDO_", "XDG_")
 
@@ -71,16 +78,62 @@ def install(wheel: Path, place: Path, *, python: str = sys.executable, without: 
 
     without: modules that these tests run with, and that the environment does not have.
     """
-    subprocess.run([python, "-m", "venv", "--without-pip", str(place)], check=True)
-    made = InstalledWheel(place)
-    argv = [sys.executable, "-m", "pip", "--python", str(made.python), "install", "-q", "--no-index", "--no-deps"]
-    argv += ["--disable-pip-version-check", str(wheel)]
-    done = subprocess.run(argv, cwd=place, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    others = place / "packages of the tests"
-    others.mkdir()
+    made = _environment(place, python)
+    _pip_install(made, "--no-deps", str(wheel))
     for each in Path(sysconfig.get_path("purelib")).iterdir():
         if each.name.partition(".")[0] not in without:
-            (others / each.name).symlink_to(each)
-    (made.packages / "of-the-tests.pth").write_text(f"{others}\n")
+            _link(made, each)
     return made
+
+
+def install_with(extras: Sequence[str], wheel: Path, place: Path) -> InstalledWheel:
+    """A virtual environment with the wheel and these extras, as `pip install 'heddle-fabric[test]'` makes it.
+
+    It has the packages that these require and no other; pip checks that they suffice.
+    """
+    made = _environment(place, sys.executable)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [project["dependencies"], *(project["optional-dependencies"][name] for name in extras)]
+    for each in _closure([line for group in declared for line in group]):
+        for name in {file.parts[0] for file in each.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            _link(made, Path(str(each.locate_file(name))))
+    _pip_install(made, f"heddle-fabric[{','.join(extras)}] @ {wheel.as_uri()}")
+    return made
+
+
+def _environment(place: Path, python: str) -> InstalledWheel:
+    subprocess.run([python, "-m", "venv", "--without-pip", str(place)], check=True)
+    made = InstalledWheel(place)
+    (place / _OTHERS).mkdir()
+    (made.packages / "of-the-tests.pth").write_text(f"{place / _OTHERS}\n")
+    return made
+
+
+def _link(made: InstalledWheel, path: Path) -> None:
+    if path.exists():
+        (made.place / _OTHERS / path.name).symlink_to(path)
+
+
+def _pip_install(made: InstalledWheel, *words: str) -> None:
+    argv = [sys.executable, "-m", "pip", "--python", str(made.python), "install", "-q", "--no-index"]
+    done = subprocess.run(
+        [*argv, "--disable-pip-version-check", *words], cwd=made.place, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _closure(requirements: Sequence[str]) -> list[Distribution]:
+    """The installed distributions that these requirements name, and those that they require in turn.
+
+    Some are for another Python or system, so not installed; pip knows, and complains of what is missing after all.
+    """
+    found: dict[str, Distribution] = {}
+    wanted = list(requirements)
+    while wanted:
+        requirement = wanted.pop()
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        if name not in found and "extra ==" not in requirement:
+            with suppress(PackageNotFoundError):
+                found[name] = distribution(name)
+                wanted += found[name].requires or ()
+    return list(found.values())

@@ -195,8 +195,7 @@ def ensure(
     apt = shutil.which("apt-get")
     if apt is None:
         hint = "install it with the package manager of this system (the names are Debian's)"
-        needed = [p for p in absent if not p.optional]
-        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in needed])
+        raise _missing(absent, hint)
     sudo = _sudo()
     words = _known(absent)
     line = shlex.join([*([] if os.geteuid() == 0 else ["sudo"]), "apt-get", "install", *words])
@@ -212,8 +211,15 @@ def ensure(
         say(f"{allowed} allows this without a question")
     if sudo is None or not (allowed or ask(f"Install {', '.join(words)} now?")):
         hint = f"{line}\nor let Heddle install it: run the same command again with --yes"
-        raise MachineError(*[Problem("", p.packages[0], f"is missing: {p.why}", hint) for p in absent])
+        raise _missing(absent, hint)
     _install(absent, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, announced, say)
+
+
+def _missing(absent: Sequence[Part], hint: str) -> MachineError:
+    """The missing parts that are needed; the hint is for all of them, so it stands once, below the last one."""
+    *others, last = [part for part in absent if not part.optional]
+    found = [Problem("", part.packages[0], f"is missing: {part.why}") for part in others]
+    return MachineError(*found, Problem("", last.packages[0], f"is missing: {last.why}", hint))
 
 
 def _announced(words: Sequence[str]) -> str:

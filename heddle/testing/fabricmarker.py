@@ -74,9 +74,7 @@ def request_of(
     try:
         request.load()
     except InputError as error:
-        # The command line's `--set` is this marker here.
-        found = (replace(each, where=where) if each.where in ("", "--set") else each for each in error.problems)
-        raise InputError(*found) from None
+        raise InputError(*(replace(each, where=_shown(each.where, where)) for each in error.problems)) from None
     return request
 
 
@@ -85,7 +83,12 @@ def _located(fabric: str, directory: Path | None) -> str:
     path = Path(fabric)
     if directory is None or path.is_absolute() or not ("/" in fabric or path.suffix in _SUFFIXES):
         return fabric
-    return str(directory / path)
+    return str((directory / path).resolve())
+
+
+def _shown(place: str, marker: str) -> str:
+    """Where a problem is: the marker in place of the command line's `--set`; a file as the user would type it."""
+    return marker if place in ("", "--set") else place.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def _flat(keys: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:

@@ -24,6 +24,7 @@ import pytest
 from heddle.base import resources
 from heddle.base.problems import HeddleError, Problem
 from heddle.testing.calls import PathsCall, QueuesCall, RunCall
+from heddle.testing.junit import record_runs
 from heddle.testing.pool import MOST, Pool
 from heddle.testing.testsession import FAILED, FIXTURES, LAB_OF_TEST, HeddleSession, fail
 
@@ -209,12 +210,14 @@ def heddle_lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def heddle_run(heddle_lab: Lab, request: pytest.FixtureRequest) -> RunCall:
+def heddle_run(heddle_lab: Lab, request: pytest.FixtureRequest) -> Iterator[RunCall]:
     """Run a collective on the lab: heddle_run(collective="all-reduce", sizes="1M", qps=16) gives a RunResult."""
-    call = RunCall(_checked(heddle_lab, request))
+    lab = _checked(heddle_lab, request)
+    call = RunCall(lab)
     if (known := request.node.stash.get(LAB_OF_TEST, None)) is not None:
         known.runs = call.runs
-    return call
+    yield call
+    record_runs(request.node, lab, call.runs, known.title if known is not None else "")
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ In:  a fabric and a runtime. Out: the reason in one line, empty when the machine
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.host.doctor import Check
 
-_ROOT: Final = "root: network namespaces need root (run pytest as root, for example: sudo -E python -m pytest)"
+# By its path: sudo has a PATH of its own, whose Python may have no Heddle.
+_AS_ROOT: Final = f"sudo -E {shlex.quote(sys.executable)} -m pytest"
+_ROOT: Final = f"root: network namespaces need root (run pytest as root, for example: {_AS_ROOT})"
 _CONTAINERS: Final = ("docker", "engine", "containerlab", "images")  # optional checks that runtime containerlab needs
 _ON_HOST: Final = ("root", "frr")  # "root" has a text of its own here; containers have an FRR of their own
 

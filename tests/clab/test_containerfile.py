@@ -70,6 +70,8 @@ def test_the_image_has_one_version_and_no_package_index(image: str) -> None:
     assert inside(image, "heddle", "--version").out == f"Heddle {VERSION}\n"
     doctor = inside(image, "heddle", "doctor", "--format", "json")
     assert doctor.code == 0, doctor.out
+    fixes = {check["name"]: check["fix"] for check in json.loads(doctor.out)["checks"]}
+    assert fixes["plot"] == "apt-get install python3-matplotlib", "there is no pip"
     assert inside(image, "sh", "-c", "command -v pip pip3 gcc cc clang").out == ""
 
 

@@ -71,6 +71,19 @@ def test_missing_packages_are_named_with_the_command() -> None:
 
 
 @pytest.mark.usefixtures("no_frr")
+def test_the_command_for_several_packages_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "libbpf", lambda: None)
+    monkeypatch.setattr(packages, "HOST_TOOLS", ("nosuch",))
+    tool = packages.Part("nosuch", "is typed in hosts", ("nosuch",), lambda: False)
+    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, "nosuch": tool})
+    with pytest.raises(MachineError) as caught:
+        packages.ensure(packages.FABRIC)
+    text = str(caught.value)
+    assert [line.split()[0] for line in text.splitlines()] == ["frr", "libbpf1", "hint:", "or"]
+    assert "nosuch is missing" not in text, "an optional tool is no error"
+
+
+@pytest.mark.usefixtures("no_frr")
 def test_without_apt_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(MachineError, match="package manager of this system"):

@@ -24,9 +24,8 @@ def test_installed_packages_are_no_problem() -> None:
 def test_missing_packages_are_named_with_their_command(absent: Extra) -> None:
     with pytest.raises(MachineError) as caught:
         require("plot")
-    assert str(caught.value) == (
-        "nosuch is not installed, and pictures need it\n  hint: pip install 'heddle-fabric[plot]'"
-    )
+    assert str(caught.value) == f"nosuch is not installed, and pictures need it\n  hint: {absent.hint}"
+    assert "it installs all extras" in absent.hint, "in a checkout; tests/unit/test_howinstalled.py has the others"
     assert caught.value.exit_code == 3
 
 

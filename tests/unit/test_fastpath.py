@@ -11,10 +11,11 @@ import platform
 import random
 import shutil
 import socket
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -109,7 +110,8 @@ class Bench:
     def __init__(self, params: RcParams, version: int, psn: int, delays: tuple[float, ...] = (0.0,)) -> None:
         self.params, self.version = params, version
         kinds = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
-        self.pairs = [socket.socketpair(socket.AF_UNIX, kinds) for _ in range(2)]
+        # Data, answers, and a pair without a writer: a byte there would end hd_run.
+        self.pairs = [socket.socketpair(socket.AF_UNIX, kinds) for _ in range(3)]
         for pair in self.pairs:
             for sock in pair:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -182,12 +184,12 @@ class PythonBench(Bench):
 class FastBench(Bench):
     def __init__(self, params: RcParams, version: int, psn: int, size: int, delays: tuple[float, ...] = (0.0,)) -> None:
         super().__init__(params, version, psn, delays)
-        assert isinstance(found, library.Library)
-        self.code, self.size = found.code, size
+        self.size = size
+        self.code, crc = self.loaded()
         rc = library.RcStruct(
             round(params.timeout_s * NS), round(params.ack_delay_s * NS), params.mtu, params.retries
         )  # fmt: skip
-        self.engine = self.code.hd_engine(rc, opcodes(), found.crc, version, frame_bytes_for(params.mtu, version), 0)
+        self.engine = self.code.hd_engine(rc, opcodes(), crc, version, frame_bytes_for(params.mtu, version), 0)
         assert self.engine
         near = [pair[0].fileno() for pair in self.pairs]
         assert self.code.hd_nic(self.engine, near[0], near[1], RKEY) == 0
@@ -201,15 +203,27 @@ class FastBench(Bench):
         self.failed: list[tuple[int, int]] = []
         self.done: list[int] = []
 
+    def loaded(self) -> tuple[Any, int]:
+        """The object's functions, and the address of a CRC-32 for them."""
+        assert isinstance(found, library.Library)
+        return found.code, found.crc
+
+    def at(self, array: np.ndarray) -> Any:
+        """An array as an argument of the object's functions."""
+        return address(array)
+
+    def string_at(self, where: int, size: int) -> bytes:
+        return ctypes.string_at(where, size)
+
     def expect(self, size: int, imm: int, parts: int) -> None:
         arrays = [np.array([v], t) for v, t in ((self.BASE, "u8"), (size, "u4"), (imm, "u4"), (parts, "u4"))]
-        assert self.code.hd_expect(self.engine, 0, EPOCH, 1, *map(address, arrays)) == 0
+        assert self.code.hd_expect(self.engine, 0, EPOCH, 1, *map(self.at, arrays)) == 0
 
     def post(self, data: np.ndarray, va: int, imm: int) -> None:
         self.kept.append(data)
         ends = np.arange(QPS, dtype=np.uint32)
         part = part_bytes(len(data), QPS)
-        assert self.code.hd_post(self.engine, 0, address(ends), address(data), len(data), part, va, RKEY, imm) == 0
+        assert self.code.hd_post(self.engine, 0, self.at(ends), self.at(data), len(data), part, va, RKEY, imm) == 0
 
     def work(self, now: float, tick: bool = False) -> None:
         self.code.hd_pass(self.engine, round(now * NS), tick)
@@ -235,7 +249,7 @@ class FastBench(Bench):
 
     def written(self) -> bytes:
         at = self.code.hd_message(self.engine, 0, EPOCH, 0)
-        return ctypes.string_at(at, self.size) if at else b""
+        return self.string_at(at, self.size) if at else b""
 
     @property
     def idle(self) -> bool:
@@ -456,6 +470,33 @@ def test_a_sender_that_gets_no_answer_gives_up() -> None:
         assert any("no acknowledgement after 2 retries" in error for error in python.nic.errors())
         assert fast.failed and {kind for kind, _ in fast.failed} == {2}
         assert len(python.sent()) == len(fast.sent())
+    finally:
+        python.close()
+        fast.close()
+
+
+@needs_object
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_loop_returns_when_a_message_is_complete(version: int) -> None:
+    """hd_run: the sockets, the clock and the waiting are the kernel's; the answers are those of the Python NIC."""
+    payload = bytes(range(256)) * 12
+    python, fast = both(RcParams(MTU, 16, 3, 1.0, 7), version, 0, len(payload))
+    try:
+        fast.expect(len(payload), 9, QPS)
+        for frames in data_frames(version, 0, payload, 9, 4):
+            for frame in frames:
+                python.give(frame)
+                fast.give(frame)
+        python.work(1.0)
+        events = (library.EventStruct * 16)()
+        until = time.monotonic_ns() + 60 * NS
+        stop = fast.pairs[2][0].fileno()
+        assert fast.code.hd_run(fast.engine, until, stop, NS, events, 16) == 1
+        assert (events[0].kind, events[0].nic, events[0].b) == (1, 0, 0)
+        assert fast.written() == payload
+        fast.code.hd_pass(fast.engine, time.monotonic_ns(), 1)
+        assert by_queue_pair(fast.sent(), version) == by_queue_pair(python.sent(), version)
+        assert fast.code.hd_run(fast.engine, time.monotonic_ns() + NS // 100, stop, NS, events, 16) == 0
     finally:
         python.close()
         fast.close()

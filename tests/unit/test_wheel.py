@@ -139,10 +139,11 @@ def test_a_verb_that_needs_a_missing_extra_says_which(
     output = bare.heddle(*words, "--format", "json", cwd=tmp_path)
     assert output.returncode == 3
     assert f"{EXTRAS[extra].package} is not installed" in output.stderr
-    assert f"hint: pip install 'heddle-fabric[{extra}]'" in output.stderr
+    hint = f"{bare.python} -m pip install 'heddle-fabric[{extra}]'"
+    assert f"hint: {hint}\n" in output.stderr
     assert "Traceback" not in output.stderr
     (problem,) = json.loads(output.stdout)["error"]["problems"]
-    assert problem["hint"] == f"pip install 'heddle-fabric[{extra}]'"
+    assert problem["hint"] == hint
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,7 +157,7 @@ def test_all_other_verbs_work_without_extras(bare: InstalledWheel, tmp_path: Pat
     report = json.loads(bare.heddle("doctor", "--format", "json", cwd=tmp_path).stdout)
     checks = {check["name"]: check for check in report["checks"]}
     assert [checks[name]["ok"] for name in ("plot", "ssh")] == [False, False]
-    assert checks["plot"]["fix"] == "pip install 'heddle-fabric[plot]'"
+    assert checks["plot"]["fix"] == f"{bare.python} -m pip install 'heddle-fabric[plot]'"
 
 
 def test_it_starts_again_by_a_path_that_needs_no_path_of_pythons(installed: InstalledWheel, tmp_path: Path) -> None:
