@@ -96,6 +96,15 @@ INSPECT: Final = {
     "node": "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated",
 }
 
+LAB_UNITS: Final = {
+    "action": "list, start, check, hint, answer, solve or stop",
+    "what": "the unit, by number or name; behind it a step for hint, a step and a value for answer",
+    "runtime": RUNTIME + " (with start; default netns)",
+    "name": "with start: name of the lab, in place of unit and the unit's number",
+    "fresh": "with start: take the unit's lab down first and begin again, without hints and answers",
+    "yes": "do what would be asked for: apply the solution, start again with a changed file, install packages",
+}
+
 PLOT: Final = {
     "what": "what to draw: queues (their depth over time)",
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)",
