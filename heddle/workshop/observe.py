@@ -37,7 +37,7 @@ _RESULTS: Final = (
 _PATHS: Final = ("agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "five_tuples")
 FACTS: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (*_OPTIONS, *_RESULTS, *_PATHS),
-    "bgp": ("state", "up", "remote_as", "local_as", "peer_as", "shut", "reset"),
+    "bgp": ("state", "up", "remote_as", "local_as", "peer_as", "as_wrong", "shut", "reset"),
     "lab": ("sessions", "sessions_expected", "missing", "links_down", "drained", "converged"),
     "hashing": ("mode", "switches", "resilient", "gap_ms", "seeds"),
     "queues": ("marks", "drops", "pauses_sent", "pauses_received", "paused_ms", "storms", "deepest", "depth"),
@@ -181,6 +181,8 @@ def _bgp(where: UnitLab, step: StepSpec) -> Seen:
         peer = peers[port]
         up = peer.state == "Established"
         facts |= {"state": peer.state, "up": up, "remote_as": peer.remote_as, "shut": peer.shut, "reset": peer.reset}
+    expected = int(facts["remote_as"])  # 0 for `remote-as external` until the peer has told its own
+    facts["as_wrong"] = bool(expected and peer_as and expected != peer_as)
     return Seen(facts, there)
 
 

@@ -88,7 +88,7 @@ def _judged(name: str, step: StepSpec, seen: Seen, begun: Facts | None) -> StepV
         return StepVerdict(name, step.title, OK, _text(step, known, step.expect), seen.where, facts=known)
     said = _wanted(step, known, missed)
     if known == begun or (step.untouched and _match(step.untouched, known)):
-        return StepVerdict(name, step.title, OPEN, said, seen.where, facts=known)
+        return StepVerdict(name, step.title, OPEN, said, facts=known)  # the place may be the answer to another step
     made = next((key for key, mistake in step.wrong.items() if _match(mistake.when, known)), "")
     hint = step.wrong[made].hint if made else ""
     return StepVerdict(name, step.title, WRONG, said, seen.where, made, hint, known)

@@ -7,7 +7,7 @@ A command runs in a process of its own: units can use every verb, and no room be
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from heddle.base import process, state
@@ -15,7 +15,9 @@ from heddle.base.problems import CheckError, Problem
 from heddle.base.resources import HERE
 from heddle.places.config import VARIABLE
 
-LAB: Final = "{lab}"  # in a command: the name of the unit's lab
+# In a command: the name of the unit's lab, and the learner's copy of the fabric file.
+LAB: Final = "{lab}"
+FILE: Final = "{file}"
 # Verbs that choose their lab by --lab. Others have it as a word: write {lab} there.
 _BY_FLAG: Final = frozenset({"capture", "exec", "hashing", "paths", "plot", "queues", "run", "validate"})
 _SECONDS: Final = 300.0
@@ -23,20 +25,20 @@ _SECONDS: Final = 300.0
 _HERE: Final = ("env", "NO_COLOR=1", f"{VARIABLE}=")
 
 
-def typed(command: str, lab: str) -> str:
+def typed(command: str, lab: str, file: str = "") -> str:
     """The command as the learner types it: with the lab's name where it is needed, because several labs run."""
-    words = _words(command, lab)
-    if words[0] in _BY_FLAG and len(state.labs()) > 1:
+    words = _words(command, lab, file)
+    if _needs_lab(words) and len(state.labs()) > 1:
         words.insert(1, f"--lab={lab}")
     return "./inv " + shlex.join(words)
 
 
-def run_command(command: str, lab: str, line: Callable[[str], None] = lambda _: None) -> process.Done:
+def run_command(command: str, lab: str, line: Callable[[str], None] = lambda _: None, file: str = "") -> process.Done:
     """Run one and pass each line of its output on. Its exit code is in the result: of `run` and `validate` 1 is a
     finding.
     """
-    words = _words(command, lab)
-    if words[0] in _BY_FLAG:
+    words = _words(command, lab, file)
+    if _needs_lab(words):
         words.insert(1, f"--lab={lab}")
     return process.follow([*_HERE, *HERE.command(), *words], line, timeout=_SECONDS)
 
@@ -50,5 +52,10 @@ def run_setup(command: str, lab: str, where: Problem) -> None:
         raise CheckError(Problem(where.where, where.what, why, f"./inv lab start --fresh starts {lab} again"))
 
 
-def _words(command: str, lab: str) -> list[str]:
-    return [word.replace(LAB, lab) for word in shlex.split(command)[1:]]
+def _needs_lab(words: Sequence[str]) -> bool:
+    """Whether the verb chooses its lab by --lab. A prediction, or a run with a fabric of its own, needs none."""
+    return words[0] in _BY_FLAG and not {"--lab", "--predict", "--fabric"} & {word.partition("=")[0] for word in words}
+
+
+def _words(command: str, lab: str, file: str) -> list[str]:
+    return [word.replace(LAB, lab).replace(FILE, file) for word in shlex.split(command)[1:]]

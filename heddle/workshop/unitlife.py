@@ -29,6 +29,7 @@ Say = Callable[[str], None]
 Ask = Callable[[str], bool]
 _START: Final = "./inv lab start {} starts it"
 _ANSWER: Final = "./inv lab answer "
+_EXEC: Final = "./inv exec "  # ends with the exit code of the command in the node
 _REFUSED: Final = 2  # the exit code of wrong input; 1 is the finding of a check
 
 
@@ -198,10 +199,11 @@ def solve(unit: WorkshopUnit, observer: Observer, say: Say, line: Say) -> UnitRe
         start(unit, progress.runtime, observer, lambda _: True)
     for command in solution.commands:
         reason = f"# {command.why}\n" if command.why else ""
-        say(f"{reason}$ {typed(command.run, lab.name)}")
+        say(f"{reason}$ {typed(command.run, lab.name, progress.file)}")
         # An answer prints the verdicts of all steps; they come once, at the end.
-        done = run_command(command.run, lab.name, line if not command.run.startswith(_ANSWER) else lambda _: None)
-        if done.code >= _REFUSED:
+        quiet = command.run.startswith(_ANSWER)
+        done = run_command(command.run, lab.name, (lambda _: None) if quiet else line, progress.file)
+        if done.code >= _REFUSED and not command.run.startswith(_EXEC):
             said = "; ".join(done.err.splitlines()[-3:])
             why = f"ended with exit code {done.code}: {said}"
             hint = f"./inv lab start {unit.number} --fresh, then ./inv lab solve"
