@@ -125,9 +125,9 @@ def find_unit(word: str) -> WorkshopUnit:
         number, slug = _parts(path)
         if word in (number, str(int(number)), slug, path.name, path.name + "/"):
             return load_unit(path)
-    number = word[:2] if word[:2].isdigit() else word.zfill(2)
+    number = word.partition("-")[0].zfill(2)
     coming = later()
-    if number in coming and (word.isdigit() or word.startswith(number)):
+    if number in coming:
         why = f"({coming[number]}) comes in a later version of Heddle"
         raise InputError(Problem("", f"unit {word}", why, "./inv lab list shows the units that are there"))
     names = {_parts(path)[1]: path.name for path in _folders()} | {path.name: path.name for path in _folders()}

@@ -1,10 +1,12 @@
 """Conditions on observed values, as lab.yml writes them.
 
-16, fixed, true      equal (texts without regard to case)
-"<= 1.3"             also <, >, >=; the number may be a size, as in "<= 150KB"
-"12 to 20"           between, both limits included
-"not qpn"            different
-[flow, e-ecmp]       one of these
+| written | holds for |
+|---|---|
+| 16, fixed, true | an equal value; for texts without regard to case |
+| "<= 1.3" | this and less; also <, >, >=; the number may be a size, as in "<= 150KB" |
+| "12 to 20" | values between, both limits included |
+| "!= qpn" | a different value |
+| [flow, e-ecmp] | one of these |
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ Written = Fact | list[Fact]
 _ORDER: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
+_DIFFERENT: Final = "!="
 _COMPARED: Final = re.compile(r"(<=|>=|<|>)\s*(\S+)")
 _RANGE: Final = re.compile(r"(\S+)\s+to\s+(\S+)")
 
@@ -49,8 +52,8 @@ class Condition:
         if limits:
             number = number_of(value)
             return number is not None and all(_ORDER[sign](number, limit) for sign, limit in limits)
-        if self.written.startswith("not "):
-            return not _equal(value, self.written.removeprefix("not ").strip())
+        if self.written.startswith(_DIFFERENT):
+            return not _equal(value, self.written.removeprefix(_DIFFERENT).strip())
         return _equal(value, self.written)
 
     def text(self) -> str:
@@ -88,7 +91,7 @@ def _equal(value: Fact, wanted: Fact) -> bool:
         return fact_text(value) == fact_text(wanted) or value is wanted
     one, other = number_of(value), number_of(wanted)
     if one is not None and other is not None:
-        return math.isclose(one, other, rel_tol=1e-9)
+        return one == other  # AS numbers of two switches may differ by one
     return str(value).strip().lower() == str(wanted).strip().lower()
 
 

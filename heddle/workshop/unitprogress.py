@@ -51,7 +51,7 @@ def read_progress(unit: str) -> UnitProgress:
         if data.pop("format", None) != _PROGRESS_FORMAT:
             return UnitProgress(unit)
         found = _ADAPTER.validate_python(data)
-    except (OSError, ValueError, ValidationError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, ValidationError, AttributeError, RecursionError):
         return UnitProgress(unit)
     return found if found.unit == unit else UnitProgress(unit)
 

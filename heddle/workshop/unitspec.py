@@ -23,7 +23,7 @@ OF: Final[dict[str, tuple[str, ...]]] = {
     "hashing": ("switch",),
     "queues": ("port", "class"),
 }
-_CONDITIONS: Final = 'write a value, a list of values, "<= 1.3", "12 to 20" or "not fixed"'
+_CONDITIONS: Final = 'write a value, a list of values, "<= 1.3", "12 to 20" or "!= fixed"'
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]*")
 
 
