@@ -76,3 +76,51 @@ def test_every_unit_from_start_to_stop(
     unit: str, name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_through(unit, "netns", name, tmp_path, leftovers, monkeypatch)
+
+
+@pytest.mark.deep
+def test_the_copy_of_a_fabric_file_belongs_to_the_learner(
+    name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ("lab", "start", "03", f"--name={name}")
+    copy = tmp_path / "qp-scaling.yml"
+    copy.write_text("# mine\n" + (find_unit("03").folder / "fabric.yml").read_text())
+    before = copy.read_text()
+    assert inv(*start, cwd=tmp_path, ends=0)["file"] == str(copy)
+    assert copy.read_text() == before  # there was a file of this name
+    assert not inv(*start, cwd=tmp_path, ends=0)["created"]
+
+    other = inv("lab", "start", "01", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert (other["what"], other["hint"]) == ("unit 01-clos-by-hand", "./inv lab stop 03")
+    assert other["why"] == "cannot start: unit 03-qp-scaling is running"
+
+    copy.write_text(before.replace("ecmp: e-ecmp", "ecmp: spray"))
+    asked = inv(*start, cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert (asked["why"], asked["hint"]) == ("has changed since the lab was started", "add --yes to start it again")
+    assert inv(*start, "--yes", cwd=tmp_path, ends=0)["created"]
+    modes = {row["mode"] for row in inv("hashing", f"--lab={name}", cwd=tmp_path, ends=0)["switches"]}
+    assert modes == {"spray"}
+
+    kept = inv("lab", "start", "03", "--fresh", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert kept["why"] == "was not replaced"
+    assert "spray" in copy.read_text()
+    inv("lab", "start", "03", "--fresh", "--yes", cwd=tmp_path, ends=0)
+    assert copy.read_text() == before.removeprefix("# mine\n")
+    inv("lab", "stop", cwd=tmp_path, ends=0)
+    assert not leftovers(name)
+
+
+@pytest.mark.deep
+def test_a_lab_that_the_learner_broke_is_named_with_the_way_out(name: str, tmp_path: Path) -> None:
+    inv("lab", "start", "02", f"--name={name}", "--fresh", cwd=tmp_path, ends=0)
+    subprocess.run(["ip", "netns", "delete", f"heddle-{name}-rtsw2"], check=True)
+    problems = inv("lab", "check", cwd=tmp_path, ends=1)["error"]["problems"]
+    assert "rtsw2" in problems[0]["where"] + problems[0]["what"]
+    assert problems[-1]["hint"] == "./inv lab start 02 --fresh starts it again"
+    inv("lab", "start", "02", "--fresh", cwd=tmp_path, ends=0)
+    assert {step["state"] for step in inv("lab", "check", cwd=tmp_path, ends=1)["steps"]} == {"not yet"}
+    inv("down", name, cwd=tmp_path, ends=0)
+    gone = inv("lab", "check", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert gone["what"] == "no unit"
+    assert inv("lab", "start", "02", f"--name={name}", cwd=tmp_path, ends=0)["created"]
+    inv("lab", "stop", cwd=tmp_path, ends=0)

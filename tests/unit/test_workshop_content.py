@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from heddle.base import resources
 from heddle.cli.argv import parse
 from heddle.fabric.fabricfile import load_fabric
 from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, later, unit_ids
+from heddle.workshop.observe import FACTS
 
 LABS = resources.HERE.content(resources.LABS)
 HEADINGS = ["What you will see", "Time", "Start", "Tasks", "Check", "Why", "Go further"]
@@ -128,3 +131,16 @@ def test_the_solution_is_not_in_the_tasks(unit: WorkshopUnit) -> None:
 def test_no_folder_of_labs_is_left_out() -> None:
     folders = {path.name for path in Path(LABS).iterdir() if path.is_dir()}
     assert folders == set(UNITS)
+
+
+def test_the_guide_lists_every_fact() -> None:
+    guide = (LABS.parent / "docs" / "writing-units.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z]+)` \| [^|]*\| (.*) \|$", guide, re.MULTILINE)
+    listed = {look: set(re.findall(r"`([a-z_]+)`", text)) for look, text in rows if look in FACTS}
+    assert listed == {look: set(names) for look, names in FACTS.items()}
+
+
+def test_a_check_can_use_the_assertions_without_pytest() -> None:
+    code = "import sys; sys.modules['pytest'] = None; from heddle.testing import assert_lossless; print('ok')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
