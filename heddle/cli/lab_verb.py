@@ -62,9 +62,7 @@ def lab_units(
         raise InputError(Problem("", f"lab {action}", "is not something that lab does", did_you_mean(action, ACTIONS)))
     of_start = {"--fresh": fresh, "--runtime": runtime, "--name": name}
     if action != "start" and (typed := [flag for flag, value in of_start.items() if value]):
-        raise InputError(
-            Problem("", typed[0], f"has no meaning for lab {action}", f"./inv lab start NN {typed[0]} ...")
-        )
+        raise InputError(Problem("", typed[0], f"has no meaning for lab {action}", "leave it out: it is for lab start"))
     most = {"list": 0, "hint": 2, "answer": 3}.get(action, 1)
     if len(what) > most:
         hint = {"list": "./inv lab list", "answer": "./inv lab answer STEP VALUE"}.get(action, f"./inv lab {action} NN")
@@ -172,22 +170,20 @@ def _answer(out: Console, what: Sequence[str]) -> None:
 
 
 def _unit_first(what: Sequence[str], most: int) -> tuple[WorkshopUnit, Sequence[str]]:
-    """The unit that the first word names, or the one that runs when the words are about one of its steps.
+    """The unit that the first word names; without one, the unit that runs. most: words that may follow the unit."""
+    from heddle.workshop.catalogue import find_unit, names_unit
+    from heddle.workshop.unitlife import running_unit
 
-    most: words that may follow the unit.
-    """
-    from heddle.workshop.catalogue import find_unit
-
-    if len(what) <= most:
-        try:
-            unit = _meant(())
-        except InputError:
-            unit = None
-        if unit is not None and (not what or what[0] in unit.spec.steps):
-            return unit, what
-        if unit is not None and not what[0][0].isdigit():
-            unit.step(what[0])
-    return (find_unit(what[0]), what[1:]) if what else (_meant(()), ())
+    running = running_unit()
+    unit = find_unit(running) if running is not None else None
+    if unit is not None and what and len(what) <= most and what[0] in unit.spec.steps:
+        return unit, what
+    if what and names_unit(what[0]):
+        return find_unit(what[0]), what[1:]
+    unit = _meant(())
+    if what:
+        unit.step(what[0])
+    return unit, what
 
 
 def _solve(out: Console, what: Sequence[str], *, yes: bool) -> None:

@@ -122,8 +122,7 @@ def later() -> dict[str, str]:
 def find_unit(word: str) -> WorkshopUnit:
     """The unit that a word names. InputError with the nearest one, or with what is wrong in its files."""
     for path in _folders():
-        number, slug = _parts(path)
-        if word in (number, str(int(number)), slug, path.name, path.name + "/"):
+        if word in _words(path):
             return load_unit(path)
     number = word.partition("-")[0].zfill(2)
     coming = later()
@@ -134,6 +133,11 @@ def find_unit(word: str) -> WorkshopUnit:
     near = nearest(word, names)
     hint = f"did you mean {names[near]}?" if near else f"units: {', '.join(unit_ids())}"
     raise InputError(Problem("", f"unit {word}", "does not exist", hint))
+
+
+def names_unit(word: str) -> bool:
+    """Whether a word is meant as a unit: it names one, or it begins with a digit."""
+    return word[:1].isdigit() or any(word in _words(path) for path in _folders())
 
 
 def load_unit(folder: Path) -> WorkshopUnit:
@@ -178,6 +182,12 @@ def _root() -> Path:
 
 def _folders() -> list[Path]:
     return sorted(path for path in _root().iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name))
+
+
+def _words(folder: Path) -> tuple[str, ...]:
+    """The words for a unit: 02, 2, entropy, 02-entropy, and with a slash behind it, as a shell completes it."""
+    number, slug = _parts(folder)
+    return number, str(int(number)), slug, folder.name, f"{folder.name}/"
 
 
 def _parts(folder: Path) -> tuple[str, str]:
