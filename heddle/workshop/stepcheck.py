@@ -23,6 +23,7 @@ OK: Final = "ok"
 WRONG: Final = "wrong"
 OPEN: Final = "not yet"
 StepState = Literal["ok", "wrong", "not yet"]
+_MOMENT_S: Final = 2
 _EVERY_S: Final = 0.5  # between two looks at a fabric that settles
 
 
@@ -50,17 +51,23 @@ class StepVerdict:
         }  # fmt: skip
 
 
-def check_steps(
-    unit: WorkshopUnit, where: UnitLab, begun: Mapping[str, Mapping[str, Fact]], *, patient: bool = True
-) -> list[StepVerdict]:
-    """The verdict on every step, in order. begun: facts at the start, by step. patient: wait as the steps say."""
-    return [_settled(unit, name, where, begun.get(name), patient=patient) for name in unit.spec.steps]
+def check_steps(unit: WorkshopUnit, where: UnitLab, begun: Mapping[str, Mapping[str, Fact]]) -> list[StepVerdict]:
+    """The verdict on every step, in order. begun: facts at the start, by step.
+
+    Steps wait together for the fabric to settle: a check lasts little longer than the longest `wait`. The steps behind
+    that one still have a moment.
+    """
+    start, found = time.monotonic(), []
+    for name, step in unit.spec.steps.items():
+        end = max(start + step.wait, time.monotonic() + min(step.wait, _MOMENT_S))
+        found.append(_settled(unit, name, where, begun.get(name), end))
+    return found
 
 
-def _settled(unit: WorkshopUnit, name: str, where: UnitLab, begun: Facts | None, *, patient: bool) -> StepVerdict:
+def _settled(unit: WorkshopUnit, name: str, where: UnitLab, begun: Facts | None, end: float) -> StepVerdict:
+    """The verdict on one step. end: when to stop waiting, as time.monotonic() has it."""
     step = unit.spec.steps[name]
     verdict = _verdict(unit, name, step, where, begun)
-    end = time.monotonic() + (step.wait if patient and verdict.state == WRONG else 0)
     while verdict.state == WRONG and not verdict.mistake and time.monotonic() < end:
         time.sleep(_EVERY_S)
         verdict = _verdict(unit, name, step, where, begun)
