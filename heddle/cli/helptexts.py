@@ -98,11 +98,11 @@ INSPECT: Final = {
 
 LAB_UNITS: Final = {
     "action": "list, start, check, hint, answer, solve or stop",
-    "what": "the unit, by number or name; behind it a step for hint, a step and a value for answer",
-    "runtime": RUNTIME + " (with start; default netns)",
-    "name": "with start: name of the lab, in place of unit and the unit's number",
-    "fresh": "with start: take the unit's lab down first and begin again, without hints and answers",
-    "yes": "do what would be asked for: apply the solution, start again with a changed file, install packages",
+    "what": "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
+    "runtime": RUNTIME + " (with start; default: netns)",
+    "name": "with start: name of the lab, in place of unit02",
+    "fresh": "with start: begin again with a new lab, without hints and answers",
+    "yes": "answer all questions with yes: apply the solution, start again with a changed file, install packages",
 }
 
 PLOT: Final = {

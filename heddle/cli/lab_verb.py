@@ -51,12 +51,13 @@ def lab_units(
     fresh: bool = False,
     yes: bool = False,
 ) -> None:
-    """Workshop units: exercises on a running fabric, which look at your work and say what was observed.
+    """Workshop units: exercises on a running fabric that check your work.
 
-    list shows the units. start NN brings a unit's lab up; check looks at every step; hint gives one more hint;
-    answer STEP VALUE answers a question; solve shows and applies the solution; stop takes the lab down.
-    A unit is named by its number or its name (./inv lab start 02, ./inv lab start entropy). Without a name it is
-    the one that runs. check ends with exit code 1 until every step is right. labs/README.md is for instructors.
+    list shows the units. start NN brings the lab of a unit up; check reports for each step what was observed; hint
+    gives one more hint; answer STEP VALUE answers a question; solve explains and applies the solution; stop takes the
+    lab down. Name a unit by its number or its name: ./inv lab start 02, ./inv lab start entropy. The other actions
+    use the running unit by default. check ends with exit code 1 until every step is right. labs/README.md is for
+    instructors.
     """
     if action not in ACTIONS:
         raise InputError(Problem("", f"lab {action}", "is not something that lab does", did_you_mean(action, ACTIONS)))
