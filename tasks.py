@@ -340,6 +340,9 @@ from heddle.cli.mcp_verb import mcp  # noqa: E402, F401
 from heddle.cli.explain_verb import explain as explain  # noqa: E402, PLC0414
 
 # isort: split
+from heddle.cli.lab_verb import lab_units  # noqa: E402, F401
+
+# isort: split
 from heddle.cli.image_verb import image  # noqa: E402, F401
 from heddle.cli.setup_verb import setup  # noqa: E402, F401
 from heddle.cli.test_verb import test  # noqa: E402, F401

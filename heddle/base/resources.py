@@ -24,7 +24,8 @@ from heddle.base.problems import InputError, MachineError, Problem
 TOPOLOGIES: Final = "topologies"
 TEMPLATES: Final = "templates"
 TRAFFIC: Final = "traffic"
-CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC)
+LABS: Final = "labs"
+CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC, LABS)
 _BUNDLED: Final = "_content"
 _VERBS: Final = "tasks.py"
 FRONT_DOOR: Final = "inv"

@@ -130,6 +130,11 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("mcp", "serve an assistant that started this line: tools that only read"),
         ("mcp --allow-run", "also let it run collectives"),
     ),
+    "lab": _examples(
+        ("lab start 02", "bring up the fabric of workshop unit 02, and list its steps"),
+        ("lab check", "check each step of the running unit on the live fabric"),
+        ("lab answer links 1", "answer the question of a step"),
+    ),
     "explain": _examples(
         ("explain MMR", "explain a term: what, why, how to see it, where to read more"),
         ("explain", "list all terms"),

@@ -96,6 +96,15 @@ INSPECT: Final = {
     "node": "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated",
 }
 
+LAB_UNITS: Final = {
+    "action": "list, start, check, hint, answer, solve or stop",
+    "what": "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
+    "runtime": RUNTIME + " (with start; default: netns)",
+    "name": "with start: name of the lab, in place of unit02",
+    "fresh": "with start: begin again with a new lab, without hints and answers",
+    "yes": "answer all questions with yes: apply the solution, start again with a changed file, install packages",
+}
+
 PLOT: Final = {
     "what": "what to draw: queues (their depth over time)",
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)",

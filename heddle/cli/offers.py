@@ -309,9 +309,23 @@ _OF_VERBS: Final[Mapping[tuple[str, str], Callable[[Typed], list[str]]]] = {
     ("compare", "a"): _runs,
     ("compare", "b"): _runs,
     ("hashing", "set"): lambda _: _hash_settings(),
+    ("lab", "action"): lambda _: _lab_actions(),
+    ("lab", "what"): lambda _: _unit_words(),
     ("plot", "what"): lambda _: ["queues"],
     ("setup", "what"): lambda _: ["containerlab"],
 }
+
+
+def _lab_actions() -> list[str]:
+    from heddle.cli.lab_verb import ACTIONS
+
+    return list(ACTIONS)
+
+
+def _unit_words() -> list[str]:
+    from heddle.workshop.catalogue import unit_ids
+
+    return unit_ids()
 
 
 def _hash_settings() -> list[str]:

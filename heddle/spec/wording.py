@@ -150,6 +150,12 @@ def _model_in(annotation: Any) -> Model | None:
     return None
 
 
+def _model_inside(annotation: Any) -> Model | None:
+    """The model of the values of a mapping, or of the items of a list."""
+    at = {dict: 1, list: 0, tuple: 0}.get(typing.get_origin(annotation))
+    return None if at is None else _model_in(typing.get_args(annotation)[at])
+
+
 def _trail(detail: ErrorDetails, model: Model) -> Trail:
     """The path in the file: pydantic's loc without the names of union members that it appends."""
     if detail["type"] == "heddle_at":
@@ -164,7 +170,7 @@ def _trail(detail: ErrorDetails, model: Model) -> Trail:
             field = here.model_fields.get(str(step))
             named = field is not None and typing.get_origin(field.annotation) is dict
             here = _model_in(field.annotation) if field else None
-            inside = _model_in(typing.get_args(field.annotation)[1]) if field and named else None
+            inside = _model_inside(field.annotation) if field else None
         elif named or isinstance(step, int):
             trail.append(step)
             here, named = inside, False
@@ -177,8 +183,7 @@ def _group_at(trail: Trail, model: Model) -> Model | None:
     for step in trail:
         field = here.model_fields.get(str(step)) if here else None
         here = _model_in(field.annotation) if field else inside
-        named = field is not None and typing.get_origin(field.annotation) is dict
-        inside = _model_in(typing.get_args(field.annotation)[1]) if field and named else None
+        inside = _model_inside(field.annotation) if field else None
     return here
 
 

@@ -97,6 +97,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         predict,
         queues,
         steady,
+        workshop,
     )
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
@@ -114,5 +115,6 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "packets": packetcost.figures,
         "predict": predict.figures,
         "queues": queues.figures,
+        "labs": workshop.figures,
     }
     return groups

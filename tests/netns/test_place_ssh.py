@@ -243,3 +243,23 @@ def test_a_prediction_takes_its_files_along_and_brings_back_what_it_wrote(server
     assert json.loads(done.stdout)["plan"]["flows"] == 4
     assert (tmp_path / "links.csv").read_text().startswith("port,to,")
     assert "RTSW to CTSW" in (tmp_path / "load.svg").read_text()
+
+
+def test_a_workshop_unit_runs_on_the_server_and_the_file_is_here(
+    server: SshServer, name: str, tmp_path: Path, leftovers: Leftovers
+) -> None:
+    started = server.inv("lab", "start", "03", "--name", name, cwd=tmp_path)
+    assert started.returncode == 0, started.stderr
+    mine = tmp_path / "qp-scaling.yml"
+    assert "ecmp: e-ecmp" in mine.read_text()
+    checked = server.inv("lab", "check", cwd=tmp_path)
+    assert (checked.returncode, "0 of 4 steps are right." in checked.stdout) == (1, True), checked.stderr
+    mine.write_text(mine.read_text().replace("e-ecmp", "spray"))
+    asked = server.inv("lab", "start", "03", cwd=tmp_path)
+    assert (asked.returncode, "qp-scaling.yml has changed" in asked.stderr) == (2, True), asked.stderr
+    again = server.inv("lab", "start", "03", "--yes", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "spray" in server.inv("hashing", "--lab", name).stdout
+    assert "spray" in mine.read_text()
+    assert server.inv("lab", "stop").returncode == 0
+    assert not leftovers(name)

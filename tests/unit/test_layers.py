@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "traffic", "endpoints",
     "predict", "proof", "forecast", "runs", "checks", "engineering", "experiments", "views", "dashboard", "places",
-    "cli", "testing",
+    "workshop", "cli", "testing",
 )  # fmt: skip
 Imports = Mapping[str, Mapping[str, int]]  # module -> what it imports -> line
 

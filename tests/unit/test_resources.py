@@ -59,8 +59,8 @@ def test_both_layouts_have_everything(make: Callable[[Path], Installation], cont
 @pytest.mark.parametrize("make", [checkout, wheel])
 def test_missing_files_are_a_problem_of_the_installation(make: Callable[[Path], Installation], tmp_path: Path) -> None:
     found = make(tmp_path)
-    with pytest.raises(MachineError, match=r"labs is missing from this installation\n.*install Heddle again"):
-        found.content("labs")
+    with pytest.raises(MachineError, match=r"pictures is missing from this installation\n.*install Heddle again"):
+        found.content("pictures")
     with pytest.raises(MachineError, match=r"none\.o is missing from this installation"):
         found.bpf_object("none")
 

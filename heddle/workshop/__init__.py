@@ -1,0 +1,1 @@
+"""Workshop units: exercises on a running fabric, which check the learner's work."""

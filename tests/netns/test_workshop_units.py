@@ -1,0 +1,126 @@
+"""Every workshop unit, driven by what is in labs/: a check fails before, knows each typical wrong answer, and passes
+after the solution.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.base.resources import HERE
+from heddle.workshop.catalogue import find_unit, unit_ids
+from heddle.workshop.unitcommands import run_command
+
+FIRST = "01-clos-by-hand"  # in `./inv test`, and in containers
+
+
+def inv(*words: str, cwd: Path, ends: int) -> dict[str, Any]:
+    """One command as a learner types it, in a directory of the learner's. ends: the exit code that it must have."""
+    argv = [*HERE.command(), *words, "--format=json"]
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=240, env=os.environ, check=False)
+    assert done.returncode == ends, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def go_through(
+    unit_id: str, runtime: str, name: str, cwd: Path, leftovers: Callable[[str], list[str]], monkeypatch: Any
+) -> None:
+    unit = find_unit(unit_id)
+    monkeypatch.chdir(cwd)
+    started = inv(
+        "lab", "start", unit.number, f"--runtime={runtime}", f"--name={name}", "--fresh", "--yes", cwd=cwd, ends=0
+    )
+    assert (started["lab"], started["runtime"], started["created"]) == (name, runtime, True)
+
+    before = inv("lab", "check", unit.number, cwd=cwd, ends=1)
+    assert [step["step"] for step in before["steps"]] == list(unit.spec.steps)
+    done_already = [step["step"] for step in before["steps"] if step["state"] == "ok"]
+    assert not done_already, f"{unit_id}: right before the learner has done anything: {done_already}"
+
+    for step, spec in unit.spec.steps.items():
+        for mistake, wrong in spec.wrong.items():
+            for command in wrong.commands:
+                run_command(command, name)
+            verdicts = {each["step"]: each for each in inv("lab", "check", unit.number, cwd=cwd, ends=1)["steps"]}
+            seen = verdicts[step]
+            assert (seen["state"], seen["mistake"]) == ("wrong", mistake), f"{unit_id}: {step}, {mistake}: {seen}"
+            assert seen["hint"] == wrong.hint
+            assert seen["observed"]
+
+    solved = inv("lab", "solve", unit.number, "--yes", cwd=cwd, ends=0)
+    assert solved["solved"], solved
+    after = inv("lab", "check", unit.number, cwd=cwd, ends=0)
+    assert {step["state"] for step in after["steps"]} == {"ok"}
+
+    assert inv("lab", "stop", unit.number, cwd=cwd, ends=0)["down"] == [name]
+    assert not leftovers(name)
+
+
+@pytest.mark.containers
+def test_a_unit_from_start_to_stop(
+    runtime: str, name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_through(FIRST, runtime, name, tmp_path, leftovers, monkeypatch)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("unit", [each for each in unit_ids() if each != FIRST])
+def test_every_unit_from_start_to_stop(
+    unit: str, name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_through(unit, "netns", name, tmp_path, leftovers, monkeypatch)
+
+
+@pytest.mark.deep
+def test_the_copy_of_a_fabric_file_belongs_to_the_learner(
+    name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ("lab", "start", "03", f"--name={name}")
+    copy = tmp_path / "qp-scaling.yml"
+    copy.write_text("# mine\n" + (find_unit("03").folder / "fabric.yml").read_text())
+    before = copy.read_text()
+    assert inv(*start, cwd=tmp_path, ends=0)["file"] == str(copy)
+    assert copy.read_text() == before  # there was a file of this name
+    assert not inv(*start, cwd=tmp_path, ends=0)["created"]
+
+    other = inv("lab", "start", "01", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert (other["what"], other["hint"]) == ("unit 01-clos-by-hand", "./inv lab stop 03")
+    assert other["why"] == "cannot start: unit 03-qp-scaling is running"
+
+    copy.write_text(before.replace("ecmp: e-ecmp", "ecmp: spray"))
+    asked = inv(*start, cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert (asked["why"], asked["hint"]) == ("has changed since the lab was started", "add --yes to start it again")
+    assert inv(*start, "--yes", cwd=tmp_path, ends=0)["created"]
+    modes = {row["mode"] for row in inv("hashing", f"--lab={name}", cwd=tmp_path, ends=0)["switches"]}
+    assert modes == {"spray"}
+
+    kept = inv("lab", "start", "03", "--fresh", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert kept["why"] == "was not replaced"
+    assert "spray" in copy.read_text()
+    inv("lab", "start", "03", "--fresh", "--yes", cwd=tmp_path, ends=0)
+    assert copy.read_text() == before.removeprefix("# mine\n")
+    inv("lab", "stop", cwd=tmp_path, ends=0)
+    assert not leftovers(name)
+
+
+@pytest.mark.deep
+def test_a_lab_that_the_learner_broke_is_named_with_the_way_out(name: str, tmp_path: Path) -> None:
+    inv("lab", "start", "02", f"--name={name}", "--fresh", cwd=tmp_path, ends=0)
+    subprocess.run(["ip", "netns", "delete", f"heddle-{name}-rtsw2"], check=True)
+    problems = inv("lab", "check", cwd=tmp_path, ends=1)["error"]["problems"]
+    assert "rtsw2" in problems[0]["where"] + problems[0]["what"]
+    assert problems[-1]["hint"] == "./inv lab start 02 --fresh starts it again"
+    inv("lab", "start", "02", "--fresh", cwd=tmp_path, ends=0)
+    assert {step["state"] for step in inv("lab", "check", cwd=tmp_path, ends=1)["steps"]} == {"not yet"}
+    inv("down", name, cwd=tmp_path, ends=0)
+    gone = inv("lab", "check", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert gone["what"] == "no unit"
+    assert inv("lab", "start", "02", f"--name={name}", cwd=tmp_path, ends=0)["created"]
+    inv("lab", "stop", cwd=tmp_path, ends=0)

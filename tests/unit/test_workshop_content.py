@@ -1,0 +1,146 @@
+"""Every unit of labs/: its files are complete, its links lead somewhere, its commands are commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from invoke import Task
+
+import tasks
+from heddle.base import resources
+from heddle.cli.argv import parse
+from heddle.fabric.fabricfile import load_fabric
+from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, later, unit_ids
+from heddle.workshop.observe import FACTS
+
+LABS = resources.HERE.content(resources.LABS)
+HEADINGS = ["What you will see", "Time", "Start", "Tasks", "Check", "Why", "Go further"]
+VERBS = {task.verb.name: task.verb for task in vars(tasks).values() if isinstance(task, Task)}
+UNITS = unit_ids()
+# The limits of the whole workshop.
+MINUTES = 180
+
+
+@pytest.fixture(params=UNITS)
+def unit(request: pytest.FixtureRequest) -> WorkshopUnit:
+    return find_unit(request.param)
+
+
+def text_of(unit: WorkshopUnit) -> str:
+    return (unit.folder / README).read_text(encoding="utf-8")
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """`./inv ...` in a Markdown text: in blocks of shell, and between backquotes."""
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield from (line.partition("  #")[0].strip() for line in block.splitlines() if line.startswith("./inv"))
+    yield from re.findall(r"`(\./inv [^`\n]+)`", text)
+
+
+def mistakes_in(command: str) -> str:
+    """Why a command could not be typed; empty when it can. Words in capitals stand for values."""
+    words = shlex.split(command)[1:]
+    if words[0] not in VERBS:
+        return f"{command}: no verb {words[0]}"
+    if "--help" in words:
+        return ""
+    try:
+        parse(VERBS[words[0]], [re.sub(r"^(NN|NUMBER|VALUE|N)$", "1", word) for word in words[1:]])
+    except Exception as error:
+        return f"{command}: {error}"
+    return ""
+
+
+def test_there_are_units_and_no_number_is_there_twice() -> None:
+    numbers = [each[:2] for each in UNITS]
+    assert "02" in numbers
+    assert len(set(numbers)) == len(numbers)
+    assert not set(numbers) & set(later())
+
+
+def test_the_path_takes_at_most_three_hours() -> None:
+    assert sum(find_unit(each).spec.minutes for each in UNITS) <= MINUTES
+
+
+def test_the_headings_are_those_of_every_unit(unit: WorkshopUnit) -> None:
+    text = text_of(unit)
+    assert re.findall(r"^# (.*)", text, re.MULTILINE)[0].startswith(f"{unit.number} ")
+    assert re.findall(r"^## (.*)", text, re.MULTILINE) == HEADINGS
+    assert re.search(rf"^## Time\n\n{unit.spec.minutes} minutes", text, re.MULTILINE), "Time differs from lab.yml"
+    assert f"./inv lab start {unit.number}" in text
+
+
+def test_lines_are_short(unit: WorkshopUnit) -> None:
+    for path in sorted(unit.folder.glob("*")):
+        if path.is_file():
+            long = [i for i, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
+            assert not long, f"{path.name}: {long}"
+
+
+def test_links_lead_to_files(unit: WorkshopUnit) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(unit)):
+        assert target.startswith("https://") or (unit.folder / target).exists(), target
+
+
+def test_tasks_name_every_step_in_order(unit: WorkshopUnit) -> None:
+    tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
+    assert re.findall(r"^[0-9]+\. \*\*([a-z0-9-]+)\.\*\*", tasks_part, re.MULTILINE) == list(unit.spec.steps)
+
+
+def test_every_command_can_be_typed(unit: WorkshopUnit) -> None:
+    commands = list(commands_in(text_of(unit)))
+    assert commands
+    commands += [each.run for each in (*unit.spec.setup, *unit.solution().commands)]
+    commands += [text for step in unit.spec.steps.values() for m in step.wrong.values() for text in m.commands]
+    for step in unit.spec.steps.values():
+        for hint in (*step.hints, *(each.hint for each in step.wrong.values())):
+            commands += re.findall(r"Run (\./inv .*)$", hint)
+    assert not (wrong := [said for each in commands if (said := mistakes_in(each))]), "\n".join(wrong)
+
+
+def test_hints_come_in_stages_and_two_wrong_answers_are_known(unit: WorkshopUnit) -> None:
+    assert all(len(step.hints) >= 2 for step in unit.spec.steps.values())
+    mistakes = [mistake for step in unit.spec.steps.values() for mistake in step.wrong.values()]
+    assert len(mistakes) >= 2
+    hints = [mistake.hint for mistake in mistakes]
+    assert len(set(hints)) == len(hints), "each wrong answer has its own hint"
+
+
+def test_the_fabric_and_the_files_are_there(unit: WorkshopUnit) -> None:
+    assert load_fabric(unit.fabric, name=unit.lab, overrides=unit.spec.set).fabric.hosts
+    for name, step in unit.spec.steps.items():
+        if step.look == "function":
+            assert callable(unit.function(name))
+    solution = unit.solution()
+    assert not solution.file or (unit.folder / solution.file).is_file()
+    assert not solution.file or unit.spec.file
+
+
+def test_the_solution_is_not_in_the_tasks(unit: WorkshopUnit) -> None:
+    tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
+    answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv lab answer")]
+    assert not [each for each in answers if each in tasks_part]
+
+
+def test_no_folder_of_labs_is_left_out() -> None:
+    folders = {path.name for path in Path(LABS).iterdir() if path.is_dir()}
+    assert folders == set(UNITS)
+
+
+def test_the_guide_lists_every_fact() -> None:
+    guide = (LABS.parent / "docs" / "writing-units.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z]+)` \| [^|]*\| (.*) \|$", guide, re.MULTILINE)
+    listed = {look: set(re.findall(r"`([a-z_]+)`", text)) for look, text in rows if look in FACTS}
+    assert listed == {look: set(names) for look, names in FACTS.items()}
+
+
+def test_a_check_can_use_the_assertions_without_pytest() -> None:
+    code = "import sys; sys.modules['pytest'] = None; from heddle.testing import assert_lossless; print('ok')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
