@@ -50,6 +50,12 @@ def test_every_file_of_the_checkout_that_programs_read_is_in_the_wheel(wheel: Pa
     assert {f"heddle/_content/{name}" for name in resources.BESIDE} <= names
 
 
+def test_the_build_of_the_image_gets_all_that_the_wheel_is_built_from() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "README.md"} == let_in
+
+
 def test_the_wheel_is_for_every_machine_and_has_one_version(wheel: Path) -> None:
     assert wheel.name == f"heddle_fabric-{VERSION}-py3-none-any.whl", "nothing in it is compiled at installation"
     metadata = zipfile.ZipFile(wheel).read(f"heddle_fabric-{VERSION}.dist-info/METADATA").decode()
