@@ -27,6 +27,7 @@ from heddle.runs.past import paths_of
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
+from tests.netns.claimed import claimed, namespace_of
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
 
@@ -237,24 +238,26 @@ def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: Fabr
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Tapped, Tapped]]:
     """Two namespaces and a link, without a lab: captures need no more."""
-    names = [f"hfp{os.getpid()}{side}" for side in "ab"]
-    try:
-        for name in names:
-            run(["ip", "netns", "add", name])
-        run(["ip", "link", "add", "eth1", "netns", names[0], "type", "veth", "peer", "eth1", "netns", names[1]])
-        for number, name in enumerate(names, 1):
-            mac = f"02:00:00:00:00:0{number}"
-            run(["ip", "-n", name, "link", "set", "eth1", "address", mac, "up"])
-            run(["ip", "-n", name, "address", "add", f"10.99.0.{number}/24", "dev", "eth1"])
-        run(["ip", "-n", names[0], "neighbour", "replace", "10.99.0.2", "lladdr", "02:00:00:00:00:02", "dev", "eth1"])
-        left, right = (
-            Tapped(f"{name}:eth1", Path("/run/netns", name), "eth1", bytes([2, 0, 0, 0, 0, number]))
-            for number, name in enumerate(names, 1)
-        )
-        yield left, right
-    finally:
-        for name in names:
-            run(["ip", "netns", "delete", name], check=False)
+    with claimed() as lab:
+        names = [namespace_of(lab, side).name for side in "ab"]
+        try:
+            for name in names:
+                run(["ip", "netns", "add", name])
+            run(["ip", "link", "add", "eth1", "netns", names[0], "type", "veth", "peer", "eth1", "netns", names[1]])
+            for number, name in enumerate(names, 1):
+                mac = f"02:00:00:00:00:0{number}"
+                run(["ip", "-n", name, "link", "set", "eth1", "address", mac, "up"])
+                run(["ip", "-n", name, "address", "add", f"10.99.0.{number}/24", "dev", "eth1"])
+            peer = ["10.99.0.2", "lladdr", "02:00:00:00:00:02", "dev", "eth1"]
+            run(["ip", "-n", names[0], "neighbour", "replace", *peer])
+            left, right = (
+                Tapped(f"{name}:eth1", Path("/run/netns", name), "eth1", bytes([2, 0, 0, 0, 0, number]))
+                for number, name in enumerate(names, 1)
+            )
+            yield left, right
+        finally:
+            for name in names:
+                run(["ip", "netns", "delete", name], check=False)
 
 
 SEND = "import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 900, ('10.99.0.2', 4791)) for _ in range(9)]"

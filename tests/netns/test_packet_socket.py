@@ -7,7 +7,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from errno import EAGAIN, ENETDOWN, ENOBUFS
 from pathlib import Path
@@ -20,12 +19,15 @@ from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.parse import Parser, Received
 from heddle.kernel.namespace import NETNS_DIR, inside
+from heddle.testing import claims
 from heddle.wire import layout as wire
+from tests.netns.claimed import claimed, namespace_of
 
 pytestmark = pytest.mark.root
 
 MTU = 4096
-NEAR, FAR = "heddlewire-a", "heddlewire-b"
+LAB = claims.new_name()
+NEAR, FAR = namespace_of(LAB, "a").name, namespace_of(LAB, "b").name
 MAC = {NEAR: "02:00:00:00:00:01", FAR: "02:00:00:00:00:02"}
 IP = {NEAR: "10.9.0.1", FAR: "10.9.0.2"}
 FLOW = FlowHeader(src_mac=MAC[NEAR], dst_mac=MAC[FAR], src_ip=IP[NEAR], dst_ip=IP[FAR], sport=50000, dqpn=7)
@@ -62,23 +64,22 @@ class Wire:
 
 @pytest.fixture
 def cable() -> Iterator[Wire]:
-    for name in (NEAR, FAR):
-        with suppress(subprocess.CalledProcessError):
-            ip("netns", "del", name)
-        ip("netns", "add", name)
-    try:
-        ip("link", "add", "eth1", "netns", NEAR, "type", "veth", "peer", "name", "eth1", "netns", FAR)
-        for name in (NEAR, FAR):
-            ip("-n", name, "link", "set", "eth1", "mtu", "4200", "address", MAC[name], "up")
-            ip("-n", name, "addr", "add", f"{IP[name]}/24", "dev", "eth1")
-        with (
-            PacketSocket(NETNS_DIR / NEAR, "eth1", MTU) as near,
-            PacketSocket(NETNS_DIR / FAR, "eth1", MTU) as far,
-        ):
-            yield Wire(near, far, Parser())
-    finally:
-        for name in (NEAR, FAR):
-            ip("netns", "del", name)
+    with claimed(LAB):
+        try:
+            for name in (NEAR, FAR):
+                ip("netns", "add", name)
+            ip("link", "add", "eth1", "netns", NEAR, "type", "veth", "peer", "name", "eth1", "netns", FAR)
+            for name in (NEAR, FAR):
+                ip("-n", name, "link", "set", "eth1", "mtu", "4200", "address", MAC[name], "up")
+                ip("-n", name, "addr", "add", f"{IP[name]}/24", "dev", "eth1")
+            with (
+                PacketSocket(NETNS_DIR / NEAR, "eth1", MTU) as near,
+                PacketSocket(NETNS_DIR / FAR, "eth1", MTU) as far,
+            ):
+                yield Wire(near, far, Parser())
+        finally:
+            for name in (NEAR, FAR):
+                ip("netns", "del", name)
 
 
 def a_batch(psn: int = 0) -> SendBatch:
