@@ -66,7 +66,7 @@ def static_fabric(
 
 @contextmanager
 def _static_fabric(
-    name: str, ecmp: str, weights: Sequence[int], racks: int, hosts_per_rack: int, keys: Mapping[str, Any]
+    name: str, ecmp: str, weights: Sequence[int], racks: int, hosts_per_rack: int, keys: dict[str, Any]
 ) -> Iterator[StaticLab]:
     spec = ClosSpec.model_validate(
         {"name": name, "racks": racks, "ctsw": len(weights), "hosts_per_rack": hosts_per_rack}
