@@ -41,6 +41,7 @@ def changed(path: Path, text: str | None) -> Iterator[None]:
         path.chmod(mode)
 
 
+@pytest.mark.deep
 def test_a_wrong_key_is_refused_with_its_name(server: SshServer) -> None:
     with changed(server.spot / "authorized_keys", ""):
         said = refused(server)

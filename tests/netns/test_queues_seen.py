@@ -180,6 +180,7 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
     assert read_queues(lab).settings == {}
 
 
+@pytest.mark.deep
 def test_counters_can_be_reset_and_depths_stay_right(lab: Lab, ran: RunResult) -> None:
     assert read_queues(lab).reactions.count > 0
     said = inv(lab, "queues", "reset")
@@ -234,6 +235,7 @@ def no_agent(lab: Lab) -> Iterator[None]:
     assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("no_agent")
 def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab: Lab) -> None:
     def said() -> str:
@@ -272,6 +274,7 @@ def test_validate_names_unexpected_thresholds_and_missing_headroom(lab: Lab) -> 
     assert failed(lab) == {}
 
 
+@pytest.mark.deep
 def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -> None:
     def tbf(words: str) -> None:
         line = f"tc qdisc change dev eth1 parent 1:40 handle 40: tbf {words} limit 1073741824b"
