@@ -156,7 +156,7 @@ def port_pair(
     priority: Callable[[int], int] = class_id,
 ) -> Iterator[PortPair]:
     """A pair for the length of a with block. lines: tc's, for a port and its rate."""
-    with claimed() as name:
+    with first_in_line(), claimed() as name:
         pair = PortPair(namespace_of(name, "a"), namespace_of(name, "b"), priority)
         try:
             for netns in (pair.a, pair.b):
