@@ -50,7 +50,7 @@ class Wire:
     far: PacketSocket
     parser: Parser
 
-    def arrived(self, count: int, within_s: float = 3.0) -> list[Received]:
+    def arrived(self, count: int, within_s: float = 60.0) -> list[Received]:
         """Batches, copied apart by parsing, until `count` frames came or time is out."""
         batches, seen, end = [], 0, time.monotonic() + within_s
         while seen < count and time.monotonic() < end:
@@ -88,7 +88,7 @@ def a_batch(psn: int = 0) -> SendBatch:
     return batch
 
 
-def until(holds: Callable[[], bool], within_s: float = 3.0) -> bool:
+def until(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
     end = time.monotonic() + within_s
     while not holds() and time.monotonic() < end:
         time.sleep(0.02)

@@ -316,7 +316,7 @@ def test_watching_ends_with_its_lab(lab_name: Callable[[], str]) -> None:
             assert watching.stdout is not None
             assert watching.stdout.readline().startswith(f"{name}, after ")
             life.down(name)
-            said = watching.communicate(timeout=20)[1]
+            said = watching.communicate(timeout=60)[1]
     finally:
         life.down(name)
     assert watching.returncode == 2
