@@ -110,7 +110,6 @@ def test_spray_brings_packets_out_of_order_and_the_table_says_so(
     assert blamed not in result.table() and blamed in replace(result, ecmp="pinned").table()
 
 
-@pytest.mark.deep
 def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_sprays(dc: Lab) -> None:
     set_hashing(dc, "spray", HashOptions(choice="random"))
     result = ran(dc, "srd")

@@ -180,7 +180,6 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
     assert read_queues(lab).settings == {}
 
 
-@pytest.mark.deep
 def test_counters_can_be_reset_and_depths_stay_right(lab: Lab, ran: RunResult) -> None:
     assert read_queues(lab).reactions.count > 0
     said = inv(lab, "queues", "reset")
